@@ -1,20 +1,21 @@
-/* bench_attn: how fast rows go into pages and queries over them, for each codec and shape, without pager and cache.
+/* bench_attn: times writes and attention for each codec and shape, without the pager and the cache.
  *
- * Right first: nothing gets a time before its result agrees. A write must leave the bytes of the codec's own encoder; a decode
- * query must agree with the scalar truth over the whole history; every query of a prefill must have the bits it has alone, and
- * the first, the middle and the last must agree with the truth.
+ * Results are verified before they are timed. A write must produce the bytes of the codec's plain encoder. A decode query must
+ * agree with the scalar reference over the whole history. Every prefill query must be bit-identical to the same query
+ * computed alone, and the results of the first, middle and last query must agree with the reference.
  *
- * Then time: rounds go over all codecs in turn, so that a noisy machine hits all alike, and before every call the machine's read
- * bandwidth is measured by streaming a buffer several times the last cache. That is the roof, and it leaves the packed history in
- * memory, not in a cache, as it is in a model of many layers; the step's own rows are brought back, as a model leaves them.
+ * Each round visits all codecs, so that noise affects all codecs equally. Before every call, the read bandwidth is measured by
+ * streaming a buffer several times larger than the last-level cache. Streaming also evicts the packed history from the CPU
+ * caches, as in a model with many layers. The new K, V and query rows of the call are then loaded again, because in a model they
+ * would be in a CPU cache.
  *
- * Owns the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
+ * The cases are those of the parity test (tests/attn_cases.h).
  */
 #include "bench_attn_mlx.h"
 #include "bench_attn_options.h"
 #include "bench_util.h"
 
-#include "../src/attn/truth.h"
+#include "../src/attn/attn_reference.h"
 #include "../src/base/memory.h"
 
 #include <math.h>
@@ -23,22 +24,22 @@
 
 static const char PROGRAM[] = "bench_attn";
 
-/* Kernels accumulate in float, the truth in double; the parity test holds them to the same. */
+/* Tolerance of the parity test. Kernels accumulate in float, and the reference accumulates in double. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512, /* rows of one timed write: a prefill chunk */
-    N_CHECKED = 3       /* prefill queries held against the truth */
+    WRITE_TOKENS = 512, /* number of rows in one timed write, the size of a prefill chunk */
+    N_CHECKED = 3       /* number of prefill queries compared with the reference */
 };
 
-/* One codec of the shape at hand. */
+/* State of one codec for the current shape. */
 typedef struct subject {
     uint32_t codec;
-    attn_world world;           /* n_queries new tokens; the last of them is the decode query */
-    fkv_attn_layer write_layer; /* the same layer over pages of its own, so that writing leaves the history alone */
+    attn_fixture world;         /* includes n_queries new tokens, the last of which is the decode query */
+    fkv_attn_layer write_layer; /* the same layer with separate pages, so that timed writes do not change the history */
     uint64_t slab_bytes;
     uint64_t write_slab_bytes;
     float *truth; /* [N_CHECKED, H, D] */
@@ -50,14 +51,15 @@ typedef struct result {
     attn_op what;
     const char *codec;
     uint32_t n_threads;
-    uint32_t n_tokens; /* new: rows written or queries */
+    uint32_t n_tokens; /* number of new tokens: rows written by a write, or queries of attention */
     uint32_t n_rounds;
     bool right;
-    double error; /* worst relative L2 of a head's output; 0 for a write, which is exact or wrong */
+    double error; /* largest relative L2 error of a head's output; 0 for writes, which must be exact */
     kit_spread ms;
-    uint64_t packed_bytes; /* read, or written by a write */
-    double roof;           /* bytes a second */
-    double speedup;        /* median over the rounds of 16/16's time by this one's; NAN: not measured beside it */
+    uint64_t packed_bytes; /* packed bytes that attention reads or a write stores */
+    double roof;           /* bytes per second */
+    double speedup; /* speedup over codec 16/16: median over rounds of (time of 16/16) / (time of this codec); NAN if 16/16 was
+                       not measured */
 } result;
 
 typedef struct bench {
@@ -68,10 +70,10 @@ typedef struct bench {
 
     bench_roof roof;
 
-    attn_bench_case c; /* the shape at hand */
+    attn_bench_case c; /* the current shape */
     subject subjects[N_ATTN_CODECS];
     uint32_t n_subjects;
-    uint32_t n_written; /* tokens of a write */
+    uint32_t n_written; /* number of tokens per write */
     float *k;           /* [n_written, G, D] */
     float *v;
     float *out; /* [n_queries, H, D] */
@@ -83,7 +85,7 @@ typedef struct bench {
     size_t room_results;
 } bench;
 
-/* ---- the machine ---- */
+/* ---- machine ---- */
 
 static void *map(uint64_t bytes) {
     void *place = NULL;
@@ -91,11 +93,11 @@ static void *map(uint64_t bytes) {
     return place;
 }
 
-/* ---- the cases of one shape ---- */
+/* ---- cases of one shape ---- */
 
 static size_t row_numbers(const bench *b) { return (size_t)b->c.shape.n_q_heads * b->c.shape.head_dim; }
 
-/* The query among n_queries that check i looks at. */
+/* Returns the index of the i-th prefill query that is compared with the reference. */
 static uint32_t checked_query(const bench *b, uint32_t i) { return (b->options->n_queries - 1) * i / (N_CHECKED - 1); }
 
 static fkv_attn_row row_of_query(const subject *s, uint32_t query) {
@@ -115,18 +117,18 @@ static void find_truth(void *context, uint32_t item, uint32_t thread) {
     const subject *s = &b->subjects[item / N_CHECKED];
     uint32_t query = checked_query(b, item % N_CHECKED);
     fkv_attn_row row = row_of_query(s, query);
-    fkv_attn_truth(&s->world.layer, &row, 1, query_rows(b, s, query), s->truth + item % N_CHECKED * row_numbers(b));
+    fkv_attn_reference(&s->world.layer, &row, 1, query_rows(b, s, query), s->truth + item % N_CHECKED * row_numbers(b));
 }
 
-/* False where the codec's group does not divide the head dimension. */
+/* Returns false if the codec's group size does not divide the head dimension. */
 static bool subject_open(bench *b, subject *s, uint32_t codec, fkv_workers *workers) {
     attn_case c = {.shape = b->c.shape, .codec = codec, .page_tokens = PAGE_TOKENS, .page_type = FKV_F16, .n_rows = 1};
     c.rows[0] = (attn_mix){b->c.n_cached - b->options->n_queries, b->options->n_queries};
     memset(s, 0, sizeof *s);
     s->codec = codec;
-    if (!attn_world_open(&s->world, &c, b->kernels, workers, SEED)) return false;
+    if (!attn_fixture_open(&s->world, &c, b->kernels, workers, SEED)) return false;
 
-    /* the pages lie in a map like a cache's own, huge pages included */
+    /* pages are mapped with huge pages, like those of a cache */
     uint64_t page_bytes = (uint64_t)b->c.shape.n_kv_heads * s->world.layer.block.bytes;
     s->slab_bytes = fkv_ceil_div(b->c.n_cached, PAGE_TOKENS) * page_bytes;
     uint8_t *slab = map(s->slab_bytes);
@@ -144,7 +146,7 @@ static bool subject_open(bench *b, subject *s, uint32_t codec, fkv_workers *work
 static void subject_close(subject *s) {
     fkv_map_close(s->world.layer.pages, s->slab_bytes);
     fkv_map_close(s->write_layer.pages, s->write_slab_bytes);
-    attn_world_close(&s->world);
+    attn_fixture_close(&s->world);
     free(s->truth);
 }
 
@@ -185,7 +187,7 @@ static void shape_close(bench *b) {
     free(b->scratch);
 }
 
-/* ---- one call, checked and timed ---- */
+/* ---- verification and timing ---- */
 
 static fkv_attn_row write_row_of(const bench *b) {
     static uint32_t pages[WRITE_TOKENS / PAGE_TOKENS];
@@ -193,7 +195,7 @@ static fkv_attn_row write_row_of(const bench *b) {
     return (fkv_attn_row){{pages, fkv_ceil_div(b->n_written, PAGE_TOKENS), 1}, 0, b->n_written, 0};
 }
 
-/* Returns the packed bytes read, or written. */
+/* Returns the number of packed bytes read or written. */
 static uint64_t call(bench *b, const subject *s, attn_op what, fkv_workers *workers) {
     const fkv_attn_layer *layer = &s->world.layer;
     if (what == OP_PREFILL) return fkv_attn_attend(b->kernels, layer, s->world.rows, 1, s->world.q, b->out, b->scratch, workers);
@@ -207,7 +209,7 @@ static uint64_t call(bench *b, const subject *s, attn_op what, fkv_workers *work
     return s->world.kv_bytes / b->c.n_cached * b->n_written;
 }
 
-/* Every row that was written holds what the codec's own encoder makes of it. */
+/* Checks that every written row equals the output of the codec's plain encoder. */
 static bool written_right(const bench *b, const subject *s) {
     const fkv_block *block = &s->write_layer.block;
     uint32_t n_heads = b->c.shape.n_kv_heads;
@@ -227,7 +229,7 @@ static bool written_right(const bench *b, const subject *s) {
     return true;
 }
 
-/* The worst head of one query's output against check i of the truth. */
+/* Returns the largest relative L2 error of any head's output for one query, compared with the reference output at index i. */
 static double worst_error(const bench *b, const subject *s, uint32_t i, const float *out) {
     const float *truth = s->truth + i * row_numbers(b);
     double worst = 0;
@@ -255,7 +257,9 @@ static bool check(bench *b, const subject *s, attn_op what, fkv_workers *workers
     return *error <= KERNEL_TOLERANCE;
 }
 
-/* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
+/* Returns the duration of one call, in seconds. During the call, the history is not in a CPU cache, the new rows are in a CPU
+ * cache, and the worker threads are awake.
+ */
 static double time_call(bench *b, const subject *s, attn_op what, uint32_t t) {
     (void)bench_roof_stream(&b->roof, b->workers[t], t);
     if (what == OP_WRITE) {
@@ -276,19 +280,19 @@ static double time_call(bench *b, const subject *s, attn_op what, uint32_t t) {
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        b->results = kit_take_more(b->results, b->room_results * sizeof *b->results);
+        b->results = kit_realloc(b->results, b->room_results * sizeof *b->results);
     }
     return &b->results[b->n_results++];
 }
 
 static void print_wrong(const bench *b, const result *r) {
     if (r->what == OP_WRITE)
-        (void)fprintf(b->text, "  WRONG: other bytes in the pages than the codec's encoder makes");
+        (void)fprintf(b->text, "  WRONG: pages differ from the output of the codec's encoder");
     else if (r->error <= KERNEL_TOLERANCE)
-        (void)fprintf(b->text, "  WRONG: a query has other bits than it has alone");
+        (void)fprintf(b->text, "  WRONG: the result of a query is not bit-identical to that of the same query alone");
     else
-        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e against the truth, %.0e allowed", r->error, KERNEL_TOLERANCE);
-    (void)fprintf(b->text, "; no time for a wrong result\n");
+        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e from the reference (%.0e allowed)", r->error, KERNEL_TOLERANCE);
+    (void)fprintf(b->text, "; wrong results are not timed\n");
 }
 
 static void print_result(const bench *b, const result *r) {
@@ -325,7 +329,7 @@ static void print_heading(const bench *b) {
                   "to 16/16", "rel. L2");
 }
 
-/* All codecs, one operation, one number of threads. */
+/* Measures all codecs for one operation and one number of threads. */
 static void run_rounds(bench *b, attn_op what, uint32_t t) {
     uint32_t asked = b->options->n_rounds;
     uint32_t n_rounds = what == OP_PREFILL ? fkv_max_u32(fkv_min_u32(asked, 3), asked / 3) : asked;
@@ -337,7 +341,7 @@ static void run_rounds(bench *b, attn_op what, uint32_t t) {
         *r = (result){b->c, what, attn_codecs[s->codec].name, b->options->threads[t], .n_rounds = n_rounds, .speedup = NAN};
         r->n_tokens = what == OP_WRITE ? b->n_written : what == OP_DECODE ? 1 : b->options->n_queries;
         r->right = check(b, s, what, b->workers[t], &r->error);
-        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* and warm-up */
+        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* this untimed call is also the warm-up */
     }
     for (uint32_t round = 0; round < n_rounds; round++)
         for (uint32_t i = 0; i < b->n_subjects; i++)
@@ -406,14 +410,15 @@ static int write_json(bench *b) {
 }
 
 static void run_shape(bench *b, attn_bench_case c) {
-    if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "checking against the truth ...\r");
+    if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "comparing results with the reference ...\r");
     shape_open(b, c);
     if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "%30s\r", "");
     print_heading(b);
     for (uint32_t i = 0, next = 0; i < N_ATTN_CODECS; i++) {
         bool there = next < b->n_subjects && b->subjects[next].codec == i;
         if (b->options->codecs[i] && !there)
-            (void)fprintf(b->text, "  %s left out: its group does not divide %u\n", attn_codecs[i].name, c.shape.head_dim);
+            (void)fprintf(b->text, "  %s skipped: its group size does not divide the head dimension %u\n", attn_codecs[i].name,
+                          c.shape.head_dim);
         next += there;
     }
     bool between = false;
@@ -426,7 +431,7 @@ static void run_shape(bench *b, attn_bench_case c) {
     shape_close(b);
 }
 
-/* Whether the options ask for MLX, whose bench is another one. */
+/* Returns true if the options select MLX, which bench_attn_mlx.c measures. */
 static bool asks_for_mlx(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--device=mlx") == 0) return true;
@@ -454,7 +459,7 @@ int main(int argc, char **argv) {
 #ifdef FKV_BENCH_MLX
         return bench_attn_mlx(argc, argv);
 #else
-        kit_die(EXIT_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
+        kit_die(EXIT_USAGE, "this build has no MLX device: run scripts/get-mlx and build with -DFKV_MLX=ON");
 #endif
     }
     attn_options_parse(&o, argc, argv);
@@ -464,8 +469,10 @@ int main(int argc, char **argv) {
     if (b.kernels == NULL) kit_die(EXIT_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
     for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(o.threads[t]);
     bench_roof_open(&b.roof, o.quick);
-    (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
-                  fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
+    (void)fprintf(
+        b.text,
+        "flatkv %s, %s kernels; medians of %u rounds; %llu MiB are streamed before each call to measure the read bandwidth (roof)\n",
+        fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < o.n_cases; i++) run_shape(&b, o.cases[i]);
     print_roofs(&b);
     size_t n_wrong = 0;

@@ -1,13 +1,14 @@
-/* bench_attn --device mlx: how long a query's attention takes on MLX's device, beside MLX's own attention in the same process.
+/* bench_attn --device mlx: times attention on the MLX device next to MLX's own attention in the same process.
  *
- * Right first: the pages are written by the device from rows that MLX itself quantizes and dequantizes for the reference, whose
- * attention is computed by MLX in float32. What is off by more than the tolerance gets no time.
+ * Results are verified first. The reference result is computed by MLX: it quantizes and dequantizes the same rows that flatkv
+ * writes on the device, and computes attention in float32. A result outside the tolerance is not timed.
  *
- * Two times for each: *chained*, many calls in one evaluation, each over the answer of the one before, divided; and *single*, one
- * call for each evaluation, which has MLX's cost of an evaluation in it. The peers are measured the same two ways: MLX's bf16
- * scaled_dot_product_attention, and its quantized way as mlx-lm has it (quantized_matmul, softmax, quantized_matmul). The roof is
- * the read bandwidth of the device, measured before the first and after the last case. Extra memory is MLX's peak over its active
- * memory while single calls run.
+ * Each case is timed in two ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
+ * call; the time of the evaluation is divided by the number of calls. Single: each evaluation contains one call, so the time
+ * includes the evaluation overhead of MLX. Two other implementations (peers) are timed in the same way: MLX's
+ * scaled_dot_product_attention in bf16, and the quantized method of mlx-lm (quantized_matmul, softmax, quantized_matmul). The
+ * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
+ * single calls minus its active memory before them.
  */
 #include "bench_attn_mlx.h"
 #include "bench_util.h"
@@ -20,7 +21,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* float32 sums in another order, and an answer of float16. */
+/* Tolerance that allows for a different order of float32 additions and for rounding the result to float16. */
 static const double TOLERANCE = 2e-3;
 
 enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_CASES = 64, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
@@ -33,8 +34,8 @@ typedef struct mlx_case {
     int kv_heads;
     int dim;
     int batch;
-    int cached;  /* of each sequence, the new tokens included */
-    int queries; /* new tokens of each sequence */
+    int cached;  /* tokens per sequence, including the new tokens */
+    int queries; /* new tokens per sequence */
     fkv_codec_config k;
     fkv_codec_config v;
     fkv_rotate rotate;
@@ -44,7 +45,7 @@ typedef struct mlx_case {
 #define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
 #define TURBO(n) {.bits = (n), .kind = FKV_CODEC_TURBO}
 
-/* Those of docs/mlx.md's table. */
+/* The cases of docs/results.md. */
 static const mlx_case all_cases[] = {
     {"decode 8/4", 32, 8, 128, 1, 131072, 1, {8, 64}, {4, 64}},
     {"decode 4/4", 32, 8, 128, 1, 131072, 1, {4, 64}, {4, 64}},
@@ -69,11 +70,11 @@ typedef struct mlx_result {
     mlx_case c;
     const char *who;
     bool right;
-    double error; /* NAN: a peer, which is not held against the reference */
+    double error; /* NAN for peers, which are not verified */
     double us_chained;
     double us_single;
-    uint32_t n_chain; /* calls of a chain */
-    uint64_t bytes;   /* of keys and values that one call reads */
+    uint32_t n_chain; /* number of calls in a chain */
+    uint64_t bytes;   /* bytes of keys and values that one call reads */
     uint64_t extra_bytes;
 } mlx_result;
 
@@ -83,16 +84,16 @@ typedef struct mlx_bench {
     bool is_gpu;
     uint32_t n_rounds; /* single calls */
     uint32_t n_chain;
-    const char *only; /* part of a case's name; NULL: all */
+    const char *only; /* substring of the case names to run; NULL selects all */
     bool peers;
-    uint32_t divide; /* cached tokens by this: to see that it runs */
+    uint32_t divide; /* divisor of the number of cached tokens; above 1 for --quick */
     bool json;
     FILE *text;
-    double roof; /* bytes a second */
+    double roof; /* bytes per second */
     mlx_result results[MAX_RESULTS];
     size_t n_results;
 
-    /* of the case at hand */
+    /* data of the current case */
     mlx_case c;
     mlx_array k; /* float16 [B, G, S, D] */
     mlx_array v;
@@ -100,12 +101,12 @@ typedef struct mlx_bench {
     fkv_cache *cache;
     fkv_seq *seqs;
     fkv_step *step;
-    mlx_array peer[2][3]; /* what a peer reads of K and V: codes or rows, scales, biases */
+    mlx_array peer[2][3]; /* arrays that a peer reads for K and V: codes (or unquantized rows), scales and biases */
     int peer_bits;
 } mlx_bench;
 
 static void check(mlx_bench *b, const char *what) {
-    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
+    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX error: %s", what, fkv_mlx_last_error());
 }
 
 static void must(fkv_status status) {
@@ -117,7 +118,7 @@ static void let_go(mlx_array *a) {
     *a = (mlx_array){NULL};
 }
 
-/* Keeps a, evaluated, and lets everything else go. */
+/* Evaluates and keeps the array `a`, and releases all other arrays of its graph. */
 static void settle(mlx_bench *b, mlx_array *kept, mlx_array a) {
     fkv_mlx_eval_one(&b->g, a);
     fkv_mlx_keep(&b->g, kept, a);
@@ -134,13 +135,15 @@ static mlx_array random_rows(mlx_bench *b, int heads, int tokens) {
 
 static size_t memory(int (*which)(size_t *)) {
     size_t bytes = 0;
-    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
+    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "cannot read MLX memory use: %s", fkv_mlx_last_error());
     return bytes;
 }
 
-/* ---- the roof ---- */
+/* ---- read bandwidth ---- */
 
-/* Reads everything, 16 bytes at a time, and leaves one word. The read before comes in as an input so that reads wait for it. */
+/* Reads the whole input, 16 bytes at a time, and writes one word. The result of the previous read of the buffer is also an input,
+ * so that these reads run one after another.
+ */
 static const char READ_SOURCE[] =
     "const uint4 *from = (const uint4 *)data;\n"
     "unsigned x = 0;\n"
@@ -159,7 +162,7 @@ static const char READ_SOURCE[] =
 static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
                           mlx_fast_cuda_kernel_config config) {
     fkv_mlx_graph *g = &b->g;
-    if (!b->is_gpu || kernel.ctx == NULL) { /* every other backend: a sum, after the one before it */
+    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel: compute the maximum of the buffer, after the previous one */
         mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
         return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
     }
@@ -217,9 +220,9 @@ static double measure_roof(mlx_bench *b) {
     return best;
 }
 
-/* ---- flatkv's cache of a case ---- */
+/* ---- flatkv cache ---- */
 
-/* Tokens [from, from + n) of sequence s out of [B, heads, S, D] -> [n, heads, D]. */
+/* Returns tokens [from, from + n) of sequence s: [B, heads, S, D] -> [n, heads, D]. */
 static mlx_array tokens_of(mlx_bench *b, mlx_array rows, int heads, int s, int from, int n) {
     fkv_mlx_graph *g = &b->g;
     mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(s, 0, from, 0), FKV_MLX_SHAPE(s + 1, heads, from + n, b->c.dim));
@@ -227,7 +230,7 @@ static mlx_array tokens_of(mlx_bench *b, mlx_array rows, int heads, int s, int f
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2));
 }
 
-/* The same tokens of every sequence, one after the other: [B * n, heads, D]. */
+/* Returns tokens [from, from + n) of all sequences, concatenated: [B * n, heads, D]. */
 static mlx_array step_rows(mlx_bench *b, mlx_array rows, int heads, int from, int n) {
     fkv_mlx_graph *g = &b->g;
     mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(b->c.batch, heads, from + n, b->c.dim));
@@ -246,7 +249,7 @@ static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v)
     check(b, "writing the history");
 }
 
-/* A cache whose sequences have all but the new tokens, and an open step with these written. */
+/* Opens a cache whose sequences hold all tokens except the new ones. Then opens a step in which the new tokens are written. */
 static void open_cache(mlx_bench *b) {
     const mlx_case *c = &b->c;
     fkv_config config = fkv_config_default();
@@ -312,7 +315,7 @@ static mlx_array sdpa(mlx_bench *b, mlx_array q, mlx_array k, mlx_array v) {
 
 static mlx_array attend_bf16(mlx_bench *b, mlx_array q) { return sdpa(b, q, b->peer[0][0], b->peer[1][0]); }
 
-/* As mlx-lm's quantized_scaled_dot_product_attention(). q: [B, H, L, D] */
+/* Computes the quantized_scaled_dot_product_attention() of mlx-lm. q: [B, H, L, D] */
 static mlx_array attend_quantized(mlx_bench *b, mlx_array q) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -364,20 +367,20 @@ static void close_peer(mlx_bench *b) {
     (void)mlx_clear_cache();
 }
 
-/* ---- the reference ---- */
+/* ---- reference ---- */
 
 static bool is_sealed(fkv_codec_config codec) { return codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_SEALED_V; }
 
-/* a: [B, G, L, D], tokens [from, end) -> [end - from, B, G, D] */
+/* Returns tokens [from, end): [B, G, L, D] -> [end - from, B, G, D]. */
 static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
     const mlx_case *c = &b->c;
     mlx_array some = fkv_mlx_slice(&b->g, a, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(c->batch, c->kv_heads, end, c->dim));
     return fkv_mlx_transpose(&b->g, some, FKV_MLX_SHAPE(2, 0, 1, 3));
 }
 
-/* The rows of full pages, sealed and read again. x: [N, PAGE_TOKENS, D] */
+/* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
-    static fkv_mlx_state state; /* a graph of its own, which it keeps until the next call */
+    static fkv_mlx_state state; /* state of a separate graph, released by the next call */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
     fkv_mlx_graph_release(&state.graph, 0);
@@ -394,8 +397,8 @@ static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config
     return rows;
 }
 
-/* What the last query of each sequence sees: the first page and its own span open. open: the rows in 8 bits, [B, G, L, D]; L is
- * full pages, the last of which is its own. */
+/* Returns the rows that the last query of each sequence reads: the first page and the pages of the query's span in open form, and
+ * all other pages in sealed form. open: [B, G, L, D] rows with 8 bits, where L is a multiple of the page size. */
 static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -413,8 +416,8 @@ static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 2, 0, 3));
 }
 
-/* Rows as pages hold them, in float32: quantized by MLX, scales and biases rounded to float16. On the CPU, whose codes are the
- * ones that pages have; those of MLX's CUDA code differ here and there by one. */
+/* Returns rows as pages store them, in float32: quantized by MLX, with scales and biases rounded to float16. Runs on MLX's CPU
+ * backend, whose codes equal those in pages; codes of MLX's CUDA backend occasionally differ by one. */
 static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
     fkv_mlx_graph *g = &b->g;
     mlx_array x = fkv_mlx_astype(g, rows, MLX_FLOAT32);
@@ -435,7 +438,8 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
-/* The same of rotated rows, coded and read by the host, their rotation undone. */
+/* Returns rows in float32 as pages store them, like as_stored(), but the rows are rotated, encoded and decoded on the host and
+ * then rotated back. */
 static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -462,14 +466,14 @@ static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config confi
     return out;
 }
 
-/* What the last query of each sequence meets of a side's rows, by the kind of its codec. */
+/* Returns the rows of one side that the last query of each sequence reads, for any codec kind. */
 static mlx_array as_met(mlx_bench *b, mlx_array rows, fkv_codec_config codec, fkv_side side) {
     const fkv_codec_config open = {.bits = 8, .group = 64};
     if (is_sealed(codec)) return as_sealed(b, as_stored(b, rows, open), codec);
     return b->c.rotate != FKV_ROTATE_NONE ? as_rotated(b, rows, codec, side) : as_stored(b, rows, codec);
 }
 
-/* Relative L2 of the answer to the last query of every sequence. ours: [B * L, H, D] */
+/* Returns the relative L2 error of the last query of every sequence. ours: [B * L, H, D] */
 static double error_of(mlx_bench *b, mlx_array ours) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -512,25 +516,27 @@ static double error_of(mlx_bench *b, mlx_array ours) {
     return worst;
 }
 
-/* ---- time ---- */
+/* ---- timing ---- */
 
 typedef mlx_array (*attend_fn)(mlx_bench *b, mlx_array q);
 
-/* How many calls a chain has: as many as were asked for, unless they would take longer than CHAIN_US, when an evaluation costs
- * next to nothing beside them, or more memory than CHAIN_BYTES: MLX takes the memory of a whole evaluation ahead, and its
- * quantized way takes gigabytes for a chunk of queries. */
+/* Returns the number of calls in a chain: the requested number, or fewer if the chain would exceed a time or memory limit. The
+ * time limit is CHAIN_US, because the evaluation overhead is already negligible in a chain of this length. The memory limit is
+ * CHAIN_BYTES, because MLX allocates the memory of a whole evaluation in advance, and its quantized attention needs gigabytes for
+ * a chunk of queries. */
 static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     double n = fmin(b->n_chain, CHAIN_US / r->us_single);
     if (r->extra_bytes > 0) n = fmin(n, (double)CHAIN_BYTES / (double)r->extra_bytes);
     return n < 1 ? 1 : (uint32_t)n;
 }
 
-/* Both times of one way to attend, and what it takes. q: whatever the way takes, evaluated. */
+/* Measures one attention function: the chained and the single time, and the extra memory. q is the evaluated input of the
+ * function. */
 static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) {
     fkv_mlx_graph *g = &b->g;
     double times[MAX_ROUNDS];
     size_t before = 0;
-    for (uint32_t i = 0; i < b->n_rounds + 1; i++) { /* the first one warms up */
+    for (uint32_t i = 0; i < b->n_rounds + 1; i++) { /* the first call is a warm-up */
         if (i == 1) {
             (void)mlx_clear_cache();
             (void)mlx_reset_peak_memory();
@@ -569,7 +575,8 @@ static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
     return numbers * bits / 8 + (bits == 16 ? 0 : numbers / group * 4);
 }
 
-/* Of a codec of ours: a sealed K has two numbers for each channel of a page, a sealed V and TurboQuant one for each row. */
+/* Returns the size, in bytes, of K or V in a case when stored with a flatkv codec. Sealed K has a scale and a bias per channel
+ * and page. Sealed V and TurboQuant have one 16-bit value per row. */
 static uint64_t codec_bytes(const mlx_case *c, fkv_codec_config codec) {
     if (!is_sealed(codec) && codec.kind != FKV_CODEC_TURBO) return side_bytes(c, codec.bits, codec.group);
     const uint64_t numbers = side_numbers(c);
@@ -644,7 +651,7 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     (void)mlx_clear_cache();
 }
 
-/* ---- the program ---- */
+/* ---- program ---- */
 
 static int write_json(const mlx_bench *b, const char *device_name) {
     kit_json *json = kit_json_begin();
@@ -691,7 +698,7 @@ static bool gpu_is_there(void) {
 
 static const char *case_help(void) {
     static char text[1024];
-    size_t n = (size_t)snprintf(text, sizeof text, "only cases whose name contains it:\n");
+    size_t n = (size_t)snprintf(text, sizeof text, "run only cases whose name contains TEXT:\n");
     for (int i = 0; i < N_ALL_CASES && n < sizeof text; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 4 == 0 ? ",\n" : ", ", all_cases[i].name);
     return text;
@@ -699,8 +706,8 @@ static const char *case_help(void) {
 
 static void parse(mlx_bench *b, int argc, char **argv) {
     static const char usage[] = "usage: bench_attn --device mlx [options]\n"
-                                "Times attention on MLX's device beside MLX's own, chained and single; checked first.\n"
-                                "Exit status: 0 good, 1 a result was wrong, 2 wrong usage.\n";
+                                "Verifies and times attention on the MLX device and MLX's own attention, chained and single.\n"
+                                "Exit status: 0 success, 1 wrong result, 2 invalid usage.\n";
     bool no_peers = false;
     bool quick = false;
     int device = 1;
@@ -709,18 +716,18 @@ static void parse(mlx_bench *b, int argc, char **argv) {
     b->n_rounds = 20;
     b->n_chain = 100;
     b->divide = 1;
-    const kit_option own[] = {
-        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "bench_attn --help has the options of the CPU's bench"},
-        {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
-        {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
-        {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
-        {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "without MLX's own attention"},
-        {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "calls in one evaluation, at most (default 100)"},
-        {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
-        {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N", "histories N times shorter: a test run, its times mean nothing"},
-        {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "as --divide 1024 --chain 1 --rounds 1"},
-        {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
-        {0}};
+    const kit_option own[] = {{"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "see bench_attn --help for the CPU options"},
+                              {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
+                              {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
+                              {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
+                              {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "skip the timing of MLX's own attention"},
+                              {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "maximum calls per evaluation (default 100)"},
+                              {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
+                              {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N",
+                               "divide history lengths by N, to test the program; the times are then not meaningful"},
+                              {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "same as --divide 1024 --chain 1 --rounds 1"},
+                              {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
+                              {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
@@ -740,10 +747,10 @@ int bench_attn_mlx(int argc, char **argv) {
     b.text = b.json ? stderr : stdout;
     b.device.stream = b.is_gpu ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
     b.g.stream = b.device.stream;
-    if (b.device.stream.ctx == NULL) kit_die(EXIT_USAGE, "this MLX has no such stream: %s", fkv_mlx_last_error());
+    if (b.device.stream.ctx == NULL) kit_die(EXIT_USAGE, "cannot open the MLX stream: %s", fkv_mlx_last_error());
     b.roof = measure_roof(&b);
     const char *name = b.is_gpu ? "mlx gpu" : "mlx cpu";
-    (void)fprintf(b.text, "flatkv %s on %s; read roof %.0f GB/s; up to %u calls chained, median of %u single ones\n",
+    (void)fprintf(b.text, "flatkv %s on %s; read roof %.0f GB/s; up to %u chained calls, median of %u single calls\n",
                   fkv_version(), name, b.roof * 1e-9, b.n_chain, b.n_rounds);
     const mlx_case *before = NULL;
     for (int i = 0; i < N_ALL_CASES; i++) {
@@ -754,7 +761,7 @@ int bench_attn_mlx(int argc, char **argv) {
             c.cached = shorter > 64 ? shorter : 64;
             c.queries = c.queries > 16 ? 16 : c.queries;
         }
-        /* peers do not depend on our codec: once for each shape */
+        /* the results of peers do not depend on the flatkv codec, so peers are measured once per shape */
         run_case(&b, &c, b.peers && (before == NULL || !same_rows(before, &all_cases[i])));
         before = &all_cases[i];
     }

@@ -1,8 +1,8 @@
-/* bench_attn --device mlx: the same question asked of the MLX device, and of MLX's own attention beside it. */
+/* bench_attn --device mlx: attention on the MLX device next to MLX's own attention. */
 #ifndef FKV_BENCH_ATTN_MLX_H
 #define FKV_BENCH_ATTN_MLX_H
 
-/* The program's main, when its options say --device mlx. Returns the exit status. */
+/* Runs the program if its options contain --device mlx. Returns the exit status. */
 int bench_attn_mlx(int argc, char **argv);
 
 #endif

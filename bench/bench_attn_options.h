@@ -1,4 +1,4 @@
-/* What bench_attn is asked for on the CPU. */
+/* Options of bench_attn on the CPU. */
 #ifndef FKV_BENCH_ATTN_OPTIONS_H
 #define FKV_BENCH_ATTN_OPTIONS_H
 
@@ -13,7 +13,7 @@ extern const char *const attn_op_names[N_ATTN_OPS];
 
 typedef struct attn_bench_case {
     attn_shape shape;
-    uint32_t n_cached; /* tokens in the pages, the new ones included */
+    uint32_t n_cached; /* tokens in the pages, including the new tokens */
 } attn_bench_case;
 
 typedef struct attn_options {
@@ -30,8 +30,7 @@ typedef struct attn_options {
     bool json;
 } attn_options;
 
-/* Fills zeroed options, whole: what was not asked for has its default. Ends the program after --help and where something is
- * wrong. */
+/* Parses the command line into zeroed options and fills in defaults. Exits after --help and on invalid options. */
 void attn_options_parse(attn_options *o, int argc, char **argv);
 
 #endif

@@ -1,13 +1,13 @@
-/* bench_compare: attention of flatkv and of its peers on the same shapes and numbers, by turns, in one run.
+/* bench_compare: times attention of flatkv and of its peers on the same shapes and values, interleaved in one run.
  *
- * A subject is flatkv with one pair of codecs, through its public calls, or a peer with one pair of cache types: a libggml
- * (ggml_peer.h) or mlx-lm on MLX's CPU (peers/mlx_attention_peer.py). Every answer is first held against exact attention over the
- * numbers as they were before any cache rounded them, and no time is given for one that is far off. Then rounds go over all
- * subjects in turn. Before every call a buffer several times the last cache is streamed, so that all find their history in
- * memory, as a model of many layers does; then a small case wakes the subject's threads. Ratios are medians over the rounds of
- * (their time / ours).
+ * A subject is flatkv with one codec pair, called through its public API, or a peer with one pair of cache types: a libggml
+ * (ggml_peer.h) or mlx-lm on the MLX CPU backend (peers/mlx_attention_peer.py). Every result is first compared with exact
+ * attention over the unquantized values, and wrong results are not timed. Each round then visits all subjects. Before every call,
+ * streaming a buffer several times larger than the last-level cache evicts the history, as in a model with many layers, and a
+ * call on a small case wakes the subject's worker threads. A ratio is the peer's time divided by flatkv's time in the same round;
+ * the median over all rounds is reported.
  *
- * Owns its options, the rounds and the tables. Peers are optional: without any it times flatkv alone.
+ * Peers are optional. Without peers, only flatkv is timed.
  */
 #include "../src/base/cpu.h"
 #include "bench_roof.h"
@@ -23,12 +23,12 @@
 
 static const char PROGRAM[] = "bench_compare";
 
-/* Against exact attention over the numbers before rounding. Four bits have a tenth, two bits a half; a wrong layout, head or
- * mask is near 1. */
+/* Tolerated relative errors, compared with exact attention over unquantized values. The relative error is about 0.1 with 4-bit
+ * codes and about 0.5 with 2-bit codes. A wrong layout, head or mask gives a relative error near 1. */
 static const double FAR_OFF = 0.35;
 static const double FAR_OFF_TWO_BITS = 0.7;
 
-/* The peer that is a Python with packages, and not a libggml. */
+/* Name of the peer that runs in a Python interpreter; all other peers are libggml libraries. */
 static const char MLX_LM[] = "mlx-lm";
 
 enum {
@@ -38,7 +38,7 @@ enum {
     MAX_ROUNDS = 200,
     MAX_SEQUENCES = 64,
     WRITE_TOKENS = 512,
-    WAKING_WINDOW = 64, /* of the layer that wakes the threads */
+    WAKING_WINDOW = 64, /* window, in tokens, of the layer that wakes the threads */
     NAME_BYTES = 64
 };
 
@@ -49,7 +49,7 @@ static const compare_case table[] = {
 
 typedef struct peer_option {
     char name[NAME_BYTES];
-    char library[4096]; /* or the Python */
+    char library[4096]; /* path of the library, or of the Python interpreter */
     char types[256];
 } peer_option;
 
@@ -61,40 +61,42 @@ typedef struct options {
     const char *codecs;
     uint32_t n_threads;
     uint32_t n_rounds;
-    uint32_t patience; /* seconds of one subject in one case */
+    uint32_t patience; /* time limit in seconds for one subject and case */
     bool quick;
     fkv_isa isa;
     bool json;
 } options;
 
-/* flatkv with one pair of codecs: layer 0 is the case; layer 1 sees a window, to wake the threads. */
+/* A flatkv cache with one codec pair. Layer 0 is the layer under test; layer 1 has a small window and only serves to wake the
+ * worker threads. */
 typedef struct flatkv_subject {
     fkv_cache *cache;
     fkv_step *step;
     float *q;
     float *out;
-    uint64_t packed_bytes; /* that a call reads */
+    uint64_t packed_bytes; /* number of packed bytes that a call reads */
 } flatkv_subject;
 
 typedef struct subject {
-    char name[NAME_BYTES]; /* flatkv, or the peer's */
+    char name[NAME_BYTES]; /* "flatkv" or the name of the peer */
     char types[NAME_BYTES];
     bool is_peer;
     bool good;
     flatkv_subject ours;
     compare_peer theirs;
     double error;
-    double first; /* seconds of the first call */
+    double first; /* seconds taken by the first call */
     uint32_t n_times;
-    double times[MAX_ROUNDS]; /* ms, by round */
+    double times[MAX_ROUNDS]; /* milliseconds per call, one entry for each round */
 } subject;
 
 typedef struct bench {
     const options *options;
     FILE *text;
-    fkv_workers *workers; /* that stream */
+    fkv_workers *workers; /* threads that stream the buffer */
     bench_roof roof;
-    double case_roof; /* bytes a second while the case at hand was timed: a shared machine's rate changes by the minute */
+    double case_roof; /* read bandwidth in bytes per second, measured during the current case, because the bandwidth of a shared
+                         machine varies */
     subject subjects[MAX_SUBJECTS];
     uint32_t n_subjects;
     const char *isa;
@@ -104,15 +106,15 @@ typedef struct bench {
 
 static const char usage[] =
     "usage: bench_compare [options]\n"
-    "Times attention of flatkv and of its peers on the same shapes, by turns, checked against exact attention first.\n"
-    "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
+    "Times attention of flatkv and of its peers on the same shapes, interleaved, after comparing all results with exact attention.\n"
+    "Exit status: 0 success, 1 wrong result, 2 invalid usage, 3 out of memory.\n";
 
 static compare_case case_of(const char *text) {
     static const uint32_t max[6] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16, MAX_SEQUENCES};
     uint32_t parts[6] = {[5] = 1};
     if (!kit_numbers(text, '/', max, parts, 6) && !kit_numbers(text, '/', max, parts, 5))
-        kit_die(EXIT_USAGE, "--case %s: H/G/D/CACHED/QUERIES[/SEQUENCES], as 32/8/128/16384/1", text);
-    if (parts[4] > parts[3]) kit_die(EXIT_USAGE, "--case %s: %u queries are more than the %u tokens", text, parts[4], parts[3]);
+        kit_die(EXIT_USAGE, "--case %s: expected H/G/D/CACHED/QUERIES[/SEQUENCES], such as 32/8/128/16384/1", text);
+    if (parts[4] > parts[3]) kit_die(EXIT_USAGE, "--case %s: %u queries exceed the %u cached tokens", text, parts[4], parts[3]);
     return (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], 0};
 }
 
@@ -121,7 +123,7 @@ static bool is_mlx_lm(const peer_option *p) { return strcmp(p->name, MLX_LM) == 
 static void take_peer(options *o, const char *text) {
     peer_option *p = &o->peers[o->n_peers++];
     const char *library = strchr(text, '=');
-    if (library == NULL) kit_die(EXIT_USAGE, "--peer %s: NAME=LIBRARY[:TYPES]", text);
+    if (library == NULL) kit_die(EXIT_USAGE, "--peer %s: expected NAME=LIBRARY[:TYPES]", text);
     const char *types = strrchr(library, ':');
     size_t length = types != NULL ? (size_t)(types - library - 1) : strlen(library + 1);
     (void)snprintf(p->name, sizeof p->name, "%.*s", (int)(library - text), text);
@@ -130,8 +132,8 @@ static void take_peer(options *o, const char *text) {
 }
 
 static void complete(options *o, const kit_texts *peers, const kit_texts *cases) {
-    if (peers->n > MAX_PEERS) kit_die(EXIT_USAGE, "--peer: at most %d", MAX_PEERS);
-    if (cases->n > MAX_CASES) kit_die(EXIT_USAGE, "--case: at most %d", MAX_CASES);
+    if (peers->n > MAX_PEERS) kit_die(EXIT_USAGE, "--peer: given more than %d times", MAX_PEERS);
+    if (cases->n > MAX_CASES) kit_die(EXIT_USAGE, "--case: given more than %d times", MAX_CASES);
     for (uint32_t i = 0; i < peers->n; i++) take_peer(o, peers->texts[i]);
     for (uint32_t i = 0; i < cases->n; i++) o->cases[o->n_cases++] = case_of(cases->texts[i]);
     if (o->n_cases == 0) {
@@ -150,18 +152,18 @@ static void parse(options *o, int argc, char **argv) {
     const kit_option own[] = {
         {"peer", 0, OPTION_TEXTS, &peers, 0, "NAME=LIBRARY[:TYPES]",
          "a libggml: a file, or a folder with libggml*.so; may be repeated\n"
-         "TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
-         "mlx-lm=PYTHON[:TYPES]: a Python with mlx and mlx-lm, on MLX's CPU; TYPES: f16,8,4 (f16, f32, bits)"},
+         "TYPES: cache types f16, q8_0, q4_0, bf16, and q8_KV for ik_llama.cpp (default f16,q8_0,q8_0/q4_0)\n"
+         "mlx-lm=PYTHON[:TYPES]: a Python with mlx and mlx-lm, on the CPU backend; TYPES: f16, f32 or bits (default f16,8,4)"},
         {"case", 0, OPTION_TEXTS, &cases, 0, "H/G/D/CACHED/QUERIES[/SEQUENCES]",
          "may be repeated (default 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
-         "9/3/64 at 8192, 4/1/256 at 32768). Several sequences: flatkv alone"},
+         "9/3/64 at 8192, 4/1/256 at 32768). Several sequences are supported by flatkv only"},
         {"codecs", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
-        {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: one for each core)"},
-        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default: the environment's FKV_ISA, or auto)"},
-        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls of each subject (default 15)"},
+        {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: number of cores)"},
+        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default FKV_ISA from the environment, or auto)"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls per subject (default 15)"},
         {"patience", 0, OPTION_COUNT, &o->patience, 3600, "SECONDS",
-         "fewer rounds for a subject that would take longer than this in one case (default 20)"},
-        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "1 round: a test run, its times mean nothing"},
+         "reduce the number of rounds of a subject that would take longer than this per case (default 20)"},
+        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "1 round, to test the program; times are not meaningful"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};
     const kit_option *const tables[] = {own, NULL};
@@ -171,9 +173,9 @@ static void parse(options *o, int argc, char **argv) {
     complete(o, &peers, &cases);
 }
 
-/* ---- the exact answer ---- */
+/* ---- exact attention ---- */
 
-/* Of the last query: [H, D]. */
+/* Computes the output of the last query: [H, D]. */
 static void exact_answer(const compare_case *c, double *out) {
     uint32_t dim = c->head_dim;
     size_t kv_numbers = (size_t)c->n_kv_heads * dim;
@@ -191,7 +193,7 @@ static void exact_answer(const compare_case *c, double *out) {
             size_t kv = (size_t)(h / (c->n_q_heads / c->n_kv_heads)) * dim;
             double score = 0;
             for (uint32_t d = 0; d < dim; d++) score += (double)q[h * dim + d] * (double)k[kv + d];
-            double p = exp(score / sqrt(dim)); /* of numbers of deviation 1: far from any end of a double */
+            double p = exp(score / sqrt(dim)); /* inputs have a standard deviation of 1, so exp() cannot overflow a double */
             sum[h] += p;
             for (uint32_t d = 0; d < dim; d++) out[h * dim + d] += p * (double)v[kv + d];
         }
@@ -220,7 +222,7 @@ static void good(fkv_status status) {
     if (status != FKV_OK) kit_die(status == FKV_NO_MEMORY ? EXIT_NO_FIT : EXIT_FAILED, "flatkv: %s", fkv_message());
 }
 
-/* A step of n tokens from `token` on in each of the sequences. */
+/* Runs a step with n tokens of each sequence, starting at `token`. */
 static void begin_and_write(flatkv_subject *s, const compare_case *c, const fkv_seq *seqs, uint32_t n_seqs, uint32_t token,
                             uint32_t n, float *k, float *v) {
     size_t row = (size_t)c->n_kv_heads * c->head_dim;
@@ -259,7 +261,7 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, fkv_cod
     config.layers = layers;
     config.max_tokens = c->n_cached * c->n_seqs;
     config.max_seqs = c->n_seqs;
-    uint32_t n_queries = c->n_queries * c->n_seqs; /* of all */
+    uint32_t n_queries = c->n_queries * c->n_seqs; /* queries of all sequences */
     config.max_step_tokens = n_queries > WRITE_TOKENS ? n_queries : WRITE_TOKENS;
     config.n_threads = c->n_threads;
     config.isa = b->options->isa;
@@ -325,7 +327,7 @@ static subject *add_subject(bench *b, const char *name, const char *types, bool 
     return s;
 }
 
-/* A libggml is driven by this very program, started again. */
+/* A libggml peer is a second process of this program, started with GGML_PEER_OPTION. */
 static bool peer_open(compare_peer *peer, const peer_option *from, const char *types, const compare_case *c, float *out,
                       double *seconds) {
     char self[4096];
@@ -391,7 +393,7 @@ static void run_rounds(bench *b, const compare_case *c) {
             if (!s->good || (round > 0 && s->first * round > b->options->patience)) continue;
             (void)bench_roof_stream(&b->roof, b->workers, 0);
             double seconds = s->is_peer ? compare_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
-            if (seconds < 0) kit_die(EXIT_FAILED, "%s %s ended in the middle of the rounds", s->name, s->types);
+            if (seconds < 0) kit_die(EXIT_FAILED, "peer %s (%s) exited while it was being timed", s->name, s->types);
             s->times[s->n_times++] = seconds * 1e3;
         }
     }
@@ -399,7 +401,7 @@ static void run_rounds(bench *b, const compare_case *c) {
     free(waking);
 }
 
-/* Their time by ours, in the rounds that both have. */
+/* Returns the median ratio of the peer's time to flatkv's time, over the rounds that both completed. */
 static double ratio_of(const subject *theirs, const subject *ours) {
     double ratios[MAX_ROUNDS];
     uint32_t n = theirs->n_times < ours->n_times ? theirs->n_times : ours->n_times;
@@ -433,7 +435,7 @@ static void print_case(bench *b, const compare_case *c) {
         const subject *s = &b->subjects[i];
         (void)fprintf(b->text, "  %-12s %-12s", s->name, s->types);
         if (!s->good) {
-            (void)fprintf(b->text, isnan(s->error) ? "  did not answer\n" : "  WRONG: error %.2g\n", s->error);
+            (void)fprintf(b->text, isnan(s->error) ? "  no result\n" : "  WRONG: error %.2g\n", s->error);
             continue;
         }
         spread t = times_of(s);
@@ -510,7 +512,7 @@ int main(int argc, char **argv) {
     kit_json_text(json, "isa", b.isa);
     kit_json_real(json, "read_roof_gb_s", roof.p50 * 1e-9);
     if (!o.json)
-        kit_json_drop(json);
+        kit_json_free(json);
     else if (kit_json_print(json) != EXIT_GOOD)
         return EXIT_FAILED;
     return n_wrong == 0 ? EXIT_GOOD : EXIT_FAILED;

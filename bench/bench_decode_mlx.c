@@ -1,9 +1,9 @@
-/* bench_decode_mlx: a whole decode step of a large model on MLX: Llama-3-8B's shape with random 4-bit weights, a full history in
- * the cache, one token after the other, each read back by the host as a program would.
+/* bench_decode_mlx: times decode steps of a model with the shape of Llama-3-8B, random 4-bit weights and a full cache on MLX. The
+ * host reads every token back before the next step, as a text generator does.
  *
- * What it shows for each codec: tokens per second, and MLX's own memory line (active after the history was written, after the
- * last step, and the most a step took beyond it). The last line is the same step over MLX's bf16 attention with its keys and
- * values in place and never written to, which is the most that a cache of MLX's could reach.
+ * For each codec it reports tokens per second and MLX memory: active memory after the history was written, active memory after
+ * the last step, and the amount by which the peak during a step exceeds the active memory. The last row shows the same step with
+ * MLX's bf16 attention over constant keys and values. Its speed is an upper bound for a bf16 cache built on MLX.
  */
 #include "bench_util.h"
 
@@ -40,7 +40,7 @@ typedef struct layer_weights {
 
 typedef struct decode_result {
     const char *name;
-    uint64_t cache_bytes; /* planned, or MLX's keys and values */
+    uint64_t cache_bytes; /* bytes of the flatkv plan, or of MLX's keys and values */
     double tokens_per_second;
     double ms_p50;
     double ms_p90;
@@ -60,18 +60,18 @@ typedef struct decode_bench {
     FILE *text;
     layer_weights layers[MAX_LAYERS];
     fkv_mlx_affine head;
-    mlx_array norm;      /* of every layer: ones */
+    mlx_array norm;      /* norm weights, shared by all layers; all are 1 */
     mlx_array embedding; /* bfloat16 [EMBEDDINGS, dim] */
 
-    /* of the run at hand */
-    fkv_cache *cache; /* NULL: MLX's own attention */
+    /* data of the current run */
+    fkv_cache *cache; /* NULL if MLX's own attention is timed */
     fkv_step *step;
     mlx_array keys[MAX_LAYERS]; /* bfloat16 [1, G, S, D] */
     mlx_array values[MAX_LAYERS];
 } decode_bench;
 
 static void check(decode_bench *b, const char *what) {
-    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
+    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX error: %s", what, fkv_mlx_last_error());
 }
 
 static void must(fkv_status status) {
@@ -80,7 +80,7 @@ static void must(fkv_status status) {
 
 static uint64_t memory(int (*which)(size_t *)) {
     size_t bytes = 0;
-    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
+    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "cannot read MLX memory use: %s", fkv_mlx_last_error());
     return bytes;
 }
 
@@ -132,7 +132,7 @@ static void make_weights(decode_bench *b) {
     (void)mlx_clear_cache();
 }
 
-/* ---- a step ---- */
+/* ---- decode step ---- */
 
 static mlx_array normed(decode_bench *b, mlx_array x) {
     mlx_array out = {NULL};
@@ -146,7 +146,7 @@ static mlx_array sigmoid(decode_bench *b, mlx_array x) {
     return fkv_mlx_adopt(&b->g, out);
 }
 
-/* Heads [first, first + n) of a token's q, k and v: [1, n, D] */
+/* Returns heads [first, first + n) of a token's q, k and v: [1, n, D]. */
 static mlx_array heads_of(decode_bench *b, mlx_array qkv, int first, int n) {
     const int dim = b->shape.head_dim;
     mlx_array x = fkv_mlx_slice(&b->g, qkv, FKV_MLX_SHAPE(0, first * dim), FKV_MLX_SHAPE(1, (first + n) * dim));
@@ -198,7 +198,7 @@ static mlx_array run_layer(decode_bench *b, uint32_t layer, mlx_array x, uint32_
     return fkv_mlx_add(g, x, fkv_mlx_quantized_matmul(g, inner, &w->down, true));
 }
 
-/* One token: its number comes back to the host. */
+/* Runs one decode step and returns the id of the next token to the host. */
 static uint32_t run_step(decode_bench *b, uint32_t token, uint32_t position, bool *finite) {
     fkv_mlx_graph *g = &b->g;
     const int row = (int)(token % EMBEDDINGS);
@@ -219,7 +219,7 @@ static uint32_t run_step(decode_bench *b, uint32_t token, uint32_t position, boo
     float value = NAN;
     fkv_mlx_eval_one(g, best);
     if (!g->failed && mlx_array_item_uint32(&next, best) != 0) g->failed = true;
-    if (*finite) { /* asked of the first steps only: it is a second evaluation */
+    if (*finite) { /* the logits are checked in the first steps only, because the check needs a second evaluation */
         fkv_mlx_eval_one(g, most);
         if (!g->failed && mlx_array_item_float32(&value, most) != 0) g->failed = true;
         *finite = isfinite(value);
@@ -258,7 +258,7 @@ static void measure(decode_bench *b, fkv_seq seq, decode_result *r) {
     r->tokens_per_second = 1.0 / spread.p50;
 }
 
-/* Random rows, the same for every layer and chunk: the time does not depend on them. */
+/* Fills the cache with random rows. Every layer and chunk gets the same rows, because the time does not depend on the values. */
 static void fill(decode_bench *b, fkv_seq seq) {
     const model_shape *s = &b->shape;
     mlx_array k = {NULL};
@@ -322,7 +322,7 @@ static void run_mlx(decode_bench *b, decode_result *r) {
     (void)mlx_clear_cache();
 }
 
-/* ---- the program ---- */
+/* ---- program ---- */
 
 static int write_json(const decode_bench *b, const decode_result *results, size_t n_results) {
     kit_json *json = kit_json_begin();
@@ -352,22 +352,23 @@ static int write_json(const decode_bench *b, const decode_result *results, size_
 
 static void parse(decode_bench *b, int argc, char **argv) {
     static const char usage[] = "usage: bench_decode_mlx [options]\n"
-                                "A whole decode step at Llama-3-8B's shape with random 4-bit weights on MLX.\n"
-                                "Exit status: 0 good, 1 not finite or not flat, 2 wrong usage.\n";
+                                "Times decode steps with the shape of Llama-3-8B and random 4-bit weights on MLX.\n"
+                                "Exit status: 0 success, 1 not finite or not flat, 2 invalid usage.\n";
     bool quick = false;
     b->shape = llama_8b;
     b->n_cached = 131072;
     b->n_steps = 40;
-    const kit_option own[] = {{"cached", 'c', OPTION_COUNT, &b->n_cached, 1u << 24, "N",
-                               "tokens in the cache, rounded down to a multiple of 512 (default 131072)"},
-                              {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (default 40)"},
-                              {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "a tiny shape: a test run, its times mean nothing"},
-                              {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
-                              {0}};
+    const kit_option own[] = {
+        {"cached", 'c', OPTION_COUNT, &b->n_cached, 1u << 24, "N",
+         "tokens in the cache, rounded down to a multiple of 512 (default 131072)"},
+        {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (default 40)"},
+        {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "tiny shape, to test the program; times are not meaningful"},
+        {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
-    if (b->n_cached < FILL_TOKENS) kit_die(EXIT_USAGE, "--cached %u: at least %d are needed", b->n_cached, FILL_TOKENS);
+    if (b->n_cached < FILL_TOKENS) kit_die(EXIT_USAGE, "--cached must be at least %d (got %u)", FILL_TOKENS, b->n_cached);
     b->n_cached -= b->n_cached % FILL_TOKENS;
     if (quick) {
         b->shape = tiny;
@@ -376,7 +377,7 @@ static void parse(decode_bench *b, int argc, char **argv) {
     }
 }
 
-/* MLX lets go of a step's arrays when it comes to it, so less is no growth. */
+/* MLX releases the arrays of a step lazily, so a decrease in active memory is accepted. */
 static bool is_flat(const decode_result *r) { return r->active_after <= r->active_before + (64u << 10); }
 
 static void print_result(const decode_bench *b, const decode_result *r) {

@@ -1,8 +1,8 @@
-/* bench_plot: the pictures of docs/performance.md, drawn from a file that `bench/compare --sweep` wrote.
+/* bench_plot: draws the plots of docs/performance.md from the output of `bench/compare --sweep`.
  *
- * A sweep is a result of bench_compare whose cases differ in one thing, which is the picture's x; y is the time of one call, and
- * a line is one pair of cache types of flatkv or of a peer. Beside each line of flatkv lies its roof, the time that reading its
- * packed bytes takes at the rate that the same run measured. Nothing is measured here.
+ * A sweep is a result of bench_compare whose cases differ in one parameter, which is the x axis. The y axis is the time of one
+ * call. Each line shows one pair of cache types of flatkv or of a peer. A second line next to each flatkv line shows the time to
+ * read its packed bytes at the bandwidth measured in the same run.
  */
 #include "bench_util.h"
 
@@ -19,15 +19,16 @@ enum { MAX_POINTS = 16, MAX_SUBJECTS = 6, MAX_LINES = 2 * MAX_SUBJECTS, NAME_BYT
 typedef double (*case_number)(const json_t *one_case);
 
 typedef struct picture {
-    const char *sweep; /* its name in the file; the picture is cost_SWEEP.svg */
+    const char *sweep; /* name of the sweep in the file; the plot is cost_SWEEP.svg */
     const char *title;
     const char *x_label;
     const plot_axis *x;
-    case_number x_of; /* NULL: by bits of a stored number, one line over all types */
-    bool is_log;      /* x and y; otherwise x alone, where there is x_of */
+    /* returns x for a case; if NULL, x is the number of bits per stored value, and one line covers all cache types */
+    case_number x_of;
+    bool is_log; /* whether both axes are logarithmic; if false, only the x axis is logarithmic, and only if x_of is not NULL */
 } picture;
 
-/* One line of the picture, and its roof where it has one. */
+/* One line of the plot, and the line of its bandwidth limit, if any. */
 typedef struct series {
     char name[NAME_BYTES];
     char roof_name[NAME_BYTES];
@@ -39,23 +40,23 @@ typedef struct series {
     bool is_peer;
 } series;
 
-/* ---- the file ---- */
+/* ---- input file ---- */
 
 static const json_t *member(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
-    if (value == NULL) kit_die(EXIT_USAGE, "the file has no \"%s\" where a sweep has it", key);
+    if (value == NULL) kit_die(EXIT_USAGE, "the file is not a sweep: the field \"%s\" is missing", key);
     return value;
 }
 
 static double number(const json_t *object, const char *key) {
     const json_t *value = member(object, key);
-    if (!json_is_number(value)) kit_die(EXIT_USAGE, "\"%s\" is not a number in the file", key);
+    if (!json_is_number(value)) kit_die(EXIT_USAGE, "the field \"%s\" of the sweep file must be a number", key);
     return json_number_value(value);
 }
 
 static const char *text(const json_t *object, const char *key) {
     const char *value = json_string_value(member(object, key));
-    if (value == NULL) kit_die(EXIT_USAGE, "\"%s\" is no text in the file", key);
+    if (value == NULL) kit_die(EXIT_USAGE, "the field \"%s\" of the sweep file must be a string", key);
     return value;
 }
 
@@ -64,14 +65,13 @@ static double sequences(const json_t *c) { return number(c, "sequences"); }
 static double heads_per_kv_head(const json_t *c) { return number(c, "q_heads") / number(c, "kv_heads"); }
 
 static const picture pictures[] = {
-    {"context", "Decode against context", "tokens in the cache", &PLOT_TOKENS, cached, true},
-    {"batch", "Decode against sequences in one step", "sequences", &PLOT_NUMBER, sequences, true},
-    {"group", "Decode against query heads for each KV head", "query heads for each KV head", &PLOT_NUMBER, heads_per_kv_head,
-     false},
-    {"bits", "Decode against bits", "bits a stored number takes, scales and biases included", &PLOT_NUMBER, NULL, false},
+    {"context", "Decode time by context length", "tokens in the cache", &PLOT_TOKENS, cached, true},
+    {"batch", "Decode time by sequences per step", "sequences", &PLOT_NUMBER, sequences, true},
+    {"group", "Decode time by query heads per KV head", "query heads per KV head", &PLOT_NUMBER, heads_per_kv_head, false},
+    {"bits", "Decode time by bits", "bits per stored value, including scales and biases", &PLOT_NUMBER, NULL, false},
 };
 
-/* Bits that a number of K or V takes in the pages that a call reads. */
+/* Returns the average number of stored bits per K or V value, in the pages that a call reads. */
 static double stored_bits(const json_t *c, const json_t *subject) {
     double numbers = 2 * number(c, "kv_heads") * number(c, "head_dim") * number(c, "cached") * number(c, "sequences");
     return 8 * number(subject, "packed_bytes") / numbers;
@@ -99,7 +99,7 @@ static void add_point(const picture *p, series *all, size_t *n, const json_t *c,
     s->is_peer = is_peer;
     if (!is_peer) {
         s->roof_ms[s->n] = number(subject, "packed_bytes") / (number(c, "read_roof_gb_s") * 1e6);
-        (void)snprintf(s->roof_name, sizeof s->roof_name, "roof: reading %s packed bytes", p->x_of == NULL ? "the" : types);
+        (void)snprintf(s->roof_name, sizeof s->roof_name, "limit: reading %s packed bytes", p->x_of == NULL ? "the" : types);
     }
     s->point_names[s->n] = types;
     s->x[s->n] = p->x_of == NULL ? stored_bits(c, subject) : p->x_of(c);
@@ -118,16 +118,15 @@ static size_t read_sweep(const picture *p, const json_t *sweep, series *all) {
     return n;
 }
 
-/* ---- the pictures ---- */
+/* ---- plots ---- */
 
-/* What all cases share, in words. */
+/* Formats the parameters that all cases of a sweep have in common. */
 static void describe(const picture *p, const json_t *sweep, char *words, size_t capacity) {
     const json_t *c = json_array_get(member(sweep, "cases"), 0);
     char heads[64] = "";
     char tokens[64] = "";
     if (strcmp(p->sweep, "group") != 0) (void)snprintf(heads, sizeof heads, "%g query heads, ", number(c, "q_heads"));
-    if (strcmp(p->sweep, "context") != 0)
-        (void)snprintf(tokens, sizeof tokens, "; %g tokens in each sequence", number(c, "cached"));
+    if (strcmp(p->sweep, "context") != 0) (void)snprintf(tokens, sizeof tokens, "; %g tokens per sequence", number(c, "cached"));
     (void)snprintf(words, capacity, "One layer, %s%g KV heads, head dimension %g%s; %.64s kernels, %g threads, pages in memory",
                    heads, number(c, "kv_heads"), number(c, "head_dim"), tokens, text(sweep, "isa"), number(c, "threads"));
 }
@@ -165,7 +164,7 @@ static void draw(const picture *p, const json_t *sweep, const char *machine, con
     describe(p, sweep, subtitle, sizeof subtitle);
     (void)snprintf(
         footnote, sizeof footnote,
-        "Medians of one attention call on %s. Roof: packed bytes by the read bandwidth at the same time, about %.1f GB/s.",
+        "Medians of one attention call on %s. Limit: packed bytes divided by the read bandwidth of the same run, about %.1f GB/s.",
         machine, number(sweep, "read_roof_gb_s"));
     plot picture_plot = {.title = p->title,
                          .subtitle = subtitle,
@@ -176,26 +175,25 @@ static void draw(const picture *p, const json_t *sweep, const char *machine, con
                          .n_lines = n_lines};
     picture_plot.x.label = p->x_label;
     picture_plot.x.is_log = p->x_of != NULL;
-    picture_plot.y.label = "time of a call";
+    picture_plot.y.label = "time per call";
     picture_plot.y.is_log = p->is_log;
     (void)snprintf(path, sizeof path, "%s/cost_%s.svg", folder, p->sweep);
-    if (!plot_write_svg(&picture_plot, path)) kit_die(EXIT_FAILED, "cannot write the picture %s: %s", path, strerror(errno));
+    if (!plot_write_svg(&picture_plot, path)) kit_die(EXIT_FAILED, "cannot write the plot %s: %s", path, strerror(errno));
     printf("%s\n", path);
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] =
-        "usage: bench_plot FILE FOLDER\n"
-        "Draws cost_context.svg, cost_batch.svg, cost_group.svg and cost_bits.svg into FOLDER, as far as FILE has their\n"
-        "numbers: it is one that `bench/compare --sweep context,batch,group,bits --json FILE` wrote.\n";
+    static const char usage[] = "usage: bench_plot FILE FOLDER\n"
+                                "Draws cost_context.svg, cost_batch.svg, cost_group.svg and cost_bits.svg into FOLDER, from the\n"
+                                "sweeps in FILE, the output of `bench/compare --sweep context,batch,group,bits --json FILE`.\n";
     kit_texts words = {0};
-    const kit_option own[] = {{"words", 0, OPTION_WORDS, &words, 0, "FILE FOLDER", "what is read, and where pictures go"}, {0}};
+    const kit_option own[] = {{"words", 0, OPTION_POSITIONAL, &words, 0, "FILE FOLDER", "input file and output folder"}, {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     json_error_t error;
     kit_set_program(PROGRAM);
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (words.n != 2) kit_die(EXIT_USAGE, "FILE and FOLDER are needed");
+    if (words.n != 2) kit_die(EXIT_USAGE, "expected FILE and FOLDER");
     json_t *file = json_load_file(words.texts[0], 0, &error);
     if (file == NULL) kit_die(EXIT_USAGE, "%s: %s", words.texts[0], error.text);
     const json_t *sweeps = member(file, "sweeps");

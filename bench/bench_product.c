@@ -1,9 +1,10 @@
-/* bench_product: how fast activations meet the weights of a model, for each kind of matrix, shape and number of tokens.
+/* bench_product: times matrix products of weights and activations for each matrix kind, shape and number of tokens.
  *
- * Right first: some outputs are held against sums in double precision, and a token among others must have the bits it has alone.
- * Then time: rounds go over all kinds in turn, and before every call the read roof is measured (bench_roof.h), which leaves the
- * weights in memory, as the layers of a model are; the activations are brought back. With few tokens what counts is weights read
- * a second against the roof, with many multiplications a second.
+ * Results are verified first: some outputs are compared with sums in double precision, and each token of a batch must be
+ * bit-identical to the same token computed alone. Each round then visits all kinds. Before every call, the read bandwidth is
+ * measured (bench_roof.h). The measurement also evicts the weights from the CPU caches. The activations are then loaded again.
+ * Decode-sized products are bound by the bandwidth at which weights are read, and prefill-sized products by arithmetic
+ * throughput.
  */
 #include "bench_roof.h"
 #include "bench_util.h"
@@ -16,7 +17,7 @@
 #include <stdlib.h>
 
 static const char PROGRAM[] = "bench_product";
-static const double PRODUCT_TOLERANCE = 2e-4; /* as the parity test */
+static const double PRODUCT_TOLERANCE = 2e-4; /* tolerance, the same as in the parity test */
 static const uint64_t SEED = 20261115;
 
 enum { MAX_LIST = BENCH_MAX_ROOFS, MAX_ROUNDS = 1000, N_CHECKED = 64 };
@@ -34,7 +35,7 @@ static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 4, 32},     {"cente
                              {"bf16", FKV_MATRIX_BF16, 16, 0},           {"f32", FKV_MATRIX_F32, 32, 0},
                              {"affine5", FKV_MATRIX_AFFINE5, 5, 32},     {"table4", FKV_MATRIX_TABLE4, 4, 32}};
 
-/* Of IQ4_NL. */
+/* Table of the IQ4_NL format. */
 static const int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -69,7 +70,7 @@ typedef struct result {
     double error;
     kit_spread ms;
     uint64_t weight_bytes;
-    double roof; /* bytes a second */
+    double roof; /* bytes per second */
 } result;
 
 typedef struct bench {
@@ -77,7 +78,7 @@ typedef struct bench {
     FILE *text;
     fkv_workers *workers[MAX_LIST];
     bench_roof roof;
-    fkv_matrix matrices[N_KINDS]; /* of the shape at hand; panels NULL: not asked for */
+    fkv_matrix matrices[N_KINDS]; /* matrices of the current shape; panels is NULL for kinds that were not selected */
     float *x;                     /* [T, C] */
     float *out;                   /* [T, R] */
     float *alone;                 /* [R] */
@@ -90,9 +91,10 @@ typedef struct bench {
 
 /* ---- options ---- */
 
-static const char usage[] = "usage: bench_product [options]\n"
-                            "Times products of activations with packed weights, checked against double precision first.\n"
-                            "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
+static const char usage[] =
+    "usage: bench_product [options]\n"
+    "Times products of activations with packed weights, after comparing the results with double-precision sums.\n"
+    "Exit status: 0 success, 1 wrong result, 2 invalid usage, 3 out of memory.\n";
 
 static void take_kinds(options *o, const char *list) {
     char word[KIT_WORD];
@@ -100,25 +102,25 @@ static void take_kinds(options *o, const char *list) {
     while (kit_next_word(&list, word)) {
         uint32_t i = 0;
         while (i < N_KINDS && strcmp(kinds[i].name, word) != 0) i++;
-        if (i == N_KINDS) kit_die(EXIT_USAGE, "--kind %s: there is no such kind; --help lists them", word);
+        if (i == N_KINDS) kit_die(EXIT_USAGE, "--kind %s: unknown kind; see --help", word);
         o->kinds[i] = true;
     }
 }
 
 static void take_shapes(options *o, const kit_texts *texts) {
     static const uint32_t max[2] = {1u << 20, 1u << 20};
-    if (texts->n > MAX_LIST) kit_die(EXIT_USAGE, "--shape: at most %d", MAX_LIST);
+    if (texts->n > MAX_LIST) kit_die(EXIT_USAGE, "--shape: given more than %d times", MAX_LIST);
     for (uint32_t i = 0; i < texts->n; i++) {
         uint32_t parts[2];
         if (!kit_numbers(texts->texts[i], 'x', max, parts, 2) || parts[1] % 32 != 0)
-            kit_die(EXIT_USAGE, "--shape %s: RxC with columns that are a multiple of 32", texts->texts[i]);
+            kit_die(EXIT_USAGE, "--shape %s: expected RxC with a multiple of 32 columns", texts->texts[i]);
         o->shapes[o->n_shapes++] = (shape){parts[0], parts[1]};
     }
 }
 
 static void complete(options *o) {
     if (o->isa == FKV_ISA_AUTO) o->isa = fkv_cpu_best_isa();
-    if (!fkv_cpu_runs(o->isa)) kit_die(EXIT_USAGE, "this machine has no %s; choose auto", fkv_isa_name(o->isa));
+    if (!fkv_cpu_runs(o->isa)) kit_die(EXIT_USAGE, "this machine does not support %s; choose auto", fkv_isa_name(o->isa));
     if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
     if (o->n_shapes == 0) {
         o->n_shapes = sizeof default_shapes / sizeof default_shapes[0];
@@ -141,13 +143,14 @@ static void parse(options *o, int argc, char **argv) {
         {"shape", 0, OPTION_TEXTS, &shapes, 0, "RxC",
          "rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n(default 8960x1536, 1536x8960, 1536x1536)"},
         {"kind", 0, OPTION_TEXT, &names, 0, "LIST",
-         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32, affine5, table4 (default all)"},
+         "affine4, centered4, centered5, centered6, centered8, f16, bf16, f32, affine5, table4 (default all)"},
         {"tokens", 0, OPTION_TEXT, &tokens, 0, "LIST", "rows of activations (default 1,4,512)"},
-        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
+        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and the number of cores)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
-         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; default: the environment's FKV_ISA, or auto"},
-        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "timed calls of each (default 15)"},
-        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "3 rounds, 20 tokens at most: a test run, its times mean nothing"},
+         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx (default FKV_ISA from the environment, or auto)"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "timed calls per case (default 15)"},
+        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL,
+         "3 rounds and at most 20 tokens, to test the program; times are not meaningful"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};
     const kit_option *const tables[] = {own, NULL};
@@ -161,9 +164,10 @@ static void parse(options *o, int argc, char **argv) {
     complete(o);
 }
 
-/* ---- the matrices of one shape ---- */
+/* ---- matrices of one shape ---- */
 
-/* Weights in a map like a model's, huge pages included. Affine codes are any; floats are all 1/64 .. 2/64 in size, of any sign.
+/* Fills the weights in a mapping with huge pages, like the weights of a model. Codes are random; floats have magnitudes of 1/64
+ * to 2/64 and random signs.
  */
 static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
     void *map = NULL;
@@ -208,7 +212,8 @@ static void call(bench *b, uint32_t k, const float *x, uint32_t n_tokens, float 
     fkv_product_run(workers, b->o.isa, &p, 1, x, n_tokens, m->n_cols, b->input);
 }
 
-/* Some rows of the first and the last token against double precision, and the last token against itself alone. */
+/* Compares some outputs of the first and the last token with double-precision sums, and all outputs of the last token with those
+ * of the same token alone. */
 static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers, double *error) {
     const fkv_matrix *m = &b->matrices[k];
     float *row = bench_take(m->n_cols * sizeof *row);
@@ -232,12 +237,12 @@ static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers,
            memcmp(b->alone, b->out + (size_t)(n_tokens - 1) * m->n_rows, m->n_rows * sizeof *b->alone) == 0;
 }
 
-/* ---- rounds and the table ---- */
+/* ---- rounds and tables ---- */
 
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        b->results = kit_take_more(b->results, b->room_results * sizeof *b->results);
+        b->results = kit_realloc(b->results, b->room_results * sizeof *b->results);
     }
     return &b->results[b->n_results++];
 }
@@ -251,15 +256,17 @@ static double products_a_second(const result *r) {
 static void print_result(const bench *b, const result *r) {
     (void)fprintf(b->text, "  %-11s %6u %7u", kinds[r->kind].name, r->n_tokens, r->n_threads);
     if (!r->right) {
-        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e (%.0e allowed), or other bits alone; no time for it\n", r->error,
-                      PRODUCT_TOLERANCE);
+        (void)fprintf(
+            b->text,
+            "  WRONG: relative L2 error %.1e (%.0e allowed), or not bit-identical to the result of the token alone; not timed\n",
+            r->error, PRODUCT_TOLERANCE);
         return;
     }
     (void)fprintf(b->text, " %9.3f %9.3f %9.3f %8.2f %7.1f %% %9.1f %9.1e\n", r->ms.p50, r->ms.p10, r->ms.p90,
                   bytes_a_second(r) * 1e-9, bytes_a_second(r) / r->roof * 100, products_a_second(r) * 1e-9, r->error);
 }
 
-/* All kinds, one number of tokens, one of threads. */
+/* Measures all kinds for one number of tokens and threads. */
 static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
     size_t first = b->n_results;
     size_t first_roof = b->roof.n_samples[t];
@@ -353,8 +360,10 @@ int main(int argc, char **argv) {
     b.text = b.o.json ? stderr : stdout;
     for (uint32_t t = 0; t < b.o.n_threads; t++) b.workers[t] = bench_workers_open(b.o.threads[t]);
     bench_roof_open(&b.roof, b.o.quick);
-    (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
-                  fkv_version(), fkv_isa_name(b.o.isa), b.o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
+    (void)fprintf(
+        b.text,
+        "flatkv %s, %s kernels; medians of %u rounds; %llu MiB are streamed before each call to measure the read bandwidth (roof)\n",
+        fkv_version(), fkv_isa_name(b.o.isa), b.o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < b.o.n_shapes; i++) run_shape(&b, b.o.shapes[i]);
 
     (void)fprintf(b.text, "\nread roof:");

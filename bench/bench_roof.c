@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CHUNK_BYTES = 1 << 20 }; /* of the streamed buffer: one item */
+enum { CHUNK_BYTES = 1 << 20 }; /* bytes of the streamed buffer per work item */
 
-/* Four times the last cache where the system tells its size, and between a quarter and one GiB. */
+/* Returns the size of the streamed buffer: four times the last-level cache if the system reports its size, but at least 256 MiB
+ * and at most 1 GiB. */
 static uint64_t stream_size(bool quick) {
     uint64_t bytes = UINT64_C(512) << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE
@@ -32,7 +33,7 @@ void bench_roof_open(bench_roof *roof, bool quick) {
 
 static _Atomic uint64_t sink;
 
-/* Eight words at a time. */
+/* Sums eight words per iteration. */
 void bench_read(const void *bytes, size_t n) {
     const uint64_t *words = bytes;
     uint64_t sums[8] = {0};
@@ -55,7 +56,7 @@ double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t) {
     double rate = (double)roof->bytes / (kit_seconds() - start);
     if (roof->n_samples[t] == roof->room[t]) {
         roof->room[t] = roof->room[t] * 2 + 256;
-        roof->samples[t] = kit_take_more(roof->samples[t], roof->room[t] * sizeof *roof->samples[t]);
+        roof->samples[t] = kit_realloc(roof->samples[t], roof->room[t] * sizeof *roof->samples[t]);
     }
     return roof->samples[t][roof->n_samples[t]++] = rate;
 }
@@ -81,5 +82,5 @@ fkv_isa bench_isa(const char *name) {
     if (name == NULL) return FKV_ISA_AUTO;
     for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AMX; isa++)
         if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
-    kit_die(EXIT_USAGE, "there is no instruction set %s: auto, scalar, neon, avx2, avx512, avx512vnni or amx", name);
+    kit_die(EXIT_USAGE, "unknown instruction set %s: expected auto, scalar, neon, avx2, avx512, avx512vnni or amx", name);
 }

@@ -1,10 +1,9 @@
-/* What the benches of kernels share: the instruction set, worker threads, and the read roof.
+/* Shared by the kernel benchmarks: instruction set, worker threads and read bandwidth.
  *
- * The read roof is the machine's read bandwidth, measured where it is needed: before every timed call a buffer several times the
- * last cache is streamed by the same threads. That is a sample of the roof, and it leaves what the call will read in memory, not
- * in a cache.
+ * The read bandwidth ("roof") is measured before every timed call: the same threads stream a buffer several times larger than the
+ * last-level cache. This also evicts the data that the call will read.
  *
- * Knows src/base of the library, nothing else of it.
+ * Depends on src/base only.
  */
 #ifndef FKV_BENCH_ROOF_H
 #define FKV_BENCH_ROOF_H
@@ -19,29 +18,34 @@ enum { BENCH_MAX_ROOFS = 8 };
 typedef struct bench_roof {
     uint8_t *buffer;
     uint64_t bytes;
-    double *samples[BENCH_MAX_ROOFS]; /* bytes a second of every pass; by number of threads, as the caller counts them */
+    double *samples[BENCH_MAX_ROOFS]; /* read bandwidth of every pass over the buffer, in bytes per second, for each of the
+                                         caller's thread counts */
     size_t n_samples[BENCH_MAX_ROOFS];
     size_t room[BENCH_MAX_ROOFS];
 } bench_roof;
 
-/* quick: a small buffer, to see that it runs. Ends the program if there is no memory. */
+/* Allocates the buffer and starts the threads. If quick is true, the buffer is small. Exits if memory is exhausted. */
 void bench_roof_open(bench_roof *roof, bool quick);
 
-/* One pass over the buffer, counted with thread count number t. Returns bytes a second. */
+/* Streams the buffer once with the thread count at index t. Records and returns the read bandwidth in bytes per second.
+ */
 double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t);
 
-/* The median of the samples of t from number `first` on; NAN where there is none. */
+/* Returns the median bandwidth of the thread count at index t, over its samples from index `first` on. Returns NAN if there are
+ * no such samples. */
 double bench_roof_median(bench_roof *roof, uint32_t t, size_t first);
 
-/* Reads n bytes, so that they are in a cache; the sum goes where no compiler can leave the reading out. */
+/* Reads n bytes to bring them into the CPU caches. The sum is stored in a volatile variable, so that the reads are not optimized
+ * away. */
 void bench_read(const void *bytes, size_t n);
 
-/* Wakes the threads. */
+/* Wakes the worker threads. */
 void bench_wake(fkv_workers *workers);
 
 fkv_workers *bench_workers_open(uint32_t n_threads);
 
-/* By its name, NULL: that in the environment's FKV_ISA, or the best there is. Ends the program where there is none. */
+/* Selects an instruction set by name. NULL selects the value of the environment variable FKV_ISA, or the best instruction set
+ * available. Exits if the instruction set is not supported. */
 fkv_isa bench_isa(const char *name);
 
 #endif

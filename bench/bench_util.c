@@ -1,7 +1,6 @@
 /* See bench_util.h. */
 #include "bench_util.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,15 +8,9 @@
 void *bench_take(size_t bytes) {
     size_t rounded = (bytes + 64) / 64 * 64;
     void *block = aligned_alloc(64, rounded);
-    if (block == NULL) kit_die(EXIT_NO_FIT, "the system has no %zu bytes for a buffer", rounded);
+    if (block == NULL) kit_die(EXIT_NO_FIT, "cannot allocate a buffer of %zu bytes", rounded);
     memset(block, 0, rounded);
     return block;
-}
-
-process_memory bench_memory_now(void) {
-    process_memory now;
-    if (!process_memory_now(&now)) kit_die(EXIT_FAILED, "the system does not say what this process occupies");
-    return now;
 }
 
 const char *bench_bytes(double bytes, char text[BENCH_TEXT]) {
@@ -36,15 +29,10 @@ uint32_t bench_numbers(const char *option, const char *list, uint32_t max, uint3
     uint32_t n = 0;
     for (; kit_next_word(&list, word); n++) {
         uint64_t value = 0;
-        if (n == room) kit_die(EXIT_USAGE, "%s: at most %u numbers", option, room);
+        if (n == room) kit_die(EXIT_USAGE, "%s: more than %u values", option, room);
         if (!kit_number(option, word, max, &value)) exit(EXIT_USAGE);
-        if (value == 0) kit_die(EXIT_USAGE, "%s 0: at least 1 is needed", option);
+        if (value == 0) kit_die(EXIT_USAGE, "%s must be at least 1 (got 0)", option);
         numbers[n] = (uint32_t)value;
     }
     return n;
-}
-
-void bench_writable(const char *path) {
-    FILE *file = fopen(path, "a");
-    if (file == NULL || fclose(file) != 0) kit_die(EXIT_USAGE, "cannot write %s: %s", path, strerror(errno));
 }

@@ -1,5 +1,5 @@
-/* One case of bench_compare: the same numbers for flatkv, for every peer and for the exact answer, made again wherever they are
- * needed, so that no process has to hand them to another.
+/* One case of bench_compare. flatkv, every peer and the exact reference generate the same values from the parameters of the case,
+ * so that the processes need not send values to each other.
  */
 #ifndef FKV_COMPARE_CASE_H
 #define FKV_COMPARE_CASE_H
@@ -10,15 +10,15 @@ typedef struct compare_case {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t n_cached;  /* tokens, the new ones included */
-    uint32_t n_queries; /* new tokens: 1 for decode */
-    uint32_t n_seqs;    /* in one step, each with all of that; their numbers are the same, their pages are not */
+    uint32_t n_cached;  /* number of cached tokens, including the new tokens */
+    uint32_t n_queries; /* number of new tokens; 1 for decode */
+    uint32_t n_seqs;    /* sequences in one step, with equal values and separate pages */
     uint32_t n_threads;
 } compare_case;
 
 typedef enum compare_side { COMPARE_K = 1, COMPARE_V, COMPARE_Q } compare_side;
 
-/* The row of one token: [G, D] of K or V, [H, D] of Q. */
+/* Generates the row of one token: [G, D] for K or V, [H, D] for Q. */
 static inline void compare_row(const compare_case *c, compare_side side, uint32_t token, float *row) {
     uint64_t state = (uint64_t)token << 8 | (uint64_t)side;
     state = kit_random(&state);

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { N_NUMBERS = 6 }; /* of a case */
+enum { N_NUMBERS = 6 }; /* number of arguments that describe a case */
 
 static bool write_all(int to, const void *bytes, size_t n) {
     const char *at = bytes;
@@ -46,7 +46,7 @@ static void start(const char *const *command, const char *types, const compare_c
     _exit(EXIT_FAILED);
 }
 
-/* Ends that no other peer inherits: a peer ends when its requests do. */
+/* Marks both pipe ends close-on-exec, so that no other process keeps the pipe open after bench_compare closes it. */
 static bool open_pipe(int ends[2]) {
     if (pipe(ends) != 0) return false;
     for (int i = 0; i < 2; i++) (void)fcntl(ends[i], F_SETFD, FD_CLOEXEC);
@@ -63,7 +63,7 @@ bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEE
         (void)close(requests[1]);
         return false;
     }
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that is gone is a wrong answer, not our end */
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that exited is reported as a wrong result and must not raise SIGPIPE */
     peer->process = fork();
     if (peer->process == 0) start(command, types, c, requests[0], answers[1]);
     (void)close(requests[0]);
@@ -84,7 +84,7 @@ double compare_peer_call(const compare_peer *peer) {
 }
 
 void compare_peer_close(compare_peer *peer) {
-    (void)close(peer->to); /* which ends it */
+    (void)close(peer->to); /* the peer exits when its request pipe is closed */
     (void)close(peer->from);
     if (peer->process > 0) (void)waitpid(peer->process, NULL, 0);
 }

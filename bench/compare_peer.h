@@ -1,10 +1,11 @@
-/* A peer of bench_compare: one case with one pair of cache types in a process of its own, asked for calls by turns over a pipe.
- * So two libraries do not meet, one that aborts does not end the others, and a peer may be a program in any language.
+/* A peer of bench_compare is a separate process that runs one case with one pair of cache types and receives requests over a
+ * pipe. Separate processes isolate libraries from each other and from aborts, and a peer may be written in any language.
  *
- * The process is given the types, H, G, D, cached tokens, queries and threads as its last arguments. It makes the numbers of the
- * case itself (compare_case.h), computes once, and writes the last query's output, [H, D] as floats, and the seconds of that
- * call as a double. Then, for every byte it reads, it wakes its threads with a small case, computes again and writes the seconds.
- * It ends when there are no more bytes.
+ * The last arguments of the process are the types, H, G, D, cached tokens, queries and threads. The process generates the values
+ * of the case (compare_case.h), computes attention once, and writes two results to its standard output: the output of the last
+ * query as floats [H, D], and the duration of the call, in seconds, as a double. Every byte that it reads afterwards requests one
+ * more call: it wakes its threads with a small case, computes attention again and writes the duration. It exits when the pipe is
+ * closed.
  */
 #ifndef FKV_COMPARE_PEER_H
 #define FKV_COMPARE_PEER_H
@@ -16,18 +17,20 @@
 
 typedef struct compare_peer {
     pid_t process;
-    int to;   /* a byte asks for a call */
-    int from; /* the seconds it took */
+    int to;   /* request pipe; one byte requests one call */
+    int from; /* pipe from which the duration of each call is read */
 } compare_peer;
 
-enum { COMPARE_PEER_WORDS = 3 }; /* at most, of a command without types and case */
+enum { COMPARE_PEER_WORDS = 3 }; /* maximum number of words in a command, not counting the types and the case */
 
-/* command: a program and its first arguments, NULL behind the last. types: "f16", or "q8_0/q4_0" for K and V. The process says
- * what went wrong on stderr itself; false then, and nothing is left. out: [H, D], of the last query; *seconds: of that call. */
+/* Starts a peer and reads its first result. command: a program and its first arguments, terminated by NULL. types: "f16", or
+ * "q8_0/q4_0" for K and V. out receives the output of the last query: [H, D]. *seconds receives the duration of the first call.
+ * Returns false on failure; the peer process then prints the reason to stderr. */
 bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEER_WORDS + 1], const char *types,
                        const compare_case *c, float *out, double *seconds);
 
-/* Seconds of one call, its threads awake; negative where the peer is gone. */
+/* Requests one call and returns its duration in seconds, not counting the time to wake the threads. Returns a negative value if
+ * the peer has exited. */
 double compare_peer_call(const compare_peer *peer);
 
 void compare_peer_close(compare_peer *peer);

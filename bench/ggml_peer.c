@@ -1,4 +1,4 @@
-/* See ggml_peer.h. bench_compare starts this very program again. */
+/* See ggml_peer.h. bench_compare starts itself again to run this code. */
 #include "ggml_peer.h"
 
 #include "bench_util.h"
@@ -16,14 +16,14 @@ static const char PROGRAM[] = "ggml_peer";
 
 enum {
     MAX_LIBRARIES = 8,
-    MASK_ROWS = 64,          /* a mask has a multiple of this many rows, which is enough for every version */
-    N_WARM = 256,            /* tokens of the small case that wakes the threads */
-    HANDLES_BYTES = 1 << 20, /* of a context, beside the numbers of its tensors */
-    WORK_BYTES = 256 << 20,  /* of one call; what is not used is not touched */
+    MASK_ROWS = 64, /* the number of mask rows is padded to a multiple of this number, which suffices for every version of ggml */
+    N_WARM = 256,   /* number of tokens in the small case that wakes the threads */
+    HANDLES_BYTES = 1 << 20, /* bytes of a context in addition to its tensor data */
+    WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; unused pages are never touched */
     N_ARGUMENTS = 10
 };
 
-/* ---- the library ---- */
+/* ---- library ---- */
 
 typedef struct ggml_tensor ggml_tensor;
 typedef struct ggml_context ggml_context;
@@ -34,7 +34,7 @@ typedef struct ggml_init_params {
     bool no_alloc;
 } ggml_init_params;
 
-/* By number: the first four are ggml's since ever, the last is of ik_llama.cpp alone. */
+/* Type numbers of ggml. The first four are common to all versions; the last exists only in ik_llama.cpp. */
 static const struct {
     const char *name;
     int number;
@@ -55,7 +55,7 @@ typedef struct ggml {
     int (*compute)(ggml_context *, ggml_cgraph *, int n_threads);
     void *(*data)(const ggml_tensor *);
     size_t (*row_size)(int type, int64_t n);
-    /* ik_llama.cpp has one argument more, which may be NULL; the others do not look at it */
+    /* only ik_llama.cpp has the last argument (user_data), which may be NULL; other versions ignore it */
     size_t (*quantize)(int type, const float *from, void *to, int64_t start, int64_t n_rows, int64_t row_numbers,
                        const float *importance, const void *user_data);
 } ggml;
@@ -65,7 +65,7 @@ static void add_library(ggml *g, const char *path) {
     if (library != NULL) g->libraries[g->n_libraries++] = library;
 }
 
-/* Those of a folder in the order in which they need each other. */
+/* Adds the libraries in a folder, in dependency order. */
 static void add_folder(ggml *g, const char *folder) {
     static const char *const names[] = {"libggml-base.so", "libggml-cpu.so", "libggml.so"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -75,17 +75,17 @@ static void add_folder(ggml *g, const char *folder) {
     }
 }
 
-/* NULL is allowed where not must. */
+/* Returns NULL if the symbol is missing and not required. */
 static void *symbol(const ggml *g, const char *name, bool must) {
     for (int i = 0; i < g->n_libraries; i++) {
         void *found = dlsym(g->libraries[i], name);
         if (found != NULL) return found;
     }
-    if (must) kit_die(EXIT_FAILED, "the library has no %s", name);
+    if (must) kit_die(EXIT_FAILED, "the library does not define %s", name);
     return NULL;
 }
 
-/* A function pointer is not an object pointer in C; dlsym() gives one all the same. */
+/* Converts the object pointer of dlsym() to a function pointer, which C does not define but POSIX does. */
 #define FIND(field, name)                                                                                                        \
     do {                                                                                                                         \
         void *found_ = symbol(g, name, true);                                                                                    \
@@ -102,7 +102,8 @@ static void ggml_open(ggml *g, const char *path) {
     }
     if (g->n_libraries == 0) {
         const char *why = dlerror();
-        kit_die(EXIT_USAGE, "%s is no libggml and no folder with one%s%s", path, why != NULL ? ": " : "", why != NULL ? why : "");
+        kit_die(EXIT_USAGE, "%s is neither a libggml nor a folder that contains one%s%s", path, why != NULL ? ": " : "",
+                why != NULL ? why : "");
     }
     FIND(init, "ggml_init");
     FIND(release, "ggml_free");
@@ -115,7 +116,7 @@ static void ggml_open(ggml *g, const char *path) {
     FIND(data, "ggml_get_data");
     FIND(row_size, "ggml_row_size");
     FIND(quantize, "ggml_quantize_chunk");
-    void (*cpu_init)(void) = NULL; /* of newer ones: fills tables */
+    void (*cpu_init)(void) = NULL; /* initializes tables in newer versions */
     void *found = symbol(g, "ggml_cpu_init", false);
     memcpy(&cpu_init, &found, sizeof found);
     if (cpu_init != NULL) cpu_init();
@@ -125,10 +126,11 @@ static int type_named(const char *name, size_t length) {
     for (size_t i = 0; i < sizeof cache_types / sizeof cache_types[0]; i++)
         if (strlen(cache_types[i].name) == length && strncmp(cache_types[i].name, name, length) == 0)
             return cache_types[i].number;
-    kit_die(EXIT_USAGE, "there is no cache type \"%.*s\": f16, bf16, q8_0, q4_0, q8_KV (of ik_llama.cpp)", (int)length, name);
+    kit_die(EXIT_USAGE, "unknown cache type \"%.*s\": expected f16, bf16, q8_0, q4_0, q8_KV (ik_llama.cpp only)", (int)length,
+            name);
 }
 
-/* ---- a case ---- */
+/* ---- case ---- */
 
 typedef struct attention {
     const ggml *g;
@@ -138,7 +140,7 @@ typedef struct attention {
     ggml_tensor *out; /* [D, H, T] */
 } attention;
 
-/* K or V as llama.cpp keeps them: [D, G, tokens], seen as [D, tokens, G]. */
+/* Creates K or V in the layout of llama.cpp: stored as [D, G, tokens], viewed as [D, tokens, G]. */
 static ggml_tensor *cache_tensor(const attention *a, compare_side side, int type) {
     const ggml *g = a->g;
     const compare_case *c = &a->c;
@@ -162,7 +164,7 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
                    mask_rows * c->n_cached * sizeof(uint16_t) +
                    2 * (size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof(float);
     *a = (attention){.g = g, .c = *c, .context = g->init((ggml_init_params){bytes, NULL, false})};
-    if (a->context == NULL) kit_die(EXIT_NO_FIT, "ggml_init(): no %zu bytes", bytes);
+    if (a->context == NULL) kit_die(EXIT_NO_FIT, "ggml_init() failed to allocate %zu bytes", bytes);
     ggml_tensor *k = cache_tensor(a, COMPARE_K, k_type);
     ggml_tensor *v = cache_tensor(a, COMPARE_V, v_type);
     ggml_tensor *q = g->new_tensor(a->context, TYPE_F32, c->head_dim, c->n_q_heads, c->n_queries);
@@ -181,29 +183,29 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
     g->expand(a->graph, a->out);
 }
 
-/* Seconds. Each call takes its work buffer from a context, so that it gets one of its own. */
+/* Returns the duration of one call, in seconds. Each call allocates its work buffer from a new context. */
 static double attention_call(const attention *a) {
     ggml_context *work = a->g->init((ggml_init_params){WORK_BYTES, NULL, false});
-    if (work == NULL) kit_die(EXIT_NO_FIT, "ggml_init(): no %d bytes", WORK_BYTES);
+    if (work == NULL) kit_die(EXIT_NO_FIT, "ggml_init() failed to allocate %d bytes", WORK_BYTES);
     double start = kit_seconds();
     int status = a->g->compute(work, a->graph, (int)a->c.n_threads);
     double seconds = kit_seconds() - start;
     a->g->release(work);
-    if (status != 0) kit_die(EXIT_FAILED, "ggml_graph_compute_with_ctx() gives %d", status);
+    if (status != 0) kit_die(EXIT_FAILED, "ggml_graph_compute_with_ctx() returned %d", status);
     return seconds;
 }
 
-/* ---- the process ---- */
+/* ---- process ---- */
 
 int ggml_peer_main(int argc, char **argv) {
     kit_set_program(PROGRAM);
-    if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this is for bench_compare to call");
+    if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this mode is called by bench_compare only");
     FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
-    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* a library that prints does not do so into the answers */
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* text printed by a library must not corrupt the results */
     uint32_t numbers[6];
     for (int i = 0; i < 6; i++) {
         static const uint32_t max[1] = {1u << 26};
-        if (!kit_numbers(argv[4 + i], 0, max, &numbers[i], 1)) kit_die(EXIT_USAGE, "%s: a number is needed", argv[4 + i]);
+        if (!kit_numbers(argv[4 + i], 0, max, &numbers[i], 1)) kit_die(EXIT_USAGE, "%s: expected a number", argv[4 + i]);
     }
     const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], 1, numbers[5]};
     const char *types = argv[3];

@@ -1,6 +1,7 @@
-"""What the loads of serve_load and prefix_disk share: servers that are started and ended here, requests, figures.
+"""Helpers shared by serve_load and prefix_disk: starting and stopping servers, sending requests, and reading metrics.
 
-A request keeps the bytes that came and when, and reads them after the last: the client takes little of the machine that it measures.
+A request records the received bytes with their arrival times and parses them only after the last byte, so that the client uses little CPU
+time on the machine that it measures.
 """
 
 import contextlib
@@ -24,19 +25,19 @@ HOST = "127.0.0.1"
 
 @dataclasses.dataclass
 class Answer:
-    status: object  # of HTTP; "left": by our will; "broken": without its end
+    status: object  # HTTP status; "left": the client disconnected; "broken": the answer is incomplete
     text: str = ""
     n_new: int = 0
     n_cached: int = 0
     retry_after: float = None
-    head_s: float = None  # until the status line
-    first_s: float = None  # until the first token
+    head_s: float = None  # time to the status line
+    first_s: float = None  # time to the first token
     whole_s: float = None
-    times: list = dataclasses.field(default_factory=list)  # of pieces of text, in seconds since the request
+    times: list = dataclasses.field(default_factory=list)  # arrival times of text chunks, in seconds since the request
     error: str = ""
 
     def gaps_at(self):
-        """When a gap between tokens began, and its seconds; tokens that a step wrote together (drafts that were right) have none."""
+        """Returns the start and length in seconds of each gap between tokens. Tokens of one step (accepted drafts) have no gap between them."""
         return [(a, b - a) for a, b in zip(self.times, self.times[1:]) if b - a > 0.0005]
 
     def gaps(self):
@@ -44,7 +45,7 @@ class Answer:
 
 
 def send(port, body, key="", path="/v1/completions"):
-    """-> the socket, with the request on its way"""
+    """Sends a request. Returns the socket without waiting for the answer."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
     if key:
@@ -55,15 +56,15 @@ def send(port, body, key="", path="/v1/completions"):
     return link
 
 
-def chunks(pieces, at):
-    """The chunks of a body and when each had come; a body without chunks as one."""
-    raw = b"".join(piece for _, piece in pieces)
+def chunks(received, at):
+    """Yields the arrival time and data of each chunk of the body. A body without chunked encoding is one chunk."""
+    raw = b"".join(block for _, block in received)
     if b"chunked" not in raw[:at].lower():
-        yield pieces[-1][0], raw[at:]
+        yield received[-1][0], raw[at:]
         return
     n, ends = 0, []
-    for when, piece in pieces:
-        n += len(piece)
+    for when, block in received:
+        n += len(block)
         ends.append((n, when))
     i = 0
     while (end := raw.find(b"\r\n", at)) >= 0 and raw[at:end]:
@@ -76,9 +77,9 @@ def chunks(pieces, at):
         yield ends[i][1], raw[end + 2 : end + 2 + size]
 
 
-def read_stream(answer, pieces, at):
+def read_stream(answer, received, at):
     ended = False
-    for when, chunk in chunks(pieces, at):
+    for when, chunk in chunks(received, at):
         for line in chunk.split(b"\n"):
             ended = ended or line.startswith(b"data: [DONE]")
             if not line.startswith(b"data: {"):
@@ -98,41 +99,41 @@ def read_stream(answer, pieces, at):
         answer.status = "broken"
 
 
-def read_answer(pieces):
-    raw = b"".join(piece for _, piece in pieces)
+def read_answer(received):
+    raw = b"".join(block for _, block in received)
     at = raw.find(b"\r\n\r\n") + 4
     if at < 4:
         return Answer("broken")
-    answer = Answer(int(raw.split(b" ", 2)[1]), head_s=pieces[0][0], whole_s=pieces[-1][0])
+    answer = Answer(int(raw.split(b" ", 2)[1]), head_s=received[0][0], whole_s=received[-1][0])
     if found := re.search(rb"(?i)\r\nretry-after: *(\d+)", raw[:at]):
         answer.retry_after = float(found[1])
     if answer.status == 200:
-        read_stream(answer, pieces, at)
+        read_stream(answer, received, at)
     else:
         answer.error = raw[at:].decode(errors="replace")
     return answer
 
 
 def ask(port, prompt, n_new, key="", leave_after=None, **more):
-    """One streamed completion; the client leaves after that many tokens where told to."""
+    """Requests one streamed completion. leave_after: number of tokens after which the client disconnects, or None."""
     body = {"prompt": prompt, "max_tokens": n_new, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
             "ignore_eos": True, **more}
     start = time.monotonic()
-    pieces, n = [], 0
+    received, n = [], 0
     try:
         with send(port, body, key) as link:
-            while leave_after != 0 and (piece := link.recv(1 << 16)):
-                pieces.append((time.monotonic() - start, piece))
-                n += piece.count(b"data: {") if leave_after is not None else 0
+            while leave_after != 0 and (block := link.recv(1 << 16)):
+                received.append((time.monotonic() - start, block))
+                n += block.count(b"data: {") if leave_after is not None else 0
                 if leave_after is not None and n >= leave_after:
                     return Answer("left")
     except OSError as error:
         return Answer("broken", error=str(error))
-    return Answer("left") if leave_after == 0 else read_answer(pieces)
+    return Answer("left") if leave_after == 0 else read_answer(received)
 
 
 class Server:
-    """A server of the OpenAI API."""
+    """A server process with an OpenAI-compatible API."""
 
     def __init__(self, command):
         with socket.socket() as probe:
@@ -141,7 +142,7 @@ class Server:
         command = [*command, "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not self.is_up():
-            assert self.process.poll() is None, (command, "ended with", self.process.returncode)
+            assert self.process.poll() is None, (command, "exited with status", self.process.returncode)
             time.sleep(0.005)
 
     def is_up(self):
@@ -187,7 +188,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(program, *options):
-    """`flatkv serve` while the block runs."""
+    """Runs `flatkv serve` for the duration of the with block."""
     server = Server([program, "serve", *options])
     try:
         yield server
@@ -198,7 +199,7 @@ def serving(program, *options):
 
 @contextlib.contextmanager
 def peer_serving(program, *options):
-    """llama-server while the block runs."""
+    """Runs llama-server for the duration of the with block."""
     server = Server([program, *options])
     try:
         yield server
@@ -212,7 +213,7 @@ def quantile(values, q):
 
 
 class OthersWatch:
-    """How much of the machine other processes took meanwhile: 0 is a quiet one."""
+    """Measures the share of the machine's CPU time used by other processes; 0 means an idle machine."""
 
     def __init__(self, *servers):
         self.servers = servers
@@ -234,7 +235,7 @@ class OthersWatch:
 
 
 def keep_record(path, program, case, result, revision=None):
-    """One measurement, as scripts/report keeps its own; with no path nothing is kept."""
+    """Writes one measurement in the format of scripts/report. Does nothing without a path."""
     if not path:
         return
     words, at = sys.argv[1:], sys.argv.index("--out") - 1

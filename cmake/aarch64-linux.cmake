@@ -1,4 +1,4 @@
-# Cross build for aarch64 Linux: static programs that qemu-user can run without a sysroot.
+# Toolchain for aarch64 Linux. Programs are linked statically, so that qemu-user runs them without a sysroot.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -1,10 +1,9 @@
-# What `cmake --install` gives: the public headers, the libraries, flatkv.pc and the CMake package. Both descriptions name the
-# private dependencies, so that linking the static library works without knowing them. Nothing in the tree names where it was
-# built or installed, so it can be moved.
+# Installs the public headers, the libraries, the pkg-config files and the CMake package. The package files list the private
+# dependencies, so that static libraries can be linked without naming them. An installed tree is relocatable.
 include(CMakePackageConfigHelpers)
 
 set(flatkv_origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
-# Where a file in this folder of the installed tree finds mlx-c.
+# Sets OUT to the rpath that leads from FOLDER of the installed tree to mlx-c.
 function(flatkv_mlx_rpath out folder)
   set(rpath ${flatkv_mlx_folder})
   if(flatkv_mlx_is_in_tree)
@@ -19,17 +18,24 @@ if(FKV_MODELS)
   install(FILES include/flatkv/engine.h include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 endif()
 install(TARGETS flatkv EXPORT flatkvTargets)
+if(FKV_MODELS)
+  install(TARGETS flatkv_model EXPORT flatkvTargets)
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)
 if(flatkv_has_mlx)
   install(FILES include/flatkv/mlx.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
-  install(TARGETS flatkv_mlx EXPORT flatkv_mlxTargets)
   install(EXPORT flatkv_mlxTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
-  if(flatkv_mlx_is_in_tree) # as scripts/get-mlx laid it out, where its libraries find each other
+  if(flatkv_mlx_is_in_tree) # keeps the layout of scripts/get-mlx, in which its libraries find each other
     install(DIRECTORY ${flatkv_mlx_folder}/../../ DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv PATTERN stamp EXCLUDE)
   endif()
   flatkv_mlx_rpath(rpath ${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(flatkv_mlx PROPERTIES INSTALL_RPATH "${flatkv_origin};${rpath}")
+  set(mlx_libraries flatkv_mlx)
+  if(FKV_MODELS)
+    list(APPEND mlx_libraries flatkv_model_mlx)
+  endif()
+  set_target_properties(${mlx_libraries} PROPERTIES INSTALL_RPATH "${flatkv_origin};${rpath}")
+  install(TARGETS ${mlx_libraries} EXPORT flatkv_mlxTargets)
 endif()
 
 install(EXPORT flatkvTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
@@ -37,16 +43,26 @@ configure_package_config_file(cmake/flatkvConfig.cmake.in ${PROJECT_BINARY_DIR}/
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/flatkvConfig.cmake ${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake DESTINATION ${package_dir})
 
-# In a shared library the dependencies are its own affair. Whoever links a static one needs them, with or without --static.
+# A static library passes its dependencies on to its users; a shared library does not.
+set(pc_model_requires "flatkv = ${PROJECT_VERSION}")
 if(BUILD_SHARED_LIBS)
-  set(pc_requires "")
-  set(pc_libs "")
+  set_target_properties(flatkv PROPERTIES INSTALL_RPATH "${flatkv_origin}")
+  if(FKV_MODELS)
+    set_target_properties(flatkv_model PROPERTIES INSTALL_RPATH "${flatkv_origin}")
+  endif()
 else()
-  set(pc_requires ${flatkv_requires})
+  set(pc_requires "libisal, libcrypto")
+  string(APPEND pc_model_requires ", libpcre2-8, jansson, libutf8proc")
   set(pc_libs "-pthread -lm")
 endif()
-# Where the installed file says the tree is: from its own place, so that an installed tree can be moved.
+# The prefix is relative to the pkg-config file, so that an installed tree can be moved.
 file(RELATIVE_PATH pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
-configure_file(cmake/flatkv.pc.in ${PROJECT_BINARY_DIR}/flatkv.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/flatkv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+set(pc_files flatkv)
+if(FKV_MODELS)
+  list(APPEND pc_files flatkv_model)
+endif()
+foreach(name IN LISTS pc_files)
+  configure_file(cmake/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

@@ -1,5 +1,5 @@
-# Finds mlx-c: the system's (on macOS Homebrew's), else the one that scripts/get-mlx put into the build tree. Sets flatkv_has_mlx and
-# makes the target flatkv_mlxc, or stops where FKV_MLX is ON and there is none.
+# Finds mlx-c: the system's (Homebrew's on macOS), or the copy that scripts/get-mlx put into the build tree. Sets flatkv_has_mlx and
+# creates the target flatkv_mlxc. Stops with an error if FKV_MLX is ON and mlx-c is not found.
 set(flatkv_has_mlx OFF)
 if(FKV_MLX STREQUAL "OFF" OR FKV_PARITY_ONLY)
   return()
@@ -13,13 +13,13 @@ if(NOT FKV_MLX_INCLUDE_DIR OR NOT FKV_MLX_LIBRARY)
   if(FKV_MLX STREQUAL "ON")
     message(FATAL_ERROR "FKV_MLX is ON and mlx-c was not found: run scripts/get-mlx (Linux) or brew install mlx-c (macOS)")
   endif()
-  message(STATUS "mlx-c was not found: flatkv is built without its MLX device")
+  message(STATUS "mlx-c was not found; building without the MLX device")
   return()
 endif()
-message(STATUS "The MLX device is built with ${FKV_MLX_LIBRARY}")
+message(STATUS "Building the MLX device with ${FKV_MLX_LIBRARY}")
 set(flatkv_has_mlx ON)
 cmake_path(GET FKV_MLX_LIBRARY PARENT_PATH flatkv_mlx_folder)
-# One of this build tree is installed with flatkv, since nothing that is installed may lean on the tree.
+# A copy in the build tree is installed with flatkv, because an installed file must not refer to the build tree.
 cmake_path(IS_PREFIX mlx_in_tree "${FKV_MLX_LIBRARY}" NORMALIZE flatkv_mlx_is_in_tree)
 
 add_library(flatkv_mlxc UNKNOWN IMPORTED)

@@ -1,4 +1,5 @@
-# Cross build for x86_64 Linux: static programs that qemu-user can run without a sysroot. Its "max" processor has AVX2.
+# Toolchain for x86_64 Linux. Programs are linked statically, so that qemu-user runs them without a sysroot. QEMU's CPU model "max"
+# supports AVX2.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)

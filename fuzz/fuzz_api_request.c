@@ -1,7 +1,6 @@
-/* Bodies of requests: whatever the bytes, a request comes out whole or an error that says why, and nothing is left behind. The
- * first byte chooses the API and the way in which the model writes calls. Where a form is asked for, its rules are lines that no
- * byte of the client broke.
- */
+/* Fuzzes request bodies: any input must produce either a complete request or an error with a reason, without leaks. The first
+ * byte selects the API and the tool-call syntax of the model. If the client requests a response format, the grammar generated for
+ * it must consist only of known kinds of lines, whatever bytes the client sent. */
 #include "../src/serve/answer_rules.h"
 
 #include <stdlib.h>

@@ -1,7 +1,6 @@
-/* The reader of calibrations against hostile bytes: the input is the file, once as it is, and once with what a digest and the
- * length would catch first made right, so that every number behind them is met. Whatever the bytes are: no crash, no answer but
- * those listed, and bits that are let through are those that a cache takes.
- */
+/* Fuzzes the calibration reader. The input is read as a file, once unchanged and once with the length and the digest corrected,
+ * so that the fuzzer reaches the values after these two fields. The reader must not crash, must return one of the listed
+ * statuses, and must accept only channel bits that a cache accepts. */
 #include "../src/base/checksum.h"
 #include "../src/codec/channel_order.h"
 #include "../src/model/calibration.h"
@@ -21,7 +20,7 @@ static void must(bool good, const char *what) {
 
 static uint8_t *copy_of(const uint8_t *data, size_t size) {
     uint8_t *bytes = malloc(size == 0 ? 1 : size);
-    must(bytes != NULL, "memory");
+    must(bytes != NULL, "malloc");
     if (size > 0) memcpy(bytes, data, size);
     return bytes;
 }
@@ -31,15 +30,16 @@ static void check_bits(fkv_calibration *c, uint32_t average) {
     fkv_calibration_choose(c, average);
     for (uint32_t l = 0; l < c->n_layers; l++)
         for (uint32_t h = 0; h < c->layers[l].n_kv_heads; h++, bits += c->layers[l].head_dim)
-            must(fkv_channel_bits_check(bits, c->layers[l].head_dim, average, h) == FKV_OK, "bits that no cache takes");
-    must(bits == c->file + c->n_bytes, "bits that do not end with the file");
+            must(fkv_channel_bits_check(bits, c->layers[l].head_dim, average, h) == FKV_OK,
+                 "the reader accepted channel bits that no cache accepts");
+    must(bits == c->file + c->n_bytes, "the channel bits do not end at the end of the file");
 }
 
 static void read_bytes(uint8_t *bytes, size_t size, uint32_t average) {
     fkv_calibration c = {0};
     fkv_status status = fkv_calibration_read(bytes, size, "fuzzed.fkc", &c);
     must(status == FKV_OK || status == FKV_FILE_FORMAT || status == FKV_FILE_VERSION || status == FKV_FILE_DAMAGED,
-         "an answer that is not listed");
+         "unlisted status");
     if (status == FKV_OK) check_bits(&c, average);
     fkv_calibration_close(&c);
 }

@@ -1,13 +1,12 @@
-/* The GGUF reader against hostile bytes: the input is the file, or two parts of a model, the second from the last "GGUF" at a
- * multiple of 8 on. It lies in a block exactly as long as it is, so that the sanitizer sees every byte read beyond it. Whatever
- * the bytes are: no crash, no answer but those listed, and what is let through can be read to the last number.
- */
+/* Fuzzes the GGUF reader. The input is one file or two parts of a split model; the second part begins at the last "GGUF" whose
+ * offset is a multiple of 8. The memory block is exactly as long as the input, so that the sanitizer detects reads past its end.
+ * The reader must not crash, must return one of the listed statuses, and must accept only weights that can be read completely. */
 #include "../src/model/files/gguf.h"
 #include "weights_walk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Where the second part begins; size: there is none. */
+/* Returns the offset of the second part, or `size` if there is no second part. */
 static size_t second_at(const uint8_t *data, size_t size) {
     for (size_t at = size / 8 * 8; at >= 8; at -= 8)
         if (size - at >= 4 && memcmp(data + at, "GGUF", 4) == 0) return at;
@@ -26,10 +25,10 @@ static fkv_status read_parts(fkv_weights *weights, const uint8_t *bytes, size_t 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *bytes = malloc(size == 0 ? 1 : size);
     fkv_weights *weights = fkv_weights_new();
-    must(bytes != NULL && weights != NULL, "memory");
+    must(bytes != NULL && weights != NULL, "malloc");
     if (size > 0) memcpy(bytes, data, size);
     const fkv_status status = read_parts(weights, bytes, size);
-    must(walk_listed(status), "an answer that is not listed");
+    must(walk_listed(status), "unlisted status");
     if (status == FKV_OK) walk_weights(weights, bytes, size);
     fkv_weights_close(weights);
     free(bytes);

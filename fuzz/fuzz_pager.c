@@ -1,6 +1,5 @@
-/* libFuzzer target: the first byte chooses the shape of the pager, the rest are the choices that tests/pager_operations.c draws
- * its operations from. Any disagreement between the pager and its model ends the process.
- */
+/* Fuzzes the pager. The first byte selects the pager spec; tests/pager_operations.c chooses its operations from the other bytes.
+ * The program aborts on any difference between the pager and its model. */
 #include "../tests/pager_model.h"
 
 #include <stdio.h>

@@ -1,6 +1,7 @@
-/* config.json and the safetensors reader against hostile bytes. The input: a byte of flags, the length of the config and that of
- * the file's header (16 bits each), the config, the rest of the file from its header on. Lengths are cut to what is there. With
- * OWN_LENGTH the header's length in the file is not made from the input's but read from the rest.
+/* Fuzzes the config.json and safetensors readers. The input consists of a flag byte, two 16-bit lengths, the text of config.json,
+ * and the safetensors file. The first length is that of config.json, limited to the available bytes. The second length is written
+ * as the 8-byte header length at the start of the safetensors file. If the flag OWN_LENGTH is set, the second length is ignored,
+ * and the file in the input contains its own header length.
  */
 #include "../src/model/files/hf_config.h"
 #include "../src/model/files/quantization.h"
@@ -11,10 +12,10 @@ enum { OWN_LENGTH = 1, PREFIX_BYTES = 5, LENGTH_BYTES = 8 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A block of exactly n bytes, for the sanitizer. */
+/* Copies n bytes into a block of exactly n bytes, so that the sanitizer detects reads past the end of the block. */
 static uint8_t *copy_of(const uint8_t *data, size_t n) {
     uint8_t *bytes = malloc(n == 0 ? 1 : n);
-    must(bytes != NULL, "memory");
+    must(bytes != NULL, "malloc");
     if (n > 0) memcpy(bytes, data, n);
     return bytes;
 }
@@ -22,7 +23,7 @@ static uint8_t *copy_of(const uint8_t *data, size_t n) {
 static uint8_t *file_of(const uint8_t *rest, size_t n, uint64_t header_bytes, size_t *size) {
     *size = n + LENGTH_BYTES;
     uint8_t *bytes = malloc(*size);
-    must(bytes != NULL, "memory");
+    must(bytes != NULL, "malloc");
     memcpy(bytes, &header_bytes, LENGTH_BYTES);
     if (n > 0) memcpy(bytes + LENGTH_BYTES, rest, n);
     return bytes;
@@ -40,15 +41,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *json = copy_of(config, config_bytes);
     uint8_t *file = data[0] & OWN_LENGTH ? copy_of(rest, rest_bytes) : file_of(rest, rest_bytes, lengths[1], &file_bytes);
     fkv_weights *weights = fkv_weights_new();
-    must(weights != NULL, "memory");
+    must(weights != NULL, "malloc");
 
     fkv_status status = fkv_hf_config_read(weights, (const char *)json, config_bytes, "config.json");
-    must(walk_listed(status), "an answer to the config that is not listed");
+    must(walk_listed(status), "unlisted status for the config");
     free(json);
-    status = fkv_safetensors_read(weights, file, file_bytes, "fuzzed.safetensors"); /* also after a config that was refused */
+    /* the safetensors file is read even if config.json was rejected */
+    status = fkv_safetensors_read(weights, file, file_bytes, "fuzzed.safetensors");
     if (status == FKV_OK) status = fkv_weights_finish(weights, "fuzzed.safetensors");
     if (status == FKV_OK) status = fkv_quantization_join(weights, "fuzzed.safetensors");
-    must(walk_listed(status), "an answer that is not listed");
+    must(walk_listed(status), "unlisted status");
     if (status == FKV_OK) walk_weights(weights, file, file_bytes);
     fkv_weights_close(weights);
     free(file);

@@ -1,4 +1,4 @@
-/* Any bytes as a model's reply, in any syntax: the events are in order and do not depend on how the reply was cut. */
+/* Fuzzes reply parsing in every syntax: the events must be in order and must not depend on how the reply is split into chunks. */
 #include "../tests/reply_events.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

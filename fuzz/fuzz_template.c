@@ -1,5 +1,6 @@
-/* Any bytes as a chat template, rendered with a conversation: an answer or a refusal, within the limits. */
-#include "../src/model/chat/template.h"
+/* Fuzzes chat templates: rendering a conversation with any bytes as the template must produce either text or an error within the
+ * work and memory limits. */
+#include "../src/text/chat/template.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

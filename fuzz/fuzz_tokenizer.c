@@ -1,6 +1,5 @@
-/* libFuzzer target: the bytes are a vocabulary and a text (tests/tokenizer_model.c). Whatever they are, tokenizing ends with
- * tokens of the vocabulary, and where the slow model applies, with the same ones.
- */
+/* Fuzzes tokenizers. The input is a vocabulary and a text (tests/tokenizer_model.c). Tokenizing must return tokens of the
+ * vocabulary, and, for texts that the reference tokenizer supports, the same tokens as the reference. */
 #include "../tests/tokenizer_model.h"
 
 #include <stdio.h>
@@ -9,11 +8,11 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    tokenizer_world world;
+    tokenizer_fixture fixture;
     bool refused = false;
-    tokenizer_world_read(&world, data, size);
-    const char *fault = tokenizer_world_check(&world, &refused);
+    tokenizer_fixture_read(&fixture, data, size);
+    const char *fault = tokenizer_fixture_check(&fixture, &refused);
     if (fault == NULL) return 0;
-    fprintf(stderr, "wrong: %s\n", fault);
+    fprintf(stderr, "mismatch: %s\n", fault);
     abort();
 }

@@ -1,9 +1,11 @@
-/* libFuzzer target: the bytes are a tokenizer.json, or behind a first byte of 1 a tokenizer.model. Whatever they are, reading
- * ends with one of the listed statuses, and what was let through tokenizes a text of every kind with tokens of the vocabulary.
+/* Fuzzes tokenizer files. The input is a tokenizer.json or, if the first byte is 1, a tokenizer.model. Reading must return a
+ * listed status, and an accepted tokenizer must tokenize a fixed text with many kinds of characters into tokens of its
+ * vocabulary.
  */
-#include "../src/model/files/sentencepiece.h"
-#include "../src/model/files/tokenizer_json.h"
-#include "../src/model/tokenizer/tokenizer.h"
+#include "../src/model/files/weights_state.h"
+#include "../src/text/tokenizer/tokenizer.h"
+#include "../src/text/vocab/sentencepiece.h"
+#include "../src/text/vocab/tokenizer_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +18,7 @@ static void must(bool good, const char *what) {
     abort();
 }
 
-static bool is_refusal(fkv_status status) {
+static bool is_rejection(fkv_status status) {
     return status == FKV_FILE_FORMAT || status == FKV_FILE_DAMAGED || status == FKV_UNSUPPORTED || status == FKV_NO_MEMORY;
 }
 
@@ -28,10 +30,10 @@ static void tokenize(const fkv_tokenizer *tokenizer, uint32_t n_tokens) {
     for (size_t i = 0; i < 2; i++) {
         size_t n = 0;
         const fkv_status status = fkv_tokenizer_encode(tokenizer, text, NULL, sizeof text - 1, flags[i], tokens, 2048, &n);
-        must(status == FKV_OK || is_refusal(status), "a status that is not listed");
+        must(status == FKV_OK || is_rejection(status), "unlisted status");
         for (size_t t = 0; t < n && t < 2048 && status == FKV_OK; t++) {
             size_t n_bytes = 0;
-            must(tokens[t] < n_tokens, "a token outside the vocabulary");
+            must(tokens[t] < n_tokens, "token outside the vocabulary");
             (void)fkv_tokenizer_text(tokenizer, tokens[t], true, &n_bytes);
         }
     }
@@ -42,14 +44,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (weights == NULL) return 0;
     const bool is_model = size > 0 && data[0] == 1;
     fkv_tokenizer *tokenizer = NULL;
-    fkv_status status = is_model ? fkv_sentencepiece_read(weights, data + 1, size - 1, "fuzz/tokenizer.model")
-                                 : fkv_tokenizer_json_read(weights, (const char *)data, size, "fuzz/tokenizer.json");
-    must(status == FKV_OK || is_refusal(status), "a status that is not listed");
+    fkv_status status =
+        is_model ? fkv_sentencepiece_read(fkv_weights_vocab_target(weights), data + 1, size - 1, "fuzz/tokenizer.model")
+                 : fkv_tokenizer_json_read(fkv_weights_vocab_target(weights), (const char *)data, size, "fuzz/tokenizer.json");
+    must(status == FKV_OK || is_rejection(status), "unlisted status");
     must(status == FKV_OK || status == FKV_NO_MEMORY || strstr(fkv_message(), "fuzz/tokenizer.") != NULL,
-         "a refusal without its file");
+         "error message without the file name");
     if (status == FKV_OK) {
         status = fkv_tokenizer_open(fkv_weights_vocab(weights), &tokenizer);
-        must(status == FKV_OK || is_refusal(status), "a status that is not listed");
+        must(status == FKV_OK || is_rejection(status), "unlisted status");
     }
     if (status == FKV_OK) tokenize(tokenizer, fkv_weights_vocab(weights)->n_tokens);
     fkv_tokenizer_close(tokenizer);

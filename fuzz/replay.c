@@ -1,5 +1,5 @@
-/* Runs a fuzz target over stored inputs without libFuzzer: replay FILE_OR_FOLDER... Corpora stay part of every test run this way.
- * Fails if there is nothing to replay, so that a lost corpus does not look like a passing one.
+/* Runs a fuzz target over stored inputs without libFuzzer: replay FILE_OR_FOLDER... The test suite uses this program to run the
+ * stored corpora. Fails if there is no input to replay, so that a missing corpus is noticed.
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -13,13 +13,14 @@ static unsigned n_replayed;
 
 static int replay_file(const char *path, size_t size) {
     FILE *file = fopen(path, "rb");
-    uint8_t *data = malloc(size == 0 ? 1 : size); /* exactly as long as the input: a sanitizer sees one byte too many */
+    /* the block is exactly as long as the input, so that a sanitizer detects reads past its end */
+    uint8_t *data = malloc(size == 0 ? 1 : size);
     int good = file != NULL && data != NULL && fread(data, 1, size, file) == size;
     if (good) {
         (void)LLVMFuzzerTestOneInput(data, size);
         n_replayed++;
     } else {
-        fprintf(stderr, "%s: cannot be read\n", path);
+        fprintf(stderr, "cannot read %s\n", path);
     }
     if (file != NULL) (void)fclose(file);
     free(data);
@@ -29,13 +30,13 @@ static int replay_file(const char *path, size_t size) {
 static int replay(const char *path) {
     struct stat about;
     if (stat(path, &about) != 0) {
-        fprintf(stderr, "%s: not there\n", path);
+        fprintf(stderr, "%s does not exist\n", path);
         return 0;
     }
     if (!S_ISDIR(about.st_mode)) return replay_file(path, (size_t)about.st_size);
     DIR *folder = opendir(path);
     if (folder == NULL) {
-        fprintf(stderr, "%s: cannot be opened\n", path);
+        fprintf(stderr, "cannot open %s\n", path);
         return 0;
     }
     int good = 1;

@@ -1,4 +1,4 @@
-"""What scripts that fetch sources share: files pinned by their SHA-256, crates by way of cargo, one run at a time."""
+"""Helpers shared by the download scripts: files pinned by SHA-256, crates downloaded with cargo, and a lock against concurrent runs."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ import tempfile
 
 
 class Failure(Exception):
-    """What went wrong and what to do, for the user."""
+    """An error with a message for the user: the cause, and how to fix it."""
 
 
 def sha256_of(path):
@@ -31,12 +31,12 @@ def run(command, what, log=None, environment=None):
         out = stack.enter_context(open(log, "ab")) if log else None
         result = subprocess.run(command, check=False, stdout=out, stderr=out, env=environment)
     if result.returncode != 0:
-        raise Failure(f"{what} failed: what it said is {'in ' + str(log) if log else 'above'}")
+        raise Failure(f"{what} failed; its output is {'in ' + str(log) if log else 'above'}")
 
 
 @contextlib.contextmanager
 def locked(folder):
-    """One at a time: a second one waits, then finds everything there."""
+    """Locks the folder, so that a second run waits for the first one and reuses its files."""
     (folder / "downloads").mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -44,15 +44,16 @@ def locked(folder):
 
 
 def get_crate(name, version, digest, folder):
-    """The source of a crate in folder, by way of a package without code that depends on it: cargo fetches what such a package needs
-    into its own cache."""
+    """Returns the path of the crate's source archive in `folder`, downloading it if necessary.
+
+    cargo fetch downloads the dependencies of a package into cargo's cache, so an empty package that depends on the crate is used."""
     crate = folder / f"{name}-{version}.crate"
     if is_right(crate, digest):
         return crate
     if not shutil.which("cargo"):
         raise Failure(f"cargo is needed to download {name} {version}; scripts/setup installs it")
     cargo_home = pathlib.Path(os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo"))
-    # Before 1.68 cargo knew the registry's small index as a trial, and clones the large one without these two.
+    # Before 1.68, cargo supported the sparse registry index only as an unstable feature and otherwise clones the whole index.
     environment = dict(os.environ, RUSTC_BOOTSTRAP="1", CARGO_UNSTABLE_SPARSE_REGISTRY="true")
     with tempfile.TemporaryDirectory() as folder:
         package = pathlib.Path(folder)
@@ -66,4 +67,4 @@ def get_crate(name, version, digest, folder):
         if is_right(found, digest):
             shutil.copyfile(found, crate)
             return crate
-    raise Failure(f"cargo's {crate.name} is not the file that was asked for; it is not used")
+    raise Failure(f"cargo downloaded no {crate.name} with the pinned SHA-256 {digest}; the file was not used")

@@ -1,4 +1,4 @@
-"""What the machine is, and the name of its folder under bench/results. Imported by what measures."""
+"""Describes the machine and names its folder under bench/results. Imported by the benchmark scripts."""
 
 import os
 import platform
@@ -7,8 +7,8 @@ import subprocess
 
 
 def name(machine):
-    """A folder's name, told by the processor: xeon-sapphire-rapids-2c."""
-    # Virtual machines hide the name of the part; family and model still tell its generation.
+    """Returns a folder name derived from the processor, such as xeon-sapphire-rapids-2c."""
+    # Virtual machines hide the model name of the processor. CPU family and model number still identify its generation.
     generations = {("6", "85"): "skylake", ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids", ("6", "173"): "granite-rapids"}
     words = re.sub(r"\(R\)|\(TM\)|Processor|CPU|@.*", " ", machine["processor"])
     words = " ".join(w for w in words.split() if w not in ("Intel", "AMD"))

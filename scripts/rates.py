@@ -1,8 +1,10 @@
-"""Rates of whole models at a depth, flatkv's and llama.cpp's, by turns. Imported by scripts/report and bench/compare.
+"""Measures prefill and decode rates of flatkv and llama.cpp with a given number of cached tokens (depth), interleaved. Imported by
+scripts/report and bench/compare.
 
-A turn of a subject is one prefill of 512 tokens on `depth` cached ones and some decode steps behind it. flatkv is its program,
-with a saved prefix for the depth; llama.cpp is a process that keeps its cache filled and is asked for a turn (bench/peers).
-Rounds go over all subjects, so that a noisy machine hits all alike; one that takes long has fewer of them.
+One turn of a subject is a prefill of 512 tokens after `depth` cached tokens, followed by decode steps. flatkv runs as its command-line
+program and loads the cached tokens from a saved prefix. llama.cpp runs as a process that keeps its cache filled and answers requests
+for turns (bench/peers). Each round runs one turn of every subject, so that noise on the machine affects all subjects equally. Slow
+subjects run fewer rounds.
 """
 
 import contextlib
@@ -18,10 +20,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BOOK = ROOT / "models" / "needle" / "book.txt"
 PEER = ROOT / "bench" / "peers" / "llama_cpp_peer.py"
-PROMPT = 512  # tokens that a prefill is timed over
+PROMPT = 512  # tokens per timed prefill
 NEW = 48
 ROUNDS = 5
-PATIENCE = 15  # seconds of one subject
+PATIENCE = 15  # time limit per subject, in seconds
 
 
 def weights_path(name):
@@ -34,14 +36,15 @@ def codec_options(codec):
 
 
 def cut_text(text, n_bytes):
-    """A part that ends between a letter and a space: every tokenizer splits there, so its tokens begin those of a longer part."""
+    """Returns at least n_bytes of the text, cut between a letter and a space. Every tokenizer splits there, so the tokens of a shorter cut are a
+    prefix of the tokens of a longer one."""
     while not (text[n_bytes - 1 : n_bytes].isalpha() and text[n_bytes : n_bytes + 1] == b" "):
         n_bytes += 1
     return text[:n_bytes]
 
 
 class Subject:
-    """A program with one cache type at one depth. turn() gives prefill_tps and decode_tps."""
+    """A program with one cache type at one depth. turn() returns prefill_tps and decode_tps."""
 
     def __init__(self, who, types, depth):
         self.row = {"who": who, "types": types, "depth": depth}
@@ -96,7 +99,7 @@ class LlamaCpp(Subject):
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"llama.cpp with a {self.row['types']} cache ended with {self.process.wait()}")
+            raise RuntimeError(f"llama.cpp with a {self.row['types']} cache exited with status {self.process.wait()}")
         return json.loads(line)
 
     def turn(self):
@@ -109,7 +112,7 @@ class LlamaCpp(Subject):
         self.process.wait()
 
 
-def by_turns(subjects):
+def run_interleaved(subjects):
     for number in range(ROUNDS):
         for subject in subjects:
             if number and subject.seconds / number * (number + 1) > PATIENCE:
@@ -120,7 +123,8 @@ def by_turns(subjects):
 
 
 def row_of(subject, first):
-    """Medians, and medians over the rounds of its rate by the first subject's, which is flatkv's default."""
+    """Returns the median rates of a subject, and the medians over the rounds of its rates relative to the first subject, which is flatkv
+    with its default codec."""
     row = subject.row | {"rounds": len(subject.turns)}
     for key in ("prefill_tps", "decode_tps"):
         row[key] = statistics.median(turn[key] for turn in subject.turns)
@@ -129,7 +133,7 @@ def row_of(subject, first):
 
 
 def measure(program, model, depth, codecs, python=None, packages=(), caches=(), threads=None):
-    """A row for each codec of flatkv and each cache type of each llama.cpp, and what the last says of itself."""
+    """Returns one row per flatkv codec and per llama.cpp package and cache type, and a description of each llama.cpp package."""
     with contextlib.ExitStack() as opened:
         subjects = []
 
@@ -137,7 +141,7 @@ def measure(program, model, depth, codecs, python=None, packages=(), caches=(), 
             try:
                 subjects.append(kind(*arguments, threads))
             except (RuntimeError, subprocess.CalledProcessError) as error:
-                print(f"rates: left out: {error}", file=sys.stderr)
+                print(f"rates: subject skipped: {error}", file=sys.stderr)
                 return
             opened.callback(subjects[-1].close)
 
@@ -146,6 +150,6 @@ def measure(program, model, depth, codecs, python=None, packages=(), caches=(), 
         for package in packages:
             for cache in caches:
                 add(LlamaCpp, python, package, model, cache, depth)
-        by_turns(subjects)
+        run_interleaved(subjects)
         about = {s.row["package"]: s.about for s in subjects if isinstance(s, LlamaCpp)}
         return [row_of(s, subjects[0]) for s in subjects], about

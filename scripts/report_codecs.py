@@ -1,5 +1,5 @@
-"""One table and one picture of what every codec costs and gives: bytes of a long cache, divergence, perplexity, many facts, times of
-attention. Imported by report_page.py, report_tables.py and report."""
+"""Generates one table and one picture that compare all codecs by cache size, KL divergence, perplexity, recall of many facts and
+attention time. Imported by report_page.py, report_tables.py and report."""
 
 import math
 
@@ -12,7 +12,8 @@ SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "cached": 16384}
 
 
 def name_of(row):
-    """As --codecs has it. Rows of older files have no name; they count where they are rotated, in groups of 64."""
+    """Returns the codec name of a row as used by --codecs. Rows of older files have no name; for them, returns the bit widths if the
+    row is rotated and has groups of 64, and otherwise None."""
     usual = {row[f"{side}_group"] for side in "kv" if row.get(f"{side}_bits", 16) != 16} <= {0, 64}
     old = f"{row.get('k_bits')}/{row.get('v_bits')}" if usual and row.get("rotate") == "kv" else None
     return row.get("codec", old)
@@ -23,8 +24,8 @@ def by_codec(rows):
 
 
 class Codecs:
-    """What a machine has measured of codecs by their names: of each model and codec the run with the most windows, the last of
-    those with as many."""
+    """Measurements of one machine by codec name. For each model and codec, uses the run with the most windows, or the latest of
+    several runs with the same number of windows."""
 
     def __init__(self, machine):
         self.sizes = next((r for r in machine.of("codec-bytes")), None)
@@ -55,7 +56,7 @@ class Codecs:
         return found and found["ppl"] / self.quality[model][codec]["result"]["ppl_16bit"] - 1
 
     def windows(self, model, codec=None):
-        """Of the codec; the most that any has where none is named."""
+        """Returns the number of windows measured with a codec. If codec is None, returns the maximum over all codecs."""
         found = [self.quality[model][codec]] if codec else self.quality[model].values()
         return max(r["result"]["windows"] for r in found)
 
@@ -77,7 +78,7 @@ def shown_ms(ms):
 
 
 def peer_milliseconds(machine, who, types):
-    """Decode and prefill of the same shape in the runs beside peers; None where none was timed."""
+    """Returns the peer's decode and prefill times for SHAPE from the comparison runs; "-" if a time was not measured."""
     found = {}
     for name, cases in (("compare_decode", "cases"), ("compare_prefill", "cases"), ("compare_mlx-lm", "attention"), ("compare_llama.cpp", "cases")):
         part = machine.file(name).get(cases, [])
@@ -89,8 +90,8 @@ def peer_milliseconds(machine, who, types):
 
 
 def peer_caches(machine, model=next(iter(MODELS))):
-    """llama.cpp and mlx-lm by their own scales, on one model: bits a number with their scales, no tables. Of each cache the run that
-    has its divergence, the last of those."""
+    """Yields the measured caches of llama.cpp and mlx-lm for one model, with their bits per value (including scales) and their size
+    without tables. For each cache, uses the latest run that measured the KL divergence."""
     bits = {"q8_0": 8.5, "q8_0/q4_0": 6.5, "q4_0": 4.5, "8:64": 8.5, "4:64": 4.5}
     found = {}
     for record in sorted(machine.of("peer-quality"), key=lambda r: r["when"]):
@@ -110,7 +111,7 @@ def peer_cell(peer, c):
 
 
 def peer_rows(machine, models):
-    """Those that were measured on the first model; of other models what there is."""
+    """Returns one row for each peer cache that was measured with the first model. The row includes the results of other models, if any."""
     others = [{(peer["peer"], c["cache"]): f"{peer_cell(peer, c)} ({peer['windows']} windows)" for peer, c, _, _ in peer_caches(machine, m)} for m in models[1:]]
     rows = []
     for peer, c, bits, size in peer_caches(machine, models[0]):
@@ -135,14 +136,14 @@ def quality_cell(codecs, model, codec):
 
 
 def sources(codecs):
-    """Every record that the table has a number from, once."""
+    """Returns every record that contributes a number to the table."""
     used = [r for m in codecs.models for c, r in codecs.quality[m].items() if c in ORDER]
     used += [codecs.facts, codecs.attention, codecs.sizes]
     return list({id(r): r for r in used if r is not None}.values())
 
 
-def table_of(machine, table, made_by):
-    """The lines of the section."""
+def table_of(machine, table):
+    """Returns the paragraphs of the section."""
     codecs = Codecs(machine)
     if not codecs.present():
         return []
@@ -156,23 +157,19 @@ def table_of(machine, table, made_by):
         rows.append([*cells, f"{nll:.2f}" if nll is not None else "-", *times])
     rows += peer_rows(machine, codecs.models)
     windows = [f"{MODELS[m]}, {codecs.windows(m)} windows: KL, perplexity" for m in codecs.models]
-    without = sorted({peer["peer"] for peer, c, _, _ in peer_caches(machine) if "kl_mean" not in c})
-    missing = f" Of {' and '.join(without)} no KL was measured: its codes are those of 8/8 and 4/4 without rotation, in the tables below." if without else ""
     lines = [
-        "Bits a number and MiB are of a whole cache, tables and scratch included: 131072 tokens of 32 layers with 8 KV heads of 128; of peers, of "
-        "their pages alone. KL in nats a token, and perplexity, against the same model's 16-bit cache; rotated as the codecs are by default. "
-        "Calibrated: on 16384 tokens of a novel. Facts: nll a digit of the right answers, 300 facts in 32768 tokens of the needle model, times "
-        "that of 16/16. Decode and prefill: milliseconds of one layer's attention on two cores, 32 query heads, 16384 tokens cached, of one token "
-        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, the "
-        "second half of each window scored as above, over the same weights expanded to float32; llama.cpp rounds activations to 8 bits where "
-        "weights are packed, and where a row says so that is part of its KL. "
-        "mlx-lm has no quantized cache for Gemma 3's windowed layers." + missing,
+        "The \"bits\" column (bits per value) and the \"MiB\" column refer to a whole cache of 131072 tokens, 32 layers and 8 KV heads of dimension 128, including tables and scratch memory. "
+        "For llama.cpp and mlx-lm, both columns include only the packed keys and values.",
+        "KL divergences are in nats per token. KL divergences and changes in perplexity are relative to the 16-bit cache of the same model. Each codec uses its default rotation. "
+        "Calibrated codecs were calibrated on 16384 tokens of a novel. The caches of llama.cpp and mlx-lm are compared with the 16-bit caches of these programs, which use the same weights expanded to float32. "
+        "If the weights are quantized, llama.cpp rounds activations to 8 bits; rows in which this rounding affects the KL divergence are labeled \"activations in 8 bits\".",
+        "For the column \"facts\", the needle model reads 300 facts in 32768 tokens. The column shows the negative log-likelihood per digit of the correct answers, divided by the same quantity for the codec 16/16. "
+        "The columns \"decode\" and \"prefill\" show the time of one layer's attention over 16384 cached tokens, with 32 query heads on two cores, for one query token (decode) and for a chunk of 512 query tokens (prefill). "
+        "llama.cpp and mlx-lm were timed in separate runs (`compare_*.json`). mlx-lm has no quantized cache for the sliding-window layers of Gemma 3.",
         table(["cache", "bits", "MiB", *windows, "facts", "decode, ms", "prefill, ms"], rows),
-        "![KL against bytes](codecs.svg)",
+        "![KL divergence by cache size](codecs.svg)",
     ]
-    for record in sources(codecs):
-        lines += [made_by([record]), *([record["note"]] if "note" in record else [])]
-    return lines
+    return [*lines, *machine.sources.cite(sources(codecs))]
 
 
 # ---- the picture
@@ -181,7 +178,8 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 480, 70, 20, 96, 60
 
 
 def picture(machine):
-    """KL over bytes, KL by powers of ten; a line through the codecs that no smaller one beats. "" where nothing was measured."""
+    """Draws KL divergence (log scale) over cache size, with a line through all codecs that have a lower divergence than every smaller
+    codec. Returns "" if there are no measurements."""
     codecs = Codecs(machine)
     shown = [c for c in codecs.present() if c != "16/16"]
     if not shown:

@@ -1,5 +1,5 @@
 """The picture of the flat line, docs/flat.svg: flatkv's resident memory beside mlx-lm's own cache over the same tokens, both measured. Imported
-by scripts/report. (bench_flat --svg draws its own run, with computed lines beside it.)"""
+by scripts/report. (flatkv bench flat --svg plots its own run, with computed 16-bit caches for comparison.)"""
 
 import json
 import pathlib
@@ -60,6 +60,6 @@ def picture(results):
     for i, (colour, text) in enumerate(legend):
         out.append(f'<rect x="{LEFT + 236 * i}" y="{TOP - 27}" width="12" height="12" fill="{colour}"/>')
         out.append(f'<text x="{LEFT + 18 + 236 * i}" y="{TOP - 16}">{text}</text>')
-    out.append(f'<text x="{LEFT}" y="{HEIGHT - 16}" fill="#555">flatkv: anonymous memory of the process beyond what it held before (bench_flat). mlx-lm: '
+    out.append(f'<text x="{LEFT}" y="{HEIGHT - 16}" fill="#555">flatkv: anonymous memory of the process beyond what it held before (flatkv bench flat). mlx-lm: '
                "generate_step on an H200 (gpu_check.py).</text>")
     return "\n".join([*out, "</svg>"]) + "\n"

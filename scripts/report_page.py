@@ -1,7 +1,7 @@
-"""Makes docs/results.md out of the files under bench/results. Imported by scripts/report, which measures; this only reads.
+"""Generates docs/results.md from the files under bench/results. Imported by scripts/report.
 
-A file is one measurement: its kind, command, time, revision and result. Nothing on the page has another source; what was not
-measured on a machine is not on the page. Numbers are rounded for reading; the files have them in full.
+Each file holds one measurement with its kind, command, time, revision and result. Every number on the page comes from one of these
+files. A section without measurements is omitted. The page shows rounded numbers; the files contain all digits.
 """
 
 import pathlib
@@ -9,14 +9,15 @@ import pathlib
 import report_codecs
 import report_serving
 from report_records import Machine
-from report_tables import build, markdown as table
+from report_tables import TABLES, build, markdown as table
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 
 
 def codec_name(c):
-    """8/4, 4/4 kv, 4/4 g32, s4/s4 v: keys and values, the group where it is not 64, what is rotated."""
+    """Returns a short codec name such as "8/4", "4/4 g32" or "s4/s4 kv": the bits of K and V, the group size if it is not 64, and
+    the rotated sides."""
     name = c["codec"].split(":")[0].split("g")[0] if "codec" in c else f"{c['k_bits']}/{c['v_bits']}"
     groups = {c[f"{side}_group"] for side in "kv" if c[f"{side}_bits"] != 16} - {0, 64}
     name += "".join(f" g{group}" for group in sorted(groups))
@@ -39,23 +40,33 @@ def count(n, thing):
     return f"{n} {thing}" + ("" if n == 1 else "s")
 
 
-def made_by(records):
-    """When and from what, for a reader who wants to do it again."""
-    days = sorted({r["when"][:10] for r in records})
-    revisions = sorted({r["revision"] for r in records})
-    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return f"*{span}, revision {', '.join(revisions)}.* `{records[-1]['command']}`"
+class Sources:
+    """Collects the records that the sections of one machine cite, for the table of sources at the end."""
+
+    def __init__(self):
+        self.records = {}
+
+    def cite(self, records):
+        self.records |= {id(r): r for r in records}
+        return []
+
+    def table(self):
+        rows = []
+        for r in sorted(self.records.values(), key=lambda r: (r.get("kind", ""), r.get("when", ""))):
+            rows.append([r.get("kind", ""), r.get("when", "")[:10], r.get("revision", ""), f"`{r['command'].replace('|', '/')}`", r.get("note", "")])
+        return table_of_text(["measurement", "date", "revision", "command", "note"], rows)
 
 
-def made_with_note(record):
-    return [made_by([record]), *([record["note"]] if "note" in record else [])]
+def table_of_text(head, rows):
+    """Formats a table of text columns."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-# ---- sections: each returns the lines of one machine ----
+# ---- sections: each returns the paragraphs of one machine ----
 
 
-def quality_table(record):
-    """One run over several codecs; without KL where it was not asked for."""
+def quality_table(machine, record):
+    """Formats one run that measured several codecs. The KL columns are empty if the run did not measure KL divergence."""
     result = record["result"]
     codecs = result["codecs"]
     base = result.get("ppl_16bit") or next(c["ppl"] for c in codecs if c["k_bits"] == c["v_bits"] == 16)
@@ -64,11 +75,11 @@ def quality_table(record):
         divergence = [f"{c['kl_mean']:.2e}", f"{c['kl_p99']:.2e}", percent(c["top1"])] if "kl_mean" in c else ["-"] * 3
         rows.append([codec_name(c), f"{c['ppl']:.4f}", signed(c["ppl"] / base - 1), *divergence])
     title = (
-        f"**{result['model']}**, windows of {result['window']}: {count(result['windows'], 'window')}, "
-        f"{codecs[0]['tokens']} tokens scored. 16-bit: {base:.4f}"
+        f"The table for **{result['model']}** covers {count(result['windows'], 'window')} of {result['window']} tokens{' each' if result['windows'] > 1 else ''}, "
+        f"in which a total of {codecs[0]['tokens']} tokens are scored. The perplexity of the 16-bit cache is {base:.4f}."
     )
-    head = ["cache (K/V bits)", "perplexity", "to 16-bit", "KL mean", "KL p99", "same top-1"]
-    return [title, table(head, rows), *made_with_note(record)]
+    head = ["cache (K/V bits)", "perplexity", "change", "mean KL", "p99 KL", "top-1 agreement"]
+    return [title, table(head, rows), *machine.sources.cite([record])]
 
 
 def quality(machine):
@@ -77,7 +88,7 @@ def quality(machine):
         for model in REAL_MODELS:
             records = [r for r in machine.of("quality") if r["result"]["model"] == model and r["result"]["window"] == window]
             for record in sorted(records, key=lambda r: -r["result"]["windows"]):
-                lines += quality_table(record)
+                lines += quality_table(machine, record)
     return lines
 
 
@@ -111,28 +122,28 @@ def peers_quality(machine):
                 for c in ours["codecs"]
             ]
         lines.append(
-            f"**{peer['model']}**, the first {peer['windows']} windows of {peer['context']}, {peer['caches'][0]['tokens']} "
-            f"tokens scored; {peer['peer']} {peer['version']}. Each against its own 16-bit cache."
+            f"The table for **{peer['model']}** shows the caches of {'flatkv and of ' if same else ''}{peer['peer']} {peer['version']}. It covers the first "
+            f"{peer['windows']} windows of {peer['context']} tokens each, in which a total of {peer['caches'][0]['tokens']} tokens are scored. Changes in perplexity and KL divergences are relative to the 16-bit cache of the same program."
         )
-        lines.append(table(["cache", "perplexity", "to own 16-bit", "KL mean", "same top-1"], rows))
+        lines.append(table(["cache", "perplexity", "change", "mean KL", "top-1 agreement"], rows))
         if peer["peer"] == "mlx-lm":
             lines += mlx_distance(peer, same)
-        lines += made_with_note(record)
+        lines += machine.sources.cite([record])
     return lines
 
 
 def mlx_distance(peer, same):
-    """The same codec on both sides: groups of 64, no rotation, float32 activations."""
+    """Compares the codecs that both programs have: groups of 64, no rotation, float32 activations."""
     theirs = {c["cache"]: c["ppl"] for c in peer["caches"]}
     names = {"16": "16/16", "8:64": "8/8", "4:64": "4/4"}
     said = [
-        f"{ours}: {signed(c['ppl'] / theirs[cache] - 1)}"
+        f"{signed(c['ppl'] / theirs[cache] - 1)} for {ours}"
         for cache, ours in names.items()
         for s in same[:1]
         for c in s["codecs"]
         if codec_name(c) == ours and cache in theirs
     ]
-    return ["flatkv's perplexity to mlx-lm's with the same codec: " + ", ".join(said) + "."] if said else []
+    return ["With the same codec, the perplexity of flatkv differs from that of mlx-lm by " + " and ".join(", ".join(said).rsplit(", ", 1)) + "."] if said else []
 
 
 def agreement(machine):
@@ -144,26 +155,22 @@ def agreement(machine):
         pairs = [result[k] for k in ("flatkv_expanded", "flatkv_llama", "llama_expanded")]
         rows.append([result["model"], *(cell for p in pairs for cell in (percent(p["top1"]), f"{p['rel_l2']:.4f}"))])
     first = records[0]["result"]
-    head = [
-        "model",
-        "flatkv and llama.cpp on float32: same top-1",
-        "error",
-        "flatkv and llama.cpp: same top-1",
-        "error",
-        "llama.cpp and itself on float32: same top-1",
-        "error",
-    ]
+    head = ["model"]
+    for pair in ("flatkv and llama.cpp with float32 weights", "flatkv and llama.cpp", "llama.cpp and llama.cpp with float32 weights"):
+        head += [f"{pair}: top-1 agreement", "relative error"]
     close = [(r["result"]["model"], r["result"]["flatkv_llama"]) for r in records]
-    calls = ", ".join(f"{name} {c['margin_where_different']:.2f} of {c['margin_median']:.2f}" for name, c in close)
+    margins = " and ".join(", ".join(f"{name} ({c['margin_where_different']:.2f} and {c['margin_median']:.2f})" for name, c in close).rsplit(", ", 1))
     return [
-        f"{first['tokens']} positions of book text, 16-bit caches, {first['package']} {first['version']}. Error: L2 of the "
-        "difference relative to that of the logits around their mean.",
+        f"The table compares the next-token logits of flatkv and llama.cpp at {first['tokens']} positions in the text of a book. Both programs use 16-bit caches. "
+        f"The llama.cpp build is {first['package']} {first['version']}. "
+        "The relative error is the L2 norm of the difference between the logits, divided by the L2 norm of the centered logits.",
         table(head, rows),
-        "For quantized weights llama.cpp rounds activations to 8 bits in blocks, for float32 weights it does not. The same "
-        "weights expanded to float32 are therefore the better oracle, and the last two columns are what its own rounding "
-        "costs llama.cpp. Where flatkv and llama.cpp differ, llama.cpp's two candidates are close (median logit margin "
-        f"there, of that everywhere: {calls}).",
-        made_by(records),
+        "If the weights are quantized, llama.cpp rounds blocks of activations to 8 bits; with float32 weights, it does not. llama.cpp with "
+        "weights expanded to float32 is therefore the better reference. The last two columns compare llama.cpp with and without this rounding. "
+        "At positions where the two programs choose different top tokens, the two best candidates of llama.cpp have similar logits.",
+        "The following list contains two numbers for each model, both computed from the logits of llama.cpp. The first number is the median difference between the logits of the two tokens that the programs choose, over the positions at which they choose different tokens. "
+        f"The second number is the median difference between the logits of the two most likely tokens, over all positions. The numbers are: {margins}.",
+        *machine.sources.cite(records),
     ]
 
 
@@ -190,11 +197,11 @@ def needles(machine):
     order = ["needle", *REAL_MODELS]
     rows.sort(key=lambda r: (order.index(r[0].split()[0]), int(r[1]), r[0]))
     lines.append(
-        "Facts planted in a book and asked for at its end, each as if it were the only question (with `--together` all facts of a "
-        "length are in one haystack). A square for each depth from the beginning to the end: filled where the answer was right."
+        "In this test, facts are inserted into the text of a book, and the model is asked for these facts at the end of the text. With `--together`, all facts that are tested at the "
+        "same context length share one haystack. Each square represents one depth, which is the position of the fact between the beginning and the end of the text. A filled square is a correct answer."
     )
     lines.append(table(["model, cache", "tokens", "found", "depths"], rows))
-    lines.append(made_by(records))
+    lines += machine.sources.cite(records)
     return lines
 
 
@@ -223,11 +230,11 @@ def facts(machine):
             )
     asked = next(c for r in records for c in r["result"].get("codecs", [r["result"]]))
     return [
-        f"The needle model; facts of the same form at random places, {asked['asked']} of them asked one after another over "
-        f"{asked['haystacks']} haystacks. Simulated: the same model in floating point with exact attention over simulated "
-        "codes, on other haystacks.",
-        table(["cache", "tokens, facts", "answers right", "nats a digit", "simulated"], [row for _, _, row in sorted(rows)]),
-        made_by(records),
+        f"The needle model reads haystacks with many facts of identical form at random positions. Over all {asked['haystacks']} haystacks together, the model is asked for "
+        f"{asked['asked']} of these facts, one after another. The last column comes from a simulation of the same codecs. In the simulation, the same model reads other haystacks, "
+        "and attention is computed exactly over simulated codes.",
+        table(["cache", "tokens, facts", "correct answers", "nats per digit", "simulated"], [row for _, _, row in sorted(rows)]),
+        *machine.sources.cite(records),
     ]
 
 
@@ -250,21 +257,21 @@ def memory(machine):
             ]
         )
     return [
-        "Anonymous memory of the process beyond its start and its weights, while the whole context is filled. MiB.",
-        table(["model, cache", "tokens", "plan", "after open", "peak", "peak to plan", "peak to open", "flat"], rows),
-        made_by(records),
+        "The table shows the anonymous memory of the process, in MiB, while the whole context is filled. The memory used at program start and the weights are not included.",
+        table(["model, cache", "tokens", "plan", "after open", "peak", "peak - plan", "peak - open", "flat"], rows),
+        *machine.sources.cite(records),
     ]
 
 
 def filled_cache(machine):
-    """bench_flat: the cache alone, no model."""
+    """Formats the memory measurements of caches that were filled without a model."""
     lines = []
     for record in machine.of("flat"):
         r = record["result"]
         name = f"{r['layers']} layers, {r['q_heads']}/{r['kv_heads']}/{r['head_dim']}, {r.get('codec', '8/4')}"
         sizes = [f"{r[key]:,}" for key in ("plan_bytes", "open_bytes", "peak_bytes", "end_bytes")]
         head = ["cache", "tokens", "plan", "after open", "peak", "at the end", "flat"]
-        lines += [table(head, [[name, f"{r['tokens']}", *sizes, "yes" if r["flat"] else "**no**"]]), *made_with_note(record)]
+        lines += [table(head, [[name, f"{r['tokens']}", *sizes, "yes" if r["flat"] else "**no**"]]), *machine.sources.cite([record])]
     return lines
 
 
@@ -281,13 +288,13 @@ def plans(machine):
                 sizes = [megabytes(p["total_bytes"]) + ("" if p["fits"] else " *") for p in points]
                 rows.append([codec, *sizes, f"{points[-1]['longest_context']:,}"])
             available = min(p["available_bytes"] for points in result["codecs"].values() for p in points)
-            lines.append(f"**{model}**; the machine could give {megabytes(available)} MiB:")
-            lines.append(table(["cache", *(f"{c} tokens" for c in contexts), "crosses the machine at"], rows))
+            lines.append(f"The table shows the planned memory of **{model}** on a machine with {megabytes(available)} MiB of available memory:")
+            lines.append(table(["cache", *(f"{c} tokens" for c in contexts), "longest context that fits"], rows))
     return [
-        "What is reserved for pages, tables, scratch and activations, without the weights, by `flatkv plan`. MiB; a star where "
-        "the machine could not give it. The last column is the longest context whose plan the machine could still give.",
+        "`flatkv plan` reports the memory reserved for pages, tables, scratch memory and activations, without weights. All sizes are in MiB. "
+        "An asterisk marks a plan that does not fit in the available memory.",
         *lines,
-        made_by(records),
+        *machine.sources.cite(records),
     ]
 
 
@@ -311,69 +318,96 @@ def rates(machine):
             for name, by in cells.items()
         ]
         head = ["cache", *(f"{what} at {d}" for d in depths for what in ("prefill", "decode"))]
-        times = ", ".join(f"{who} {r['when']}" for who, found in (("flatkv", ours), ("llama.cpp", theirs)) for r in found)
-        lines += [f"**{model}**, tokens a second; {times} UTC", table(head, rows)]
+        times = " and ".join(f"{who} was measured at {r['when']} UTC" for who, found in (("flatkv", ours), ("llama.cpp", theirs)) for r in found)
+        lines += [f"The table shows the speed of **{model}**, in tokens per second, for different numbers of cached tokens. In this table, {times}.", table(head, rows)]
     peers = machine.of("peer-rates")
     if peers:
         peer = peers[0]["result"]
         lines.append(
-            f"llama.cpp of {peer['package']} {peer['version']} ({build(peer['system'])}), {peer['threads']} threads, "
-            f"flash attention on: {peer['system']}"
+            f"The llama.cpp build is {peer['package']} {peer['version']} ({build(peer['system'])}) with {peer['threads']} threads and flash attention. "
+            f"It reports `{peer['system']}`."
         )
     return lines
 
 
 def codecs(machine):
-    return report_codecs.table_of(machine, table, made_by)
+    return report_codecs.table_of(machine, table)
 
 
 def serving(machine):
-    return report_serving.section(machine, table, made_by)
+    return report_serving.section(machine, table)
 
 
 def codecs_picture(results):
-    """docs/codecs.svg, of the machine that has measured most models."""
+    """Draws docs/codecs.svg from the machine with the most measured models."""
     machines = [Machine(p.parent) for p in sorted(pathlib.Path(results).glob("*/machine.json"))]
     return report_codecs.picture(max(machines, key=lambda m: len(report_codecs.Codecs(m).models)))
 
 
 SECTIONS = (
-    ("Codecs: bytes, divergence, perplexity, facts", codecs),
+    ("Codecs: size, divergence, perplexity, facts", codecs),
     ("Agreement with llama.cpp", agreement),
-    ("Perplexity, divergence and agreement with a 16-bit cache", quality),
-    ("The same windows under llama.cpp and mlx-lm", peers_quality),
-    ("Needles", needles),
+    ("Perplexity and divergence from a 16-bit cache", quality),
+    ("llama.cpp and mlx-lm on the same windows", peers_quality),
+    ("Needle in a haystack", needles),
     ("Many facts", facts),
-    ("A cache filled to its last token, bytes", filled_cache),
+    ("Memory of a full cache, in bytes", filled_cache),
     ("Peak memory", memory),
-    ("Memory against context, and where it crosses the machine", plans),
-    ("Rates", rates),
+    ("Memory by context length", plans),
+    ("Throughput of whole models", rates),
     ("Serving", serving),
+)
+
+COMPARISONS = (
+    ("Attention on the CPU, next to llama.cpp and ik_llama.cpp", "attention_cpu",
+     "`bench_compare` measures the attention of one layer with 2 threads. Times are medians in milliseconds. The caches in one row of the table are measured alternately in one run, "
+     "and the cached tokens are evicted from the CPU caches before every call. "
+     "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of flatkv 8/4."),
+    ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. The codec and 8/4 were measured alternately in one run."),
+    ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
+    ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),
+    ("Attention on an H200", "attention_gpu",
+     "The values in the table were measured with `bench_attn --device mlx`. Unless noted otherwise, a time is the time per call in a chain: one MLX evaluation contains many attention calls, and each call depends on the "
+     "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
+     "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column measures a CUDA graph of 20 cuDNN calls."),
+    ("Sealed pages on an H200", "sealed_gpu", "The values in the table were measured with `bench_attn --device mlx --case sealed`."),
+    ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
+    ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
+    ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2."),
+    ("mlx-lm on an H200", "python_model",
+     "`python/tests/gpu_check.py` passes 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
+    ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show the time per token that the host spends on these tasks."),
+    ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
+    ("Calibrated keys", "calibrated", "The table shows the mean KL divergence from the 16-bit cache on WikiText-2. The keys were calibrated on 16384 tokens of a novel."),
+    ("Model families", "families", "The table shows the relative error of the logits for tiny models with random weights. The error is relative to the logits that transformers computes in float32."),
+    ("Checks by other programs", "outside_checks", "The table shows the results of test suites and tools that are not part of flatkv."),
 )
 
 
 def make(results):
-    """The page, from the folders of machines under `results`."""
-    folders = sorted(p for p in pathlib.Path(results).glob("*") if (p / "machine.json").is_file())
+    """Returns the page. `results` is a report_readme.Results."""
     parts = [
         "# Results",
-        "Written by `scripts/report` from the files under `bench/results`; it says how to measure again. Perplexity is that"
-        " of WikiText-2's raw test file, cut into windows that do not overlap; the second half of each is scored, with all "
-        "before it as context, prefilled in chunks, so that later chunks attend to packed history. KL and top-1 are against"
-        " the 16-bit cache on the same tokens. Caches are named by the bits of keys and values, in groups of 64; `kv` means"
-        " both are rotated.",
+        "`scripts/report` generates this page from the files under `bench/results`. [bench/README.md](../bench/README.md) lists the command "
+        "that produced each file. Shapes are written as query heads / KV heads / head dimension. Codecs are written as key bits / value bits. Their groups have 64 values unless another size is given. `kv` means that keys and values are rotated.",
+        "Perplexity is measured on the raw test file of WikiText-2, which is divided into windows that do not overlap. Only the second half of each window is scored. "
+        "The first half of the window serves as context and is prefilled in chunks, so that later chunks attend to the packed pages of earlier chunks. "
+        "KL divergence and top-1 agreement compare each cache with the 16-bit cache on the same tokens.",
+        "## Comparisons",
     ]
-    if not folders:
-        parts.append("*Nothing was measured yet.*")
-    for folder in folders:
+    for title, name, text in COMPARISONS:
+        parts += [f"### {title}", text, TABLES[name](results)]
+    for folder in sorted(p.parent for p in results.folder.glob("*/machine.json")):
         machine = Machine(folder)
+        machine.sources = Sources()
         about = machine.about
-        parts.append(f"## {machine.name}")
+        parts.append(f"## Machine {machine.name}")
         parts.append(
-            f"{about['processor']}, {about['cores']} cores, {about['memory_bytes'] / (1 << 30):.0f} GiB, {about['system']}; "
-            + " ".join(about["instructions"])
+            f"This machine has {about['cores']} cores ({about['processor']}) and {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, and runs {about['system']}. "
+            f"Its instruction sets include {' and '.join(', '.join(about['instructions']).rsplit(', ', 1))}."
         )
         for title, section in SECTIONS:
             lines = section(machine)
             parts += [f"### {title}", *lines] if lines else []
+        parts += ["### Sources", machine.sources.table()]
     return "\n\n".join(parts) + "\n"

@@ -1,7 +1,7 @@
-"""The tables of README.md and docs, by name, from the files under bench/results. Imported by report_figures.py.
+"""Generates the tables of README.md and docs/results.md, by name. Imported by report_readme.py and report_page.py.
 
-A table reads the files named in it and nothing else. Peers carry their build in their column: "native" was compiled on the
-machine that ran it, for it; "AVX2 wheel" is a prebuilt package.
+Each function reads only the files under bench/results that it names. The column heads of peers state how the peer was built: a
+"native" build was compiled on and for the machine that ran it, and an "AVX2 wheel" is a prebuilt package.
 """
 
 import report_codecs
@@ -19,7 +19,7 @@ MODEL_NAMES = {
 
 
 def markdown(head, rows):
-    """A table whose first column is words and whose others are numbers."""
+    """Formats a table with one text column followed by numeric columns."""
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
@@ -36,17 +36,17 @@ def times(x):
 
 
 def flat(results):
-    """bench_flat: a cache of a model's shape filled to its last token."""
+    """Memory of a cache with the shape of Llama-3-8B, filled to its last token."""
     r = results.file(FLAT)["result"]
     rows = [
-        ["planned, before anything is taken", f"{r['plan_bytes']:,}"],
+        ["plan, printed before allocation", f"{r['plan_bytes']:,}"],
         ["resident after open", f"{r['open_bytes']:,}"],
-        [f"resident at the end, {r['tokens']} tokens later", f"{r['end_bytes']:,}"],
+        [f"resident after {r['tokens']} tokens", f"{r['end_bytes']:,}"],
         [f"highest of {len(r['samples'])} samples", f"{r['peak_bytes']:,}"],
-        ["the same tokens in a 16-bit cache, computed", f"{r['layers'] * r['kv_heads'] * r['head_dim'] * 4 * r['tokens']:,}"],
+        ["16-bit cache of the same size (computed)", f"{r['layers'] * r['kv_heads'] * r['head_dim'] * 4 * r['tokens']:,}"],
     ]
     if "capacity_ratio" in r:
-        rows.append(["decode time with room for 8 times the tokens", f"{r['capacity_ratio']:.2f}x"])
+        rows.append(["decode time at 8 times the capacity", f"{r['capacity_ratio']:.2f}x"])
     return markdown(["", "bytes"], rows)
 
 
@@ -72,7 +72,7 @@ def case_name(case):
 
 
 def attention_cpu(results, shape=None):
-    """bench_compare: all subjects of a row by turns in one run. Ratios are medians over the rounds, to flatkv's 8/4."""
+    """bench_compare: the measurements of all caches in a row are interleaved in one run. Ratios are medians over rounds, relative to flatkv 8/4."""
     rows = []
     for case in results.file(f"{CPU}/compare_decode")["cases"] + results.file(f"{CPU}/compare_prefill")["cases"]:
         if shape and (case["q_heads"], case["kv_heads"], case["head_dim"]) != shape:
@@ -81,27 +81,27 @@ def attention_cpu(results, shape=None):
         ours = [milliseconds(subject(case, "flatkv", types)) for types in ("8/4", "4/4", "16/16")]
         theirs = [with_ratio(subject(case, "llama.cpp", types)) for types in ("f16", "q8_0")]
         rows.append([case_name(case), *ours, with_ratio(ik, f" ({ik['types']})"), *theirs])
-    head = ["ms", "flatkv 8/4", "4/4", "16/16", "ik_llama.cpp's best, native", "llama.cpp f16, native", "q8_0, native"]
+    head = ["ms", "flatkv 8/4", "4/4", "16/16", "ik_llama.cpp, best type", "llama.cpp f16", "llama.cpp q8_0"]
     return markdown(head, rows)
 
 
 def attention_cpu_128(results):
-    """The same, of one shape."""
+    """attention_cpu for the shape of Llama-3-8B only."""
     return attention_cpu(results, (32, 8, 128))
 
 
 def read_roof(results):
-    """Decode: packed bytes by time, as a share of the read bandwidth that the same run measured."""
+    """Decode bandwidth as a percentage of the memory read bandwidth, which is measured in the same run."""
     rows = []
     for case in results.file(f"{CPU}/compare_decode")["cases"]:
         found = [subject(case, "flatkv", types) for types in ("8/4", "4/4", "16/16")]
         shares = [s["packed_bytes"] / s["ms_p50"] / 1e6 / case["read_roof_gb_s"] for s in found]
         rows.append([case_name(case), f"{case['read_roof_gb_s']:.1f}", *(f"{100 * share:.0f} %" for share in shares)])
-    return markdown(["share of the read roof", "roof, GB/s", "8/4", "4/4", "16/16"], rows)
+    return markdown(["share of read bandwidth", "bandwidth, GB/s", "8/4", "4/4", "16/16"], rows)
 
 
 def attention_codecs(results):
-    """Codecs that pack more tightly than 8/4, beside it, by turns. Ratios: 8/4's time by theirs."""
+    """Codecs smaller than 8/4, measured interleaved with 8/4. Each ratio is the time of 8/4 divided by the time of the codec."""
     rows = []
     for case in results.file(f"{CPU}/compare_sealed_decode")["cases"] + results.file(f"{CPU}/compare_sealed_prefill")["cases"]:
         cells = [milliseconds(subject(case, "flatkv", "8/4"))]
@@ -114,19 +114,19 @@ def attention_codecs(results):
 
 
 def attention_mlx_lm(results):
-    """bench_compare beside mlx-lm on MLX's CPU."""
+    """bench_compare against mlx-lm on the MLX CPU backend."""
     rows = []
     for case in results.file(f"{CPU}/compare_mlx-lm")["attention"]["cases"]:
         theirs = [with_ratio(subject(case, "mlx-lm", types)) for types in ("f16", "f32", "8", "4")]
         rows.append([case_name(case), milliseconds(subject(case, "flatkv", "8/4")), *theirs])
-    return markdown(["ms", "flatkv 8/4", "mlx-lm f16, wheel", "f32", "8 bits", "4 bits"], rows)
+    return markdown(["ms", "flatkv 8/4", "mlx-lm f16", "mlx-lm f32", "mlx-lm 8-bit", "mlx-lm 4-bit"], rows)
 
 
 # ---- models on the CPU
 
 
 def build(system):
-    """How a llama.cpp was built, told by the instructions it knows."""
+    """Returns how a llama.cpp build was compiled, from its list of instruction sets."""
     return "native" if "AVX512 = 1" in system else "AVX2 wheel"
 
 
@@ -135,7 +135,7 @@ def best_row(rows, key):
 
 
 def models_cpu(results):
-    """bench/compare --models: flatkv and two builds of llama.cpp by turns, each with the best of its cache types."""
+    """bench/compare --models: flatkv interleaved with two llama.cpp builds, each with its fastest cache type."""
     rows = []
     for model in ("smollm2", "qwen2.5-0.5b"):
         found = results.file(f"{CPU}/compare_models-{model}")["models"]
@@ -148,27 +148,27 @@ def models_cpu(results):
                 best = best_row([r for r in found["rows"] if builds.get(r.get("package")) == wanted], key)
                 cells.append(f"{three_digits(best[key])} ({best['types']}), {times(1 / best[key + '_to_flatkv'])}")
             rows.append([f"{MODEL_NAMES[model]}, {what}", *cells])
-    return markdown(["tokens a second", "flatkv 8/4", "16/16", "llama.cpp, AVX2 wheel", "llama.cpp, native"], rows)
+    return markdown(["tokens/s", "flatkv 8/4", "flatkv 16/16", "llama.cpp, AVX2 wheel", "llama.cpp, native"], rows)
 
 
 # ---- quality
 
-QUALITY_CODECS = ("8/8", "8/4", "4/4", "tq4/tq4", "s4/s4", "c4/s4", "s3/s3", "c3/s3")
+README_CODECS = ("8/4", "s4/s4", "c4/s4")
 
 
 def quality(results):
-    """KL and perplexity against the same model's 16-bit cache, with what a long cache takes."""
+    """KL divergence and perplexity against the same model's 16-bit cache, with the relative cache size."""
     codecs = report_codecs.Codecs(Machine(results.folder / CPU))
-    head = [f"{report_codecs.NAMES.get(c, c)} ({codecs.bytes(c) / codecs.bytes('16/16'):.2f})" for c in QUALITY_CODECS]
+    head = [f"{report_codecs.NAMES.get(c, c)} ({codecs.bytes(c) / codecs.bytes('16/16'):.2f})" for c in README_CODECS]
     rows = []
     for model in codecs.models:
-        cells = [report_codecs.quality_cell(codecs, model, c) for c in QUALITY_CODECS]
+        cells = [report_codecs.quality_cell(codecs, model, c) for c in README_CODECS]
         rows.append([f"{MODEL_NAMES[model]}, {codecs.windows(model)} windows", *cells])
-    return markdown(["KL, perplexity (bytes to 16-bit)", *head], rows)
+    return markdown(["KL, perplexity (size relative to 16-bit)", *head], rows)
 
 
 def calibrated(results):
-    """KL of calibrated keys beside the codecs that they are to be compared with."""
+    """KL divergence of calibrated keys next to uncalibrated codecs of similar size."""
     codecs = report_codecs.Codecs(Machine(results.folder / CPU))
     shown = ("c4/s4", "s4/s4", "8/4", "c3/s3", "s3/s3")
     rows = []
@@ -182,18 +182,18 @@ def calibrated(results):
 
 
 def decode_step_gpu(results):
-    """bench_decode_mlx: a whole step of Llama-3-8B's shape."""
+    """bench_decode_mlx: whole decode steps of a model with the shape of Llama-3-8B."""
     rows = []
     for r in results.file(f"{GPU}/decode_step")["result"]["results"]:
         sizes = [f"{r[key] / (1 << 30):.2f}" for key in ("cache_bytes", "active_after")]
         rows.append([r["who"], f"{r['tokens_per_second']:.1f}", *sizes, f"{r['step_bytes'] / (1 << 20):.0f}"])
-    return markdown(["cache", "tokens a second", "cache, GiB", "all of MLX, GiB", "beside it in a step, MiB"], rows)
+    return markdown(["cache", "tokens/s", "cache, GiB", "all MLX memory, GiB", "extra memory per step, MiB"], rows)
 
 
 GPU_CASES = (
     ("decode 8/4", "decode", "decode, 32/8/128, 131072 cached, 8/4"),
-    ("decode 4/4", None, "the same, 4/4"),
-    ("decode 16/16", None, "the same, 16/16"),
+    ("decode 4/4", None, "decode, 32/8/128, 131072 cached, 4/4"),
+    ("decode 16/16", None, "decode, 32/8/128, 131072 cached, 16/16"),
     ("batch 8/4", "batch", "batch of 8, 32768 each, 8/4"),
     ("wide heads 8/4", "wide heads", "decode, 32/2/256, 131072 cached, 8/4"),
     ("one wide head 8/4", "one wide head", "decode, 8/1/512, 131072 cached, 8/4"),
@@ -202,7 +202,7 @@ GPU_CASES = (
 
 
 def attention_gpu(results):
-    """bench_attn --device mlx and torch's attention, microseconds of chained calls."""
+    """bench_attn --device mlx next to torch's attention, in microseconds per call of a chain."""
     ours = results.file(f"{GPU}/attention")["result"]["results"]
     torch = results.file(f"{GPU}/torch")["result"]["rows"]
     rows = []
@@ -213,11 +213,11 @@ def attention_gpu(results):
         cells.append("-" if not cudnn else three_digits(cudnn[0]["us_chained"]) if "us_chained" in cudnn[0] else "refused")
         r = by["flatkv fused"]
         rows.append([name, three_digits(r["us_chained"]), three_digits(r["us_single"]), *cells])
-    head = ["microseconds", "flatkv", "flatkv, single call", "MLX bf16", "MLX 8 bits", "MLX 4 bits", "torch cuDNN bf16"]
+    head = ["microseconds", "flatkv", "flatkv, single call", "MLX bf16", "MLX 8-bit", "MLX 4-bit", "torch cuDNN bf16"]
     return markdown(head, rows)
 
 
-KERNEL_CASES = (  # rows of kernels_decode.json that differ by their pieces alone are named by its note
+KERNEL_CASES = (  # row numbers in kernels_decode.json, whose note describes them
     (0, "8/4"),
     (2, "4/4"),
     (9, "8/8"),
@@ -235,7 +235,7 @@ KERNEL_CASES = (  # rows of kernels_decode.json that differ by their pieces alon
 
 
 def kernels_gpu(results):
-    """Decode kernels launched directly: time with the merge, the read bandwidth's floor, its share."""
+    """Decode kernels launched directly: the time including the merge, the time to read the packed bytes at full bandwidth, and their ratio."""
     found = results.file(f"{GPU}/kernels_decode")["result"]["rows"]
     rows = []
     for index, name in KERNEL_CASES:
@@ -244,24 +244,135 @@ def kernels_gpu(results):
         share = f"{100 * r['floor_us'] / whole:.0f} %"
         cells = [f"{whole:.1f}", f"{merge:.1f}", f"{r['floor_us']:.1f}", share, f"{r['parts_mib']:.2f}", f"{1e4 * r['error_l2']:.1f}e-4"]
         rows.append([name, *cells])
-    head = ["decode and merge", "the merge of it", "floor", "share of the floor", "partial results, MiB", "error"]
-    return markdown(["32/8/128, 131072 cached unless said, microseconds", *head], rows)
+    head = ["decode and merge", "merge alone", "bandwidth limit", "limit / measured", "partial results, MiB", "relative error"]
+    return markdown(["microseconds; 32/8/128, 131072 cached unless stated", *head], rows)
+
+
+# ---- the README's summary
+
+
+def ratio(ours, theirs):
+    return f"{ours / theirs:.2f}x" if ours < 10 * theirs else f"{ours / theirs:.0f}x"
+
+
+def speed(results):
+    """Summary of README.md: flatkv next to the fastest peer configuration of the same run."""
+    rows = []
+    decode, prefill = (results.file(f"{CPU}/compare_{what}")["cases"] for what in ("decode", "prefill"))
+    for case in [*(c for c in decode if (c["q_heads"], c["cached"]) == (32, 65536)), *(c for c in prefill if c["q_heads"] == 32)]:
+        ours = subject(case, "flatkv", "8/4")
+        peer = min((s for s in case["subjects"] if s["who"] != "flatkv"), key=lambda s: s["ms_p50"])
+        cells = [f"{three_digits(ours['ms_p50'])} ms", f"{three_digits(peer['ms_p50'])} ms ({peer['who']} {peer['types']}, native)"]
+        rows.append([f"CPU attention, {case_name(case)}", "8/4", *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
+    for model in ("smollm2", "qwen2.5-0.5b"):
+        models = results.file(f"{CPU}/compare_models-{model}")["models"]
+        found = models["rows"]
+        ours = next(r for r in found if r["types"] == "8/4:kv")
+        for what in ("prefill", "decode"):
+            best = best_row([r for r in found if r["who"] != "flatkv"], f"{what}_tps")
+            a, b = ours[f"{what}_tps"], best[f"{what}_tps"]
+            cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (llama.cpp {best['types']}, {build(models['peers'][best['package']]['system'])})"]
+            rows.append([f"CPU, {MODEL_NAMES[model]}, {what} after 7168 tokens", "8/4", *cells, ratio(a, b)])
+    runs = {r["who"]: r for r in results.file(f"{GPU}/python")["result"]["parts"]["sealed"]["runs"]}
+    for what in ("prefill", "decode"):
+        a, b = (runs[who][f"{what}_tokens_per_s"] for who in ("flatkv s4/s4", "mlx-lm bf16"))
+        cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (mlx-lm bf16)"]
+        rows.append([f"H200, Llama-3-8B shape, {what} at 131072 tokens", "sealed 4/4", *cells, ratio(a, b)])
+    return markdown(["measurement", "flatkv codec", "flatkv", "fastest peer", "speedup"], rows)
 
 
 # ---- models
 
 
 def families(results):
-    """How far every golden's logits are from those of transformers, on both backends and from both kinds of file."""
+    """Relative error of the logits against transformers, for each test model, backend and file format."""
     mlx, gguf = ({row["model"]: row for row in results.file(f"families_{what}")["models"]} for what in ("mlx", "gguf"))
     rows = []
     for row in results.file("families_cpu")["models"]:
         cells = (row, mlx.get(row["model"]), gguf.get(row["model"]))
         texts = [f"{max(r['chunked'], r['single']):.1e}" if r else "" for r in cells]
         rows.append([f"`{row['model']}`", row["architecture"], *texts])
-    return markdown(["golden", "architecture", "CPU", "MLX's CPU", "CPU, from GGUF"], rows)
+    return markdown(["test model", "architecture", "CPU", "MLX (CPU backend)", "CPU, from GGUF"], rows)
+
+
+# ---- GPU: sealed pages, Python
+
+
+SEALED_CASES = (
+    ("decode sealed", "decode, 32/8/128, 131072 cached"),
+    ("wide heads sealed", "decode, 32/2/256, 131072 cached"),
+    ("one wide head sealed", "decode, 8/1/512, 131072 cached"),
+    ("prefill sealed", "prefill of 512, 32/8/128, 131072 cached"),
+)
+
+
+def sealed_gpu(results):
+    """bench_attn --device mlx --case sealed."""
+    by = {r["case"]: r for r in results.file(f"{GPU}/sealed")["result"]["results"]}
+    rows = [[name, *(three_digits(by[case][key]) for key in ("us_chained", "us_single"))] for case, name in SEALED_CASES]
+    return markdown(["microseconds", "per call, chained", "single call"], rows)
+
+
+def small_codecs_gpu(results):
+    """bench_attn --device mlx for 2-bit and TurboQuant pages."""
+    found = results.file(f"{GPU}/decode")["result"]["results"]
+    return markdown(["microseconds per chained call, 32/8/128, 131072 cached", "flatkv"], [[r["case"], three_digits(r["us_chained"])] for r in found])
+
+
+def rate_row(r):
+    return [
+        r["who"].replace("s4/s4", "sealed 4/4"),
+        f"{r['prefill_tokens_per_s']:,.0f}",
+        f"{r['decode_tokens_per_s']:.1f}",
+        f"{r['cache_bytes'] / (1 << 30):.2f}",
+        f"{r['peak_bytes'] / 1e9:.1f}",
+    ]
+
+
+def python_model(results):
+    """mlx-lm's generate_step over 131072 tokens, with its bf16 cache and with flatkv."""
+    parts = results.file(f"{GPU}/python")["result"]["parts"]
+    rows = [rate_row(r) for r in [*parts["model"]["runs"], *parts["sealed"]["runs"]]]
+    return markdown(["cache (rows in pairs, one run each)", "prefill, tokens/s", "decode, tokens/s", "cache, GiB", "peak with weights, GB"], rows)
+
+
+def python_decode(results):
+    """One-token steps of mlx-lm after a long and a short history, with the host time per token."""
+    parts = results.file(f"{GPU}/python")["result"]["parts"]
+    rows = []
+    for r in [*parts["decode"]["runs"], *({"cached": 2048} | r for r in parts["short"]["mean"])]:
+        cells = [f"{r['decode_tokens_per_s']:.1f}", *(f"{r[key]:.2f}" for key in ("token_ms", "build_ms", "send_ms"))]
+        rows.append([r["who"].replace("s4/s4", "sealed 4/4").replace(" built anew", ", compile=False"), f"{r['cached']}", *cells])
+    return markdown(["cache", "tokens cached", "tokens/s", "ms per token", "graph building, ms", "submission, ms"], rows)
+
+
+def python_batch(results):
+    """Two long prompts in mlx-lm's BatchGenerator."""
+    rows = []
+    for r in results.file(f"{GPU}/python")["result"]["parts"]["batch"]["runs"]:
+        sizes = [f"{r[key] / 1e9:.1f}" for key in ("peak_bytes", "in_decode_bytes")]
+        rows.append([r["who"], f"{r['first_token_s']:.1f}", f"{r['new']}", f"{r['decode_tokens_per_s']:.0f}", *sizes])
+    head = ["first token, s", "new tokens per prompt in 6 s", "tokens/s, both prompts", "peak without weights, GB", "during decode, GB"]
+    return markdown(["cache", *head], rows)
+
+
+def outside_checks(results):
+    """Counts of checks made by programs and test suites that are not part of flatkv."""
+    census, fuzz = results.file("python_census"), results.file("serve_fuzz")
+    llama, openapi = results.file("llama_server_tests"), results.file("serve_openapi")
+    kill, suite = results.file(f"{CPU}/serve_prefix_kill")["folder"], llama["counts"]
+    rows = [
+        ["mlx-lm model types served by flatkv (python/tests/census.py)", f"{census['counts']['kept']} of {census['types']}"],
+        ["largest relative logit error among them at 16/16", f"{census['largest']['16/16']:.4f}"],
+        ["llama.cpp server tests passed / failed / left out", f"{suite['passed']} / {suite['failed']} / {suite['left_out']}"],
+        ["schemathesis requests / server errors", f"{openapi['release']['cases']:,} / {openapi['release']['server_errors']}"],
+        [f"request bodies fuzzed in {fuzz['seconds']} s / failures", f"{fuzz['runs']:,} / {fuzz['failures']}"],
+        ["prefix-folder writers killed / pages lost / wrong answers", f"{kill['kills']:,} / {kill['lost']} / {kill['wrong']}"],
+    ]
+    return markdown(["check", "result"], rows)
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, kernels_gpu, families)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch)
+MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}

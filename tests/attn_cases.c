@@ -16,7 +16,7 @@ uint64_t attn_random(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* A sum of four uniforms: near enough to Gaussian, and quick. */
+/* Approximates a standard normal variable by the sum of four uniforms, which is fast and close enough. */
 float attn_gaussian(uint64_t *state) {
     uint64_t r = attn_random(state);
     float sum = 0;
@@ -37,7 +37,8 @@ void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outlier
     }
 }
 
-/* rows: [n / dim, dim]; `every`: of how many rows one has the peak. */
+/* Multiplies all values by the gain. In every `every`-th row, also replaces one channel with its absolute value multiplied by the
+ * peak. rows: [n / dim, dim] */
 static void resize_rows(attn_sizes sizes, fkv_type type, uint32_t dim, uint32_t every, size_t n, void *rows) {
     float gain = sizes.gain != 0 ? sizes.gain : 1;
     float peak = sizes.peak != 0 ? sizes.peak : 1;
@@ -52,14 +53,14 @@ static void resize_rows(attn_sizes sizes, fkv_type type, uint32_t dim, uint32_t 
     }
 }
 
-static void *take(size_t bytes) {
+static void *allocate(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
     return block;
 }
 
-/* With the rotations that its codecs need. */
-static attn_case completed(attn_case c) {
+/* Returns a copy of the case in which the rotations that its codecs require are enabled. */
+static attn_case with_required_rotations(attn_case c) {
     fkv_codec_info k = {0};
     fkv_codec_info v = {0};
     (void)fkv_codec_about(attn_codecs[c.codec].k, &k);
@@ -69,7 +70,7 @@ static attn_case completed(attn_case c) {
     return c;
 }
 
-static void calibrate(attn_world *w, uint32_t dim, uint32_t average) {
+static void calibrate(attn_fixture *w, uint32_t dim, uint32_t average) {
     uint64_t state = 17;
     for (uint32_t h = 0; h < w->layer.n_kv_heads; h++) {
         uint8_t bits[FKV_MAX_HEAD_DIM];
@@ -83,9 +84,9 @@ static void calibrate(attn_world *w, uint32_t dim, uint32_t average) {
     w->layer.head_blocks = w->head_blocks;
 }
 
-bool attn_world_describe(attn_world *w, const attn_case *given) {
+bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
     memset(w, 0, sizeof *w);
-    w->c = completed(*given);
+    w->c = with_required_rotations(*given);
     const attn_case *c = &w->c;
     fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
     fkv_codec k;
@@ -119,8 +120,8 @@ bool attn_world_describe(attn_world *w, const attn_case *given) {
     return true;
 }
 
-/* Pages are written open, in 8 bits (16 where no group divides the head dimension), and all of them sealed. */
-static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fkv_workers *workers, const fkv_attn_row *whole,
+/* Writes all pages in open form, with 8-bit codes (16-bit if no group size divides the head dimension), then seals them. */
+static void write_sealed(const attn_fixture *w, const fkv_cpu_kernels *kernels, fkv_workers *workers, const fkv_attn_row *whole,
                          const void *k, const void *v) {
     fkv_codec_config config = {8, 64};
     while (config.group > 16 && w->c.shape.head_dim % config.group != 0) config.group /= 2;
@@ -133,8 +134,8 @@ static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fk
     fkv_block_make(&codec, &codec, w->c.page_tokens, &open.block);
     uint32_t n_kv_heads = w->c.shape.n_kv_heads;
     uint32_t n_pages = whole->n_tokens / w->c.page_tokens;
-    open.pages = take((size_t)n_pages * n_kv_heads * open.block.bytes);
-    uint32_t *table = take(n_pages * sizeof *table);
+    open.pages = allocate((size_t)n_pages * n_kv_heads * open.block.bytes);
+    uint32_t *table = allocate(n_pages * sizeof *table);
     for (uint32_t page = 0; page < n_pages; page++) table[page] = page;
     fkv_attn_row row = *whole;
     row.view = (fkv_page_view){table, n_pages, 1};
@@ -148,24 +149,24 @@ static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fk
     free(table);
 }
 
-static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed,
-                       bool keep) {
-    if (!attn_world_describe(w, c)) return false;
+static bool open_fixture(attn_fixture *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed,
+                         bool keep) {
+    if (!attn_fixture_describe(w, c)) return false;
     uint64_t state = seed;
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) n_pages += fkv_ceil_div(c->rows[r].start + c->rows[r].n_tokens, c->page_tokens);
 
-    /* page numbers in random order, NaN in every slot: what was not written must not be seen */
+    /* Pages are in random order. Every slot is initialized to NaN, so reading an unwritten slot is detected. */
     size_t slab_bytes = (size_t)n_pages * c->shape.n_kv_heads * w->layer.block.bytes;
-    w->pages = take(slab_bytes);
+    w->pages = allocate(slab_bytes);
     memset(w->pages, 0xff, slab_bytes);
     w->layer.pages = w->pages;
     if (w->layer.sealed) {
         size_t open_bytes = (size_t)n_pages * c->shape.n_kv_heads * w->layer.open.bytes;
-        w->layer.open_pages = w->open = take(open_bytes);
+        w->layer.open_pages = w->open = allocate(open_bytes);
         memset(w->open, 0xff, open_bytes);
     }
-    w->tables = take(n_pages * sizeof *w->tables);
+    w->tables = allocate(n_pages * sizeof *w->tables);
     for (uint32_t i = 0; i < n_pages; i++) w->tables[i] = i;
     for (uint32_t i = n_pages; i > 1; i--) {
         uint32_t other = (uint32_t)(attn_random(&state) % i);
@@ -178,7 +179,7 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
         bool sealed = c->codec >= FIRST_SEALED_CODEC && !w->layer.sealed;
-        if (sealed) n_tokens = (uint32_t)fkv_align_up(n_tokens, c->page_tokens); /* only full pages are */
+        if (sealed) n_tokens = (uint32_t)fkv_align_up(n_tokens, c->page_tokens); /* only full pages are sealed */
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
         w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens, w->n_new};
         if (w->layer.sealed) w->rows[r].open = w->rows[r].view;
@@ -191,8 +192,8 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
         whole.start = 0;
         whole.n_tokens = n_tokens;
         size_t n = (size_t)n_tokens * c->shape.n_kv_heads * c->shape.head_dim;
-        void *k = take(n * fkv_type_bytes(c->row_type));
-        void *v = take(n * fkv_type_bytes(c->row_type));
+        void *k = allocate(n * fkv_type_bytes(c->row_type));
+        void *v = allocate(n * fkv_type_bytes(c->row_type));
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
         resize_rows(c->k, c->row_type, c->shape.head_dim, 1, n, k);
@@ -210,22 +211,22 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
         free(v);
     }
     size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
-    w->q = take(n * fkv_type_bytes(c->row_type));
+    w->q = allocate(n * fkv_type_bytes(c->row_type));
     attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, w->q);
     resize_rows(c->q, c->row_type, c->shape.head_dim, 2, n, w->q);
     return true;
 }
 
-bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
-    return open_world(w, c, kernels, workers, seed, false);
+bool attn_fixture_open(attn_fixture *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
+    return open_fixture(w, c, kernels, workers, seed, false);
 }
 
-bool attn_world_open_keeping(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
-                             uint64_t seed) {
-    return open_world(w, c, kernels, workers, seed, true);
+bool attn_fixture_open_keeping(attn_fixture *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                               uint64_t seed) {
+    return open_fixture(w, c, kernels, workers, seed, true);
 }
 
-void attn_world_close(attn_world *w) {
+void attn_fixture_close(attn_fixture *w) {
     free(w->pages);
     free(w->open);
     free(w->tables);

@@ -1,5 +1,5 @@
-/* The case table of attention, shared by the parity test and bench_attn: shapes, codecs, masks and mixes of rows, and the small
- * world (pages, tables, rows of numbers) that a case is run in.
+/* Attention case table, shared by the parity tests and bench_attn: shapes, codecs, masks and batches of rows, and a small fixture
+ * (pages, page tables, random rows) that runs one case.
  */
 #ifndef FKV_ATTN_CASES_H
 #define FKV_ATTN_CASES_H
@@ -24,7 +24,7 @@ typedef struct attn_codec {
 #define SEALED_K(bits) {bits, 0, FKV_CODEC_SEALED}
 #define SEALED_V(bits) {bits, 0, FKV_CODEC_SEALED_V}
 
-/* Those of sealed blocks come last, from FIRST_SEALED_CODEC on. */
+/* Sealed codecs come last, starting at FIRST_SEALED_CODEC. */
 static const attn_codec attn_codecs[] = {
     {"16/16", {16, 0}, {16, 0}},
     {"8/8", {8, 64}, {8, 64}},
@@ -57,7 +57,7 @@ enum {
     FIRST_CALIBRATED_CODEC = N_ATTN_CODECS - 2
 };
 
-/* One sequence of a step: `start` tokens are in the pages before it, n_tokens are new. */
+/* One sequence in a step: `start` tokens are already stored in its pages, and n_tokens tokens are new. */
 typedef struct attn_mix {
     uint32_t start;
     uint32_t n_tokens;
@@ -65,15 +65,16 @@ typedef struct attn_mix {
 
 enum { MAX_MIX = 6, MAX_CASE_HEADS = 64, MAX_CALIBRATED_HEADS = 8 };
 
-/* How large the numbers of one side are. 0 means 1. */
+/* Scale factors for the values of one side (Q, K or V). A factor of 0 means 1. */
 typedef struct attn_sizes {
-    float gain; /* of all numbers */
-    float peak; /* of one channel, beside the gain, without its sign; of queries in every other row, so that both kinds meet */
+    float gain; /* scale factor for all values */
+    float peak; /* one channel is replaced with its absolute value multiplied by this factor; for Q, only in every second row, so
+                   that rows with and without a peak occur */
 } attn_sizes;
 
 typedef struct attn_case {
     attn_shape shape;
-    uint32_t codec; /* into attn_codecs */
+    uint32_t codec; /* index into attn_codecs */
     uint32_t page_tokens;
     uint32_t window;
     uint32_t n_sinks;
@@ -81,54 +82,57 @@ typedef struct attn_case {
     fkv_rotate rotate;
     fkv_type page_type;
     fkv_type row_type;
-    bool outliers; /* a few channels 20 times larger, as real keys have */
+    bool outliers; /* true if a few channels are 20 times larger than the others, as in real keys */
     uint32_t n_rows;
     attn_mix rows[MAX_MIX];
-    float scale; /* 0: 1 / sqrt(D) */
+    float scale; /* scale of the scores; 0 means 1 / sqrt(D) */
     attn_sizes q;
     attn_sizes k;
     attn_sizes v;
-    float sinks; /* learned, Gaussian, times this; 0: none */
-    bool opens;  /* of a sealed codec: as a cache has it, with open pages; else all pages are sealed, and that is all there is */
+    float sinks; /* scale of the random learned sink logits; 0 if there are no sink logits */
+    bool opens;  /* sealed codecs only: true if some pages are open, as in a real cache; false if all pages are sealed */
 } attn_case;
 
-/* Everything a case needs, taken by attn_world_open(): pages under shuffled numbers, K and V of every token written through
- * fkv_attn_write(), queries for the new ones. */
-typedef struct attn_world {
+/* Complete input of one case, built by attn_fixture_open(): pages in shuffled order, K and V of every token written by
+ * fkv_attn_write(), and queries for the new tokens. */
+typedef struct attn_fixture {
     attn_case c;
     fkv_attn_layer layer;
     fkv_attn_row rows[MAX_MIX];
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
     float sink_logits[MAX_CASE_HEADS];
-    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* of calibrated keys, with bits drawn at random; the layer looks at them here */
+    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* block layout of each head if keys are calibrated, with random channel bits;
+                                                    `layer` points here */
     fkv_channel_order orders[MAX_CALIBRATED_HEADS];
     uint16_t channels[MAX_CALIBRATED_HEADS][FKV_MAX_HEAD_DIM];
-    uint32_t n_new;   /* T */
+    uint32_t n_new;   /* number of new tokens, T */
     uint8_t *pages;   /* the slab */
-    uint8_t *open;    /* that of open pages, under the same numbers; NULL: none */
-    uint32_t *tables; /* of all rows */
+    uint8_t *open;    /* slab of open pages, with the same page indices as `pages`; NULL if there are no open pages */
+    uint32_t *tables; /* page tables of all rows */
     void *q;          /* [T, H, D] */
-    void *k[MAX_MIX]; /* of each row: [start + n_tokens, G, D]; NULL unless kept */
+    void *k[MAX_MIX]; /* K values of each sequence, [start + n_tokens, G, D]; NULL unless they are kept */
     void *v[MAX_MIX];
-    uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
-} attn_world;
+    uint64_t kv_bytes; /* number of packed bytes read in one pass over all tokens */
+} attn_fixture;
 
-/* False where the shape cannot be (the group does not divide the head dimension). A side whose codec needs it is rotated. */
-bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
+/* Returns false if the case is impossible, because the group size does not divide the head dimension. Rotates each side whose
+ * codec requires a rotation. */
+bool attn_fixture_open(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                       uint64_t seed);
 
-/* The same, and the world keeps k and v of every row, for a second writer. */
-bool attn_world_open_keeping(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
-                             uint64_t seed);
-void attn_world_close(attn_world *world);
+/* Same as attn_fixture_open(), but keeps all K and V values, so that a second implementation can write them too. */
+bool attn_fixture_open_keeping(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                               uint64_t seed);
+void attn_fixture_close(attn_fixture *fixture);
 
-/* The layer alone, without pages or rows; world holds its rotations. */
-bool attn_world_describe(attn_world *world, const attn_case *c);
+/* Sets up only the layer, without pages or rows. The fixture owns the layer's rotations. */
+bool attn_fixture_describe(attn_fixture *fixture, const attn_case *c);
 
 uint64_t attn_random(uint64_t *state);
 float attn_gaussian(uint64_t *state);
 
-/* n numbers of row_type; outliers: channels 3, 17 and dim - 2 of each row of `dim` are 20 times larger. */
+/* Writes n random values of `type`. With outliers, channels 3, 17 and dim - 2 of each row of `dim` values are 20 times larger. */
 void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out);
 
 #endif

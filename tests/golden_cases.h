@@ -1,14 +1,14 @@
-/* Every kind of damage to a page file and the exact answer to it: one table for the golden files and the tests.
+/* Table of damaged page files with the exact error expected for each, shared by the golden files and the tests.
  *
- * A case is tests/golden/small.fkv with a few bytes changed. The committed ones are files of their own, so that a change of the
- * format or of the judging order shows as a difference to yesterday's bytes, not only to today's code.
+ * Each case patches a few bytes of tests/golden/small.fkv. The committed cases are also stored as files, so that a change to the
+ * format or to the order of checks shows up as a difference from the stored bytes.
  */
 #ifndef FKV_GOLDEN_CASES_H
 #define FKV_GOLDEN_CASES_H
 
 #include <flatkv/flatkv.h>
 
-/* Where the golden files are, from the folder that the tests run in. */
+/* Folder of the golden files, relative to the working directory of the tests. */
 #ifndef FKV_GOLDEN_DIR
 #define FKV_GOLDEN_DIR "tests/golden"
 #endif
@@ -17,31 +17,32 @@ enum { GOLDEN_PATCHES = 3, GOLDEN_BYTES = 32 * 1024 };
 
 typedef struct golden_patch {
     uint32_t offset;
-    uint32_t n_bytes; /* 0: no patch */
-    bool flip;        /* xor instead of set */
-    uint64_t value;   /* little-endian, n_bytes of it */
+    uint32_t n_bytes; /* patch length in bytes; 0 if there is no patch */
+    bool flip;        /* XOR the bytes with `value` instead of overwriting them */
+    uint64_t value;   /* value to write or XOR: its lowest n_bytes bytes, little-endian */
 } golden_patch;
 
-/* The first reader that notices. */
+/* First reader that detects the damage. */
 typedef enum golden_reader { GOLDEN_LOOK, GOLDEN_VERIFY, GOLDEN_LOAD } golden_reader;
 
 typedef struct golden_case {
     const char *name;
     bool committed;
-    golden_reader noticed_by; /* fkv_file_inspect() without or with verify, or only a load */
+    golden_reader noticed_by; /* first reader that detects the damage: fkv_file_inspect() without verification, with verification,
+                                 or only the loader */
     fkv_status status;
-    const char *says; /* part of the message, or NULL */
+    const char *says; /* part of the expected error message; NULL if the message is not checked */
     golden_patch patches[GOLDEN_PATCHES];
-    bool resize; /* to length, after the patches */
+    bool resize; /* true if the file is resized to `length` after the patches */
     uint32_t length;
-    bool fix_crcs; /* the checksums are made right again */
+    bool fix_crcs; /* recompute the page checksums */
     bool fix_digest;
 } golden_case;
 
 extern const golden_case GOLDEN_CASES[];
 extern const size_t N_GOLDEN_CASES;
 
-/* Damages the n bytes of small.fkv; bytes has room for GOLDEN_BYTES. Returns the new length. */
+/* Damages the n bytes of small.fkv in place and returns the new length. bytes: buffer of GOLDEN_BYTES bytes. */
 size_t golden_damage(const golden_case *c, uint8_t *bytes, size_t n);
 
 #endif

@@ -2,7 +2,7 @@
 #include "golden_models.h"
 
 #include "../src/base/float16.h"
-#include "model_world.h"
+#include "model_fixture.h"
 #include "relative_l2.h"
 
 #include <dirent.h>
@@ -29,7 +29,7 @@ uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]) {
     for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
         size_t length = strlen(entry->d_name);
         if (length < 6 || length >= GOLDEN_NAME || strcmp(entry->d_name + length - 5, ".json") != 0) continue;
-        must(n < GOLDEN_MAX_MODELS, "room for one more model");
+        must(n < GOLDEN_MAX_MODELS, "too many models");
         memcpy(names[n], entry->d_name, length - 5);
         names[n++][length - 5] = 0;
     }
@@ -38,7 +38,7 @@ uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]) {
     return n;
 }
 
-/* ---- numbers ---- */
+/* ---- random tensors ---- */
 
 static uint64_t state_of(const char *model, const char *tensor) {
     char name[256];
@@ -63,7 +63,7 @@ void golden_model_numbers(const char *model, const char *tensor, float middle, f
     }
 }
 
-/* Words of random bits, of which `mask` are kept and `more` are set. */
+/* Generates random 32-bit words. Clears the bits that are not in `mask`, then sets the bits in `more`. */
 static void raw_words(const char *model, const char *tensor, uint32_t mask, uint32_t more, uint32_t *out, size_t n) {
     uint64_t state = state_of(model, tensor);
     for (size_t i = 0; i < n; i++) out[i] = ((uint32_t)(next_of(&state) >> 32) & mask) | more;
@@ -77,7 +77,7 @@ static uint32_t digit_of(char c) {
 
 static void read_base64(const char *text, void *out, size_t n_bytes) {
     uint8_t *to = out;
-    must((strlen(text) + 3) / 4 * 3 >= n_bytes, "the length of the logits");
+    must((strlen(text) + 3) / 4 * 3 >= n_bytes, "logits too short");
     for (size_t i = 0; i < n_bytes; i++) {
         size_t bit = i * 8;
         uint32_t two = digit_of(text[bit / 6]) << 6 | digit_of(text[bit / 6 + 1]);
@@ -106,8 +106,8 @@ static size_t count_of(const json_t *shape) {
     return n;
 }
 
-/* A tensor is [name, shape, middle, spread] of floats; with a fifth, its dtype: F16, or one whose bits are [name, shape, mask,
- * more, dtype]. */
+/* Tensor entry: [name, shape, mean, spread] for floats, with an optional fifth item "F16"; or [name, shape, mask, more, dtype]
+ * for raw bits. */
 static const char *dtype_of(const json_t *tensor) {
     const char *dtype = json_string_value(json_array_get(tensor, 4));
     return dtype != NULL ? dtype : "F32";
@@ -120,7 +120,7 @@ static size_t bytes_of(const json_t *tensor) {
     return strcmp(dtype + 1, "32") == 0 ? 4 * n : n;
 }
 
-/* The header of a safetensors file, padded to a multiple of 8. */
+/* Builds the header of a safetensors file, padded to a multiple of 8 bytes. */
 static char *make_header(const json_t *tensors) {
     json_t *header = json_object();
     size_t at = 0;
@@ -131,11 +131,11 @@ static char *make_header(const json_t *tensors) {
         size_t bytes = bytes_of(tensor);
         json_t *about = json_pack("{s:s, s:O, s:[I, I]}", "dtype", dtype_of(tensor), "shape", shape, "data_offsets",
                                   (json_int_t)at, (json_int_t)at + (json_int_t)bytes);
-        must(json_object_set_new(header, json_string_value(json_array_get(tensor, 0)), about) == 0, "a header");
+        must(json_object_set_new(header, json_string_value(json_array_get(tensor, 0)), about) == 0, "building the header");
         at += bytes;
     }
     char *text = json_dumps(header, JSON_COMPACT);
-    must(text != NULL, "a header");
+    must(text != NULL, "building the header");
     json_decref(header);
     size_t n = strlen(text);
     char *padded = malloc(n + 9);
@@ -147,7 +147,7 @@ static char *make_header(const json_t *tensors) {
     return padded;
 }
 
-/* The bytes of a tensor: [bytes_of()] */
+/* Generates the bytes of a tensor. out: [bytes_of()] */
 static void make_tensor(const golden_model *g, const json_t *tensor, uint8_t *out) {
     const char *name = json_string_value(json_array_get(tensor, 0));
     const json_t *first = json_array_get(tensor, 2);
@@ -173,7 +173,7 @@ static void make_tensor(const golden_model *g, const json_t *tensor, uint8_t *ou
     free(numbers);
 }
 
-/* One file, or several with an index, as large models are published. */
+/* Returns the number of safetensors files. With more than one, an index file is written too, as for large published models. */
 static uint32_t n_shards_of(const golden_model *g) {
     const json_int_t n = json_integer_value(json_object_get(g->json, "shards"));
     return n > 1 ? (uint32_t)n : 1;
@@ -191,7 +191,8 @@ static void write_shard(const golden_model *g, uint32_t shard, const json_t *ten
     char *header = make_header(tensors);
     uint64_t n_header = strlen(header);
     FILE *file = fopen(path_of(g, shard_name(g, shard, name), path), "wb");
-    must(file != NULL && fwrite(&n_header, 8, 1, file) == 1 && fwrite(header, 1, n_header, file) == n_header, "the header");
+    must(file != NULL && fwrite(&n_header, 8, 1, file) == 1 && fwrite(header, 1, n_header, file) == n_header,
+         "writing the header");
     free(header);
     size_t i = 0;
     json_t *tensor = NULL;
@@ -200,13 +201,13 @@ static void write_shard(const golden_model *g, uint32_t shard, const json_t *ten
         uint8_t *bytes = malloc(n);
         must(bytes != NULL, "malloc");
         make_tensor(g, tensor, bytes);
-        must(fwrite(bytes, 1, n, file) == n, "a tensor");
+        must(fwrite(bytes, 1, n, file) == n, "writing a tensor");
         free(bytes);
     }
     must(fclose(file) == 0, path);
 }
 
-/* Tensors are dealt to the files in turn, so that the parts of a quantized weight lie in different ones. */
+/* Distributes the tensors over the files round-robin, so that the parts of a quantized weight are in different files. */
 static void write_tensors(const golden_model *g) {
     const json_t *tensors = json_object_get(g->json, "tensors");
     const uint32_t n = n_shards_of(g);
@@ -217,16 +218,16 @@ static void write_tensors(const golden_model *g) {
         json_t *own = json_array();
         for (size_t i = shard; i < json_array_size(tensors); i += n) {
             json_t *tensor = json_array_get(tensors, i);
-            must(json_array_append(own, tensor) == 0, "a list of tensors");
+            must(json_array_append(own, tensor) == 0, "building the tensor list");
             must(json_object_set_new(map, json_string_value(json_array_get(tensor, 0)),
                                      json_string(shard_name(g, shard, name))) == 0,
-                 "an index");
+                 "building the index");
         }
         write_shard(g, shard, own);
         json_decref(own);
     }
     json_t *index = json_pack("{s:o}", "weight_map", map);
-    must(n == 1 || json_dump_file(index, path_of(g, "model.safetensors.index.json", path), 0) == 0, "the index");
+    must(n == 1 || json_dump_file(index, path_of(g, "model.safetensors.index.json", path), 0) == 0, "writing the index");
     json_decref(index);
 }
 
@@ -245,7 +246,7 @@ void golden_model_open(golden_model *g, const char *name) {
     read_base64(logits, g->logits, g->n_rows * GOLDEN_VOCAB * sizeof(float));
     const char *parent = getenv("TMPDIR");
     (void)snprintf(g->folder, sizeof g->folder, "%s/flatkv-golden-XXXXXX", parent != NULL && parent[0] != 0 ? parent : "/tmp");
-    must(mkdtemp(g->folder) != NULL, "a folder for the model");
+    must(mkdtemp(g->folder) != NULL, "creating the model folder");
     must(json_dump_file(json_object_get(g->json, "config"), path_of(g, "config.json", path), 0) == 0, "config.json");
     write_tensors(g);
 }
@@ -260,7 +261,7 @@ void golden_model_close(golden_model *g) {
     (void)rmdir(g->folder);
 }
 
-/* ---- running ---- */
+/* ---- model runs ---- */
 
 double golden_model_distance(const golden_model *g, const fkv_model *model, uint32_t chunk, uint32_t n_single) {
     float *logits = malloc((size_t)g->n_tokens * GOLDEN_VOCAB * sizeof *logits);

@@ -1,6 +1,6 @@
-/* Tiny models of every family and what Hugging Face's transformers computes of them (scripts/make-model-goldens): tokens, some
- * rows of logits, and how to make the weights, which are not stored. Every helper ends the program on a failure that is not its
- * subject.
+/* Tiny models of every family, with the logits that Hugging Face transformers computes for them (scripts/make-model-goldens). A
+ * golden file stores tokens, the logits of some positions, and a recipe for regenerating the weights. Helpers abort the program
+ * on unexpected failures.
  */
 #ifndef FKV_GOLDEN_MODELS_H
 #define FKV_GOLDEN_MODELS_H
@@ -16,24 +16,25 @@ typedef struct golden_model {
     json_t *json;
     uint32_t n_tokens;
     uint32_t tokens[GOLDEN_MAX_TOKENS];
-    uint32_t max_tokens; /* of the runner */
+    uint32_t max_tokens; /* context length of the runner, in tokens */
     uint32_t n_rows;
-    uint32_t rows[GOLDEN_MAX_ROWS];               /* whose logits are known */
+    uint32_t rows[GOLDEN_MAX_ROWS];               /* positions with known logits */
     float logits[GOLDEN_MAX_ROWS * GOLDEN_VOCAB]; /* [n_rows, GOLDEN_VOCAB] */
-    char folder[512];                             /* config.json and safetensors */
+    char folder[512];                             /* folder with config.json and safetensors files */
 } golden_model;
 
-/* Names of all goldens of the tree, sorted; how many. */
+/* Lists the names of all golden models in the tree, sorted. Returns the number of names. */
 uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]);
 
-/* Reads a golden and writes the model's folder. */
+/* Reads a golden file and writes the model folder. */
 void golden_model_open(golden_model *golden, const char *name);
-void golden_model_close(golden_model *golden); /* removes the folder */
+void golden_model_close(golden_model *golden); /* deletes the folder */
 
-/* The numbers of a tensor of the golden's model: [n] */
+/* Generates the values of one tensor of a golden model. out: [n] */
 void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n);
 
-/* Relative L2 of the logits of the known rows: all tokens in chunks, the last n_single of them one by one. 16-bit pages. */
+/* Returns the relative L2 error of the logits over the positions stored in the golden file. Runs the tokens in chunks, except for
+ * the last n_single tokens, which run one at a time. Pages store 16-bit values. */
 double golden_model_distance(const golden_model *golden, const fkv_model *model, uint32_t chunk, uint32_t n_single);
 
 #endif

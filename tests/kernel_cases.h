@@ -1,28 +1,28 @@
-/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes
- * their texts (make_kernel_texts) and the one that runs them (parity_kernels).
- */
+/* Layer shapes for which the GPU kernels are compiled on the host, and the kernels that are tested on each shape. Shared by
+ * make_kernel_sources, which writes the kernel sources, and parity_kernels, which runs them. */
 #ifndef FKV_KERNEL_CASES_H
 #define FKV_KERNEL_CASES_H
 
 #include "attn_cases.h"
 
-/* shape, codec (into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers, rows; .sinks:
- * learned ones */
+/* Each case: shape, codec (index into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers,
+ * number of sequences, {stored tokens, new tokens} of each sequence. `.sinks` is the scale of the learned sink logits. */
 static const attn_case kernel_cases[] = {
-    /* the default, and queries that cross a page, a tile and the end of a piece; 16-bit rows; several slabs. These have decode
-     * compiled a second time, for one query: see N_KERNEL_CASES_ALONE */
+    /* default codec: histories that cross page, tile and split boundaries; 16-bit rows; heads with several groups of channels
+       that are processed separately (slabs). The decode kernels of these cases are also compiled for a single query (see
+       N_KERNEL_CASES_ALONE) */
     {{4, 1, 128}, 2, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}},
     {{3, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
     {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}, .sinks = 2},
-    /* more slabs, more rows */
+    /* wider heads, with more slabs of channels, and more query heads per KV head */
     {{7, 1, 512}, 2, 16, 0, 0, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     {{16, 1, 64}, 3, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {5, 2}}},
     /* masks */
     {{6, 2, 64}, 2, 16, 7, 4, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 2, {{100, 1}, {14, 8}}, .sinks = 2},
     {{2, 1, 128}, 7, 64, 200, 16, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .sinks = 8},
     {{3, 1, 64}, 8, 32, 65, 70, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}},
-    /* the other widths and groups */
+    /* other bit widths and group sizes */
     {{4, 1, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{130, 1}}},
     {{4, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 1, {{90, 1}}},
     {{8, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{33, 1}}},
@@ -31,18 +31,18 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 64}, 6, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     {{4, 1, 64}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     {{8, 1, 192}, 11, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
-    /* rows of small slabs, four and two of them */
+    /* many query heads per KV head */
     {{12, 1, 256}, 2, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{100, 1}}},
     {{32, 2, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{70, 1}}},
-    /* heads for the plain loops */
+    /* head dimensions that only the plain loops support */
     {{6, 2, 80}, 0, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{40, 1}, {9, 3}}},
     {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}, .sinks = 4},
     {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
     {{2, 2, 16}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{300, 1}}},
     {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
-    /* 16-bit values behind a window */
+    /* 16-bit values with a window */
     {{5, 1, 128}, 0, 32, 40, 4, 50, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}},
-    /* codes of a book */
+    /* codebook codes (TurboQuant) */
     {{4, 1, 128}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 2, {{130, 1}, {61, 5}}},
     {{10, 2, 64}, 14, 32, 40, 4, 30, FKV_ROTATE_KV, FKV_BF16, FKV_F32, false, 2, {{100, 1}, {60, 4}}, .sinks = 2},
     {{5, 1, 96}, 15, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}},
@@ -53,7 +53,8 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 64}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{300, 1}}},
     {{8, 1, 256}, 13, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
-    /* sealed layers: items over the end of a page, several pieces, windows, heads of half a line, values that code rows */
+    /* sealed layers: work items that cross a page boundary, several splits, windows, heads that occupy half a cache line, V with
+       an affine codec */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{1290, 1}, {61, 5}, {700, 1}}, .opens = true},
     {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{300, 1}, {31, 2}}, .sinks = 2, .opens = true},
     {{8, 1, 64}, 18, 64, 150, 70, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .opens = true},
@@ -61,10 +62,10 @@ static const attn_case kernel_cases[] = {
     {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {60, 4}}, .opens = true},
     {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
     {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
-    /* queries in registers and three stages over shared pages; shared memory filled to the last byte */
+    /* kernels that keep queries in registers; three pipeline stages of pages, whose buffers fill the shared memory completely */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
     {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
-    /* sealed layers whose decode on Metal is in simdgroups: several queries, wide heads, pages of 16 to 64 tokens, each width */
+    /* sealed layers that Metal decodes with simdgroups: several queries, wide heads, pages of 16 to 64 tokens, each bit width */
     {{8, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{700, 1}, {318, 5}, {400, 1}}, .opens = true},
     {{6, 1, 256}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{400, 3}, {60, 2}}, .opens = true},
     {{5, 1, 512}, 20, 16, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
@@ -73,39 +74,48 @@ static const attn_case kernel_cases[] = {
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
-/* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
+/* Number of cases, from the start of the table, whose decode kernel is also compiled for work items with a single query, which
+ * have fewer rows per block. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
-/* Soft caps that every case with one is run with: from where nothing is told apart to where nothing is capped. */
+/* Soft caps tested in every case that has a soft cap. The smallest makes all scores equal; the largest has no effect. */
 static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
 enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 
-/* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
-enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
+/* Numbers of the kernels that are tested in addition to the CUDA kernels, which fkv_kernel lists: the Metal variants, prefill in
+ * plain loops, and prefill by blocks whose partner block never runs. */
+enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
 
-/* The first case of a sealed layer, whose prefill is on warpgroups. */
+/* Index of the first case with a sealed layer. The prefill of sealed layers uses warpgroups. */
 enum { FIRST_SEALED_CASE = 35 };
 
-/* Whether a case has such a kernel. Metal's prefill is in all of them; its decode, only where Metal would use it, and the plain
- * loops walk the same keys as it and as decode_plain.h: some are enough. */
+/* Index of the case whose prefill is also compiled for pairs of blocks that share unpacked pages. The host runs one block at a
+ * time, so the partner of a pair never runs concurrently, and the blocks must detect that. */
+enum { LONE_PREFILL_CASE = 42 };
+
+/* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases, and Metal decode only for shapes
+ * for which Metal would use this kernel. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they
+ * are compiled for only a few cases. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
-    enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* of fkv_kernel */
+    enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* values of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
     if (kernel == SEAL) return kernel_cases[i].opens;
+    if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
-    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are */
+    if (kernel_cases[i].opens) /* open rows are written in the same way as with the 8/8 codec */
         return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
                (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;
-    return kernel != KERNEL_PLAIN_PREFILL || (i % 4 == 0 && !book); /* CUDA's prefill of a book is in plain loops already */
+    return kernel != KERNEL_PLAIN_PREFILL || (i % 4 == 0 && !book); /* CUDA prefill of codebook codes already uses plain loops */
 }
 
-/* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
+/* Entry point of one compiled case. Inputs and outputs are in the order of fkv_kernel_inputs(), without the input `after`; grid
+ * is in blocks. */
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, const void *const *in, void *out);
 
-/* NaN bytes into a token's row of each KV head of a page: in V alone, or in K too. */
+/* Overwrites the rows of one token with NaN in every KV head of a page, either in V only or in both K and V. */
 static inline void kernel_spoil_row(const fkv_block *block, uint32_t n_kv_heads, uint8_t *page, uint32_t slot, bool k_too) {
     for (uint32_t head = 0; head < n_kv_heads; head++) {
         for (int side = k_too ? FKV_SIDE_K : FKV_SIDE_V; side < (int)FKV_N_SIDES; side++) {
@@ -116,14 +126,14 @@ static inline void kernel_spoil_row(const fkv_block *block, uint32_t n_kv_heads,
     }
 }
 
-/* Whether a row of an answer has a number that is none. */
+/* Returns true if any value is NaN. */
 static inline bool kernel_has_nan(const float *x, size_t n) {
     bool any = false;
     for (size_t i = 0; i < n; i++) any = any || x[i] != x[i];
     return any;
 }
 
-/* The most queries of an item that a case's table can have: its decode kernel is compiled for them. */
+/* Returns the largest number of queries in any work item of a case. The decode kernel of the case is compiled for this number. */
 static inline uint32_t kernel_case_queries(const attn_case *c) {
     uint32_t most = 1;
     for (uint32_t r = 0; r < c->n_rows; r++) most = fkv_max_u32(most, c->rows[r].n_tokens);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""schemathesis against flatkv serve, by docs/openapi.yaml: what fits the description and what does not, no 5xx and no crash.
+"""Tests flatkv serve with schemathesis and docs/openapi.yaml: valid and invalid requests must cause neither 5xx responses nor crashes.
 
-usage: openapi_test.py <flatkv> [seconds [result.json]]     with a Python that has schemathesis
+usage: openapi_test.py <flatkv> [seconds [result.json]]     requires a Python with schemathesis
 """
 import importlib.metadata
 import json
@@ -14,7 +14,7 @@ import tempfile
 from serve_test import TREE, serving
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-# Methods that HTTP does not know are answered by the library with 501, as HTTP says.
+# The HTTP library answers unknown methods with 501, as the standard requires.
 CONFIG = '[phases.coverage]\nunexpected-methods = ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"]\n'
 
 

@@ -1,11 +1,12 @@
-/* The model: tokens and write numbers on one side, the pager on the other. See pager_model.h. */
+/* Pager model: predicts the state of the pager from tokens and write numbers. See pager_model.h. */
 #include "pager_model_state.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages, n_spare, span} of each */
+/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages, n_spare, span} of
+ * each group. */
 const pager_model_spec pager_model_specs[] = {
     {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
     {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
@@ -70,15 +71,16 @@ bool model_fault(pager_model *m, const char *format, ...) {
 
 void model_snapshot(pager_model *m) { memcpy(m->snapshot, m->block, m->block_bytes); }
 
-/* Every byte, but for the scratch of fkv_pager_consistent() and the count of aborts. */
+/* Compares every byte of the pager with the snapshot, except for the scratch memory of fkv_pager_consistent() and the abort
+ * counter. */
 bool model_unchanged(pager_model *m) {
     fkv_pager *p = m->pager;
-    uint64_t aborts = p->figures.aborts;
+    uint64_t aborts = p->counters.aborts;
     memset(p->audit, 0, 2 * (size_t)p->n_audit * sizeof *p->audit);
     memset(m->snapshot + ((uint8_t *)p->audit - m->block), 0, 2 * (size_t)p->n_audit * sizeof *p->audit);
-    p->figures.aborts = ((fkv_pager *)(void *)m->snapshot)->figures.aborts;
+    p->counters.aborts = ((fkv_pager *)(void *)m->snapshot)->counters.aborts;
     bool same = memcmp(m->block, m->snapshot, m->block_bytes) == 0;
-    p->figures.aborts = aborts;
+    p->counters.aborts = aborts;
     return same;
 }
 
@@ -88,32 +90,33 @@ bool model_check_closed_only(pager_model *m) {
     for (uint32_t slot = 0; slot < m->spec.max_seqs; slot++)
         for (uint32_t s = 0; s < m->spec.max_seqs; s++)
             if (m->seqs[s].closing && m->seqs[s].slot == slot)
-                EXPECT(fkv_pager_close(m->pager, m->seqs[s].seq) == FKV_OK, "a close without the step failed");
+                EXPECT(fkv_pager_close(m->pager, m->seqs[s].seq) == FKV_OK, "fkv_pager_close() failed outside of a step");
     memcpy(m->snapshot, m->block, m->block_bytes);
     memcpy(m->block, m->aside, m->block_bytes);
-    EXPECT(model_unchanged(m), "an aborted step left more behind than closed sequences");
+    EXPECT(model_unchanged(m), "an aborted step changed more than the closed sequences");
     return true;
 }
 
-/* An expected status; where it is a failure, nothing may have changed. */
+/* Checks the returned status. A failed call must leave the pager unchanged. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected) {
-    EXPECT(got == expected, "%s answered %s instead of %s (%s)", call, fkv_status_name(got), fkv_status_name(expected),
+    EXPECT(got == expected, "%s returned %s, expected %s (%s)", call, fkv_status_name(got), fkv_status_name(expected),
            fkv_message());
     if (got == FKV_OK) return true;
     m->tally.bad_calls++;
-    EXPECT(fkv_message()[0] != '\0', "%s failed without a word", call);
-    EXPECT(model_unchanged(m), "%s failed and changed something", call);
+    EXPECT(fkv_message()[0] != '\0', "%s failed without an error message", call);
+    EXPECT(model_unchanged(m), "%s failed but changed the pager", call);
     return true;
 }
 
-/* ---- what a sequence must see, token by token ---- */
+/* ---- visible tokens ---- */
 
 uint32_t model_pages(const pager_model *m, uint32_t n_tokens) {
     return (n_tokens + m->spec.page_tokens - 1) / m->spec.page_tokens;
 }
 
-/* A query at `position` sees this token, or the token shares a page with one it sees, or comes behind one with which the first
- * that the query's window reaches shares a span. */
+/* Returns true if the pager must hold `token` for a query at `position`: the token's page contains a sink, or lies between two
+ * pages, inclusive: the first page of the span in which the query's window begins, and the query's own page. A group without a
+ * window holds every token. */
 bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32_t token) {
     const fkv_group_spec *g = &m->spec.groups[group];
     uint32_t page = token / m->spec.page_tokens;
@@ -125,7 +128,7 @@ bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32
 }
 
 void model_keep_spare(const pager_model *m, model_seq *q) {
-    uint32_t g = 0; /* the one with spare pages */
+    uint32_t g = 0; /* index of the group with spare pages */
     while (g < m->spec.n_groups && m->spec.groups[g].n_spare == 0) g++;
     for (uint32_t page = 0; g < m->spec.n_groups && page < MAX_TOKENS; page++) {
         uint32_t token = page * m->spec.page_tokens;
@@ -142,7 +145,7 @@ bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
     model_seq *q = &m->seqs[s];
     uint32_t slot = q->slot;
     EXPECT(fkv_pager_slot(m->pager, q->seq, &slot) == (q->closing ? FKV_BAD_SEQ : FKV_OK) && slot == q->slot,
-           "sequence %u is known or not known wrongly", s);
+           "sequence %u: wrong status or slot from fkv_pager_slot()", s);
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         fkv_page_view view = fkv_pager_view(m->pager, g, slot);
         for (uint32_t i = 0; i < position; i++) {
@@ -151,9 +154,11 @@ bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
             uint32_t page = fkv_page_at(view, i / m->spec.page_tokens);
             EXPECT(page < m->spec.groups[g].n_pages, "sequence %u, group %u, token %u: no page", s, g, i);
             written found = m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens];
-            EXPECT(found.prefix == q->prefix[i + 1], "sequence %u, group %u, token %u at %u: tokens of another text", s, g, i,
+            EXPECT(found.prefix == q->prefix[i + 1],
+                   "sequence %u, group %u, token %u for the query at %u: the page memory has tokens of another text", s, g, i,
                    position);
-            EXPECT(found.write == q->writes[g][i], "sequence %u, group %u, token %u at %u: write %llu instead of %llu", s, g, i,
+            EXPECT(found.write == q->writes[g][i],
+                   "sequence %u, group %u, token %u for the query at %u: found write number %llu, expected %llu", s, g, i,
                    position, (unsigned long long)found.write, (unsigned long long)q->writes[g][i]);
         }
     }
@@ -165,7 +170,7 @@ void model_extend(model_seq *q, uint32_t at, uint32_t token) {
     q->prefix[at + 1] = model_mix(q->prefix[at] ^ model_mix(token));
 }
 
-/* Text number `text`, token i; texts agree on nothing. */
+/* Returns token i of the text with number `text`. Different texts have no tokens in common. */
 uint32_t model_text(uint32_t text, uint32_t i) { return text * 100000 + i; }
 
 void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i) {
@@ -173,13 +178,13 @@ void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
         q->writes[g][i] = m->n_writes;
-        if (page == FKV_NO_PAGE)
-            continue; /* a loader leaves out what no query sees; model_check_sequence() wants all the others */
+        /* after fkv_pager_fill(), masked tokens may have no page; model_check_sequence() checks that all other tokens have one */
+        if (page == FKV_NO_PAGE) continue;
         m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens] = (written){m->n_writes, q->prefix[i + 1]};
     }
 }
 
-/* ---- the equations of pager.h, counted afresh ---- */
+/* ---- pager equations ---- */
 
 uint32_t model_shadows(const pager_model *m, shadow *shadows) {
     uint32_t n = 0;
@@ -196,7 +201,7 @@ uint32_t model_shadows(const pager_model *m, shadow *shadows) {
     return n;
 }
 
-/* `without`: a node that is taken out of the tree with all below it, or FKV_NO_NODE. */
+/* `without`: root of a subtree that is treated as removed, or FKV_NO_NODE. */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
     balance b = {0};
     uint32_t refs[MAX_PAGES] = {0};
@@ -248,7 +253,7 @@ bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_se
     return true;
 }
 
-/* ---- what the tree holds, by looking at every node ---- */
+/* ---- prefix tree ---- */
 
 static uint32_t find_node(const pager_model *m, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
     const fkv_tree *tree = &m->pager->tree;
@@ -262,7 +267,7 @@ static uint32_t find_node(const pager_model *m, uint64_t tenant, uint32_t parent
     return FKV_NO_NODE;
 }
 
-/* Nodes of these tokens from the front, at most n. */
+/* Returns the number of leading tokens, at most n, that match a path of tree nodes. Searches all nodes linearly. */
 uint32_t model_find_path(const pager_model *m, uint64_t tenant, const uint32_t *tokens, uint32_t n, uint32_t *path) {
     uint32_t found = 0;
     for (; found < n; found++) {
@@ -284,7 +289,7 @@ uint32_t model_usable_pages(const pager_model *m, const uint32_t *path, uint32_t
     return n;
 }
 
-/* ---- after every operation ---- */
+/* ---- checks ---- */
 
 bool model_check_all(pager_model *m) {
     static shadow shadows[MAX_SEQS + 1];
@@ -295,27 +300,27 @@ bool model_check_all(pager_model *m) {
         if (!q->open) continue;
         n_open++;
         uint32_t len = 0;
-        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_OK && len == q->len, "sequence %u has %u tokens instead of %u", s,
+        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_OK && len == q->len, "sequence %u has %u tokens, expected %u", s,
                len, q->len);
         if (!model_check_sequence(m, s, q->len)) return false;
     }
     fkv_stats stats = {0};
     fkv_pager_stats(m->pager, &stats);
-    EXPECT(stats.seqs == n_open, "%u sequences instead of %u", stats.seqs, n_open);
+    EXPECT(stats.seqs == n_open, "%u open sequences, expected %u", stats.seqs, n_open);
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         const fkv_group_stats *s = &stats.groups[g];
-        EXPECT(s->free + s->held + s->cached == s->pages, "group %u: pages do not add up", g);
-        EXPECT(s->promised <= s->free + s->cached, "group %u: %u promised", g, s->promised);
+        EXPECT(s->free + s->held + s->cached == s->pages, "group %u: free + held + cached differs from the number of pages", g);
+        EXPECT(s->promised <= s->free + s->cached, "group %u: %u promised pages exceed free + cached", g, s->promised);
         if (g != m->n_full) continue;
         balance b = model_count(m, shadows, model_shadows(m, shadows), FKV_NO_NODE);
         EXPECT(s->promised == b.promised && s->free == b.free && s->cached == b.cached,
-               "promised %u free %u cached %u instead of %llu %llu %llu", s->promised, s->free, s->cached,
+               "promised, free and cached pages are %u, %u and %u, expected %llu, %llu and %llu", s->promised, s->free, s->cached,
                (unsigned long long)b.promised, (unsigned long long)b.free, (unsigned long long)b.cached);
     }
     return true;
 }
 
-/* ---- the model itself ---- */
+/* ---- model ---- */
 
 static void *must(void *block) {
     if (block == NULL) abort();

@@ -1,18 +1,20 @@
-/* A slow, obviously right model of the pager, and operations that drive the two side by side.
+/* A slow, simple reference model of the pager, and operations that drive the pager and the model together.
  *
- * The model knows tokens, not pages: a sequence is an array of tokens, and the memory behind the pages is an array of write
- * numbers which copies and writes of steps change as a device would. After every operation each sequence must find, through its
- * page tables, exactly what was written for it; every admission must agree with the equations of pager.h, counted afresh; and a
- * call that fails or a step that is aborted must leave every byte of the pager as it was.
+ * The model predicts tokens, not pages. A sequence is an array of tokens. Instead of K and V rows, page memory contains a unique
+ * number for each write; steps copy and write these numbers as a device would copy and write rows. After every operation, each
+ * sequence must find its own writes through its page tables, and every admission decision must agree with the equations in
+ * pager.h, which the model evaluates independently. A failed call or an aborted step must leave every byte of the pager
+ * unchanged.
  *
- * Operations are drawn from choices: random numbers in the test, the bytes of the input in the fuzzer.
+ * Operations are drawn from random numbers in the test and from the input bytes in the fuzzer.
  */
 #ifndef FKV_TEST_PAGER_MODEL_H
 #define FKV_TEST_PAGER_MODEL_H
 
 #include "../src/pager/pager.h"
 
-/* Where choices come from: the bytes, then nothing; or an endless seeded generator where bytes is NULL. */
+/* Source of random choices: the given bytes until they are used up, or, if `bytes` is NULL, a random generator, which never ends.
+ */
 typedef struct pager_choices {
     const uint8_t *bytes;
     size_t n_bytes;
@@ -23,11 +25,11 @@ typedef struct pager_choices {
 pager_choices pager_choices_seeded(uint64_t seed);
 pager_choices pager_choices_of(const uint8_t *bytes, size_t n_bytes);
 bool pager_choices_left(const pager_choices *choices);
-uint32_t pager_choose(pager_choices *choices, uint32_t n); /* 0 .. n - 1 */
+uint32_t pager_choose(pager_choices *choices, uint32_t n); /* returns 0 .. n - 1 */
 
 typedef struct pager_model_spec {
     const char *name;
-    bool one_bucket; /* every hash of the prefix tree collides */
+    bool one_bucket; /* makes all hashes of the prefix tree collide */
     fkv_pager_spec spec;
 } pager_model_spec;
 
@@ -39,11 +41,12 @@ typedef struct pager_model pager_model;
 pager_model *pager_model_open(const pager_model_spec *spec);
 void pager_model_close(pager_model *model);
 
-/* One operation on both sides, then every check. False once something disagreed; pager_model_fault() then says what. */
+/* Runs one operation on the pager and the model, then all checks. Returns false on a mismatch, which pager_model_fault()
+ * describes. */
 bool pager_model_operate(pager_model *model, pager_choices *choices);
 const char *pager_model_fault(const pager_model *model);
 
-/* How often each kind of operation succeeded, for the test to see that nothing was left out. */
+/* Number of successful operations of each kind. The test checks that every kind occurred. */
 typedef struct pager_model_tally {
     uint64_t opened, shared, refused, forked, truncated, truncate_refused, gone, inserted, cleared, filled, closed;
     uint64_t committed, aborted, copies, bad_calls, contradicted, reserved, reserve_refused, closed_in_step, matched;

@@ -1,4 +1,4 @@
-/* What the model and its operations share; tests see pager_model.h only. */
+/* Shared state of the model and its operations; tests include pager_model.h only. */
 #ifndef FKV_TEST_PAGER_MODEL_STATE_H
 #define FKV_TEST_PAGER_MODEL_STATE_H
 
@@ -8,7 +8,8 @@
 
 enum { MAX_SEQS = 8, MAX_TOKENS = 512, MAX_PAGES = 256, N_TENANTS = 2, N_TEXTS = 3 };
 
-/* What was written: a number that no other write has, and the tokens it depends on, in one number. */
+/* Content of one token slot in page memory: the unique number of the write, and a hash of all tokens of the sequence up to and
+ * including the written token. */
 typedef struct written {
     uint64_t write;
     uint64_t prefix;
@@ -16,38 +17,39 @@ typedef struct written {
 
 typedef struct model_seq {
     bool open;
-    bool closing; /* closed since the step began: its pages stay until the step ends */
+    bool closing; /* closed during the current step; its pages are held until the step ends */
     fkv_seq seq;
     uint32_t slot;
     uint64_t tenant;
     uint32_t max_tokens;
     uint32_t len;
-    uint32_t text;    /* what it goes on with */
-    uint32_t n_known; /* tokens whose pages stand in the tree for sure: those it was opened on */
+    uint32_t text;    /* number of the text from which the next tokens of the sequence are taken */
+    uint32_t n_known; /* number of tokens found in the prefix tree when the sequence was opened; their pages stay in the tree */
     uint32_t tokens[MAX_TOKENS];
-    uint64_t prefix[MAX_TOKENS + 1];             /* prefix[i + 1] depends on tokens 0 .. i; prefix[0] on the tenant */
-    uint64_t writes[FKV_MAX_GROUPS][MAX_TOKENS]; /* what the sequence must find */
-    bool spare[MAX_TOKENS];                      /* by logical page: held in groups with spare pages, wanted or not */
+    uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i + 1] depends on tokens 0 .. i, and prefix[0] on the tenant */
+    uint64_t writes[FKV_MAX_GROUPS]
+                   [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
+    bool spare[MAX_TOKENS]; /* per logical page: true if the groups with spare pages hold the page, even if no query needs it */
 } model_seq;
 
 struct pager_model {
     fkv_pager_spec spec;
     fkv_pager *pager;
     uint8_t *block;
-    uint8_t *snapshot; /* of the block before the operation */
-    uint8_t *aside;    /* of the block, while another state is looked at */
+    uint8_t *snapshot; /* copy of the block before the operation */
+    uint8_t *aside;    /* second copy of the block, for checks that compare or restore its state */
     size_t block_bytes;
-    uint32_t n_full; /* the full group, n_groups where there is none */
+    uint32_t n_full; /* index of the full-attention group, or n_groups if there is none */
     model_seq seqs[MAX_SEQS];
     written *memory[FKV_MAX_GROUPS]; /* [n_pages, page_tokens] */
-    fkv_seq closed;                  /* some number that was closed */
+    fkv_seq closed;                  /* ID of a sequence that was closed; calls with this ID must fail */
     uint64_t n_writes;
     uint64_t n_operations;
     pager_model_tally tally;
     char fault[512];
 };
 
-/* A table of the full group as it is or as it would be. */
+/* An actual or hypothetical page table of a sequence in the full-attention group. */
 typedef struct shadow {
     uint32_t pages[MAX_TOKENS];
     uint32_t len;
@@ -56,12 +58,12 @@ typedef struct shadow {
 
 typedef struct balance {
     uint64_t promised, free, cached;
-    bool busy[MAX_PAGES]; /* by node */
+    bool busy[MAX_PAGES]; /* indexed by node */
 } balance;
 
-/* ---- agreeing ---- */
+/* ---- checks ---- */
 
-bool model_fault(pager_model *m, const char *format, ...) FKV_PRINTF(2, 3); /* false */
+bool model_fault(pager_model *m, const char *format, ...) FKV_PRINTF(2, 3); /* stores the message in `fault` and returns false */
 
 #define EXPECT(cond, ...)                                                                                                        \
     do {                                                                                                                         \
@@ -69,18 +71,21 @@ bool model_fault(pager_model *m, const char *format, ...) FKV_PRINTF(2, 3); /* f
     } while (0)
 
 void model_snapshot(pager_model *m);
-bool model_unchanged(pager_model *m); /* every byte of the pager, since the snapshot */
+bool model_unchanged(pager_model *m); /* compares every byte of the pager with the snapshot */
 
-/* An aborted step in which sequences were closed leaves what closing them without it leaves, slot by slot. */
+/* Checks that aborting a step in which sequences were closed leaves the same state, slot by slot, as closing the sequences
+ * outside of a step. */
 bool model_check_closed_only(pager_model *m);
 
-/* An expected status; where it is a failure, nothing may have changed. */
+/* Checks the returned status. A failed call must leave the pager unchanged. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected);
 
-/* The spare pages that sequence q is left with at its length: of the pages that it had, those within n_spare of what it needs. */
+/* Updates the spare pages of sequence q for its current length: keeps the pages that are at most n_spare pages away from a page
+ * that a query needs. */
 void model_keep_spare(const pager_model *m, model_seq *q);
 
-/* Every token that a query at `position` of sequence s sees is found through the tables, as it was written. */
+/* Checks that the page tables of sequence s lead to the expected write of every token that is visible to a query at `position`.
+ */
 bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position);
 bool model_check_all(pager_model *m);
 
@@ -94,15 +99,16 @@ uint32_t model_text(uint32_t text, uint32_t i);
 void model_extend(model_seq *q, uint32_t at, uint32_t token);
 void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i);
 
-/* ---- equations ---- */
+/* ---- pager equations ---- */
 
-uint32_t model_shadows(const pager_model *m, shadow *shadows); /* how many */
+uint32_t model_shadows(const pager_model *m, shadow *shadows); /* returns the number of open sequences */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without);
 bool model_fits(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without);
-/* One more sequence of max_tokens, in place of `instead` where it is not NULL. */
+/* Returns true if the pools have enough pages for the windows of all open sequences and one new sequence of max_tokens tokens. If
+ * `instead` is not NULL, the new sequence replaces `instead`. */
 bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_seq *instead);
 
-/* ---- the tree, by looking at every node ---- */
+/* ---- prefix tree ---- */
 
 uint32_t model_find_path(const pager_model *m, uint64_t tenant, const uint32_t *tokens, uint32_t n, uint32_t *path);
 uint32_t model_usable_pages(const pager_model *m, const uint32_t *path, uint32_t n);

@@ -1,5 +1,4 @@
-/* The operations that drive the pager and its model side by side, each with the answer that the model expects. See pager_model.h.
- */
+/* Random operations on the pager and its model, each with the result that the model predicts. See pager_model.h. */
 #include "pager_model_state.h"
 
 /* ---- operations ---- */
@@ -23,7 +22,7 @@ static uint32_t choose_max_tokens(const pager_model *m, pager_choices *choices, 
     return fkv_min_u32(fkv_max_u32(least, 1) + pager_choose(choices, range), most);
 }
 
-/* A prompt that begins like some sequence, or like one of the few texts, and goes on with another. */
+/* Builds a prompt that begins like an existing sequence or one of the fixed texts and continues with another text. */
 static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint32_t *prompt) {
     uint32_t n = pager_choose(choices, m->spec.max_seq_tokens / (model_one_in(choices, 3) ? 1 : 3) + 1);
     const model_seq *like = &m->seqs[pager_choose(choices, m->spec.max_seqs)];
@@ -36,11 +35,12 @@ static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint
     return n;
 }
 
-/* Before a sequence is opened, whether it will fit or not, and in the middle of steps. */
+/* Checks fkv_pager_match() against the model. May be called during a step, and before a call of fkv_pager_open() that may fail.
+ */
 static bool match_agrees(pager_model *m, const fkv_seq_config *config, uint32_t n_found) {
     uint32_t n_shared = 0;
     EXPECT(fkv_pager_match(m->pager, config, &n_shared) == FKV_OK && n_shared == n_found * m->spec.page_tokens,
-           "match found %u tokens instead of %u", n_shared, n_found * m->spec.page_tokens);
+           "match found %u tokens, expected %u", n_shared, n_found * m->spec.page_tokens);
     m->tally.matched += n_found > 0;
     return true;
 }
@@ -51,7 +51,8 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     uint32_t path[MAX_TOKENS];
     uint32_t n_prompt = model_one_in(choices, 3) ? 0 : choose_prompt(m, choices, prompt);
     uint32_t max_tokens = choose_max_tokens(m, choices, n_prompt);
-    if (model_one_in(choices, 16)) max_tokens = 1 + pager_choose(choices, n_prompt + 1); /* shorter than its prompt */
+    /* max_tokens may be smaller than the prompt */
+    if (model_one_in(choices, 16)) max_tokens = 1 + pager_choose(choices, n_prompt + 1);
     uint64_t tenant = pager_choose(choices, N_TENANTS);
     fkv_seq_config config = {
         .max_tokens = max_tokens, .tenant = tenant, .prompt = n_prompt == 0 ? NULL : prompt, .n_prompt = n_prompt};
@@ -76,11 +77,11 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     fkv_seq seq = 0;
     uint32_t n_shared = 0;
     if (!match_agrees(m, &config, n_found) || !model_unchanged(m))
-        return model_fault(m, "a match disagrees or changed something");
+        return model_fault(m, "fkv_pager_match() returned a wrong result or changed the pager");
     if (!model_answered(m, "open", fkv_pager_open(m->pager, &config, &seq, &n_shared), expected)) return false;
     m->tally.refused += expected != FKV_OK;
     if (expected != FKV_OK) return true;
-    EXPECT(n_shared == n_found * m->spec.page_tokens, "open shared %u tokens instead of %u", n_shared,
+    EXPECT(n_shared == n_found * m->spec.page_tokens, "open shared %u tokens, expected %u", n_shared,
            n_found * m->spec.page_tokens);
 
     model_seq *q = vacant(m);
@@ -96,9 +97,10 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     for (uint32_t i = 0; i < n_shared; i++) model_extend(q, i, prompt[i]);
     memset(q->spare, 0, sizeof q->spare);
     model_keep_spare(m, q);
-    /* whoever wrote it, it is theirs now: the text is checked against the tokens, the write must stay what it is */
+    /* shared tokens may have been written by any sequence, so only their hashes are compared with the prompt; the model records
+     * their write numbers, which must not change later */
     uint32_t slot = 0;
-    EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open gave no sequence");
+    EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open returned no valid sequence");
     q->slot = slot;
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
         for (uint32_t i = 0; i < n_shared; i++) {
@@ -144,13 +146,14 @@ static bool operate_fork(pager_model *m, pager_choices *choices) {
     other->seq = child;
     other->max_tokens = max_tokens;
     m->tally.forked++;
-    EXPECT(fkv_pager_slot(m->pager, child, &other->slot) == FKV_OK, "fork gave no sequence");
+    EXPECT(fkv_pager_slot(m->pager, child, &other->slot) == FKV_OK, "fork returned no valid sequence");
     return true;
 }
 
-/* The node of the page that shadow s is cut through, if all who hold the page want to write to it and nobody needs what is below:
- * the tree has to give it up rather than have the call refused. */
-static uint32_t node_in_the_way(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t s) {
+/* Looks at the page in which sequence `s` of shadows[] ends if its length is not a multiple of the page size. Returns the tree
+ * node of this page if all sequences that hold the page will write to it and no sequence needs a node below it; otherwise returns
+ * FKV_NO_NODE. The tree must release the returned node if fkv_pager_truncate() would otherwise fail. */
+static uint32_t blocking_node(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t s) {
     uint32_t page_tokens = m->spec.page_tokens;
     if (shadows[s].len % page_tokens == 0) return FKV_NO_NODE;
     uint32_t page = shadows[s].pages[shadows[s].len / page_tokens];
@@ -185,14 +188,15 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
         uint32_t s = 0;
         for (model_seq *before = m->seqs; before < q; before++) s += before->open;
         shadows[s].len = n_tokens;
-        uint32_t without = node_in_the_way(m, shadows, n, s);
+        uint32_t without = blocking_node(m, shadows, n, s);
         if (!model_fits(m, shadows, n, FKV_NO_NODE) && (without == FKV_NO_NODE || !model_fits(m, shadows, n, without)))
             expected = FKV_POOL_FULL;
     }
     fkv_status got = fkv_pager_truncate(m->pager, q->seq, n_tokens);
     if (expected == FKV_POOL_FULL) {
-        /* taken back after trying: the heaps of the tree may stand in another order, nothing else */
-        EXPECT(got == expected, "truncate answered %s instead of FKV_POOL_FULL", fkv_status_name(got));
+        /* a truncation that fails with FKV_POOL_FULL may reorder the heaps of the tree, so the bytes of the pager are not
+         * compared */
+        EXPECT(got == expected, "truncate returned %s, expected FKV_POOL_FULL", fkv_status_name(got));
         m->tally.truncate_refused++;
         return true;
     }
@@ -222,7 +226,7 @@ static bool operate_reserve(pager_model *m, pager_choices *choices) {
         uint32_t s = 0;
         for (model_seq *before = m->seqs; before < q; before++) s += before->open;
         shadows[s].max_tokens = max_tokens;
-        uint32_t without = node_in_the_way(m, shadows, n, s);
+        uint32_t without = blocking_node(m, shadows, n, s);
         if (!model_fits(m, shadows, n, FKV_NO_NODE) && (without == FKV_NO_NODE || !model_fits(m, shadows, n, without)))
             expected = FKV_POOL_FULL;
     }
@@ -252,16 +256,17 @@ static bool operate_insert(pager_model *m, pager_choices *choices) {
     }
     uint32_t n_pages = n_tokens / m->spec.page_tokens;
     uint32_t n_before = model_find_path(m, q->tenant, tokens, n_pages, path);
-    bool room = true;
+    bool fits = true;
     if (has_full) {
         balance b = model_count(m, shadows, model_shadows(m, shadows), FKV_NO_NODE);
         for (uint32_t i = 0; i < n_before; i++) b.promised += !b.busy[path[i]];
-        room = b.promised <= b.free + b.cached;
+        fits = b.promised <= b.free + b.cached;
     }
     if (!model_answered(m, "insert", fkv_pager_insert(m->pager, q->seq, n_tokens == 0 ? NULL : tokens, n_tokens), FKV_OK))
         return false;
     uint32_t n_after = model_find_path(m, q->tenant, tokens, n_pages, path);
-    if (has_full) EXPECT(n_after == (room ? n_pages : n_before), "insert left %u of %u pages in the tree", n_after, n_pages);
+    if (has_full)
+        EXPECT(n_after == (fits ? n_pages : n_before), "after insert, %u of %u pages are in the tree", n_after, n_pages);
     m->tally.inserted++;
     return true;
 }
@@ -301,7 +306,7 @@ static bool operate_clear(pager_model *m) {
     fkv_stats stats = {0};
     fkv_pager_stats(m->pager, &stats);
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
-        EXPECT(stats.groups[g].cached == 0, "clear left %u pages", stats.groups[g].cached);
+        EXPECT(stats.groups[g].cached == 0, "clear left %u cached pages", stats.groups[g].cached);
     m->tally.cleared++;
     return true;
 }
@@ -356,18 +361,19 @@ static fkv_status expected_of_rows(pager_model *m, const fkv_row *rows, uint32_t
 static bool all_refused_in_step(pager_model *m, fkv_row row) {
     fkv_seq other = 0;
     fkv_seq_config config = {.max_tokens = 1};
-    EXPECT(fkv_pager_open(m->pager, &config, &other, NULL) == FKV_BAD_STATE, "open in a step");
-    EXPECT(fkv_pager_fork(m->pager, row.seq, m->spec.max_seq_tokens, &other) == FKV_BAD_STATE, "fork in a step");
-    EXPECT(fkv_pager_truncate(m->pager, row.seq, 0) == FKV_BAD_STATE, "truncate in a step");
-    EXPECT(fkv_pager_reserve(m->pager, row.seq, m->spec.max_seq_tokens) == FKV_BAD_STATE, "reserve in a step");
-    EXPECT(fkv_pager_insert(m->pager, row.seq, NULL, 0) == FKV_BAD_STATE, "insert in a step");
-    EXPECT(fkv_pager_fill(m->pager, row.seq, 1) == FKV_BAD_STATE, "fill in a step");
-    EXPECT(fkv_pager_clear(m->pager) == FKV_BAD_STATE, "clear in a step");
-    EXPECT(fkv_pager_step_begin(m->pager, &row, 1) == FKV_BAD_STATE, "a step in a step");
+    EXPECT(fkv_pager_open(m->pager, &config, &other, NULL) == FKV_BAD_STATE, "open was not rejected in a step");
+    EXPECT(fkv_pager_fork(m->pager, row.seq, m->spec.max_seq_tokens, &other) == FKV_BAD_STATE, "fork was not rejected in a step");
+    EXPECT(fkv_pager_truncate(m->pager, row.seq, 0) == FKV_BAD_STATE, "truncate was not rejected in a step");
+    EXPECT(fkv_pager_reserve(m->pager, row.seq, m->spec.max_seq_tokens) == FKV_BAD_STATE, "reserve was not rejected in a step");
+    EXPECT(fkv_pager_insert(m->pager, row.seq, NULL, 0) == FKV_BAD_STATE, "insert was not rejected in a step");
+    EXPECT(fkv_pager_fill(m->pager, row.seq, 1) == FKV_BAD_STATE, "fill was not rejected in a step");
+    EXPECT(fkv_pager_clear(m->pager) == FKV_BAD_STATE, "clear was not rejected in a step");
+    EXPECT(fkv_pager_step_begin(m->pager, &row, 1) == FKV_BAD_STATE, "a nested step was not rejected");
     return true;
 }
 
-/* Carries out the copies and writes all new tokens of the step; the sequences have their new tokens, not yet their new length. */
+/* Executes the page copies and writes all new tokens of the step. Afterwards, the sequences of the model contain the new tokens,
+ * but their lengths do not include them yet. */
 static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *rows, uint32_t n_rows) {
     uint32_t n_copies = 0;
     const fkv_page_copy *copies = fkv_pager_step_copies(m->pager, &n_copies);
@@ -380,10 +386,11 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
     m->tally.copies += n_copies;
     uint32_t n_step_rows = 0;
     const fkv_step_row *step_rows = fkv_pager_step_rows(m->pager, &n_step_rows);
-    EXPECT(n_step_rows == n_rows, "the step has %u rows instead of %u", n_step_rows, n_rows);
+    EXPECT(n_step_rows == n_rows, "the step has %u rows, expected %u", n_step_rows, n_rows);
     for (uint32_t r = 0; r < n_rows; r++) {
         model_seq *q = seq_of(m, rows[r].seq);
-        EXPECT(step_rows[r].start == q->len && step_rows[r].n_tokens == rows[r].n_tokens, "row %u is another one", r);
+        EXPECT(step_rows[r].start == q->len && step_rows[r].n_tokens == rows[r].n_tokens, "row %u has a wrong start or length",
+               r);
         for (uint32_t i = q->len; i < q->len + rows[r].n_tokens; i++) {
             if (model_one_in(choices, 20)) q->text = pager_choose(choices, N_TEXTS);
             model_extend(q, i, model_text(q->text, i));
@@ -393,7 +400,7 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
     return true;
 }
 
-/* Closes some sequences while the step is open, with rows in it and without. */
+/* Closes some sequences during the step, both sequences that have rows in the step and sequences that have none. */
 static bool close_in_step(pager_model *m, pager_choices *choices) {
     uint32_t n_left = 0;
     for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
@@ -404,7 +411,8 @@ static bool close_in_step(pager_model *m, pager_choices *choices) {
         if (!model_one_in(choices, 3)) continue;
         EXPECT(fkv_pager_close(m->pager, q->seq) == FKV_OK, "sequence %u cannot be closed in a step", s);
         EXPECT(fkv_pager_close(m->pager, q->seq) == FKV_BAD_SEQ, "sequence %u was closed twice in a step", s);
-        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_BAD_SEQ, "sequence %u was closed in a step and has a length", s);
+        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_BAD_SEQ,
+               "sequence %u still has a length after it was closed in a step", s);
         q->closing = true;
         n_left--;
         m->closed = q->seq;
@@ -412,12 +420,12 @@ static bool close_in_step(pager_model *m, pager_choices *choices) {
     }
     fkv_stats stats = {0};
     fkv_pager_stats(m->pager, &stats);
-    EXPECT(stats.seqs == n_left, "%u sequences instead of %u, others closed in the step", stats.seqs, n_left);
+    EXPECT(stats.seqs == n_left, "%u open sequences after closing some in a step, expected %u", stats.seqs, n_left);
     EXPECT(fkv_pager_consistent(m->pager), "inconsistent after a close in a step");
     return true;
 }
 
-/* What a sequence has been told is cached is matched in a step as outside, and the pager is left alone. */
+/* Checks that fkv_pager_match() returns the same result during a step as outside of a step, and leaves the pager unchanged. */
 static bool match_in_step(pager_model *m, pager_choices *choices) {
     uint32_t prompt[MAX_TOKENS];
     uint32_t path[MAX_TOKENS];
@@ -427,11 +435,11 @@ static bool match_in_step(pager_model *m, pager_choices *choices) {
     uint32_t n_path = model_find_path(m, config.tenant, prompt, n_prompt / m->spec.page_tokens, path);
     memcpy(m->aside, m->block, m->block_bytes);
     if (!match_agrees(m, &config, model_usable_pages(m, path, n_path))) return false;
-    EXPECT(memcmp(m->aside, m->block, m->block_bytes) == 0, "a match in a step changed something");
+    EXPECT(memcmp(m->aside, m->block, m->block_bytes) == 0, "fkv_pager_match() in a step changed the pager");
     return true;
 }
 
-/* The sequences that were closed in the step are gone now that it has ended; how many tokens of its rows with them. */
+/* Removes the sequences that were closed during the step. Returns the number of their tokens in the step. */
 static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_rows) {
     uint32_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++)
@@ -447,7 +455,7 @@ static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_r
 static bool operate_step(pager_model *m, pager_choices *choices) {
     fkv_row rows[MAX_SEQS];
     uint32_t n_rows = choose_rows(m, choices, rows);
-    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* no sequence has tokens left */
+    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* no sequence can grow any more */
     fkv_status expected = expected_of_rows(m, rows, n_rows);
     if (!model_answered(m, "begin", fkv_pager_step_begin(m->pager, rows, n_rows), expected)) return false;
     if (expected != FKV_OK) return true;
@@ -474,7 +482,7 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
         m->tally.aborted++;
         return true;
     }
-    uint64_t n_tokens = m->pager->figures.tokens;
+    uint64_t n_tokens = m->pager->counters.tokens;
     if (!model_answered(m, "commit", fkv_pager_step_commit(m->pager), FKV_OK)) return false;
     for (uint32_t r = 0; r < n_rows; r++) {
         model_seq *q = seq_of(m, rows[r].seq);
@@ -484,7 +492,7 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
     }
     for (uint32_t r = 0; r < n_rows; r++) n_tokens += rows[r].n_tokens;
     n_tokens -= forget_closing(m, rows, n_rows);
-    EXPECT(m->pager->figures.tokens == n_tokens, "a step counted tokens of sequences that were closed in it");
+    EXPECT(m->pager->counters.tokens == n_tokens, "a step counted tokens of sequences closed during it");
     m->tally.committed++;
     return true;
 }

@@ -1,11 +1,11 @@
-/* The vector kernels against the scalar truth, and against themselves: the same query gives the same bits however its step was
- * cut. Plain main, no test library: this program is also cross-compiled and run under an emulator. An argument names one
- * instruction set; without it, all that this machine runs are tried.
+/* Compares the vector attention kernels with the scalar reference, and checks that outputs are bit-identical regardless of how
+ * tokens are divided into steps and threads. Does not use the check library, because this program is also cross-compiled and run
+ * under an emulator. An argument selects one instruction set; by default all supported ones are tested.
  */
 #include "attn_cases.h"
 
+#include "../src/attn/attn_reference.h"
 #include "../src/attn/cpu/kernels.h"
-#include "../src/attn/truth.h"
 #include "../src/base/cpu.h"
 #include "../src/base/float16.h"
 
@@ -13,7 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Kernels accumulate in float, the truth in double; scores reach a few tens and histories a few thousand tokens. */
+/* Allows for kernels that accumulate in float, while the reference accumulates in double, with scores of up to a few tens and
+ * histories of up to a few thousand tokens. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
@@ -22,17 +23,17 @@ static double worst_of[sizeof isas / sizeof isas[0]];
 static int n_passed;
 static int n_failed;
 
-static void *take(size_t bytes) {
+static void *allocate(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
     return block;
 }
 
-/* Opened once, for the life of the program. */
+/* Returns n_threads workers, which are opened once and kept until the program ends. */
 static fkv_workers *workers_of(uint32_t n_threads) {
     static fkv_workers *opened[4];
     if (opened[n_threads] == NULL) {
-        void *place = take(fkv_workers_bytes(n_threads));
+        void *place = allocate(fkv_workers_bytes(n_threads));
         memset(place, 0, fkv_workers_bytes(n_threads));
         if (fkv_workers_open(place, n_threads, &opened[n_threads]) != FKV_OK) abort();
     }
@@ -63,22 +64,22 @@ static void report(bool good, const char *isa, const attn_case *c, const char *w
     printf("FAILED %s: %s: %s (%g)\n", isa, describe(c), what, value);
 }
 
-static void run(const fkv_cpu_kernels *kernels, const attn_world *w, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
+static void run(const fkv_cpu_kernels *kernels, const attn_fixture *w, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
                 void *out, fkv_workers *workers) {
-    void *scratch = take(fkv_attn_scratch_bytes(&w->layer, n_rows, fkv_workers_count(workers)));
+    void *scratch = allocate(fkv_attn_scratch_bytes(&w->layer, n_rows, fkv_workers_count(workers)));
     (void)fkv_attn_attend(kernels, &w->layer, rows, n_rows, q, out, scratch, workers);
     free(scratch);
 }
 
-/* Each row alone, each token alone, other numbers of threads: the same bits. */
-static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_world *w, const uint8_t *together,
+/* Runs each row alone, each token alone, and the whole step with other numbers of threads. All outputs must be bit-identical. */
+static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_fixture *w, const uint8_t *together,
                             fkv_workers *const *workers, uint32_t n_workers) {
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
-    uint8_t *alone = take(w->n_new * row_bytes);
+    uint8_t *alone = allocate(w->n_new * row_bytes);
     for (uint32_t i = 0; i < n_workers; i++) {
         run(kernels, w, w->rows, w->c.n_rows, w->q, alone, workers[i]);
         report(memcmp(alone, together, w->n_new * row_bytes) == 0, fkv_cpu_kernels_name(kernels), &w->c,
-               "bits change with the threads", fkv_workers_count(workers[i]));
+               "outputs are not bit-identical with other thread counts", fkv_workers_count(workers[i]));
     }
     size_t at = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
@@ -90,65 +91,65 @@ static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_world *w,
         }
     }
     report(memcmp(alone, together, w->n_new * row_bytes) == 0, fkv_cpu_kernels_name(kernels), &w->c,
-           "bits change when tokens go alone", 0);
+           "outputs are not bit-identical for single tokens", 0);
     free(alone);
 }
 
 static void check_case(const attn_case *c, fkv_isa only) {
     fkv_workers *workers[] = {workers_of(1), workers_of(2), workers_of(3)};
-    attn_world w;
-    if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers[0], 20261115)) return;
+    attn_fixture w;
+    if (!attn_fixture_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers[0], 20261115)) return;
 
-    /* the error of a kernel is that of its floats; 16-bit rows must then be those floats rounded, to the bit */
+    /* Measures the errors of a kernel on float outputs, and checks that 16-bit outputs are equal to the rounded float outputs. */
     size_t n = (size_t)w.n_new * c->shape.n_q_heads * c->shape.head_dim;
-    attn_world w32 = w;
+    attn_fixture w32 = w;
     w32.layer.row_type = FKV_F32;
-    w32.q = take(n * sizeof(float));
+    w32.q = allocate(n * sizeof(float));
     fkv_rows_to_f32(c->row_type, w.q, w32.q, n);
-    float *truth = take(n * sizeof(float));
-    float *got32 = take(n * sizeof(float));
-    void *got = take(n * fkv_type_bytes(c->row_type));
-    void *rounded = take(n * fkv_type_bytes(c->row_type));
-    float *vnni32 = take(n * sizeof(float));
+    float *reference = allocate(n * sizeof(float));
+    float *got32 = allocate(n * sizeof(float));
+    void *got = allocate(n * fkv_type_bytes(c->row_type));
+    void *rounded = allocate(n * fkv_type_bytes(c->row_type));
+    float *vnni32 = allocate(n * sizeof(float));
     bool have_vnni = false;
-    fkv_attn_truth(&w32.layer, w.rows, c->n_rows, w32.q, truth);
+    fkv_attn_reference(&w32.layer, w.rows, c->n_rows, w32.q, reference);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
         const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
         if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[i])) continue;
         run(kernels, &w32, w.rows, c->n_rows, w32.q, got32, workers[0]);
         double worst = 0;
         for (size_t row = 0; row < n; row += c->shape.head_dim) {
-            double error = relative_l2(got32 + row, truth + row, c->shape.head_dim);
+            double error = relative_l2(got32 + row, reference + row, c->shape.head_dim);
             if (!(error <= worst)) worst = error;
         }
-        report(worst <= KERNEL_TOLERANCE, fkv_cpu_kernels_name(kernels), c, "relative L2 error against the truth", worst);
+        report(worst <= KERNEL_TOLERANCE, fkv_cpu_kernels_name(kernels), c, "relative L2 error against the reference", worst);
         if (!(worst <= worst_of[i])) worst_of[i] = worst;
         if (isas[i] == FKV_ISA_AVX512VNNI) {
             have_vnni = true;
             memcpy(vnni32, got32, n * sizeof(float));
         }
         if (isas[i] == FKV_ISA_AMX && have_vnni)
-            report(memcmp(got32, vnni32, n * sizeof(float)) == 0, fkv_cpu_kernels_name(kernels), c, "bits are not those of VNNI",
+            report(memcmp(got32, vnni32, n * sizeof(float)) == 0, fkv_cpu_kernels_name(kernels), c, "not bit-identical to VNNI",
                    0);
         run(kernels, &w, w.rows, c->n_rows, w.q, got, workers[0]);
         fkv_rows_from_f32(c->row_type, got32, rounded, n);
         report(memcmp(got, rounded, n * fkv_type_bytes(c->row_type)) == 0, fkv_cpu_kernels_name(kernels), c,
-               "rows are not the floats rounded", 0);
+               "16-bit outputs are not the rounded float outputs", 0);
         check_same_bits(kernels, &w, got, workers + 1, 2);
     }
     free(w32.q);
-    free(truth);
+    free(reference);
     free(vnni32);
     free(got32);
     free(got);
     free(rounded);
-    attn_world_close(&w);
+    attn_fixture_close(&w);
 }
 
 static const attn_shape shapes[] = {{4, 4, 64},  {4, 1, 80},  {9, 3, 96},  {8, 2, 128},
                                     {4, 1, 256}, {7, 1, 512}, {40, 1, 64}, {2, 2, 16}};
 
-/* Lengths around everything that has a boundary: one token, a page, a tile, a piece. */
+/* Tests lengths around every boundary: one token, a page, a tile, a split. */
 static const uint32_t starts[] = {0, 1, 15, 16, 17, 62, 63, 64, 65, 127, 128, 255, 256, 257, 700};
 
 static void every_codec_and_shape(fkv_isa only) {
@@ -181,7 +182,8 @@ static void every_length_and_mask(fkv_isa only) {
             c.n_sinks = masks[m].n_sinks;
             c.softcap = s % 2 == 0 ? 0.0f : 30.0f;
             c.sinks = s % 3 == 0 ? 0.0f : 4.0f;
-            c.outliers = c.sinks == 0; /* scores of hundreds below a sink are answers below all floats */
+            c.outliers = c.sinks == 0; /* outlier channels would make some scores hundreds lower than a sink logit, and outputs
+                                          too small for a float */
             c.rows[0] = (attn_mix){starts[s], 1};
             c.rows[1] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
             check_case(&c, only);
@@ -189,11 +191,11 @@ static void every_length_and_mask(fkv_isa only) {
     }
 }
 
-/* Long enough for several pieces, and for queries of one tile whose pieces differ in length. */
+/* Tests histories with several splits, including a tile whose queries have splits of different lengths. */
 static void long_histories(fkv_isa only) {
     attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
     c.rows[0] = (attn_mix){5000, 1};
-    c.rows[1] = (attn_mix){8188, 8}; /* pieces double at token 8192 */
+    c.rows[1] = (attn_mix){8188, 8}; /* splits double in length at token 8192 */
     c.rows[2] = (attn_mix){300, 3};
     check_case(&c, only);
     c.window = 600;
@@ -205,14 +207,15 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
-/* Sealed pages enough that kernels take many of them at once, over several pieces, and queries that floats serve. */
+/* Tests histories with several splits and with enough sealed pages for kernels that process many pages at once. Some queries
+ * require the float path. */
 static void runs_of_sealed_pages(fkv_isa only) {
     static const attn_shape run_shapes[] = {{4, 1, 128}, {8, 2, 128}, {3, 3, 64}, {2, 1, 96}, {4, 1, 256}, {4, 2, 512}};
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < N_ATTN_CODECS; codec++) {
         for (size_t s = 0; s < sizeof run_shapes / sizeof run_shapes[0]; s++) {
             attn_case c = {.shape = run_shapes[s], .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
             c.rows[0] = (attn_mix){900 + 64 * (uint32_t)s, 2};
-            c.rows[1] = (attn_mix){255 + 64 * (codec % 3), 1}; /* three to five full pages */
+            c.rows[1] = (attn_mix){255 + 64 * (codec % 3), 1}; /* the row has three to five full pages */
             c.opens = (codec + s) % 2 == 0;
             check_case(&c, only);
             c.outliers = true;
@@ -223,15 +226,16 @@ static void runs_of_sealed_pages(fkv_isa only) {
     }
 }
 
-/* ---- all that a configuration accepts: each of scale, soft cap and sizes over its whole range, while the others let scores
- * reach a few tens. A codec and a shape take turns. ---- */
+/* ---- full configuration range ---- */
 
+/* Returns the next case of a cycle through codecs and shapes. Each test below varies one setting (scale, soft cap or value sizes)
+ * over its whole range, while the other settings keep scores within a few tens. */
 static attn_case sweep_case(void) {
     static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
     enum { S4 = FIRST_SEALED_CODEC, S3, C4 = FIRST_CALIBRATED_CODEC, C3 };
     static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7, S4, S3, C4, C3, 3, 2, 13, 8, 1, 15, 7, S4, S3, C4};
-    /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3, c4/s4, c3/s3; the second time with tq4 and tq2 for 16/16 and 2/2
-     */
+    /* codecs: 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3, c4/s4, c3/s3; in the second cycle, tq4 and tq2 replace
+     * 16/16 and 2/2 */
     static uint32_t turn;
     attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 21], .page_tokens = 64, .n_rows = 2};
     c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
@@ -241,14 +245,15 @@ static attn_case sweep_case(void) {
     return c;
 }
 
-/* Scores of numbers around 1 are around 1 for this scale. */
+/* Returns the score scale, 1 / sqrt(D), at which queries and keys with values around 1 give scores around 1. */
 static float plain_scale(const attn_case *c) { return 1.0f / sqrtf((float)c->shape.head_dim); }
 
 static void every_softcap(fkv_isa only) {
     static const float caps[] = {1e-45f, 1e-39f, 1e-30f, 1e-6f, 1e-2f, 0.5f,  2,     10,     30,
                                  1e3f,   1e4f,   3e4f,   3e5f,  3e7f,  1e12f, 1e30f, 3.4e38f};
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
-        static const float gains[] = {1, 8, 1e-44f}; /* scores around 1, of a few tens, and 0 */
+        static const float gains[] = {1, 8,
+                                      1e-44f}; /* query gains that give scores around 1, scores of a few tens, and scores of 0 */
         for (int g = 0; g < 3; g++) {
             attn_case c = sweep_case();
             c.softcap = caps[i];
@@ -270,7 +275,7 @@ static void every_scale(fkv_isa only) {
     }
 }
 
-/* Sinks from where they hardly count to where they are nearly all, and beyond: then all that is left is 0. */
+/* Tests learned sink logits of all magnitudes: negligible, dominant, and so large that all outputs are 0. */
 static void every_sink(fkv_isa only) {
     static const float sizes[] = {1e-38f, 1, 10, 30, 1e38f};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -281,13 +286,15 @@ static void every_sink(fkv_isa only) {
     }
 }
 
-/* The open pages of a sealed layer share a scale among channels: a channel of 1e-9 has codes that are off by a thousandth, and
- * times 1e9 that is more than a float can tell from its neighbour in a softmax. */
-static bool beyond_floats(const attn_case *c) {
+/* Returns true if the case exceeds float precision. Channels in open pages of a sealed layer share a scale, so a channel with
+ * values around 1e-9 is decoded with a relatively large error. Queries around 1e9 multiply this error, which makes the softmax
+ * meaningless. */
+static bool exceeds_float_precision(const attn_case *c) {
     return c->codec >= FIRST_SEALED_CODEC && c->q.peak * c->k.peak > 0 && c->q.peak > 1e6f;
 }
 
-/* One channel of some queries is many times larger: alone, with keys that hardly have that channel, and spread by a rotation. */
+/* Tests queries in which one channel is many times larger than the others: with ordinary keys, with keys that are small in the
+ * same channel, and with a rotation. */
 static void every_peak_of_queries(fkv_isa only) {
     static const float peaks[] = {30, 100, 300, 600, 1000, 3000, 1e4f, 3e4f, 1e5f, 1e6f, 1e9f};
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
@@ -296,12 +303,12 @@ static void every_peak_of_queries(fkv_isa only) {
             c.q.peak = peaks[i];
             if (how == 1) c.k.peak = 1 / peaks[i];
             if (how == 2) c.rotate = FKV_ROTATE_K;
-            if (!beyond_floats(&c)) check_case(&c, only);
+            if (!exceeds_float_precision(&c)) check_case(&c, only);
         }
     }
 }
 
-/* One channel of the keys is many times larger, up to where it is stored as the limit. */
+/* Tests keys in which one channel is many times larger than the others, up to values that are clamped to the limit. */
 static void every_peak_of_keys(fkv_isa only) {
     static const float peaks[] = {100, 1000, 1e4f, 1e6f};
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
@@ -316,7 +323,7 @@ static void every_peak_of_keys(fkv_isa only) {
     }
 }
 
-/* Numbers that are stored as the limit, in the keys or in the values: one channel, or all of them. */
+/* Tests K or V rows whose values are clamped to the limit, in one channel or in all channels. */
 static void saturated_rows(fkv_isa only) {
     for (uint32_t what = 0; what < 16; what++) {
         attn_case c = sweep_case();
@@ -333,7 +340,7 @@ static void saturated_rows(fkv_isa only) {
     }
 }
 
-/* Rows of any bit pattern, and rows with the few numbers that arithmetic treats apart. */
+/* Generates a row of arbitrary bit patterns, or one with special values such as zero, denormals and the limits. */
 static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 65504.0f, -65504.0f, 1e-7f, 6e-8f, 3e38f, -3e38f, 0.5f, 1e30f};
     uint64_t kind = attn_random(state) % 4;
@@ -347,7 +354,7 @@ static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     }
 }
 
-static void encoding_of_a_kind(fkv_isa only, fkv_codec_kind kind) {
+static void check_encoding(fkv_isa only, fkv_codec_kind kind) {
     uint64_t state = 7;
     for (uint32_t bits = 2; bits <= 16; bits = kind == FKV_CODEC_TURBO ? bits + 1 : 2 * bits) {
         for (uint32_t i = 0; i < 1500; i++) {
@@ -359,24 +366,24 @@ static void encoding_of_a_kind(fkv_isa only, fkv_codec_kind kind) {
             float x[FKV_MAX_HEAD_DIM];
             hostile_row(&state, dim, x);
             uint8_t bytes[2][4 * FKV_MAX_HEAD_DIM] = {{0}};
-            uint8_t *truth[FKV_N_PARTS] = {bytes[0], bytes[0] + 1024, bytes[0] + 1536};
+            uint8_t *reference[FKV_N_PARTS] = {bytes[0], bytes[0] + 1024, bytes[0] + 1536};
             uint8_t *got[FKV_N_PARTS] = {bytes[1], bytes[1] + 1024, bytes[1] + 1536};
-            fkv_codec_encode(&codec, x, truth);
+            fkv_codec_encode(&codec, x, reference);
             for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
                 const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
                 if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
                 memset(bytes[1], 0, sizeof bytes[1]);
                 fkv_codec_kernels_of(kernels, &codec)->encode(&codec, x, got);
                 report(memcmp(bytes[0], bytes[1], sizeof bytes[0]) == 0, kernels->name, &c,
-                       "encodes other bytes than the codec, bits", bits);
+                       "encoded bytes differ from the codec's, bits", bits);
             }
         }
     }
 }
 
-static void encoding_is_the_codecs(fkv_isa only) {
-    encoding_of_a_kind(only, FKV_CODEC_AUTO);
-    encoding_of_a_kind(only, FKV_CODEC_TURBO);
+static void encoding_matches_the_codec(fkv_isa only) {
+    check_encoding(only, FKV_CODEC_AUTO);
+    check_encoding(only, FKV_CODEC_TURBO);
 }
 
 static bool all_nan(const float *x, size_t n) {
@@ -391,11 +398,11 @@ static bool all_finite(const float *x, size_t n) {
     return true;
 }
 
-/* What is not a number, in a query or in a page, makes that answer not a number, and no other one. Never a plausible number. */
-static void not_a_number_is_never_hidden(fkv_isa only) {
+/* A NaN or infinity in a query or a page must turn exactly the outputs that depend on it into NaN. */
+static void nan_and_infinity_propagate(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
     fkv_workers *workers = workers_of(1);
-    static const uint32_t codecs[] = {0, 1, 2, 3, 13, FIRST_SEALED_CODEC}; /* 16/16, 8/8, 8/4, 4/4, tq4, s4/s4 */
+    static const uint32_t codecs[] = {0, 1, 2, 3, 13, FIRST_SEALED_CODEC}; /* codecs: 16/16, 8/8, 8/4, 4/4, tq4, s4/s4 */
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         uint32_t codec = codecs[i];
         for (uint32_t what = 0; what < 5; what++) {
@@ -404,10 +411,10 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
             c.rows[1] = (attn_mix){70, 1};
             c.softcap = what % 2 == 0 ? 0.0f : 30.0f;
             if (what >= 3 && attn_codecs[codec].k.bits == 16) continue;
-            attn_world w;
-            if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 5)) continue;
-            /* 0-2: NaN or infinity in the queries of token 1; 3, 4: in the scale of a key or value that the first sequence sees
-             */
+            attn_fixture w;
+            if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 5)) continue;
+            /* cases 0 to 2 put NaN or infinity into the queries of token 1; cases 3 and 4 into the scale of a key or value
+             * visible to the first sequence */
             if (what < 3)
                 for (uint32_t h = 0; h < HEADS; h++)
                     ((float *)w.q)[(HEADS + h) * 64 + 63 - h] = fkv_float_of(what == 2 ? 0x7f800000u : 0x7fc00000u);
@@ -424,21 +431,22 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
                 bool good = all_nan(out + token, token) && all_finite(out + TOKENS * token, token);
                 good = good &&
                        (what < 3 ? all_finite(out, token) && all_finite(out + 2 * token, token) : all_nan(out, TOKENS * token));
-                report(good, kernels->name, &c, "what is not a number was hidden, or spread", what);
+                report(good, kernels->name, &c, "a NaN was hidden or spread to other outputs", what);
             }
-            attn_world_close(&w);
+            attn_fixture_close(&w);
         }
     }
 }
 
-/* No TurboQuant row is written with a scale below 0, but a file may hold one; what it means is the truth's. */
-static void scales_below_zero_are_read(fkv_isa only) {
+/* The codec never writes a TurboQuant row with a negative scale, but a file may contain such a row. Kernels must then agree with
+ * the reference. */
+static void negative_scales_are_read(fkv_isa only) {
     static const uint32_t tokens[] = {3, 62, 63, 130, 201};
     for (uint32_t i = 0; i < 6; i++) {
         attn_case c = {.shape = {6, 1, 96}, .codec = 13 + i / 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
-        c.rows[0] = (attn_mix){200, i % 2 == 0 ? 1 : 3}; /* few rows, and many */
-        attn_world w;
-        if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 11)) continue;
+        c.rows[0] = (attn_mix){200, i % 2 == 0 ? 1 : 3}; /* decode-sized and prefill-sized */
+        attn_fixture w;
+        if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 11)) continue;
         for (uint32_t t = 0; t < 2 * sizeof tokens / sizeof tokens[0]; t++) {
             uint8_t *part[FKV_N_PARTS];
             uint32_t token = tokens[t / 2];
@@ -446,40 +454,42 @@ static void scales_below_zero_are_read(fkv_isa only) {
             fkv_block_row(&w.layer.block, block, (fkv_side)(t % 2), token % 64, part);
             part[FKV_PART_SCALES][1] ^= 0x80;
         }
-        float truth[3 * 6 * 96];
+        float reference[3 * 6 * 96];
         float got[3 * 6 * 96];
         size_t n = (size_t)w.n_new * 6 * 96;
-        fkv_attn_truth(&w.layer, w.rows, 1, w.q, truth);
+        fkv_attn_reference(&w.layer, w.rows, 1, w.q, reference);
         for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
             const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
             if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
             run(kernels, &w, w.rows, 1, w.q, got, workers_of(1));
-            double error = relative_l2(got, truth, n);
-            report(error <= KERNEL_TOLERANCE, kernels->name, &c, "scales below 0", error);
+            double error = relative_l2(got, reference, n);
+            report(error <= KERNEL_TOLERANCE, kernels->name, &c, "negative scales", error);
         }
-        attn_world_close(&w);
+        attn_fixture_close(&w);
     }
 }
 
-/* ---- what a query does not see ---- */
+/* ---- masked tokens ---- */
 
 typedef struct poison {
     fkv_side side;
     uint32_t token;
-    uint16_t half; /* in place of the first scale, or of the first number */
-    bool shows;    /* in every answer that sees it: it is no finite number */
+    uint16_t half; /* bit pattern that replaces the token's first scale, or its first value if rows are stored in 16 bits */
+    bool shows;    /* true if the value is not finite, so that every output that reads the token must be NaN */
 } poison;
 
-static bool is_seen(const attn_case *c, uint32_t position, uint32_t token) {
+static bool is_visible(const attn_case *c, uint32_t position, uint32_t token) {
     return token <= position && (token < c->n_sinks || position - token < c->window);
 }
 
-/* Answers that see the poisoned token show it, all others have the bits that they had without it, alone and beside others. */
-static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, poison what, const float *clean) {
+/* Overwrites a value of one token (see poison). Checks that all outputs that read a non-finite value are NaN. Outputs of queries
+ * that do not see the token must be bit-identical to `clean`, the outputs without poison. Runs the queries both one at a time and
+ * in one batch. */
+static void check_poison(const fkv_cpu_kernels *kernels, const attn_fixture *w, poison what, const float *clean) {
     const attn_case *c = &w->c;
     const size_t n = (size_t)c->shape.n_q_heads * c->shape.head_dim;
-    float *got = take(w->n_new * n * sizeof(float));
-    float *alone = take(n * sizeof(float));
+    float *got = allocate(w->n_new * n * sizeof(float));
+    float *alone = allocate(n * sizeof(float));
     uint8_t *block = w->pages + (size_t)fkv_page_at(w->rows[0].view, what.token / c->page_tokens) * w->layer.block.bytes;
     uint8_t *part[FKV_N_PARTS];
     fkv_block_row(&w->layer.block, block, what.side, what.token % c->page_tokens, part);
@@ -494,33 +504,35 @@ static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, po
         one.start += i;
         one.n_tokens = 1;
         run(kernels, w, &one, 1, (const float *)w->q + i * n, alone, workers_of(1));
-        if (is_seen(c, one.start, what.token))
+        if (is_visible(c, one.start, what.token))
             good = good && (!what.shows || (!all_finite(got + i * n, n) && !all_finite(alone, n)));
         else
             good = good && memcmp(got + i * n, clean + i * n, n * sizeof(float)) == 0 &&
                    memcmp(alone, clean + i * n, n * sizeof(float)) == 0;
     }
-    report(good, kernels->name, c, "a token that is not seen changes an answer, or one that is does not, token", what.token);
+    report(good, kernels->name, c, "an output depends on a masked token, or does not depend on a visible one: token", what.token);
     memcpy(at, &kept, sizeof kept);
     free(got);
     free(alone);
 }
 
-static void what_is_not_seen_changes_nothing(fkv_isa only) {
+static void masked_tokens_change_nothing(fkv_isa only) {
     static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12, 14, 16, FIRST_SEALED_CODEC};
-    /* 16/16, 8/8, 8/4, 4/4, 2/2, 2/16, tq3, 8/tq4, s4/s4 */
-    static const uint32_t tokens[] = {1, 20, 140, 150, 204}; /* a sink, behind all windows, behind some, and after some */
-    static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}}; /* NaN, and infinity or a scale of 2^127 */
+    /* codecs: 16/16, 8/8, 8/4, 4/4, 2/2, 2/16, tq3, 8/tq4, s4/s4 */
+    /* poisoned tokens: a sink, and tokens before all windows, before some windows, and after some queries */
+    static const uint32_t tokens[] = {1, 20, 140, 150, 204};
+    /* NaN, then infinity (f16 pages) or 2^127 (bf16 pages) */
+    static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}};
     for (uint32_t i = 0; i < 18; i++) {
         attn_case c = {.shape = {i % 2 == 0 ? 2 : 5, 1, 64}, .codec = codecs[i / 2], .page_tokens = 64, .n_rows = 1};
         c.window = 70;
         c.n_sinks = 3;
         c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
         c.page_type = i / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
-        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* few rows, and many */
-        attn_world w;
-        if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 9)) continue;
-        float *clean = take((size_t)w.n_new * c.shape.n_q_heads * 64 * sizeof(float));
+        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* decode-sized and prefill-sized */
+        attn_fixture w;
+        if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 9)) continue;
+        float *clean = allocate((size_t)w.n_new * c.shape.n_q_heads * 64 * sizeof(float));
         for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
             const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
             if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
@@ -528,12 +540,13 @@ static void what_is_not_seen_changes_nothing(fkv_isa only) {
             for (uint32_t what = 0; what < 20; what++) {
                 poison p = {(fkv_side)(what % 2), tokens[what / 4], halves[c.page_type == FKV_BF16][what / 2 % 2],
                             what / 2 % 2 == 0};
-                if (c.codec >= FIRST_SEALED_CODEC && p.side == FKV_SIDE_K) continue; /* no scale is a single token's */
+                if (c.codec >= FIRST_SEALED_CODEC && p.side == FKV_SIDE_K)
+                    continue; /* sealed keys have no scale for a single token */
                 check_poison(kernels, &w, p, clean);
             }
         }
         free(clean);
-        attn_world_close(&w);
+        attn_fixture_close(&w);
     }
 }
 
@@ -545,10 +558,10 @@ int main(int argc, char **argv) {
         printf("unknown instruction set %s\n", argv[1]);
         return EXIT_FAILURE;
     }
-    encoding_is_the_codecs(only);
-    not_a_number_is_never_hidden(only);
-    scales_below_zero_are_read(only);
-    what_is_not_seen_changes_nothing(only);
+    encoding_matches_the_codec(only);
+    nan_and_infinity_propagate(only);
+    negative_scales_are_read(only);
+    masked_tokens_change_nothing(only);
     every_codec_and_shape(only);
     every_length_and_mask(only);
     long_histories(only);

@@ -1,13 +1,15 @@
-/* The codec against MLX, byte for byte: reads the vectors that scripts/make-codec-vectors wrote (its header describes the file)
- * and encodes every row of them.
+/* Compares the codec with MLX byte for byte: reads the vectors written by scripts/make-codec-vectors (its header describes the
+ * file) and encodes all rows.
  *
- * Codes, scales and biases must be the same bytes, for each width, group, 16-bit type and head dimension. Rows stored in 16 bits
- * must come back as the same words. Decoding is not the same by design: MLX computes scale * code, then + bias, each rounded to
- * the 16-bit type, and ours is one float result. The two differ by at most half a 16-bit ulp for each of MLX's two roundings,
- * that is one ulp of the largest number in the sum; where MLX's product or sum overflows to infinity ours stays finite.
- * Rotations must be the same bits as their second implementation in the script.
+ * Codes, scales and biases must be identical for each bit width, group, 16-bit type and head dimension. Rows stored in 16 bits
+ * must round-trip unchanged. Decoding differs by design: MLX computes scale * code and then adds the bias, rounding each to the
+ * 16-bit type, whereas this codec computes one float. Each of MLX's two roundings contributes at most half a 16-bit ulp, so the
+ * results differ by at most one ulp of the largest value in the sum. Values for which MLX overflows to infinity stay finite in
+ * this codec. Rotations must be bit-identical to those that the script computes.
  *
- * No test library: it is cross-compiled and run under an emulator. usage: parity_codec [vectors]
+ * Does not use the check library, because this program is cross-compiled and run under an emulator.
+ *
+ * usage: parity_codec [vectors]
  */
 #include "../src/base/float16.h"
 #include "../src/codec/codec.h"
@@ -57,9 +59,10 @@ static uint8_t *read_file(const char *path, size_t *n) {
     return bytes;
 }
 
-/* ---- one case ------------------------------------------------------------------------------------------------ */
+/* ---- one case ---- */
 
-/* The 16-bit float distance at a magnitude: 2^-10 of its power of two, 2^-24 among the denormals. */
+/* Returns the distance between adjacent float16 values at the given magnitude: 2^(e - 10) for magnitudes from 2^e to 2^(e + 1),
+ * or 2^-24 for denormals. */
 static float ulp_f16(float magnitude) {
     int exponent;
     (void)frexpf(magnitude, &exponent);
@@ -84,7 +87,7 @@ static void check_case(fkv_type type, uint32_t dim, uint32_t n_rows, const uint8
     uint32_t has_decoded = take_u32(from);
     fkv_codec codec;
     if (fkv_codec_make((fkv_codec_config){.bits = bits, .group = group}, dim, type, &codec) != FKV_OK) {
-        printf("the vectors hold a case that the codec refuses: %s\n", fkv_message());
+        printf("the codec rejects a case of the vectors: %s\n", fkv_message());
         exit(EXIT_FAILURE);
     }
     const uint8_t *expected[FKV_N_PARTS];
@@ -112,8 +115,8 @@ static void check_case(fkv_type type, uint32_t dim, uint32_t n_rows, const uint8
     count(same[FKV_PART_CODES], "codes differ from MLX's", type, dim, bits, group);
     count(same[FKV_PART_SCALES], "scales differ from MLX's", type, dim, bits, group);
     count(same[FKV_PART_BIASES], "biases differ from MLX's", type, dim, bits, group);
-    count(finite, "a decoded number is not finite", type, dim, bits, group);
-    if (decoded != NULL) count(decode_agrees, "decoded numbers are too far from MLX's", type, dim, bits, group);
+    count(finite, "a decoded value is not finite", type, dim, bits, group);
+    if (decoded != NULL) count(decode_agrees, "decoded values are too far from MLX's", type, dim, bits, group);
 }
 
 static void check_sixteen_bits(fkv_type type, uint32_t dim, uint32_t n_rows, const uint8_t *rows) {
@@ -130,7 +133,7 @@ static void check_sixteen_bits(fkv_type type, uint32_t dim, uint32_t n_rows, con
         fkv_codec_encode(&codec, x, part);
         same &= memcmp(stored, row, (size_t)dim * 2) == 0;
     }
-    count(same, "16-bit rows do not come back as they were", type, dim, 16, dim);
+    count(same, "16-bit rows do not round-trip", type, dim, 16, dim);
 }
 
 static void check_set(reader *from) {
@@ -139,7 +142,7 @@ static void check_set(reader *from) {
     uint32_t n_rows = take_u32(from);
     uint32_t n_cases = take_u32(from);
     if ((type != FKV_F16 && type != FKV_BF16) || dim > FKV_MAX_HEAD_DIM) {
-        printf("the vectors hold rows of %u numbers of type %d\n", dim, (int)type);
+        printf("the vectors have rows of invalid length %u or type %d\n", dim, (int)type);
         exit(EXIT_FAILURE);
     }
     const uint8_t *rows = take(from, (size_t)n_rows * dim * 2);
@@ -153,7 +156,7 @@ static void check_rotation(reader *from) {
     uint32_t stream = take_u32(from);
     uint32_t dim = take_u32(from);
     if (dim == 0 || dim > FKV_MAX_HEAD_DIM) {
-        printf("the vectors hold a rotation of %u numbers\n", dim);
+        printf("the vectors have a rotation of invalid length %u\n", dim);
         exit(EXIT_FAILURE);
     }
     size_t n_words = fkv_ceil_div(dim, 32);
@@ -165,7 +168,7 @@ static void check_rotation(reader *from) {
     fkv_rotation_make(seed, stream, dim, &rotation);
     memcpy(x, before, (size_t)dim * 4);
     fkv_rotation_apply(&rotation, x);
-    count(memcmp(rotation.signs, signs, n_words * 4) == 0, "signs of a rotation differ", FKV_F32, dim, 32, rotation.block);
+    count(memcmp(rotation.signs, signs, n_words * 4) == 0, "rotation signs differ", FKV_F32, dim, 32, rotation.block);
     count(memcmp(x, after, (size_t)dim * 4) == 0, "a rotated row differs", FKV_F32, dim, 32, rotation.block);
 }
 
@@ -175,7 +178,7 @@ int main(int argc, char **argv) {
     uint8_t *bytes = read_file(path, &n);
     reader from = {.bytes = bytes, .left = n};
     if (memcmp(take(&from, 8), "FKVCODEC", 8) != 0 || take_u32(&from) != 1) {
-        printf("%s does not hold codec vectors of version 1\n", path);
+        printf("%s does not contain codec vectors of version 1\n", path);
         return EXIT_FAILURE;
     }
     uint32_t n_sets = take_u32(&from);

@@ -1,23 +1,24 @@
-/* The GPU kernels' own text, compiled for the host with one thread for each thread of a block, against the scalar truth, the
- * codec and themselves: as a Hopper has them, its matrix units and warpgroups simulated; as Metal has them, on the matrices
- * of simdgroups; and in plain loops.
+/* Compiles the GPU kernel sources for the host, with one host thread for each thread of a block, and compares them with the
+ * scalar reference, the codec and each other. Runs the Hopper variants with emulated matrix units and warpgroups, the Metal
+ * variants with emulated simdgroup matrices, and the plain loops.
  *
- * usage: parity_kernels decode|prefill [case]
+ * usage: parity_kernels decode|prefill [case | share/shares]
  */
 #include "kernel_cases.h"
 
-#include "../src/attn/gpu/kernel_text.h"
+#include "../src/attn/attn_reference.h"
+#include "../src/attn/gpu/kernel_source.h"
 #include "../src/attn/gpu/step_table.h"
-#include "../src/attn/truth.h"
 #include "../src/base/float16.h"
+#include "../src/codec/sealed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Floats against doubles; and where the kernel has them, weights and values rounded to halves. */
+/* Allows for float sums instead of double sums and, in some kernels, for rounding weights and values to 16 bits. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
-/* Not every build has every case: NULL where it has not. */
+/* Entry functions of the cases. The entry of a case that is not part of the build is NULL. */
 #define FIRST_CASES(x) x(0) x(1) x(2)
 #if ALL_KERNEL_CASES
 #define EACH_CASE(x)                                                                                                             \
@@ -36,22 +37,23 @@ kernel_entry kernel_case_0_alone;
 kernel_entry kernel_case_1_alone;
 kernel_entry kernel_case_2_alone;
 static kernel_entry *const entries_alone[N_KERNEL_CASES_ALONE] = {kernel_case_0_alone, kernel_case_1_alone, kernel_case_2_alone};
-_Static_assert(KERNEL_SIMDGROUP_DECODE == (int)FKV_N_KERNELS, "kernels behind those of fkv_kernel");
+_Static_assert(KERNEL_SIMDGROUP_DECODE == (int)FKV_N_KERNELS, "additional kernels follow those of fkv_kernel");
 
-/* One way to attend: the kernel's number as an entry knows it, and the device whose shape the launch has. */
-typedef struct way {
+/* A kernel variant: its number in the entry function, and the device whose launch shape it uses. */
+typedef struct variant {
     const char *name;
     int kernel;
     fkv_kernel_device shape;
-} way;
+} variant;
 
-static const way decode_ways[] = {{"decode as CUDA", FKV_KERNEL_DECODE, FKV_KERNEL_HOST},
-                                  {"decode as Metal", KERNEL_SIMDGROUP_DECODE, FKV_KERNEL_METAL}};
-static const way prefill_ways[] = {{"prefill as a Hopper", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
-                                   {"prefill as Metal", KERNEL_SIMDGROUP_PREFILL, FKV_KERNEL_METAL},
-                                   {"plain prefill", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
+static const variant decode_variants[] = {{"decode as CUDA", FKV_KERNEL_DECODE, FKV_KERNEL_HOST},
+                                          {"decode as Metal", KERNEL_SIMDGROUP_DECODE, FKV_KERNEL_METAL}};
+static const variant prefill_variants[] = {{"prefill as a Hopper", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
+                                           {"prefill as Metal", KERNEL_SIMDGROUP_PREFILL, FKV_KERNEL_METAL},
+                                           {"plain prefill", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
 
-uint32_t kernel_softcap_bits; /* of the layer at hand: see make_kernel_texts.c */
+uint32_t kernel_softcap_bits; /* bit pattern of the current layer's soft cap, which the generated kernels read (see
+                                 make_kernel_sources.c) */
 
 static int n_passed;
 static int n_failed;
@@ -65,28 +67,28 @@ static void report(bool good, uint32_t i, const char *name, const char *what, do
     if (!good) printf("FAILED case %u, %s: %s (%g)\n", i, name, what, value);
 }
 
-static void *take(size_t bytes) {
+static void *allocate(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
     return block;
 }
 
 static uint32_t *table_of(const fkv_attn_layer *layer, uint32_t tile_queries, const fkv_attn_row *rows, uint32_t n_rows) {
-    fkv_step_cut cut = fkv_step_cut_of(layer, tile_queries);
+    fkv_step_plan cut = fkv_step_plan_of(layer, tile_queries);
     uint32_t n = fkv_step_table_words(&cut, rows, n_rows);
-    uint32_t *words = take((n + 1) * sizeof *words);
+    uint32_t *words = allocate((n + 1) * sizeof *words);
     words[n] = 0xdecade;
     fkv_step_table_fill(&cut, rows, n_rows, words);
     if (words[n] != 0xdecade) abort();
     return words;
 }
 
-static void set_softcap(attn_world *w, float cap) {
+static void set_softcap(attn_fixture *w, float cap) {
     w->layer.softcap = cap;
     memcpy(&kernel_softcap_bits, &cap, sizeof cap);
 }
 
-static void spoil_token(const attn_world *w, uint32_t r, uint32_t token, bool k_too) {
+static void spoil_token(const attn_fixture *w, uint32_t r, uint32_t token, bool k_too) {
     const fkv_block *block = &w->layer.block;
     uint32_t page = fkv_page_at(w->rows[r].view, token / block->page_tokens);
     kernel_spoil_row(block, w->layer.n_kv_heads, w->pages + (size_t)page * w->layer.n_kv_heads * block->bytes,
@@ -96,98 +98,98 @@ static void spoil_token(const attn_world *w, uint32_t r, uint32_t token, bool k_
                          token % block->page_tokens, k_too);
 }
 
-/* What is spoilt: behind a window, a token that nobody sees, and the values of the one that the first query alone sees; and the
- * values of the last token, which the last query alone sees. True if some queries are left that see none of it. */
-static bool spoil(const attn_world *w, uint32_t n_rows) {
+/* Overwrites rows with NaN: K and V of a token before every window, V of a token that only the first query sees, and V of the
+ * last token, which only the last query sees. Returns true if anything was overwritten. */
+static bool spoil(const attn_fixture *w, uint32_t n_rows) {
     bool any = false;
     for (uint32_t r = 0; r < n_rows; r++) {
         uint32_t start = w->rows[r].start;
         uint32_t n = w->rows[r].n_tokens;
         uint32_t window = w->layer.window;
-        bool behind = window != 0 && start >= window + w->layer.n_sinks;
-        if (behind) spoil_token(w, r, start - window, true);
-        if (behind && n > 1) spoil_token(w, r, start + 1 - window, false);
-        if (n > (behind ? 2u : 1u)) spoil_token(w, r, start + n - 1, false);
-        any = any || behind || n > 1;
+        bool has_masked = window != 0 && start >= window + w->layer.n_sinks;
+        if (has_masked) spoil_token(w, r, start - window, true);
+        if (has_masked && n > 1) spoil_token(w, r, start + 1 - window, false);
+        if (n > (has_masked ? 2u : 1u)) spoil_token(w, r, start + n - 1, false);
+        any = any || has_masked || n > 1;
     }
     return any;
 }
 
-/* The first n_rows rows of a case's world, and the truth about their queries. */
+/* Outputs of the first n_rows rows of a case, and the corresponding reference outputs. */
 typedef struct answer {
-    const attn_world *w;
-    uint32_t i;    /* the case */
-    size_t n;      /* numbers of all rows */
-    float *truth;  /* [T, H, D] */
-    uint8_t *got;  /* [T, H, D], of the row type */
-    uint8_t *also; /* the same, made another way */
+    const attn_fixture *w;
+    uint32_t i;       /* index of the case */
+    size_t n;         /* number of output values */
+    float *reference; /* reference [T, H, D] */
+    uint8_t *got;     /* output [T, H, D] in the row type */
+    uint8_t *also;    /* output [T, H, D] of a second run */
 } answer;
 
-static answer answer_open(uint32_t i, const attn_world *w, uint32_t n_rows) {
+static answer answer_open(uint32_t i, const attn_fixture *w, uint32_t n_rows) {
     const attn_case *c = &w->c;
     size_t row = (size_t)c->shape.n_q_heads * c->shape.head_dim;
     answer a = {.w = w, .i = i};
     for (uint32_t r = 0; r < n_rows; r++) a.n += w->rows[r].n_tokens * row;
-    float *q = take(a.n * sizeof *q);
-    a.truth = take(a.n * sizeof *a.truth);
-    a.got = take(w->n_new * row * fkv_type_bytes(c->row_type));
-    a.also = take(w->n_new * row * fkv_type_bytes(c->row_type));
+    float *q = allocate(a.n * sizeof *q);
+    a.reference = allocate(a.n * sizeof *a.reference);
+    a.got = allocate(w->n_new * row * fkv_type_bytes(c->row_type));
+    a.also = allocate(w->n_new * row * fkv_type_bytes(c->row_type));
     fkv_rows_to_f32(c->row_type, w->q, q, a.n);
     fkv_attn_layer layer = w->layer;
     layer.row_type = FKV_F32;
-    fkv_attn_truth(&layer, w->rows, n_rows, q, a.truth);
+    fkv_attn_reference(&layer, w->rows, n_rows, q, a.reference);
     free(q);
     return a;
 }
 
 static void answer_close(answer *a) {
-    free(a->truth);
+    free(a->reference);
     free(a->got);
     free(a->also);
 }
 
-static void check_truth(const answer *a, const char *name) {
+static void check_reference(const answer *a, const char *name) {
     const attn_case *c = &a->w->c;
-    float *got = take(a->n * sizeof *got);
+    float *got = allocate(a->n * sizeof *got);
     fkv_rows_to_f32(c->row_type, a->got, got, a->n);
     double rounding = c->row_type == FKV_F32   ? 0
                       : c->row_type == FKV_F16 ? 0x1p-11
-                                               : 0x1p-8; /* what the row type alone may cost */
+                                               : 0x1p-8; /* largest relative error of rounding to the row type */
     double worst = 0;
     size_t n_hidden = 0;
     for (size_t at = 0; at < a->n; at += c->shape.head_dim) {
-        double error = relative_l2(got + at, a->truth + at, c->shape.head_dim);
-        if (kernel_has_nan(a->truth + at, c->shape.head_dim)) /* it must be seen here too */
+        double error = relative_l2(got + at, a->reference + at, c->shape.head_dim);
+        if (kernel_has_nan(a->reference + at, c->shape.head_dim)) /* where the reference is NaN, the output must be NaN */
             n_hidden += !kernel_has_nan(got + at, c->shape.head_dim);
         else if (!(error <= worst))
             worst = error;
     }
-    report(worst <= KERNEL_TOLERANCE + rounding, a->i, name, "relative L2 error against the truth", worst);
-    report(n_hidden == 0, a->i, name, "rows hide what is not a number", (double)n_hidden);
+    report(worst <= KERNEL_TOLERANCE + rounding, a->i, name, "relative L2 error against the reference", worst);
+    report(n_hidden == 0, a->i, name, "outputs that should be NaN are not", (double)n_hidden);
     printf("case %u, %s, cap %g: %.1e\n", a->i, name, (double)a->w->layer.softcap, worst);
     if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
     free(got);
 }
 
-/* ---- rows into pages, decode ---- */
+/* ---- write and decode ---- */
 
 static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel kernel, uint32_t x, uint32_t y, uint32_t z,
                    const void *const *in, void *out) {
     entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), in, out);
 }
 
-/* queries: of an item, for which the entry's decode kernel was compiled. */
-static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_world *w, const fkv_attn_row *rows, uint32_t n_rows,
-                   const void *q, void *out) {
+/* queries: largest number of queries per work item; the decode kernel of `entry` was compiled for this number. */
+static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_fixture *w, const fkv_attn_row *rows,
+                   uint32_t n_rows, const void *q, void *out) {
     const fkv_attn_layer *layer = &w->layer;
     uint32_t *table = table_of(layer, 64, rows, n_rows);
     uint64_t n = fkv_step_parts_floats(layer, table);
-    float *parts = take(n * sizeof *parts);
+    float *parts = allocate(n * sizeof *parts);
     memset(parts, 0xff, n * sizeof *parts);
     uint32_t rows_of_item = layer->n_q_heads / layer->n_kv_heads * table[FKV_STEP_ITEM_QUERIES];
-    uint32_t chunks = fkv_ceil_div(rows_of_item, fkv_decode_rows(how.shape, layer, queries));
-    entry(how.kernel, (const uint32_t[]){table[FKV_STEP_N_PIECES] * chunks, layer->n_kv_heads, 1},
-          fkv_kernel_threads(how.shape, FKV_KERNEL_DECODE, layer),
+    uint32_t chunks = fkv_ceil_div(rows_of_item, fkv_decode_rows(v.shape, layer, queries));
+    entry(v.kernel, (const uint32_t[]){table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1},
+          fkv_kernel_threads(v.shape, FKV_KERNEL_DECODE, layer),
           layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table}
                         : (const void *const[]){q, layer->pages, table},
           parts);
@@ -197,14 +199,14 @@ static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_wo
     free(table);
 }
 
-/* Rows that the codec and the kernel store must be the same bytes. */
-static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
+/* Checks that the kernel stores the same bytes as the codec. */
+static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers) {
     kernel_entry *entry = entries[i];
     const fkv_attn_layer *layer = &w->layer;
     size_t n = (size_t)w->n_new * layer->n_kv_heads * layer->head_dim;
     uint64_t state = 77;
-    void *k = take(n * fkv_type_bytes(layer->row_type));
-    void *v = take(n * fkv_type_bytes(layer->row_type));
+    void *k = allocate(n * fkv_type_bytes(layer->row_type));
+    void *v = allocate(n * fkv_type_bytes(layer->row_type));
     attn_random_rows(&state, layer->row_type, layer->head_dim, w->c.outliers, n, k);
     attn_random_rows(&state, layer->row_type, layer->head_dim, !w->c.outliers, n, v);
     uint32_t n_pages = 0;
@@ -212,7 +214,7 @@ static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
     size_t bytes = (size_t)n_pages * layer->n_kv_heads * layer->block.bytes;
     fkv_attn_layer by[2] = {*layer, *layer};
     for (int b = 0; b < 2; b++) {
-        by[b].pages = take(bytes);
+        by[b].pages = allocate(bytes);
         memcpy(by[b].pages, layer->pages, bytes);
     }
     fkv_attn_write(fkv_cpu_kernels_for(FKV_ISA_SCALAR), &by[0], w->rows, w->c.n_rows, k, v, workers);
@@ -222,7 +224,7 @@ static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
            ticket);
     size_t differ = 0;
     for (size_t b = 0; b < bytes; b++) differ += by[0].pages[b] != by[1].pages[b];
-    report(differ == 0, i, "write", "bytes that are not the codec's", (double)differ);
+    report(differ == 0, i, "write", "bytes differ from the codec's", (double)differ);
     report(memcmp(by[1].pages, layer->pages, bytes) != 0 && ticket[0] != 0, i, "write", "nothing was written", 0);
 
     const uint32_t pair[2] = {0, n_pages - 1};
@@ -235,10 +237,33 @@ static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
     free(v);
 }
 
-/* Pages that the step fills and the codec has sealed must be the same bytes; the kernel is told of all of them, from empty ones.
- */
-static void check_seal(uint32_t i, const attn_world *w) {
-    const fkv_attn_layer *layer = &w->layer;
+/* Copies the open pages, makes one key of the first head huge in every second page of the copy, and seals the copy with the
+ * codec. */
+static fkv_attn_layer seal_huge_keys(const attn_fixture *w, uint32_t n_pages) {
+    fkv_attn_layer layer = w->layer;
+    size_t run = (size_t)layer.n_kv_heads * layer.open.bytes;
+    layer.open_pages = allocate(n_pages * run);
+    layer.pages = allocate((size_t)n_pages * layer.n_kv_heads * layer.block.bytes);
+    memcpy(layer.open_pages, w->layer.open_pages, n_pages * run);
+    for (uint32_t page = 0; page < n_pages; page++) {
+        float x[FKV_MAX_HEAD_DIM];
+        uint8_t *part[FKV_N_PARTS];
+        for (uint32_t d = 0; d < layer.head_dim; d++) x[d] = d % 3 == 0 ? -3e4f : 1e3f * (float)(d % 5);
+        fkv_block_row(&layer.open, layer.open_pages + page * run, FKV_SIDE_K, 5, part);
+        if (page % 2 == 0) fkv_codec_encode(&layer.open.codec[FKV_SIDE_K], x, part);
+        for (uint32_t head = 0; head < layer.n_kv_heads; head++)
+            fkv_seal_block(&layer.open, layer.open_pages + page * run + head * (size_t)layer.open.bytes, &layer.block,
+                           layer.pages + ((size_t)page * layer.n_kv_heads + head) * layer.block.bytes);
+    }
+    return layer;
+}
+
+/* Checks that the kernel seals the pages filled by the step, and that the sealed bytes equal those of the codec. */
+static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
+    uint32_t n_all = 0;
+    for (uint32_t r = 0; r < w->c.n_rows; r++) n_all += w->rows[r].view.n_fixed;
+    const fkv_attn_layer changed = huge ? seal_huge_keys(w, n_all) : w->layer;
+    const fkv_attn_layer *layer = &changed;
     size_t run = (size_t)layer->n_kv_heads * layer->block.bytes;
     fkv_attn_row rows[MAX_MIX];
     uint32_t n_pages = 0;
@@ -248,7 +273,7 @@ static void check_seal(uint32_t i, const attn_world *w) {
         rows[r].start = 0;
         n_pages += rows[r].view.n_fixed;
     }
-    uint8_t *pages = take(n_pages * run);
+    uint8_t *pages = allocate(n_pages * run);
     memset(pages, 0, n_pages * run);
     uint32_t *table = table_of(layer, 64, rows, w->c.n_rows);
     uint32_t ticket[1] = {0};
@@ -271,125 +296,147 @@ static void check_seal(uint32_t i, const attn_world *w) {
             }
         }
     }
-    report(differ == 0, i, "seal", "rows that are not the codec's", (double)differ);
+    report(differ == 0, i, "seal", "rows differ from the codec's", (double)differ);
     report(n_sealed == table[FKV_STEP_N_SEALS] && n_sealed > 0 && ticket[0] != 0, i, "seal", "pages were not sealed", n_sealed);
     free(table);
     table = table_of(layer, 64, w->rows, w->c.n_rows);
-    uint32_t n_seen = 0;
-    for (uint32_t p = 0; p < table[FKV_STEP_N_PIECES]; p++)
-        n_seen += table[table[FKV_STEP_PIECES] + p * FKV_PIECE_WORDS + FKV_PIECE_OPEN] == 0;
-    report(n_seen > 0, i, "seal", "no query sees a sealed page", n_seen);
+    uint32_t n_visible = 0;
+    for (uint32_t p = 0; p < table[FKV_STEP_N_SPLITS]; p++)
+        n_visible += table[table[FKV_STEP_SPLITS] + p * FKV_SPLIT_WORDS + FKV_SPLIT_OPEN] == 0;
+    report(n_visible > 0, i, "seal", "no query reads a sealed page", n_visible);
     free(pages);
     free(table);
+    if (!huge) return;
+    free(changed.pages);
+    free(changed.open_pages);
 }
 
-/* The same bits when each token goes alone. */
-static void check_alone(const answer *a, way how) {
-    const attn_world *w = a->w;
+/* Checks that running each token alone gives bit-identical outputs. */
+static void check_alone(const answer *a, variant v) {
+    const attn_fixture *w = a->w;
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
-    bool own_entry = how.kernel == FKV_KERNEL_DECODE && a->i < N_KERNEL_CASES_ALONE;
+    bool own_entry = v.kernel == FKV_KERNEL_DECODE && a->i < N_KERNEL_CASES_ALONE;
     size_t at = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes) {
             fkv_attn_row one = w->rows[r];
             one.start += t;
             one.n_tokens = 1;
-            decode(own_entry ? entries_alone[a->i] : entries[a->i], how, own_entry ? 1 : kernel_case_queries(&w->c), w, &one, 1,
+            decode(own_entry ? entries_alone[a->i] : entries[a->i], v, own_entry ? 1 : kernel_case_queries(&w->c), w, &one, 1,
                    (const uint8_t *)w->q + at, a->also + at);
         }
     }
-    report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change when tokens go alone", 0);
+    report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical for single tokens", 0);
 }
 
-/* alone: the bits of each token alone, too. */
-static void check_decode_ways(uint32_t i, const attn_world *w, bool alone) {
+/* alone: if true, also checks that running each token alone gives bit-identical outputs. */
+static void check_decode_variants(uint32_t i, const attn_fixture *w, bool alone) {
     answer a = answer_open(i, w, w->c.n_rows);
-    for (size_t k = 0; k < sizeof decode_ways / sizeof decode_ways[0]; k++) {
-        if (!kernel_case_has(i, decode_ways[k].kernel)) continue;
+    for (size_t k = 0; k < sizeof decode_variants / sizeof decode_variants[0]; k++) {
+        if (!kernel_case_has(i, decode_variants[k].kernel)) continue;
         memset(a.got, 0xff, a.n * fkv_type_bytes(w->c.row_type));
-        decode(entries[i], decode_ways[k], kernel_case_queries(&w->c), w, w->rows, w->c.n_rows, w->q, a.got);
-        check_truth(&a, decode_ways[k].name);
-        if (alone && w->n_new > 1) check_alone(&a, decode_ways[k]);
+        decode(entries[i], decode_variants[k], kernel_case_queries(&w->c), w, w->rows, w->c.n_rows, w->q, a.got);
+        check_reference(&a, decode_variants[k].name);
+        if (alone && w->n_new > 1) check_alone(&a, decode_variants[k]);
     }
     answer_close(&a);
 }
 
 static void check_decode(uint32_t i, fkv_workers *workers) {
     const attn_case *c = &kernel_cases[i];
-    attn_world w;
-    if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
+    attn_fixture w;
+    if (!attn_fixture_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
     set_softcap(&w, c->softcap);
-    if (w.layer.sealed)
-        check_seal(i, &w);
-    else
+    if (w.layer.sealed) {
+        check_seal(i, &w, false);
+        check_seal(i, &w, true);
+    } else {
         check_write(i, &w, workers);
-    check_decode_ways(i, &w, true);
+    }
+    check_decode_variants(i, &w, true);
     for (int cap = 0; c->softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
         set_softcap(&w, kernel_softcaps[cap]);
-        check_decode_ways(i, &w, false);
+        check_decode_variants(i, &w, false);
     }
     set_softcap(&w, c->softcap);
-    if (spoil(&w, c->n_rows)) check_decode_ways(i, &w, false);
-    attn_world_close(&w);
+    if (spoil(&w, c->n_rows)) check_decode_variants(i, &w, false);
+    attn_fixture_close(&w);
 }
 
 /* ---- prefill ---- */
 
-/* decoded: rows of decode items, carried over; NULL: there are none. */
-static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
+/* decoded: outputs of the decode work items, which the kernel copies to `out`; NULL if the step has no decode work items. */
+static void prefill(uint32_t i, variant v, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
                     const void *decoded, void *out) {
-    uint32_t tile_queries = fkv_prefill_queries(how.shape, layer);
+    uint32_t tile_queries = fkv_prefill_queries(v.shape, layer);
     uint32_t *table = table_of(layer, tile_queries, rows, n_rows);
-    uint32_t slices = fkv_ceil_div(tile_queries * (layer->n_q_heads / layer->n_kv_heads), fkv_prefill_rows(how.shape, layer));
+    uint32_t slices = fkv_ceil_div(tile_queries * (layer->n_q_heads / layer->n_kv_heads), fkv_prefill_rows(v.shape, layer));
     uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
-    int kernel = decoded != NULL ? (int)FKV_KERNEL_PREFILL_BESIDE : how.kernel;
+    int kernel = decoded != NULL ? (int)FKV_KERNEL_COPY_DECODED : v.kernel;
     uint64_t ring_bytes = fkv_prefill_ring_bytes(FKV_KERNEL_HOST, layer);
     uint32_t *ring = calloc(1, ring_bytes + 1);
     if (ring == NULL) abort();
-    entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer),
+    entries[i](kernel, grid, fkv_kernel_threads(v.shape, FKV_KERNEL_PREFILL, layer),
                layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, ring, table, layer->sink_logits, decoded}
                              : (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded},
                out);
-    for (uint32_t k = 0; k < fkv_prefill_ring_words(FKV_KERNEL_HOST) && ring_bytes > 0; k++)
-        report(ring[k] == 0, i, how.name, "the ring is not as it was", k);
+    if (ring_bytes > 0) {
+        bool waited = ring[FKV_PREFILL_BACKOFF_WORD] != 0;
+        ring[FKV_PREFILL_BACKOFF_WORD] = 0;
+        uint32_t n_left = 0;
+        for (uint32_t k = 0; k < fkv_prefill_ring_words(FKV_KERNEL_HOST); k++) n_left += ring[k] != 0;
+        report(n_left == 0, i, v.name, "the ring buffer was not restored", n_left);
+        report(waited == (v.kernel == KERNEL_LONE_PREFILL), i, v.name, "waiting for partner blocks", waited);
+    }
     free(ring);
     free(table);
 }
 
-/* The same bits when the first row goes alone, in two chunks. */
-static void check_chunks(const answer *a, way how) {
-    const attn_world *w = a->w;
+/* Checks that running the first row alone in two chunks gives bit-identical outputs. */
+static void check_chunks(const answer *a, variant v) {
+    const attn_fixture *w = a->w;
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
     const uint32_t lengths[2] = {FKV_ITEM_QUERIES + 2, w->rows[0].n_tokens - (FKV_ITEM_QUERIES + 2)};
     fkv_attn_row chunk = w->rows[0];
     size_t at = 0;
     for (int i = 0; i < 2; i++) {
         chunk.n_tokens = lengths[i];
-        prefill(a->i, how, &w->layer, &chunk, 1, (const uint8_t *)w->q + at, NULL, a->also + at);
+        prefill(a->i, v, &w->layer, &chunk, 1, (const uint8_t *)w->q + at, NULL, a->also + at);
         chunk.start += lengths[i];
         at += lengths[i] * row_bytes;
     }
-    report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change with the chunks", 0);
+    report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical in chunks", 0);
 }
 
-/* Two rows; and, where the kernel stands beside decode's, a third that is carried over, for which any numbers will do. chunks:
- * the bits in chunks, too. */
-static void check_prefill_ways(uint32_t i, const attn_world *w, bool chunks) {
+/* Checks the prefill outputs of the first two rows. A kernel that also copies decode outputs must copy those of the third row,
+ * for which this test passes arbitrary values. chunks: if true, also checks the first row in two chunks. */
+static void check_prefill_variants(uint32_t i, const attn_fixture *w, bool chunks) {
     answer a = answer_open(i, w, 2);
     size_t number = fkv_type_bytes(w->c.row_type);
     size_t carried = (size_t)w->c.rows[2].n_tokens * w->c.shape.n_q_heads * w->c.shape.head_dim;
-    for (size_t k = 0; k < sizeof prefill_ways / sizeof prefill_ways[0]; k++) {
-        way how = prefill_ways[k];
-        bool beside = how.kernel == FKV_KERNEL_PREFILL;
-        if (!kernel_case_has(i, how.kernel)) continue;
+    for (size_t k = 0; k < sizeof prefill_variants / sizeof prefill_variants[0]; k++) {
+        variant v = prefill_variants[k];
+        bool with_decode = v.kernel == FKV_KERNEL_PREFILL;
+        if (!kernel_case_has(i, v.kernel)) continue;
         memset(a.got, 0xff, (a.n + carried) * number);
-        prefill(i, how, &w->layer, w->rows, beside ? 3 : 2, w->q, beside ? w->q : NULL, a.got);
-        check_truth(&a, how.name);
-        if (chunks) check_chunks(&a, how);
-        if (beside)
-            report(memcmp(a.got + a.n * number, (const uint8_t *)w->q + a.n * number, carried * number) == 0, i, how.name,
-                   "decode's rows were not carried", 0);
+        prefill(i, v, &w->layer, w->rows, with_decode ? 3 : 2, w->q, with_decode ? w->q : NULL, a.got);
+        check_reference(&a, v.name);
+        if (chunks) check_chunks(&a, v);
+        if (with_decode)
+            report(memcmp(a.got + a.n * number, (const uint8_t *)w->q + a.n * number, carried * number) == 0, i, v.name,
+                   "decode outputs were not copied", 0);
     }
+    answer_close(&a);
+}
+
+/* Runs blocks that expect to share unpacked pages with a partner block that never runs. They must not wait for the partner
+ * forever, and their outputs must be bit-identical to those of blocks compiled without partners. */
+static void check_lone_prefill(uint32_t i, const attn_fixture *w) {
+    const variant lone = {"prefill without partner blocks", KERNEL_LONE_PREFILL, FKV_KERNEL_HOST};
+    answer a = answer_open(i, w, 2);
+    prefill(i, prefill_variants[0], &w->layer, w->rows, 2, w->q, NULL, a.also);
+    prefill(i, lone, &w->layer, w->rows, 2, w->q, NULL, a.got);
+    report(memcmp(a.got, a.also, a.n * fkv_type_bytes(w->c.row_type)) == 0, i, lone.name, "outputs are not bit-identical", 0);
     answer_close(&a);
 }
 
@@ -397,36 +444,46 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3;
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
-    if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* more pages than the ring of prefill_share.h has */
+    if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* the history has more pages than the ring buffer of prefill_share.h */
     uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
     c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
-                                         : c.rows[0].n_tokens}; /* of two tiles where few make one */
+                                         : c.rows[0].n_tokens}; /* if a tile has at most 32 queries, the row has two tiles */
     c.rows[2] = (attn_mix){5, 2};
-    attn_world w;
-    if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
+    attn_fixture w;
+    if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
     set_softcap(&w, c.softcap);
-    check_prefill_ways(i, &w, true);
+    check_prefill_variants(i, &w, true);
+    if (kernel_case_has(i, KERNEL_LONE_PREFILL)) check_lone_prefill(i, &w);
     for (int cap = 0; c.softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
         set_softcap(&w, kernel_softcaps[cap]);
-        check_prefill_ways(i, &w, false);
+        check_prefill_variants(i, &w, false);
     }
     set_softcap(&w, c.softcap);
-    if (spoil(&w, 2)) check_prefill_ways(i, &w, false);
-    attn_world_close(&w);
+    if (spoil(&w, 2)) check_prefill_variants(i, &w, false);
+    attn_fixture_close(&w);
+}
+
+/* Returns true if case i is selected by `which`: either a case number, or "I/N", which selects every N-th case, starting with
+ * case I. */
+static bool is_selected(const char *which, uint32_t i) {
+    char *end = NULL;
+    uint32_t first = (uint32_t)strtoul(which, &end, 10);
+    uint32_t shares = *end == '/' ? (uint32_t)strtoul(end + 1, NULL, 10) : 0;
+    return shares > 0 ? i % shares == first : i == first;
 }
 
 int main(int argc, char **argv) {
     bool is_decode = argc > 1 && strcmp(argv[1], "decode") == 0;
     if (!is_decode && (argc < 2 || strcmp(argv[1], "prefill") != 0)) {
-        fprintf(stderr, "usage: parity_kernels decode|prefill [case]\n");
+        fprintf(stderr, "usage: parity_kernels decode|prefill [case | share/shares]\n");
         return EXIT_FAILURE;
     }
-    void *place = take(fkv_workers_bytes(1));
+    void *place = allocate(fkv_workers_bytes(1));
     memset(place, 0, fkv_workers_bytes(1));
     fkv_workers *workers;
     if (fkv_workers_open(place, 1, &workers) != FKV_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < N_KERNEL_CASES; i++) {
-        if (argc > 2 && (uint32_t)atoi(argv[2]) != i) continue;
+        if (argc > 2 && !is_selected(argv[2], i)) continue;
         if (entries[i] == NULL)
             report(false, i, argv[1], "not in this build", 0);
         else

@@ -1,14 +1,15 @@
-/* The MLX device against the CPU's codec and the scalar truth of attention, over the case table of the core: what it writes is
- * read back through a page file and compared byte by byte, what it attends is compared with the truth over the same pages.
+/* Compares the MLX device with the CPU codec and the scalar attention reference over the attention case table: written pages are
+ * read back through a page file and compared byte by byte, and outputs are compared with the reference over the same pages.
  *
- * On MLX's CPU every byte must be the codec's. On a GPU, where the order of additions in a rotation and the rounding of a
- * division may differ, codes may be off by one step; the differences are counted.
+ * On MLX's CPU backend every byte must be identical. On a GPU, where the order of additions in a rotation and the rounding of a
+ * division may differ, codes may differ by one step; the differences are counted.
  *
- * usage: parity_mlx [plain|fused] [small]     small: the kernels' own cases, since each shape is compiled first on a GPU
+ * usage: parity_mlx [plain|fused] [small]
+ * small: runs only the kernel cases, because a GPU must first compile the kernels for each shape
  */
 #include "kernel_cases.h"
 
-#include "../src/attn/truth.h"
+#include "../src/attn/attn_reference.h"
 #include "../src/base/float16.h"
 #include "../src/store/page_file_format.h"
 
@@ -18,9 +19,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* As for the CPU's kernels: sums in float against sums in double. */
+/* Allows for sums in float instead of double precision, as for the CPU kernels. */
 static const double DEVICE_TOLERANCE = 1e-3;
-/* What rounding an answer to 16 bits adds: half a step of float16, and of bfloat16. */
+/* Upper bounds on the relative error of rounding an output to float16 and to bfloat16. */
 static const double F16_ROUNDING = 6e-4;
 static const double BF16_ROUNDING = 4e-3;
 
@@ -62,8 +63,8 @@ static mlx_array array_of(const void *rows, uint32_t n, uint32_t heads, uint32_t
     return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, (int)dim}, 3, dtype_of(type));
 }
 
-/* The bits of the world's channels, [G, D]; good until the next call. NULL where its keys are not calibrated. */
-static const uint8_t *bits_of(const attn_case *c, const attn_world *w) {
+/* Returns the channel bits of the fixture as [G, D], valid until the next call, or NULL if its keys are not calibrated. */
+static const uint8_t *bits_of(const attn_case *c, const attn_fixture *w) {
     static uint8_t bits[MAX_CALIBRATED_HEADS * FKV_MAX_HEAD_DIM];
     if (!w->layer.calibrated) return NULL;
     for (uint32_t h = 0; h < c->shape.n_kv_heads; h++)
@@ -72,7 +73,7 @@ static const uint8_t *bits_of(const attn_case *c, const attn_world *w) {
     return bits;
 }
 
-static fkv_config config_of(const attn_case *c, const attn_world *w) {
+static fkv_config config_of(const attn_case *c, const attn_fixture *w) {
     fkv_config config = fkv_config_default();
     config.n_layers = 1;
     config.layer = (fkv_layer_config){.n_q_heads = c->shape.n_q_heads,
@@ -87,7 +88,7 @@ static fkv_config config_of(const attn_case *c, const attn_world *w) {
                                       .channel_bits = bits_of(c, w)};
     config.page_type = c->page_type;
     config.rotate = c->rotate;
-    config.rotation_seed = 11; /* as attn_world_open() has it */
+    config.rotation_seed = 11; /* same seed as in attn_fixture_open() */
     config.page_tokens = c->page_tokens;
     config.max_seqs = c->n_rows;
     config.max_step_tokens = MAX_STEP_TOKENS;
@@ -95,7 +96,7 @@ static fkv_config config_of(const attn_case *c, const attn_world *w) {
     return config;
 }
 
-static fkv_cache *open_cache(const attn_case *c, const attn_world *w) {
+static fkv_cache *open_cache(const attn_case *c, const attn_fixture *w) {
     const fkv_config config = config_of(c, w);
     fkv_cache *cache = NULL;
     must(fkv_mlx_cache_open(&config, &mlx_config, &cache) == FKV_OK, "fkv_mlx_cache_open");
@@ -106,8 +107,8 @@ static size_t kv_row_bytes(const attn_case *c) {
     return (size_t)c->shape.n_kv_heads * c->shape.head_dim * fkv_type_bytes(c->row_type);
 }
 
-/* Tokens [from, from + n) of row r. */
-static void write_tokens(fkv_step *step, const attn_world *w, uint32_t r, uint32_t from, uint32_t n) {
+/* Writes tokens [from, from + n) of row r. */
+static void write_tokens(fkv_step *step, const attn_fixture *w, uint32_t r, uint32_t from, uint32_t n) {
     const attn_case *c = &w->c;
     const size_t at = from * kv_row_bytes(c);
     mlx_array k = array_of((const uint8_t *)w->k[r] + at, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
@@ -117,12 +118,12 @@ static void write_tokens(fkv_step *step, const attn_world *w, uint32_t r, uint32
     (void)mlx_array_free(v);
 }
 
-/* Each row's history, alone, in chunks. */
-static void write_histories(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
+/* Writes the history of each row separately, in chunks. */
+static void write_histories(fkv_cache *cache, const attn_fixture *w, fkv_seq *seqs) {
     fkv_step *step = NULL;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
-        const fkv_seq_config life = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
-        must(fkv_seq_open(cache, &life, &seqs[r], NULL) == FKV_OK, "fkv_seq_open");
+        const fkv_seq_config seq_config = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
+        must(fkv_seq_open(cache, &seq_config, &seqs[r], NULL) == FKV_OK, "fkv_seq_open");
         for (uint32_t done = 0; done < w->rows[r].start;) {
             const fkv_row chunk = {seqs[r], fkv_min_u32(CHUNK_TOKENS, w->rows[r].start - done)};
             must(fkv_step_begin(cache, &chunk, 1, &step) == FKV_OK, "fkv_step_begin");
@@ -133,13 +134,13 @@ static void write_histories(fkv_cache *cache, const attn_world *w, fkv_seq *seqs
     }
 }
 
-/* The case's step over all rows. Returns its answer. */
-static mlx_array run_step(fkv_cache *cache, const attn_world *w, const fkv_seq *seqs) {
+/* Runs the step of the case over all rows and returns its output. */
+static mlx_array run_step(fkv_cache *cache, const attn_fixture *w, const fkv_seq *seqs) {
     const attn_case *c = &w->c;
     fkv_row rows[MAX_MIX];
     fkv_step *step = NULL;
     for (uint32_t r = 0; r < c->n_rows; r++) rows[r] = (fkv_row){seqs[r], w->rows[r].n_tokens};
-    /* the step's k and v: the new tokens of all rows, side by side */
+    /* K and V of the new tokens of all rows */
     uint8_t *side[FKV_N_SIDES];
     for (int s = 0; s < FKV_N_SIDES; s++) {
         side[s] = malloc(w->n_new * kv_row_bytes(c));
@@ -167,7 +168,7 @@ static mlx_array run_step(fkv_cache *cache, const attn_world *w, const fkv_seq *
     return out;
 }
 
-/* Codes of two rows of bytes: how many differ, and by how much at most. */
+/* Counts the codes that differ and returns the largest difference. */
 static uint32_t compare_codes(const uint8_t *a, const uint8_t *b, uint32_t bytes, uint32_t bits, uint32_t *n_off) {
     uint32_t worst = 0;
     const uint32_t mask = (1u << bits) - 1u;
@@ -181,7 +182,7 @@ static uint32_t compare_codes(const uint8_t *a, const uint8_t *b, uint32_t bytes
     return worst;
 }
 
-/* Scales, biases and 16-bit rows: how many differ, and by how many steps of the type at most. */
+/* Counts the 16-bit values that differ and returns the largest difference in ulps. */
 static uint32_t compare_halves(const uint8_t *a, const uint8_t *b, uint32_t bytes, uint32_t *n_off) {
     uint32_t worst = 0;
     for (uint32_t i = 0; i < bytes; i += 2) {
@@ -195,8 +196,8 @@ static uint32_t compare_halves(const uint8_t *a, const uint8_t *b, uint32_t byte
     return worst;
 }
 
-/* The page file of one sequence against the world's pages, live rows only. */
-static void check_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
+/* Compares the page file of one sequence with the fixture's pages. Only slots of existing tokens are compared. */
+static void check_bytes(const attn_fixture *w, uint32_t r, const uint8_t *file) {
     const attn_case *c = &w->c;
     const fkv_block *block = &w->layer.block;
     fkv_file_header header;
@@ -225,10 +226,10 @@ static void check_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
     n_codes_off += codes_off;
     n_halves_off += halves_off;
     bool is_gpu = mlx_config.way == FKV_MLX_FUSED;
-    report(is_gpu ? worst <= 1 : worst == 0, c, "packed bytes are not the codec's, off by", worst);
+    report(is_gpu ? worst <= 1 : worst == 0, c, "packed bytes differ from the codec's by", worst);
 }
 
-/* All of the page file. */
+/* Returns the whole page file. */
 static uint8_t *file_bytes(void) {
     FILE *file = fopen(file_path, "rb");
     must(file != NULL && fseek(file, 0, SEEK_END) == 0, "reading the page file");
@@ -240,8 +241,8 @@ static uint8_t *file_bytes(void) {
     return all;
 }
 
-/* The file that the host saves of the same rows. Its length is where the two end. */
-static uint8_t *host_file(const attn_world *w, uint32_t r) {
+/* Returns the page file that a cache on the host saves for the same rows. */
+static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
     const fkv_config config = config_of(&w->c, w);
     const uint32_t n_tokens = w->rows[r].start + w->rows[r].n_tokens;
     fkv_cache *cache = NULL;
@@ -267,9 +268,9 @@ static uint8_t *host_file(const attn_world *w, uint32_t r) {
     return file_bytes();
 }
 
-/* A sealed layer's file against the host's. On a GPU a rotation may move a number to the other side of a code's edge, and with it
- * the norm of its row. */
-static void check_host_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
+/* Compares the page file of a sealed layer with that of a cache on the host. On a GPU, a rotation may change a value slightly, so
+ * that it rounds to another code; the norm of the row then changes too. */
+static void check_host_bytes(const attn_fixture *w, uint32_t r, const uint8_t *file) {
     uint8_t *host = host_file(w, r);
     fkv_file_header header;
     memcpy(&header, host, sizeof header);
@@ -277,12 +278,12 @@ static void check_host_bytes(const attn_world *w, uint32_t r, const uint8_t *fil
     for (uint64_t i = header.data_offset; i < header.file_bytes; i++) n_off += file[i] != host[i];
     const uint64_t n = header.file_bytes - header.data_offset;
     n_bytes_compared += n;
-    report(memcmp(file, host, offsetof(fkv_file_header, sha256)) == 0, &w->c, "the file is another than the host's", 0);
-    report(n_off <= (mlx_config.way == FKV_MLX_FUSED ? n / 1000 : 0), &w->c, "bytes are not the host's", (double)n_off);
+    report(memcmp(file, host, offsetof(fkv_file_header, sha256)) == 0, &w->c, "the file header differs from the host's", 0);
+    report(n_off <= (mlx_config.way == FKV_MLX_FUSED ? n / 1000 : 0), &w->c, "bytes differ from the host's", (double)n_off);
     free(host);
 }
 
-static void check_files(fkv_cache *cache, const attn_world *w, const fkv_seq *seqs) {
+static void check_files(fkv_cache *cache, const attn_fixture *w, const fkv_seq *seqs) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         uint32_t n_tokens = w->rows[r].start + w->rows[r].n_tokens;
         uint32_t *tokens = calloc(n_tokens, sizeof *tokens);
@@ -299,17 +300,18 @@ static void check_files(fkv_cache *cache, const attn_world *w, const fkv_seq *se
 
 /* ---- rows with NaN ---- */
 
-/* Behind a window: a token that nobody sees, and the values of the one that the first query alone sees. */
-static void spoil_page(const attn_world *w, uint32_t r, uint32_t page, uint8_t *bytes) {
-    const uint32_t nobodys = w->rows[r].start - w->layer.window;
+/* Overwrites rows with NaN: K and V of a token before every window, and V of a token that only the first query sees. */
+static void spoil_page(const attn_fixture *w, uint32_t r, uint32_t page, uint8_t *bytes) {
+    const uint32_t masked = w->rows[r].start - w->layer.window;
     const uint32_t tokens = w->layer.block.page_tokens;
-    if (nobodys / tokens == page) kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, nobodys % tokens, true);
-    if ((nobodys + 1) / tokens == page)
-        kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, (nobodys + 1) % tokens, false);
+    if (masked / tokens == page) kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, masked % tokens, true);
+    if ((masked + 1) / tokens == page)
+        kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, (masked + 1) % tokens, false);
 }
 
-/* The same in a page file's bytes, under checksums that say it is good: no other way leads there. */
-static void spoil_file(const attn_world *w, uint32_t r, uint8_t *file) {
+/* Overwrites the same rows in the bytes of a page file and recomputes the checksums, because NaN can enter a cache only through a
+ * file. */
+static void spoil_file(const attn_fixture *w, uint32_t r, uint8_t *file) {
     fkv_file_header header;
     memcpy(&header, file, sizeof header);
     const size_t page_bytes = (size_t)w->layer.n_kv_heads * w->layer.block.bytes;
@@ -329,8 +331,8 @@ static void spoil_file(const attn_world *w, uint32_t r, uint8_t *file) {
     memcpy(file, &header, sizeof header);
 }
 
-/* Each sequence goes through a file, where it is spoilt as the world's pages are. */
-static void spoil(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
+/* Saves each sequence, applies the same changes to the file as to the fixture's pages, and loads the file. */
+static void spoil(fkv_cache *cache, const attn_fixture *w, fkv_seq *seqs) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         for (uint32_t page = 0; page < w->rows[r].view.n_fixed; page++)
             spoil_page(w, r, page,
@@ -347,49 +349,49 @@ static void spoil(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
              "writing the page file");
         free(all);
         fkv_seq_close(cache, seqs[r]);
-        const fkv_seq_config life = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
-        must(fkv_seq_load(cache, &life, file_path, &seqs[r]) == FKV_OK, "fkv_seq_load");
+        const fkv_seq_config seq_config = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
+        must(fkv_seq_load(cache, &seq_config, file_path, &seqs[r]) == FKV_OK, "fkv_seq_load");
     }
 }
 
-/* ---- a case ---- */
+/* ---- one case ---- */
 
-/* The step's answer against the truth. What is not a number there must not be one here. */
-static void check_answer(const attn_world *w, mlx_array out) {
+/* Compares the output of the step with the reference. Values that are NaN in the reference must be NaN in the output. */
+static void check_answer(const attn_fixture *w, mlx_array out) {
     const attn_case *c = &w->c;
     const size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
-    float *truth = malloc(n * sizeof *truth);
+    float *reference = malloc(n * sizeof *reference);
     float *queries = malloc(n * sizeof *queries);
     fkv_rows_to_f32(c->row_type, w->q, queries, n);
     fkv_attn_layer layer = w->layer;
     layer.row_type = FKV_F32;
-    fkv_attn_truth(&layer, w->rows, c->n_rows, queries, truth);
+    fkv_attn_reference(&layer, w->rows, c->n_rows, queries, reference);
     mlx_array floats = mlx_array_new();
     must(mlx_astype(&floats, out, MLX_FLOAT32, mlx_config.stream) == 0 && mlx_array_eval(floats) == 0, fkv_mlx_last_error());
     const float *got = mlx_array_data_float32(floats);
     double worst = 0;
     size_t n_hidden = 0;
     for (size_t row = 0; row < n; row += c->shape.head_dim) {
-        double error = relative_l2(got + row, truth + row, c->shape.head_dim);
-        if (kernel_has_nan(truth + row, c->shape.head_dim))
+        double error = relative_l2(got + row, reference + row, c->shape.head_dim);
+        if (kernel_has_nan(reference + row, c->shape.head_dim))
             n_hidden += !kernel_has_nan(got + row, c->shape.head_dim);
         else if (!(error <= worst))
             worst = error;
     }
     const double rounding = c->row_type == FKV_F32 ? 0 : c->row_type == FKV_F16 ? F16_ROUNDING : BF16_ROUNDING;
-    report(worst <= DEVICE_TOLERANCE + rounding, c, "relative L2 error against the truth", worst);
-    report(n_hidden == 0, c, "rows hide what is not a number", (double)n_hidden);
-    report(mlx_array_dtype(out) == dtype_of(c->row_type), c, "the answer is of another type than the queries", 0);
+    report(worst <= DEVICE_TOLERANCE + rounding, c, "relative L2 error against the reference", worst);
+    report(n_hidden == 0, c, "outputs that should be NaN are not", (double)n_hidden);
+    report(mlx_array_dtype(out) == dtype_of(c->row_type), c, "the output type differs from the query type", 0);
     if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
     (void)mlx_array_free(floats);
-    free(truth);
+    free(reference);
     free(queries);
 }
 
-/* spoilt: some of the history is NaN. */
+/* spoilt: true if some rows of the history contain NaN. */
 static void check_case_as(const attn_case *given, bool spoilt) {
-    attn_world w;
-    if (!attn_world_open_keeping(&w, given, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) return;
+    attn_fixture w;
+    if (!attn_fixture_open_keeping(&w, given, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) return;
     const attn_case c = w.c;
     fkv_cache *cache = open_cache(&c, &w);
     fkv_seq seqs[MAX_MIX];
@@ -401,7 +403,7 @@ static void check_case_as(const attn_case *given, bool spoilt) {
     report(fkv_cache_consistent(cache), &c, "the cache is not consistent", 0);
     (void)mlx_array_free(out);
     fkv_cache_close(cache);
-    attn_world_close(&w);
+    attn_fixture_close(&w);
 }
 
 static void check_case(const attn_case *given) { check_case_as(given, false); }
@@ -426,7 +428,8 @@ static void every_codec_and_shape(void) {
     }
 }
 
-/* Sealed layers: every width and shape; queries in the first pages, at the edges of pages, behind windows, over tiles. */
+/* Tests sealed layers with every bit width and shape. The queries are in the first pages, at page boundaries, in windows, and in
+ * several tiles. */
 static void sealed_layers(void) {
     const uint32_t n_codecs = mlx_config.way == FKV_MLX_FUSED ? FIRST_CALIBRATED_CODEC : N_ATTN_CODECS;
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < n_codecs; codec++) {
@@ -461,7 +464,7 @@ static void sealed_layers(void) {
     check_case(&c);
 }
 
-/* Lengths around everything that has a boundary: one token, a page, a tile. */
+/* Tests lengths around every boundary: one token, a page, a tile. */
 static void every_length_and_mask(void) {
     static const uint32_t starts[] = {0, 1, 15, 16, 17, 63, 64, 255, 257, 700, 1023, 1024, 1030};
     static const struct {
@@ -484,7 +487,7 @@ static void every_length_and_mask(void) {
     }
 }
 
-/* Long enough for several tiles and, on a GPU, pieces; and one chunk that is several blocks of queries. */
+/* Tests histories with several tiles (on a GPU, also several splits), and a chunk of several query blocks. */
 static void long_histories(void) {
     attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
     c.rows[0] = (attn_mix){5000, 1};
@@ -504,7 +507,7 @@ static void long_histories(void) {
     check_case(&c);
 }
 
-/* Soft caps over all that a float can be, in decode and in prefill. */
+/* Tests soft caps over the whole float range, in decode and prefill. */
 static void every_softcap(void) {
     for (int i = 0; i < N_KERNEL_SOFTCAPS; i++) {
         attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .outliers = true, .n_rows = 2};
@@ -515,7 +518,7 @@ static void every_softcap(void) {
     }
 }
 
-/* Rows with NaN, which some queries see and others do not, in decode and in prefill. */
+/* Tests rows with NaN that are visible to some queries and masked for others, in decode and prefill. */
 static void spoilt_rows(void) {
     static const uint32_t codecs[] = {2, 3, 0};
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
@@ -537,9 +540,9 @@ int main(int argc, char **argv) {
     (void)snprintf(file_path, sizeof file_path, "%s/flatkv-parity-mlx-%d.fkv", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
                    (int)getpid());
     void *place = aligned_alloc(64, fkv_align_up(fkv_workers_bytes(1), 64));
-    must(place != NULL, "memory");
+    must(place != NULL, "malloc");
     memset(place, 0, fkv_workers_bytes(1));
-    must(fkv_workers_open(place, 1, &workers) == FKV_OK, "workers");
+    must(fkv_workers_open(place, 1, &workers) == FKV_OK, "fkv_workers_open");
 
     for (size_t i = 0; i < N_KERNEL_CASES; i++) check_case(&kernel_cases[i]);
     if (argc < 3 || strcmp(argv[2], "small") != 0) {
@@ -555,7 +558,7 @@ int main(int argc, char **argv) {
     free(place);
     (void)mlx_stream_free(mlx_config.stream);
     printf(
-        "%s: largest relative L2 error of float32 rows %.1e; of %llu bytes written %llu codes and %llu 16-bit numbers are off\n",
+        "%s: largest relative L2 error of float32 rows %.1e; of %llu bytes written, %llu codes and %llu 16-bit values differ\n",
         way, worst_error, (unsigned long long)n_bytes_compared, (unsigned long long)n_codes_off,
         (unsigned long long)n_halves_off);
     printf("%d passed, %d failed\n", n_passed, n_failed);

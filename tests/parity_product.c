@@ -1,7 +1,7 @@
-/* Products of every matrix kind on every instruction set against sums in double precision, and against themselves: the same
- * token gives the same bits alone and among others, with any number of threads, beside any other matrix. Plain main, no test
- * library: this program is also cross-compiled and run under an emulator. An argument names one instruction set; without it, all
- * that this machine runs are tried.
+/* Compares matrix products, for every matrix kind and instruction set, with sums in double precision. Also checks that the
+ * outputs of a token are bit-identical when the token runs alone or in a batch, with any number of threads, and together with
+ * other matrices. Does not use the check library, because this program is also cross-compiled and run under an emulator. An
+ * argument selects one instruction set; by default all supported ones are tested.
  */
 #include "attn_cases.h"
 
@@ -13,12 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* 16 bits for an activation, with a step that is a power of two and at most 6.2e-5 of the largest of 32: half of it at most; sums
- * of floats are well below. */
+/* Allows for the rounding of activations to 16 bits. The rounding step of a group of 32 activations is a power of two and at
+ * most 6.2e-5 times the largest activation of the group, and the error is at most half a step. The error of float sums is much
+ * smaller. */
 static const double PRODUCT_TOLERANCE = 2e-4;
 
-static const float UNTOUCHED = 12345.0f; /* in out, where nothing is to be written */
-enum { MARGIN = 3 };                     /* floats between the rows of out, and behind those of x */
+static const float UNTOUCHED = 12345.0f; /* value of output elements that must not be written */
+enum { MARGIN = 3 };                     /* number of unused floats after each row of the output and of the activations */
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
@@ -53,7 +54,7 @@ static int n_passed;
 static int n_failed;
 static fkv_isa only = FKV_ISA_AUTO;
 
-static bool tried(size_t i) { return fkv_cpu_runs(isas[i]) && (only == FKV_ISA_AUTO || only == isas[i]); }
+static bool is_tested(size_t i) { return fkv_cpu_runs(isas[i]) && (only == FKV_ISA_AUTO || only == isas[i]); }
 
 static void report(bool good, fkv_isa isa, const char *kind, const fkv_matrix *m, uint32_t n_tokens, const char *what,
                    double value) {
@@ -65,25 +66,25 @@ static void report(bool good, fkv_isa isa, const char *kind, const fkv_matrix *m
     printf("FAILED %s: %s [%u, %u], %u tokens: %s (%g)\n", fkv_isa_name(isa), kind, m->n_rows, m->n_cols, n_tokens, what, value);
 }
 
-static void *take(size_t bytes) {
+static void *allocate(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
     memset(block, 0, fkv_align_up(bytes + 1, 64));
     return block;
 }
 
-/* Opened once, for the life of the program. */
+/* Returns worker threads, which are opened once and kept until the program ends. */
 static fkv_workers *workers_of(uint32_t n_threads) {
     static fkv_workers *opened[4];
     if (opened[n_threads] == NULL &&
-        fkv_workers_open(take(fkv_workers_bytes(n_threads)), n_threads, &opened[n_threads]) != FKV_OK)
+        fkv_workers_open(allocate(fkv_workers_bytes(n_threads)), n_threads, &opened[n_threads]) != FKV_OK)
         abort();
     return opened[n_threads];
 }
 
 /* ---- matrices and activations ---- */
 
-/* Both ends of a byte, and no order. */
+/* Codebook values in random order, including both ends of the signed 8-bit range. */
 static const int8_t TABLE[16] = {0, -128, 127, 1, -1, 25, -104, 13, -49, 89, 53, -10, -65, 7, 113, -35};
 
 static uint32_t bits_of(fkv_matrix_kind kind) {
@@ -102,11 +103,12 @@ static uint32_t bits_of(fkv_matrix_kind kind) {
     }
 }
 
-/* Row r as it was given to the matrix; get_row must give it back. scales and biases are halves already. */
+/* Sets a row of the matrix to random values and writes the expected decoded values. Scales and biases are exact in 16 bits.
+ * expected: [n_cols] */
 static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *expected) {
-    uint8_t *codes = take(m->n_cols);
-    float *scales = take(m->n_cols * sizeof *scales);
-    float *biases = take(m->n_cols * sizeof *biases);
+    uint8_t *codes = allocate(m->n_cols);
+    float *scales = allocate(m->n_cols * sizeof *scales);
+    float *biases = allocate(m->n_cols * sizeof *biases);
     uint32_t bits = bits_of(m->kind);
     uint32_t top = (1u << bits) - 1;
     for (uint32_t c = 0; c < m->n_cols; c++) {
@@ -122,7 +124,8 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
         }
     }
     for (uint32_t g = 0; m->group != 0 && g < m->n_cols / m->group; g++) {
-        /* around 0, as weights are, or all on one side, where the bias is what matters */
+        /* the decoded values of a group are either centered around 0, as in real weights, or all on one side of 0, so that the
+         * bias matters */
         scales[g] = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
         float bias = -scales[g] * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
         biases[g] = fkv_f16_to_f32(fkv_f32_to_f16(bias));
@@ -139,35 +142,35 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
     free(biases);
 }
 
-typedef struct product_world {
+typedef struct product_fixture {
     fkv_matrix m;
     const char *kind;
     uint32_t n_tokens;
     uint32_t x_stride;
     uint32_t out_stride;
-    float *weights; /* [R, C] */
-    float *x;       /* [T, x_stride] */
-    float *bias;    /* [R] */
-    double *truth;  /* [T, R] */
-    float *out;     /* [T, out_stride] */
-    float *alone;   /* [T, out_stride] */
+    float *weights;    /* [R, C] */
+    float *x;          /* [T, x_stride] */
+    float *bias;       /* [R] */
+    double *reference; /* reference [T, R] */
+    float *out;        /* [T, out_stride] */
+    float *alone;      /* [T, out_stride] */
     void *input;
-} product_world;
+} product_fixture;
 
-static void product_world_open(product_world *w, const kind_case *kind, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens,
-                               bool outliers) {
+static void product_fixture_open(product_fixture *w, const kind_case *kind, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens,
+                                 bool outliers) {
     uint64_t state = 20261115 + n_rows + n_cols;
-    *w = (product_world){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
+    *w = (product_fixture){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
     if (fkv_matrix_make(kind->kind, kind->group, n_rows, n_cols, &w->m) != FKV_OK) abort();
-    w->m.panels = take(fkv_matrix_bytes(&w->m));
+    w->m.panels = allocate(fkv_matrix_bytes(&w->m));
     if (kind->kind == FKV_MATRIX_TABLE4 || kind->kind == FKV_MATRIX_TABLE4_16) w->m.table = TABLE;
-    w->weights = take((size_t)n_rows * n_cols * sizeof(float));
-    w->x = take((size_t)n_tokens * w->x_stride * sizeof(float));
-    w->bias = take(n_rows * sizeof(float));
-    w->truth = take((size_t)n_tokens * n_rows * sizeof(double));
-    w->out = take((size_t)n_tokens * w->out_stride * sizeof(float));
-    w->alone = take((size_t)n_tokens * w->out_stride * sizeof(float));
-    w->input = take(fkv_product_input_bytes(n_tokens, n_cols));
+    w->weights = allocate((size_t)n_rows * n_cols * sizeof(float));
+    w->x = allocate((size_t)n_tokens * w->x_stride * sizeof(float));
+    w->bias = allocate(n_rows * sizeof(float));
+    w->reference = allocate((size_t)n_tokens * n_rows * sizeof(double));
+    w->out = allocate((size_t)n_tokens * w->out_stride * sizeof(float));
+    w->alone = allocate((size_t)n_tokens * w->out_stride * sizeof(float));
+    w->input = allocate(fkv_product_input_bytes(n_tokens, n_cols));
     for (uint32_t r = 0; r < n_rows; r++) {
         set_random_row(&w->m, r, &state, w->weights + (size_t)r * n_cols);
         w->bias[r] = attn_gaussian(&state);
@@ -175,97 +178,98 @@ static void product_world_open(product_world *w, const kind_case *kind, uint32_t
     for (uint32_t t = 0; t < n_tokens; t++) {
         float *x = w->x + (size_t)t * w->x_stride;
         for (uint32_t c = 0; c < n_cols; c++) x[c] = attn_gaussian(&state) * (outliers && c % 97 == 5 ? 1000.0f : 1.0f);
-        for (uint32_t i = 0; i < MARGIN; i++) x[n_cols + i] = NAN; /* behind a row; never read */
+        for (uint32_t i = 0; i < MARGIN; i++)
+            x[n_cols + i] = NAN; /* the padding after each row of activations must not be read */
     }
     for (uint32_t t = 0; t < n_tokens; t++) {
         for (uint32_t r = 0; r < n_rows; r++) {
             double sum = w->bias[r];
             for (uint32_t c = 0; c < n_cols; c++)
                 sum += (double)w->weights[(size_t)r * n_cols + c] * (double)w->x[(size_t)t * w->x_stride + c];
-            w->truth[(size_t)t * n_rows + r] = sum;
+            w->reference[(size_t)t * n_rows + r] = sum;
         }
     }
 }
 
-static void product_world_close(product_world *w) {
+static void product_fixture_close(product_fixture *w) {
     free(w->m.panels);
     free(w->weights);
     free(w->x);
     free(w->bias);
-    free(w->truth);
+    free(w->reference);
     free(w->out);
     free(w->alone);
     free(w->input);
 }
 
-static void clear(const product_world *w, float *out) {
+static void clear(const product_fixture *w, float *out) {
     for (size_t i = 0; i < (size_t)w->n_tokens * w->out_stride; i++) out[i] = UNTOUCHED;
 }
 
-/* Tokens [token, token + n_tokens) in a call of their own. */
-static void run(const product_world *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
+/* Runs tokens [token, token + n_tokens) in one call. */
+static void run(const product_fixture *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
     fkv_product p = {&w->m, w->bias, out + (size_t)token * w->out_stride, w->out_stride};
     fkv_product_run(workers_of(n_threads), isa, &p, 1, w->x + (size_t)token * w->x_stride, n_tokens, w->x_stride, w->input);
 }
 
-static bool same(const product_world *w) {
+static bool same(const product_fixture *w) {
     return memcmp(w->out, w->alone, (size_t)w->n_tokens * w->out_stride * sizeof(float)) == 0;
 }
 
 /* ---- checks ---- */
 
-static void rows_come_back(const product_world *w) {
-    float *row = take(w->m.n_cols * sizeof *row);
+static void rows_round_trip(const product_fixture *w) {
+    float *row = allocate(w->m.n_cols * sizeof *row);
     bool good = true;
     for (uint32_t r = 0; r < w->m.n_rows; r++) {
         fkv_matrix_get_row(&w->m, r, row);
         good = good && memcmp(row, w->weights + (size_t)r * w->m.n_cols, w->m.n_cols * sizeof *row) == 0;
     }
-    report(good, FKV_ISA_SCALAR, w->kind, &w->m, 0, "a row is not what was set", 0);
+    report(good, FKV_ISA_SCALAR, w->kind, &w->m, 0, "a stored row differs from the original row", 0);
     free(row);
 }
 
-static void agrees_with_the_truth(const product_world *w, size_t isa) {
+static void matches_the_reference(const product_fixture *w, size_t isa) {
     double error = 0;
     double size = 0;
     bool margin = true;
     for (uint32_t t = 0; t < w->n_tokens; t++) {
         const float *out = w->out + (size_t)t * w->out_stride;
         for (uint32_t r = 0; r < w->m.n_rows; r++) {
-            double truth = w->truth[(size_t)t * w->m.n_rows + r];
-            error += ((double)out[r] - truth) * ((double)out[r] - truth);
-            size += truth * truth;
+            double reference = w->reference[(size_t)t * w->m.n_rows + r];
+            error += ((double)out[r] - reference) * ((double)out[r] - reference);
+            size += reference * reference;
         }
         for (uint32_t i = 0; i < MARGIN; i++) margin = margin && out[w->m.n_rows + i] == UNTOUCHED;
     }
     double relative = sqrt(error / size);
-    report(relative <= PRODUCT_TOLERANCE, isas[isa], w->kind, &w->m, w->n_tokens, "relative L2 error against the truth",
+    report(relative <= PRODUCT_TOLERANCE, isas[isa], w->kind, &w->m, w->n_tokens, "relative L2 error against the reference",
            relative);
-    report(margin, isas[isa], w->kind, &w->m, w->n_tokens, "something was written behind the rows", 0);
+    report(margin, isas[isa], w->kind, &w->m, w->n_tokens, "a value was written past the end of a row", 0);
     if (!(relative <= worst_of[isa])) worst_of[isa] = relative;
 }
 
-static void has_the_same_bits_in_any_cut(const product_world *w, fkv_isa isa) {
+static void is_bit_identical_in_any_division(const product_fixture *w, fkv_isa isa) {
     for (uint32_t n_threads = 2; n_threads <= 3; n_threads++) {
         clear(w, w->alone);
         run(w, isa, n_threads, 0, w->n_tokens, w->alone);
-        report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the threads", n_threads);
+        report(same(w), isa, w->kind, &w->m, w->n_tokens, "outputs are not bit-identical with other thread counts", n_threads);
     }
     clear(w, w->alone);
     for (uint32_t t = 0; t < w->n_tokens; t++) run(w, isa, 1 + t % 2, t, 1, w->alone);
-    report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change when tokens go alone", 0);
+    report(same(w), isa, w->kind, &w->m, w->n_tokens, "outputs are not bit-identical for single tokens", 0);
     clear(w, w->alone);
     for (uint32_t t = 0, n = 1; t < w->n_tokens; t += n, n = n % 23 + 1) {
         n = fkv_min_u32(n, w->n_tokens - t);
         run(w, isa, 2, t, n, w->alone);
     }
-    report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the batch", 0);
+    report(same(w), isa, w->kind, &w->m, w->n_tokens, "outputs are not bit-identical in other batches", 0);
 }
 
-static void has_the_bits_of_vnni(const product_world *w) {
+static void is_bit_identical_to_vnni(const product_fixture *w) {
     clear(w, w->alone);
     run(w, FKV_ISA_AVX512VNNI, 1, 0, w->n_tokens, w->alone);
-    report(same(w), FKV_ISA_AMX, w->kind, &w->m, w->n_tokens, "bits are not those of VNNI", 0);
+    report(same(w), FKV_ISA_AMX, w->kind, &w->m, w->n_tokens, "not bit-identical to VNNI", 0);
 }
 
 static void every_kind_and_shape(void) {
@@ -277,30 +281,31 @@ static void every_kind_and_shape(void) {
     for (size_t k = 0; k < N_KINDS; k++) {
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             for (int outliers = 0; outliers < 2; outliers++) {
-                product_world w;
-                product_world_open(&w, &kinds[k], shapes[s].n_rows, shapes[s].n_cols, shapes[s].n_tokens, outliers != 0);
-                rows_come_back(&w);
+                product_fixture w;
+                product_fixture_open(&w, &kinds[k], shapes[s].n_rows, shapes[s].n_cols, shapes[s].n_tokens, outliers != 0);
+                rows_round_trip(&w);
                 for (size_t i = 0; i < N_ISAS; i++) {
-                    if (!tried(i)) continue;
+                    if (!is_tested(i)) continue;
                     clear(&w, w.out);
                     run(&w, isas[i], 1, 0, w.n_tokens, w.out);
-                    agrees_with_the_truth(&w, i);
-                    if (isas[i] == FKV_ISA_AMX) has_the_bits_of_vnni(&w);
-                    if (outliers == 0) has_the_same_bits_in_any_cut(&w, isas[i]);
+                    matches_the_reference(&w, i);
+                    if (isas[i] == FKV_ISA_AMX) is_bit_identical_to_vnni(&w);
+                    if (outliers == 0) is_bit_identical_in_any_division(&w, isas[i]);
                 }
-                product_world_close(&w);
+                product_fixture_close(&w);
             }
         }
     }
 }
 
-/* Four matrices of different kinds and rows in one call: what each gives alone. */
+/* Multiplies by four matrices of different kinds and sizes in one call. Each product must be bit-identical to the product
+ * computed alone. */
 static void shares_an_input(void) {
     enum { COLS = 320, TOKENS = 21 };
-    product_world w[FKV_MAX_PRODUCTS];
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_open(&w[i], &kinds[3 * i], 24 + 50 * i, COLS, TOKENS, true);
+    product_fixture w[FKV_MAX_PRODUCTS];
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_fixture_open(&w[i], &kinds[3 * i], 24 + 50 * i, COLS, TOKENS, true);
     for (size_t i = 0; i < N_ISAS; i++) {
-        if (!tried(i)) continue;
+        if (!is_tested(i)) continue;
         fkv_product products[FKV_MAX_PRODUCTS];
         for (uint32_t p = 0; p < FKV_MAX_PRODUCTS; p++) {
             clear(&w[p], w[p].out);
@@ -311,19 +316,20 @@ static void shares_an_input(void) {
         }
         fkv_product_run(workers_of(2), isas[i], products, FKV_MAX_PRODUCTS, w[0].x, TOKENS, w[0].x_stride, w[0].input);
         for (uint32_t p = 0; p < FKV_MAX_PRODUCTS; p++)
-            report(same(&w[p]), isas[i], w[p].kind, &w[p].m, TOKENS, "bits change beside other matrices", p);
+            report(same(&w[p]), isas[i], w[p].kind, &w[p].m, TOKENS,
+                   "outputs are not bit-identical with other matrices in the call", p);
     }
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_close(&w[i]);
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_fixture_close(&w[i]);
 }
 
-/* What is not a number or infinite makes every output of its token so, and no other; in a row of weights, that row of every
- * token. */
-static void not_a_number_is_never_hidden(void) {
+/* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. In a row of
+ * weights, it must affect the output of that row for every token and no other output. */
+static void nan_and_infinity_propagate(void) {
     enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
     for (size_t k = 0; k < N_KINDS; k++) {
         for (uint32_t what = 0; what < 4; what++) {
-            product_world w;
-            product_world_open(&w, &kinds[k], ROWS, COLS, TOKENS, false);
+            product_fixture w;
+            product_fixture_open(&w, &kinds[k], ROWS, COLS, TOKENS, false);
             float bad = what == 0 ? NAN : what == 1 ? INFINITY : -INFINITY;
             if (what < 3) w.x[BAD_TOKEN * w.x_stride + 77] = bad;
             if (what == 3) {
@@ -336,69 +342,70 @@ static void not_a_number_is_never_hidden(void) {
                     fkv_matrix_set_floats(&w.m, BAD_ROW, numbers);
             }
             for (size_t i = 0; i < N_ISAS; i++) {
-                if (!tried(i)) continue;
+                if (!is_tested(i)) continue;
                 run(&w, isas[i], 1, 0, TOKENS, w.out);
                 bool good = true;
                 for (uint32_t t = 0; t < TOKENS; t++)
                     for (uint32_t r = 0; r < ROWS; r++)
                         good = good && isfinite(w.out[t * w.out_stride + r]) == (what < 3 ? t != BAD_TOKEN : r != BAD_ROW);
-                report(good, isas[i], w.kind, &w.m, TOKENS, "what is not a number was hidden, or spread", what);
+                report(good, isas[i], w.kind, &w.m, TOKENS, "a NaN was hidden or spread to other outputs", what);
             }
-            product_world_close(&w);
+            product_fixture_close(&w);
         }
     }
 }
 
-/* Rows of nothing, of numbers near the ends of a float, and tiny ones beside large ones of another group. */
+/* Tests activations that are all zero, and magnitudes over almost the whole float range. */
 static void ends_of_the_range(void) {
     enum { TOKENS = 19 };
     static const float sizes[] = {0.0f, 1e-38f, 1e-30f, 1e-20f, 1e20f, 1e36f};
     for (size_t k = 0; k < N_KINDS; k++) {
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-            product_world w;
-            product_world_open(&w, &kinds[k], 64, 64, TOKENS, false);
+            product_fixture w;
+            product_fixture_open(&w, &kinds[k], 64, 64, TOKENS, false);
             for (uint32_t t = 0; t < TOKENS; t++)
                 for (uint32_t c = 0; c < 64; c++) w.x[t * w.x_stride + c] *= sizes[s];
             for (size_t i = 0; i < N_ISAS; i++) {
-                if (!tried(i)) continue;
+                if (!is_tested(i)) continue;
                 clear(&w, w.out);
                 run(&w, isas[i], 1, 0, TOKENS, w.out);
-                if (isas[i] == FKV_ISA_AMX) has_the_bits_of_vnni(&w);
+                if (isas[i] == FKV_ISA_AMX) is_bit_identical_to_vnni(&w);
                 double error = 0;
                 double size = 0;
                 for (uint32_t t = 0; t < TOKENS; t++) {
                     for (uint32_t r = 0; r < 64; r++) {
-                        double truth = (w.truth[t * 64 + r] - (double)w.bias[r]) * (double)sizes[s];
-                        double off = (double)w.out[t * w.out_stride + r] - (double)w.bias[r] - truth;
+                        double reference = (w.reference[t * 64 + r] - (double)w.bias[r]) * (double)sizes[s];
+                        double off = (double)w.out[t * w.out_stride + r] - (double)w.bias[r] - reference;
                         error += off * off;
-                        size += truth * truth + 1e-3; /* below which nothing is seen beside a bias of 1 */
+                        /* adding a bias of about 1 rounds away outputs that are much smaller than 1 */
+                        size += reference * reference + 1e-3;
                     }
                 }
-                report(sqrt(error / size) <= PRODUCT_TOLERANCE, isas[i], w.kind, &w.m, TOKENS, "wrong for activations times",
-                       (double)sizes[s]);
+                report(sqrt(error / size) <= PRODUCT_TOLERANCE, isas[i], w.kind, &w.m, TOKENS,
+                       "outputs are wrong for activations scaled by", (double)sizes[s]);
             }
-            product_world_close(&w);
+            product_fixture_close(&w);
         }
     }
 }
 
-static void refuses(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols) {
+static void check_rejected(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols) {
     fkv_matrix m = {.n_rows = n_rows, .n_cols = n_cols};
     fkv_matrix out;
     report(fkv_matrix_make(kind, group, n_rows, n_cols, &out) == FKV_UNSUPPORTED, FKV_ISA_SCALAR, "any", &m, 0,
-           "a shape that has no layout was taken, group", group);
+           "an unsupported shape was accepted, group size", group);
 }
 
-static void refuses_what_has_no_layout(void) {
-    refuses(FKV_MATRIX_AFFINE4, 32, 16, 48);
-    refuses(FKV_MATRIX_AFFINE4, 16, 16, 64);
-    refuses(FKV_MATRIX_CENTERED6_16, 32, 16, 64);
-    refuses(FKV_MATRIX_TABLE4, 16, 16, 64);
-    refuses(FKV_MATRIX_CENTERED8, 0, 16, 64);
-    refuses(FKV_MATRIX_F16, 32, 16, 64);
-    refuses(FKV_MATRIX_F32, 0, 0, 64);
-    refuses(FKV_MATRIX_F32, 0, 16, 0);
-    refuses((fkv_matrix_kind)(FKV_MATRIX_F32 + 1), 0, 16, 64);
+static void shapes_without_a_layout_are_rejected(void) {
+    check_rejected(FKV_MATRIX_AFFINE4, 32, 16, 48);
+    check_rejected(FKV_MATRIX_AFFINE4, 16, 16, 64);
+    check_rejected(FKV_MATRIX_CENTERED6_16, 32, 16, 64);
+    check_rejected(FKV_MATRIX_TABLE4, 16, 16, 64);
+    check_rejected(FKV_MATRIX_CENTERED8, 0, 16, 64);
+    check_rejected(FKV_MATRIX_F16, 32, 16, 64);
+    check_rejected(FKV_MATRIX_F32, 0, 0, 64);
+    check_rejected(FKV_MATRIX_F32, 0, 16, 0);
+    check_rejected((fkv_matrix_kind)(FKV_MATRIX_F32 + 1), 0, 16, 64);
 }
 
 int main(int argc, char **argv) {
@@ -408,10 +415,10 @@ int main(int argc, char **argv) {
         printf("unknown instruction set %s\n", argv[1]);
         return EXIT_FAILURE;
     }
-    refuses_what_has_no_layout();
+    shapes_without_a_layout_are_rejected();
     every_kind_and_shape();
     shares_an_input();
-    not_a_number_is_never_hidden();
+    nan_and_infinity_propagate();
     ends_of_the_range();
     for (size_t i = 0; i < N_ISAS; i++)
         if (worst_of[i] > 0) printf("%s: largest relative L2 error %.1e\n", fkv_isa_name(isas[i]), worst_of[i]);

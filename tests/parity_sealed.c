@@ -1,8 +1,11 @@
-/* Sealed blocks against a second implementation, byte for byte: reads the vectors that scripts/make-sealed-vectors wrote (its
- * header describes the file) and seals every block of them with each instruction set that this machine runs; then blocks of
- * random bits, where plain C is the truth. What is sealed must be near what it was sealed from.
+/* Compares sealed blocks with a second implementation byte for byte: reads the vectors written by scripts/make-sealed-vectors
+ * (its header describes the file) and seals all blocks of the vectors with each supported instruction set. Then seals blocks of
+ * random bits with each instruction set and compares them with the result of plain C. Sealed values must be close to the original
+ * values.
  *
- * No test library: it is cross-compiled and run under an emulator. usage: parity_sealed [vectors]
+ * Does not use the check library, because this program is cross-compiled and run under an emulator.
+ *
+ * usage: parity_sealed [vectors]
  */
 #include "../src/attn/attn.h"
 #include "../src/attn/cpu/kernels.h"
@@ -19,7 +22,7 @@ static uint32_t n_failed;
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
 
-/* Head of a case, as it lies in the file. */
+/* Header of a case, as stored in the vector file. */
 typedef struct seal_case {
     uint32_t type;
     uint32_t dim;
@@ -37,8 +40,8 @@ static void count(bool good, const char *what, const seal_case *c, const char *i
         return;
     }
     n_failed++;
-    printf("FAIL %s: %s, type %u, D %u, pages of %u, %u bits from %u\n", what, isa, c->type, c->dim, c->page_tokens, c->bits,
-           c->open_bits);
+    printf("FAIL %s: %s, type %u, D %u, pages of %u tokens, sealed to %u bits from %u\n", what, isa, c->type, c->dim,
+           c->page_tokens, c->bits, c->open_bits);
 }
 
 static bool make_blocks(const seal_case *c, fkv_block *open, fkv_block *sealed) {
@@ -61,14 +64,14 @@ static void *zeroes(size_t bytes) {
 }
 
 static void check_isas(const seal_case *c, const fkv_block *open, const fkv_block *sealed, const uint8_t *from,
-                       const uint8_t *truth) {
+                       const uint8_t *reference) {
     uint8_t *got = zeroes(sealed->bytes);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
         const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
         if (kernels == NULL) continue;
         memset(got, 0, sealed->bytes);
         kernels->seal(open, from, sealed, got);
-        count(memcmp(got, truth, sealed->bytes) == 0, "other bytes", c, kernels->name);
+        count(memcmp(got, reference, sealed->bytes) == 0, "bytes differ", c, kernels->name);
     }
     free(got);
 }
@@ -79,7 +82,7 @@ static uint8_t *read_file(const char *path, size_t *bytes) {
     enum { MOST = 1 << 20 };
     FILE *file = fopen(path, "rb");
     if (file == NULL) {
-        printf("%s cannot be opened\n", path);
+        printf("cannot open %s\n", path);
         exit(EXIT_FAILURE);
     }
     uint8_t *data = zeroes(MOST);
@@ -88,9 +91,9 @@ static uint8_t *read_file(const char *path, size_t *bytes) {
     return data;
 }
 
-enum { CALIBRATED = 0x100 }; /* in bits */
+enum { CALIBRATED = 0x100 }; /* flag in `bits` */
 
-/* The block with calibrated keys in place of its own. */
+/* Replaces the keys of the block with calibrated keys. */
 static void calibrate(const seal_case *c, const fkv_channel_order *order, fkv_block *sealed) {
     fkv_codec k;
     fkv_codec v = sealed->codec[FKV_SIDE_V];
@@ -104,7 +107,7 @@ static void vectors(const char *path) {
     uint8_t *data = read_file(path, &left);
     uint32_t n_cases = 0;
     if (left < 16 || memcmp(data, "FKVSEALS", 8) != 0) {
-        printf("%s: no vectors\n", path);
+        printf("%s: not a vector file\n", path);
         exit(EXIT_FAILURE);
     }
     memcpy(&n_cases, data + 12, sizeof n_cases);
@@ -127,7 +130,7 @@ static void vectors(const char *path) {
             if (made) calibrate(&c, &order, &sealed);
         }
         if (!made || open.bytes != c.open_bytes || sealed.bytes != c.sealed_bytes) {
-            count(false, "the vectors are of other blocks", &c, "case");
+            count(false, "the blocks of the vectors have other sizes than expected", &c, "case");
             break;
         }
         const uint8_t *from = at + bytes - c.open_bytes - c.sealed_bytes;
@@ -135,11 +138,11 @@ static void vectors(const char *path) {
         at += bytes;
         left -= bytes;
     }
-    count(left == 0, "the vectors go on", &(seal_case){0}, "end");
+    count(left == 0, "bytes after the last vector", &(seal_case){0}, "end");
     free(data);
 }
 
-/* ---- blocks of random numbers ---- */
+/* ---- random blocks ---- */
 
 static uint64_t draw(uint64_t *state) { /* splitmix64 */
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -148,7 +151,7 @@ static uint64_t draw(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* Rows whose channels differ in size and place, as keys have them. */
+/* Generates rows whose channels differ in magnitude and mean, as in real keys. */
 static void fill_open(uint64_t *state, const fkv_block *open, uint8_t *bytes) {
     for (int side = 0; side < FKV_N_SIDES; side++) {
         for (uint32_t t = 0; t < open->page_tokens; t++) {
@@ -165,7 +168,7 @@ static void fill_open(uint64_t *state, const fkv_block *open, uint8_t *bytes) {
     }
 }
 
-/* Squared error of a side of a page to the squared size of what it was sealed from; of K, of what it varies by. */
+/* Returns the squared error of one side of a page, relative to the squared norm for V and to the variance for K. */
 static double error_of(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to, fkv_side side) {
     double error = 0;
     double size = 0;
@@ -188,7 +191,8 @@ static double error_of(const fkv_block *open, const uint8_t *from, const fkv_blo
     return error / size;
 }
 
-/* Keys of channels with bits of their own: as near as the bits of each channel say, in the order of the open block. */
+/* Checks that the error of each calibrated key value is about half a quantization step of its channel or less. Channels are in
+ * the order of the open block. */
 static void check_calibrated(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to,
                              const uint8_t *bits, const seal_case *c) {
     float lo[FKV_MAX_HEAD_DIM];
@@ -212,11 +216,12 @@ static void check_calibrated(const fkv_block *open, const uint8_t *from, const f
         fkv_block_decode(sealed, to, FKV_SIDE_K, t, y);
         for (uint32_t d = 0; d < c->dim; d++) {
             float step = (hi[d] - lo[d]) / (float)((1 << bits[d]) - 1);
-            float rounded = (fabsf(lo[d]) + hi[d] - lo[d]) * (c->type == FKV_BF16 ? 0x1p-8f : 0x1p-11f) * 2; /* scale, bias */
+            float rounded = (fabsf(lo[d]) + hi[d] - lo[d]) * (c->type == FKV_BF16 ? 0x1p-8f : 0x1p-11f) *
+                            2; /* error from rounding the scale and the bias */
             good = good && fabsf(y[d] - x[d]) <= 0.51f * step + rounded;
         }
     }
-    count(good, "calibrated keys are further off than their bits allow", c, "C");
+    count(good, "the error of calibrated keys exceeds what their bits allow", c, "C");
 }
 
 static void calibrated_blocks(void) {
@@ -237,50 +242,102 @@ static void calibrated_blocks(void) {
         if (!make_blocks(&c, &open, &sealed)) abort();
         calibrate(&c, &order, &sealed);
         uint8_t *from = zeroes(open.bytes);
-        uint8_t *truth = zeroes(sealed.bytes);
+        uint8_t *reference = zeroes(sealed.bytes);
         fill_open(&state, &open, from);
         bool hostile = i % 4 == 3;
         for (uint32_t at = 0; hostile && at < open.bytes; at++) from[at] = (uint8_t)draw(&state);
-        fkv_seal_block(&open, from, &sealed, truth);
-        check_isas(&c, &open, &sealed, from, truth);
-        if (!hostile) check_calibrated(&open, from, &sealed, truth, bits, &c);
+        fkv_seal_block(&open, from, &sealed, reference);
+        check_isas(&c, &open, &sealed, from, reference);
+        if (!hostile) check_calibrated(&open, from, &sealed, reference, bits, &c);
         free(from);
-        free(truth);
+        free(reference);
     }
 }
 
 static void random_blocks(void) {
     static const uint32_t dims[] = {16, 32, 64, 80, 96, 128, 256, 512};
-    static const double most[FKV_N_SIDES][5] = {{0, 0, 0.35, 0.07, 0.015}, {0, 0, 0.14, 0.04, 0.012}}; /* by bits */
+    static const double most[FKV_N_SIDES][5] = {{0, 0, 0.35, 0.07, 0.015}, {0, 0, 0.14, 0.04, 0.012}}; /* indexed by bits */
     uint64_t state = 3;
     for (uint32_t i = 0; i < 160; i++) {
         seal_case c = {
             .type = 1 + i % 2, .dim = dims[i / 2 % 8], .page_tokens = 16u << i / 3 % 5, .bits = 2 + i % 3, .open_bits = 8};
         c.open_group = c.dim % 64 == 0 ? 64 : 32;
         if (c.dim % 32 != 0) c.open_bits = 16;
-        bool hostile = i % 4 == 3; /* any bits at all */
+        bool hostile = i % 4 == 3; /* arbitrary bits */
         fkv_block open;
         fkv_block sealed;
         if (!make_blocks(&c, &open, &sealed)) abort();
         uint8_t *from = zeroes(open.bytes);
-        uint8_t *truth = zeroes(sealed.bytes);
+        uint8_t *reference = zeroes(sealed.bytes);
         fill_open(&state, &open, from);
         for (uint32_t at = 0; hostile && at < open.bytes; at++) from[at] = (uint8_t)draw(&state);
-        fkv_seal_block(&open, from, &sealed, truth);
-        check_isas(&c, &open, &sealed, from, truth);
+        fkv_seal_block(&open, from, &sealed, reference);
+        check_isas(&c, &open, &sealed, from, reference);
         for (int side = 0; !hostile && side < FKV_N_SIDES; side++)
-            count(error_of(&open, from, &sealed, truth, (fkv_side)side) < most[side][c.bits],
-                  side == 0 ? "far keys" : "far values", &c, "C");
-        for (uint32_t t = 0; t < c.page_tokens; t++) { /* whatever came, what is sealed is finite */
+            count(error_of(&open, from, &sealed, reference, (fkv_side)side) < most[side][c.bits],
+                  side == 0 ? "key error too large" : "value error too large", &c, "C");
+        for (uint32_t t = 0; t < c.page_tokens; t++) { /* sealed values are finite for any input */
             float x[FKV_N_SIDES][FKV_MAX_HEAD_DIM] = {{0}};
-            fkv_block_decode(&sealed, truth, FKV_SIDE_K, t, x[0]);
-            fkv_block_decode(&sealed, truth, FKV_SIDE_V, t, x[1]);
+            fkv_block_decode(&sealed, reference, FKV_SIDE_K, t, x[0]);
+            fkv_block_decode(&sealed, reference, FKV_SIDE_V, t, x[1]);
             bool good = true;
             for (uint32_t d = 0; d < c.dim; d++) good = good && isfinite(x[0][d]) && isfinite(x[1][d]);
             count(good, "not finite", &c, "C");
         }
         free(from);
-        free(truth);
+        free(reference);
+    }
+}
+
+/* A huge row of keys must not change the sealed form of the other rows: seals a page with such a row, and the same page with a
+ * copy of another row in its place. */
+static void huge_rows(void) {
+    static const uint32_t dims[] = {64, 80, 128};
+    static const float sizes[] = {3e3f, -1e4f, 6e4f, -1e6f, 1e8f, 1e30f, INFINITY, -INFINITY};
+    uint64_t state = 9;
+    for (uint32_t i = 0; i < 96; i++) {
+        seal_case c = {
+            .type = 1 + i % 2, .dim = dims[i % 3], .page_tokens = 16u << i / 2 % 3, .bits = 3 + i / 4 % 2, .open_bits = 8};
+        c.open_group = c.dim % 64 == 0 ? 64 : 32;
+        if (c.dim % 32 != 0) c.open_bits = 16;
+        uint8_t bits[FKV_MAX_HEAD_DIM];
+        uint16_t channel[FKV_MAX_HEAD_DIM];
+        fkv_channel_order order;
+        fkv_block open;
+        fkv_block sealed;
+        channel_bits_random(&state, c.dim, c.bits, bits);
+        fkv_channel_order_make(bits, c.dim, channel, &order);
+        if (!make_blocks(&c, &open, &sealed)) abort();
+        if (i / 8 % 2 == 0) calibrate(&c, &order, &sealed);
+        uint8_t *from = zeroes(open.bytes);
+        uint8_t *reference = zeroes(sealed.bytes);
+        uint8_t *without = zeroes(sealed.bytes);
+        fill_open(&state, &open, from);
+        uint32_t row = (uint32_t)(draw(&state) % c.page_tokens);
+        float x[FKV_MAX_HEAD_DIM] = {0};
+        uint8_t *part[FKV_N_PARTS];
+        fkv_block_row(&open, from, FKV_SIDE_K, row, part);
+        uint8_t *other[FKV_N_PARTS];
+        fkv_block_row(&open, from, FKV_SIDE_K, (row + 1) % c.page_tokens, other);
+        for (int p = 0; p < FKV_N_PARTS; p++) memcpy(part[p], other[p], open.codec[FKV_SIDE_K].row_bytes[p]);
+        fkv_seal_block(&open, from, &sealed, without);
+        fkv_block_decode(&open, from, FKV_SIDE_K, row, x);
+        for (uint32_t d = 0; d < c.dim; d++)
+            if (i / 16 % 2 == 0 || d == c.dim / 3) x[d] = d % 2 == 0 ? sizes[i % 8] : -sizes[i % 8];
+        fkv_codec_encode(&open.codec[FKV_SIDE_K], x, part);
+        fkv_seal_block(&open, from, &sealed, reference);
+        check_isas(&c, &open, &sealed, from, reference);
+        bool same = true;
+        for (uint32_t t = 0; t < c.page_tokens; t++) {
+            float y[FKV_MAX_HEAD_DIM] = {0};
+            fkv_block_decode(&sealed, reference, FKV_SIDE_K, t, y);
+            fkv_block_decode(&sealed, without, FKV_SIDE_K, t, x);
+            same = same && (t == row || memcmp(x, y, c.dim * sizeof *x) == 0);
+        }
+        count(same, "a huge row changes other rows", &c, "C");
+        free(from);
+        free(reference);
+        free(without);
     }
 }
 
@@ -288,6 +345,7 @@ int main(int argc, char **argv) {
     vectors(argc > 1 ? argv[1] : "tests/vectors/sealed.bin");
     random_blocks();
     calibrated_blocks();
+    huge_rows();
     printf("%u passed, %u failed\n", n_passed, n_failed);
     return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,7 +1,10 @@
-/* TurboQuant rows against a second implementation: reads the vectors that scripts/make-turbo-vectors wrote (its header describes
- * the file). The plain codec and the encoder of every instruction set must give the same bytes, the decoder the same floats.
+/* Compares TurboQuant rows with a second implementation: reads the vectors written by scripts/make-turbo-vectors (its header
+ * describes the file). The plain codec and the encoder of every instruction set must produce the same bytes, and the decoder must
+ * produce the same floats.
  *
- * No test library: it is cross-compiled and run under an emulator. usage: parity_turbo [vectors]
+ * Does not use the check library, because this program is cross-compiled and run under an emulator.
+ *
+ * usage: parity_turbo [vectors]
  */
 #include "../src/attn/attn.h"
 #include "../src/attn/cpu/kernels.h"
@@ -19,7 +22,7 @@ static void count(bool good, const char *what, const fkv_codec *codec, uint32_t 
     if (!good) printf("FAIL %s: type %d, D %u, %u bits, row %u\n", what, (int)codec->type, codec->dim, codec->bits, row);
 }
 
-/* by: NULL for the plain codec. */
+/* by: kernels that encode the rows; NULL selects the plain codec. */
 static void check_row(const fkv_codec *codec, const fkv_cpu_kernels *by, const float *x, const uint8_t *codes,
                       const uint8_t *scale, uint32_t row) {
     uint8_t bytes[FKV_MAX_HEAD_DIM];

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What the flatkv program does, prints and ends with, one behaviour for each function. The needle model is all it needs.
+"""Tests of the flatkv program: output, errors and exit codes, one behaviour per function. Only the needle model is required.
 
-usage: program.py <flatkv> <behaviour>     program.py --list names them
+usage: program.py FLATKV BEHAVIOUR     program.py --list prints the behaviours
 """
 import json
 import math
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -25,40 +26,40 @@ program = ""
 
 
 def named(arguments):
-    """The needle model for `run` where no other is named."""
+    """Adds -m needle to `run` if no model is given."""
     return ["run", "-m", "needle", *arguments[1:]] if arguments[:1] == ("run",) and "-m" not in arguments else arguments
 
 
 def flatkv(*arguments, stdin=b"", environment=None):
-    """-> exit code, standard output, standard error"""
+    """Runs the program. Returns its exit code, standard output and standard error."""
     done = subprocess.run([program, *named(arguments)], input=stdin, capture_output=True, check=False,
                           env={**os.environ, **(environment or {})})
     return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
 
 
-def expect(truth, *what):
-    if not truth:
+def expect(condition, *what):
+    if not condition:
         sys.exit(f"FAIL {sys.argv[2]}: {' '.join(str(w) for w in what)}")
 
 
 def answer(*arguments, code=GOOD, **more):
-    """The JSON of a command that ends with `code`."""
+    """Runs a command with --json, expects the exit code, and returns the parsed JSON."""
     got, out, err = flatkv(*arguments, "--json", **more)
-    expect(got == code, f"exit code {got}, not {code}:", err)
+    expect(got == code, f"exit code {got}, expected {code}:", err)
     return json.loads(out)
 
 
 def refused(code, words, *arguments, **more):
-    """It ends with `code` and says all the words on standard error, nothing on standard output."""
+    """Expects the exit code, all the words on standard error, and an empty standard output."""
     got, out, err = flatkv(*arguments, **more)
-    expect(got == code, f"exit code {got}, not {code}:", err)
-    expect(out == b"", "standard output has", out[:200])
+    expect(got == code, f"exit code {got}, expected {code}:", err)
+    expect(out == b"", "unexpected standard output:", out[:200])
     for word in words:
-        expect(word in err, f"\"{word}\" is not in:", err)
+        expect(word in err, f"\"{word}\" is missing from:", err)
 
 
 class Terminal:
-    """The program with somebody at a terminal."""
+    """The program on a pseudoterminal."""
 
     def __init__(self, *arguments):
         self.pid, self.fd = pty.fork()
@@ -69,15 +70,15 @@ class Terminal:
         self.read_to = 0
 
     def wait(self, words, seconds=60):
-        """What was shown since the last wait, up to the words."""
+        """Waits for the words and returns the output since the last wait."""
         end = time.monotonic() + seconds
         while (at := self.shown.find(words, self.read_to)) < 0:
-            expect(time.monotonic() < end, words, "was not shown:", self.shown[self.read_to:])
+            expect(time.monotonic() < end, words, "was not printed:", self.shown[self.read_to:])
             if select.select([self.fd], [], [], 0.2)[0]:
                 try:
                     self.shown += os.read(self.fd, 65536)
                 except OSError:
-                    expect(False, words, "was not shown before the end:", self.shown[self.read_to:])
+                    expect(False, words, "was not printed before the program ended:", self.shown[self.read_to:])
         before = self.read_to
         self.read_to = at + len(words)
         return self.shown[before:self.read_to]
@@ -87,7 +88,7 @@ class Terminal:
         os.write(self.fd, text)
 
     def ended(self):
-        """The exit code."""
+        """Reads the remaining output and returns the exit code."""
         try:
             while data := os.read(self.fd, 65536):
                 self.shown += data
@@ -101,28 +102,29 @@ def book(first, n):
         return file.read()[first:first + n].decode("ascii")
 
 
-# ---- the command line
+# ---- command line
 
 
 def every_command_has_help():
     for command in COMMANDS:
         code, out, err = flatkv(*command, "--help")
         expect(code == GOOD and out.startswith(b"usage: flatkv " + command[0].encode()) and err == "", command, code, err)
+        expect(out.count(b"\nGlossary of terms: man flatkv") == (command != ["bench"] and command != ["bench", "attn"]), command, out[-200:])
     code, out, err = flatkv("--help")
-    expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help leaves out a command")
+    expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help omits a command")
     for asked in (("help",), ("help", "help"), ("help", "--help"), ("help", "-h"), ("-h",)):
-        expect(flatkv(*asked) == (code, out, err), asked, "is not flatkv --help")
-    expect(flatkv("help", "plan") == flatkv("plan", "--help"), "flatkv help plan is not flatkv plan --help")
+        expect(flatkv(*asked) == (code, out, err), asked, "differs from flatkv --help")
+    expect(flatkv("help", "plan") == flatkv("plan", "--help"), "flatkv help plan differs from flatkv plan --help")
 
 
-def refuses_what_it_does_not_know():
-    refused(USAGE, ["no command sing;"], "sing")
-    refused(USAGE, ["no command plam (did you mean plan?)"], "plam")
-    refused(USAGE, ["no option --prompr (did you mean --prompt?)"], "run", "--prompr", "x")
-    refused(USAGE, ["no option --prompr=x (did you mean --prompt?)"], "run", "--prompr=x")
+def rejects_invalid_command_lines():
+    refused(USAGE, ["unknown command sing;"], "sing")
+    refused(USAGE, ["unknown command plam (did you mean plan?)"], "plam")
+    refused(USAGE, ["unknown option --prompr (did you mean --prompt?)"], "run", "--prompr", "x")
+    refused(USAGE, ["unknown option --prompr=x (did you mean --prompt?)"], "run", "--prompr=x")
     refused(FAILED, ["(did you mean needle?)"], "run", "-m", "nedle", "-p", "x")
     refused(USAGE, ["top_p 2"], "run", "-p", "x", "--top-p", "2")
-    refused(USAGE, ["would not be used", "calibrated"], "run", "-p", "x", "--calibration", BOOK)
+    refused(USAGE, ["--calibration requires a calibrated codec"], "run", "-p", "x", "--calibration", BOOK)
     refused(USAGE, ["--louder"], "run", "--louder")
     refused(USAGE, ["-n needs a value"], "run", "-p", "x", "-n")
     refused(USAGE, ["--device", "cpu|mlx"], "run", "-p", "x", "--device", "abacus")
@@ -130,22 +132,22 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["8/4"], "ppl", "-f", BOOK, "--codecs", "8/4,eight/four")
     refused(USAGE, ["3/4", "tq4"], "run", "-p", "x", "--codecs", "3/4")
     refused(USAGE, ["none, k, v or kv"], "plan", "--codecs", "8/4:sideways")
-    refused(USAGE, ["tq4", "rotated"], "plan", "--codecs", "tq4:k")
-    refused(USAGE, ["one is enough"], "run", "-p", "x", "--codecs", "8/4,sealed")
+    refused(USAGE, ["tq4", "requires rotation"], "plan", "--codecs", "tq4:k")
+    refused(USAGE, ["single codec"], "run", "-p", "x", "--codecs", "8/4,sealed")
     for command, option in (("ppl", "-c"), ("ppl", "--seed"), ("plan", "--seed"), ("serve", "--seed"), ("serve", "--json")):
-        refused(USAGE, [f"no option {option}"], command, option, "1")
+        refused(USAGE, [f"unknown option {option}"], command, option, "1")
     for command, option in (("run", "--save-prefix"), ("calibrate", "-o"), ("niah", "--svg"), ("niah", "--line"), ("bench flat", "--svg")):
-        refused(USAGE, ["/no/such/x cannot be written: No such"], *command.split(), option, "/no/such/x")  # before anything is computed
-    refused(FAILED, ["nosuch.invalid", "no address"], "serve", "-m", "needle", "--host", "nosuch.invalid", "--no-auth", "--port", "0")
+        refused(USAGE, ["cannot write /no/such/x: No such"], *command.split(), option, "/no/such/x")  # before any computation
+    refused(FAILED, ["nosuch.invalid", "no known address"], "serve", "-m", "needle", "--host", "nosuch.invalid", "--no-auth", "--port", "0")
 
 
-def models_are_listed_with_place_and_licence():
+def models_are_listed_with_location_and_licence():
     models = {m["name"]: m for m in answer("models")["models"]}
     expect(set(models) == {"needle", "smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b", "gemma3-270m"}, models)
     expect(models["needle"]["present"] and models["smollm2"]["licence"] == "Apache-2.0", models)
 
 
-def models_on_disk_are_found_with_what_they_cost():
+def models_on_disk_are_listed_with_their_memory():
     with tempfile.TemporaryDirectory() as folder:
         snapshot = os.path.join(folder, "hub/models--some--needle/snapshots/abc")
         shutil.copytree(os.path.join(TREE, "models/needle"), snapshot)
@@ -166,39 +168,39 @@ def models_on_disk_are_found_with_what_they_cost():
         here = {"HF_HUB_CACHE": os.path.join(folder, "hub")}
         expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "a name of the Hugging Face cache")
         shutil.copytree(snapshot, snapshot + "def")
-        refused(FAILED, ["some/needle has 2 models"], "plan", "-m", "some/needle", environment=here)
+        refused(FAILED, ["some/needle is ambiguous: 2 models"], "plan", "-m", "some/needle", environment=here)
         os.mkdir(os.path.join(folder, "hub/models--some--needle/refs"))
         with open(os.path.join(folder, "hub/models--some--needle/refs/main"), "w", encoding="ascii") as file:
             file.write("abc\n")
-        expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "the snapshot that refs/main names")
+        expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "the snapshot in refs/main")
         refused(FAILED, ["some/other is neither"], "plan", "-m", "some/other", environment=here)
         refused(FAILED, ["../needle is neither"], "plan", "-m", "../needle", environment=here)
         code, out, err = flatkv("models", os.path.join(TREE, "docs"))
-        expect(code == GOOD and out == b"" and "no .gguf files" in err, code, out, err)
+        expect(code == GOOD and out == b"" and "no .gguf files" in err, code, out, err)  # an empty result is not an error
     refused(FAILED, ["cannot open /no/such/folder"], "models", "/no/such/folder")
     code, out, _ = flatkv("models", "--names")
     expect(code == GOOD and out.split()[0] == b"needle", out)
 
 
-def a_missing_model_names_the_script_that_fetches_it():
+def a_missing_model_names_the_download_script():
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as here:
         os.makedirs(os.path.join(here, "flatkv/models"))
         with open(os.path.join(here, "flatkv/models/smollm2.gguf"), "wb"):
             pass
         refused(FAILED, ["scripts/get-model smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty})
         refused(FAILED, ["flatkv models"], "run", "-m", os.path.join(empty, "nothing.gguf"), "-p", "x")
-        for command in (["run", "-p", "x"], ["serve"]):  # nobody is left with a model that knows planted facts alone
-            for folder, words in ((empty, b"get-model smollm2"), (here, b"-m smollm2 is on this machine")):
+        for command in (["run", "-p", "x"], ["serve"]):  # these commands never fall back to the needle test model
+            for folder, words in ((empty, b"get-model smollm2"), (here, b"-m smollm2, which is on this machine")):
                 done = subprocess.run([program, *command], env={**os.environ, "XDG_CACHE_HOME": folder}, stdin=subprocess.DEVNULL,
                                       capture_output=True, check=False)
                 expect(done.returncode == USAGE and b"no model" in done.stderr and words in done.stderr, command, done)
         broken = os.path.join(empty, "broken.gguf")
         with open(broken, "wb") as file:
             file.write(b"GGUF\x03\0\0\0" + b"\xff" * 64)
-        refused(FAILED, ["broken.gguf", "fetch or make it again"], "run", "-m", broken, "-p", "x")
+        refused(FAILED, ["broken.gguf", "download or create it again"], "run", "-m", broken, "-p", "x")
 
 
-def strangers_words_do_not_reach_the_terminal():
+def untrusted_text_is_escaped():
     with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
         sound = file.read()
     with open(os.path.join(TREE, "tests/golden/good.fkv"), "rb") as file:
@@ -215,15 +217,47 @@ def strangers_words_do_not_reach_the_terminal():
             _, _, err = flatkv("plan", "-m", path)
             expect(all(c >= " " or c == "\n" for c in err) and "\x9b" not in err, repr(err))
         saved = os.path.join(folder, "stranger.fkv")
-        expect(pages.count(b"neox base=10000") == 1, "good.fkv has another rope")
+        expect(pages.count(b"neox base=10000") == 1, "good.fkv has another RoPE")
         with open(saved, "wb") as file:
             file.write(pages.replace(b"neox base=10000", b"neox\x1b[31m=10000"))
         _, out, err = flatkv("pages", "show", saved)
         expect(b"\x1b" not in out and "\x1b" not in err, out, err)
+        # C1 controls, bidirectional controls and separators, in a file name.
+        unsafe = "\u009b31m\u202e\u2066\u2028\u2029"
+        shutil.copy(os.path.join(TREE, "tests/data/stories260K.gguf"), os.path.join(folder, unsafe + ".gguf"))
+        for more in ([], ["--json"]):
+            code, out, err = flatkv("models", folder, *more)
+            expect(code == GOOD and not any(c in out.decode() for c in "\u009b\u202e\u2066\u2028\u2029"), more, out, err)
+        paths = [m["path"] for m in json.loads(out)["found"]]
+        expect(os.path.join(folder, unsafe + ".gguf") in paths, "the escaped JSON has another value", paths)
 
 
-# Run as 0 it would divide by nothing where a row is all zeros, and answer slightly wrong everywhere else.
-def a_model_without_its_epsilon_is_refused():
+def command_line_words_are_escaped_in_errors():
+    for arguments in (["\x1b[2Jrun"], ["run", "--\x1b[2J"], ["run", "-m", "/no/\x1b[2J\u009b31m\u202e"], ["run", "-p", "x", "--device", "\x1b]0;x\x07"],
+                      ["pages", "verify", "/no/\x1b[2J"], ["plan", "--codecs", "\x1b[2J"]):
+        code, out, err = flatkv(*arguments)
+        expect(code != GOOD and out == b"", code, out)
+        expect(not any(c in err for c in "\x1b\x07\u009b\u202e"), arguments, repr(err))
+
+
+def incomplete_models_are_explained():
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(TREE, "models/needle/config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({**config, "vocab_size": 151936}, file)
+        refused(FAILED, ["the weights are missing"], "run", "-m", folder, "-p", "x")
+        bare = shutil.copy(os.path.join(TREE, "models/needle/needle.safetensors"), os.path.join(folder, "bare.safetensors"))
+        refused(FAILED, ["pass the folder", "config.json"], "run", "-m", bare, "-p", "x")
+        strange = os.path.join(folder, "strange.gguf")
+        with open(strange, "wb") as file:  # one value: general.architecture = strange
+            name, value = b"general.architecture", b"strange"
+            file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(value)) + value)
+        refused(FAILED, ["neither tensors nor a tokenizer", "strange"], "run", "-m", strange, "-p", "x")
+
+
+# An epsilon of 0 would divide by zero for rows of zeros and give slightly wrong results for all others.
+def a_model_without_norm_epsilon_is_rejected():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.gguf")
         with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
@@ -245,19 +279,27 @@ def a_model_without_its_epsilon_is_refused():
 # ---- prompts
 
 
-def refuses_an_empty_prompt():
+def rejects_an_empty_prompt():
     refused(USAGE, ["the prompt is empty"], "run", "-p", "")
     refused(USAGE, ["the prompt is empty"], "run", stdin=b"")
     refused(USAGE, ["the prompt is empty"], "run", "-f", "/dev/null")
     refused(FAILED, ["cannot open"], "run", "-f", "/no/such/file")
 
 
-def refuses_a_prompt_longer_than_the_context():
-    refused(FAILED, ["10000000 tokens", "131072", "--max-kv"], "run", stdin=b"a" * 10_000_000)
+def rejects_a_prompt_that_the_template_renders_to_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "chat.gguf")
+        gguf_with(path, [(b"tokenizer.chat_template", b"{{ '' }}")])
+        refused(FAILED, ["the prompt is empty", "chat template"], "run", "-m", path, "-p", "x", "-n", "4")
+        refused(FAILED, ["the prompt is empty", "chat template"], "run", "-i", "-m", path, stdin=b"x\n")
+
+
+def rejects_a_prompt_longer_than_the_context():
+    refused(FAILED, ["10000000 tokens", "context is 131072", "--max-kv"], "run", stdin=b"a" * 10_000_000)
     refused(FAILED, ["100 tokens", "-c reserves 64"], "run", "-c", "64", stdin=b"a" * 100)
 
 
-def takes_bytes_that_are_no_text():
+def accepts_invalid_utf8():
     result = answer("run", "-n", "8", stdin=bytes(range(1, 256)) * 2 + b"\xf0\x9f\x98")
     expect(result["prompt_tokens"] == 513 and result["new_tokens"] == 8, result)
 
@@ -273,13 +315,13 @@ def answers_from_the_prompt():
     expect(code == GOOD and out == b"2718281\n", "streamed", out)
 
 
-def the_seed_draws_the_text():
+def sampling_depends_only_on_the_seed():
     def draw(seed):
         return answer("run", "-p", "The old sailor", "-n", "60", "-t", "1", "--top-k", "40", "--seed", seed)["tokens"]
 
     first = draw("1")
-    expect(first == draw("1"), "the same seed drew another text")
-    expect(first != draw("2"), "another seed drew the same text")
+    expect(first == draw("1"), "the same seed gave another text")
+    expect(first != draw("2"), "another seed gave the same text")
 
 
 def a_conversation_keeps_its_pages():
@@ -287,23 +329,23 @@ def a_conversation_keeps_its_pages():
     question = b"Question: What is the lucky number of Kavorbri? Answer: The lucky number of Kavorbri is 3141\n"
     code, out, err = flatkv("run", "-i", "-n", "8", stdin=fact + question)
     expect(code == GOOD and len(out.splitlines()) >= 2, code, out, err)
-    refused(FAILED, ["the conversation has 0 of 32 tokens"], "run", "-i", "-c", "32", stdin=fact)
+    refused(FAILED, ["already uses 0 of 32"], "run", "-i", "-c", "32", stdin=fact)
     refused(USAGE, ["cannot be combined"], "run", "-i", "--json")
 
 
-def a_conversation_goes_on_past_its_context():
+def a_conversation_continues_past_its_context():
     lines = [f"The lucky number of town {i} is {i * 37}.\n".encode() for i in range(12)]
     code, out, err = flatkv("run", "-i", "-c", "128", "-n", "8", stdin=b"".join(lines))
     expect(code == GOOD and err.count("the context of 128 tokens is full") >= 2, code, err)
 
 
-def a_terminal_has_commands_and_ctrl_c_stops_an_answer_alone():
+def slash_commands_work_and_ctrl_c_stops_only_the_answer():
     with tempfile.TemporaryDirectory() as folder:
         name = os.path.join(folder, "talk").encode()
         t = Terminal("run", "-i", "-c", "2048", "-n", "1500", "--ignore-end")
         expect(b"2048 tokens" in t.wait(b"/? lists the commands"), t.shown)
         t.type(b"\x03")
-        t.wait(b"leaves]")
+        t.wait(b"to quit]")
         t.type(b"The old sailor\n")
         t.wait(b"sailor")
         time.sleep(0.5)
@@ -320,18 +362,18 @@ def a_terminal_has_commands_and_ctrl_c_stops_an_answer_alone():
         saved = t.wait(b"tokens:").split()[-2]
         t.type(b"/clear\n")
         t.type(b"/load " + name + b"\n")
-        expect(saved + b" tokens, none of them computed" in t.wait(b"computed]"), t.shown)
+        expect(saved + b" tokens without recomputing them" in t.wait(b"them]"), t.shown)
         t.type(b"/load /no/such\n")
         t.wait(b"/no/such.fkv")
         t.type("/noth\u00efng\n".encode())
-        t.wait("no command /noth\u00efng".encode())
+        t.wait("unknown command /noth\u00efng".encode())
         t.type(b"/set temperature -3\n")
-        t.wait(b"0 or above")
+        t.wait(b"non-negative")
         t.type(b"/bye\n")
         expect(t.ended() == GOOD, t.shown)
 
 
-def answers_stop_and_tokens_are_weighed():
+def stop_texts_and_logit_biases_apply():
     plain = answer("run", "-p", "The old sailor", "-n", "40")
     word = plain["text"][10:14]
     stopped = answer("run", "-p", "The old sailor", "-n", "40", "--stop", word)
@@ -345,12 +387,10 @@ def answers_stop_and_tokens_are_weighed():
     expect(len(set(varied["tokens"])) == 20 and ord("a") not in varied["tokens"], varied)
     refused(USAGE, ["--logit-bias 300=1"], "run", "-p", "x", "--logit-bias", "300=1")
     refused(USAGE, ["--logit-bias x"], "run", "-p", "x", "--logit-bias", "x")
-    _, _, err = flatkv("run", "-p", "x", "-n", "4", "--stats")
-    expect("4 new" in err, err)
 
 
 def gguf_with(path, strings=(), reals=()):
-    """The story teller's file with more values in its header, in front of the others."""
+    """Writes stories260K.gguf with additional metadata at the start of its header."""
     def text(value):
         return struct.pack("<Q", len(value)) + value
 
@@ -365,54 +405,57 @@ def gguf_with(path, strings=(), reals=()):
         file.write(sound[:16] + struct.pack("<Q", n + len(strings) + len(reals) + 1) + more + sound[24:])
 
 
-def a_template_that_is_not_understood_is_told():
+def an_unsupported_chat_template_is_reported():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "chat.gguf")
         gguf_with(path, [(b"tokenizer.chat_template", b"{% if %}")])
         code, _, err = flatkv("run", "-m", path, "-p", "x", "-n", "4")
-        expect(code == GOOD and "template is not understood: line 1" in err, code, err)
+        expect(code == GOOD and "line 1" in err and "template" in err, code, err)
         code, _, err = flatkv("run", "-m", path, "-p", "x", "-n", "4", "--raw")
         expect(code == GOOD and err == "", code, err)
 
 
-def a_chat_draws_as_the_model_says():
+def a_chat_uses_recommended_sampling():
     template = (b"tokenizer.chat_template", b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "chat.gguf")
         gguf_with(path, [template])
-        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0, "nothing is said")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0, "no recommended settings")
         gguf_with(path, [template], [(b"general.sampling.temp", 0.25)])
-        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "--raw")["temperature"] == 0, "text is continued greedily")
-        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0.25, "the file's")
-        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "-t", "2")["temperature"] == 2, "the option")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "--raw")["temperature"] == 0, "plain text is continued greedily")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0.25, "the file's recommended temperature")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "-t", "2")["temperature"] == 2, "the option overrides the file")
         gguf_with(path, [template], [(b"general.sampling.temp", -3.0)])
-        expect(abs(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] - 0.7) < 1e-6, "no temperature")
+        expect(abs(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] - 0.7) < 1e-6, "an invalid recommended temperature")
         t = Terminal("run", "-i", "-m", path, "-c", "128", "-n", "16", "--ignore-end")
         for i in range(8):
             t.type(f"Lily went to park {i}.\n".encode())
             t.wait(b"tokens/s")
-        expect(b"% full" in t.shown and b"forgotten; -c" in t.shown, "a full context is not announced", t.shown)
+        expect(b"% full" in t.shown and b"dropped; -c" in t.shown, "a full context is not reported", t.shown)
         name = os.path.join(folder, "talk")
-        t.type(f"/save {name}\n".encode())
+        t.type(f"/save {name}.fkv\n".encode())  # a suffix is not repeated
         t.wait(b"saved")
         t.type(b"/system Be kind.\n")
         t.type(b"Who is it?\n")
         t.wait(b"tokens/s")
         t.type(b"/bye\n")
         expect(t.ended() == GOOD, t.shown)
+        expect(sorted(os.listdir(folder)) == ["chat.gguf", "talk.fkv", "talk.json"], os.listdir(folder))
+        for suffix in (".fkv", ".json"):
+            expect(os.stat(name + suffix).st_mode & 0o777 == 0o600, suffix, "is readable by others")
         with open(name + ".json", encoding="utf-8") as file:
             roles = [m["role"] for m in json.load(file)["messages"]]
         expect(roles[-2:] == ["user", "assistant"], roles)
         t = Terminal("run", "-i", "-m", path, "-c", "128", "-n", "16")
         t.type(f"/load {name}\n".encode())
-        t.wait(b"none of them computed")
+        t.wait(b"without recomputing them")
         t.type(b"And then?\n")
         t.wait(b"tokens/s")
         t.type(b"\x04")
         expect(t.ended() == GOOD, t.shown)
 
 
-def ctrl_c_ends_with_what_there_is():
+def ctrl_c_prints_partial_results():
     process = subprocess.Popen([program, "run", "-m", "needle", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end", "--raw"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     some = process.stdout.read(20)
@@ -446,7 +489,7 @@ def a_reloaded_prefix_gives_the_same_tokens():
             longer = answer("run", "-p", prompt + " And then", "-n", "40", *codec)
             reused = answer("run", "-p", prompt + " And then", "-n", "40", "--prefix", saved, *codec)
             expect(reused["tokens"] == longer["tokens"], "a longer prompt", codec)
-            expect(reused["prefix_tokens"] == 1500, "the pages were not used:", reused["prefix_tokens"])
+            expect(reused["prefix_tokens"] == 1500, "the saved pages were not used:", reused["prefix_tokens"])
         code, out, _ = flatkv("pages", "verify", saved)
         expect(code == GOOD and b"good, 1500 tokens" in out, out)
 
@@ -468,36 +511,38 @@ def a_question_follows_a_saved_document():
         expect(piped["tokens"] == fresh["tokens"], "from standard input", piped["text"])
 
 
-def refuses_a_prefix_that_does_not_belong():
+def rejects_a_mismatched_prefix():
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
         refused(FAILED, ["does not start with"], "run", "-f", BOOK, "-c", "600000", "--prefix", saved)
-        refused(FAILED, ["foreign", "flatkv pages show"], "run", "--codecs", "8/8", "--prefix", saved)
+        refused(FAILED, ["was saved with --codecs s4/s4, but this run uses 8/8: add --codecs s4/s4"], "run", "--codecs", "8/8", "--prefix", saved)
+        refused(FAILED, ["was saved with --codecs s4/s4"], "run", "--codecs", "sealed:none", "--prefix", saved)
+        refused(FAILED, ["was saved with another model"], "run", "-m", os.path.join(TREE, "tests/data/stories260K.gguf"), "--prefix", saved, "-p", "x")
         refused(FAILED, ["not a page file"], "run", "--prefix", BOOK)
         refused(FAILED, ["cannot open"], "run", "--prefix", os.path.join(folder, "nothing"))
 
 
-def a_bounded_context_goes_past_its_bound():
+def a_sliding_window_continues_past_its_size():
     bounded = ["--max-kv", "512", "--sinks", "4", "--ignore-end"]
     result = answer("run", "-p", book(20000, 400), "-n", "2600", *bounded)
     short = answer("run", "-p", book(20000, 400), "-n", "700", *bounded)
     expect(result["new_tokens"] == 2600 and result["stop"] == "length", result)
-    expect(result["kv_bytes"] == short["kv_bytes"], "pages grew:", result["kv_bytes"], short["kv_bytes"])
-    expect(result["text"].startswith(short["text"]), "more room changed the text")
+    expect(result["kv_bytes"] == short["kv_bytes"], "the pages grew:", result["kv_bytes"], short["kv_bytes"])
+    expect(result["text"].startswith(short["text"]), "a larger limit on new tokens changed the text")
     end = result["text"][-800:]
-    expect(sum(c.isalpha() or c in " \n.,;:'\"!?-" for c in end) > 0.95 * len(end) and max(map(len, end.split())) < 24, "no text:", end)
-    # 2000 tokens past the bound it still answers from what is inside.
+    expect(sum(c.isalpha() or c in " \n.,;:'\"!?-" for c in end) > 0.95 * len(end) and max(map(len, end.split())) < 24, "not a text:", end)
+    # 2000 tokens past the window size it still recalls a fact inside the window.
     fact = " The pass key of Ostirawex is 2718281. "
     question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
     result = answer("run", "-p", book(20000, 2500) + fact + book(40000, 200) + question, "-n", "7", *bounded)
     expect(result["text"] == "2718281", result)
 
 
-def a_plan_above_the_limit_is_refused():
+def a_plan_above_the_limit_is_rejected():
     refused(NO_FIT, ["--memory allows 10.0 MB", "lower -c from 32768"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
-    refused(NO_FIT, ["--chunk, --threads or --parallel"], "serve", "-m", "needle", "--memory", "1000000")
-    refused(USAGE, ["lower -c, --seqs or --chunk"], "plan", "--layers", "512", "--heads", "55699/55699/512", "-c", "315843840", "--page", "256",
+    refused(NO_FIT, ["--threads or --parallel"], "serve", "-m", "needle", "--memory", "1000000")
+    refused(USAGE, ["lower -c, --seqs or --chunk"], "plan", "--layers", "512", "--heads", "55699/55699/512", "-c", "315843840",
             "--codecs", "16/16")
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")
     expect(code == NO_FIT and b"total with weights" in out and b"It does not fit" in out and "-c" in err, code, out, err)
@@ -507,14 +552,35 @@ def a_plan_above_the_limit_is_refused():
     expect(plan["longest_context"] > plan["longest_context_16bit"] > 4096 and plan["weights_packed_bytes"] > 7_000_000, plan)
 
 
-def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
+# The largest context that fits is computed with the real plan, in pages of 64 tokens.
+def memory_advice_is_the_largest_context_that_fits():
+    with tempfile.TemporaryDirectory() as folder:
+        calibration = os.path.join(folder, "calibration")
+        code, _, err = flatkv("calibrate", "--tokens", "2048", "-o", calibration)
+        expect(code == GOOD, err)
+        for codec in ("16/16", "8/8", "8/4", "4/4", "2/2", "8/4:none", "4/4g32", "sealed", "s3/s3", "s2/s2", "calibrated", "c3/s3", "tq4", "tq2"):
+            for limit, context in ((10_000_000, 131072), (30_000_000, 100_000)):
+                run = ["run", "-p", "x", "-n", "1", "--codecs", codec, "--memory", str(limit)]
+                run += ["--calibration", calibration] if codec[0] == "c" else []
+                _, _, err = flatkv(*run, "-c", str(context))
+                advice = re.search(rf"lower -c from {context} to (\d+)( and --chunk to (\d+))?[,.]", err)
+                expect(advice, codec, limit, err)
+                tokens = int(advice[1])
+                code, _, err = flatkv(*run, "-c", str(tokens))
+                expect(code == GOOD and tokens % 64 == 0, codec, limit, tokens, err)
+                code, _, err = flatkv(*run, "-c", str(tokens + 64))
+                expect(code == NO_FIT, codec, limit, tokens + 64, "fits as well:", err)
+    refused(NO_FIT, ["a context of 64 tokens needs", "--threads"], "run", "-p", "x", "-c", "4096", "--memory", "100000")
+
+
+def a_plan_covers_other_machines_and_missing_models():
     here = answer("plan", "-c", "4096", "--machine", "4G")
     expect(here["available_bytes"] == 2 * 2 ** 30 - here["weights_mapped_bytes"] - here["weights_packed_bytes"], here)
     expect(here["fits"] and here["trained_context"] == 131072, here)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
                   "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 40960,
-                  "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+                  "tie_word_embeddings": False, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-6}
         path = os.path.join(folder, "config.json")
 
         def plan(*more, code=GOOD, **changes):
@@ -531,22 +597,67 @@ def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
         expect(not plan("--machine", "16G", code=NO_FIT)["fits"], "16 GB of weights in 16 GB")
         expect(plan("--machine", "16G", "--weight-bits", "4.8")["fits"], "Q4_K_M")
         expect(plan("--machine", "16G", quantization={"bits": 4, "group_size": 64})["fits"], "4 bits")
-        for bits in "43":  # which channels have more of them is a calibration's to say, and costs nothing
+        for bits in "43":  # the calibration distributes bits among channels but does not change the total
             sealed, calibrated = (plan("--machine", "32G", "--codecs", f"{kind}{bits}/s{bits}") for kind in "sc")
             expect(sealed["slab_bytes"] == calibrated["slab_bytes"], bits, sealed, calibrated)
-        windowed = plan("--machine", "32G", sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 18)
+        windowed = plan("--machine", "32G", use_sliding_window=True, sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 18)
         expect(windowed["slab_bytes"] < 0.6 * whole["slab_bytes"], windowed)
         code, out, _ = flatkv("plan", "-m", path, "--machine", "16G", "--weight-bits", "4.8")
-        expect(code == GOOD and b"It fits" in out and b"trained for 40960" in out and b"estimates" in out, out)
+        expect(code == GOOD and b"It fits" in out and b"trained for 40960" in out and b"an estimate" in out, out)
         plan_of = ("plan", "-m", path)
         for broken in ("{", "[]", "{}", '{"num_hidden_layers": 1e9, "hidden_size": -1}', '{"kv_lora_rank": 512, "num_hidden_layers": 2}'):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(broken)
             refused(FAILED, ["config.json"], *plan_of)
+        for kind in ("qwen3_next", "someone_elses"):  # the same words as run
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({**config, "model_type": kind}, file)
+            with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+                file.write(b"\2\0\0\0\0\0\0\0{}")
+            refused(FAILED, [f"unsupported model_type '{kind}'"], *plan_of)
+            refused(FAILED, [f"unsupported model_type '{kind}'"], "run", "-m", folder, "-p", "x")
+            os.remove(os.path.join(folder, "model.safetensors"))
+
+
+def a_config_plan_matches_published_models():
+    """Parameter counts are those of the model cards on Hugging Face (safetensors metadata), for Gemma 3 those of the text model in
+    the technical report. Weights of gpt-oss-20b are 13.8 GB of files."""
+    billions = {"gemma-3-27b-it": (27.0, 131072), "gemma-3-4b-it": (3.88, 131072), "qwen2.5-7b-instruct": (7.616, 32768),
+                "llama-3-70b": (70.55, 8192), "mixtral-8x7b": (46.70, 32768), "gpt-oss-20b": (20.91, 131072)}
+    plans = {}
+    for name, (count, context) in billions.items():
+        plan = plans[name] = answer("plan", "-m", os.path.join(TREE, "tests/data/configs", name + ".json"), "--machine", "512G")
+        expect(abs(plan["parameters"] / 1e9 / count - 1) < 1e-3 and plan["trained_context"] == context, name, plan)
+    gemma = plans["gemma-3-27b-it"]  # 10 layers of full attention store 131072 tokens, 52 windows 1024 tokens and the step
+    expect(3.3e9 < gemma["slab_bytes"] < 3.6e9, gemma)
+    gpt_oss = plans["gpt-oss-20b"]
+    weights = gpt_oss["weights_packed_bytes"] + gpt_oss["weights_mapped_bytes"]
+    expect(abs(weights / 13.8e9 - 1) < 0.01, "MXFP4 experts and 16-bit attention:", gpt_oss)
+
+
+def a_plan_gives_advice_that_helps():
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+                  "head_dim": 128, "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+                  "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu"}
+        path = os.path.join(folder, "config.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        code, _, err = flatkv("plan", "-m", path, "--machine", "16G")
+        expect(code == NO_FIT and "the weights alone need 141 GB" in err and "sealed" not in err and "-c" not in err, code, err)
+        code, _, err = flatkv("plan", "-m", path, "--machine", "180G", "--codecs", "16/16")
+        advice = re.search(r"lower -c from 131072 to (\d+), use fewer bits \(--codecs sealed\)", err)
+        expect(code == NO_FIT and advice, code, err)
+        expect(flatkv("plan", "-m", path, "--machine", "180G", "--codecs", "16/16", "-c", advice[1])[0] == GOOD, advice[1])
+        refused(USAGE, ["16 bytes is too small", "--machine 16G"], "plan", "-m", path, "--machine", "16")
+        budgets = {answer("plan", "-m", path, "--machine", size, code=NO_FIT)["longest_context"] for size in ("16G", "16GB", "16GiB", "16 GB")}
+        expect(budgets == {0}, budgets)
+        budgets = {answer("plan", "-m", path, "--machine", size)["available_bytes"] for size in ("256G", "256GB", "256GiB", "256 GB")}
+        expect(len(budgets) == 1, budgets)
 
 
 def write_mixture(folder):
-    """A mixture of experts of zeros in 16 bits, with a vocabulary of bytes."""
+    """Writes a 16-bit mixture-of-experts model with zero weights and a byte vocabulary."""
     dim, experts, expert, layers, vocab = 64, 8, 32, 2, 256
     config = {"model_type": "qwen3_moe", "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
               "head_dim": 32, "intermediate_size": 128, "vocab_size": vocab, "num_experts": experts, "num_experts_per_tok": 2,
@@ -574,7 +685,7 @@ def write_mixture(folder):
         json.dump(config, file)
 
 
-def the_plan_of_a_config_says_of_experts_what_the_model_says():
+def a_config_plan_matches_the_model_for_experts():
     with tempfile.TemporaryDirectory() as folder:
         write_mixture(folder)
         loaded = answer("plan", "-m", folder, "-c", "256", "--codecs", "16/16")
@@ -584,10 +695,10 @@ def the_plan_of_a_config_says_of_experts_what_the_model_says():
         expect(abs(told["weights_packed_bytes"] / loaded["weights_packed_bytes"] - 1) < 0.1, loaded, told)
 
 
-# ---- measures
+# ---- measurements
 
 
-def the_same_codec_is_no_distance_away():
+def identical_codecs_have_zero_divergence():
     result = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--kl", "--codecs", "16/16,8/4:none,4/2")
     exact, usual, coarse = result["codecs"]
     expect(exact["ppl"] == result["ppl_16bit"] and exact["kl_mean"] == 0 and exact["top1"] == 1, exact)
@@ -595,17 +706,15 @@ def the_same_codec_is_no_distance_away():
     expect(exact["tokens"] == 2 * 255 and 2 < exact["ppl"] < 12, exact)
     alone = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--chunk", "100", "--codecs", "8/4:none")["codecs"][0]
     expect(alone["ppl"] == usual["ppl"], "chunks changed the perplexity", alone["ppl"], usual["ppl"])
-    every = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "1", "--score", "all")
-    expect(every["tokens"] == 511, every)
-    refused(FAILED, ["less than one window"], "ppl", "-f", os.path.join(TREE, "models/needle/config.json"))
+    refused(FAILED, ["fewer than one window"], "ppl", "-f", os.path.join(TREE, "models/needle/config.json"))
     refused(USAGE, ["-f FILE"], "ppl")
 
 
-def an_interrupted_ppl_reports_the_windows_it_has_done():
+def an_interrupted_ppl_reports_completed_windows():
     command = [program, "ppl", "-f", BOOK, "-w", "256", "--kl", "-v", "--codecs", "8/4", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while b"window 2:" not in process.stderr.readline():
-        expect(process.poll() is None, "it ended")
+        expect(process.poll() is None, "ppl ended before its second window")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     result = json.loads(out)
@@ -622,23 +731,38 @@ def a_planted_fact_is_found_at_every_depth():
                result)
         expect(all(c["answer"].startswith(c["expected"]) for c in result["cells"]), result)
         with open(picture, encoding="utf-8") as file:
-            expect(file.read().count("100 %") >= 10, "the picture has other figures")
+            expect(file.read().count("100 %") >= 10, "the heat map does not show full recall")
     refused(USAGE, ["leaves no room"], "niah", "--lengths", "100")
 
 
-def a_running_model_holds_its_plan():
+def a_running_model_stays_within_its_plan():
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "line.svg")
         result = answer("bench", "flat", "-c", "2048", "--svg", picture)
         expect(result["flat"] and result["tokens"] == 2048, result)
         expect(abs(result["open_bytes"] - result["plan_bytes"]) < 2 ** 20 and result["peak_bytes"] < result["open_bytes"] + 2 ** 20, result)
         with open(picture, encoding="utf-8") as file:
-            expect("computed" in file.read(), "the picture does not say what is computed")
+            expect("computed" in file.read(), "the plot does not label computed lines")
         lazy = answer("bench", "flat", "-c", "2048", "--lazy")
         expect(lazy["open_bytes"] + 2 ** 20 < lazy["end_bytes"] < lazy["plan_bytes"] + 2 ** 20, lazy)
 
 
-# ---- MLX, on whatever device it has
+def a_cache_without_a_model_stays_within_its_plan():
+    shape = ["bench", "flat", "--layers", "2", "--heads", "32/8/128", "-c", "4096", "--skip-capacity"]
+    for codec in ("8/4", "sealed", "16/16"):
+        with tempfile.TemporaryDirectory() as folder:
+            picture = os.path.join(folder, "line.svg")
+            result = answer(*shape, "--codecs", codec, "--svg", picture)
+            expect(result["flat"] and result["within_plan"] and result["tokens"] == 4096, codec, result)
+            expect(result["packed_bytes_read_once"] and result["output_error_l2"] < 0.5, codec, result)
+            expect(len(result["depths"]) >= 4 and result["samples"][-1][0] == 4096, codec, result)
+            with open(picture, encoding="utf-8") as file:
+                expect("computed" in file.read(), "the plot does not label computed lines")
+    refused(USAGE, ["--layers and --heads must be given together"], "bench", "flat", "--layers", "2")
+    refused(USAGE, ["--heads 32/7/128"], "bench", "flat", "--layers", "2", "--heads", "32/7/128")
+
+
+# ---- MLX, on its default device
 
 
 def mlx_answers_as_the_cpu_does():
@@ -665,18 +789,24 @@ def a_missing_mlx_library_says_what_to_install():
     ask = ("run", "-p", "x", "-n", "1", "--device", "mlx")
     with tempfile.TemporaryDirectory() as folder:
         global program
-        program = shutil.copy(program, folder)  # away from the library
-        refused(FAILED, ["there is no", "brew install mlx-c", "scripts/get-mlx", "-DFKV_MLX=ON"], *ask)
-        expect(flatkv("run", "-p", "x", "-n", "1")[0] == GOOD, "the CPU needs no such library")
+        program = shutil.copy(program, folder)  # a folder without the MLX library
+        refused(FAILED, ["was not found", "brew install mlx-c", "scripts/get-mlx", "-DFKV_MLX=ON"], *ask)
+        expect(flatkv("run", "-p", "x", "-n", "1")[0] == GOOD, "--device cpu must work without the MLX library")
 
 
-def mlx_folders_that_hold_none_are_refused():
+def mlx_folders_without_the_library_are_rejected():
     ask = ("run", "-p", "x", "-n", "1", "--device", "mlx")
     refused(FAILED, ["/no/such/folder/libmlxc", "brew install mlx-c"], *ask, environment={"FLATKV_MLX": "/no/such/folder"})
 
 
 def mlx_counters_are_flat():
     plan = answer("plan", "-c", "1024", "--device", "mlx")
+    for machine, share in ((32, 2 / 3), (36, 2 / 3), (64, 0.75)):
+        mac = answer("plan", "-c", "1024", "--device", "mlx", "--machine", f"{machine}G")
+        usable = mac["available_bytes"] + mac["weights_packed_bytes"] + mac["weights_mapped_bytes"]
+        expect(abs(usable / (machine * 2 ** 30 * share) - 1) < 1e-6, machine, mac)
+    most = answer("plan", "-c", "1024", "--device", "mlx", "--machine", "32G", "--gpu-share", "0.9")
+    expect(most["available_bytes"] > 28 * 2 ** 30, most)
     cpu = answer("plan", "-c", "1024")
     expect(plan["slab_bytes"] == cpu["slab_bytes"] and plan["weights_packed_bytes"] > 7_000_000, plan, cpu)
     expect(plan["total_bytes"] > plan["slab_bytes"] + plan["activations_bytes"], plan)
@@ -684,7 +814,7 @@ def mlx_counters_are_flat():
     expect(result["flat"] and result["tokens"] == 1024, result)
     expect(result["held_bytes"] <= result["open_bytes"] < result["held_bytes"] + 2 ** 20, result)
     in_use = [bytes_now for _, bytes_now in result["samples"]]
-    expect(max(in_use) - min(in_use) < 2 ** 19, "MLX's active memory moved", in_use)
+    expect(max(in_use) - min(in_use) < 2 ** 19, "MLX's active memory changed", in_use)
     expect(result["open_bytes"] < result["peak_bytes"] < result["plan_bytes"], result)
 
 
@@ -692,11 +822,11 @@ def attention_is_timed():
     result = answer("bench", "attn", "-c", "1024,2K", "--codecs", "16/16,8/4", "--only", "decode", "--threads", "1", "--quick")
     rows = result["results"]
     expect(result["bench"] == "bench_attn" and [r["cached"] for r in rows] == [1024, 1024, 2048, 2048], result)
-    expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # needle's
+    expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # head counts of needle
     refused(USAGE, ["--shape"], "bench", "attn", "-m", "needle", "--shape", "4/1/64")
 
 
-def tokens_are_shown():
+def tokens_are_printed():
     code, out, _ = flatkv("tokenize", "-p", "a\"\n")
     expect(code == GOOD and out.split() == [b"97", b'"a"', b"34", b'"\\""', b"10", b'"\\x0a"'], out)
     expect(answer("tokenize", stdin=b"abc")["tokens"] == [97, 98, 99], "--json")
@@ -704,16 +834,15 @@ def tokens_are_shown():
     expect(code == GOOD and int(out) == os.path.getsize(BOOK), out)
 
 
-# The quality test that needs no download: many facts at once rank codecs by the likelihood of the right answers. The bounds are those
-# promised for the codecs; a simulation with exact attention found 1.2 and 2.3.
-def many_facts_hold_the_codecs_to_their_bounds():
-    result = answer("niah", "--facts", "100", "--ask", "64", "-c", "16384", "--codecs", "16/16,8/4,4/4,sealed")
-    wide, usual, rotated, sealed = result["codecs"]
-    print(" ".join(f"{c['codec']} {c['right']:.3f} {c['nll']:.5f}" for c in result["codecs"]))
+# Quality test without a download: recall of many facts ranks the codecs by the likelihood of the correct answers. A simulation with
+# exact attention gave ratios of 1.2 (8/4) and 2.3 (4/4); the bounds leave a margin above that.
+def codecs_recall_many_facts():
+    bounds = {"8/4": 1.3, "4/4": 3.0, "sealed": 1.6}  # of the negative log-likelihood of 16/16
+    wide, *others = answer("niah", "--facts", "40", "--ask", "40", "-c", "8192", "--codecs", ",".join(["16/16", *bounds]))["codecs"]
+    print(" ".join(f"{c['codec']} {c['right']:.3f} {c['nll']:.5f}" for c in (wide, *others)))
     expect(wide["right"] >= 0.95 and 0 < wide["nll"] < 0.01, wide)
-    expect(usual["nll"] <= 1.3 * wide["nll"], "K8/V4:", usual, wide)
-    expect(rotated["nll"] <= 3 * wide["nll"], "rotated K4/V4:", rotated, wide)
-    expect(sealed["nll"] <= 1.6 * wide["nll"], "sealed:", sealed, wide)
+    for other, bound in zip(others, bounds.values()):
+        expect(other["nll"] <= bound * wide["nll"], other, wide)
 
 
 BEHAVIOURS = {name: f for name, f in list(globals().items())

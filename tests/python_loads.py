@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A Python process loads the shared library with ctypes, plans, opens and closes a cache.
+"""Loads the shared library with ctypes, then plans, opens and closes a cache.
 
 usage: python_loads.py <libflatkv> <include/flatkv/flatkv.h>
 
-The structs are read from the header, so that a changed field is not a second place to edit.
+The structs are parsed from the header, so that a changed field needs no edit here.
 """
 import ctypes
 import re
@@ -27,7 +27,7 @@ class Header:
             if name in self.bodies:
                 self.known[name] = type(name, (ctypes.Structure,), {"_fields_": list(self.fields(self.bodies[name]))})
             else:
-                self.known[name] = ctypes.c_void_p if name.endswith("_fn") else ctypes.c_int  # the rest are enums
+                self.known[name] = ctypes.c_void_p if name.endswith("_fn") else ctypes.c_int  # all others are enums
         return self.known[name]
 
     def fields(self, body):
@@ -56,7 +56,7 @@ def main():
         assert status == 0, (status, library.fkv_message())
 
     config = library.fkv_config_default()
-    assert config.page_tokens == 64 and config.layer.k.bits == 8, "the header was read wrongly"
+    assert config.page_tokens == 64 and config.layer.k.bits == 8, "the header was parsed incorrectly"
     config.n_layers = 2
     config.layer.n_q_heads, config.layer.n_kv_heads, config.layer.head_dim = 4, 2, 64
     config.max_tokens = 1024

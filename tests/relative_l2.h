@@ -1,11 +1,11 @@
-/* How far two rows of numbers are apart, for every test that holds floats against a truth. */
+/* Relative L2 distance, used by every test that compares floats with a reference. */
 #ifndef FKV_RELATIVE_L2_H
 #define FKV_RELATIVE_L2_H
 
 #include <math.h>
 #include <stddef.h>
 
-/* sqrt(sum (a - b)^2 / sum b^2), infinite where anything is not a number. */
+/* Returns sqrt(sum (a - b)^2 / sum b^2), or infinity if any value is NaN. */
 static inline double relative_l2(const float *a, const float *b, size_t n) {
     double error = 0;
     double size = 0;

@@ -1,10 +1,11 @@
-/* The events of a reply as one line: T(text) R(reasoning) C(name) A(arguments) E, or E! for a call that is not complete. Pieces
- * of one kind are joined, so that two cuts of a reply can be compared. Shared by test_reply and fuzz_stream.
+/* Formats the events of a reply as one line: T(text), R(reasoning), C(name of a tool call), A(arguments), and E for the end of a
+ * call, or E! if the call is incomplete. Adjacent events of one kind are joined, so that the results for one reply in different
+ * chunks can be compared. Shared by test_reply and fuzz_stream.
  */
 #ifndef FKV_REPLY_EVENTS_H
 #define FKV_REPLY_EVENTS_H
 
-#include "../src/model/chat/reply_parts.h"
+#include "../src/text/reply/reply_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@ typedef struct reply_events {
     char *bytes;
     size_t n;
     size_t room;
-    int last; /* kind, or -1 */
+    int last; /* kind of the last event, or -1 if there is none */
     bool in_call;
 } reply_events;
 
@@ -34,11 +35,11 @@ static inline void events_take(void *user, const fkv_reply_event *event) {
     reply_events *e = user;
     bool is_call = event->kind == FKV_REPLY_CALL;
     bool of_call = event->kind == FKV_REPLY_ARGUMENTS || event->kind == FKV_REPLY_CALL_END;
-    if (e->in_call != of_call) abort(); /* calls begin, have arguments and end; nothing comes between */
+    if (e->in_call != of_call) abort(); /* the events of a call must not be interrupted by other events */
     e->in_call = is_call || event->kind == FKV_REPLY_ARGUMENTS;
     bool joins = (int)event->kind == e->last && !is_call && event->kind != FKV_REPLY_CALL_END;
     if (joins)
-        e->n--; /* the bracket */
+        e->n--; /* drop the closing parenthesis */
     else
         events_add(e, opens[event->kind], strlen(opens[event->kind]));
     events_add(e, event->bytes, event->n_bytes);
@@ -49,7 +50,8 @@ static inline void events_take(void *user, const fkv_reply_event *event) {
     e->last = (int)event->kind;
 }
 
-/* The events of a text, fed in pieces whose lengths come from next(state); NULL: at once. Free the answer. */
+/* Returns the events of a text fed in chunks whose lengths come from next(state), or at once if next is NULL. The caller frees
+ * the result. */
 static inline char *events_of(reply_setup setup, const char *text, size_t n, size_t (*next)(void *state), void *state) {
     reply_events e = {.last = -1};
     fkv_reply *reply = NULL;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The man page and the completions of bash and zsh have every command and every option that --help has.
+"""Checks that the man page and the bash and zsh completions contain every command and option of --help.
 
-usage: shell_test.py <program> <man page> <folder of completions>
+usage: shell_test.py PROGRAM MAN_PAGE COMPLETION_FOLDER
 """
 import os
 import re
@@ -17,7 +17,7 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
 _flatkv
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-# The functions of zsh's completion system that the file calls, printing what they would offer.
+# Stubs of the zsh completion functions that the script calls; they print the candidates.
 ZSH = """
 _describe() { print -rl -- ${${(P)2}%%:*} }
 _files() { print -rl -- *(N) }
@@ -39,7 +39,7 @@ def offered(shell, *words):
 
 
 def commands():
-    """Every command, and the subcommands that have a --help of their own."""
+    """Yields every command, and every subcommand with its own --help."""
     for name in re.findall(r"^  ([a-z]+) ", output(PROGRAM, "--help"), re.MULTILINE):
         yield (name,)
         for inner in re.findall(rf"flatkv {name} ([a-z]+) --help", output(PROGRAM, name, "--help")):
@@ -56,12 +56,14 @@ def check(what, expected, got):
 
 def check_page():
     with open(PAGE, encoding="utf-8") as file:
-        sections = dict(re.findall(r"^\.SS flatkv ([a-z ]+)\n(.*?)(?=^\.S[SH])", file.read(), re.MULTILINE | re.DOTALL))
+        text = file.read()
+    sections = dict(re.findall(r"^\.SS flatkv ([a-z ]+)\n(.*?)(?=^\.S[SH])", text, re.MULTILINE | re.DOTALL))
     for command in commands():
         options = options_of(output(PROGRAM, *command, "--help"))
         section = sections[" ".join(command)].replace("\\-", "-")
         found = set(re.findall(r"^\.B (?:-\w, )?(--[a-z-]+)", section, re.MULTILINE))
         assert options == found, (command, options ^ found)
+    assert re.search(r"^\.SH GLOSSARY\n(?:\.TP\n\.B .*\n.+\n){10}", text, re.MULTILINE), "the man page has no glossary"
 
 
 def check_completion(shell):
@@ -76,6 +78,10 @@ def check_completion(shell):
             check(f"{shell}: {command[0]}", {command[1]}, offered(shell, command[0], ""))
     check(shell, {"cpu", "mlx"}, offered(shell, "run", "--device", ""))
     check(shell, {"needle", "smollm2"}, offered(shell, "run", "-m", ""))
+    codecs = offered(shell, "run", "--codecs", "")
+    check(shell, {"sealed", "8/4", "16/16"}, codecs)
+    for codec in codecs:  # every candidate is accepted, and none is a file name
+        output(PROGRAM, "plan", "--layers", "2", "--heads", "8/2/128", "-c", "256", "--codecs", codec)
     check(shell, {"verify", "show"}, offered(shell, "pages", ""))
     check(shell, {"man_page"}, offered(shell, "pages", "verify", ""))  # a file
 
@@ -86,8 +92,8 @@ def main():
     if shutil.which("zsh"):
         check_completion("zsh")
     else:
-        print("zsh is not here: its completion was not tried")
-    print(f"{len(list(commands()))} commands are in the page and in the completions")
+        print("zsh is not installed: its completion was not tested")
+    print(f"{len(list(commands()))} commands are in the man page and in the completions")
 
 
 if __name__ == "__main__":

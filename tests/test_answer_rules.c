@@ -1,11 +1,11 @@
-/* What requests say about the form of an answer, and the rules that come out of it; no grammar library is needed. */
+/* Response formats in requests and the grammar rules derived from them, without the grammar library. */
 #include "../src/serve/answer_rules.h"
 #include "test.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A vocabulary that has <tool_call> as a special token and </tool_call> as plain text. */
+/* Vocabulary with <tool_call> as a special token and </tool_call> as plain text. */
 static uint32_t special(const void *user, const char *text) {
     (void)user;
     return strcmp(text, "<tool_call>") == 0 ? 77 : (uint32_t)FKV_NO_TOKEN;
@@ -27,7 +27,7 @@ static answer_marks marks_of(fkv_tool_syntax tools) {
     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\",\"properties\":"       \
     "{\"n\":{\"type\":\"integer\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]"
 
-/* The rules of a request; NULL: refused, and `said` has the words. */
+/* Returns the grammar rules of a request. If the request is rejected, returns NULL and stores the message in `said`. */
 static char said[GRAMMAR_ERROR_BYTES];
 
 static char *rules_of(api_kind kind, const char *body, const answer_marks *marks) {
@@ -53,13 +53,13 @@ static void check(api_kind kind, const char *body, const answer_marks *marks, co
     free(text);
 }
 
-static void check_refused(api_kind kind, const char *body, const answer_marks *marks, const char *words) {
+static void check_rejected(api_kind kind, const char *body, const answer_marks *marks, const char *words) {
     char *text = rules_of(kind, body, marks);
     ck_assert_msg(text == NULL, "%s: %s", body, text);
     ck_assert_msg(strstr(said, words) != NULL, "%s: %s", body, said);
 }
 
-START_TEST(a_schema_becomes_rules) {
+START_TEST(schema_becomes_rules) {
     answer_marks m = marks_of(FKV_TOOLS_NONE);
     check(API_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", &m,
           "start: (value)\nvalue: %json {\"type\":\"object\"," ONE_SPACING "}\n");
@@ -76,7 +76,7 @@ START_TEST(a_schema_becomes_rules) {
 }
 END_TEST
 
-START_TEST(a_forced_call_is_written_as_the_model_writes_calls) {
+START_TEST(forced_call_uses_the_models_call_syntax) {
     answer_marks m = marks_of(FKV_TOOLS_JSON);
     const char *rest =
         "call_0: <[77]> \"\\n{\\\"name\\\": \\\"\" \"get\" \"\\\", \\\"arguments\\\": \" arguments_0 \"}\\n\" "
@@ -115,7 +115,7 @@ START_TEST(a_forced_call_is_written_as_the_model_writes_calls) {
 }
 END_TEST
 
-START_TEST(what_cannot_be_asked_for_is_refused) {
+START_TEST(unsupported_requests_are_rejected) {
     answer_marks json = marks_of(FKV_TOOLS_JSON);
     answer_marks none = marks_of(FKV_TOOLS_NONE);
     answer_marks harmony = marks_of(FKV_TOOLS_HARMONY);
@@ -123,40 +123,40 @@ START_TEST(what_cannot_be_asked_for_is_refused) {
     static const struct {
         const char *fields;
         const char *words;
-    } wrong[] = {{"\"tool_choice\":\"required\"", "no tools"},
-                 {"\"tools\":[],\"tool_choice\":\"required\"", "no tools"},
-                 {TOOLS ",\"tool_choice\":\"sometimes\"", "tool_choice"},
-                 {TOOLS ",\"tool_choice\":3", "tool_choice"},
-                 {TOOLS ",\"tool_choice\":{}", "tool_choice"},
-                 {TOOLS ",\"tool_choice\":{\"type\":\"function\"}", "name of a function"},
-                 {TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"put\"}}", "no tool of the name put"},
-                 {TOOLS ",\"tool_choice\":\"required\",\"ignore_eos\":true", "ignore_eos"},
-                 {TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls"},
-                 {"\"tools\":[{\"function\":{\"name\":\"a\\\" | \\\"b\"}}],\"tool_choice\":\"required\"", "the name of tool 0"},
-                 {"\"tools\":[{\"function\":{\"name\":\"a\",\"parameters\":3}}],\"tool_choice\":\"required\"", "parameters"},
-                 {"\"response_format\":{\"type\":\"xml\"}", "response_format"},
-                 {"\"response_format\":3", "response_format"},
-                 {"\"response_format\":{\"type\":\"json_schema\"}", "schema"},
-                 {"\"response_format\":{\"type\":\"json_schema\",\"schema\":true}", "schema"}};
+    } wrong[] = {
+        {"\"tool_choice\":\"required\"", "tools is missing"},
+        {"\"tools\":[],\"tool_choice\":\"required\"", "tools is empty"},
+        {TOOLS ",\"tool_choice\":\"sometimes\"", "tool_choice"},
+        {TOOLS ",\"tool_choice\":3", "tool_choice"},
+        {TOOLS ",\"tool_choice\":{}", "tool_choice"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"function\"}", "function name"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"put\"}}", "unknown tool put"},
+        {TOOLS ",\"tool_choice\":\"required\",\"ignore_eos\":true", "ignore_eos"},
+        {TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls"},
+        {"\"tools\":[{\"function\":{\"name\":\"a\\\" | \\\"b\"}}],\"tool_choice\":\"required\"", "name of the tool at index 0"},
+        {"\"tools\":[{\"function\":{\"name\":\"a\",\"parameters\":3}}],\"tool_choice\":\"required\"", "parameters"},
+        {"\"response_format\":{\"type\":\"xml\"}", "response_format"},
+        {"\"response_format\":3", "response_format"},
+        {"\"response_format\":{\"type\":\"json_schema\"}", "schema"},
+        {"\"response_format\":{\"type\":\"json_schema\",\"schema\":true}", "schema"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char body[1000];
         (void)snprintf(body, sizeof body, "{" MESSAGES ",%s}", wrong[i].fields);
-        check_refused(API_CHAT, body, &json, wrong[i].words);
+        check_rejected(API_CHAT, body, &json, wrong[i].words);
     }
-    check_refused(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\"}", &none, "no way of writing tool calls");
-    check_refused(API_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", &harmony, "channels");
-    check_refused(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"none\"}", &json, "none");
-    check_refused(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"auto\",\"response_format\":{\"type\":\"text\"}}", &json,
-                  "none");
+    check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\"}", &none, "tool calls cannot be enforced");
+    check_rejected(API_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", &harmony, "channels");
+    check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"none\"}", &json, "none");
+    check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"auto\",\"response_format\":{\"type\":\"text\"}}", &json,
+                   "none");
     char *body = malloc(20000);
     size_t n =
         (size_t)snprintf(body, 20000, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\",\"schema\":{\"properties\":{");
     for (int i = 0; i < 300; i++) n += (size_t)snprintf(body + n, 20000 - n, "%s\"p%d\":{}", i > 0 ? "," : "", i);
     (void)snprintf(body + n, 20000 - n, "}}}}");
-    check_refused(API_CHAT, body, &json, "300 members");
+    check_rejected(API_CHAT, body, &json, "300 members");
     free(body);
 }
 END_TEST
 
-TEST_MAIN("answer_rules", a_schema_becomes_rules, a_forced_call_is_written_as_the_model_writes_calls,
-          what_cannot_be_asked_for_is_refused)
+TEST_MAIN("answer_rules", schema_becomes_rules, forced_call_uses_the_models_call_syntax, unsupported_requests_are_rejected)

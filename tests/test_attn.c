@@ -1,4 +1,4 @@
-/* What a step over one layer costs beside its numbers, which parity_attn holds against the truth. */
+/* Checks how many rows of a step fkv_attn_write() reads. parity_attn checks the results of attention. */
 #include "../src/attn/attn.h"
 #include "attn_cases.h"
 #include "test.h"
@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Rows that were never written: all are empty, and a system page of them is resident once somebody has looked at it. */
+/* Maps an array of zeroed rows, which have no tokens. Each system page of the array becomes resident when it is first read. */
 static fkv_attn_row *unread_rows(size_t bytes) {
     void *rows = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(rows, MAP_FAILED);
@@ -16,25 +16,25 @@ static fkv_attn_row *unread_rows(size_t bytes) {
 
 static size_t resident_pages(void *rows, size_t bytes, size_t page_bytes) {
     size_t n_pages = bytes / page_bytes;
-    unsigned char *seen = calloc(n_pages, 1);
-    ck_assert_ptr_nonnull(seen);
-    ck_assert_int_eq(mincore(rows, bytes, (void *)seen), 0);
+    unsigned char *resident = calloc(n_pages, 1);
+    ck_assert_ptr_nonnull(resident);
+    ck_assert_int_eq(mincore(rows, bytes, (void *)resident), 0);
     size_t n = 0;
-    for (size_t i = 0; i < n_pages; i++) n += seen[i] & 1;
-    free(seen);
+    for (size_t i = 0; i < n_pages; i++) n += resident[i] & 1;
+    free(resident);
     return n;
 }
 
-/* A step of many rows must not cost their number for each token: the row of a token is found, not walked to. */
-START_TEST(writing_looks_at_few_of_many_rows) {
+/* A step with many rows must find the row of each token without scanning all rows. */
+START_TEST(write_reads_only_some_of_many_rows) {
     enum { N_TOKENS = 24, DIM = 32 };
     attn_case c = {.shape = {1, 1, DIM}, .codec = 8, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
     c.rows[0] = (attn_mix){0, N_TOKENS};
     void *place = calloc(1, fkv_workers_bytes(1));
     fkv_workers *workers;
     ck_ok(fkv_workers_open(place, 1, &workers));
-    attn_world w;
-    ck_assert(attn_world_open_keeping(&w, &c, fkv_cpu_kernels_for(FKV_ISA_AUTO), workers, 3));
+    attn_fixture w;
+    ck_assert(attn_fixture_open_keeping(&w, &c, fkv_cpu_kernels_for(FKV_ISA_AUTO), workers, 3));
     uint8_t *written = malloc(w.layer.block.bytes);
     memcpy(written, w.pages, w.layer.block.bytes);
     memset(w.pages, 0xff, w.layer.block.bytes);
@@ -52,10 +52,10 @@ START_TEST(writing_looks_at_few_of_many_rows) {
 
     munmap(rows, bytes);
     free(written);
-    attn_world_close(&w);
+    attn_fixture_close(&w);
     fkv_workers_close(workers);
     free(place);
 }
 END_TEST
 
-TEST_MAIN("attn", writing_looks_at_few_of_many_rows)
+TEST_MAIN("attn", write_reads_only_some_of_many_rows)

@@ -1,11 +1,11 @@
-/* Calls that are wrong or come at the wrong moment, through the public header: one table of them, each with its exact status.
- * Configurations that cannot be are in test_bad_config.c.
+/* Invalid calls through the public header, in one table with the exact status that each call must return. Invalid configurations
+ * are in test_bad_config.c.
  *
- * After every refusal: the message is new and says something, every figure of fkv_cache_stats() is what it was, no out-parameter
- * was written, all invariants hold. At the end of the table the sequence goes on and gives, bit for bit, the outputs of a cache
- * that nobody mistreated.
+ * Every rejected call must set a new message, leave the statistics unchanged and write no output parameter, and all invariants
+ * must hold afterwards. After all calls, the sequence continues, and its outputs must be bit-identical to those of an undisturbed
+ * cache.
  */
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <stdio.h>
@@ -16,10 +16,10 @@ enum {
     MAX_TOKENS = 256,
     MAX_SEQS = 4,
     STEP_TOKENS = 32,
-    LIVE_TOKENS = 60, /* a page of the window group is gone by then */
+    LIVE_TOKENS = 60, /* length at which the window group has already released a page */
     LIVE_MOST = 80,
     ROOMY_MOST = 64,
-    UNTOUCHED = 77 /* in every out-parameter */
+    UNTOUCHED = 77 /* fill byte of all output parameters */
 };
 
 static const fkv_layer_config LAYERS[] = {
@@ -43,25 +43,25 @@ static fkv_config good_config(void) {
     return config;
 }
 
-/* ---- calls --------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
-/* The cache that is mistreated, and all that the calls below need. */
+/* The cache under test and the arguments of the calls below. */
 typedef struct stage {
-    cache_world w;
-    cache_world other;
-    fkv_cache *cache; /* of w */
-    fkv_seq live;     /* LIVE_TOKENS of LIVE_MOST */
-    fkv_seq roomy;    /* empty, ROOMY_MOST */
+    cache_fixture w;
+    cache_fixture other;
+    fkv_cache *cache; /* same as w.cache */
+    fkv_seq live;     /* sequence that holds LIVE_TOKENS tokens; its max_tokens is LIVE_MOST */
+    fkv_seq roomy;    /* empty sequence; its max_tokens is ROOMY_MOST */
     fkv_seq closed;
-    fkv_seq foreign; /* open in the other cache, not in this one */
+    fkv_seq foreign; /* sequence of the cache `other`, unknown to the cache under test */
     uint32_t tokens[MAX_TOKENS];
     uint32_t strange[MAX_TOKENS];
-    const uint8_t *rows; /* K, V or Q of a step of one token */
+    const uint8_t *rows; /* K, V or Q rows for a one-token step */
     uint8_t out[4 * 64 * 4];
     fkv_step *step;
-    fkv_seq spare; /* of the moment */
+    fkv_seq spare; /* sequence that exists only in some test states */
     fkv_seq crowd[MAX_SEQS];
-    /* out-parameters, filled with UNTOUCHED */
+    /* output parameters, filled with UNTOUCHED */
     fkv_seq out_seq;
     uint32_t out_n;
     fkv_step *out_step;
@@ -69,26 +69,27 @@ typedef struct stage {
     fkv_file_info out_info;
     /* files */
     char good[512], damaged[512], newer[512], text[512], missing[512], folder[512], no_folder[512], written[512];
-    char weights[512], rope[512], rotation[512], seed[512], codec[512], shape[512], page_type[512], pages[512]; /* foreign */
+    char weights[512], rope[512], rotation[512], seed[512], codec[512], shape[512], page_type[512],
+        pages[512]; /* page files, each written for an identity that differs in the named field */
 } stage;
 
 typedef enum moment {
     IDLE,
-    BEGUN,     /* a step of one token of `live`, nothing written */
-    HALF,      /* layer 0 of 2 written */
-    WRITTEN,   /* both */
-    COMMITTED, /* s->step is the handle of a step that is over */
+    BEGUN,     /* a one-token step of `live` is open, and no layer is written */
+    HALF,      /* a one-token step of `live` is open, and only layer 0 of the two layers is written */
+    WRITTEN,   /* both layers are written */
+    COMMITTED, /* s->step is the handle of a finished step */
     ABORTED,
-    CROWDED,  /* max_seqs sequences */
-    CLOSED_IN /* a step of one token of `spare`, which was closed since it began */
+    CROWDED,  /* max_seqs sequences are open */
+    CLOSED_IN /* a one-token step of `spare` is open, and `spare` was closed during the step */
 } moment;
 
 #define ROWS(...) ((const fkv_row[]){__VA_ARGS__})
 #define SEQ(...) (&(fkv_seq_config){__VA_ARGS__})
 
-/* name, moment, status, call */
+/* Columns: name, state, status, call. */
 #define BAD_CALLS(ROW)                                                                                                           \
-    /* null */                                                                                                                   \
+    /* null pointers */                                                                                                          \
     ROW(plan_null_config, IDLE, BAD_ARGUMENT, fkv_plan_make(NULL, &(fkv_plan){0}))                                               \
     ROW(plan_null_plan, IDLE, BAD_ARGUMENT, fkv_plan_make(&s->w.config, NULL))                                                   \
     ROW(cache_open_null_config, IDLE, BAD_ARGUMENT, fkv_cache_open(NULL, &(fkv_cache *){NULL}))                                  \
@@ -134,7 +135,7 @@ typedef enum moment {
     ROW(file_tokens_null_path, IDLE, BAD_ARGUMENT, fkv_file_tokens(NULL, s->strange, 1, &s->out_n))                              \
     ROW(file_tokens_null_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, NULL, 1, &s->out_n))                               \
     ROW(file_tokens_null_n_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, s->strange, 1, NULL))                            \
-    /* numbers out of range */                                                                                                   \
+    /* values out of range */                                                                                                    \
     ROW(seq_open_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_seq_open(s->cache, SEQ(.max_tokens = 0), &s->out_seq, &s->out_n))        \
     ROW(seq_open_prompt_null, IDLE, BAD_ARGUMENT,                                                                                \
         fkv_seq_open(s->cache, SEQ(.max_tokens = 9, .n_prompt = 3), &s->out_seq, &s->out_n))                                     \
@@ -164,7 +165,7 @@ typedef enum moment {
         fkv_seq_load(s->cache, SEQ(.max_tokens = 64, .prompt = s->tokens, .n_prompt = 5), s->good, &s->out_seq))                 \
     ROW(load_prompt_null, IDLE, BAD_ARGUMENT,                                                                                    \
         fkv_seq_load(s->cache, SEQ(.max_tokens = 64, .n_prompt = 64), s->good, &s->out_seq))                                     \
-    /* not a sequence of this cache, or not any more */                                                                          \
+    /* unknown or closed sequences */                                                                                            \
     ROW(fork_closed, IDLE, BAD_SEQ, fkv_seq_fork(s->cache, s->closed, LIVE_MOST, &s->out_seq))                                   \
     ROW(reserve_closed, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->closed, LIVE_MOST))                                          \
     ROW(reserve_foreign, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->foreign, LIVE_MOST))                                        \
@@ -185,7 +186,7 @@ typedef enum moment {
     ROW(close_garbage, IDLE, BAD_SEQ, fkv_seq_close(s->cache, UINT64_MAX))                                                       \
     ROW(fork_garbage, IDLE, BAD_SEQ, fkv_seq_fork(s->cache, UINT64_C(0xdeadbeefcafe), LIVE_MOST, &s->out_seq))                   \
     ROW(truncate_next_generation, IDLE, BAD_SEQ, fkv_seq_truncate(s->cache, s->live + 65536, 0))                                 \
-    /* the wrong moment */                                                                                                       \
+    /* wrong state */                                                                                                            \
     ROW(begin_in_a_step, BEGUN, BAD_STATE, fkv_step_begin(s->cache, ROWS({s->roomy, 1}), 1, &s->out_step))                       \
     ROW(seq_open_in_a_step, BEGUN, BAD_STATE, fkv_seq_open(s->cache, SEQ(.max_tokens = 1), &s->out_seq, &s->out_n))              \
     ROW(fork_in_a_step, HALF, BAD_STATE, fkv_seq_fork(s->cache, s->live, LIVE_MOST, &s->out_seq))                                \
@@ -213,7 +214,7 @@ typedef enum moment {
     ROW(abort_twice, ABORTED, BAD_STATE, fkv_step_abort(s->step))                                                                \
     ROW(write_after_abort, ABORTED, BAD_STATE, fkv_write(s->step, 1, s->rows, s->rows))                                          \
     ROW(attend_after_abort, ABORTED, BAD_STATE, fkv_attend(s->step, 1, s->rows, s->out))                                         \
-    /* it does not fit */                                                                                                        \
+    /* does not fit */                                                                                                           \
     ROW(begin_beyond_the_reservation, IDLE, SEQ_FULL,                                                                            \
         fkv_step_begin(s->cache, ROWS({s->roomy, 1}, {s->live, LIVE_MOST - LIVE_TOKENS + 1}), 2, &s->out_step))                  \
     ROW(begin_far_beyond, IDLE, SEQ_FULL, fkv_step_begin(s->cache, ROWS({s->live, UINT32_MAX}), 1, &s->out_step))                \
@@ -269,15 +270,15 @@ static const struct {
     fkv_status expected;
 } CALLS[] = {BAD_CALLS(AS_ROW)};
 
-/* ---- the stage ---- */
+/* ---- setup ---- */
 
 static void save_as(const fkv_config *config, const uint32_t *tokens, char *path, const char *name) {
-    cache_world w;
-    ck_ok(cache_world_open(&w, config));
-    fkv_seq seq = cache_world_seq(&w, LIVE_TOKENS);
-    cache_world_run(&w, seq, tokens, 0, LIVE_TOKENS, STEP_TOKENS, NULL);
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, config));
+    fkv_seq seq = cache_fixture_seq(&w, LIVE_TOKENS);
+    cache_fixture_run(&w, seq, tokens, 0, LIVE_TOKENS, STEP_TOKENS, NULL);
     ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, cache_path(path, name)));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 
 static void flip_byte(const char *from, const char *to, long at) {
@@ -292,7 +293,7 @@ static void flip_byte(const char *from, const char *to, long at) {
 }
 
 static void make_files(stage *s) {
-    enum { VERSION_AT = 8 }; /* behind the magic */
+    enum { VERSION_AT = 8 }; /* after the magic number */
     fkv_config config = good_config();
     save_as(&config, s->tokens, s->good, "good.fkv");
     config.weights_id[31] = 1;
@@ -328,7 +329,7 @@ static void make_files(stage *s) {
     flip_byte(s->good, cache_path(s->newer, "newer.fkv"), VERSION_AT);
     FILE *text = fopen(cache_path(s->text, "text.fkv"), "w");
     ck_assert_ptr_nonnull(text);
-    ck_assert_int_gt(fprintf(text, "%500s", "this is no page file"), 0);
+    ck_assert_int_gt(fprintf(text, "%500s", "this is not a page file"), 0);
     ck_assert_int_eq(fclose(text), 0);
     (void)cache_path(s->missing, "missing.fkv");
     (void)cache_path(s->no_folder, "no-folder/written.fkv");
@@ -339,33 +340,33 @@ static void make_files(stage *s) {
 static void open_stage(stage *s) {
     fkv_config config = good_config();
     memset(s, 0, sizeof *s);
-    ck_ok(cache_world_open(&s->w, &config));
-    ck_ok(cache_world_open(&s->other, &config));
+    ck_ok(cache_fixture_open(&s->w, &config));
+    ck_ok(cache_fixture_open(&s->other, &config));
     s->cache = s->w.cache;
     s->rows = s->w.rows[CACHE_K];
     cache_tokens(1, s->tokens, MAX_TOKENS);
     cache_tokens(2, s->strange, MAX_TOKENS);
     make_files(s);
-    s->closed = cache_world_seq(&s->w, 10);
+    s->closed = cache_fixture_seq(&s->w, 10);
     ck_ok(fkv_seq_close(s->cache, s->closed));
-    s->live = cache_world_seq(&s->w, LIVE_MOST);
-    s->roomy = cache_world_seq(&s->w, ROOMY_MOST);
-    cache_world_run(&s->w, s->live, s->tokens, 0, LIVE_TOKENS, STEP_TOKENS, NULL);
+    s->live = cache_fixture_seq(&s->w, LIVE_MOST);
+    s->roomy = cache_fixture_seq(&s->w, ROOMY_MOST);
+    cache_fixture_run(&s->w, s->live, s->tokens, 0, LIVE_TOKENS, STEP_TOKENS, NULL);
     ck_ok(fkv_prefix_insert(s->cache, s->live, s->tokens, LIVE_TOKENS));
-    for (int i = 0; i < 3; i++) s->foreign = cache_world_seq(&s->other, 10);
+    for (int i = 0; i < 3; i++) s->foreign = cache_fixture_seq(&s->other, 10);
     ck_assert(s->foreign != s->live && s->foreign != s->roomy && s->foreign != s->closed);
 }
 
 static void enter(stage *s, moment when) {
     cache_chunk chunk = {s->live, s->strange, LIVE_TOKENS, 1, NULL};
     if (when == COMMITTED) {
-        s->spare = cache_world_seq(&s->w, 4);
+        s->spare = cache_fixture_seq(&s->w, 4);
         chunk = (cache_chunk){s->spare, s->strange, 0, 1, NULL};
     }
     if (when == CROWDED)
-        for (uint32_t n = 2; n < MAX_SEQS; n++) s->crowd[n] = cache_world_seq(&s->w, 1);
+        for (uint32_t n = 2; n < MAX_SEQS; n++) s->crowd[n] = cache_fixture_seq(&s->w, 1);
     if (when == CLOSED_IN) {
-        s->spare = cache_world_seq(&s->w, 4);
+        s->spare = cache_fixture_seq(&s->w, 4);
         ck_ok(fkv_step_begin(s->cache, &(fkv_row){s->spare, 1}, 1, &s->step));
         ck_ok(fkv_seq_close(s->cache, s->spare));
         return;
@@ -373,9 +374,9 @@ static void enter(stage *s, moment when) {
     if (when == IDLE || when == CROWDED) return;
     ck_ok(fkv_step_begin(s->cache, &(fkv_row){chunk.seq, 1}, 1, &s->step));
     if (when == BEGUN) return;
-    ck_ok(cache_world_write(&s->w, s->step, &chunk, 1, 0));
+    ck_ok(cache_fixture_write(&s->w, s->step, &chunk, 1, 0));
     if (when == HALF) return;
-    ck_ok(cache_world_write(&s->w, s->step, &chunk, 1, 1));
+    ck_ok(cache_fixture_write(&s->w, s->step, &chunk, 1, 1));
     if (when == COMMITTED) ck_ok(fkv_step_commit(s->step));
     if (when == ABORTED) ck_ok(fkv_step_abort(s->step));
 }
@@ -409,11 +410,11 @@ static bool out_is_clear(const stage *s) {
 }
 
 static void close_stage(stage *s) {
-    cache_world_close(&s->w);
-    cache_world_close(&s->other);
+    cache_fixture_close(&s->w);
+    cache_fixture_close(&s->other);
 }
 
-START_TEST(bad_calls_get_their_status_and_change_nothing) {
+START_TEST(bad_calls_return_their_status_and_change_nothing) {
     static stage s;
     open_stage(&s);
     for (size_t i = 0; i < N_OF(CALLS); i++) {
@@ -422,59 +423,59 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
         ck_status(fkv_seq_length(s.cache, 987654321, &s.out_n), FKV_BAD_SEQ);
         char message[512];
         (void)snprintf(message, sizeof message, "%s", fkv_message());
-        fkv_stats before = cache_world_stats(&s.w);
+        fkv_stats before = cache_fixture_stats(&s.w);
 
         fkv_status got = CALLS[i].call(&s);
-        ck_assert_msg(got == CALLS[i].expected, "%s: %s instead of %s (%s)", CALLS[i].name, fkv_status_name(got),
+        ck_assert_msg(got == CALLS[i].expected, "%s: returned %s, expected %s (%s)", CALLS[i].name, fkv_status_name(got),
                       fkv_status_name(CALLS[i].expected), fkv_message());
-        ck_assert_msg(fkv_message()[0] != 0 && strcmp(fkv_message(), message) != 0, "%s: says nothing", CALLS[i].name);
-        fkv_stats after = cache_world_stats(&s.w);
-        ck_assert_msg(memcmp(&before, &after, sizeof after) == 0, "%s: changed a figure", CALLS[i].name);
+        ck_assert_msg(fkv_message()[0] != 0 && strcmp(fkv_message(), message) != 0, "%s: no error message", CALLS[i].name);
+        fkv_stats after = cache_fixture_stats(&s.w);
+        ck_assert_msg(memcmp(&before, &after, sizeof after) == 0, "%s: changed the statistics", CALLS[i].name);
         ck_assert_msg(fkv_cache_consistent(s.cache), "%s: broke an invariant", CALLS[i].name);
-        ck_assert_msg(out_is_clear(&s), "%s: wrote an out-parameter", CALLS[i].name);
-        ck_assert_msg(cache_world_length(&s.w, s.live) == LIVE_TOKENS, "%s: changed a length", CALLS[i].name);
-        ck_assert_msg(cache_world_length(&s.w, s.roomy) == 0, "%s: changed a length", CALLS[i].name);
+        ck_assert_msg(out_is_clear(&s), "%s: wrote an output parameter", CALLS[i].name);
+        ck_assert_msg(cache_fixture_length(&s.w, s.live) == LIVE_TOKENS, "%s: changed a length", CALLS[i].name);
+        ck_assert_msg(cache_fixture_length(&s.w, s.roomy) == 0, "%s: changed a length", CALLS[i].name);
         leave(&s, CALLS[i].when);
     }
     printf("%zu bad calls\n", N_OF(CALLS));
     fkv_file_info none;
-    ck_status(fkv_file_inspect(s.written, false, &none), FKV_IO); /* no refused save left a file */
+    ck_status(fkv_file_inspect(s.written, false, &none), FKV_IO); /* the rejected saves must not have left a file behind */
 
-    /* the same tokens in a cache that was left alone */
-    cache_world calm;
+    /* runs the same tokens in an undisturbed cache */
+    cache_fixture calm;
     fkv_config config = good_config();
-    ck_ok(cache_world_open(&calm, &config));
-    fkv_seq seq = cache_world_seq(&calm, LIVE_MOST);
+    ck_ok(cache_fixture_open(&calm, &config));
+    fkv_seq seq = cache_fixture_seq(&calm, LIVE_MOST);
     uint8_t *expected = malloc(LIVE_MOST * calm.output_bytes);
     uint8_t *got = malloc(LIVE_MOST * calm.output_bytes);
     ck_assert(expected != NULL && got != NULL);
-    cache_world_run(&calm, seq, s.tokens, 0, LIVE_TOKENS, STEP_TOKENS, expected);
-    cache_world_run(&calm, seq, s.tokens, LIVE_TOKENS, LIVE_MOST, 3, expected);
-    cache_world_run(&s.w, s.live, s.tokens, LIVE_TOKENS, LIVE_MOST, 3, got);
+    cache_fixture_run(&calm, seq, s.tokens, 0, LIVE_TOKENS, STEP_TOKENS, expected);
+    cache_fixture_run(&calm, seq, s.tokens, LIVE_TOKENS, LIVE_MOST, 3, expected);
+    cache_fixture_run(&s.w, s.live, s.tokens, LIVE_TOKENS, LIVE_MOST, 3, got);
     size_t from = LIVE_TOKENS * calm.output_bytes;
     ck_assert(memcmp(got + from, expected + from, LIVE_MOST * calm.output_bytes - from) == 0);
     free(expected);
     free(got);
-    cache_world_close(&calm);
+    cache_fixture_close(&calm);
     close_stage(&s);
 }
 END_TEST
 
-START_TEST(null_is_allowed_where_the_header_says_so) {
+START_TEST(null_is_allowed_where_documented) {
     fkv_config config = good_config();
-    cache_world w;
+    cache_fixture w;
     fkv_seq seq = 0;
     ck_assert(!fkv_cache_consistent(NULL));
     fkv_cache_close(NULL);
-    ck_ok(cache_world_open(&w, &config));
+    ck_ok(cache_fixture_open(&w, &config));
     ck_ok(fkv_seq_open(w.cache, SEQ(.max_tokens = 20), &seq, NULL));
     ck_ok(fkv_prefix_insert(w.cache, seq, (const uint32_t[]){0}, 0));
     fkv_step *step = NULL;
     ck_ok(fkv_step_begin(w.cache, ROWS({seq, 3}), 1, &step));
-    cache_world_close(&w); /* open sequences and an open step included */
+    cache_fixture_close(&w); /* closes the cache with open sequences and an open step */
     for (int status = -70; status <= 0; status++) ck_assert_ptr_nonnull(fkv_status_name((fkv_status)status));
     ck_assert_str_eq(fkv_status_name(FKV_FILE_FOREIGN), "FKV_FILE_FOREIGN");
 }
 END_TEST
 
-TEST_MAIN("bad calls", bad_calls_get_their_status_and_change_nothing, null_is_allowed_where_the_header_says_so)
+TEST_MAIN("bad calls", bad_calls_return_their_status_and_change_nothing, null_is_allowed_where_documented)

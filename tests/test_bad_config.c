@@ -1,8 +1,7 @@
-/* Configurations that cannot be: every check of fkv_plan_make() and fkv_cache_open(), in a table of fields set to one wrong value
- * each, and the few that take more. Refused by both calls with the same status, with a message, and with nothing written; sizes
- * that no machine or no 64-bit number holds are answers too.
- */
-#include "cache_world.h"
+/* Invalid configurations: every check of fkv_plan_make() and fkv_cache_open(), as a table of fields, each of which is set to one
+ * invalid value, and a few cases that involve several fields. Both calls must reject each configuration with the same status and
+ * a message, and must write nothing. Sizes that exceed the memory of the machine or 64 bits are rejected too. */
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <math.h>
@@ -10,10 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One field, of 4 bytes like all of them here, set to one value. */
+/* A 4-byte config field and the invalid value to store in it. */
 typedef struct poke {
     bool set;
-    size_t field; /* offset into fkv_config */
+    size_t field; /* offset in fkv_config */
     uint32_t value;
 } poke;
 
@@ -33,12 +32,12 @@ static const struct {
 } BAD_CONFIGS[] = {
     {"no layers", {SET(n_layers, 0)}},
     {"too many layers", {SET(n_layers, 513)}},
-    {"row_type of no name", {SET(row_type, 3)}},
+    {"row_type out of range", {SET(row_type, 3)}},
     {"row_type negative", {SET(row_type, -1)}},
     {"page_type f32", {SET(page_type, FKV_F32)}},
-    {"page_type of no name", {SET(page_type, 7)}},
-    {"rotate of no name", {SET(rotate, 4)}},
-    {"isa of no name", {SET(isa, FKV_ISA_AMX + 1)}},
+    {"page_type out of range", {SET(page_type, 7)}},
+    {"rotate out of range", {SET(rotate, 4)}},
+    {"isa out of range", {SET(isa, FKV_ISA_AMX + 1)}},
     {"isa negative", {SET(isa, -2)}},
     {"pages of 0 tokens", {SET(page_tokens, 0)}},
     {"pages of 8 tokens", {SET(page_tokens, 8)}},
@@ -64,30 +63,30 @@ static const struct {
     {"sinks without a window", {SET(layer.n_sinks, 4)}},
     {"window of 2^31", {SET(layer.window, 0x80000000u)}},
     {"2^31 sinks", {SET(layer.window, 16), SET(layer.n_sinks, 0x80000000u)}},
-    {"scale not a number", {SET(layer.scale, FLOAT_NAN)}},
+    {"scale NaN", {SET(layer.scale, FLOAT_NAN)}},
     {"scale infinite", {SET(layer.scale, FLOAT_INFINITY)}},
     {"scale too small", {SET(layer.scale, FLOAT_5E_7)}},
     {"scale too large", {SET(layer.scale, FLOAT_2E6)}},
-    {"scale too large below 0", {SET(layer.scale, FLOAT_MINUS_2E6)}},
-    {"softcap not a number", {SET(layer.softcap, FLOAT_NAN)}},
+    {"negative scale too large", {SET(layer.scale, FLOAT_MINUS_2E6)}},
+    {"softcap NaN", {SET(layer.softcap, FLOAT_NAN)}},
     {"softcap infinite", {SET(layer.softcap, FLOAT_INFINITY)}},
     {"softcap negative", {SET(layer.softcap, FLOAT_MINUS_ONE)}},
     {"K of 3 bits", {SET(layer.k.bits, 3)}},
     {"K of 0 bits", {SET(layer.k.bits, 0)}},
     {"V of 32 bits", {SET(layer.v.bits, 32)}},
     {"K in groups of 16", {SET(layer.k.group, 16)}},
-    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_CALIBRATED + 1)}},
+    {"K codec kind out of range", {SET(layer.k.kind, FKV_CODEC_CALIBRATED + 1)}},
     {"K as sealed values", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_SEALED_V)}},
     {"V as sealed keys", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED)}},
-    {"calibrated K without bits of channels", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_CALIBRATED)}},
+    {"calibrated K without channel bits", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_CALIBRATED)}},
     {"V as calibrated keys", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_CALIBRATED)}},
     {"sealed K of 5 bits", {SET(layer.k.bits, 5), SET(layer.k.kind, FKV_CODEC_SEALED)}},
-    {"V that is sealed beside K that is not", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED_V)}},
-    {"V of a kind far behind the last", {SET(layer.v.kind, UINT32_MAX)}},
+    {"sealed V with K that is not sealed", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED_V)}},
+    {"V codec kind far out of range", {SET(layer.v.kind, UINT32_MAX)}},
     {"K of 8 bits as 16-bit rows", {SET(layer.k.kind, FKV_CODEC_HALF)}},
     {"V of 16 bits as affine codes", {SET(layer.v.bits, 16), SET(layer.v.kind, FKV_CODEC_AFFINE)}},
     {"V in groups of 0", {SET(layer.v.group, 0)}},
-    {"V in groups that do not divide", {SET(layer.v.group, 128)}},
+    {"V groups that do not divide head_dim", {SET(layer.v.group, 128)}},
 };
 
 static fkv_config plain_config(void) {
@@ -102,7 +101,7 @@ static fkv_config plain_config(void) {
     return config;
 }
 
-static void check_refused(const fkv_config *config, fkv_status expected, const char *name) {
+static void check_rejected(const fkv_config *config, fkv_status expected, const char *name) {
     fkv_plan plan;
     fkv_plan untouched;
     fkv_cache *cache = (fkv_cache *)&plan;
@@ -112,15 +111,15 @@ static void check_refused(const fkv_config *config, fkv_status expected, const c
     char before[512];
     (void)snprintf(before, sizeof before, "%s", fkv_message());
     fkv_status planned = fkv_plan_make(config, &plan);
-    ck_assert_msg(planned == expected, "plan, %s: %s (%s)", name, fkv_status_name(planned), fkv_message());
-    ck_assert_msg(strcmp(fkv_message(), before) != 0 && fkv_message()[0] != 0, "plan, %s: no message", name);
-    ck_assert_msg(memcmp(&plan, &untouched, sizeof plan) == 0, "%s: the plan was written", name);
+    ck_assert_msg(planned == expected, "fkv_plan_make, %s: %s (%s)", name, fkv_status_name(planned), fkv_message());
+    ck_assert_msg(strcmp(fkv_message(), before) != 0 && fkv_message()[0] != 0, "fkv_plan_make, %s: no message", name);
+    ck_assert_msg(memcmp(&plan, &untouched, sizeof plan) == 0, "%s: the plan was modified", name);
     fkv_status opened = fkv_cache_open(config, &cache);
-    ck_assert_msg(opened == expected, "open, %s: %s (%s)", name, fkv_status_name(opened), fkv_message());
-    ck_assert_msg(cache == (fkv_cache *)&plan, "%s: the cache was written", name);
+    ck_assert_msg(opened == expected, "fkv_cache_open, %s: %s (%s)", name, fkv_status_name(opened), fkv_message());
+    ck_assert_msg(cache == (fkv_cache *)&plan, "%s: the cache pointer was modified", name);
 }
 
-START_TEST(bad_configurations_are_refused_with_a_message) {
+START_TEST(invalid_configurations_are_rejected_with_a_message) {
     fkv_config good = plain_config();
     fkv_plan plan;
     ck_ok(fkv_plan_make(&good, &plan));
@@ -130,19 +129,19 @@ START_TEST(bad_configurations_are_refused_with_a_message) {
             const poke *one = &BAD_CONFIGS[i].pokes[p];
             if (one->set) memcpy((uint8_t *)&config + one->field, &one->value, sizeof one->value);
         }
-        check_refused(&config, FKV_BAD_CONFIG, BAD_CONFIGS[i].name);
+        check_rejected(&config, FKV_BAD_CONFIG, BAD_CONFIGS[i].name);
     }
 }
 END_TEST
 
-START_TEST(an_unknown_kind_of_codec_is_named_by_its_number) {
+START_TEST(unknown_codec_kind_is_reported_by_number) {
     static const int kinds[] = {FKV_CODEC_CALIBRATED + 1, 77, -5};
     for (size_t i = 0; i < N_OF(kinds); i++) {
         char number[32];
         (void)snprintf(number, sizeof number, "kind %d:", kinds[i]);
         fkv_config config = plain_config();
         config.layer.v.kind = (fkv_codec_kind)kinds[i];
-        check_refused(&config, FKV_BAD_CONFIG, number);
+        check_rejected(&config, FKV_BAD_CONFIG, number);
         ck_assert_msg(strstr(fkv_message(), number) != NULL, "%s", fkv_message());
         fkv_codec_info info = {.group = 7};
         ck_status(fkv_codec_about(config.layer.v, &info), FKV_BAD_CONFIG);
@@ -152,10 +151,10 @@ START_TEST(an_unknown_kind_of_codec_is_named_by_its_number) {
 }
 END_TEST
 
-START_TEST(configurations_that_take_more_than_a_field_are_refused) {
+START_TEST(invalid_configurations_of_several_fields_are_rejected) {
     fkv_config config = plain_config();
     memset(config.rope_id, 'x', sizeof config.rope_id);
-    check_refused(&config, FKV_BAD_CONFIG, "rope_id without an end");
+    check_rejected(&config, FKV_BAD_CONFIG, "rope_id without a terminator");
 
     fkv_layer_config layers[FKV_MAX_GROUPS + 1];
     for (uint32_t i = 0; i < N_OF(layers); i++) {
@@ -165,7 +164,7 @@ START_TEST(configurations_that_take_more_than_a_field_are_refused) {
     config = plain_config();
     config.layers = layers;
     config.n_layers = N_OF(layers);
-    check_refused(&config, FKV_BAD_CONFIG, "nine kinds of windows");
+    check_rejected(&config, FKV_BAD_CONFIG, "nine different windows");
     config.n_layers = FKV_MAX_GROUPS;
     fkv_plan plan;
     ck_ok(fkv_plan_make(&config, &plan));
@@ -173,13 +172,14 @@ START_TEST(configurations_that_take_more_than_a_field_are_refused) {
 
     layers[3].head_dim = 40;
     layers[3].v = (fkv_codec_config){8, 32};
-    check_refused(&config, FKV_BAD_CONFIG, "one bad layer among good ones");
+    check_rejected(&config, FKV_BAD_CONFIG, "one invalid layer among valid ones");
     ck_assert_ptr_nonnull(strstr(fkv_message(), "40"));
 }
 END_TEST
 
-/* What parity_attn holds against the truth is accepted, to its ends; what is beyond is refused with the value and the bounds. */
-START_TEST(scales_and_soft_caps_are_accepted_to_their_ends) {
+/* Checks that all values in the range that parity_attn tests, including both ends of the range, are accepted. Other values must
+ * be rejected with a message that states the value and the range. */
+START_TEST(scale_and_softcap_limits_are_accepted) {
     static const float scales[] = {0, 1e-6f, -1e-6f, 1e6f, -1e6f};
     static const float softcaps[] = {0, 1e-45f, 3.4e38f};
     fkv_plan plan;
@@ -197,20 +197,20 @@ START_TEST(scales_and_soft_caps_are_accepted_to_their_ends) {
 }
 END_TEST
 
-START_TEST(turboquant_without_its_rotation_is_refused) {
+START_TEST(turboquant_without_rotation_is_rejected) {
     fkv_config config = plain_config();
     fkv_cache *cache = NULL;
     config.layer.v = (fkv_codec_config){.bits = 3, .kind = FKV_CODEC_TURBO};
-    check_refused(&config, FKV_BAD_CONFIG, "rows that are not rotated");
+    check_rejected(&config, FKV_BAD_CONFIG, "no rotation");
     config.rotate = FKV_ROTATE_K;
-    check_refused(&config, FKV_BAD_CONFIG, "the other side is rotated");
+    check_rejected(&config, FKV_BAD_CONFIG, "only the other side is rotated");
     config.rotate = FKV_ROTATE_V;
     ck_ok(fkv_cache_open(&config, &cache));
     fkv_cache_close(cache);
 }
 END_TEST
 
-START_TEST(learned_sinks_are_finite) {
+START_TEST(learned_sinks_must_be_finite) {
     float sink_logits[128] = {[2] = -3.4e38f, [3] = 3.4e38f};
     fkv_config config = plain_config();
     fkv_plan plan;
@@ -220,28 +220,28 @@ START_TEST(learned_sinks_are_finite) {
     ck_ok(fkv_plan_make(&config, &plan));
     ck_assert_uint_ge(plan.tables_bytes, without.tables_bytes);
     sink_logits[config.layer.n_q_heads - 1] = INFINITY;
-    check_refused(&config, FKV_BAD_CONFIG, "an infinite sink");
+    check_rejected(&config, FKV_BAD_CONFIG, "an infinite sink");
     sink_logits[config.layer.n_q_heads - 1] = NAN;
-    check_refused(&config, FKV_BAD_CONFIG, "a sink that is not a number");
+    check_rejected(&config, FKV_BAD_CONFIG, "a NaN sink");
 }
 END_TEST
 
-START_TEST(sizes_beyond_any_machine_are_refused) {
+START_TEST(sizes_beyond_any_machine_are_rejected) {
     fkv_config config = plain_config();
     fkv_cache *cache = NULL;
     config.n_layers = FKV_MAX_LAYERS;
     config.max_tokens = INT32_MAX;
-    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY); /* about 0.4 PB: it can be planned, not taken */
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY); /* a cache of about 0.4 PB can be planned but not allocated */
     config.lazy = true;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
 
     config.layer = (fkv_layer_config){.n_q_heads = 65536, .n_kv_heads = 65536, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
-    check_refused(&config, FKV_BAD_CONFIG, "a slab beyond 64 bits");
+    check_rejected(&config, FKV_BAD_CONFIG, "a slab beyond 64 bits");
 
     config = plain_config();
     config.layer = (fkv_layer_config){.n_q_heads = 8192, .n_kv_heads = 8192, .head_dim = 16, .k = {16, 0}, .v = {16, 0}};
     config.max_step_tokens = 1 << 20;
-    check_refused(&config, FKV_BAD_CONFIG, "more rows of one step than have numbers");
+    check_rejected(&config, FKV_BAD_CONFIG, "too many rows in one step");
 
     config = plain_config();
     config.max_tokens = INT32_MAX;
@@ -253,30 +253,30 @@ START_TEST(sizes_beyond_any_machine_are_refused) {
 }
 END_TEST
 
-/* Slabs that just fit 64 bits, so that what is added to them does not. */
-START_TEST(plans_that_pass_64_bits_by_a_little_are_refused) {
+/* Uses slabs whose size in bytes barely fits in 64 bits, so that adding the sizes of the other memory blocks overflows. */
+START_TEST(plans_slightly_beyond_64_bits_are_rejected) {
     fkv_config config = plain_config();
     config.max_seqs = 1;
     config.page_tokens = 256;
     config.n_layers = FKV_MAX_LAYERS;
     config.layer = (fkv_layer_config){.n_q_heads = 55699, .n_kv_heads = 55699, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
     config.max_tokens = 1233765 * 256; /* 512 layers * 55699 heads * 1233765 pages of 2^19 bytes = 2^64 - 2^28 */
-    check_refused(&config, FKV_BAD_CONFIG, "tables beside a slab of 2^64 - 2^28 bytes");
+    check_rejected(&config, FKV_BAD_CONFIG, "tables in addition to a slab of 2^64 - 2^28 bytes");
 
     static fkv_layer_config layers[466];
     fkv_layer_config large = {.n_q_heads = 65536, .n_kv_heads = 65536, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
-    for (uint32_t i = 0; i < 464; i++) layers[i] = large; /* 65536 blocks of 32768 bytes each */
+    for (uint32_t i = 0; i < 464; i++) layers[i] = large; /* each page of the layer has 65536 blocks of 32768 bytes */
     layers[464] = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .k = {16, 0}, .v = {16, 0}}; /* 1024 */
     layers[465] = (fkv_layer_config){.n_q_heads = 3, .n_kv_heads = 3, .head_dim = 32, .k = {8, 32}, .v = {2, 32}}; /* 3 * 896 */
     config.n_layers = N_OF(layers);
     config.layers = layers;
     config.page_tokens = 16;
     config.max_tokens = 18512790 * 16;
-    check_refused(&config, FKV_BAD_CONFIG, "a slab of 2^64 - 256 bytes, before it is rounded to pages of the system");
+    check_rejected(&config, FKV_BAD_CONFIG, "a slab of 2^64 - 256 bytes, before rounding to system pages");
 }
 END_TEST
 
-START_TEST(kernels_of_another_machine_are_not_supported) {
+START_TEST(instruction_set_of_another_machine_is_unsupported) {
     static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
     uint32_t n_unsupported = 0;
     for (size_t i = 0; i < N_OF(isas); i++) {
@@ -288,11 +288,11 @@ START_TEST(kernels_of_another_machine_are_not_supported) {
         n_unsupported += status == FKV_UNSUPPORTED;
         fkv_cache_close(cache);
     }
-    ck_assert_uint_ge(n_unsupported, 1); /* no machine has both */
+    ck_assert_uint_ge(n_unsupported, 1); /* no machine supports all of these instruction sets */
 }
 END_TEST
 
-TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, an_unknown_kind_of_codec_is_named_by_its_number,
-          configurations_that_take_more_than_a_field_are_refused, scales_and_soft_caps_are_accepted_to_their_ends,
-          turboquant_without_its_rotation_is_refused, learned_sinks_are_finite, sizes_beyond_any_machine_are_refused,
-          plans_that_pass_64_bits_by_a_little_are_refused, kernels_of_another_machine_are_not_supported)
+TEST_MAIN("bad config", invalid_configurations_are_rejected_with_a_message, unknown_codec_kind_is_reported_by_number,
+          invalid_configurations_of_several_fields_are_rejected, scale_and_softcap_limits_are_accepted,
+          turboquant_without_rotation_is_rejected, learned_sinks_must_be_finite, sizes_beyond_any_machine_are_rejected,
+          plans_slightly_beyond_64_bits_are_rejected, instruction_set_of_another_machine_is_unsupported)

@@ -1,7 +1,7 @@
-/* The ground everything stands on: messages, carving, the counted arena, maps, what cgroups allow, and the workers.
+/* Unit tests of the base layer: messages, carving, memory maps, cgroup limits and the worker threads.
  *
- * Limits are tested on trees of small files written for the purpose; the workers with more threads than the machine has cores,
- * with jobs long enough for the caller to fall asleep and pauses long enough for the workers to.
+ * The cgroup limits are read from small file trees that the tests write. The worker threads are tested with more threads than
+ * cores, with jobs so long that the caller falls asleep, and with pauses so long that the workers fall asleep.
  */
 #include "test.h"
 
@@ -9,7 +9,7 @@
 #include "../src/base/cgroup.h"
 #include "../src/base/cpu.h"
 #include "../src/base/memory.h"
-#include "../src/base/shown.h"
+#include "../src/base/printable.h"
 #include "../src/base/workers.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@
 
 static const uint64_t MIB = UINT64_C(1) << 20;
 
-/* ---- messages ------------------------------------------------------------------------------------------------ */
+/* ---- messages ---- */
 
 static fkv_status refuse(int value) {
     FKV_REQUIRE(value < 3, FKV_BAD_ARGUMENT, "value is %d; below 3 is needed", value);
@@ -36,7 +36,7 @@ static fkv_status refuse_through_try(int value) {
     return FKV_OK;
 }
 
-START_TEST(a_failure_carries_its_status_and_message) {
+START_TEST(failure_carries_its_status_and_message) {
     ck_ok(refuse_through_try(2));
     ck_status(refuse_through_try(7), FKV_BAD_ARGUMENT);
     ck_assert_str_eq(fkv_message(), "value is 7; below 3 is needed");
@@ -48,7 +48,7 @@ static void *message_of_a_fresh_thread(void *seen) {
     return NULL;
 }
 
-START_TEST(messages_belong_to_their_thread) {
+START_TEST(messages_are_thread_local) {
     pthread_t thread;
     bool was_empty = false;
     ck_status(refuse(9), FKV_BAD_ARGUMENT);
@@ -58,7 +58,7 @@ START_TEST(messages_belong_to_their_thread) {
 }
 END_TEST
 
-START_TEST(what_a_terminal_obeys_is_shown_instead) {
+START_TEST(terminal_control_sequences_are_escaped) {
     static const struct {
         const char *text;
         const char *shown;
@@ -69,31 +69,60 @@ START_TEST(what_a_terminal_obeys_is_shown_instead) {
         {"a\nb\tc\x7f", "a\\x0ab\\x09c\\x7f"},
         {"\xc2\x9b"
          "31m",
-         "\\xc2\\x9b31m"}, /* the C1 form of the same command */
+         "\\xc2\\x9b31m"}, /* the escape sequence introducer as the C1 character U+009B */
         {"\x9b"
          "31m",
-         "\\x9b31m"}, /* and as a bare byte */
+         "\\x9b31m"}, /* the escape sequence introducer as the single byte 0x9b */
         {"\xe2\x80\xae"
          "fdp",
          "\\xe2\\x80\\xae"
-         "fdp"},                                               /* right to left from here */
-        {"\xe2\x82", "\\xe2\\x82"},                            /* a character cut off */
+         "fdp"},                                               /* right-to-left override */
+        {"\xe2\x82", "\\xe2\\x82"},                            /* truncated character */
         {"\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80"}, /* overlong, surrogate */
         {"\xf4\x90\x80\x80\xff", "\\xf4\\x90\\x80\\x80\\xff"}, /* above U+10FFFF */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ck_assert_str_eq(fkv_show_text(cases[i].text).text, cases[i].shown);
         ck_assert_str_eq(fkv_show_text(cases[i].shown).text, cases[i].shown);
-        ck_status(fkv_fail(FKV_IO, "%s: it", cases[i].text), FKV_IO); /* whatever a caller forgot */
+        ck_status(fkv_fail(FKV_IO, "%s: it", cases[i].text), FKV_IO); /* fkv_fail() escapes text that its caller did not escape */
         ck_assert_msg(strncmp(fkv_message(), cases[i].shown, strlen(cases[i].shown)) == 0, "%s", fkv_message());
     }
     ck_assert_str_eq(fkv_show((fkv_bytes){"a\0b", 3}).text, "a\\x00b");
 }
 END_TEST
 
-START_TEST(what_is_too_long_to_show_ends_in_dots) {
+/* Encodes a code point from U+0080 to U+FFFF as UTF-8. */
+static void encode_utf8(uint32_t code, char text[4]) {
+    size_t n = 0;
+    if (code < 0x800) {
+        text[n++] = (char)(0xc0 | code >> 6);
+    } else {
+        text[n++] = (char)(0xe0 | code >> 12);
+        text[n++] = (char)(0x80 | (code >> 6 & 0x3f));
+    }
+    text[n++] = (char)(0x80 | (code & 0x3f));
+    text[n] = 0;
+}
+
+START_TEST(c1_controls_line_separators_and_bidi_controls_are_escaped) {
+    for (uint32_t code = 0x80; code < 0x2100; code++) {
+        const bool escaped = code <= 0x9f || code == 0x61c || code == 0x200e || code == 0x200f ||
+                             (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+        char text[4];
+        encode_utf8(code, text);
+        const fkv_printable shown = fkv_show_text(text);
+        ck_assert_msg((strcmp(shown.text, text) != 0) == escaped, "U+%04X is shown as \"%s\"", code, shown.text);
+        if (escaped) ck_assert_uint_eq(strlen(shown.text), 4 * strlen(text)); /* each byte is escaped as \xNN */
+    }
+    ck_status(fkv_fail(FKV_IO, "name %s", "\xc2\x9b\xe2\x80\xa8\xe2\x81\xa6"), FKV_IO);
+    ck_assert_str_eq(fkv_message(), "name \\xc2\\x9b\\xe2\\x80\\xa8\\xe2\\x81\\xa6");
+}
+END_TEST
+
+START_TEST(text_too_long_to_print_ends_in_dots) {
     char text[300];
-    for (size_t n = 0; n + 1 < sizeof text; n++) { /* every length, of letters and of things that take four */
+    for (size_t n = 0; n + 1 < sizeof text;
+         n++) { /* tests letters for even lengths, and characters that become four-character escapes for odd lengths */
         char out[16];
         memset(text, n % 2 == 0 ? 'x' : '\x1b', n);
         text[n] = 0;
@@ -101,7 +130,7 @@ START_TEST(what_is_too_long_to_show_ends_in_dots) {
         fkv_show_into((fkv_bytes){text, n}, out, sizeof out);
         ck_assert_uint_lt(strlen(out), sizeof out);
         ck_assert(whole < sizeof out ? strlen(out) == whole : strcmp(out + strlen(out) - 3, "...") == 0);
-        ck_assert(n % 2 == 0 || strlen(out) % 4 == 0 || strlen(out) % 4 == 3); /* no half escapes */
+        ck_assert(n % 2 == 0 || strlen(out) % 4 == 0 || strlen(out) % 4 == 3); /* the text never ends with a partial escape */
     }
     ck_status(fkv_fail(FKV_IO, "%0600d", 1), FKV_IO);
     ck_assert_str_eq(fkv_message() + strlen(fkv_message()) - 3, "...");
@@ -123,14 +152,14 @@ START_TEST(every_status_has_its_own_name) {
 }
 END_TEST
 
-START_TEST(the_version_is_the_one_of_the_header) {
+START_TEST(version_matches_the_header) {
     char expected[32];
     (void)snprintf(expected, sizeof expected, "%d.%d.%d", FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH);
     ck_assert_str_eq(fkv_version(), expected);
 }
 END_TEST
 
-/* ---- carve --------------------------------------------------------------------------------------------------- */
+/* ---- carving ---- */
 
 static uint64_t carve_three(fkv_carve *carve, uint8_t **bytes, uint32_t **words, uint64_t **longs) {
     *bytes = FKV_CARVE(carve, 3, uint8_t);
@@ -139,7 +168,7 @@ static uint64_t carve_three(fkv_carve *carve, uint8_t **bytes, uint32_t **words,
     return carve->used;
 }
 
-START_TEST(counting_and_carving_take_the_same_bytes) {
+START_TEST(counting_and_carving_need_the_same_bytes) {
     uint8_t *bytes = NULL;
     uint32_t *words = NULL;
     uint64_t *longs = NULL;
@@ -156,7 +185,7 @@ START_TEST(counting_and_carving_take_the_same_bytes) {
 }
 END_TEST
 
-START_TEST(a_carve_that_does_not_fit_64_bits_says_so) {
+START_TEST(carve_beyond_64_bits_sets_overflow) {
     fkv_carve count = {0};
     (void)fkv_carve_take(&count, UINT64_MAX / 2, 3);
     ck_assert(count.overflow);
@@ -168,7 +197,7 @@ START_TEST(a_carve_that_does_not_fit_64_bits_says_so) {
 }
 END_TEST
 
-/* ---- maps ---------------------------------------------------------------------------------------------------- */
+/* ---- memory maps ---- */
 
 static bool is_zero(const uint8_t *block, uint64_t bytes) {
     for (uint64_t i = 0; i < bytes; i++)
@@ -187,7 +216,7 @@ static uint64_t resident_pages(void *map, uint64_t bytes) {
     return n;
 }
 
-START_TEST(a_committed_map_is_zero_and_resident_in_full) {
+START_TEST(committed_map_is_zero_and_fully_resident) {
     static const uint64_t sizes[] = {1, 100 * 1000, 2 * 1024 * 1024, 5 * 1024 * 1024 + 1};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         void *map = NULL;
@@ -202,7 +231,7 @@ START_TEST(a_committed_map_is_zero_and_resident_in_full) {
 }
 END_TEST
 
-START_TEST(maps_are_counted_in_whole_pages) {
+START_TEST(maps_are_counted_in_full_pages) {
     static const uint64_t sizes[] = {1, 4096, 5000, 100 * 1000, 3 * 1000 * 1000};
     enum { N = sizeof sizes / sizeof sizes[0] };
     const uint64_t page = fkv_os_page_bytes();
@@ -228,7 +257,7 @@ START_TEST(maps_are_counted_in_whole_pages) {
 }
 END_TEST
 
-static void *come_and_go(void *good) {
+static void *open_and_close_maps(void *good) {
     for (uint64_t i = 0; i < 300; i++) {
         void *map = NULL;
         if (fkv_map_open(64 + i * 100, true, &map) != FKV_OK) return NULL;
@@ -237,11 +266,11 @@ static void *come_and_go(void *good) {
     return good;
 }
 
-START_TEST(maps_of_many_threads_are_counted) {
+START_TEST(maps_of_concurrent_threads_are_counted) {
     enum { N_THREADS = 6 };
     pthread_t threads[N_THREADS];
     const uint64_t before = fkv_map_live_bytes();
-    for (int i = 0; i < N_THREADS; i++) ck_assert_int_eq(pthread_create(&threads[i], NULL, come_and_go, threads), 0);
+    for (int i = 0; i < N_THREADS; i++) ck_assert_int_eq(pthread_create(&threads[i], NULL, open_and_close_maps, threads), 0);
     for (int i = 0; i < N_THREADS; i++) {
         void *finished = NULL;
         ck_assert_int_eq(pthread_join(threads[i], &finished), 0);
@@ -251,7 +280,7 @@ START_TEST(maps_of_many_threads_are_counted) {
 }
 END_TEST
 
-START_TEST(a_lazy_map_is_committed_by_touch) {
+START_TEST(lazy_map_is_committed_on_first_touch) {
     void *map = NULL;
     uint64_t bytes = 64 * MIB;
     ck_ok(fkv_map_open(bytes, false, &map));
@@ -265,7 +294,7 @@ START_TEST(a_lazy_map_is_committed_by_touch) {
 }
 END_TEST
 
-START_TEST(a_map_beyond_the_machine_is_refused_with_numbers) {
+START_TEST(map_larger_than_the_machine_is_rejected_with_its_size) {
     void *map = &map;
     ck_status(fkv_map_open(UINT64_C(1) << 60, true, &map), FKV_NO_MEMORY);
     ck_assert_ptr_null(map);
@@ -275,7 +304,7 @@ START_TEST(a_map_beyond_the_machine_is_refused_with_numbers) {
 }
 END_TEST
 
-/* ---- limits -------------------------------------------------------------------------------------------------- */
+/* ---- limits ---- */
 
 static char tree[64];
 
@@ -290,7 +319,7 @@ static void tree_end(void) {
     ck_assert_int_eq(system(command), 0);
 }
 
-/* Writes a file of the tree, its directories first. */
+/* Writes a file of the tree and creates its directories. */
 static void tree_write(const char *name, const char *text) {
     char path[512];
     (void)snprintf(path, sizeof path, "%s%s", tree, name);
@@ -305,7 +334,7 @@ static void tree_write(const char *name, const char *text) {
     (void)fclose(file);
 }
 
-START_TEST(text_numbers_are_found_at_line_starts_only) {
+START_TEST(text_number_matches_keys_at_line_starts_only) {
     const char *text = "active_file 1\ninactive_file 22\nnot inactive_file 3\nempty\nhuge 99999999999999999999999\n";
     uint64_t value = 0;
     ck_assert(fkv_text_number(text, "inactive_file", &value));
@@ -318,7 +347,7 @@ START_TEST(text_numbers_are_found_at_line_starts_only) {
 }
 END_TEST
 
-START_TEST(no_cgroups_mean_no_limit) {
+START_TEST(without_cgroups_there_is_no_limit) {
     tree_begin();
     ck_assert_uint_eq(fkv_cgroup_memory_room(tree), UINT64_MAX);
     ck_assert_uint_eq(fkv_cgroup_cpu_quota(tree), UINT32_MAX);
@@ -332,7 +361,7 @@ START_TEST(no_cgroups_mean_no_limit) {
 }
 END_TEST
 
-START_TEST(the_tightest_v2_cgroup_on_the_way_up_binds) {
+START_TEST(tightest_v2_cgroup_on_the_path_applies) {
     tree_begin();
     tree_write("/proc/self/cgroup", "0::/a/b\n");
     tree_write("/sys/fs/cgroup/a/b/memory.max", "5000000\n");
@@ -352,7 +381,7 @@ START_TEST(the_tightest_v2_cgroup_on_the_way_up_binds) {
 }
 END_TEST
 
-START_TEST(a_container_sees_its_own_cgroup_at_the_mount) {
+START_TEST(container_reads_its_cgroup_at_the_mount_point) {
     tree_begin();
     tree_write("/proc/self/cgroup", "0::/docker/0123456789abcdef\n");
     tree_write("/sys/fs/cgroup/memory.max", "3000000\n");
@@ -362,7 +391,7 @@ START_TEST(a_container_sees_its_own_cgroup_at_the_mount) {
 }
 END_TEST
 
-START_TEST(v1_cgroups_bind_too) {
+START_TEST(v1_cgroup_limits_apply) {
     tree_begin();
     tree_write("/proc/self/cgroup", "5:pids:/x\n4:hugetlb,memory:/jobs/one\n1:cpuacct,cpu:/jobs\n0::/\n");
     tree_write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
@@ -379,7 +408,7 @@ START_TEST(v1_cgroups_bind_too) {
 }
 END_TEST
 
-START_TEST(what_is_available_names_what_bound_it) {
+START_TEST(available_memory_names_the_limit_that_applies) {
     const char *source = NULL;
     uint64_t available = fkv_memory_available(&source);
     ck_assert_uint_gt(available, 0);
@@ -412,17 +441,17 @@ START_TEST(what_is_available_names_what_bound_it) {
 }
 END_TEST
 
-/* ---- workers ------------------------------------------------------------------------------------------------- */
+/* ---- workers ---- */
 
 enum { MOST_ITEMS = 1000, MOST_THREADS = 8 };
 
 typedef struct tally {
     _Atomic uint32_t runs[MOST_ITEMS];
-    uint32_t plain[MOST_ITEMS]; /* written without atomics: must be visible when the run is over */
+    uint32_t plain[MOST_ITEMS]; /* written without atomics; the caller must see the new value after the run */
     _Atomic bool bad_thread;
     uint32_t n_threads;
     uint32_t stamp;
-    long sleep_ns; /* of every item */
+    long sleep_ns; /* time that each item sleeps, in nanoseconds */
 } tally;
 
 static void nap(long nanoseconds) {
@@ -464,7 +493,7 @@ static fkv_workers *workers_begin(uint32_t n_threads) {
 
 static void workers_end(fkv_workers *workers) {
     fkv_workers_close(workers);
-    free(workers); /* the struct lies at the start of its place */
+    free(workers); /* the workers struct is at the start of its block */
 }
 
 START_TEST(every_item_runs_once_in_every_job) {
@@ -483,13 +512,13 @@ START_TEST(every_item_runs_once_in_every_job) {
 }
 END_TEST
 
-START_TEST(sleepers_on_both_sides_are_woken) {
+START_TEST(sleeping_caller_and_workers_are_woken) {
     static tally t;
     fkv_workers *workers = workers_begin(2);
     t.n_threads = 2;
     for (uint32_t job = 1; job <= 40; job++) {
         t.stamp = job;
-        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller sleeps until the other one's last item */
+        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller sleeps until the worker has finished its last item */
         fkv_workers_run(workers, tally_item, &t, 3);
         tally_check(&t, 3, job);
         nap(job % 3 == 0 ? 300 * 1000 : 0); /* the workers fall asleep before the next job */
@@ -504,10 +533,10 @@ static void slow_if_not_the_caller(void *job, uint32_t item, uint32_t thread) {
     nap(100 * 1000);
 }
 
-START_TEST(workers_take_part) {
+START_TEST(workers_run_part_of_a_job) {
     _Atomic uint32_t n_by_workers = 0;
     fkv_workers *workers = workers_begin(4);
-    for (int i = 0; i < 100 && atomic_load(&n_by_workers) == 0; i++)
+    for (int i = 0; i < 100000 && atomic_load(&n_by_workers) == 0; i++)
         fkv_workers_run(workers, slow_if_not_the_caller, &n_by_workers, 50);
     ck_assert_uint_gt(atomic_load(&n_by_workers), 0);
     workers_end(workers);
@@ -519,7 +548,7 @@ static void note_thread(void *job, uint32_t item, uint32_t thread) {
     if (thread != 0) atomic_store((_Atomic bool *)job, true);
 }
 
-START_TEST(one_item_stays_with_the_caller) {
+START_TEST(single_item_runs_on_the_caller) {
     _Atomic bool left_the_caller = false;
     fkv_workers *workers = workers_begin(4);
     for (int i = 0; i < 1000; i++) fkv_workers_run(workers, note_thread, &left_the_caller, 1);
@@ -529,7 +558,7 @@ START_TEST(one_item_stays_with_the_caller) {
 }
 END_TEST
 
-START_TEST(thousands_of_tiny_jobs_lose_and_repeat_nothing) {
+START_TEST(thousands_of_tiny_jobs_run_each_item_once) {
     static tally t;
     fkv_workers *workers = workers_begin(3);
     t = (tally){.n_threads = 3};
@@ -551,8 +580,9 @@ START_TEST(workers_open_and_close_without_a_job) {
 }
 END_TEST
 
-/* In a child of a user who may have three processes and threads, which root would not be held to. */
-static int open_where_threads_are_few(void) {
+/* Opens workers in a child process limited to three processes and threads, as a non-root user, because the limit does not apply
+ * to root. */
+static int open_with_a_thread_limit(void) {
     alignas(64) static uint8_t place[64 * 1024];
     struct rlimit few = {.rlim_cur = 3, .rlim_max = 3};
     fkv_workers *workers = NULL;
@@ -560,21 +590,21 @@ static int open_where_threads_are_few(void) {
     if (geteuid() == 0 && setuid(65534) != 0) return 3;
     if (setrlimit(RLIMIT_NPROC, &few) != 0) return 4;
     if (fkv_workers_open(place, 40, &workers) != FKV_NO_MEMORY || workers != NULL) return 5;
-    return strstr(fkv_message(), "of 39 could not be started") != NULL ? 0 : 6;
+    return strstr(fkv_message(), "of 39: ") != NULL ? 0 : 6;
 }
 
-START_TEST(threads_that_cannot_be_started_are_refused_and_the_others_stopped) {
+START_TEST(failed_thread_start_is_an_error_and_stops_the_other_threads) {
     int status = 0;
     (void)fflush(stdout);
     pid_t child = fork();
-    if (child == 0) _exit(open_where_threads_are_few());
+    if (child == 0) _exit(open_with_a_thread_limit());
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFEXITED(status));
     ck_assert_int_eq(WEXITSTATUS(status), 0);
 }
 END_TEST
 
-START_TEST(a_thread_count_that_cannot_be_is_refused) {
+START_TEST(invalid_thread_counts_are_rejected) {
     alignas(64) uint8_t place[64] = {0};
     fkv_workers *workers = NULL;
     ck_status(fkv_workers_open(place, 0, &workers), FKV_BAD_CONFIG);
@@ -583,9 +613,9 @@ START_TEST(a_thread_count_that_cannot_be_is_refused) {
 }
 END_TEST
 
-/* ---- processor ----------------------------------------------------------------------------------------------- */
+/* ---- processor ---- */
 
-START_TEST(the_best_instruction_set_runs_here) {
+START_TEST(best_instruction_set_is_supported) {
     ck_assert(fkv_cpu_runs(FKV_ISA_SCALAR));
     ck_assert(fkv_cpu_runs(fkv_cpu_best_isa()));
     ck_assert_int_ne(fkv_cpu_best_isa(), FKV_ISA_AUTO);
@@ -597,20 +627,21 @@ START_TEST(the_best_instruction_set_runs_here) {
 }
 END_TEST
 
-START_TEST(there_is_at_least_one_core) {
+START_TEST(cpu_count_is_within_limits) {
     ck_assert_uint_ge(fkv_cpu_count(), 1);
     ck_assert_uint_le(fkv_cpu_count(), FKV_MAX_THREADS);
 }
 END_TEST
 
-TEST_MAIN("base", a_failure_carries_its_status_and_message, messages_belong_to_their_thread,
-          what_a_terminal_obeys_is_shown_instead, what_is_too_long_to_show_ends_in_dots, every_status_has_its_own_name,
-          the_version_is_the_one_of_the_header, counting_and_carving_take_the_same_bytes,
-          a_carve_that_does_not_fit_64_bits_says_so, a_committed_map_is_zero_and_resident_in_full,
-          maps_are_counted_in_whole_pages, maps_of_many_threads_are_counted, a_lazy_map_is_committed_by_touch,
-          a_map_beyond_the_machine_is_refused_with_numbers, text_numbers_are_found_at_line_starts_only, no_cgroups_mean_no_limit,
-          the_tightest_v2_cgroup_on_the_way_up_binds, a_container_sees_its_own_cgroup_at_the_mount, v1_cgroups_bind_too,
-          what_is_available_names_what_bound_it, every_item_runs_once_in_every_job, sleepers_on_both_sides_are_woken,
-          workers_take_part, one_item_stays_with_the_caller, thousands_of_tiny_jobs_lose_and_repeat_nothing,
-          workers_open_and_close_without_a_job, threads_that_cannot_be_started_are_refused_and_the_others_stopped,
-          a_thread_count_that_cannot_be_is_refused, the_best_instruction_set_runs_here, there_is_at_least_one_core)
+TEST_MAIN("base", failure_carries_its_status_and_message, messages_are_thread_local, terminal_control_sequences_are_escaped,
+          c1_controls_line_separators_and_bidi_controls_are_escaped, text_too_long_to_print_ends_in_dots,
+          every_status_has_its_own_name, version_matches_the_header, counting_and_carving_need_the_same_bytes,
+          carve_beyond_64_bits_sets_overflow, committed_map_is_zero_and_fully_resident, maps_are_counted_in_full_pages,
+          maps_of_concurrent_threads_are_counted, lazy_map_is_committed_on_first_touch,
+          map_larger_than_the_machine_is_rejected_with_its_size, text_number_matches_keys_at_line_starts_only,
+          without_cgroups_there_is_no_limit, tightest_v2_cgroup_on_the_path_applies,
+          container_reads_its_cgroup_at_the_mount_point, v1_cgroup_limits_apply, available_memory_names_the_limit_that_applies,
+          every_item_runs_once_in_every_job, sleeping_caller_and_workers_are_woken, workers_run_part_of_a_job,
+          single_item_runs_on_the_caller, thousands_of_tiny_jobs_run_each_item_once, workers_open_and_close_without_a_job,
+          failed_thread_start_is_an_error_and_stops_the_other_threads, invalid_thread_counts_are_rejected,
+          best_instruction_set_is_supported, cpu_count_is_within_limits)

@@ -1,12 +1,13 @@
-/* The cache as a whole, through the public header: the plan is what is taken, what does not fit is refused with the numbers, and
- * every figure of fkv_cache_stats() is exact over scripted lives of sequences. What attention means is in test_meaning.c, what is
- * refused in test_bad_config.c and test_bad_calls.c, promise 5 in test_same_answer.c.
+/* Tests of the whole cache through the public header: memory use equals the plan, plans that do not fit are rejected with a
+ * message that states their exact size, and fkv_cache_stats() returns exact numbers after each of a fixed series of calls.
+ * Attention results are in test_attn_fp64.c, rejected calls in test_bad_config.c and test_bad_calls.c, and bit-identical outputs
+ * in test_bit_identical.c.
  *
- * Resident memory is looked at only where the system tells it (Linux) and no sanitizer takes memory beside the cache.
+ * Resident memory is checked only on Linux, which reports it, and without sanitizers, which allocate memory themselves.
  */
 #include "../src/base/memory.h"
 #include "../src/codec/block.h"
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static fkv_config small_config(void) {
     return config;
 }
 
-/* What large_config() stores and what takes fewer bits: every kind has its own share of the plan. */
+/* Codecs with which the configs are tested: affine, sealed and TurboQuant. Each of them adds different parts to the plan. */
 static const struct {
     fkv_codec_config k;
     fkv_codec_config v;
@@ -45,7 +46,7 @@ static fkv_config config_of_kind(fkv_config config, size_t kind) {
     return config;
 }
 
-/* About 110 MB of pages. */
+/* Needs about 110 MB of pages. */
 static fkv_config large_config(void) {
     fkv_config config = fkv_config_default();
     config.n_layers = 8;
@@ -61,14 +62,14 @@ static fkv_plan plan_of(const fkv_config *config) {
     return plan;
 }
 
-/* False, with a line that says so, where resident memory means nothing. */
+/* Returns false and prints a note if resident memory cannot be measured. */
 static bool can_measure_memory(void) {
-    if (!CACHE_WORLD_SANITIZED && cache_anonymous_bytes() != 0) return true;
+    if (!CACHE_FIXTURE_SANITIZED && cache_anonymous_bytes() != 0) return true;
     printf("resident memory is not measured here\n");
     return false;
 }
 
-/* Address space of this process; 0 where the system does not say. Takes no memory. */
+/* Returns the address space of this process, or 0 if the system does not report it. Does not allocate. */
 static uint64_t address_space_bytes(void) {
     char text[128];
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -76,17 +77,19 @@ static uint64_t address_space_bytes(void) {
     ssize_t n = read(fd, text, sizeof text - 1);
     (void)close(fd);
     text[n > 0 ? n : 0] = '\0';
-    return strtoull(text, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE); /* its first number is in pages */
+    /* the first number in statm is the address space in system pages */
+    return strtoull(text, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* ---- plan ---------------------------------------------------------------------------------------------------- */
+/* ---- plan ---- */
 
-START_TEST(the_plan_is_the_sum_of_its_parts_to_the_byte) {
+START_TEST(plan_is_exactly_the_sum_of_its_parts) {
     fkv_config config = large_config();
     config.n_threads = 3;
     fkv_plan plan = plan_of(&config);
     ck_assert_uint_eq(plan.total_bytes, plan.slab_bytes + plan.tables_bytes + plan.scratch_bytes + plan.stacks_bytes);
-    /* a row of 128: K 128 codes and 2 groups of scale and bias, V 64 and the same; 8 heads, 8 layers */
+    /* a row has 128 channels, stored as 128 code bytes for K, 64 code bytes for V, and 2 groups with a scale and a bias on each
+     * side; 8 heads, 8 layers */
     ck_assert_uint_eq(plan.token_bytes, (128 + 8 + 64 + 8) * 8 * 8);
     ck_assert_uint_eq(plan.n_groups, 1);
     ck_assert_uint_eq(plan.group_pages[0], 8192 / 64);
@@ -95,7 +98,7 @@ START_TEST(the_plan_is_the_sum_of_its_parts_to_the_byte) {
     ck_assert_uint_eq(plan.n_threads, 3);
     ck_assert_uint_gt(plan.stacks_bytes, 0);
 
-    config.max_seqs = 5; /* each may leave one page partly empty */
+    config.max_seqs = 5; /* each sequence may leave one page partly empty */
     ck_assert_uint_eq(plan_of(&config).group_pages[0], 8192 / 64 + 4);
     config.layer.k = (fkv_codec_config){16, 0};
     config.layer.v = (fkv_codec_config){2, 32};
@@ -103,7 +106,7 @@ START_TEST(the_plan_is_the_sum_of_its_parts_to_the_byte) {
 }
 END_TEST
 
-START_TEST(scratch_does_not_contain_the_context_length) {
+START_TEST(scratch_does_not_depend_on_the_context_length) {
     static const uint32_t contexts[] = {64, 1000, 8192, 131072, 1 << 20, INT32_MAX};
     fkv_config config = large_config();
     config.n_threads = 4;
@@ -118,7 +121,8 @@ START_TEST(scratch_does_not_contain_the_context_length) {
         ck_assert_uint_ge(plan.slab_bytes, contexts[i] * plan.token_bytes);
         slab = plan.slab_bytes;
     }
-    config.max_step_tokens = 4096; /* nor the length of a step: rows are tiled */
+    /* scratch does not depend on the number of tokens in a step either, because rows are processed in tiles */
+    config.max_step_tokens = 4096;
     ck_assert_uint_eq(plan_of(&config).scratch_bytes, scratch);
     config.n_threads = 1;
     ck_assert_uint_lt(plan_of(&config).scratch_bytes, scratch);
@@ -126,7 +130,7 @@ START_TEST(scratch_does_not_contain_the_context_length) {
 }
 END_TEST
 
-START_TEST(a_window_group_does_not_grow_with_the_context) {
+START_TEST(window_group_does_not_grow_with_the_context) {
     fkv_layer_config layers[2] = {large_config().layer, large_config().layer};
     layers[1].window = 1024;
     layers[1].n_sinks = 4;
@@ -138,7 +142,7 @@ START_TEST(a_window_group_does_not_grow_with_the_context) {
     ck_assert_uint_eq(at_16k.n_groups, 2);
     ck_assert_uint_eq(at_1m.group_pages[0], 64 * at_16k.group_pages[0]);
     ck_assert_uint_eq(at_1m.group_pages[1], at_16k.group_pages[1]);
-    /* the page of the sinks, and a window and a step of 512 wherever they begin */
+    /* a sequence holds at most the sink page and the pages that the window and a step of 512 tokens can touch */
     ck_assert_uint_eq(at_16k.group_pages[1], 1 + (1023 + 512 + 62) / 64 + 1);
 }
 END_TEST
@@ -152,7 +156,7 @@ static void check_taken(fkv_config config) {
     uint64_t before = cache_anonymous_bytes();
     ck_ok(fkv_cache_open(&config, &cache));
     uint64_t taken = cache_anonymous_bytes() - before;
-    ck_assert_uint_eq(fkv_map_live_bytes() - mapped, plan.total_bytes); /* by the library's own count, to the byte */
+    ck_assert_uint_eq(fkv_map_live_bytes() - mapped, plan.total_bytes); /* mapped bytes, as counted by the library */
     fkv_stats stats;
     ck_ok(fkv_cache_stats(cache, &stats));
     ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
@@ -166,27 +170,27 @@ static void check_taken(fkv_config config) {
     ck_assert_uint_le(left, MIB);
 }
 
-START_TEST(what_is_taken_is_what_was_planned) {
+START_TEST(memory_use_equals_the_plan) {
     for (size_t i = 0; i < N_OF(KINDS); i++) check_taken(config_of_kind(large_config(), i));
 }
 END_TEST
 
-START_TEST(a_lazy_cache_takes_pages_when_they_are_touched) {
+START_TEST(lazy_cache_commits_pages_on_first_touch) {
     fkv_config config = large_config();
     config.lazy = true;
     fkv_plan plan = plan_of(&config);
-    cache_world w;
+    cache_fixture w;
     bool measured = can_measure_memory();
     uint64_t before = cache_anonymous_bytes();
-    ck_ok(cache_world_open(&w, &config));
+    ck_ok(cache_fixture_open(&w, &config));
     uint64_t opened = cache_anonymous_bytes() - before;
     uint32_t tokens[512];
     cache_tokens(1, tokens, 512);
-    cache_world_run(&w, cache_world_seq(&w, 512), tokens, 0, 512, 512, NULL);
+    cache_fixture_run(&w, cache_fixture_seq(&w, 512), tokens, 0, 512, 512, NULL);
     uint64_t stepped = cache_anonymous_bytes() - before;
-    ck_assert_uint_eq(cache_world_stats(&w).planned_bytes, plan.total_bytes);
+    ck_assert_uint_eq(cache_fixture_stats(&w).planned_bytes, plan.total_bytes);
     ck_assert(fkv_cache_consistent(w.cache));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
     if (!measured) return;
     printf("lazy: %" PRIu64 " bytes resident at open, %" PRIu64 " after 512 tokens\n", opened, stepped);
     ck_assert_uint_lt(opened, plan.slab_bytes / 8);
@@ -195,7 +199,30 @@ START_TEST(a_lazy_cache_takes_pages_when_they_are_touched) {
 }
 END_TEST
 
-START_TEST(a_plan_above_the_limit_is_refused_with_the_numbers) {
+START_TEST(lazy_cache_does_not_populate_its_page_tables) {
+    fkv_config config = small_config();
+    config.lazy = true;
+    config.n_layers = 1;
+    config.layer = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 32, .k = {8, 32}, .v = {4, 32}};
+    config.max_tokens = MIB;
+    config.max_seqs = 1024; /* page tables: 1024 sequences * 65536 pages * 4 bytes = 256 MiB */
+    fkv_plan plan = plan_of(&config);
+    ck_assert_uint_ge(plan.tables_bytes, 256 * MIB);
+    if (!can_measure_memory() || fkv_memory_available(NULL) < plan.total_bytes) return;
+    fkv_cache *cache = NULL;
+    fkv_seq seq = 0;
+    uint64_t before = cache_anonymous_bytes();
+    ck_ok(fkv_cache_open(&config, &cache));
+    ck_ok(fkv_seq_open(cache, &(fkv_seq_config){.max_tokens = 64}, &seq, NULL));
+    uint64_t opened = cache_anonymous_bytes() - before;
+    printf("lazy: %" PRIu64 " of %" PRIu64 " table bytes resident after the first sequence\n", opened, plan.tables_bytes);
+    ck_assert_uint_lt(opened, 48 * MIB); /* the pool and the prefix tree for 65536 pages, and one page-table row */
+    ck_assert(fkv_cache_consistent(cache));
+    fkv_cache_close(cache);
+}
+END_TEST
+
+START_TEST(plan_above_the_limit_is_rejected_with_its_size) {
     fkv_config config = large_config();
     fkv_plan plan = plan_of(&config);
     fkv_cache *cache = NULL;
@@ -222,8 +249,8 @@ static fkv_plan least_plan(fkv_config config, bool one_of_each) {
     return plan_of(&config);
 }
 
-/* The refusal says what would fit, and that is true. */
-START_TEST(a_refused_plan_says_what_would_fit) {
+/* Checks that the sizes suggested in the error message fit and are the largest that fit. */
+START_TEST(rejected_plan_suggests_sizes_that_fit) {
     fkv_config config = large_config();
     config.n_threads = 4;
     config.max_seqs = 3;
@@ -243,7 +270,7 @@ START_TEST(a_refused_plan_says_what_would_fit) {
     ck_ok(fkv_cache_open(&config, &cache));
     fkv_cache_close(cache);
 
-    /* not one token fits, but fewer of the rest do */
+    /* even one token does not fit, unless other fields are lowered too */
     config.memory_limit = least_plan(config, false).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "with 1 it needs %" PRIu64, least_plan(config, false).total_bytes);
@@ -253,14 +280,15 @@ START_TEST(a_refused_plan_says_what_would_fit) {
     (void)snprintf(words, sizeof words, "with 1 of each it needs %" PRIu64 ")", least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
 
-    /* nothing does */
+    /* no plan fits, even with all fields at 1 */
     config.memory_limit = least_plan(config, true).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
-    (void)snprintf(words, sizeof words, "needs %" PRIu64 ", allow", least_plan(config, true).total_bytes);
-    ck_assert_msg(strstr(fkv_message(), "the least plan") != NULL && strstr(fkv_message(), words) != NULL, "%s", fkv_message());
-    config.max_seqs = 1; /* and is not to be lowered */
+    (void)snprintf(words, sizeof words, "needs %" PRIu64 "; raise", least_plan(config, true).total_bytes);
+    ck_assert_msg(strstr(fkv_message(), "the smallest plan") != NULL && strstr(fkv_message(), words) != NULL, "%s",
+                  fkv_message());
+    config.max_seqs = 1; /* the message does not suggest lowering a field that is already 1 */
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
-    ck_assert_msg(strstr(fkv_message(), "the least plan") != NULL && strstr(fkv_message(), "max_seqs") == NULL, "%s",
+    ck_assert_msg(strstr(fkv_message(), "the smallest plan") != NULL && strstr(fkv_message(), "max_seqs") == NULL, "%s",
                   fkv_message());
     config.memory_limit++;
     config.max_tokens = config.n_threads = config.max_seqs = config.max_step_tokens = 1;
@@ -269,8 +297,8 @@ START_TEST(a_refused_plan_says_what_would_fit) {
 }
 END_TEST
 
-/* Writable memory for `more` bytes above what the process has: a limit that fkv_memory_available() does not look at, so that the
- * refusal comes from the system. False where the system does not hold to it. */
+/* Limits writable memory to `more` bytes above the current use. fkv_memory_available() does not consider this limit, so the error
+ * comes from the system call. Returns false if the system does not enforce the limit. */
 static bool limit_data(uint64_t more, struct rlimit *before) {
     unsigned long long data_pages = 0;
     FILE *statm = fopen("/proc/self/statm", "r");
@@ -282,8 +310,9 @@ static bool limit_data(uint64_t more, struct rlimit *before) {
     return setrlimit(RLIMIT_DATA, &(struct rlimit){.rlim_cur = limit, .rlim_max = before->rlim_max}) == 0;
 }
 
-/* The check before says yes and the system says no, at each of the pieces that are taken. */
-START_TEST(what_the_system_refuses_is_an_answer_and_leaves_nothing_behind) {
+/* Tests caches for which the check of available memory passes but a system call that allocates memory fails: for the slab, the
+ * tables and the thread stacks. */
+START_TEST(failed_system_allocation_is_an_error_and_leaks_nothing) {
     fkv_config slab = large_config();
     fkv_config tables = small_config();
     fkv_config stacks = small_config();
@@ -293,7 +322,8 @@ START_TEST(what_the_system_refuses_is_an_answer_and_leaves_nothing_behind) {
     tables.max_tokens = 1 << 22;
     stacks.n_threads = 250;
     const fkv_config *wanted[] = {&slab, &tables, &stacks};
-    const char *words[] = {"refused to map", "refused to map", ""}; /* the last: some thread, or a stack for it */
+    const char *words[] = {"cannot map", "cannot map",
+                           ""}; /* in the last case, either a thread or its stack cannot be created, with different messages */
     if (!can_measure_memory()) return;
     for (size_t i = 0; i < N_OF(wanted); i++) {
         fkv_config config = *wanted[i];
@@ -310,7 +340,7 @@ START_TEST(what_the_system_refuses_is_an_answer_and_leaves_nothing_behind) {
 }
 END_TEST
 
-START_TEST(open_and_close_leave_nothing_behind) {
+START_TEST(open_and_close_leak_nothing) {
     fkv_config config = small_config();
     config.n_threads = 2;
     enum { WARM_UP = 50, CYCLES = 1500, OPEN_AT_ONCE = 3 };
@@ -318,7 +348,8 @@ START_TEST(open_and_close_leave_nothing_behind) {
     uint64_t space = 0;
     for (int i = 0; i < WARM_UP + CYCLES; i++) {
         fkv_cache *caches[OPEN_AT_ONCE] = {NULL};
-        int n_open = i % 50 == 0 ? OPEN_AT_ONCE : 1; /* what several leave behind must serve one, and the other way round */
+        int n_open =
+            i % 50 == 0 ? OPEN_AT_ONCE : 1; /* memory released by several caches must be reusable by one cache, and vice versa */
         for (int c = 0; c < n_open; c++) ck_ok(fkv_cache_open(&config, &caches[c]));
         for (int c = 0; c < n_open; c++) fkv_cache_close(caches[c]);
         if (i != WARM_UP - 1) continue;
@@ -328,49 +359,51 @@ START_TEST(open_and_close_leave_nothing_behind) {
     if (!can_measure_memory()) return;
     uint64_t resident_after = cache_anonymous_bytes();
     uint64_t space_after = address_space_bytes();
-    printf("%d times: resident %" PRIu64 " bytes before, %" PRIu64 " after; address space %" PRIu64 " and %" PRIu64 "\n", CYCLES,
-           resident, resident_after, space, space_after);
+    printf("opened and closed %d times: resident %" PRIu64 " bytes before, %" PRIu64 " after; address space %" PRIu64
+           " and %" PRIu64 "\n",
+           CYCLES, resident, resident_after, space, space_after);
     ck_assert_uint_le(resident_after, resident + 64 * 1024);
     ck_assert_uint_le(space_after, space + 4 * MIB);
 }
 END_TEST
 
-/* ---- figures ------------------------------------------------------------------------------------------------- */
+/* ---- statistics ---- */
 
-static void check_group(const cache_world *w, const char *when, fkv_group_stats expected) {
-    fkv_group_stats got = cache_world_stats(w).groups[0];
+static void check_group(const cache_fixture *w, const char *when, fkv_group_stats expected) {
+    fkv_group_stats got = cache_fixture_stats(w).groups[0];
     ck_assert(fkv_cache_consistent(w->cache));
     ck_assert_msg(memcmp(&got, &expected, sizeof got) == 0,
-                  "%s: free %u held %u shared %u cached %u pinned %u promised %u instead of %u %u %u %u %u %u", when, got.free,
+                  "%s: free %u held %u shared %u cached %u pinned %u promised %u, expected %u %u %u %u %u %u", when, got.free,
                   got.held, got.shared, got.cached, got.pinned, got.promised, expected.free, expected.held, expected.shared,
                   expected.cached, expected.pinned, expected.promised);
     ck_assert_uint_eq(got.free + got.held + got.cached, got.pages);
     ck_assert_uint_le(got.promised, got.free + got.cached);
 }
 
-START_TEST(every_figure_is_exact_over_a_scripted_life) {
-    enum { PAGES = 19 }; /* 256 tokens in pages of 16, and 3 more for 4 sequences that each leave one partly empty */
+START_TEST(statistics_are_exact_over_a_scripted_run) {
+    enum { PAGES = 19 }; /* 16 pages of 16 tokens, plus 3 pages because each of the 4 sequences may leave one page partly empty */
     fkv_config config = small_config();
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     uint32_t tokens[256];
     cache_tokens(1, tokens, 256);
-    /* pages, free, held, shared, cached, pinned, promised */
+    /* columns: pages, free, held, shared, cached, pinned, promised */
     check_group(&w, "opened", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 0});
 
-    fkv_seq a = cache_world_seq(&w, 64);
-    check_group(&w, "a for 64 tokens", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 4});
-    cache_world_run(&w, a, tokens, 0, 40, 40, NULL);
-    check_group(&w, "a has 40", (fkv_group_stats){PAGES, 16, 3, 0, 0, 0, 1});
+    fkv_seq a = cache_fixture_seq(&w, 64);
+    check_group(&w, "a opened for 64 tokens", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 4});
+    cache_fixture_run(&w, a, tokens, 0, 40, 40, NULL);
+    check_group(&w, "a has 40 tokens", (fkv_group_stats){PAGES, 16, 3, 0, 0, 0, 1});
     fkv_seq b = 0;
     ck_ok(fkv_seq_fork(w.cache, a, 64, &b));
-    /* a page more for each, and a copy of the page that both would write to */
+    /* each of the two sequences needs one more page, and one of them needs a copy of the page that both may write to */
     check_group(&w, "b forked from a", (fkv_group_stats){PAGES, 16, 3, 3, 0, 0, 3});
-    cache_world_run(&w, b, tokens, 40, 41, 1, NULL);
+    cache_fixture_run(&w, b, tokens, 40, 41, 1, NULL);
     check_group(&w, "b wrote", (fkv_group_stats){PAGES, 15, 4, 2, 0, 0, 2});
-    ck_assert_uint_eq(cache_world_stats(&w).page_copies, 1);
-    cache_world_run(&w, a, tokens, 40, 41, 1, NULL);
-    ck_assert_uint_eq(cache_world_stats(&w).page_copies, 1); /* the last holder writes in place */
+    ck_assert_uint_eq(cache_fixture_stats(&w).page_copies, 1);
+    cache_fixture_run(&w, a, tokens, 40, 41, 1, NULL);
+    ck_assert_uint_eq(cache_fixture_stats(&w).page_copies,
+                      1); /* sequence a is now the only holder of the page, so it writes in place without a copy */
 
     ck_ok(fkv_prefix_insert(w.cache, a, tokens, 40));
     check_group(&w, "two full pages in the tree", (fkv_group_stats){PAGES, 15, 4, 2, 0, 2, 2});
@@ -383,23 +416,23 @@ START_TEST(every_figure_is_exact_over_a_scripted_life) {
     uint32_t n_shared = 0;
     ck_ok(fkv_seq_open(w.cache, &(fkv_seq_config){.max_tokens = 48, .prompt = tokens, .n_prompt = 40}, &c, &n_shared));
     ck_assert_uint_eq(n_shared, 32);
-    check_group(&w, "c on the prefix", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 1});
+    check_group(&w, "c shares the prefix", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 1});
     fkv_seq d = 0;
     ck_ok(
         fkv_seq_open(w.cache, &(fkv_seq_config){.max_tokens = 48, .tenant = 1, .prompt = tokens, .n_prompt = 40}, &d, &n_shared));
-    ck_assert_uint_eq(n_shared, 0); /* another tenant */
+    ck_assert_uint_eq(n_shared, 0); /* another tenant shares nothing */
     check_group(&w, "d of another tenant", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 4});
     ck_ok(fkv_seq_close(w.cache, d));
     ck_ok(fkv_seq_close(w.cache, c));
     check_group(&w, "c and d closed", (fkv_group_stats){PAGES, 17, 0, 0, 2, 0, 0});
 
-    fkv_seq e = cache_world_seq(&w, 256);
-    cache_world_run(&w, e, tokens, 0, 256, 64, NULL);
-    check_group(&w, "e has all 256", (fkv_group_stats){PAGES, 1, 16, 0, 2, 0, 0});
-    ck_assert_uint_eq(cache_world_stats(&w).evictions, 0);
-    fkv_seq f = cache_world_seq(&w, 32);
+    fkv_seq e = cache_fixture_seq(&w, 256);
+    cache_fixture_run(&w, e, tokens, 0, 256, 64, NULL);
+    check_group(&w, "e has all 256 tokens", (fkv_group_stats){PAGES, 1, 16, 0, 2, 0, 0});
+    ck_assert_uint_eq(cache_fixture_stats(&w).evictions, 0);
+    fkv_seq f = cache_fixture_seq(&w, 32);
     check_group(&w, "f needs a cached page", (fkv_group_stats){PAGES, 2, 16, 0, 1, 0, 2});
-    ck_assert_uint_eq(cache_world_stats(&w).evictions, 1);
+    ck_assert_uint_eq(cache_fixture_stats(&w).evictions, 1);
 
     fkv_step *step = NULL;
     ck_ok(fkv_step_begin(w.cache, &(fkv_row){f, 20}, 1, &step));
@@ -407,11 +440,11 @@ START_TEST(every_figure_is_exact_over_a_scripted_life) {
     ck_ok(fkv_step_abort(step));
     check_group(&w, "aborted", (fkv_group_stats){PAGES, 2, 16, 0, 1, 0, 2});
     ck_ok(fkv_seq_truncate(w.cache, e, 100));
-    check_group(&w, "e cut to 100", (fkv_group_stats){PAGES, 11, 7, 0, 1, 0, 11});
+    check_group(&w, "e truncated to 100", (fkv_group_stats){PAGES, 11, 7, 0, 1, 0, 11});
     ck_ok(fkv_prefix_clear(w.cache));
     check_group(&w, "cleared", (fkv_group_stats){PAGES, 12, 7, 0, 0, 0, 11});
 
-    fkv_stats stats = cache_world_stats(&w);
+    fkv_stats stats = cache_fixture_stats(&w);
     ck_assert_uint_eq(stats.n_groups, 1);
     ck_assert_uint_eq(stats.seqs, 2);
     ck_assert_uint_eq(stats.steps, 3 + 256 / 64);
@@ -425,67 +458,68 @@ START_TEST(every_figure_is_exact_over_a_scripted_life) {
     ck_ok(fkv_seq_close(w.cache, e));
     ck_ok(fkv_seq_close(w.cache, f));
     check_group(&w, "all closed", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 0});
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-START_TEST(a_window_group_holds_a_bounded_number_of_pages) {
-    enum { CAP = 5, PAGES = 2 * CAP }; /* the page of the sinks, and 47 tokens of window and step wherever they begin */
+START_TEST(window_group_holds_a_bounded_number_of_pages) {
+    /* a sequence holds at most the sink page and the pages that 47 tokens (of the window and a step) can touch */
+    enum { CAP = 5, PAGES = 2 * CAP };
     fkv_config config = small_config();
     config.layer.window = 32;
     config.layer.n_sinks = 4;
     config.max_seqs = 2;
     config.max_step_tokens = 16;
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     uint32_t tokens[200];
     cache_tokens(1, tokens, 200);
-    fkv_seq seq = cache_world_seq(&w, 200);
+    fkv_seq seq = cache_fixture_seq(&w, 200);
     check_group(&w, "opened", (fkv_group_stats){PAGES, PAGES, 0, 0, 0, 0, CAP});
     for (uint32_t n = 1; n <= 200; n++) {
-        cache_world_run(&w, seq, tokens, n - 1, n, 1, NULL);
+        cache_fixture_run(&w, seq, tokens, n - 1, n, 1, NULL);
         uint32_t n_pages = (n + 15) / 16;
-        uint32_t first = n >= 32 ? (n + 1 - 32) / 16 : 0; /* that the next query sees, the page of the sinks apart */
+        uint32_t first = n >= 32 ? (n + 1 - 32) / 16 : 0; /* first page visible to the next query, not counting the sink page */
         uint32_t held = first <= 1 ? n_pages : 1 + n_pages - first;
         check_group(&w, "decoding", (fkv_group_stats){PAGES, PAGES - held, held, 0, 0, 0, CAP - held});
     }
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-/* What one decode step at `position` reads. */
+/* Returns the number of packed bytes that one decode step at `position` reads. */
 static uint64_t bytes_of_decode(const fkv_config *config, uint32_t position) {
-    cache_world w;
+    cache_fixture w;
     uint32_t tokens[256];
     cache_tokens(1, tokens, 256);
-    ck_ok(cache_world_open(&w, config));
-    fkv_seq seq = cache_world_seq(&w, 256);
-    cache_world_run(&w, seq, tokens, 0, position, 64, NULL);
-    uint64_t before = cache_world_stats(&w).packed_bytes_read;
-    cache_world_run(&w, seq, tokens, position, position + 1, 1, NULL);
-    uint64_t read = cache_world_stats(&w).packed_bytes_read - before;
-    cache_world_close(&w);
+    ck_ok(cache_fixture_open(&w, config));
+    fkv_seq seq = cache_fixture_seq(&w, 256);
+    cache_fixture_run(&w, seq, tokens, 0, position, 64, NULL);
+    uint64_t before = cache_fixture_stats(&w).packed_bytes_read;
+    cache_fixture_run(&w, seq, tokens, position, position + 1, 1, NULL);
+    uint64_t read = cache_fixture_stats(&w).packed_bytes_read - before;
+    cache_fixture_close(&w);
     return read;
 }
 
-START_TEST(attention_reads_the_packed_bytes_of_the_tokens_it_sees_once) {
+START_TEST(attention_reads_the_packed_bytes_of_visible_tokens_once) {
     static const uint32_t positions[] = {0, 15, 16, 100, 240};
     for (size_t i = 0; i < N_OF(positions); i++) {
         fkv_config config = small_config();
         fkv_plan plan = plan_of(&config);
-        uint64_t seen = positions[i] + 1;
-        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
+        uint64_t n_visible = positions[i] + 1;
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
         config.n_threads = 3;
-        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
-        config.layer.n_q_heads = 32; /* once for all query heads of a KV head */
-        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
+        config.layer.n_q_heads = 32; /* packed bytes are read once for all query heads of a KV head */
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
     }
     fkv_config config = config_of_kind(small_config(), 1);
     uint64_t sealed = plan_of(&config).token_bytes;
     config.layer.k = config.layer.v = (fkv_codec_config){8, 64};
     uint64_t open = plan_of(&config).token_bytes;
     config = config_of_kind(config, 1);
-    ck_assert_uint_eq(bytes_of_decode(&config, 31), 32 * open); /* the first page and the own span */
+    ck_assert_uint_eq(bytes_of_decode(&config, 31), 32 * open); /* the first page and the pages of the current span are open */
     const uint32_t span = 240 - 240 % (16 * FKV_OPEN_SPAN);
     ck_assert_uint_eq(bytes_of_decode(&config, 240), (16 + 241 - span) * open + (span - 16) * sealed);
 
@@ -495,14 +529,15 @@ START_TEST(attention_reads_the_packed_bytes_of_the_tokens_it_sees_once) {
     fkv_plan plan = plan_of(&config);
     uint64_t read = bytes_of_decode(&config, 240);
     ck_assert_uint_ge(read, 44 * plan.token_bytes);
-    ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes); /* whole pages at either edge, never the history between */
+    /* full pages are read at both ends of the visible range, but nothing of the masked history */
+    ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes);
 }
 END_TEST
 
-START_TEST(held_pages_are_packed_and_nothing_else_is_kept) {
+START_TEST(pages_are_packed_and_have_no_unpacked_copy) {
     fkv_config config = small_config();
     config.max_tokens = 4096;
-    config.page_tokens = 64; /* smaller pages of so short rows are padded to 64 bytes a part */
+    config.page_tokens = 64; /* with smaller pages, parts of these short rows would be padded to 64 bytes */
     fkv_plan plan = plan_of(&config);
     config.layer.k = config.layer.v = (fkv_codec_config){16, 0};
     fkv_plan unpacked = plan_of(&config);
@@ -510,27 +545,28 @@ START_TEST(held_pages_are_packed_and_nothing_else_is_kept) {
     ck_assert_uint_eq(plan.group_pages[0], unpacked.group_pages[0]);
     ck_assert_uint_eq(plan.token_bytes, 2 * 2 * (64 + 4 + 32 + 4));
     ck_assert_uint_eq(unpacked.token_bytes, 2 * 2 * (128 + 128));
-    ck_assert_uint_eq(plan.total_bytes - plan.slab_bytes, unpacked.total_bytes - unpacked.slab_bytes); /* no mirror */
+    /* apart from the slab, both plans have the same size, so there is no unpacked copy */
+    ck_assert_uint_eq(plan.total_bytes - plan.slab_bytes, unpacked.total_bytes - unpacked.slab_bytes);
 }
 END_TEST
 
-/* ---- the rest of the edge ------------------------------------------------------------------------------------ */
+/* ---- other API functions ---- */
 
-typedef struct heard {
+typedef struct log_capture {
     int lines;
     char last[512];
-} heard;
+} log_capture;
 
-static void listen(void *user, const char *line) {
-    heard *h = user;
+static void capture_line(void *user, const char *line) {
+    log_capture *h = user;
     h->lines++;
     (void)snprintf(h->last, sizeof h->last, "%s", line);
 }
 
-START_TEST(the_log_hears_of_open_and_close) {
-    heard h = {0};
+START_TEST(log_reports_open_and_close) {
+    log_capture h = {0};
     fkv_config config = small_config();
-    config.log = listen;
+    config.log = capture_line;
     config.log_user = &h;
     fkv_plan plan = plan_of(&config);
     ck_assert_int_eq(h.lines, 0);
@@ -546,41 +582,41 @@ START_TEST(the_log_hears_of_open_and_close) {
 }
 END_TEST
 
-START_TEST(any_number_of_threads_does_the_same_work) {
+START_TEST(any_number_of_threads_gives_the_same_outputs) {
     uint32_t tokens[256];
     uint8_t *expected = NULL;
     cache_tokens(1, tokens, 256);
     for (uint32_t n_threads = 1; n_threads <= 3; n_threads++) {
         fkv_config config = small_config();
         config.n_threads = n_threads;
-        cache_world w;
-        ck_ok(cache_world_open(&w, &config));
+        cache_fixture w;
+        ck_ok(cache_fixture_open(&w, &config));
         uint8_t *got = malloc(256 * w.output_bytes);
         ck_assert_ptr_nonnull(got);
-        cache_world_run(&w, cache_world_seq(&w, 256), tokens, 0, 256, 30, got);
+        cache_fixture_run(&w, cache_fixture_seq(&w, 256), tokens, 0, 256, 30, got);
         if (expected == NULL)
             expected = got;
         else
             ck_assert(memcmp(got, expected, 256 * w.output_bytes) == 0);
         if (got != expected) free(got);
         ck_assert_uint_eq(plan_of(&config).n_threads, n_threads);
-        cache_world_close(&w);
+        cache_fixture_close(&w);
     }
     free(expected);
     fkv_config config = small_config();
-    config.n_threads = 0; /* as many as the machine has */
+    config.n_threads = 0; /* 0 selects one thread per available core */
     ck_assert_uint_ge(plan_of(&config).n_threads, 1);
 }
 END_TEST
 
-START_TEST(out_may_be_q_and_a_layer_may_be_attended_twice) {
+START_TEST(output_may_alias_queries_and_attend_may_be_repeated) {
     fkv_config config = small_config();
     config.n_threads = 2;
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     uint32_t tokens[64];
     cache_tokens(1, tokens, 64);
-    cache_chunk chunk = {cache_world_seq(&w, 64), tokens, 0, 50, NULL};
+    cache_chunk chunk = {cache_fixture_seq(&w, 64), tokens, 0, 50, NULL};
     fkv_step *step = NULL;
     size_t bytes = 50 * 4 * 64 * sizeof(float);
     float *q = malloc(bytes);
@@ -588,18 +624,18 @@ START_TEST(out_may_be_q_and_a_layer_may_be_attended_twice) {
     ck_assert(q != NULL && out != NULL);
     for (size_t i = 0; i < bytes / sizeof *q; i++) q[i] = (float)(i % 97) / 97.0f - 0.5f;
     ck_ok(fkv_step_begin(w.cache, &(fkv_row){chunk.seq, 50}, 1, &step));
-    ck_ok(cache_world_write(&w, step, &chunk, 1, 0));
+    ck_ok(cache_fixture_write(&w, step, &chunk, 1, 0));
     ck_ok(fkv_attend(step, 0, q, out));
     ck_ok(fkv_attend(step, 0, q, q));
     ck_assert(memcmp(q, out, bytes) == 0);
     ck_ok(fkv_step_abort(step));
     free(q);
     free(out);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-START_TEST(a_sequence_of_another_cache_is_not_taken_for_ones_own) {
+START_TEST(sequence_id_of_another_cache_is_rejected) {
     fkv_config config = small_config();
     fkv_cache *one = NULL;
     fkv_cache *other = NULL;
@@ -618,7 +654,7 @@ START_TEST(a_sequence_of_another_cache_is_not_taken_for_ones_own) {
 }
 END_TEST
 
-START_TEST(the_default_configuration_is_the_documented_one) {
+START_TEST(default_configuration_matches_the_documentation) {
     fkv_config config = fkv_config_default();
     ck_assert(config.layer.k.bits == 8 && config.layer.k.group == 64 && config.layer.v.bits == 4 && config.layer.v.group == 64);
     ck_assert(config.row_type == FKV_F32 && config.page_type == FKV_F16 && config.rotate == FKV_ROTATE_NONE);
@@ -630,12 +666,12 @@ START_TEST(the_default_configuration_is_the_documented_one) {
 }
 END_TEST
 
-TEST_MAIN("cache", the_plan_is_the_sum_of_its_parts_to_the_byte, scratch_does_not_contain_the_context_length,
-          a_window_group_does_not_grow_with_the_context, what_is_taken_is_what_was_planned,
-          a_lazy_cache_takes_pages_when_they_are_touched, a_plan_above_the_limit_is_refused_with_the_numbers,
-          a_refused_plan_says_what_would_fit, what_the_system_refuses_is_an_answer_and_leaves_nothing_behind,
-          open_and_close_leave_nothing_behind, every_figure_is_exact_over_a_scripted_life,
-          a_window_group_holds_a_bounded_number_of_pages, attention_reads_the_packed_bytes_of_the_tokens_it_sees_once,
-          held_pages_are_packed_and_nothing_else_is_kept, the_log_hears_of_open_and_close,
-          any_number_of_threads_does_the_same_work, out_may_be_q_and_a_layer_may_be_attended_twice,
-          a_sequence_of_another_cache_is_not_taken_for_ones_own, the_default_configuration_is_the_documented_one)
+TEST_MAIN("cache", plan_is_exactly_the_sum_of_its_parts, scratch_does_not_depend_on_the_context_length,
+          window_group_does_not_grow_with_the_context, memory_use_equals_the_plan, lazy_cache_commits_pages_on_first_touch,
+          lazy_cache_does_not_populate_its_page_tables, plan_above_the_limit_is_rejected_with_its_size,
+          rejected_plan_suggests_sizes_that_fit, failed_system_allocation_is_an_error_and_leaks_nothing,
+          open_and_close_leak_nothing, statistics_are_exact_over_a_scripted_run, window_group_holds_a_bounded_number_of_pages,
+          attention_reads_the_packed_bytes_of_visible_tokens_once, pages_are_packed_and_have_no_unpacked_copy,
+          log_reports_open_and_close, any_number_of_threads_gives_the_same_outputs,
+          output_may_alias_queries_and_attend_may_be_repeated, sequence_id_of_another_cache_is_rejected,
+          default_configuration_matches_the_documentation)

@@ -1,7 +1,5 @@
-/* What the codec promises for any row: how far a decoded number may lie from the one that was written, what becomes of NaN and
- * infinities, where the bytes of a block lie, which configurations are refused, what a rotation keeps and what it is good for.
- *
- * That the bytes are MLX's is parity_codec's business, not this program's.
+/* Tests of the codec that need no reference: error bounds, NaN and infinity, block layout, rejected configurations, and the
+ * effect of rotation. parity_codec checks that the bytes are identical to MLX's.
  */
 #include "../src/base/float16.h"
 #include "../src/codec/block.h"
@@ -12,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* ck_assert writes its place to a file each time it is met; this one, for inner loops, only when it fails. */
+/* Assertion macro for inner loops. Unlike ck_assert(), it does not record its location each time it is evaluated. */
 #define ck_each(cond)                                                                                                            \
     do {                                                                                                                         \
         if (!(cond)) ck_abort_msg("%s", #cond);                                                                                  \
@@ -20,7 +18,8 @@
 
 enum { MAX_DIM = FKV_MAX_HEAD_DIM, CANARY = 0xa5 };
 
-/* Roundings of float inside encode and decode (a difference, a quotient, a sum), relative to the largest number of the group. */
+/* Bound on the float rounding errors in encode and decode (of a difference, a quotient and a sum), relative to the largest value
+ * in the group. */
 static const double FLOAT_SLACK = 0x1p-21;
 
 static const fkv_type page_types[] = {FKV_F16, FKV_BF16};
@@ -28,26 +27,26 @@ static const uint32_t dims[] = {32, 64, 80, 96, 128, 256, 512};
 static const uint32_t widths[] = {16, 8, 4, 2};
 static const uint32_t groups[] = {32, 64, 128};
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
+/* ---- random rows ---- */
 
-typedef struct dice {
+typedef struct random_state {
     uint64_t state;
-} dice;
+} random_state;
 
-static dice dice_new(uint64_t seed) {
+static random_state random_new(uint64_t seed) {
     printf("seed %llu\n", (unsigned long long)seed);
-    return (dice){.state = seed};
+    return (random_state){.state = seed};
 }
 
-static uint32_t roll(dice *d) {
+static uint32_t random_u32(random_state *d) {
     d->state = d->state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(d->state >> 32);
 }
 
-/* Nearly normal: the sum of 12 uniforms, less 6. */
-static float roll_normal(dice *d) {
+/* Approximates a standard normal variable by the sum of 12 uniforms minus 6. */
+static float random_normal(random_state *d) {
     double sum = 0;
-    for (int i = 0; i < 12; i++) sum += (double)roll(d) * 0x1p-32;
+    for (int i = 0; i < 12; i++) sum += (double)random_u32(d) * 0x1p-32;
     return (float)(sum - 6.0);
 }
 
@@ -62,18 +61,18 @@ typedef enum row_kind {
     N_ROW_KINDS
 } row_kind;
 
-static void fill_row(dice *d, row_kind kind, uint32_t dim, float *x) {
-    float offset = kind == ROW_OFFSET ? 1000.0f * roll_normal(d) : 0.0f;
+static void fill_row(random_state *d, row_kind kind, uint32_t dim, float *x) {
+    float offset = kind == ROW_OFFSET ? 1000.0f * random_normal(d) : 0.0f;
     float size = kind == ROW_TINY ? 1e-7f : kind == ROW_WIDE ? 8000.0f : 1.0f;
-    float first = roll_normal(d);
+    float first = random_normal(d);
     for (uint32_t i = 0; i < dim; i++) {
-        float value = size * (kind == ROW_CONSTANT ? first : roll_normal(d)) + offset;
+        float value = size * (kind == ROW_CONSTANT ? first : random_normal(d)) + offset;
         if (kind == ROW_OUTLIERS && i % 31 == 5) value *= 20.0f;
         x[i] = kind == ROW_POSITIVE ? fabsf(value) : value;
     }
 }
 
-/* ---- a codec with room for one row --------------------------------------------------------------------------- */
+/* ---- single rows ---- */
 
 typedef struct packed {
     fkv_codec codec;
@@ -108,11 +107,11 @@ static uint32_t packed_code(const packed *p, uint32_t i) {
     return word >> bit % 32 & ((1u << p->codec.bits) - 1u);
 }
 
-typedef void (*codec_fn)(packed *p, dice *d);
+typedef void (*codec_fn)(packed *p, random_state *d);
 
-/* Runs the check for every codec there is: all widths, groups, dimensions and types that go together. */
+/* Runs a check for every valid combination of bits, group size, head dimension and page type. */
 static void for_every_codec(uint64_t seed, codec_fn check) {
-    dice d = dice_new(seed);
+    random_state d = random_new(seed);
     packed p;
     uint32_t n_codecs = 0;
     for (size_t t = 0; t < sizeof page_types / sizeof page_types[0]; t++)
@@ -126,9 +125,9 @@ static void for_every_codec(uint64_t seed, codec_fn check) {
     ck_assert_uint_eq(n_codecs, 2 * (7 * 3 + 3 * (1 + 2 + 1 + 3 + 3 + 3)));
 }
 
-/* ---- 16-bit floats ------------------------------------------------------------------------------------------- */
+/* ---- 16-bit floats ---- */
 
-START_TEST(every_sixteen_bit_float_survives_the_trip_through_float) {
+START_TEST(every_16_bit_float_round_trips_through_float) {
     for (uint32_t h = 0; h < 65536; h++) {
         uint16_t half = (uint16_t)h;
         bool nan_f16 = (h & 0x7fff) > 0x7c00;
@@ -142,7 +141,7 @@ START_TEST(every_sixteen_bit_float_survives_the_trip_through_float) {
 }
 END_TEST
 
-START_TEST(half_to_float_is_the_value_of_its_fields) {
+START_TEST(f16_to_f32_matches_the_bit_fields) {
     for (uint32_t h = 0; h < 0x7c00; h++) {
         int exponent = (int)(h >> 10);
         double fraction = h & 0x3ff;
@@ -154,8 +153,8 @@ START_TEST(half_to_float_is_the_value_of_its_fields) {
 }
 END_TEST
 
-/* Between two neighbours everything is decided by the midpoint, which a float holds exactly: checking the midpoint and the floats
- * beside it, for every pair of neighbours, checks the rounding of all floats. */
+/* Rounding between two adjacent 16-bit values depends only on their midpoint, which a float represents exactly. Checking the
+ * midpoint and its two adjacent floats for every pair therefore covers all floats. */
 static void check_rounding(fkv_type type, uint16_t infinity) {
     for (uint16_t h = 0; h < infinity; h++) {
         double low = (double)fkv_half_to_f32(type, h);
@@ -171,13 +170,13 @@ static void check_rounding(fkv_type type, uint16_t infinity) {
     }
 }
 
-START_TEST(float_to_sixteen_bits_rounds_to_nearest_even_at_every_midpoint) {
+START_TEST(conversion_to_16_bits_rounds_to_nearest_even) {
     check_rounding(FKV_F16, 0x7c00);
     check_rounding(FKV_BF16, 0x7f80);
 }
 END_TEST
 
-START_TEST(float_to_half_at_its_edges) {
+START_TEST(conversion_to_f16_at_its_limits) {
     const struct {
         float value;
         uint16_t f16;
@@ -233,9 +232,9 @@ START_TEST(rows_of_every_type_convert_both_ways) {
 }
 END_TEST
 
-/* ---- configurations ------------------------------------------------------------------------------------------ */
+/* ---- configurations ---- */
 
-START_TEST(bad_configurations_are_refused_with_their_numbers) {
+START_TEST(invalid_configurations_are_rejected_with_their_values) {
     const struct {
         uint32_t bits, group, dim;
         fkv_type type;
@@ -246,10 +245,10 @@ START_TEST(bad_configurations_are_refused_with_their_numbers) {
         {0, 64, 128, FKV_F16, "0 bits"},
         {32, 64, 128, FKV_F16, "32 bits"},
         {6, 64, 128, FKV_BF16, "6 bits"},
-        {8, 0, 128, FKV_F16, "group of 0"},
-        {8, 16, 128, FKV_F16, "group of 16"},
-        {4, 48, 96, FKV_F16, "group of 48"},
-        {4, 256, 256, FKV_F16, "group of 256"},
+        {8, 0, 128, FKV_F16, "group size 0"},
+        {8, 16, 128, FKV_F16, "group size 16"},
+        {4, 48, 96, FKV_F16, "group size 48"},
+        {4, 256, 256, FKV_F16, "group size 256"},
         {8, 64, 80, FKV_F16, "dimension 80"},
         {2, 32, 80, FKV_F16, "dimension 80"},
         {8, 64, 96, FKV_BF16, "dimension 96"},
@@ -277,13 +276,14 @@ START_TEST(bad_configurations_are_refused_with_their_numbers) {
         memset(&untouched, CANARY, sizeof untouched);
         const fkv_codec_config config = {.bits = bad[i].bits, .group = bad[i].group, .kind = bad[i].kind};
         ck_status(fkv_codec_make(config, bad[i].dim, bad[i].type, &codec), FKV_BAD_CONFIG);
-        ck_assert_msg(strstr(fkv_message(), bad[i].number) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), bad[i].number);
+        ck_assert_msg(strstr(fkv_message(), bad[i].number) != NULL, "\"%s\" does not contain \"%s\"", fkv_message(),
+                      bad[i].number);
         ck_assert_mem_eq(&codec, &untouched, sizeof codec);
     }
 }
 END_TEST
 
-static void check_row_bytes(packed *p, dice *d) {
+static void check_row_bytes(packed *p, random_state *d) {
     (void)d;
     const fkv_codec *c = &p->codec;
     bool half = c->bits == 16;
@@ -297,10 +297,10 @@ static void check_row_bytes(packed *p, dice *d) {
 START_TEST(row_bytes_follow_from_bits_and_group) { for_every_codec(1, check_row_bytes); }
 END_TEST
 
-/* ---- kinds and names ----------------------------------------------------------------------------------------- */
+/* ---- kinds and names ---- */
 
-/* A kind that is named packs a row as the one that the bits decide on. */
-static void check_kind(packed *p, dice *d) {
+/* Checks that a codec with an explicit kind encodes a row like a codec whose kind is derived from the bits. */
+static void check_kind(packed *p, random_state *d) {
     const fkv_codec *c = &p->codec;
     const fkv_codec_config config = {.bits = c->bits, .group = c->group, .kind = c->kind};
     packed named;
@@ -328,10 +328,10 @@ static void check_kind(packed *p, dice *d) {
     ck_assert_int_eq(atoi(info.name), (int)c->bits);
 }
 
-START_TEST(a_kind_that_is_named_is_the_one_that_the_bits_decide_on) { for_every_codec(11, check_kind); }
+START_TEST(explicit_kind_equals_the_kind_derived_from_the_bits) { for_every_codec(11, check_kind); }
 END_TEST
 
-START_TEST(only_codecs_of_the_same_bytes_are_the_same) {
+START_TEST(codecs_are_equal_only_if_their_bytes_are) {
     packed p;
     packed q;
     ck_assert(packed_make(4, 64, 128, FKV_F16, &p));
@@ -357,7 +357,7 @@ static void check_config(fkv_codec_config config, fkv_codec_kind kind, uint32_t 
     ck_assert_uint_eq(config.group, group);
 }
 
-START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
+START_TEST(codec_names_are_parsed_and_keep_unnamed_groups) {
     const struct {
         const char *text;
         uint32_t k_bits, v_bits, k_group, v_group;
@@ -369,7 +369,8 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
                 {"4/4g32", 4, 4, 32, 32},
                 {"16/2g64", 16, 2, 64, 64},
                 {"8/16g128", 8, 16, 128, 128},
-                {"8/8g4294967295", 8, 8, UINT32_MAX, UINT32_MAX} /* whether a group exists is for fkv_codec_make() to say */};
+                {"8/8g4294967295", 8, 8, UINT32_MAX,
+                 UINT32_MAX} /* whether the group size is valid is checked only by fkv_codec_make() */};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         fkv_codec_config k = {.group = 64};
         fkv_codec_config v = {.group = 128};
@@ -415,7 +416,7 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         fkv_codec_config k = {.bits = 5, .group = 6};
         fkv_codec_config v = {.bits = 7, .group = 8};
-        ck_assert_msg(fkv_codec_parse(bad[i], &k, &v) == FKV_BAD_CONFIG, "\"%s\" was taken", bad[i]);
+        ck_assert_msg(fkv_codec_parse(bad[i], &k, &v) == FKV_BAD_CONFIG, "\"%s\" was accepted", bad[i]);
         ck_assert_msg(strstr(fkv_message(), bad[i]) != NULL && strstr(fkv_message(), "16, 8, 4, 2") != NULL, "%s", fkv_message());
         check_config(k, FKV_CODEC_AUTO, 5, 6);
         check_config(v, FKV_CODEC_AUTO, 7, 8);
@@ -428,7 +429,7 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
 }
 END_TEST
 
-START_TEST(the_canonical_form_names_the_kind_and_no_group_that_is_not_there) {
+START_TEST(canonical_form_names_the_kind_and_drops_unused_groups) {
     check_config(fkv_codec_canonical((fkv_codec_config){8, 64}), FKV_CODEC_AFFINE, 8, 64);
     check_config(fkv_codec_canonical((fkv_codec_config){16, 64}), FKV_CODEC_HALF, 16, 0);
     check_config(fkv_codec_canonical((fkv_codec_config){16, 5, FKV_CODEC_HALF}), FKV_CODEC_HALF, 16, 0);
@@ -438,7 +439,7 @@ START_TEST(the_canonical_form_names_the_kind_and_no_group_that_is_not_there) {
 }
 END_TEST
 
-/* ---- encode and decode --------------------------------------------------------------------------------------- */
+/* ---- encode and decode ---- */
 
 START_TEST(codes_are_packed_from_the_low_bits_up) {
     packed p;
@@ -470,7 +471,8 @@ START_TEST(codes_are_packed_from_the_low_bits_up) {
 }
 END_TEST
 
-/* Half the distance between neighbours of the 16-bit type at a magnitude: the most that rounding to it moves a number. */
+/* Returns half the distance between adjacent values of the 16-bit type at the given magnitude, which is the largest error of
+ * rounding to the type. */
 static double half_ulp(fkv_type type, double magnitude) {
     int exponent;
     (void)frexp(magnitude, &exponent);
@@ -478,12 +480,14 @@ static double half_ulp(fkv_type type, double magnitude) {
     return ldexp(1.0, (exponent < least ? least : exponent) - (type == FKV_BF16 ? 9 : 12));
 }
 
-/* The bound of |x - decode(encode(x))|. With s and b before and S and B after rounding to 16 bits, and code c:
- *   |x - (s c + b)| <= |s| / 2 where x is within reach of the codes. The last code c = bins may stand for numbers a whole |s|
- * away: s is edge / rint(edge / s0), s0 = range / bins, so s is shorter than s0 by a factor of at least r / (r + 1/2), r = edge /
- * s0, and the range is at most bins (r + 1/2) / r <= bins + 1 steps long, since |edge| is at least half the range (r >= bins /
- * 2); |s c - S c| <= c half_ulp(S), |b - B| <= half_ulp(B), |s| <= |S| + half_ulp(S); and FLOAT_SLACK for the float arithmetic.
- */
+/* Returns a bound on |x - decode(encode(x))|. Let c be the code, s and b the scale and bias before rounding to 16 bits, S and B
+ * those after rounding, and bins the largest code. If the codes reach x, then |x - (s * c + b)| <= |s| / 2. Values beyond the
+ * largest code are off by at most |s|, for the following reason. Let range be the difference between the largest and the smallest
+ * value of the group, edge the one of the two with the larger magnitude, s0 = range / bins, and r = |edge / s0|. The encoder sets
+ * s = edge / rint(edge / s0), so |s| is at least |s0| * r / (r + 1/2). The range is therefore at most bins * (r + 1/2) / r steps.
+ * Because |edge| is at least half the range, r >= bins / 2, and the range is at most bins + 1 steps. Rounding to 16 bits adds at
+ * most |s * c - S * c| <= c * half_ulp(S) and |b - B| <= half_ulp(B). Also, |s| <= |S| + half_ulp(S). FLOAT_SLACK covers the
+ * errors of float arithmetic. */
 static double step_bound(const packed *p, uint32_t i) {
     fkv_type type = p->codec.type;
     double scale = fabs((double)packed_half(p, FKV_PART_SCALES, i / p->codec.group));
@@ -495,7 +499,7 @@ static double step_bound(const packed *p, uint32_t i) {
            FLOAT_SLACK * (bias + bins * scale);
 }
 
-static void check_step_bound(packed *p, dice *d) {
+static void check_step_bound(packed *p, random_state *d) {
     float x[MAX_DIM];
     float back[MAX_DIM];
     for (uint32_t r = 0; r < 20 * N_ROW_KINDS; r++) {
@@ -506,16 +510,16 @@ static void check_step_bound(packed *p, dice *d) {
             double error = fabs((double)x[i] - (double)back[i]);
             double bound = p->codec.bits == 16 ? half_ulp(p->codec.type, (double)x[i]) : step_bound(p, i);
             if (!(error <= bound))
-                ck_abort_msg("row %u, channel %u: %g became %g, off by %g, bound %g (%u bits, group %u, D %u)", r, i,
+                ck_abort_msg("row %u, channel %u: %g decoded as %g, error %g, bound %g (%u bits, group %u, D %u)", r, i,
                              (double)x[i], (double)back[i], error, bound, p->codec.bits, p->codec.group, p->codec.dim);
         }
     }
 }
 
-START_TEST(decoded_numbers_stay_within_the_step_bound) { for_every_codec(2, check_step_bound); }
+START_TEST(decoded_values_stay_within_the_error_bound) { for_every_codec(2, check_step_bound); }
 END_TEST
 
-START_TEST(the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact) {
+START_TEST(edge_is_exact_and_the_other_end_may_be_off_by_one_step) {
     packed p;
     float x[32] = {[3] = 1.0f, [9] = -1.0f};
     float back[32];
@@ -526,7 +530,7 @@ START_TEST(the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact) {
 }
 END_TEST
 
-static void check_constants(packed *p, dice *d) {
+static void check_constants(packed *p, random_state *d) {
     const float constants[] = {0.0f, -0.0f, 1.0f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f, 1024.0f};
     (void)d;
     for (size_t c = 0; c < sizeof constants / sizeof constants[0]; c++) {
@@ -543,7 +547,7 @@ static void check_constants(packed *p, dice *d) {
 START_TEST(constant_rows_are_exact) { for_every_codec(3, check_constants); }
 END_TEST
 
-START_TEST(a_constant_at_the_limit_is_its_bias) {
+START_TEST(constant_at_the_limit_is_stored_as_bias) {
     packed p;
     float x[32];
     float back[32];
@@ -556,7 +560,7 @@ START_TEST(a_constant_at_the_limit_is_its_bias) {
 }
 END_TEST
 
-static void check_group_is_alone(packed *p, dice *d) {
+static void check_group_is_alone(packed *p, random_state *d) {
     uint32_t group = p->codec.group;
     uint32_t dim = p->codec.dim;
     float x[MAX_DIM];
@@ -575,11 +579,11 @@ static void check_group_is_alone(packed *p, dice *d) {
     }
 }
 
-START_TEST(a_group_does_not_see_its_neighbours) { for_every_codec(4, check_group_is_alone); }
+START_TEST(groups_are_independent) { for_every_codec(4, check_group_is_alone); }
 END_TEST
 
-/* Every part at an odd address inside a canary. */
-static void check_bounds(packed *p, dice *d) {
+/* Places the codes, scales and biases at odd addresses, between canary bytes. */
+static void check_bounds(packed *p, random_state *d) {
     float x[MAX_DIM];
     float back[MAX_DIM];
     float expected[MAX_DIM];
@@ -600,10 +604,10 @@ static void check_bounds(packed *p, dice *d) {
     }
 }
 
-START_TEST(encode_writes_its_row_bytes_at_any_alignment_and_no_other) { for_every_codec(5, check_bounds); }
+START_TEST(encode_writes_exactly_its_row_bytes_at_any_alignment) { for_every_codec(5, check_bounds); }
 END_TEST
 
-START_TEST(sixteen_bit_rows_return_every_word_within_the_limit) {
+START_TEST(rows_of_16_bits_round_trip_within_the_limit) {
     for (size_t t = 0; t < 2; t++) {
         fkv_type type = page_types[t];
         float limit = fkv_codec_limit(type);
@@ -624,7 +628,7 @@ START_TEST(sixteen_bit_rows_return_every_word_within_the_limit) {
 }
 END_TEST
 
-/* ---- NaN and infinities -------------------------------------------------------------------------------------- */
+/* ---- NaN and infinity ---- */
 
 static void check_same_bytes(packed *p, const float *x, const float *as_if) {
     packed expected = *p;
@@ -633,7 +637,7 @@ static void check_same_bytes(packed *p, const float *x, const float *as_if) {
     ck_assert_mem_eq(p->bytes, expected.bytes, sizeof p->bytes);
 }
 
-static void check_non_finite(packed *p, dice *d) {
+static void check_non_finite(packed *p, random_state *d) {
     float limit = fkv_codec_limit(p->codec.type);
     const struct {
         float given, stored;
@@ -646,7 +650,7 @@ static void check_non_finite(packed *p, dice *d) {
             fill_row(d, ROW_NORMAL, p->codec.dim, x);
             memcpy(as_if, x, sizeof x);
             for (uint32_t i = 0; i < n_odd; i++) {
-                uint32_t at = n_odd == 1 ? roll(d) % p->codec.dim : i;
+                uint32_t at = n_odd == 1 ? random_u32(d) % p->codec.dim : i;
                 x[at] = odd[o].given;
                 as_if[at] = odd[o].stored;
             }
@@ -657,15 +661,15 @@ static void check_non_finite(packed *p, dice *d) {
     }
 }
 
-START_TEST(nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit) { for_every_codec(6, check_non_finite); }
+START_TEST(nan_is_stored_as_zero_and_large_values_are_clamped) { for_every_codec(6, check_non_finite); }
 END_TEST
 
-static void check_finite(packed *p, dice *d) {
+static void check_finite(packed *p, random_state *d) {
     float x[MAX_DIM];
     for (int r = 0; r < 200; r++) {
-        uint32_t keep = r % 2 == 0 ? UINT32_MAX : 0xff800000u | roll(d);
-        for (uint32_t i = 0; i < p->codec.dim; i++) x[i] = fkv_float_of(roll(d) & keep);
-        if (r % 3 == 0) x[roll(d) % p->codec.dim] = roll(d) % 2 ? NAN : -INFINITY;
+        uint32_t keep = r % 2 == 0 ? UINT32_MAX : 0xff800000u | random_u32(d);
+        for (uint32_t i = 0; i < p->codec.dim; i++) x[i] = fkv_float_of(random_u32(d) & keep);
+        if (r % 3 == 0) x[random_u32(d) % p->codec.dim] = random_u32(d) % 2 ? NAN : -INFINITY;
         packed_encode(p, x);
         if (p->codec.bits != 16) {
             for (uint32_t g = 0; g < p->codec.dim / p->codec.group; g++) {
@@ -678,10 +682,10 @@ static void check_finite(packed *p, dice *d) {
     }
 }
 
-START_TEST(nothing_stored_or_decoded_is_ever_infinite_or_nan) { for_every_codec(7, check_finite); }
+START_TEST(stored_and_decoded_values_are_always_finite) { for_every_codec(7, check_finite); }
 END_TEST
 
-/* ---- fitted lines -------------------------------------------------------------------------------------------- */
+/* ---- least-squares fit ---- */
 
 static double squared_error(packed *p, const float *x) {
     float back[MAX_DIM];
@@ -692,8 +696,8 @@ static double squared_error(packed *p, const float *x) {
     return sum;
 }
 
-/* On rows like those that leave a rotation; 8 bits and 16 stay what they were. */
-static void check_fitted(packed *p, dice *d) {
+/* Uses rows like those produced by a rotation. 8-bit and 16-bit codecs do not use a least-squares fit. */
+static void check_fitted(packed *p, random_state *d) {
     packed fitted = *p;
     fkv_codec_rotated(&fitted.codec);
     ck_assert(fitted.codec.fitted == (p->codec.bits <= 4));
@@ -708,10 +712,10 @@ static void check_fitted(packed *p, dice *d) {
     ck_assert_double_le(fitted_error, (p->codec.bits == 2 ? 0.8 : p->codec.bits == 4 ? 0.92 : 1.0) * plain_error);
 }
 
-START_TEST(a_fitted_line_is_closer) { for_every_codec(8, check_fitted); }
+START_TEST(fitted_line_reduces_the_error) { for_every_codec(8, check_fitted); }
 END_TEST
 
-static void check_fitted_oddities(packed *p, dice *d) {
+static void check_fitted_oddities(packed *p, random_state *d) {
     float x[MAX_DIM];
     float back[MAX_DIM];
     fkv_codec_rotated(&p->codec);
@@ -722,10 +726,10 @@ static void check_fitted_oddities(packed *p, dice *d) {
     check_finite(p, d);
 }
 
-START_TEST(a_fitted_line_is_storable_whatever_comes) { for_every_codec(9, check_fitted_oddities); }
+START_TEST(fitted_line_is_storable_for_any_row) { for_every_codec(9, check_fitted_oddities); }
 END_TEST
 
-/* ---- block --------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---- */
 
 static void check_block(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens) {
     fkv_block block;
@@ -747,7 +751,7 @@ static void check_block(const fkv_codec *k, const fkv_codec *v, uint32_t page_to
     ck_each(block.bytes < end + FKV_BLOCK_ALIGN);
 }
 
-START_TEST(parts_of_a_block_are_aligned_in_order_and_apart) {
+START_TEST(block_parts_are_aligned_ordered_and_disjoint) {
     fkv_codec codecs[128];
     uint32_t n = 0;
     packed p;
@@ -761,7 +765,7 @@ START_TEST(parts_of_a_block_are_aligned_in_order_and_apart) {
 }
 END_TEST
 
-START_TEST(rows_of_a_block_are_token_major_and_do_not_touch) {
+START_TEST(block_rows_are_token_major_and_disjoint) {
     enum { TOKENS = 16, DIM = 96 };
     packed k;
     packed v;
@@ -790,9 +794,9 @@ START_TEST(rows_of_a_block_are_token_major_and_do_not_touch) {
 }
 END_TEST
 
-/* ---- rotation ------------------------------------------------------------------------------------------------ */
+/* ---- rotation ---- */
 
-START_TEST(signs_and_a_rotated_row_are_the_documented_ones) {
+START_TEST(rotation_signs_and_rows_match_the_documentation) {
     const uint32_t stream_0[] = {0x89025cc1, 0x910a2dec, 0x658eec67, 0xbeeb8da1};
     const uint32_t stream_1[] = {0xef0dcf6f, 0x48416938, 0x7ea88ca1, 0x8596845e};
     const float rotated[] = {0.5f, -15.5f, 15.5f, -0.5f, 1.5f, 13.5f,  2.5f,   -1.5f,
@@ -814,7 +818,7 @@ START_TEST(signs_and_a_rotated_row_are_the_documented_ones) {
 }
 END_TEST
 
-START_TEST(blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once) {
+START_TEST(hadamard_block_is_the_largest_power_of_two) {
     const struct {
         uint32_t dim, block;
     } known[] = {{16, 16}, {48, 16}, {64, 64}, {80, 16}, {96, 32}, {128, 128}, {160, 32}, {256, 256}, {512, 512}};
@@ -840,14 +844,15 @@ static double distance(const float *x, const float *y, uint32_t dim) {
     return sqrt(sum);
 }
 
-START_TEST(undo_brings_the_row_back_and_lengths_are_kept) {
-    const double ROUNDING = 1e-6; /* relative; ten stages of float additions and one product each way */
-    dice d = dice_new(8);
+START_TEST(inverse_rotation_restores_the_row_and_norms_are_kept) {
+    const double ROUNDING = 1e-6; /* relative rounding error of a rotation and its inverse, each with ten stages of float
+                                     additions and one multiplication */
+    random_state d = random_new(8);
     for (uint32_t dim = 16; dim <= MAX_DIM; dim += 16) {
         float x[MAX_DIM];
         float y[MAX_DIM];
         fkv_rotation r;
-        fkv_rotation_make(roll(&d), dim / 16 % 2, dim, &r);
+        fkv_rotation_make(random_u32(&d), dim / 16 % 2, dim, &r);
         fill_row(&d, ROW_OUTLIERS, dim, x);
         memcpy(y, x, sizeof x);
         fkv_rotation_apply(&r, y);
@@ -859,9 +864,9 @@ START_TEST(undo_brings_the_row_back_and_lengths_are_kept) {
 }
 END_TEST
 
-START_TEST(rotation_keeps_dot_products) {
-    const double ROUNDING = 1e-6; /* relative to the product of the lengths */
-    dice d = dice_new(9);
+START_TEST(rotation_preserves_dot_products) {
+    const double ROUNDING = 1e-6; /* rounding error, relative to the product of the two norms */
+    random_state d = random_new(9);
     for (uint32_t dim = 16; dim <= MAX_DIM; dim += 16) {
         float q[MAX_DIM];
         float k[MAX_DIM];
@@ -881,7 +886,7 @@ START_TEST(rotation_keeps_dot_products) {
 }
 END_TEST
 
-START_TEST(seeds_and_streams_give_different_signs_and_the_same_ones_again) {
+START_TEST(rotation_signs_depend_on_seed_and_stream_and_are_reproducible) {
     fkv_rotation made[64];
     for (uint32_t i = 0; i < 64; i++) fkv_rotation_make(i / 2, i % 2, 128, &made[i]);
     for (uint32_t i = 0; i < 64; i++) {
@@ -896,9 +901,9 @@ START_TEST(seeds_and_streams_give_different_signs_and_the_same_ones_again) {
 }
 END_TEST
 
-START_TEST(a_cleaned_row_loses_only_its_nan_when_it_is_rotated) {
+START_TEST(nan_in_a_rotated_row_affects_only_its_own_channel) {
     enum { DIM = 128, AT = 17 };
-    dice d = dice_new(11);
+    random_state d = random_new(11);
     packed p;
     fkv_rotation r;
     float x[DIM];
@@ -918,10 +923,10 @@ START_TEST(a_cleaned_row_loses_only_its_nan_when_it_is_rotated) {
 }
 END_TEST
 
-/* Length of the error of 4-bit rows relative to the length of the rows, over many rows. */
+/* Returns the relative error of 4-bit codes over many rows. */
 static double error_of(row_kind kind, bool rotated) {
     enum { DIM = 128, ROWS = 200 };
-    dice d = {.state = 10};
+    random_state d = {.state = 10};
     double error = 0;
     double length = 0;
     packed p;
@@ -943,7 +948,7 @@ static double error_of(row_kind kind, bool rotated) {
     return sqrt(error / length);
 }
 
-START_TEST(rotation_makes_four_bits_hold_rows_with_large_channels) {
+START_TEST(rotation_improves_4_bit_rows_with_outlier_channels) {
     double plain = error_of(ROW_OUTLIERS, false);
     double rotated = error_of(ROW_OUTLIERS, true);
     ck_assert_msg(rotated < 0.6 * plain, "relative error %g with rotation, %g without", rotated, plain);
@@ -951,18 +956,18 @@ START_TEST(rotation_makes_four_bits_hold_rows_with_large_channels) {
 }
 END_TEST
 
-TEST_MAIN("codec", every_sixteen_bit_float_survives_the_trip_through_float, half_to_float_is_the_value_of_its_fields,
-          float_to_sixteen_bits_rounds_to_nearest_even_at_every_midpoint, float_to_half_at_its_edges,
-          rows_of_every_type_convert_both_ways, bad_configurations_are_refused_with_their_numbers,
-          row_bytes_follow_from_bits_and_group, a_kind_that_is_named_is_the_one_that_the_bits_decide_on,
-          only_codecs_of_the_same_bytes_are_the_same, names_are_codecs_and_keep_the_groups_they_do_not_name,
-          the_canonical_form_names_the_kind_and_no_group_that_is_not_there, codes_are_packed_from_the_low_bits_up,
-          decoded_numbers_stay_within_the_step_bound, the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact,
-          constant_rows_are_exact, a_constant_at_the_limit_is_its_bias, a_group_does_not_see_its_neighbours,
-          encode_writes_its_row_bytes_at_any_alignment_and_no_other, sixteen_bit_rows_return_every_word_within_the_limit,
-          nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit, nothing_stored_or_decoded_is_ever_infinite_or_nan,
-          a_fitted_line_is_closer, a_fitted_line_is_storable_whatever_comes, parts_of_a_block_are_aligned_in_order_and_apart,
-          rows_of_a_block_are_token_major_and_do_not_touch, signs_and_a_rotated_row_are_the_documented_ones,
-          blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once, undo_brings_the_row_back_and_lengths_are_kept,
-          rotation_keeps_dot_products, seeds_and_streams_give_different_signs_and_the_same_ones_again,
-          a_cleaned_row_loses_only_its_nan_when_it_is_rotated, rotation_makes_four_bits_hold_rows_with_large_channels)
+TEST_MAIN("codec", every_16_bit_float_round_trips_through_float, f16_to_f32_matches_the_bit_fields,
+          conversion_to_16_bits_rounds_to_nearest_even, conversion_to_f16_at_its_limits, rows_of_every_type_convert_both_ways,
+          invalid_configurations_are_rejected_with_their_values, row_bytes_follow_from_bits_and_group,
+          explicit_kind_equals_the_kind_derived_from_the_bits, codecs_are_equal_only_if_their_bytes_are,
+          codec_names_are_parsed_and_keep_unnamed_groups, canonical_form_names_the_kind_and_drops_unused_groups,
+          codes_are_packed_from_the_low_bits_up, decoded_values_stay_within_the_error_bound,
+          edge_is_exact_and_the_other_end_may_be_off_by_one_step, constant_rows_are_exact,
+          constant_at_the_limit_is_stored_as_bias, groups_are_independent, encode_writes_exactly_its_row_bytes_at_any_alignment,
+          rows_of_16_bits_round_trip_within_the_limit, nan_is_stored_as_zero_and_large_values_are_clamped,
+          stored_and_decoded_values_are_always_finite, fitted_line_reduces_the_error, fitted_line_is_storable_for_any_row,
+          block_parts_are_aligned_ordered_and_disjoint, block_rows_are_token_major_and_disjoint,
+          rotation_signs_and_rows_match_the_documentation, hadamard_block_is_the_largest_power_of_two,
+          inverse_rotation_restores_the_row_and_norms_are_kept, rotation_preserves_dot_products,
+          rotation_signs_depend_on_seed_and_stream_and_are_reproducible, nan_in_a_rotated_row_affects_only_its_own_channel,
+          rotation_improves_4_bit_rows_with_outlier_channels)

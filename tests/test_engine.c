@@ -1,10 +1,12 @@
-/* The engine's rules with a model that is arithmetic and a clock that only steps move: admission, order, shares, pages, ends.
+/* Scheduling rules of the engine, with an arithmetic model and a simulated clock that only steps advance: admission, order, fair
+ * shares, pages and the end of answers.
  *
- * The next token is a function of the last one and its position, so every text is known without asking the engine. Sequences and
- * pages are those of a real cache.
+ * The next token is a function of the last token and its position, so every text is known without the engine. Sequences and pages
+ * are those of a real cache.
  */
+#include "../src/engine/recent_prefixes.h"
 #include "../src/engine/scheduler.h"
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <math.h>
@@ -25,21 +27,21 @@ enum {
     DRAFT = 3
 };
 
-typedef struct world {
+typedef struct fixture {
     fkv_cache *cache;
     fkv_scheduler scheduler;
     double clock;
-    double longest; /* step */
+    double longest; /* duration of the longest step, in seconds */
     uint32_t n_decode;
     float rows[STEP_TOKENS * 16];
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
-    bool broken;     /* the device fails */
-    double stopped;  /* seconds that the process stands still in the next step */
-    fkv_job *leaves; /* cancelled in the middle of the next step */
-} world;
+    bool broken;     /* makes the device fail */
+    double stopped;  /* seconds for which the process is suspended in the next step */
+    fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
+} fixture;
 
-static bool drafts; /* of the worlds that are opened; texts then mostly repeat themselves */
+static bool drafts; /* true if fixtures that are opened from now on use drafts; the generated texts then mostly repeat */
 
 static uint32_t next_token(uint32_t token, uint32_t position) {
     if (drafts) return (token + (position % 11 == 0 ? 2 : 1)) % 7;
@@ -47,7 +49,7 @@ static uint32_t next_token(uint32_t token, uint32_t position) {
 }
 
 static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
-    world *w = user;
+    fixture *w = user;
     fkv_row cache_rows[MAX_SEQS];
     fkv_step *step = NULL;
     uint32_t n_logits = 0;
@@ -77,7 +79,7 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
     return status;
 }
 
-static double fake_seconds(void *user) { return ((world *)user)->clock; }
+static double fake_seconds(void *user) { return ((fixture *)user)->clock; }
 
 static const char *fake_text(void *user, uint32_t token, size_t *n_bytes) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.";
@@ -91,7 +93,7 @@ static void free_job(void *user, fkv_job *job) {
     fkv_job_free(job);
 }
 
-static void open_world(world *w, const fkv_engine_config *config) {
+static void open_fixture(fixture *w, const fkv_engine_config *config) {
     fkv_config c = fkv_config_default();
     memset(w, 0, sizeof *w);
     c.n_layers = 1;
@@ -128,7 +130,7 @@ static fkv_engine_config quick_config(void) {
     return c;
 }
 
-static void close_world(world *w) {
+static void close_fixture(fixture *w) {
     fkv_stats stats;
     ck_assert(fkv_cache_consistent(w->cache));
     ck_ok(fkv_cache_stats(w->cache, &stats));
@@ -140,13 +142,13 @@ static void close_world(world *w) {
     fkv_cache_close(w->cache);
 }
 
-/* ---- what a caller sees of a request ---- */
+/* ---- client events ---- */
 
 enum { MAX_NEW = 48 };
 
-typedef struct seen {
-    world *w;
-    fkv_job *job; /* NULL: done */
+typedef struct client_view {
+    fixture *w;
+    fkv_job *job; /* NULL once the request is done */
     uint32_t prompt[CONTEXT];
     uint32_t n_prompt;
     uint32_t max_new;
@@ -161,20 +163,20 @@ typedef struct seen {
     uint32_t n_text[FKV_MAX_ANSWERS];
     fkv_finish reason;
     double done_at;
-    uint32_t order; /* of its start */
-} seen;
+    uint32_t order; /* index of the request in the order in which requests started */
+} client_view;
 
 static uint32_t n_started;
 
-static uint32_t expected_token(const seen *s, uint32_t i) {
+static uint32_t expected_token(const client_view *s, uint32_t i) {
     uint32_t token = s->prompt[s->n_prompt - 1];
     for (uint32_t k = 0; k <= i; k++) token = next_token(token, s->n_prompt - 1 + k);
     return token;
 }
 
-static void see(void *user, const fkv_event *e) {
-    seen *s = user;
-    ck_assert_msg(s->job != NULL, "an event after the last one");
+static void on_client_event(void *user, const fkv_event *e) {
+    client_view *s = user;
+    ck_assert_msg(s->job != NULL, "received an event after the last one");
     ck_assert_uint_eq(e->n_prompt, s->n_prompt);
     if (e->kind == FKV_EVENT_STARTED) {
         ck_assert_int_eq(s->started++, 0);
@@ -208,15 +210,15 @@ static void see(void *user, const fkv_event *e) {
     ck_assert(e->reason != FKV_FINISH_LENGTH || s->n_new[e->answer] == s->max_new);
 }
 
-/* Hands a request in; s has prompt, n_prompt, max_new and n. */
-static fkv_status submit(world *w, seen *s, fkv_request r) {
+/* Submits a request whose prompt, n_prompt, max_new and n are set in s. */
+static fkv_status submit(fixture *w, client_view *s, fkv_request r) {
     uint32_t max_new = 0;
     r.prompt = s->prompt;
     r.n_prompt = s->n_prompt;
     r.max_new = s->max_new;
     r.n = s->n;
     r.sampler = fkv_sampler_config_default();
-    r.event = see;
+    r.event = on_client_event;
     r.user = s;
     fkv_status status = fkv_scheduler_check(&w->scheduler, &r, &max_new);
     if (status != FKV_OK) return status;
@@ -224,7 +226,7 @@ static fkv_status submit(world *w, seen *s, fkv_request r) {
     ck_assert(job != NULL);
     if (job == NULL) abort();
     job->id = ++w->last_id;
-    job->asked_at = job->arrived_at = w->clock;
+    job->first_attempt_at = job->arrived_at = w->clock;
     job->deadline_at = r.deadline_s > 0 ? w->clock + r.deadline_s : INFINITY;
     s->w = w;
     s->job = job;
@@ -233,16 +235,16 @@ static fkv_status submit(world *w, seen *s, fkv_request r) {
     return FKV_OK;
 }
 
-static void tokens_of(seen *s, uint64_t seed, uint32_t from, uint32_t n) {
+static void tokens_of(client_view *s, uint64_t seed, uint32_t from, uint32_t n) {
     cache_tokens(seed, s->prompt + from, n);
     for (uint32_t i = from; i < from + n; i++) s->prompt[i] %= VOCAB - 1;
     s->n_prompt = from + n;
 }
 
-static uint32_t run_all(world *w) {
+static uint32_t run_all(fixture *w) {
     uint32_t turns = 0;
     while (fkv_scheduler_turn(&w->scheduler)) ck_assert_uint_lt(++turns, 100000);
-    ck_assert_uint_eq(w->scheduler.line.n, 0);
+    ck_assert_uint_eq(w->scheduler.queue.n, 0);
     ck_assert_uint_eq(w->scheduler.n_running, 0);
     ck_assert_uint_eq(w->scheduler.n_seqs, 0);
     return turns;
@@ -255,12 +257,13 @@ static uint32_t random_below(uint64_t *state, uint32_t n) {
 
 /* ---- tests ---- */
 
-enum { N_SEEN = 400 };
-static seen all[N_SEEN];
+enum { N_CLIENTS = 400 };
+static client_view all[N_CLIENTS];
 
-static void random_request(world *w, seen *s, uint64_t *random) {
+static void random_request(fixture *w, client_view *s, uint64_t *random) {
     memset(s, 0, sizeof *s);
-    tokens_of(s, random_below(random, 3), 0, 16 * random_below(random, 12)); /* one of three families of prefixes */
+    tokens_of(s, random_below(random, 3), 0,
+              16 * random_below(random, 12)); /* the prompt begins with one of three common prefixes */
     tokens_of(s, random_below(random, 1000) + 10, s->n_prompt, 1 + random_below(random, 60));
     s->max_new = 1 + random_below(random, MAX_NEW - 1);
     s->n = random_below(random, 5) == 0 ? 1 + random_below(random, 4) : 1;
@@ -269,16 +272,16 @@ static void random_request(world *w, seen *s, uint64_t *random) {
     ck_ok(submit(w, s, r));
 }
 
-static void random_life(uint64_t seed) {
-    static world w;
+static void random_stress(uint64_t seed) {
+    static fixture w;
     fkv_engine_config config = quick_config();
     uint64_t random = seed;
     uint32_t n = 0;
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     printf("seed %llu\n", (unsigned long long)seed);
-    while (n < N_SEEN) {
-        for (uint32_t k = random_below(&random, 4); k > 0 && n < N_SEEN; k--) random_request(&w, &all[n++], &random);
-        seen *victim = n > 0 ? &all[random_below(&random, n)] : NULL;
+    while (n < N_CLIENTS) {
+        for (uint32_t k = random_below(&random, 4); k > 0 && n < N_CLIENTS; k--) random_request(&w, &all[n++], &random);
+        client_view *victim = n > 0 ? &all[random_below(&random, n)] : NULL;
         bool cancels = victim != NULL && victim->job != NULL && random_below(&random, 4) == 0;
         if (cancels && victim != NULL) {
             victim->cancelled = true;
@@ -289,41 +292,44 @@ static void random_life(uint64_t seed) {
         }
         (void)fkv_scheduler_turn(&w.scheduler);
         w.leaves = NULL;
-        ck_assert(!cancels || victim == NULL || victim->job == NULL); /* its pages are back after one step */
+        ck_assert(!cancels || victim == NULL ||
+                  victim->job == NULL); /* pages of a cancelled request are released after one step */
         if (n % 16 == 0) ck_assert(fkv_cache_consistent(w.cache));
     }
     (void)run_all(&w);
     for (uint32_t i = 0; i < n; i++) {
-        ck_assert_msg(all[i].job == NULL, "request %u was never answered", i);
-        /* where it was not ended between two answers: drafts take one further than another */
+        ck_assert_msg(all[i].job == NULL, "request %u never finished", i);
+        /* not checked for cancelled requests, because with drafts, the answers of a request advance at different speeds */
         if (all[i].reason == FKV_FINISH_LENGTH && !all[i].cancelled && isinf(all[i].deadline_at))
             for (uint32_t k = 0; k < all[i].n; k++) ck_assert_uint_eq(all[i].n_new[k], all[i].max_new);
     }
     const fkv_engine_stats *stats = &w.scheduler.stats;
-    ck_assert_uint_ge(stats->prompt_tokens, stats->cached_tokens + stats->computed_tokens); /* more where some were cancelled */
+    ck_assert_uint_ge(stats->prompt_tokens,
+                      stats->cached_tokens +
+                          stats->computed_tokens); /* prompt tokens of a cancelled request may be neither cached nor computed */
     ck_assert_uint_gt(stats->cached_tokens, 0);
-    ck_assert_uint_eq(stats->cancel_steps_most, 1); /* some left in the middle of a step */
+    ck_assert_uint_eq(stats->max_cancel_steps, 1); /* 1, because some requests were cancelled in the middle of a step */
     ck_assert_uint_eq(stats->finished[FKV_FINISH_FAILED], 0);
     ck_assert(drafts ? stats->accepted_tokens > 100 && stats->drafted_tokens > stats->accepted_tokens
                      : stats->drafted_tokens == 0);
-    close_world(&w);
+    close_fixture(&w);
 }
 
-START_TEST(random_requests_cancels_and_tenants_keep_every_rule) {
-    for (uint64_t seed = 1; seed <= 12; seed++) random_life(seed);
+START_TEST(random_requests_cancels_and_tenants_keep_all_invariants) {
+    for (uint64_t seed = 1; seed <= 12; seed++) random_stress(seed);
     drafts = true;
-    for (uint64_t seed = 13; seed <= 20; seed++) random_life(seed);
+    for (uint64_t seed = 13; seed <= 20; seed++) random_stress(seed);
     drafts = false;
 }
 END_TEST
 
-START_TEST(one_prefix_of_32_requests_is_computed_once) {
-    static world w;
+START_TEST(shared_prefix_of_32_requests_is_computed_once) {
+    static fixture w;
     fkv_engine_config config = quick_config();
     uint64_t computed = 0;
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 32; i++) {
-        all[i] = (seen){.max_new = 8, .n = 1};
+        all[i] = (client_view){.max_new = 8, .n = 1};
         tokens_of(&all[i], 5, 0, 512);
         tokens_of(&all[i], 100 + i, 512, 5);
         ck_ok(submit(&w, &all[i], (fkv_request){.tenant = 1}));
@@ -332,98 +338,160 @@ START_TEST(one_prefix_of_32_requests_is_computed_once) {
     (void)run_all(&w);
     ck_assert_uint_eq(w.scheduler.stats.computed_tokens, computed);
     ck_assert_uint_eq(w.scheduler.stats.page_waits, 31);
-    all[0] = (seen){.max_new = 8, .n = 1};
+    all[0] = (client_view){.max_new = 8, .n = 1};
     tokens_of(&all[0], 5, 0, 517);
     ck_ok(submit(&w, &all[0], (fkv_request){.tenant = 2}));
     (void)run_all(&w);
-    ck_assert_uint_eq(all[0].n_cached, 0); /* another tenant shares nothing */
-    close_world(&w);
+    ck_assert_uint_eq(all[0].n_cached, 0); /* another tenant does not share the prefix */
+    close_fixture(&w);
 }
 END_TEST
 
-START_TEST(a_tenant_that_sends_ten_times_as_much_gets_half) {
-    static world w;
+/* The predicted wait must count a shared prefix only once, whether the prefix is already cached or will be computed by an earlier
+ * request. */
+START_TEST(forecast_counts_a_shared_prefix_once) {
+    static fixture w;
+    fkv_engine_config config = quick_config();
+    open_fixture(&w, &config);
+    for (uint32_t round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < 64; i++) {
+            all[i] = (client_view){.max_new = 8, .n = 1};
+            tokens_of(&all[i], round == 0 ? 9 : 5, 0, 512); /* the scheduler learns the step costs in the first round */
+            tokens_of(&all[i], 100 + i, 512, 5);
+            ck_ok(submit(&w, &all[i], (fkv_request){.tenant = 1}));
+        }
+        (void)fkv_scheduler_turn(&w.scheduler);
+        const double predicted = fkv_scheduler_wait(&w.scheduler);
+        const double start = w.clock;
+        (void)run_all(&w);
+        const double taken = w.clock - start;
+        printf("64 requests with %s prefix: predicted wait %.2f s, all served after %.2f s\n", round == 2 ? "a cached" : "a new",
+               predicted, taken);
+        if (round > 0) ck_assert(predicted > taken / 2.0 && predicted < 2.0 * taken);
+    }
+    close_fixture(&w);
+}
+END_TEST
+
+START_TEST(recent_prompts_predict_the_cached_prefix) {
+    static fkv_recent_prefixes recent;
+    uint32_t prompt[10 * PAGE + 3];
+    uint64_t hashes[3][10];
+    for (uint32_t i = 0; i < N_OF(prompt); i++) prompt[i] = i % 7;
+    ck_assert_uint_eq(fkv_prefix_hashes(1, prompt, N_OF(prompt), PAGE, hashes[0]), 10);
+    ck_assert_uint_eq(fkv_prefix_hashes(2, prompt, N_OF(prompt), PAGE, hashes[1]), 10);
+    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[0], 10), 0);
+    fkv_recent_add(&recent, hashes[0], 10);
+    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[0], 10), 10);
+    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[1], 10), 0); /* tenants do not share prefixes */
+    prompt[4 * PAGE + 5]++;
+    (void)fkv_prefix_hashes(1, prompt, N_OF(prompt), PAGE, hashes[2]);
+    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[2], 10), 4);
+    ck_assert_uint_eq(fkv_prefix_hashes(1, prompt, PAGE - 1, PAGE, hashes[2]), 0);
+}
+END_TEST
+
+START_TEST(warm_up_measures_the_device_before_the_first_request) {
+    static fixture w;
+    fkv_engine_config config = quick_config();
+    open_fixture(&w, &config);
+    fkv_scheduler_warm_up(&w.scheduler);
+    const double decode =
+        fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_rows = MAX_SEQS, .history = (double)MAX_SEQS * 20.0});
+    const double prefill = fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_prefill = 64, .history = 64 * 32.0});
+    printf("predicted %.2f ms per decode step and %.2f ms per prefill step\n", decode * 1e3, prefill * 1e3);
+    ck_assert_double_eq_tol(decode, 0.002 + 0.0004 * (double)MAX_SEQS, 0.001); /* step costs simulated by fake_forward() */
+    ck_assert_double_eq_tol(prefill, 0.002 + 0.0005 * 64, 0.005);
+    ck_assert_uint_eq(w.scheduler.stats.steps, 0);
+    close_fixture(&w);
+}
+END_TEST
+
+START_TEST(tenant_with_ten_times_the_load_gets_half) {
+    static fixture w;
     fkv_engine_config config = quick_config();
     double served[2] = {0};
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 330; i++) {
         uint32_t tenant = i % 11 == 10;
-        all[i] = (seen){.max_new = 20, .n = 1};
+        all[i] = (client_view){.max_new = 20, .n = 1};
         tokens_of(&all[i], 1000 + i, 0, 40);
         ck_ok(submit(&w, &all[i], (fkv_request){.tenant = tenant}));
     }
-    while (all[10 + 11 * 25].job != NULL) (void)fkv_scheduler_turn(&w.scheduler); /* the small one still has some */
+    /* stops while the smaller tenant still has requests */
+    while (all[10 + 11 * 25].job != NULL) (void)fkv_scheduler_turn(&w.scheduler);
     for (uint32_t i = 0; i < 330; i++)
         if (all[i].started != 0) served[i % 11 == 10] += 40.0 + 2.0 * all[i].n_new[0];
-    printf("served %.0f and %.0f\n", served[0], served[1]);
+    printf("work served for tenant 0: %.0f, for tenant 1: %.0f\n", served[0], served[1]);
     ck_assert_double_le(served[0] / (served[0] + served[1]), 0.55);
     (void)run_all(&w);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
-START_TEST(a_tenant_that_comes_back_has_no_credit) {
-    fkv_tenant places[2] = {{0}};
-    fkv_fair_share share = {.tenants = places, .capacity = 2};
+START_TEST(returning_tenant_has_no_credit) {
+    fkv_tenant slots[2] = {{0}};
+    fkv_fair_share share = {.tenants = slots, .capacity = 2};
     uint32_t a = fkv_fair_share_join(&share, 1, 1.0);
     fkv_fair_share_serve(&share, a, 1000.0);
     uint32_t b = fkv_fair_share_join(&share, 2, 2.0);
-    ck_assert_double_eq(places[b].counter, 1000.0);
+    ck_assert_double_eq(slots[b].counter, 1000.0);
     fkv_fair_share_serve(&share, b, 100.0);
-    ck_assert_double_eq(places[b].counter, 1050.0);            /* twice the weight, half the count */
-    ck_assert_uint_lt(fkv_fair_share_join(&share, 3, 1.0), 2); /* one more than there are places: shares one */
+    ck_assert_double_eq(slots[b].counter, 1050.0); /* a tenant with twice the weight is charged half as much */
+    ck_assert_uint_lt(fkv_fair_share_join(&share, 3, 1.0),
+                      2); /* a third tenant, beyond the capacity of two, shares a slot with another tenant */
 }
 END_TEST
 
-START_TEST(within_a_tenant_priority_then_deadline_then_age_decide) {
-    static world w;
+START_TEST(priority_then_deadline_then_age_order_a_tenants_requests) {
+    static fixture w;
     fkv_engine_config config = quick_config();
-    open_world(&w, &config);
-    static seen s[MAX_SEQS + 4];
+    open_fixture(&w, &config);
+    static client_view s[MAX_SEQS + 4];
     for (uint32_t i = 0; i < N_OF(s); i++) {
-        s[i] = (seen){.max_new = 4 + i, .n = 1};
+        s[i] = (client_view){.max_new = 4 + i, .n = 1};
         tokens_of(&s[i], 50 + i, 0, 30);
     }
     fkv_request plain = {.tenant = 1};
     for (uint32_t i = 0; i < MAX_SEQS; i++) ck_ok(submit(&w, &s[i], plain));
-    (void)fkv_scheduler_turn(&w.scheduler); /* all places are taken */
+    (void)fkv_scheduler_turn(&w.scheduler); /* all sequence slots are now in use */
     ck_ok(submit(&w, &s[MAX_SEQS], plain));
     ck_ok(submit(&w, &s[MAX_SEQS + 1], (fkv_request){.tenant = 1, .deadline_s = 100.0}));
     ck_ok(submit(&w, &s[MAX_SEQS + 2], (fkv_request){.tenant = 1, .priority = 1}));
     ck_ok(submit(&w, &s[MAX_SEQS + 3], (fkv_request){.tenant = 1, .priority = 5}));
-    s[MAX_SEQS].job->asked_at -= 20.5; /* two levels older */
+    s[MAX_SEQS].job->first_attempt_at -= 20.5; /* waits long enough to gain two priority levels */
     (void)run_all(&w);
     ck_assert_uint_lt(s[MAX_SEQS + 3].order, s[MAX_SEQS].order);
     ck_assert_uint_lt(s[MAX_SEQS].order, s[MAX_SEQS + 2].order);
     ck_assert_uint_lt(s[MAX_SEQS + 2].order, s[MAX_SEQS + 1].order);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
-START_TEST(prefill_beside_decode_keeps_steps_short) {
-    static world w;
+START_TEST(decode_during_prefill_keeps_steps_short) {
+    static fixture w;
     fkv_engine_config config = quick_config();
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 6; i++) {
-        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 20 + i, 0, i < 3 ? 20 : 300);
         ck_ok(submit(&w, &all[i], (fkv_request){0}));
         for (int k = 0; k < 8; k++) (void)fkv_scheduler_turn(&w.scheduler);
-        if (i == 3) w.longest = 0.0; /* it has learned */
+        if (i == 3) w.longest = 0.0; /* the cost model has been learned */
     }
     (void)run_all(&w);
-    printf("longest step %.1f ms of %.0f\n", w.longest * 1e3, config.step_ms);
+    printf("longest step: %.1f ms, limit %.0f ms\n", w.longest * 1e3, config.step_ms);
     ck_assert_double_le(w.longest * 1e3, 1.25 * config.step_ms);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
-START_TEST(a_process_that_stood_still_goes_on_predicting_as_before) {
-    static world w;
+START_TEST(suspended_process_does_not_distort_predictions) {
+    static fixture w;
     fkv_engine_config config = quick_config();
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 2 * MAX_SEQS; i++) {
-        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 70 + i, 0, 20 + 5 * i);
         ck_ok(submit(&w, &all[i], (fkv_request){0}));
     }
@@ -433,40 +501,40 @@ START_TEST(a_process_that_stood_still_goes_on_predicting_as_before) {
     w.stopped = 60.0;
     (void)fkv_scheduler_turn(&w.scheduler);
     const double after = fkv_scheduler_wait(&w.scheduler);
-    printf("predicted wait %.3f s, after a minute's standstill %.3f s\n", before, after);
+    printf("predicted wait %.3f s, after a suspension of one minute %.3f s\n", before, after);
     ck_assert(after > before / 2.0 && after < 2.0 * before);
     (void)run_all(&w);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
-START_TEST(what_can_never_fit_is_refused_with_the_numbers) {
-    static world w;
+START_TEST(request_that_can_never_fit_is_rejected_with_the_sizes) {
+    static fixture w;
     fkv_engine_config config = quick_config();
-    open_world(&w, &config);
-    seen *s = &all[0];
-    *s = (seen){.max_new = 30, .n = 1};
+    open_fixture(&w, &config);
+    client_view *s = &all[0];
+    *s = (client_view){.max_new = 30, .n = 1};
     tokens_of(s, 1, 0, CONTEXT - 29);
     ck_status(submit(&w, s, (fkv_request){0}), FKV_POOL_FULL);
-    ck_assert(strstr(fkv_message(), "room for 1024") != NULL);
+    ck_assert(strstr(fkv_message(), "limited to 1024") != NULL);
     s->max_new = 29;
     ck_ok(submit(&w, s, (fkv_request){0}));
-    all[1] = (seen){.max_new = 900, .n = 3};
+    all[1] = (client_view){.max_new = 900, .n = 3};
     tokens_of(&all[1], 1, 0, 30);
     ck_status(submit(&w, &all[1], (fkv_request){0}), FKV_POOL_FULL);
     all[1].prompt[3] = VOCAB;
     all[1].n = 1;
     ck_status(submit(&w, &all[1], (fkv_request){0}), FKV_BAD_ARGUMENT);
     (void)run_all(&w);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
 START_TEST(stop_strings_end_the_text_before_them) {
-    static world w;
+    static fixture w;
     fkv_engine_config config = quick_config();
-    open_world(&w, &config);
-    all[0] = (seen){.max_new = MAX_NEW - 1, .n = 2};
+    open_fixture(&w, &config);
+    all[0] = (client_view){.max_new = MAX_NEW - 1, .n = 2};
     tokens_of(&all[0], 3, 0, 33);
     ck_ok(submit(&w, &all[0], (fkv_request){0}));
     (void)run_all(&w);
@@ -475,19 +543,19 @@ START_TEST(stop_strings_end_the_text_before_them) {
     memcpy(stop, all[0].text[0] + 20, 3);
     size_t at = (size_t)(strstr(all[0].text[0], stop) - all[0].text[0]);
     const char *stops[] = {"nowhere", stop};
-    all[1] = (seen){.max_new = MAX_NEW - 1, .n = 1};
+    all[1] = (client_view){.max_new = MAX_NEW - 1, .n = 1};
     tokens_of(&all[1], 3, 0, 33);
     ck_ok(submit(&w, &all[1], (fkv_request){.stops = stops, .n_stops = 2}));
     (void)run_all(&w);
     ck_assert_int_eq(all[1].reason, FKV_FINISH_STOP);
     ck_assert_uint_eq(all[1].n_text[0], at);
     ck_assert(memcmp(all[1].text[0], all[0].text[0], at) == 0);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
-/* Every cut of a text into tokens, with stop strings of two letters' words, against the plain rule. */
-START_TEST(held_text_is_what_could_become_a_stop) {
+/* Checks stop strings over two letters against their definition, for every division of a text into tokens. */
+START_TEST(held_text_is_what_could_become_a_stop_string) {
     uint64_t random = 9;
     for (uint32_t round = 0; round < 20000; round++) {
         char text[32] = {0};
@@ -512,7 +580,7 @@ START_TEST(held_text_is_what_could_become_a_stop) {
         }
         fkv_answer_text_end(&t);
         if (found == NULL) strncat(shown, t.held, t.n_shown);
-        text[fed] = 0; /* a stop string that begins earlier but is not complete yet does not count */
+        text[fed] = 0; /* an incomplete stop string that begins earlier does not count */
         char *first = NULL;
         for (uint32_t k = 0; k < 2; k++) {
             char *p = strstr(text, words[k]);
@@ -520,7 +588,7 @@ START_TEST(held_text_is_what_could_become_a_stop) {
         }
         ck_assert_int_eq(found != NULL, first != NULL);
         if (first != NULL) *first = 0;
-        ck_assert_msg(strcmp(shown, text) == 0, "round %u: \"%s\" instead of \"%s\"", round, shown, text);
+        ck_assert_msg(strcmp(shown, text) == 0, "round %u: \"%s\", expected \"%s\"", round, shown, text);
     }
     fkv_answer_text t = {.held = (char[16]){0}, .capacity = 16};
     fkv_stop_list none = {0};
@@ -534,12 +602,12 @@ END_TEST
 /* ---- masks and failures ---- */
 
 typedef struct masked {
-    uint32_t written[2][MAX_NEW]; /* by answer */
+    uint32_t written[2][MAX_NEW]; /* tokens of each answer */
     uint32_t n[2];
-    uint32_t n_calls[2]; /* of the mask */
-    uint32_t fail_at;    /* 0: never */
-    uint32_t end_at;     /* nothing is allowed then; 0: never */
-    uint32_t n_failed;   /* events with the right words */
+    uint32_t n_calls[2]; /* number of mask calls per answer */
+    uint32_t fail_at;    /* position at which the mask fails; 0 if it never fails */
+    uint32_t end_at;     /* position at which the mask allows no token; 0 if it always allows some token */
+    uint32_t n_failed;   /* number of failure events with the expected message */
     uint32_t n_done;
 } masked;
 
@@ -564,69 +632,76 @@ static void note_masked(void *user, const fkv_event *e) {
     if (e->kind == FKV_EVENT_DONE) m->n_done++;
     if (e->kind == FKV_EVENT_STARTED || e->reason != FKV_FINISH_FAILED) return;
     m->n_failed += e->message != NULL && strcmp(e->message, m->fail_at != 0 ? "the grammar ends here" : "the device broke") == 0;
-    (void)fkv_fail(FKV_BAD_ARGUMENT, "words of another failure"); /* as a callback that calls the library may leave */
+    (void)fkv_fail(FKV_BAD_ARGUMENT,
+                   "words of another failure"); /* a callback that calls the library may overwrite the message */
 }
 
-static void submit_masked(world *w, masked *m, uint32_t seed) {
-    static seen s;
-    s = (seen){.max_new = MAX_NEW, .n = 2};
+static void submit_masked(fixture *w, masked *m, uint32_t seed) {
+    static client_view s;
+    s = (client_view){.max_new = MAX_NEW, .n = 2};
     tokens_of(&s, seed, 0, 40);
     ck_ok(submit(w, &s, (fkv_request){.tenant = seed, .mask = some_of_them, .mask_user = m}));
     s.job->r.event = note_masked;
     s.job->r.user = m;
 }
 
-static uint32_t chosen(fkv_draft_offer *offers, uint32_t n, const double *extra, uint32_t most, double token_s) {
+static uint32_t chosen(fkv_draft_candidate *offers, uint32_t n, const double *extra, uint32_t most, double token_s) {
     uint32_t sum = 0;
     uint32_t n_chosen = fkv_draft_choose(offers, n, extra, most, token_s);
     for (uint32_t i = 0; i < n; i++) {
-        ck_assert_uint_le(offers[i].n_tried, offers[i].n_found);
-        sum += offers[i].n_tried;
+        ck_assert_uint_le(offers[i].n_chosen, offers[i].n_proposed);
+        sum += offers[i].n_chosen;
     }
     ck_assert_uint_eq(sum, n_chosen);
     return n_chosen;
 }
 
-START_TEST(drafts_are_tried_as_far_as_they_pay) {
-    fkv_draft_record r = fkv_draft_record_start();
-    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 3, 3);
-    ck_assert_double_gt(r.right, 0.9);
-    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 3, 1); /* every second one is right */
-    ck_assert_double_eq_tol(r.right, 0.5, 0.1);
-    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 1, 0);
-    ck_assert_double_lt(r.right, 0.1);
-    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 1, 1); /* not tried, but they would have been right */
-    ck_assert_double_gt(r.right, 0.9);
+START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
+    fkv_draft_record r = fkv_draft_record_init();
+    for (int i = 0; i < 40; i++) fkv_draft_update(&r, 3, 3);
+    ck_assert_double_gt(r.acceptance, 0.9);
+    for (int i = 0; i < 40; i++)
+        fkv_draft_update(&r, 3, 1); /* of three drafts, only the first is accepted, and the second is rejected */
+    ck_assert_double_eq_tol(r.acceptance, 0.5, 0.1);
+    for (int i = 0; i < 40; i++) fkv_draft_update(&r, 1, 0);
+    ck_assert_double_lt(r.acceptance, 0.1);
+    for (int i = 0; i < 40; i++)
+        fkv_draft_update(&r, 1, 1); /* a draft that was not tried is counted as accepted if it equals the generated token */
+    ck_assert_double_gt(r.acceptance, 0.9);
 
     const double even[] = {0.0, 0.001, 0.002, 0.003, 0.004};
-    const double steps[] = {0.0, 0.003, 0.003, 0.003, 0.003}; /* the first one costs what four do */
-    fkv_draft_offer one[] = {{.right = 0.5, .n_found = 4}};
-    ck_assert_uint_eq(chosen(one, 1, even, 4, 0.001), 0); /* it costs what it saves */
+    const double steps[] = {0.0, 0.003, 0.003, 0.003,
+                            0.003}; /* the first draft costs 3 ms, and up to three more drafts cost nothing */
+    fkv_draft_candidate one[] = {{.acceptance = 0.5, .n_proposed = 4}};
+    ck_assert_uint_eq(chosen(one, 1, even, 4, 0.001), 0); /* a draft that costs as much as it saves is not tried */
     ck_assert_uint_eq(chosen(one, 1, even, 4, 0.003), 1);
     ck_assert_uint_eq(chosen(one, 1, even, 4, 0.006), 2);
     ck_assert_uint_eq(chosen(one, 1, even, 1, 0.006), 1);
-    fkv_draft_offer some[] = {
-        {.right = 0.9, .n_found = 2}, {.right = 0.1, .n_found = 3}, {.right = 0.8, .n_found = 1}, {.right = 1.0}};
-    ck_assert_uint_eq(chosen(some, 4, even, 4, 0.002), 3); /* the likely ones */
-    ck_assert(some[0].n_tried == 2 && some[1].n_tried == 0 && some[2].n_tried == 1);
-    ck_assert_uint_eq(chosen(some, 4, steps, 2, 0.0018), 0); /* two of them do not pay for a step, ... */
-    ck_assert_uint_eq(chosen(some, 4, steps, 4, 0.0018), 4); /* ... all of them do */
+    fkv_draft_candidate some[] = {{.acceptance = 0.9, .n_proposed = 2},
+                                  {.acceptance = 0.1, .n_proposed = 3},
+                                  {.acceptance = 0.8, .n_proposed = 1},
+                                  {.acceptance = 1.0}};
+    ck_assert_uint_eq(chosen(some, 4, even, 4, 0.002), 3); /* only drafts that are likely to be accepted are tried */
+    ck_assert(some[0].n_chosen == 2 && some[1].n_chosen == 0 && some[2].n_chosen == 1);
+    ck_assert_uint_eq(chosen(some, 4, steps, 2, 0.0018), 0); /* the two best drafts together save less time than they cost */
+    ck_assert_uint_eq(chosen(some, 4, steps, 4, 0.0018), 4); /* all four drafts together save more time than they cost */
     ck_assert_uint_eq(chosen(some, 0, even, 4, 1.0), 0);
 }
 END_TEST
 
-/* Steps that are cut by their time end with a block of rows, whatever decodes beside them. */
-START_TEST(prefill_comes_in_whole_blocks_of_rows) {
-    static world w;
+/* A prefill chunk that is limited by the step's time budget must end at a multiple of the row block, regardless of the decode
+ * rows in the step. */
+START_TEST(prefill_chunks_are_multiples_of_the_row_block) {
+    static fixture w;
     fkv_engine_config config = quick_config();
     uint32_t n_cut = 0;
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 6; i++) {
-        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 20 + i, 0, i < 3 ? 20 : 400);
         ck_ok(submit(&w, &all[i], (fkv_request){0}));
     }
-    while (w.scheduler.n_running + w.scheduler.line.n > 0) {
+    while (w.scheduler.n_running + w.scheduler.queue.n > 0) {
         (void)fkv_scheduler_turn(&w.scheduler);
         uint32_t n = 0;
         for (uint32_t i = 0; i < w.scheduler.n_rows; i++) n += w.scheduler.rows[i].n_tokens;
@@ -637,20 +712,20 @@ START_TEST(prefill_comes_in_whole_blocks_of_rows) {
         n_cut++;
     }
     ck_assert_uint_gt(n_cut, 5);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
 START_TEST(drafts_and_forks_obey_a_mask) {
-    static world w;
+    static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* the model repeats itself in both rounds */
+    drafts = true; /* the model generates repeated text in both rounds */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
-        open_world(&w, &config);
+        open_fixture(&w, &config);
         if (round == 0) w.scheduler.device.draft_tokens = 0;
-        w.scheduler.cost.weights[1] = 0.0; /* rows cost nothing, as far as it knows: every draft is worth a try */
+        w.scheduler.cost.weights[1] = 0.0; /* the cost model charges nothing for rows, so every draft is worth trying */
         submit_masked(&w, m, 3);
         (void)run_all(&w);
         ck_assert_uint_eq(m->n_done, 1);
@@ -659,22 +734,22 @@ START_TEST(drafts_and_forks_obey_a_mask) {
             for (uint32_t i = 0; i < MAX_NEW; i++) ck_assert(allows(a, i, m->written[a][i]));
         }
         ck_assert_int_eq(w.scheduler.stats.drafted_tokens > 0, round == 1);
-        close_world(&w);
+        close_fixture(&w);
     }
     ck_assert_mem_eq(with[0].written, with[1].written, sizeof with[0].written);
     drafts = false;
 }
 END_TEST
 
-START_TEST(every_request_that_fails_hears_why) {
-    static world w;
+START_TEST(every_failed_request_receives_the_reason) {
+    static fixture w;
     fkv_engine_config config = quick_config();
     masked m[2] = {{.fail_at = 5}, {.fail_at = 7}};
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 2; i++) submit_masked(&w, &m[i], 3 + i);
     (void)run_all(&w);
     for (uint32_t i = 0; i < 2; i++) {
-        ck_assert_uint_eq(m[i].n_failed, 3); /* both answers, and the end */
+        ck_assert_uint_eq(m[i].n_failed, 3); /* one event for each of the two answers, and one for the end of the request */
         ck_assert_uint_eq(m[i].n[0], m[i].fail_at);
     }
     m[0] = (masked){.end_at = 6};
@@ -691,7 +766,7 @@ START_TEST(every_request_that_fails_hears_why) {
     w.broken = true;
     (void)run_all(&w);
     for (uint32_t i = 0; i < 2; i++) ck_assert_uint_eq(m[i].n_failed, 3);
-    close_world(&w);
+    close_fixture(&w);
 }
 END_TEST
 
@@ -709,19 +784,19 @@ static void quiet_event(void *user, const fkv_event *event) {
 }
 #endif
 
-START_TEST(steps_take_no_memory) {
+START_TEST(steps_allocate_nothing) {
 #ifdef FKV_HAVE_JEMALLOC
-    static world w;
+    static fixture w;
     fkv_engine_config config = quick_config();
     uint64_t before = 0;
     uint64_t after = 0;
     size_t size = sizeof before;
-    open_world(&w, &config);
+    open_fixture(&w, &config);
     for (uint32_t i = 0; i < 4; i++) {
-        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 20 + i, 0, 100 + 100 * i);
         ck_ok(submit(&w, &all[i], (fkv_request){.logprobs = true, .n_top = 5, .mask = i == 0 ? everything : NULL}));
-        all[i].job->r.event = quiet_event; /* the marks of check take memory */
+        all[i].job->r.event = quiet_event; /* the Check library allocates memory for its own bookkeeping */
     }
     (void)fkv_scheduler_turn(&w.scheduler);
     if (mallctl("thread.allocated", &before, &size, NULL, 0) != 0) abort();
@@ -729,15 +804,17 @@ START_TEST(steps_take_no_memory) {
     if (mallctl("thread.allocated", &after, &size, NULL, 0) != 0) abort();
     ck_assert_uint_eq(before, after);
     (void)run_all(&w);
-    close_world(&w);
+    close_fixture(&w);
 #endif
 }
 END_TEST
 
-TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_every_rule, one_prefix_of_32_requests_is_computed_once,
-          a_tenant_that_sends_ten_times_as_much_gets_half, a_tenant_that_comes_back_has_no_credit,
-          within_a_tenant_priority_then_deadline_then_age_decide, prefill_beside_decode_keeps_steps_short,
-          a_process_that_stood_still_goes_on_predicting_as_before, what_can_never_fit_is_refused_with_the_numbers,
-          stop_strings_end_the_text_before_them, held_text_is_what_could_become_a_stop, drafts_are_tried_as_far_as_they_pay,
-          prefill_comes_in_whole_blocks_of_rows, drafts_and_forks_obey_a_mask, every_request_that_fails_hears_why,
-          steps_take_no_memory)
+TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_all_invariants, shared_prefix_of_32_requests_is_computed_once,
+          forecast_counts_a_shared_prefix_once, recent_prompts_predict_the_cached_prefix,
+          warm_up_measures_the_device_before_the_first_request, tenant_with_ten_times_the_load_gets_half,
+          returning_tenant_has_no_credit, priority_then_deadline_then_age_order_a_tenants_requests,
+          decode_during_prefill_keeps_steps_short, suspended_process_does_not_distort_predictions,
+          request_that_can_never_fit_is_rejected_with_the_sizes, stop_strings_end_the_text_before_them,
+          held_text_is_what_could_become_a_stop_string, drafts_are_tried_only_as_far_as_they_pay_off,
+          prefill_chunks_are_multiples_of_the_row_block, drafts_and_forks_obey_a_mask, every_failed_request_receives_the_reason,
+          steps_allocate_nothing)

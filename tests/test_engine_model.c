@@ -1,7 +1,7 @@
-/* The engine with its thread and the needle model: the same bits whatever runs beside a request, requests and cancels from many
- * threads, memory that comes back.
+/* The engine with its thread and the needle model: outputs are bit-identical regardless of concurrent requests, requests and
+ * cancellations may come from many threads, and all memory is released.
  */
-#include "model_world.h"
+#include "model_fixture.h"
 #include "test.h"
 
 #include <flatkv/engine.h>
@@ -16,23 +16,23 @@
 
 enum { MAX_NEW = 24, PROMPT = 200, N_BATCH = 16 };
 
-typedef struct heard {
+typedef struct events {
     pthread_mutex_t lock;
-    pthread_cond_t told;
+    pthread_cond_t changed;
     bool done;
     uint32_t tokens[FKV_MAX_ANSWERS][MAX_NEW];
     float logprobs[FKV_MAX_ANSWERS][MAX_NEW];
     uint32_t n[FKV_MAX_ANSWERS];
     uint32_t n_cached;
     fkv_finish reason;
-} heard;
+} events;
 
 static fkv_model *model;
-static const fkv_prefix_store *the_store; /* of the engines that are opened */
+static const fkv_prefix_store *the_store; /* prefix store of all engines that are opened from now on */
 static uint32_t n_drafts;
 
-static void hear(void *user, const fkv_event *e) {
-    heard *h = user;
+static void on_event(void *user, const fkv_event *e) {
+    events *h = user;
     (void)pthread_mutex_lock(&h->lock);
     if (e->kind == FKV_EVENT_TOKEN && h->n[e->answer] < MAX_NEW) {
         h->logprobs[e->answer][h->n[e->answer]] = e->logprob;
@@ -42,22 +42,22 @@ static void hear(void *user, const fkv_event *e) {
     if (e->kind == FKV_EVENT_DONE) {
         h->reason = e->reason;
         h->done = true;
-        (void)pthread_cond_signal(&h->told);
+        (void)pthread_cond_signal(&h->changed);
     }
     (void)pthread_mutex_unlock(&h->lock);
 }
 
-static void heard_start(heard *h) {
+static void events_init(events *h) {
     memset(h, 0, sizeof *h);
     (void)pthread_mutex_init(&h->lock, NULL);
-    (void)pthread_cond_init(&h->told, NULL);
+    (void)pthread_cond_init(&h->changed, NULL);
 }
 
-static void heard_wait(heard *h) {
+static void events_wait(events *h) {
     (void)pthread_mutex_lock(&h->lock);
-    while (!h->done) (void)pthread_cond_wait(&h->told, &h->lock);
+    while (!h->done) (void)pthread_cond_wait(&h->changed, &h->lock);
     (void)pthread_mutex_unlock(&h->lock);
-    (void)pthread_cond_destroy(&h->told);
+    (void)pthread_cond_destroy(&h->changed);
     (void)pthread_mutex_destroy(&h->lock);
 }
 
@@ -81,13 +81,13 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
     ck_ok(fkv_engine_open(model, &c, &engine));
     fkv_engine_stats stats;
     fkv_engine_stats_now(engine, &stats);
-    ck_assert_uint_gt(stats.max_request_tokens, 0); /* figures are there as soon as the engine is */
+    ck_assert_uint_gt(stats.max_request_tokens, 0); /* statistics are available as soon as the engine is open */
     return engine;
 }
 
 static void check_empty(fkv_engine *engine) {
     fkv_engine_stats stats;
-    ck_assert(fkv_engine_drain(engine, 60.0));
+    ck_assert(fkv_engine_drain(engine, 3600.0));
     fkv_engine_stats_now(engine, &stats);
     ck_assert_uint_eq(stats.cache.seqs, 0);
     for (uint32_t g = 0; g < stats.cache.n_groups; g++) {
@@ -97,53 +97,53 @@ static void check_empty(fkv_engine *engine) {
     ck_assert_uint_eq(stats.finished[FKV_FINISH_FAILED], 0);
 }
 
-static fkv_request request_of(const uint32_t *prompt, heard *h) {
+static fkv_request request_of(const uint32_t *prompt, events *h) {
     return (fkv_request){.prompt = prompt,
                          .n_prompt = PROMPT,
                          .max_new = MAX_NEW,
                          .sampler = fkv_sampler_config_default(),
                          .ignore_end = true,
                          .logprobs = true,
-                         .event = hear,
+                         .event = on_event,
                          .user = h};
 }
 
-static void check_same(const heard *a, const heard *b, uint32_t answer, const char *what) {
+static void check_same(const events *a, const events *b, uint32_t answer, const char *what) {
     ck_assert_uint_eq(b->n[answer], MAX_NEW);
     for (uint32_t i = 0; i < MAX_NEW; i++)
         ck_assert_msg(a->tokens[0][i] == b->tokens[answer][i] && a->logprobs[0][i] == b->logprobs[answer][i],
-                      "%s: token %u is %u (%.9g) instead of %u (%.9g)", what, i, b->tokens[answer][i],
+                      "%s: token %u is %u (%.9g), expected %u (%.9g)", what, i, b->tokens[answer][i],
                       (double)b->logprobs[answer][i], a->tokens[0][i], (double)a->logprobs[0][i]);
 }
 
-START_TEST(a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix) {
-    static heard alone[N_BATCH];
-    static heard batch[N_BATCH];
-    static heard again;
-    static heard forks;
+START_TEST(batched_shared_and_forked_texts_are_bit_identical) {
+    static events alone[N_BATCH];
+    static events batch[N_BATCH];
+    static events again;
+    static events forks;
     uint32_t prompts[N_BATCH][PROMPT];
     uint64_t id = 0;
     for (uint32_t i = 0; i < N_BATCH; i++) model_book_tokens(300 * i, prompts[i], PROMPT);
     fkv_engine *engine = open_engine(N_BATCH);
     for (uint32_t i = 0; i < N_BATCH; i++) {
         fkv_request r = request_of(prompts[i], &alone[i]);
-        heard_start(&alone[i]);
+        events_init(&alone[i]);
         ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-        heard_wait(&alone[i]);
+        events_wait(&alone[i]);
         ck_assert_uint_eq(alone[i].n_cached, 0);
     }
-    heard_start(&again);
+    events_init(&again);
     fkv_request r = request_of(prompts[0], &again);
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-    heard_wait(&again);
+    events_wait(&again);
     ck_assert_uint_eq(again.n_cached, (PROMPT - 1) / 16 * 16);
     check_same(&alone[0], &again, 0, "from a shared prefix");
-    heard_start(&forks);
+    events_init(&forks);
     r = request_of(prompts[1], &forks);
     r.n = 4;
-    r.tenant = 7; /* nothing is cached for it */
+    r.tenant = 7; /* no prefix is cached for this tenant */
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-    heard_wait(&forks);
+    events_wait(&forks);
     for (uint32_t i = 0; i < 4; i++) check_same(&alone[1], &forks, i, "forked");
     check_empty(engine);
     fkv_engine_close(engine);
@@ -151,17 +151,17 @@ START_TEST(a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix
     engine = open_engine(N_BATCH);
     for (uint32_t i = 0; i < N_BATCH; i++) {
         r = request_of(prompts[i], &batch[i]);
-        heard_start(&batch[i]);
+        events_init(&batch[i]);
         ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
     }
-    for (uint32_t i = 0; i < N_BATCH; i++) heard_wait(&batch[i]);
+    for (uint32_t i = 0; i < N_BATCH; i++) events_wait(&batch[i]);
     for (uint32_t i = 0; i < N_BATCH; i++) check_same(&alone[i], &batch[i], 0, "in a batch");
     check_empty(engine);
     fkv_engine_close(engine);
 }
 END_TEST
 
-/* ---- prefixes beyond memory ---- */
+/* ---- prefixes on disk ---- */
 
 static const char *store_path(void) {
     static char path[200];
@@ -170,7 +170,8 @@ static const char *store_path(void) {
     return path;
 }
 
-/* Changes one byte of the n-th page in the folder (n past the last: removes all, and the folder). Returns how many there are. */
+/* Flips one byte of the n-th page in the folder. If n is beyond the last page, removes all pages and the folder. Returns the
+ * number of pages. */
 static uint32_t each_page(uint32_t n) {
     char name[600];
     uint32_t i = 0;
@@ -193,8 +194,8 @@ static uint32_t each_page(uint32_t n) {
     return i;
 }
 
-/* Opens an engine on the store, asks once, closes it. */
-static fkv_engine_stats ask_once(const fkv_prefix_store *store, const uint32_t *prompt, const char *tenant_name, heard *h) {
+/* Opens an engine with the store, runs one request and closes the engine. */
+static fkv_engine_stats ask_once(const fkv_prefix_store *store, const uint32_t *prompt, const char *tenant_name, events *h) {
     fkv_engine_stats stats;
     uint64_t id = 0;
     the_store = store;
@@ -202,16 +203,16 @@ static fkv_engine_stats ask_once(const fkv_prefix_store *store, const uint32_t *
     the_store = NULL;
     fkv_request r = request_of(prompt, h);
     r.tenant_name = tenant_name;
-    heard_start(h);
+    events_init(h);
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-    heard_wait(h);
+    events_wait(h);
     check_empty(engine);
     fkv_engine_stats_now(engine, &stats);
     fkv_engine_close(engine);
     return stats;
 }
 
-static fkv_engine_stats ask_folder(const uint32_t *prompt, const char *tenant_name, heard *h) {
+static fkv_engine_stats ask_folder(const uint32_t *prompt, const char *tenant_name, events *h) {
     fkv_prefix_store store;
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &store));
     fkv_engine_stats stats = ask_once(&store, prompt, tenant_name, h);
@@ -219,17 +220,17 @@ static fkv_engine_stats ask_folder(const uint32_t *prompt, const char *tenant_na
     return stats;
 }
 
-START_TEST(a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew) {
+START_TEST(prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed) {
     enum { CACHED = (PROMPT - 1) / 16 * 16, ALL = (PROMPT + MAX_NEW - 1) / 16 };
-    static heard cold;
-    static heard warm;
+    static events cold;
+    static events warm;
     uint32_t prompt[PROMPT];
     model_book_tokens(77, prompt, PROMPT);
     (void)ask_once(NULL, prompt, NULL, &cold);
     (void)ask_folder(prompt, "a", &warm);
     ck_assert_uint_eq(warm.n_cached, 0);
     check_same(&cold, &warm, 0, "with a store that is empty");
-    ck_assert_uint_eq(each_page(UINT32_MAX - 1), ALL); /* of the answer too */
+    ck_assert_uint_eq(each_page(UINT32_MAX - 1), ALL); /* the stored pages include those of the answer */
 
     fkv_engine_stats stats = ask_folder(prompt, "a", &warm);
     check_same(&cold, &warm, 0, "from disk");
@@ -237,7 +238,7 @@ START_TEST(a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew)
     ck_assert_uint_eq(stats.store.read_pages, CACHED / 16);
     ck_assert_uint_eq(stats.computed_tokens, PROMPT - CACHED);
 
-    stats = ask_folder(prompt, "b", &warm); /* another tenant sees none of it */
+    stats = ask_folder(prompt, "b", &warm); /* another tenant finds no stored pages */
     check_same(&cold, &warm, 0, "of another tenant");
     ck_assert_uint_eq(warm.n_cached, 0);
     ck_assert_uint_eq(stats.store.read_pages, 0);
@@ -253,8 +254,29 @@ START_TEST(a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew)
 }
 END_TEST
 
+START_TEST(one_request_repairs_all_damaged_pages_of_its_prompt) {
+    enum { CACHED = (PROMPT - 1) / 16 * 16 };
+    static events cold;
+    static events warm;
+    uint32_t prompt[PROMPT];
+    model_book_tokens(79, prompt, PROMPT);
+    (void)ask_folder(prompt, "a", &cold);
+    const uint32_t n_pages = each_page(UINT32_MAX - 1);
+    for (uint32_t n = 0; n < n_pages; n++) (void)each_page(n);
+    fkv_engine_stats stats = ask_folder(prompt, "a", &warm);
+    check_same(&cold, &warm, 0, "with a folder of damaged pages");
+    ck_assert_uint_eq(warm.n_cached, 0);
+    ck_assert_uint_eq(stats.store.damaged_pages, 1);
+    stats = ask_folder(prompt, "a", &warm); /* the first request has rewritten every page of the prompt */
+    check_same(&cold, &warm, 0, "from a repaired folder");
+    ck_assert_uint_eq(stats.store.damaged_pages, 0);
+    ck_assert_uint_eq(stats.store.read_pages, CACHED / 16);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
 static fkv_status slow_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
-    const struct timespec time = {.tv_sec = 1}; /* for a page that takes milliseconds to compute */
+    const struct timespec time = {.tv_sec = 1}; /* a page takes milliseconds to compute */
     const fkv_prefix_store *inner = self;
     (void)nanosleep(&time, NULL);
     return inner->read(inner->self, key, packed, capacity, n_bytes);
@@ -262,7 +284,7 @@ static fkv_status slow_read(void *self, const fkv_page_key *key, uint8_t *packed
 
 static bool inner_look(void *self, const fkv_page_key *key) {
     const fkv_prefix_store *inner = self;
-    return inner->look(inner->self, key);
+    return inner->contains(inner->self, key);
 }
 
 static fkv_status inner_write(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
@@ -272,17 +294,17 @@ static fkv_status inner_write(void *self, const fkv_page_key *key, const uint8_t
 
 static void inner_used(void *self, const fkv_page_key *keys, uint32_t n) {
     const fkv_prefix_store *inner = self;
-    inner->used(inner->self, keys, n);
+    inner->touch(inner->self, keys, n);
 }
 
-static void inner_figures(void *self, fkv_prefix_store_figures *figures) {
+static void inner_figures(void *self, fkv_prefix_store_stats *figures) {
     const fkv_prefix_store *inner = self;
-    inner->figures(inner->self, figures);
+    inner->stats(inner->self, figures);
 }
 
-START_TEST(a_store_that_is_slower_than_computing_is_left_alone) {
-    static heard cold;
-    static heard warm;
+START_TEST(store_slower_than_computing_is_not_used) {
+    static events cold;
+    static events warm;
     uint32_t prompt[PROMPT];
     static fkv_prefix_store inner;
     uint64_t id = 0;
@@ -291,27 +313,28 @@ START_TEST(a_store_that_is_slower_than_computing_is_left_alone) {
     (void)ask_folder(prompt, "a", &cold);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
     const fkv_prefix_store slow = {.self = &inner,
-                                   .look = inner_look,
+                                   .contains = inner_look,
                                    .read = slow_read,
                                    .write = inner_write,
-                                   .used = inner_used,
-                                   .figures = inner_figures};
+                                   .touch = inner_used,
+                                   .stats = inner_figures};
     the_store = &slow;
     fkv_engine *engine = open_engine(2);
     the_store = NULL;
     for (uint32_t i = 0; i < 3; i++) {
         uint32_t other[PROMPT];
         memcpy(other, prompt, sizeof other);
-        if (i == 0) model_book_tokens(500, other, PROMPT); /* learns what computing takes */
+        /* the engine learns the cost of computing tokens from the first request */
+        if (i == 0) model_book_tokens(500, other, PROMPT);
         fkv_request r = request_of(other, &warm);
         r.tenant_name = "a";
-        r.tenant = i; /* a tree of its own, the same name */
-        heard_start(&warm);
+        r.tenant = i; /* each tenant number has its own prefix tree, but all have the same tenant name */
+        events_init(&warm);
         ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-        heard_wait(&warm);
-        if (i > 0) check_same(&cold, &warm, 0, "beside a slow store");
+        events_wait(&warm);
+        if (i > 0) check_same(&cold, &warm, 0, "with a slow store");
     }
-    ck_assert(fkv_engine_drain(engine, 60.0));
+    ck_assert(fkv_engine_drain(engine, 3600.0));
     fkv_engine_stats_now(engine, &stats);
     ck_assert_uint_le(stats.store.read_pages, 1);
     ck_assert_uint_eq(stats.store.late + stats.store.declined, 2);
@@ -334,10 +357,10 @@ static fkv_status inner_read(void *self, const fkv_page_key *key, uint8_t *packe
     return inner->read(inner->self, key, packed, capacity, n_bytes);
 }
 
-START_TEST(a_store_is_not_asked_again_in_every_step_for_a_request_that_waits) {
+START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
     enum { STEPS = 100 };
-    static heard long_one;
-    static heard waits;
+    static events long_one;
+    static events waits;
     uint32_t prompt[PROMPT];
     static fkv_prefix_store inner;
     uint64_t id = 0;
@@ -347,31 +370,32 @@ START_TEST(a_store_is_not_asked_again_in_every_step_for_a_request_that_waits) {
     (void)ask_folder(prompt, "a", &waits);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
     const fkv_prefix_store counted = {.self = &inner,
-                                      .look = counted_look,
+                                      .contains = counted_look,
                                       .read = inner_read,
                                       .write = inner_write,
-                                      .used = inner_used,
-                                      .figures = inner_figures};
+                                      .touch = inner_used,
+                                      .stats = inner_figures};
     the_store = &counted;
     fkv_engine *engine = open_engine(2);
     the_store = NULL;
     fkv_engine_stats_now(engine, &stats);
     fkv_request r = request_of(prompt, &long_one);
     r.prompt = (uint32_t[PROMPT]){1, 2, 3};
-    r.max_new = stats.max_request_tokens - PROMPT; /* leaves no page to others */
-    heard_start(&long_one);
+    r.max_new = stats.max_request_tokens - PROMPT; /* the long request leaves no pages for other requests */
+    events_init(&long_one);
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
     r = request_of(prompt, &waits);
     r.tenant_name = "a";
-    heard_start(&waits);
+    events_init(&waits);
     ck_ok(fkv_engine_submit(engine, &r, &other, NULL));
     while (stats.steps < STEPS) fkv_engine_stats_now(engine, &stats);
     ck_assert_uint_eq(stats.waiting, 1);
-    ck_assert_uint_le(n_looks, 3 * (PROMPT + 2 * STEPS) / 16); /* once, and once for each page that the other one wrote */
+    ck_assert_uint_le(n_looks, 3 * (PROMPT + 2 * STEPS) /
+                                   16); /* the store is queried once, and once more for each page that the other request wrote */
     fkv_engine_cancel(engine, id);
-    heard_wait(&long_one);
-    heard_wait(&waits);
-    ck_assert_uint_eq(waits.n_cached, (PROMPT - 1) / 16 * 16); /* and still comes from the store */
+    events_wait(&long_one);
+    events_wait(&waits);
+    ck_assert_uint_eq(waits.n_cached, (PROMPT - 1) / 16 * 16); /* the prefix is still loaded from the store */
     fkv_engine_close(engine);
     inner.close(inner.self);
     (void)each_page(UINT32_MAX);
@@ -380,28 +404,29 @@ END_TEST
 
 /* ---- drafts ---- */
 
-START_TEST(drafts_change_the_time_and_not_the_text) {
+START_TEST(drafts_do_not_change_the_text) {
     enum { N = 6, DRAFT = 4 };
-    static heard plain[N];
-    static heard drafted[N];
+    static events plain[N];
+    static events drafted[N];
     uint32_t prompts[N][PROMPT];
     uint64_t id = 0;
     fkv_engine_stats stats;
     for (uint32_t i = 0; i < N; i++) {
         model_book_tokens(150 * i, prompts[i], PROMPT / 2);
-        memcpy(prompts[i] + PROMPT / 2, prompts[i], PROMPT / 2 * sizeof(uint32_t)); /* the text begins to repeat itself */
+        memcpy(prompts[i] + PROMPT / 2, prompts[i],
+               PROMPT / 2 * sizeof(uint32_t)); /* the prompt ends with repeated text, which drafts can predict */
     }
     for (n_drafts = 0; n_drafts <= DRAFT; n_drafts += DRAFT) {
-        heard *all = n_drafts > 0 ? drafted : plain;
+        events *all = n_drafts > 0 ? drafted : plain;
         fkv_engine *engine = open_engine(3);
         for (uint32_t i = 0; i < N; i++) {
             fkv_request r = request_of(prompts[i], &all[i]);
-            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* the seed is the same */
+            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* samples with the same seed in both runs */
             r.n = i == 1 ? 2 : 1;
-            heard_start(&all[i]);
+            events_init(&all[i]);
             ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
         }
-        for (uint32_t i = 0; i < N; i++) heard_wait(&all[i]);
+        for (uint32_t i = 0; i < N; i++) events_wait(&all[i]);
         check_empty(engine);
         fkv_engine_stats_now(engine, &stats);
         fkv_engine_close(engine);
@@ -409,9 +434,9 @@ START_TEST(drafts_change_the_time_and_not_the_text) {
     n_drafts = 0;
     for (uint32_t i = 0; i < N; i++) check_same(&plain[i], &drafted[i], 0, "with drafts");
     check_same(&plain[1], &drafted[1], 1, "a fork with drafts");
-    printf("%u of %u drafted tokens were right\n", (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
-    ck_assert_uint_le(stats.accepted_tokens,
-                      stats.drafted_tokens); /* how many pay depends on the clock: test_engine has its own */
+    printf("%u of %u drafted tokens were accepted\n", (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
+    ck_assert_uint_le(stats.accepted_tokens, stats.drafted_tokens); /* how many drafts are tried depends on measured times;
+                                                                       test_engine checks the number with a simulated clock */
 }
 END_TEST
 
@@ -426,25 +451,25 @@ static uint32_t shared_prompts[3][PROMPT];
 static void *client(void *user) {
     uint32_t number = *(const uint32_t *)user;
     for (uint32_t i = 0; i < N_EACH; i++) {
-        heard h;
+        events h;
         uint64_t id = 0;
         fkv_engine_stats stats;
         fkv_request_info list[8];
-        heard_start(&h);
+        events_init(&h);
         fkv_request r = request_of(shared_prompts[i % 3], &h);
         r.tenant = number % 2;
         if (fkv_engine_submit(shared, &r, &id, NULL) != FKV_OK) abort();
         if (i % 4 == 1) fkv_engine_cancel(shared, id);
         fkv_engine_stats_now(shared, &stats);
         (void)fkv_engine_requests(shared, list, 8);
-        heard_wait(&h);
+        events_wait(&h);
         if (h.reason == FKV_FINISH_CANCELLED) n_cancelled++;
         if (h.reason != FKV_FINISH_CANCELLED && h.n[0] != MAX_NEW) abort();
     }
     return NULL;
 }
 
-START_TEST(requests_and_cancels_come_from_many_threads) {
+START_TEST(requests_and_cancels_from_many_threads_are_served) {
     pthread_t threads[N_THREADS];
     uint32_t numbers[N_THREADS];
     for (uint32_t i = 0; i < 3; i++) model_book_tokens(100 * i, shared_prompts[i], PROMPT);
@@ -454,7 +479,7 @@ START_TEST(requests_and_cancels_come_from_many_threads) {
         ck_assert_int_eq(pthread_create(&threads[i], NULL, client, &numbers[i]), 0);
     }
     for (uint32_t i = 0; i < N_THREADS; i++) (void)pthread_join(threads[i], NULL);
-    printf("%u of %u were cancelled in time\n", n_cancelled, N_THREADS * N_EACH / 4);
+    printf("%u of %u requests were cancelled before they finished\n", n_cancelled, N_THREADS * N_EACH / 4);
     check_empty(shared);
     fkv_engine_close(shared);
 }
@@ -468,8 +493,8 @@ static const char *only_one(void *user, uint32_t answer, const uint32_t *tokens,
     return NULL;
 }
 
-START_TEST(a_mask_decides_what_may_be_written) {
-    static heard h;
+START_TEST(mask_limits_the_tokens_of_an_answer) {
+    static events h;
     uint32_t prompt[PROMPT];
     uint32_t only = 'x';
     uint64_t id = 0;
@@ -478,16 +503,16 @@ START_TEST(a_mask_decides_what_may_be_written) {
     fkv_request r = request_of(prompt, &h);
     r.mask = only_one;
     r.mask_user = &only;
-    heard_start(&h);
+    events_init(&h);
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
-    heard_wait(&h);
+    events_wait(&h);
     for (uint32_t i = 0; i < MAX_NEW; i++) ck_assert_uint_eq(h.tokens[0][i], only);
     fkv_engine_close(engine);
 }
 END_TEST
 
-START_TEST(a_full_queue_says_when_to_come_back) {
-    static heard h[8];
+START_TEST(full_queue_reports_when_to_retry) {
+    static events h[8];
     uint32_t prompt[PROMPT];
     uint64_t id = 0;
     double retry = 0.0;
@@ -495,7 +520,7 @@ START_TEST(a_full_queue_says_when_to_come_back) {
     model_book_tokens(0, prompt, PROMPT);
     fkv_engine_config c = fkv_engine_config_default();
     fkv_engine *engine = open_engine(1);
-    fkv_engine_close(engine); /* the model is loaded */
+    fkv_engine_close(engine); /* the model is loaded now */
     c.runner.max_tokens = 1024;
     c.runner.max_seqs = c.runner.max_logit_rows = 1;
     c.max_queue = 2;
@@ -504,23 +529,23 @@ START_TEST(a_full_queue_says_when_to_come_back) {
     while (n < 8 && status == FKV_OK) {
         fkv_request r = request_of(prompt, &h[n]);
         r.max_new = 700;
-        heard_start(&h[n]);
+        events_init(&h[n]);
         status = fkv_engine_submit(engine, &r, &id, &retry);
         if (status == FKV_OK) n++;
     }
     ck_assert_int_eq(status, FKV_BUSY);
     ck_assert(n >= 2 && n <= 3);
     ck_assert_double_ge(retry, 1.0);
-    (void)fkv_engine_drain(engine, 0.0);  /* now every one is refused */
-    for (uint32_t i = 0; i < 2000; i++) { /* each behind those before it, but never beyond all bounds */
+    (void)fkv_engine_drain(engine, 0.0);  /* the drained engine rejects every request */
+    for (uint32_t i = 0; i < 2000; i++) { /* retry times increase with every rejected request, up to a bound */
         fkv_request r = request_of(prompt, &h[n]);
         r.max_new = 700;
         ck_assert_int_eq(fkv_engine_submit(engine, &r, &id, &retry), FKV_BUSY);
         ck_assert(retry >= 1.0 && retry <= 600.0);
     }
-    fkv_engine_close(engine); /* cancels what is left */
+    fkv_engine_close(engine); /* cancels the remaining requests */
     for (uint32_t i = 0; i < n; i++) {
-        heard_wait(&h[i]);
+        events_wait(&h[i]);
         ck_assert_int_eq(h[i].reason, FKV_FINISH_CANCELLED);
     }
     fkv_model_close(model);
@@ -528,8 +553,8 @@ START_TEST(a_full_queue_says_when_to_come_back) {
 }
 END_TEST
 
-TEST_MAIN("engine_model", a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix,
-          a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew,
-          a_store_that_is_slower_than_computing_is_left_alone, a_store_is_not_asked_again_in_every_step_for_a_request_that_waits,
-          drafts_change_the_time_and_not_the_text, requests_and_cancels_come_from_many_threads,
-          a_mask_decides_what_may_be_written, a_full_queue_says_when_to_come_back)
+TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical, one_request_repairs_all_damaged_pages_of_its_prompt,
+          prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
+          store_is_not_queried_in_every_step_for_a_waiting_request, drafts_do_not_change_the_text,
+          requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,
+          full_queue_reports_when_to_retry)

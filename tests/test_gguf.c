@@ -1,6 +1,8 @@
-/* What sound GGUF files say, through memory and through the file system, and what tells weights apart. */
+/* Valid GGUF files, read from memory and from the file system, and the identity of weights. */
 #include "gguf_maker.h"
-#include "page_file_world.h"
+#include "page_file_fixture.h"
+
+#include "../src/model/rope_scaling.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -10,15 +12,15 @@ static bool same(fkv_bytes bytes, const char *text) {
     return bytes.size == strlen(text) && memcmp(bytes.data, text, bytes.size) == 0;
 }
 
-/* ---- sound files ---- */
+/* ---- valid files ---- */
 
-START_TEST(a_sound_file_says_its_hyperparameters) {
+START_TEST(valid_file_gives_its_hyperparameters) {
     good_keys(&shared);
     good_tensors(&shared);
     fkv_weights *weights = read_good(&shared);
     const fkv_hparams *h = fkv_weights_hparams(weights);
     ck_assert_str_eq(h->architecture, "llama");
-    ck_assert_str_eq(h->name, "A small\\x1b[31m model"); /* safe to print */
+    ck_assert_str_eq(h->name, "A small\\x1b[31m model"); /* control characters are escaped for printing */
     ck_assert_uint_eq(h->n_layers, 3);
     ck_assert_uint_eq(h->dim, 64);
     ck_assert_uint_eq(h->ffn_dim, 96);
@@ -38,7 +40,7 @@ START_TEST(a_sound_file_says_its_hyperparameters) {
 }
 END_TEST
 
-START_TEST(a_sound_file_says_its_vocabulary) {
+START_TEST(valid_file_gives_its_vocabulary) {
     good_keys(&shared);
     fkv_weights *weights = read_good(&shared);
     const fkv_vocab_source *v = fkv_weights_vocab(weights);
@@ -50,7 +52,7 @@ START_TEST(a_sound_file_says_its_vocabulary) {
     ck_assert_uint_eq(v->n_merges, 1);
     ck_assert(same(v->merges[0], "a b"));
     ck_assert(v->bos == 1 && v->eos == 1 && v->eot == 4 && v->unk == 0);
-    ck_assert(v->add_bos && v->add_space_prefix); /* the defaults of SentencePiece */
+    ck_assert(v->add_bos && v->add_space_prefix); /* defaults of SentencePiece vocabularies */
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 0);
     fkv_weights_close(weights);
 
@@ -63,7 +65,7 @@ START_TEST(a_sound_file_says_its_vocabulary) {
 }
 END_TEST
 
-START_TEST(tensors_lie_where_the_file_has_them) {
+START_TEST(tensors_point_to_their_data_in_the_file) {
     good_keys(&shared);
     good_tensors(&shared);
     fkv_weights *weights = read_good(&shared);
@@ -75,7 +77,7 @@ START_TEST(tensors_lie_where_the_file_has_them) {
     ck_assert(embd->type == FKV_TENSOR_Q8_0 && embd->n_rows == 5 && embd->n_cols == 64 && embd->row_bytes == 68);
     ck_assert(norm->type == FKV_TENSOR_F32 && norm->n_rows == 1 && norm->n_cols == 64 && norm->row_bytes == 256);
     ck_assert_ptr_eq(embd->data, shared.bytes + shared.n - shared.data_bytes);
-    ck_assert_ptr_eq(norm->data, embd->data + 352); /* 340 bytes, up to the alignment of 32 */
+    ck_assert_ptr_eq(norm->data, embd->data + 352); /* the data has 340 bytes, rounded up to the alignment of 32 */
     ck_assert_int_eq(fkv_weights_find(weights, "blk.0.attn_k.weight")->type, FKV_TENSOR_BF16);
     ck_assert_ptr_null(fkv_weights_find(weights, "output.weight"));
     ck_assert_ptr_null(fkv_weights_find(weights, ""));
@@ -103,7 +105,7 @@ START_TEST(every_one_of_many_tensors_is_found) {
 }
 END_TEST
 
-START_TEST(what_a_file_does_not_say_is_zero) {
+START_TEST(missing_keys_read_as_zero) {
     maker_open(&shared);
     key_text(&shared, "general.architecture", "qwen3");
     fkv_weights *weights = read_good(&shared);
@@ -118,7 +120,7 @@ START_TEST(what_a_file_does_not_say_is_zero) {
 }
 END_TEST
 
-START_TEST(gemma_says_windows_and_two_ropes) {
+START_TEST(gemma_has_windows_and_two_ropes) {
     const uint8_t pattern[] = {1, 1, 0, 1, 1, 0};
     maker_open(&shared);
     key_text(&shared, "general.architecture", "gemma3");
@@ -145,7 +147,68 @@ START_TEST(gemma_says_windows_and_two_ropes) {
 }
 END_TEST
 
-START_TEST(numbers_may_be_wider_than_they_need) {
+/* The expected attention factor of YaRN is that of llama.cpp (llama-context.cpp): (0.1 * ln(factor) + 1) / (0.1 * multiplier *
+ * ln(factor) + 1). The multiplier is used for mistral3 only. */
+START_TEST(yarn_log_multiplier_is_mscale_all_dim) {
+    static const struct {
+        const char *architecture;
+        float multiplier, attn_factor;
+        double expected;
+    } rows[] = {{"mistral3", 1, 0, 1},
+                {"mistral3", 0.5f, 0, (1 + 0.1 * 2.772588722239781) / (1 + 0.05 * 2.772588722239781)},
+                {"mistral3", 0.5f, 2, 2 * (1 + 0.1 * 2.772588722239781) / (1 + 0.05 * 2.772588722239781)},
+                {"mistral3", 0, 0, 1 + 0.1 * 2.772588722239781},
+                {"qwen2", 0.5f, 0, 1 + 0.1 * 2.772588722239781}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct {
+            const char *key;
+            float number;
+        } floats[] = {{"rope.scaling.factor", 16},
+                      {"rope.scaling.yarn_log_multiplier", rows[i].multiplier},
+                      {"rope.scaling.attn_factor", rows[i].attn_factor}};
+        char key[96];
+        double frequencies[32];
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", rows[i].architecture);
+        (void)snprintf(key, sizeof key, "%s.rope.dimension_count", rows[i].architecture);
+        key_u32(&shared, key, 64);
+        (void)snprintf(key, sizeof key, "%s.rope.scaling.type", rows[i].architecture);
+        key_text(&shared, key, "yarn");
+        (void)snprintf(key, sizeof key, "%s.rope.scaling.original_context_length", rows[i].architecture);
+        key_u32(&shared, key, 4096);
+        for (size_t k = 0; k < sizeof floats / sizeof floats[0]; k++) {
+            (void)snprintf(key, sizeof key, "%s.%s", rows[i].architecture, floats[k].key);
+            key_f32(&shared, key, floats[k].number);
+        }
+        fkv_weights *weights = read_good(&shared);
+        const fkv_hparams *h = fkv_weights_hparams(weights);
+        ck_assert_double_eq_tol(fkv_rope_frequencies(&h->rope, h, false, frequencies), rows[i].expected, 1e-6);
+        fkv_weights_close(weights);
+    }
+}
+END_TEST
+
+/* GLM-4.5 and GLM-4.6 differ in QK norms and biases, which can be detected only from the tensors. */
+START_TEST(glm_norms_and_biases_follow_the_tensors) {
+    for (unsigned i = 0; i < 4; i++) {
+        fkv_weights *weights = NULL;
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "glm4moe");
+        tensor(&shared, "token_embd.weight", GGML_F32, 8, 1, 32);
+        if ((i & 1) != 0) tensor(&shared, "blk.0.attn_q_norm.weight", GGML_F32, 8, 1, 32);
+        if ((i & 2) != 0) tensor(&shared, "blk.0.attn_q.bias", GGML_F32, 8, 1, 32);
+        const size_t n = made(&shared);
+        file_fixture_write_file(file_fixture_path("glm.gguf"), shared.bytes, n);
+        ck_ok(fkv_weights_open(file_fixture_path("glm.gguf"), &weights));
+        const fkv_features *f = &fkv_weights_hparams(weights)->features;
+        ck_assert_int_eq(f->qk_norm, (i & 1) != 0 ? FKV_QK_NORM_HEADS : FKV_QK_PLAIN);
+        ck_assert_int_eq(f->qkv_bias, (i & 2) != 0);
+        fkv_weights_close(weights);
+    }
+}
+END_TEST
+
+START_TEST(integers_may_be_wider_than_needed) {
     const double base = 5e5;
     const int16_t context = 77;
     maker_open(&shared);
@@ -163,7 +226,7 @@ START_TEST(numbers_may_be_wider_than_they_need) {
 }
 END_TEST
 
-START_TEST(another_alignment_is_kept) {
+START_TEST(other_alignments_are_supported) {
     maker_open(&shared);
     shared.alignment = 128;
     key_text(&shared, "general.architecture", "llama");
@@ -185,7 +248,7 @@ static void id_of(maker *m, uint8_t id[32]) {
     fkv_weights_close(weights);
 }
 
-START_TEST(the_id_knows_weights_apart) {
+START_TEST(id_distinguishes_weights) {
     uint8_t first[32];
     uint8_t other[32];
     good_keys(&shared);
@@ -195,12 +258,12 @@ START_TEST(the_id_knows_weights_apart) {
     ck_ok(read_bytes(shared.bytes, shared.n, &weights));
     ck_ok(fkv_weights_id(weights, other));
     ck_assert_mem_eq(first, other, 32);
-    shared.bytes[shared.n - 1] ^= 1; /* of the last tensor */
+    shared.bytes[shared.n - 1] ^= 1; /* flips a bit in the last tensor */
     ck_ok(fkv_weights_id(weights, other));
     ck_assert_mem_ne(first, other, 32);
     fkv_weights_close(weights);
 
-    maker_open(&shared); /* the same numbers for another name */
+    maker_open(&shared); /* the same values under another name have another ID */
     key_text(&shared, "general.architecture", "llama");
     tensor(&shared, "a", GGML_F32, 8, 1, 32);
     id_of(&shared, first);
@@ -209,7 +272,7 @@ START_TEST(the_id_knows_weights_apart) {
     tensor(&shared, "b", GGML_F32, 8, 1, 32);
     id_of(&shared, other);
     ck_assert_mem_ne(first, other, 32);
-    maker_open(&shared); /* and for another epsilon */
+    maker_open(&shared); /* the same values with another epsilon have another ID, too */
     key_text(&shared, "general.architecture", "llama");
     key_f32(&shared, "llama.attention.layer_norm_rms_epsilon", 1e-6f);
     tensor(&shared, "a", GGML_F32, 8, 1, 32);
@@ -218,40 +281,42 @@ START_TEST(the_id_knows_weights_apart) {
 }
 END_TEST
 
-/* ---- the file system ---- */
+/* ---- file system ---- */
 
-START_TEST(a_file_is_mapped_and_given_back) {
+START_TEST(file_is_mapped_and_can_be_released) {
     fkv_weights *weights = NULL;
     good_keys(&shared);
     good_tensors(&shared);
     const size_t n = made(&shared);
-    file_world_write_file(file_world_path("good.gguf"), shared.bytes, n);
-    ck_ok(fkv_weights_open(file_world_path("good.gguf"), &weights));
+    file_fixture_write_file(file_fixture_path("good.gguf"), shared.bytes, n);
+    ck_ok(fkv_weights_open(file_fixture_path("good.gguf"), &weights));
     ck_assert_uint_eq(fkv_weights_file_bytes(weights), n);
     for (uint32_t t = 0; t < fkv_weights_n_tensors(weights); t++) {
         const fkv_tensor *x = fkv_weights_tensor(weights, t);
         const uint8_t first = x->data[0];
         fkv_weights_release(weights, x);
-        ck_assert_uint_eq(x->data[0], first); /* still there, read again */
+        ck_assert_uint_eq(x->data[0], first); /* the data is still readable after fkv_weights_release() */
     }
     fkv_weights_close(weights);
     fkv_weights_close(NULL);
 }
 END_TEST
 
-START_TEST(what_is_no_weight_file_is_said) {
+START_TEST(files_without_weights_are_rejected) {
     fkv_weights *weights = NULL;
-    ck_status(fkv_weights_open(file_world_path("absent.gguf"), &weights), FKV_IO);
+    ck_status(fkv_weights_open(file_fixture_path("absent.gguf"), &weights), FKV_IO);
     ck_assert_ptr_null(weights);
-    file_world_write_file(file_world_path("empty.gguf"), (const uint8_t *)"", 0);
-    ck_status(fkv_weights_open(file_world_path("empty.gguf"), &weights), FKV_FILE_FORMAT);
-    ck_assert_int_eq(mkfifo(file_world_path("pipe.gguf"), 0600), 0);
-    ck_status(fkv_weights_open(file_world_path("pipe.gguf"), &weights), FKV_FILE_FORMAT); /* and does not wait for a writer */
-    file_world_remove_folder();
+    file_fixture_write_file(file_fixture_path("empty.gguf"), (const uint8_t *)"", 0);
+    ck_status(fkv_weights_open(file_fixture_path("empty.gguf"), &weights), FKV_FILE_FORMAT);
+    ck_assert_int_eq(mkfifo(file_fixture_path("pipe.gguf"), 0600), 0);
+    /* opening a pipe must fail without blocking */
+    ck_status(fkv_weights_open(file_fixture_path("pipe.gguf"), &weights), FKV_FILE_FORMAT);
+    file_fixture_remove_folder();
 }
 END_TEST
 
-TEST_MAIN("gguf", a_sound_file_says_its_hyperparameters, a_sound_file_says_its_vocabulary, tensors_lie_where_the_file_has_them,
-          every_one_of_many_tensors_is_found, what_a_file_does_not_say_is_zero, gemma_says_windows_and_two_ropes,
-          numbers_may_be_wider_than_they_need, another_alignment_is_kept, the_id_knows_weights_apart,
-          a_file_is_mapped_and_given_back, what_is_no_weight_file_is_said)
+TEST_MAIN("gguf", valid_file_gives_its_hyperparameters, valid_file_gives_its_vocabulary, tensors_point_to_their_data_in_the_file,
+          every_one_of_many_tensors_is_found, missing_keys_read_as_zero, gemma_has_windows_and_two_ropes,
+          yarn_log_multiplier_is_mscale_all_dim, glm_norms_and_biases_follow_the_tensors, integers_may_be_wider_than_needed,
+          other_alignments_are_supported, id_distinguishes_weights, file_is_mapped_and_can_be_released,
+          files_without_weights_are_rejected)

@@ -1,6 +1,6 @@
-/* Models in several GGUF files, files of version 2, and files with a vocabulary alone. */
+/* Models that are split into several GGUF files, GGUF files of version 2, and files that contain only a vocabulary. */
 #include "gguf_maker.h"
-#include "page_file_world.h"
+#include "page_file_fixture.h"
 
 #include <flatkv/model.h>
 
@@ -12,11 +12,11 @@ enum { N_PARTS = 3 };
 static const char *part_path(uint32_t number) {
     char name[64];
     (void)snprintf(name, sizeof name, "m-%05u-of-%05u.gguf", number, (unsigned)N_PARTS);
-    return file_world_path(name);
+    return file_fixture_path(name);
 }
 
 static void split_keys(maker *m, uint32_t number, uint32_t n_parts, uint32_t n_tensors) {
-    key(m, "split.no", 2); /* u16, as llama.cpp writes it */
+    key(m, "split.no", 2); /* split.no has type u16, as written by llama.cpp */
     put(m, &(uint16_t){(uint16_t)number}, 2);
     key(m, "split.count", 2);
     put(m, &(uint16_t){(uint16_t)n_parts}, 2);
@@ -24,7 +24,7 @@ static void split_keys(maker *m, uint32_t number, uint32_t n_parts, uint32_t n_t
     put_u32(m, n_tensors);
 }
 
-/* Part 1 has the keys and one tensor, the others have one tensor each. */
+/* Part 1 has the keys and one tensor; the other parts have one tensor each. */
 static void write_part(uint32_t number, uint32_t n_parts, uint32_t n_tensors, const char *path) {
     char name[32];
     if (number == 0)
@@ -35,22 +35,22 @@ static void write_part(uint32_t number, uint32_t n_parts, uint32_t n_tensors, co
     (void)snprintf(name, sizeof name, "t.%u", number);
     tensor(&shared, name, GGML_F32, 8, 1 + number, 32 * (1 + number));
     const size_t n = made(&shared);
-    file_world_write_file(path, shared.bytes, n);
+    file_fixture_write_file(path, shared.bytes, n);
 }
 
 static void write_parts(void) {
     for (uint32_t i = 0; i < N_PARTS; i++) write_part(i, N_PARTS, N_PARTS, part_path(i + 1));
 }
 
-static void ck_open_refused(const char *path, fkv_status expected, const char *words, const char *file) {
+static void ck_open_rejected(const char *path, fkv_status expected, const char *words, const char *file) {
     fkv_weights *weights = NULL;
     ck_status(fkv_weights_open(path, &weights), expected);
     ck_assert_ptr_null(weights);
-    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not contain '%s'", fkv_message(), words);
     ck_assert_msg(strstr(fkv_message(), file) != NULL, "'%s' does not name '%s'", fkv_message(), file);
 }
 
-START_TEST(parts_are_one_model_whichever_is_opened) {
+START_TEST(any_part_opens_the_whole_model) {
     uint8_t whole[32];
     uint8_t id[32];
     good_keys(&shared);
@@ -60,7 +60,8 @@ START_TEST(parts_are_one_model_whichever_is_opened) {
         tensor(&shared, name, GGML_F32, 8, 1 + i, 32 * (1 + i));
     }
     fkv_weights *weights = read_good(&shared);
-    /* every tensor of a part begins with the same bytes */
+    /* the bytes are those of the tensors in the parts, where the data of each part begins anew with 0, 1, 2, and so on, modulo
+     * 113 */
     for (uint32_t i = 0; i < N_PARTS; i++) {
         uint8_t *data = (uint8_t *)(uintptr_t)fkv_weights_tensor(weights, i)->data;
         for (uint32_t b = 0; b < 32 * (1 + i); b++) data[b] = (uint8_t)(b % 113);
@@ -80,7 +81,7 @@ START_TEST(parts_are_one_model_whichever_is_opened) {
 }
 END_TEST
 
-START_TEST(a_missing_part_is_named) {
+START_TEST(missing_part_is_named) {
     for (uint32_t missing = 1; missing <= N_PARTS; missing++) {
         write_parts();
         char words[48];
@@ -88,48 +89,48 @@ START_TEST(a_missing_part_is_named) {
         ck_assert_int_eq(unlink(part_path(missing)), 0);
         (void)snprintf(words, sizeof words, missing == 1 ? "the first part of" : "part %u of 3 is missing", missing);
         (void)snprintf(name, sizeof name, "m-%05u-of-00003.gguf", missing);
-        ck_open_refused(part_path(missing == 3 ? 1 : 3), FKV_IO, words, name);
+        ck_open_rejected(part_path(missing == 3 ? 1 : 3), FKV_IO, words, name);
     }
 }
 END_TEST
 
-START_TEST(parts_that_do_not_belong_together_are_refused) {
+START_TEST(parts_that_do_not_belong_together_are_rejected) {
     write_parts();
     write_part(2, N_PARTS, N_PARTS, part_path(2));
-    ck_open_refused(part_path(1), FKV_FILE_FORMAT, "part 3 of 3 (split.no 2) where part 2 is needed", "m-00002-of-00003.gguf");
+    ck_open_rejected(part_path(1), FKV_FILE_FORMAT, "part 3 of 3 (split.no 2), but part 2 was expected", "m-00002-of-00003.gguf");
     write_part(1, N_PARTS + 1, N_PARTS, part_path(2));
-    ck_open_refused(part_path(1), FKV_FILE_DAMAGED, "split.count is 4, the first part has 3", "m-00002-of-00003.gguf");
+    ck_open_rejected(part_path(1), FKV_FILE_DAMAGED, "split.count is 4, but the first part states 3", "m-00002-of-00003.gguf");
     write_parts();
     write_part(0, N_PARTS, N_PARTS + 1, part_path(1));
-    ck_open_refused(part_path(1), FKV_FILE_DAMAGED, "split.tensors.count is 4 and the 3 parts have 3", "m-00001-of-00003.gguf");
-    write_part(0, N_PARTS, N_PARTS, file_world_path("renamed.gguf"));
-    ck_open_refused(file_world_path("renamed.gguf"), FKV_FILE_FORMAT, "split.count", "renamed.gguf");
-    write_part(1, N_PARTS, N_PARTS, file_world_path("renamed.gguf"));
-    ck_open_refused(file_world_path("renamed.gguf"), FKV_FILE_FORMAT, "part 2 of 3", "renamed.gguf");
-    write_part(3, N_PARTS, N_PARTS, file_world_path("renamed.gguf"));
-    ck_open_refused(file_world_path("renamed.gguf"), FKV_FILE_DAMAGED, "split.no is 3 of a split.count of 3", "renamed.gguf");
-    write_part(0, 60000, N_PARTS, file_world_path("renamed.gguf"));
-    ck_open_refused(file_world_path("renamed.gguf"), FKV_UNSUPPORTED, "split.count is 60000", "renamed.gguf");
+    ck_open_rejected(part_path(1), FKV_FILE_DAMAGED, "split.tensors.count is 4, but the 3 parts have 3", "m-00001-of-00003.gguf");
+    write_part(0, N_PARTS, N_PARTS, file_fixture_path("renamed.gguf"));
+    ck_open_rejected(file_fixture_path("renamed.gguf"), FKV_FILE_FORMAT, "split.count", "renamed.gguf");
+    write_part(1, N_PARTS, N_PARTS, file_fixture_path("renamed.gguf"));
+    ck_open_rejected(file_fixture_path("renamed.gguf"), FKV_FILE_FORMAT, "part 2 of 3", "renamed.gguf");
+    write_part(3, N_PARTS, N_PARTS, file_fixture_path("renamed.gguf"));
+    ck_open_rejected(file_fixture_path("renamed.gguf"), FKV_FILE_DAMAGED, "split.no is 3, but split.count is 3", "renamed.gguf");
+    write_part(0, 60000, N_PARTS, file_fixture_path("renamed.gguf"));
+    ck_open_rejected(file_fixture_path("renamed.gguf"), FKV_UNSUPPORTED, "split.count is 60000", "renamed.gguf");
     write_part(1, N_PARTS, N_PARTS, part_path(2));
     (void)unlink(part_path(3));
-    write_part(0, N_PARTS, N_PARTS, part_path(3)); /* the first part again */
-    ck_open_refused(part_path(1), FKV_FILE_FORMAT, "part 1 of 3", "m-00003-of-00003.gguf");
+    write_part(0, N_PARTS, N_PARTS, part_path(3)); /* the last part is a copy of the first part */
+    ck_open_rejected(part_path(1), FKV_FILE_FORMAT, "part 1 of 3", "m-00003-of-00003.gguf");
 }
 END_TEST
 
-START_TEST(a_whole_file_may_be_called_like_a_part) {
+START_TEST(complete_file_may_be_named_like_a_part) {
     fkv_weights *weights = NULL;
     good_keys(&shared);
     good_tensors(&shared);
     const size_t n = made(&shared);
-    file_world_write_file(file_world_path("m-00001-of-00001.gguf"), shared.bytes, n);
-    ck_ok(fkv_weights_open(file_world_path("m-00001-of-00001.gguf"), &weights));
+    file_fixture_write_file(file_fixture_path("m-00001-of-00001.gguf"), shared.bytes, n);
+    ck_ok(fkv_weights_open(file_fixture_path("m-00001-of-00001.gguf"), &weights));
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 4);
     fkv_weights_close(weights);
 }
 END_TEST
 
-START_TEST(version_2_reads_as_version_3) {
+START_TEST(version_2_reads_like_version_3) {
     uint8_t ids[2][32];
     for (uint32_t i = 0; i < 2; i++) {
         good_keys(&shared);
@@ -144,7 +145,7 @@ START_TEST(version_2_reads_as_version_3) {
 }
 END_TEST
 
-/* Four tokens; the maker is open for more keys. */
+/* Adds four tokens. More keys may follow. */
 static void vocab_keys(maker *m) {
     static const char *const tokens[] = {"a", "b", "ab", "<end>"};
     static const int32_t types[] = {1, 1, 1, 3};
@@ -165,13 +166,13 @@ static fkv_model *load_vocab(maker *m) {
     fkv_model *model = NULL;
     fkv_model_config config = fkv_model_config_default();
     const size_t n = made(m);
-    file_world_write_file(file_world_path("vocab.gguf"), m->bytes, n);
-    ck_ok(fkv_model_load(file_world_path("vocab.gguf"), &config, &model));
+    file_fixture_write_file(file_fixture_path("vocab.gguf"), m->bytes, n);
+    ck_ok(fkv_model_load(file_fixture_path("vocab.gguf"), &config, &model));
     return model;
 }
 
-/* The defaults stay where a file says nothing, or what cannot be. */
-START_TEST(a_file_says_how_to_sample) {
+/* Fields with missing or invalid values keep their defaults. */
+START_TEST(file_can_set_sampling_parameters) {
     bool said = true;
     vocab_keys(&shared);
     fkv_model *model = load_vocab(&shared);
@@ -192,8 +193,8 @@ START_TEST(a_file_says_how_to_sample) {
 }
 END_TEST
 
-/* Whatever the file says of its sizes, and of an architecture that nobody here knows. */
-START_TEST(a_vocabulary_tokenizes_and_does_not_run) {
+/* A vocabulary file may have any layer sizes and an unknown architecture. */
+START_TEST(vocabulary_file_tokenizes_but_does_not_run) {
     vocab_keys(&shared);
     fkv_model *model = load_vocab(&shared);
     fkv_runner *runner = NULL;
@@ -207,14 +208,14 @@ START_TEST(a_vocabulary_tokenizes_and_does_not_run) {
     ck_assert_uint_eq(fkv_model_about(model)->n_vocab, 4);
     ck_assert_uint_eq(fkv_model_about(model)->n_parameters, 0);
     ck_status(fkv_runner_plan_make(model, &run, &plan), FKV_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), ".gguf has a vocabulary and no weights"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), ".gguf contains a vocabulary but no weights"));
     ck_status(fkv_runner_open(model, &run, &runner), FKV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "no weights"));
     fkv_model_close(model);
-    file_world_remove_folder();
+    file_fixture_remove_folder();
 }
 END_TEST
 
-TEST_MAIN("gguf split", parts_are_one_model_whichever_is_opened, a_missing_part_is_named,
-          parts_that_do_not_belong_together_are_refused, a_whole_file_may_be_called_like_a_part, version_2_reads_as_version_3,
-          a_file_says_how_to_sample, a_vocabulary_tokenizes_and_does_not_run)
+TEST_MAIN("gguf split", any_part_opens_the_whole_model, missing_part_is_named, parts_that_do_not_belong_together_are_rejected,
+          complete_file_may_be_named_like_a_part, version_2_reads_like_version_3, file_can_set_sampling_parameters,
+          vocabulary_file_tokenizes_but_does_not_run)

@@ -1,6 +1,5 @@
-/* Grammars by llguidance over the vocabulary of the needle model: what is drawn at random inside the masks is what the schema
- * says, and schemas that mean harm are errors.
- */
+/* Grammars compiled by llguidance over the vocabulary of the needle model: random answers drawn from the allowed tokens match the
+ * schema, and hostile schemas are rejected. */
 #include "../src/serve/grammar.h"
 #include "test.h"
 
@@ -41,7 +40,8 @@ static bool ends(uint32_t token) {
 
 static bool is_set(const uint32_t *bits, uint32_t token) { return bits[token / 32] >> token % 32 & 1; }
 
-/* A random token that the mask allows; FKV_NO_TOKEN: there is none, or *why says why. */
+/* Draws a random token that the mask allows. Returns FKV_NO_TOKEN if the mask allows none. Also returns FKV_NO_TOKEN if an error
+ * occurred; *why is then the error message. */
 static uint32_t draw(grammar *g, uint32_t answer, const uint32_t *tokens, uint32_t n, uint64_t *random, const char **why) {
     static uint32_t bits[4096];
     uint32_t n_vocab = fkv_model_about(model)->n_vocab;
@@ -54,7 +54,7 @@ static uint32_t draw(grammar *g, uint32_t answer, const uint32_t *tokens, uint32
     return found;
 }
 
-/* A whole answer as text; its length. */
+/* Generates a complete answer as text and returns its length. */
 static size_t write_answer(grammar *g, uint32_t answer, uint64_t *random, char text[MOST + 1]) {
     uint32_t tokens[MOST];
     size_t n_text = 0;
@@ -73,7 +73,7 @@ static size_t write_answer(grammar *g, uint32_t answer, uint64_t *random, char t
     return n_text;
 }
 
-START_TEST(random_answers_are_what_the_schema_says) {
+START_TEST(random_answers_match_the_schema) {
     static const char rules[] =
         "start: value\nvalue: %json {\"type\":\"object\",\"properties\":{\"kind\":{\"enum\":[\"a\",\"b\"]},\"n\":{\"type\":\"integer\","
         "\"minimum\":3,\"maximum\":12},\"list\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":3}},"
@@ -104,7 +104,7 @@ START_TEST(random_answers_are_what_the_schema_says) {
 }
 END_TEST
 
-START_TEST(a_grammar_begins_behind_the_thoughts) {
+START_TEST(grammar_begins_after_the_reasoning) {
     char error[GRAMMAR_ERROR_BYTES];
     uint64_t random = 7;
     const char *why = NULL;
@@ -124,14 +124,15 @@ START_TEST(a_grammar_begins_behind_the_thoughts) {
             bool free = opened ? n < 3 : n > 0 && n < 4;
             ck_assert_int_eq(is_set(bits, 'z'), free);
         }
-        ck_assert_uint_eq(draw(g, 0, written, opened ? 6 : 7, &random, &why), FKV_NO_TOKEN); /* needle has no token for the end */
+        ck_assert_uint_eq(draw(g, 0, written, opened ? 6 : 7, &random, &why),
+                          FKV_NO_TOKEN); /* the needle model has no end token */
         grammar_close(g);
     }
     close_maker();
 }
 END_TEST
 
-/* `n` definitions, each of which refers to the next. */
+/* Returns n schema definitions, each of which refers to the next one. */
 static char *chain(int n) {
     size_t room = (size_t)n * 60 + 200;
     char *text = malloc(room);
@@ -143,13 +144,13 @@ static char *chain(int n) {
     return text;
 }
 
-START_TEST(schemas_that_mean_harm_are_errors) {
+START_TEST(hostile_schemas_are_rejected) {
     static const struct {
         const char *schema;
         const char *words;
     } bad[] = {{"{\"type\":\"banana\"}", "banana"},
                {"{\"not\":{}}", "not"},
-               {"{\"$ref\":\"#\"}", "no answer"},
+               {"{\"$ref\":\"#\"}", "no text"},
                {"{\"$ref\":\"http://127.0.0.1/x\"}", "does not fetch"},
                {"{\"$ref\":\"file:///etc/passwd\"}", "does not fetch"},
                {"{\"type\":\"string\",\"pattern\":\"(\"}", "unclosed"},
@@ -181,7 +182,7 @@ START_TEST(schemas_that_mean_harm_are_errors) {
 }
 END_TEST
 
-START_TEST(a_mask_that_takes_too_much_fails_in_words) {
+START_TEST(mask_beyond_its_work_limit_fails_with_a_message) {
     char error[GRAMMAR_ERROR_BYTES];
     uint32_t tokens[MOST];
     uint64_t random = 9;
@@ -195,11 +196,11 @@ START_TEST(a_mask_that_takes_too_much_fails_in_words) {
         if (why == NULL && (tokens[n] == FKV_NO_TOKEN || ends(tokens[n]))) break;
     }
     ck_assert_int_eq(why != NULL, grammar_failed(g));
-    ck_assert(why == NULL || strstr(why, "more work") != NULL);
+    ck_assert(why == NULL || strstr(why, "work limit") != NULL);
     grammar_close(g);
     close_maker();
 }
 END_TEST
 
-TEST_MAIN("grammar", random_answers_are_what_the_schema_says, a_grammar_begins_behind_the_thoughts,
-          schemas_that_mean_harm_are_errors, a_mask_that_takes_too_much_fails_in_words)
+TEST_MAIN("grammar", random_answers_match_the_schema, grammar_begins_after_the_reasoning, hostile_schemas_are_rejected,
+          mask_beyond_its_work_limit_fails_with_a_message)

@@ -1,4 +1,4 @@
-// The public header from C++17: it compiles with pedantic warnings, its names are C names, its types are what C sees.
+// Uses the public headers from C++17: they compile with pedantic warnings, have C linkage, and declare plain C types.
 #include <flatkv/flatkv.h>
 #include <flatkv/prefix_store.h>
 
@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <vector>
 
-static_assert(std::is_standard_layout<fkv_config>::value && std::is_trivial<fkv_config>::value, "a plain C struct");
-static_assert(std::is_same<fkv_seq, uint64_t>::value, "sequences are numbers");
-static_assert(sizeof(fkv_status) == sizeof(int), "a status is an int");
+static_assert(std::is_standard_layout<fkv_config>::value && std::is_trivial<fkv_config>::value, "must be a plain C struct");
+static_assert(std::is_same<fkv_seq, uint64_t>::value, "sequence IDs must be 64-bit integers");
+static_assert(sizeof(fkv_status) == sizeof(int), "a status must be an int");
 
 static int failed(const char *what) {
     std::printf("%s: %s\n", what, fkv_message());
@@ -20,9 +20,9 @@ int main() {
     const fkv_codec_config usual = {8, 64, FKV_CODEC_AUTO};
     fkv_config config = fkv_config_default();
     if (config.layer.k.bits != usual.bits || config.layer.k.group != usual.group || config.layer.k.kind != usual.kind)
-        return failed("the default codec");
+        return failed("fkv_config_default");
     if (fkv_codec_parse("8/4", &config.layer.k, &config.layer.v) != FKV_OK || config.layer.v.kind != FKV_CODEC_AFFINE)
-        return failed("codec_parse");
+        return failed("fkv_codec_parse");
     config.n_layers = 1;
     config.layer.n_q_heads = 2;
     config.layer.n_kv_heads = 1;

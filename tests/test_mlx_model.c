@@ -1,13 +1,12 @@
-/* Models on MLX: weights that are what the file says, logits of every architecture against a plain pass and against the CPU's,
- * the texts that two real models must give, memory that MLX's own counters find flat and inside the plan, pages that go from one
- * backend to the other, and steps that fail without a trace. Runs on whatever device MLX has.
- */
+/* Tests of models on MLX: weights match the file, logits of every architecture match a reference pass and the CPU, two real
+ * models generate the expected texts, memory use according to MLX's counters is constant and within the plan, pages can be moved
+ * between backends, and failed steps have no side effects. Runs on any MLX device. */
 #include "../src/base/float16.h"
 #include "../src/model/files/tensor_rows.h"
 #include "../src/model/mlx/array_weights.h"
 #include "../src/model/mlx/model_ops.h"
-#include "cache_world.h"
-#include "model_world.h"
+#include "cache_fixture.h"
+#include "model_fixture.h"
 #include "test.h"
 
 #include <flatkv/mlx.h>
@@ -16,12 +15,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of logits against a plain pass in double: products take and give 11 bits, keys and values are rounded to 11 bits. A wrong head,
- * base, window or norm is off by more than a tenth. */
+/* Tolerance of logits against a double-precision reference. MLX rounds the inputs and outputs of matrix products, and keys and
+ * values, to 11-bit significands. A wrong head, RoPE base, window or norm causes an error of more than 0.1. */
 static const double PLAIN_TOLERANCE = 5e-3;
 
-/* Of needle's logits against the CPU's, and in other chunks or beside others, where MLX's products may round differently. Over
- * codes a number that falls on the other side of a step changes by the step. */
+/* Tolerances of the needle model's logits, with 16-bit and with quantized pages: against the CPU, and against MLX with other
+ * chunks or batches, for which MLX's matrix products may round differently. In a quantized page, a small difference may round a
+ * value to another code, which changes the value by a full quantization step. */
 static const double HALVES_TOLERANCE = 5e-3;
 static const double CODES_TOLERANCE = 2e-2;
 
@@ -40,13 +40,14 @@ static fkv_model *load_on(fkv_backend backend, const char *path) {
 
 enum { ROWS = 3, COLS = 512 };
 
-/* Random blocks whose halves, at these places of each block, are sizes that a model has. */
+/* A tensor type, tested with random blocks in which the 16-bit values at the given offsets have realistic magnitudes. */
 typedef struct tensor_case {
     fkv_tensor_type type;
     uint32_t block_cols;
     uint32_t block_bytes;
-    int halves[2]; /* offsets; -1: none */
-    double bound;  /* relative L2 with f16 scales, and of half floats */
+    int halves[2]; /* byte offsets of the 16-bit values in a block; -1 if there are fewer than two */
+    double bound;  /* bound on the relative L2 error, which comes from scales that are stored as f16 or values that are stored as
+                      16-bit floats */
 } tensor_case;
 
 static const tensor_case TENSORS[] = {
@@ -110,13 +111,13 @@ static void check_tensor(fkv_mlx_graph *g, const tensor_case *c, bool on_gpu) {
     ck_ok(fkv_array_matrix_load(&tensor, on_gpu, g->stream, &matrix));
     matrix_floats(g, &matrix, got);
     double apart = relative_l2(got, expected, ROWS * COLS);
-    bool exact = c->bound == 0 || (matrix.is_coded && !on_gpu); /* f32 scales */
-    printf("%s, %s: %.2e apart\n", fkv_tensor_type_name(c->type), matrix.is_coded ? "codes" : "halves", apart);
-    ck_assert_msg(exact ? apart == 0 : apart <= c->bound, "%s is %g apart", fkv_tensor_type_name(c->type), apart);
+    bool exact = c->bound == 0 || (matrix.is_coded && !on_gpu); /* on the CPU, the scales of quantized matrices are f32 */
+    printf("%s, %s: relative error %.2e\n", fkv_tensor_type_name(c->type), matrix.is_coded ? "codes" : "16-bit floats", apart);
+    ck_assert_msg(exact ? apart == 0 : apart <= c->bound, "%s has a relative error of %g", fkv_tensor_type_name(c->type), apart);
     fkv_array_matrix_free(&matrix);
 }
 
-START_TEST(weights_are_what_the_file_says) {
+START_TEST(weights_match_the_file) {
     static fkv_mlx_graph g;
     mlx_device device;
     bool on_gpu = false;
@@ -132,7 +133,7 @@ START_TEST(weights_are_what_the_file_says) {
 }
 END_TEST
 
-START_TEST(what_fails_inside_mlx_is_a_status) {
+START_TEST(errors_inside_mlx_return_a_status) {
     static fkv_mlx_graph g;
     mlx_device device;
     bool on_gpu = false;
@@ -143,19 +144,20 @@ START_TEST(what_fails_inside_mlx_is_a_status) {
     mlx_array wide = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 2, 3), MLX_FLOAT32);
     mlx_array tall = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 3, 2), MLX_FLOAT32);
     ck_ok(fkv_mlx_graph_status(&g, "uploads"));
-    mlx_array joined = fkv_model_op_beside(&g, wide, tall); /* two rows beside three */
+    mlx_array joined = fkv_model_op_beside(
+        &g, wide, tall); /* concatenates the columns of arrays with two and with three rows, which MLX rejects */
     ck_assert_ptr_null(joined.ctx);
     ck_assert_ptr_null(fkv_model_op_sigmoid(&g, joined).ctx);
     ck_status(fkv_mlx_graph_status(&g, "a step"), FKV_DEVICE);
-    ck_assert_msg(strstr(fkv_message(), "concatenate") != NULL, "\"%s\" does not have MLX's words", fkv_message());
-    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* and it goes on */
+    ck_assert_msg(strstr(fkv_message(), "concatenate") != NULL, "\"%s\" does not contain MLX's message", fkv_message());
+    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* the graph is still usable */
     fkv_mlx_graph_release(&g, 0);
     (void)mlx_stream_free(g.stream);
     (void)mlx_device_free(device);
 }
 END_TEST
 
-/* ---- every architecture ---- */
+/* ---- all architectures ---- */
 
 enum { PLAIN_TOKENS = 50 };
 
@@ -167,37 +169,37 @@ static const model_spec SPECS[] = {
     {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},
 };
 
-START_TEST(logits_agree_with_a_plain_pass_of_every_architecture) {
-    static float expected[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
-    static float got[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
+START_TEST(logits_of_every_architecture_match_the_reference) {
+    static float expected[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
+    static float got[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
     uint32_t tokens[PLAIN_TOKENS];
     cache_tokens(3, tokens, PLAIN_TOKENS);
-    for (uint32_t i = 0; i < PLAIN_TOKENS; i++) tokens[i] %= MODEL_WORLD_VOCAB;
+    for (uint32_t i = 0; i < PLAIN_TOKENS; i++) tokens[i] %= MODEL_FIXTURE_VOCAB;
     for (size_t i = 0; i < N_OF(SPECS); i++) {
-        model_world w;
-        model_world_make(&w, &SPECS[i], 5);
-        model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
-        fkv_model *model = load_on(FKV_BACKEND_MLX, model_world_write(&w));
+        model_fixture w;
+        model_fixture_make(&w, &SPECS[i], 5);
+        model_fixture_reference(&w, tokens, PLAIN_TOKENS, expected);
+        fkv_model *model = load_on(FKV_BACKEND_MLX, model_fixture_write(&w));
         fkv_runner *runner = model_runner(model, model_runner_config(16, PLAIN_TOKENS, 16));
-        model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_WORLD_VOCAB, got);
-        double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
-        printf("%s head %u: %.2e apart\n", SPECS[i].type, SPECS[i].head_dim, apart);
-        ck_assert_msg(apart <= PLAIN_TOLERANCE, "%s: logits are %g apart", SPECS[i].type, apart);
+        model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_FIXTURE_VOCAB, got);
+        double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_FIXTURE_VOCAB);
+        printf("%s head %u: relative error %.2e\n", SPECS[i].type, SPECS[i].head_dim, apart);
+        ck_assert_msg(apart <= PLAIN_TOLERANCE, "%s: logits have a relative error of %g", SPECS[i].type, apart);
         fkv_runner_close(runner);
         fkv_model_close(model);
-        model_world_free(&w);
+        model_fixture_free(&w);
     }
 }
 END_TEST
 
-/* ---- against the CPU ---- */
+/* ---- comparison with the CPU ---- */
 
 enum { SAME_TOKENS = 150 };
 
 static fkv_runner_config needle_config(void) {
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 6 * SAME_TOKENS;
-    config.page_tokens = 16; /* so that some are sealed */
+    config.page_tokens = 16; /* small pages, so that some are sealed */
     config.max_seqs = 4;
     config.max_step_tokens = SAME_TOKENS;
     config.max_logit_rows = SAME_TOKENS;
@@ -206,15 +208,15 @@ static fkv_runner_config needle_config(void) {
 
 static void check_apart(const float *a, const float *b, double bound, const char *what) {
     double apart = relative_l2(a, b, SAME_TOKENS * NEEDLE_VOCAB);
-    printf("needle, %s: %.2e apart\n", what, apart);
-    ck_assert_msg(apart <= bound, "%s: logits are %g apart", what, apart);
+    printf("needle, %s: relative error %.2e\n", what, apart);
+    ck_assert_msg(apart <= bound, "%s: logits have a relative error of %g", what, apart);
 }
 
-/* The sequence in uneven pieces while two others run beside it in the same steps. */
+/* Runs the sequence in uneven chunks, together with two other sequences in the same steps. */
 static void run_among_others(fkv_runner *runner, const uint32_t *tokens, float *logits) {
     fkv_seq seq = model_seq(runner, SAME_TOKENS);
     fkv_seq before = model_seq(runner, SAME_TOKENS);
-    fkv_seq behind = model_seq(runner, SAME_TOKENS);
+    fkv_seq after = model_seq(runner, SAME_TOKENS);
     uint32_t at = 0;
     for (uint32_t round = 0; at < SAME_TOKENS; round++) {
         uint32_t n = 1 + round * 5 % 31;
@@ -222,14 +224,14 @@ static void run_among_others(fkv_runner *runner, const uint32_t *tokens, float *
         const float *given = NULL;
         fkv_tokens rows[] = {{before, tokens + round, 3, FKV_LOGITS_LAST},
                              {seq, tokens + at, n, FKV_LOGITS_ALL},
-                             {behind, tokens + 2 * round, 2, FKV_LOGITS_NONE}};
+                             {after, tokens + 2 * round, 2, FKV_LOGITS_NONE}};
         ck_ok(fkv_runner_forward(runner, rows, 3, &given));
         memcpy(logits + (size_t)at * NEEDLE_VOCAB, given + NEEDLE_VOCAB, (size_t)n * NEEDLE_VOCAB * sizeof *logits);
         at += n;
     }
 }
 
-/* The tokens on the CPU, then on MLX whole and in a batch. */
+/* Runs the tokens on the CPU, then on MLX, both in one step and in a batch. */
 static void check_backends(fkv_runner_config config, const char *name, double bound) {
     static float cpu[SAME_TOKENS * NEEDLE_VOCAB];
     static float whole[SAME_TOKENS * NEEDLE_VOCAB];
@@ -255,7 +257,7 @@ static void check_backends(fkv_runner_config config, const char *name, double bo
     fkv_model_close(on_mlx);
 }
 
-START_TEST(logits_are_those_of_the_cpu_however_a_token_got_there) {
+START_TEST(logits_match_the_cpu_alone_and_in_a_batch) {
     fkv_runner_config config = needle_config();
     check_backends(config, "sealed 4/4", CODES_TOLERANCE);
     config.k = (fkv_codec_config){8, 64, FKV_CODEC_AUTO};
@@ -266,8 +268,8 @@ START_TEST(logits_are_those_of_the_cpu_however_a_token_got_there) {
 }
 END_TEST
 
-/* Saved by one backend, the second half computed by the other. */
-START_TEST(pages_go_from_one_backend_to_the_other) {
+/* Saves the sequence on one backend and computes the second half on the other backend. */
+START_TEST(pages_can_move_between_backends) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
     uint32_t tokens[SAME_TOKENS];
@@ -276,26 +278,26 @@ START_TEST(pages_go_from_one_backend_to_the_other) {
     const size_t n_saved = (size_t)saved * NEEDLE_VOCAB;
     model_book_tokens(2000, tokens, SAME_TOKENS);
     for (int to = FKV_BACKEND_CPU; to <= FKV_BACKEND_MLX; to++) {
-        fkv_model *giver = load_on(to == FKV_BACKEND_CPU ? FKV_BACKEND_MLX : FKV_BACKEND_CPU, "models/needle");
-        fkv_model *taker = load_on((fkv_backend)to, "models/needle");
-        fkv_runner *from = model_runner(giver, needle_config());
+        fkv_model *source = load_on(to == FKV_BACKEND_CPU ? FKV_BACKEND_MLX : FKV_BACKEND_CPU, "models/needle");
+        fkv_model *target = load_on((fkv_backend)to, "models/needle");
+        fkv_runner *from = model_runner(source, needle_config());
         fkv_seq seq = model_seq(from, SAME_TOKENS);
         model_run(from, seq, tokens, SAME_TOKENS, 50, NEEDLE_VOCAB, expected);
         ck_ok(fkv_seq_save(fkv_runner_cache(from), seq, tokens, saved, cache_path(path, "crossing.fkv")));
         fkv_runner_close(from);
-        fkv_runner *into = model_runner(taker, needle_config());
+        fkv_runner *into = model_runner(target, needle_config());
         ck_ok(fkv_seq_load(fkv_runner_cache(into), &(fkv_seq_config){.max_tokens = SAME_TOKENS}, path, &seq));
         memcpy(got, expected, n_saved * sizeof *got);
         model_run(into, seq, tokens + saved, SAME_TOKENS - saved, 50, NEEDLE_VOCAB, got + n_saved);
         check_apart(got, expected, CODES_TOLERANCE, to == FKV_BACKEND_CPU ? "from MLX to the CPU" : "from the CPU to MLX");
         fkv_runner_close(into);
-        fkv_model_close(giver);
-        fkv_model_close(taker);
+        fkv_model_close(source);
+        fkv_model_close(target);
     }
 }
 END_TEST
 
-/* ---- texts ---- */
+/* ---- generated texts ---- */
 
 static uint32_t best(const float *logits, uint32_t n) {
     uint32_t at = 0;
@@ -304,8 +306,8 @@ static uint32_t best(const float *logits, uint32_t n) {
     return at;
 }
 
-/* What llama2.c itself printed for the same weights: from the beginning token, 256 steps, greedy. */
-START_TEST(stories_are_told_as_llama2c_tells_them) {
+/* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
+START_TEST(stories_match_the_output_of_llama2c) {
     enum { STEPS = 256 };
     char expected[2048] = "";
     char got[2048] = "";
@@ -332,13 +334,13 @@ START_TEST(stories_are_told_as_llama2c_tells_them) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* the piece that begins a text brings a space */
+    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* the first token of a text includes a space */
     fkv_runner_close(runner);
     fkv_model_close(model);
 }
 END_TEST
 
-START_TEST(a_planted_fact_is_found_again) {
+START_TEST(planted_fact_is_found) {
     enum { TOKENS = 1200, ANSWER = 7 };
     static uint32_t tokens[TOKENS];
     const char fact[] = " The secret code of Tavorin is 4081936. ";
@@ -379,10 +381,10 @@ static fkv_backend_memory memory_now(void) {
     return now;
 }
 
-START_TEST(counters_stay_where_the_plan_puts_them) {
+START_TEST(memory_counters_stay_within_the_plan) {
     enum { TOKENS = 400, CHUNK = 64 };
     const uint64_t slack =
-        512 * 1024; /* a backend rounds the sizes of arrays up; kernels leave tickets of at most 64 KiB a layer */
+        512 * 1024; /* allows for array sizes that the backend rounds up, and for at most 64 KiB of kernel counters per layer */
     static uint32_t tokens[TOKENS];
     model_book_tokens(0, tokens, TOKENS);
     uint64_t none = memory_now().active_bytes;
@@ -414,7 +416,7 @@ START_TEST(counters_stay_where_the_plan_puts_them) {
         ck_assert_uint_le(now.peak_bytes - weights, plan.total_bytes);
         ck_assert_uint_le(now.active_bytes + now.cached_bytes - weights, plan.total_bytes);
     }
-    printf("planned %" PRIu64 ", in use %" PRIu64 ", at most %" PRIu64 "\n", plan.total_bytes, opened - weights,
+    printf("bytes planned %" PRIu64 ", in use %" PRIu64 ", peak %" PRIu64 "\n", plan.total_bytes, opened - weights,
            memory_now().peak_bytes - weights);
     fkv_runner_close(runner);
     ck_assert_uint_eq(memory_now().active_bytes, weights);
@@ -445,9 +447,9 @@ START_TEST(activations_do_not_grow_with_the_context) {
 }
 END_TEST
 
-/* ---- refusals ---- */
+/* ---- rejected steps ---- */
 
-START_TEST(a_refused_step_leaves_no_trace) {
+START_TEST(rejected_step_has_no_effect) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
     uint32_t tokens[SAME_TOKENS];
@@ -478,7 +480,7 @@ START_TEST(a_refused_step_leaves_no_trace) {
 }
 END_TEST
 
-TEST_MAIN("mlx_model", weights_are_what_the_file_says, what_fails_inside_mlx_is_a_status,
-          logits_agree_with_a_plain_pass_of_every_architecture, logits_are_those_of_the_cpu_however_a_token_got_there,
-          pages_go_from_one_backend_to_the_other, stories_are_told_as_llama2c_tells_them, a_planted_fact_is_found_again,
-          counters_stay_where_the_plan_puts_them, activations_do_not_grow_with_the_context, a_refused_step_leaves_no_trace)
+TEST_MAIN("mlx_model", weights_match_the_file, errors_inside_mlx_return_a_status,
+          logits_of_every_architecture_match_the_reference, logits_match_the_cpu_alone_and_in_a_batch,
+          pages_can_move_between_backends, stories_match_the_output_of_llama2c, planted_fact_is_found,
+          memory_counters_stay_within_the_plan, activations_do_not_grow_with_the_context, rejected_step_has_no_effect)

@@ -1,11 +1,11 @@
-/* Flat: after fkv_cache_open() the process takes no more. Thousands of calls of every kind, files included, good and refused,
- * and neither the allocator's counters nor resident memory move.
+/* Checks that memory use is flat after fkv_cache_open(): thousands of calls of every kind, including page files and rejected
+ * calls, must change neither the allocator's counters nor resident memory.
  *
- * The counters are jemalloc's, for the whole process: the driving thread's allocations and what all threads together hold. Built
- * without jemalloc only resident memory is looked at, under a sanitizer not even that; the output says so. Between two counts
- * nothing of the test itself may allocate: no ck_ macro (each leaves a mark that does) and no output.
+ * The counters are jemalloc's, for the driving thread and for the whole process. Without jemalloc, only resident memory is
+ * checked. With a sanitizer, neither the counters nor resident memory are checked. The output states what is checked. The test
+ * itself must not allocate between two measurements, so it avoids output and the ck_ macros, which allocate.
  */
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 
 enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 400 };
 
-/* What the C library of a process may touch of its own. */
+/* Tolerance of resident memory in bytes, because the C library may touch memory by itself. */
 static const uint64_t SLACK_BYTES = 64 * 1024;
 
 static const float SINK_LOGITS[] = {0.5f, 2.0f};
@@ -45,47 +45,47 @@ static fkv_config small_config(void) {
     return config;
 }
 
-/* ---- what is counted ---- */
+/* ---- counters ---- */
 
 typedef struct counters {
-    uint64_t allocated;   /* by this thread, ever */
-    uint64_t deallocated; /* by this thread, ever */
-    uint64_t live;        /* in the hands of all threads */
-    uint64_t anonymous;   /* resident */
+    uint64_t allocated;   /* total by this thread */
+    uint64_t deallocated; /* total by this thread */
+    uint64_t live;        /* bytes currently allocated by all threads */
+    uint64_t anonymous;   /* anonymous resident bytes of the process */
 } counters;
 
 #ifdef FKV_HAVE_JEMALLOC
 
 static uint64_t control(const char *name) {
-    uint64_t value = 0; /* every figure asked for here has 64 bits */
+    uint64_t value = 0; /* all counters read here have 64 bits */
     size_t size = sizeof value;
     if (mallctl(name, &value, &size, NULL, 0) != 0 || size != sizeof value) abort();
     return value;
 }
 
 static counters count(void) {
-    uint64_t epoch = 1; /* writing it has jemalloc refresh its figures */
+    uint64_t epoch = 1; /* writing the epoch refreshes jemalloc's counters */
     if (mallctl("epoch", NULL, NULL, &epoch, sizeof epoch) != 0) abort();
     return (counters){control("thread.allocated"), control("thread.deallocated"), control("stats.allocated"),
                       cache_anonymous_bytes()};
 }
 
-static void say_what_is_counted(void) { printf("counted: every allocation, and resident memory\n"); }
+static void print_what_is_counted(void) { printf("counted: every allocation, and resident memory\n"); }
 
 #else
 
 static counters count(void) { return (counters){.anonymous = cache_anonymous_bytes()}; }
 
-static void say_what_is_counted(void) { printf("built without jemalloc: allocations are not counted, resident memory is\n"); }
+static void print_what_is_counted(void) { printf("built without jemalloc: only resident memory is measured, not allocations\n"); }
 
 #endif
 
 static void check_flat(counters before, counters after, const char *what) {
     ck_assert_msg(after.allocated == before.allocated && after.deallocated == before.deallocated,
-                  "%s: the driving thread took %" PRIu64 " bytes and gave %" PRIu64, what, after.allocated - before.allocated,
-                  after.deallocated - before.deallocated);
-    ck_assert_msg(after.live == before.live, "%s: %" PRIu64 " bytes live instead of %" PRIu64, what, after.live, before.live);
-    if (CACHE_WORLD_SANITIZED || before.anonymous == 0) {
+                  "%s: the driving thread allocated %" PRIu64 " bytes and freed %" PRIu64, what,
+                  after.allocated - before.allocated, after.deallocated - before.deallocated);
+    ck_assert_msg(after.live == before.live, "%s: %" PRIu64 " bytes allocated, expected %" PRIu64, what, after.live, before.live);
+    if (CACHE_FIXTURE_SANITIZED || before.anonymous == 0) {
         printf("%s: resident memory is not measured here\n", what);
         return;
     }
@@ -94,9 +94,9 @@ static void check_flat(counters before, counters after, const char *what) {
     ck_assert_uint_ge(after.anonymous + SLACK_BYTES, before.anonymous);
 }
 
-/* ---- what is done ---- */
+/* ---- operations ---- */
 
-/* Calls made, and those that did not answer what they should. */
+/* Number of calls, and number of calls that returned an unexpected status. */
 typedef struct tally {
     uint64_t n_calls;
     uint64_t n_wrong;
@@ -110,7 +110,7 @@ static void expect(tally *t, fkv_status got, fkv_status expected) {
 typedef struct file_paths {
     char saved[512];
     char missing[512];
-    char unfinished[512]; /* a name that cannot be saved to */
+    char unfinished[512]; /* file name that a save must reject */
 } file_paths;
 
 static void make_paths(file_paths *paths) {
@@ -119,8 +119,8 @@ static void make_paths(file_paths *paths) {
     (void)cache_path(paths->unfinished, "saved.fkv.part");
 }
 
-/* To a file, back from it, and whatever is refused on both ways. */
-static void travel(cache_world *w, fkv_seq seq, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths,
+/* Saves a sequence to a file and loads the file, then makes save and load calls that must be rejected. */
+static void travel(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths,
                    tally *t) {
     fkv_seq loaded = 0;
     fkv_file_info info;
@@ -138,8 +138,8 @@ static void travel(cache_world *w, fkv_seq seq, const uint32_t *tokens, const ui
     expect(t, fkv_seq_load(w->cache, &good, paths->missing, &loaded), FKV_IO);
 }
 
-/* Forks that are closed while a step with a row of theirs is open, which is committed or aborted. */
-static void close_in_steps(cache_world *w, fkv_seq seq, const uint32_t *tokens, uint32_t at, tally *t) {
+/* Forks sequences and closes them during a step that has rows of these sequences, then commits or aborts the step. */
+static void close_in_steps(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, uint32_t at, tally *t) {
     for (int ending = 0; ending < 2; ending++) {
         fkv_seq child = 0;
         fkv_step *step = NULL;
@@ -148,14 +148,14 @@ static void close_in_steps(cache_world *w, fkv_seq seq, const uint32_t *tokens, 
         expect(t, fkv_step_begin(w->cache, &(fkv_row){child, 1}, 1, &step), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_BAD_SEQ);
-        for (uint32_t l = 0; l < N_OF(LAYERS); l++) expect(t, cache_world_write(w, step, &chunk, 1, l), FKV_OK);
+        for (uint32_t l = 0; l < N_OF(LAYERS); l++) expect(t, cache_fixture_write(w, step, &chunk, 1, l), FKV_OK);
         expect(t, ending == 0 ? fkv_step_commit(step) : fkv_step_abort(step), FKV_OK);
     }
 }
 
-/* One sequence from the cradle to the grave, with forks, detours and refusals on the way. */
-static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths, uint32_t chunk,
-                 tally *t) {
+/* Runs one sequence from open to close, with forks, aborted steps and rejected calls in between. */
+static void run_sequence(cache_fixture *w, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths,
+                         uint32_t chunk, tally *t) {
     fkv_seq seq = 0;
     uint32_t at = 0;
     fkv_seq_config opened = {.max_tokens = N_TOKENS, .tenant = 3, .prompt = tokens, .n_prompt = N_TOKENS - 100};
@@ -164,10 +164,10 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
         uint32_t n = chunk < N_TOKENS - at ? chunk : N_TOKENS - at;
         fkv_seq child = 0;
         fkv_stats stats;
-        cache_world_step(w, &(cache_chunk){seq, strange, at, n, NULL}, 1, CACHE_ABORT);
+        cache_fixture_step(w, &(cache_chunk){seq, strange, at, n, NULL}, 1, CACHE_ABORT);
         expect(t, fkv_seq_fork(w->cache, seq, N_TOKENS, &child), FKV_OK);
         cache_chunk both[] = {{child, strange, at, 1, NULL}, {seq, tokens, at, n, NULL}};
-        cache_world_step(w, both, 2, CACHE_COMMIT);
+        cache_fixture_step(w, both, 2, CACHE_COMMIT);
         t->n_calls += 2;
         at += n;
         if (at < N_TOKENS) close_in_steps(w, seq, strange, at, t);
@@ -178,7 +178,8 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
         expect(t, fkv_seq_reserve(w->cache, child, N_TOKENS), FKV_OK);
         if (at % PAGE == 0) expect(t, fkv_prefix_insert(w->cache, seq, tokens, at), FKV_OK);
         fkv_status cut = fkv_seq_truncate(w->cache, child, at - n);
-        expect(t, cut == FKV_GONE ? FKV_OK : cut, FKV_OK); /* where a page has left the window, or its open form */
+        expect(t, cut == FKV_GONE ? FKV_OK : cut,
+               FKV_OK); /* truncation fails if a page, or its open form, has already been released */
         expect(t, fkv_cache_stats(w->cache, &stats), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_BAD_SEQ);
@@ -189,19 +190,19 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
     expect(t, fkv_seq_close(w->cache, seq), FKV_OK);
 }
 
-/* Nothing before this has saved or loaded, so what a library sets up at its first use would be seen. Must run first. */
-START_TEST(the_first_save_and_load_take_nothing) {
+/* Must run before any other save or load, so that allocations made on first use are counted. */
+START_TEST(first_save_and_load_allocate_nothing) {
     fkv_config config = small_config();
-    cache_world w;
+    cache_fixture w;
     file_paths paths;
     uint32_t tokens[N_TOKENS];
-    ck_ok(cache_world_open(&w, &config));
+    ck_ok(cache_fixture_open(&w, &config));
     make_paths(&paths);
     cache_tokens(7, tokens, N_TOKENS);
-    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
     fkv_seq loaded = 0;
     fkv_seq_config opened = {.max_tokens = N_TOKENS};
-    cache_world_run(&w, seq, tokens, 0, N_TOKENS, STEP_TOKENS, NULL);
+    cache_fixture_run(&w, seq, tokens, 0, N_TOKENS, STEP_TOKENS, NULL);
     (void)count();
 
     counters before = count();
@@ -214,68 +215,72 @@ START_TEST(the_first_save_and_load_take_nothing) {
     ck_ok(load);
     check_flat(before, saved, "the first save");
     check_flat(saved, after, "the first load");
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-START_TEST(nothing_is_taken_between_open_and_close) {
-    enum { N_LIVES = 8 };
-    static const uint32_t chunks[] = {1, 13, 32, 60}; /* a child of one token goes beside each */
+START_TEST(nothing_is_allocated_between_open_and_close) {
+    enum { N_ROUNDS = 8 };
+    static const uint32_t chunks[] = {
+        1, 13, 32, 60}; /* each chunk is shorter than the largest step, which leaves space for one token of a fork */
     fkv_config config = small_config();
-    cache_world w;
-    uint32_t tokens[N_LIVES][N_TOKENS];
+    cache_fixture w;
+    uint32_t tokens[N_ROUNDS][N_TOKENS];
     uint32_t strange[N_TOKENS];
     file_paths paths;
-    say_what_is_counted();
+    print_what_is_counted();
     make_paths(&paths);
-    ck_ok(cache_world_open(&w, &config));
-    for (int i = 0; i < 3; i++) memset(w.rows[i], 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float)); /* the test's own memory */
+    ck_ok(cache_fixture_open(&w, &config));
+    for (int i = 0; i < 3; i++)
+        memset(w.rows[i], 1,
+               (size_t)STEP_TOKENS * 4 * 64 * sizeof(float)); /* makes the test's own memory resident before the measurement */
     memset(w.out, 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float));
-    for (uint64_t i = 0; i < N_LIVES; i++) cache_tokens(i, tokens[i], N_TOKENS);
+    for (uint64_t i = 0; i < N_ROUNDS; i++) cache_tokens(i, tokens[i], N_TOKENS);
     cache_tokens(99, strange, N_TOKENS);
     (void)count();
 
     counters before = count();
     tally t = {0};
-    for (uint32_t i = 0; i < N_LIVES; i++) live(&w, tokens[i], strange, &paths, chunks[i % N_OF(chunks)], &t);
+    for (uint32_t i = 0; i < N_ROUNDS; i++) run_sequence(&w, tokens[i], strange, &paths, chunks[i % N_OF(chunks)], &t);
     counters after = count();
 
     printf("%" PRIu64 " calls\n", t.n_calls);
     ck_assert_uint_eq(t.n_wrong, 0);
     ck_assert_uint_gt(t.n_calls, 5000);
     check_flat(before, after, "a busy cache");
-    ck_assert_uint_gt(cache_world_stats(&w).page_copies, 0);
+    ck_assert_uint_gt(cache_fixture_stats(&w).page_copies, 0);
     ck_assert(fkv_cache_consistent(w.cache));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-/* Peak at token N equals peak at token 1: one sequence to the very end of a cache, prefill and decode. */
-START_TEST(the_line_is_flat_from_the_first_token_to_the_last) {
+/* Fills a cache completely with one sequence, by prefill and decode. Memory use after the last token must equal memory use after
+ * the first token. */
+START_TEST(memory_is_flat_from_the_first_token_to_the_last) {
     fkv_config config = small_config();
     config.max_seqs = 1;
-    cache_world w;
+    cache_fixture w;
     uint32_t tokens[MAX_TOKENS];
     cache_tokens(5, tokens, MAX_TOKENS);
-    ck_ok(cache_world_open(&w, &config));
-    fkv_seq seq = cache_world_seq(&w, MAX_TOKENS);
-    cache_world_run(&w, seq, tokens, 0, STEP_TOKENS + 1, STEP_TOKENS, NULL);
+    ck_ok(cache_fixture_open(&w, &config));
+    fkv_seq seq = cache_fixture_seq(&w, MAX_TOKENS);
+    cache_fixture_run(&w, seq, tokens, 0, STEP_TOKENS + 1, STEP_TOKENS, NULL);
     (void)count();
     counters first = count();
-    cache_world_run(&w, seq, tokens, STEP_TOKENS + 1, MAX_TOKENS - 300, STEP_TOKENS, NULL);
-    cache_world_run(&w, seq, tokens, MAX_TOKENS - 300, MAX_TOKENS, 1, NULL);
+    cache_fixture_run(&w, seq, tokens, STEP_TOKENS + 1, MAX_TOKENS - 300, STEP_TOKENS, NULL);
+    cache_fixture_run(&w, seq, tokens, MAX_TOKENS - 300, MAX_TOKENS, 1, NULL);
     counters last = count();
     check_flat(first, last, "a full cache");
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-/* The counters above can tell. */
-START_TEST(an_allocation_would_be_seen) {
+/* Checks that the counters would detect an allocation. */
+START_TEST(an_allocation_would_be_detected) {
     enum { BYTES = 16 << 20 };
     (void)count();
     counters before = count();
-    volatile uint8_t *block = malloc(BYTES); /* volatile: writes that nobody reads must happen all the same */
+    volatile uint8_t *block = malloc(BYTES); /* volatile, so that the compiler does not remove the writes */
     for (size_t i = 0; i < BYTES && block != NULL; i += 512) block[i] = 1;
     counters after = count();
     ck_assert(block != NULL);
@@ -284,9 +289,9 @@ START_TEST(an_allocation_would_be_seen) {
     ck_assert_uint_ge(after.allocated, before.allocated + BYTES);
     ck_assert_uint_ge(after.live, before.live + BYTES);
 #endif
-    if (!CACHE_WORLD_SANITIZED && before.anonymous != 0) ck_assert_uint_gt(after.anonymous, before.anonymous + SLACK_BYTES);
+    if (!CACHE_FIXTURE_SANITIZED && before.anonymous != 0) ck_assert_uint_gt(after.anonymous, before.anonymous + SLACK_BYTES);
 }
 END_TEST
 
-TEST_MAIN("no alloc", the_first_save_and_load_take_nothing, nothing_is_taken_between_open_and_close,
-          the_line_is_flat_from_the_first_token_to_the_last, an_allocation_would_be_seen)
+TEST_MAIN("no alloc", first_save_and_load_allocate_nothing, nothing_is_allocated_between_open_and_close,
+          memory_is_flat_from_the_first_token_to_the_last, an_allocation_would_be_detected)

@@ -1,11 +1,12 @@
-/* Saves that are killed at any moment, with real kills, and saves that race for one name: the name always holds a whole file.
+/* Kills saves at random moments with SIGKILL, and runs concurrent saves to one path. The file at this path must always be
+ * complete.
  *
- * A child saves two states in turn to one path; the parent kills it after a random while and looks. The file must verify in full,
- * load, and hold exactly one of the two states; it may be missing only while no save has ever ended. Whatever part file the dead
- * child left must not hurt the next save.
+ * A child saves two states alternately to one path; the parent kills it after a random delay. The file must pass verification and
+ * load, and its content must be one of the two states. The file may be missing only before the first save has finished. A part
+ * file left by the child must not affect the next save.
  */
-#include "cache_world.h"
-#include "page_file_world.h"
+#include "cache_fixture.h"
+#include "page_file_fixture.h"
 #include "test.h"
 
 #include <signal.h>
@@ -27,20 +28,20 @@ enum {
 };
 
 typedef struct two_states {
-    file_world w;
+    file_fixture w;
     fkv_seq a;
     fkv_seq b;
 } two_states;
 
 static void open_states(two_states *states) {
-    file_world_open(&states->w, &WORLD_GOOD, 0x99);
-    states->a = file_world_fill(&states->w, SEED_A, TOKENS_A, TOKENS_A);
-    states->b = file_world_fill(&states->w, SEED_B, TOKENS_B, TOKENS_B);
+    file_fixture_open(&states->w, &FILE_FIXTURE_GOOD, 0x99);
+    states->a = file_fixture_fill(&states->w, SEED_A, TOKENS_A, TOKENS_A);
+    states->b = file_fixture_fill(&states->w, SEED_B, TOKENS_B, TOKENS_B);
 }
 
 static fkv_status save_one(const two_states *states, bool a, const char *path) {
-    return a ? file_world_save(&states->w, states->a, SEED_A, TOKENS_A, path)
-             : file_world_save(&states->w, states->b, SEED_B, TOKENS_B, path);
+    return a ? file_fixture_save(&states->w, states->a, SEED_A, TOKENS_A, path)
+             : file_fixture_save(&states->w, states->b, SEED_B, TOKENS_B, path);
 }
 
 static void wait_us(uint32_t us) {
@@ -53,22 +54,22 @@ static uint32_t next_random(uint32_t *state) {
     return *state >> 8;
 }
 
-/* The file is one of the two states, whole. */
+/* Checks that the file is complete and holds one of the two states. */
 static void check_whole(two_states *states, const char *path) {
     fkv_file_info info;
     ck_ok(fkv_file_inspect(path, true, &info));
     ck_assert(info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B);
-    const uint32_t free_before = file_world_free_pages(&states->w);
+    const uint32_t free_before = file_fixture_free_pages(&states->w);
     fkv_seq seq = 0;
-    ck_ok(file_world_load(&states->w, TOKENS_A, path, &seq));
+    ck_ok(file_fixture_load(&states->w, TOKENS_A, path, &seq));
     uint32_t n_tokens = 0;
     ck_ok(fkv_pager_length(states->w.pager, seq, &n_tokens));
-    ck_assert(file_world_holds(&states->w, seq, n_tokens == TOKENS_A ? SEED_A : SEED_B, n_tokens));
+    ck_assert(file_fixture_holds(&states->w, seq, n_tokens == TOKENS_A ? SEED_A : SEED_B, n_tokens));
     ck_ok(fkv_pager_close(states->w.pager, seq));
-    ck_assert_uint_eq(file_world_free_pages(&states->w), free_before);
+    ck_assert_uint_eq(file_fixture_free_pages(&states->w), free_before);
 }
 
-/* In the child: saves until it is killed. *n_ended counts the saves that answered FKV_OK. */
+/* Runs in the child process: saves repeatedly until killed. *n_ended counts the saves that returned FKV_OK. */
 static void save_forever(const two_states *states, const char *path, uint32_t seed, volatile uint32_t *n_ended) {
     for (bool a = true;; a = !a) {
         if (save_one(states, a, path) != FKV_OK) _exit(EXIT_FAILURE);
@@ -77,9 +78,9 @@ static void save_forever(const two_states *states, const char *path, uint32_t se
     }
 }
 
-START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
-    const char *path = file_world_path("killed.fkv");
-    const char *part = file_world_path("killed.fkv.part");
+START_TEST(killed_save_leaves_a_complete_file_or_the_old_one) {
+    const char *path = file_fixture_path("killed.fkv");
+    const char *part = file_fixture_path("killed.fkv.part");
     two_states states;
     open_states(&states);
     volatile uint32_t *n_ended = mmap(NULL, sizeof *n_ended, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -104,30 +105,30 @@ START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         int how = 0;
         ck_assert_int_eq(waitpid(child, &how, 0), child);
-        ck_assert_msg(WIFSIGNALED(how), "the child could not save");
+        ck_assert_msg(WIFSIGNALED(how), "the child failed to save");
         n_parts += access(part, F_OK) == 0;
         n_saves += *n_ended;
         if (access(path, F_OK) == 0) {
             check_whole(&states, path);
         } else {
-            ck_assert_msg(!existed && *n_ended == 0, "a file that was there is gone");
+            ck_assert_msg(!existed && *n_ended == 0, "an existing file has disappeared");
             n_missing++;
         }
     }
-    printf("%d kills, %u saves ended, %u part files left behind, %u kills before the first save ended\n", KILLS, n_saves, n_parts,
-           n_missing);
+    printf("%d kills, %u finished saves, %u remaining part files, %u kills before the first save finished\n", KILLS, n_saves,
+           n_parts, n_missing);
     ck_assert_uint_gt(n_saves, 0);
     ck_assert_uint_gt(n_parts, 0);
     ck_ok(save_one(&states, true, path));
     check_whole(&states, path);
     ck_assert_int_ne(access(part, F_OK), 0);
     ck_assert_int_eq(munmap((void *)(uintptr_t)n_ended, sizeof *n_ended), 0);
-    file_world_close(&states.w);
+    file_fixture_close(&states.w);
 }
 END_TEST
 
-/* Layers with two groups of pages each, through the public header. */
-static void open_sealed(cache_world *w, fkv_seq seqs[2], uint32_t tokens[2][TOKENS_A]) {
+/* Opens a cache through the public header. Each of its layers has pages in two groups. */
+static void open_sealed(cache_fixture *w, fkv_seq seqs[2], uint32_t tokens[2][TOKENS_A]) {
     static const fkv_layer_config layers[] = {
         {2, 1, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
         {2, 1, 32, 20, 4, 0, 0, {3, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_TURBO}},
@@ -141,18 +142,18 @@ static void open_sealed(cache_world *w, fkv_seq seqs[2], uint32_t tokens[2][TOKE
     config.max_seqs = 3;
     config.max_step_tokens = 32;
     config.n_threads = 1;
-    ck_ok(cache_world_open(w, &config));
+    ck_ok(cache_fixture_open(w, &config));
     for (uint64_t i = 0; i < 2; i++) {
         uint32_t n = i == 0 ? TOKENS_A : TOKENS_B;
         cache_tokens(i, tokens[i], TOKENS_A);
-        seqs[i] = cache_world_seq(w, n);
-        cache_world_run(w, seqs[i], tokens[i], 0, n, 32, NULL);
+        seqs[i] = cache_fixture_seq(w, n);
+        cache_fixture_run(w, seqs[i], tokens[i], 0, n, 32, NULL);
     }
 }
 
-START_TEST(a_killed_save_of_sealed_layers_leaves_a_whole_file) {
-    const char *path = file_world_path("sealed.fkv");
-    cache_world w;
+START_TEST(killed_save_of_sealed_layers_leaves_a_complete_file) {
+    const char *path = file_fixture_path("sealed.fkv");
+    cache_fixture w;
     fkv_seq seqs[2];
     uint32_t tokens[2][TOKENS_A];
     uint32_t seed = 7;
@@ -169,24 +170,24 @@ START_TEST(a_killed_save_of_sealed_layers_leaves_a_whole_file) {
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         int how = 0;
         ck_assert_int_eq(waitpid(child, &how, 0), child);
-        ck_assert_msg(WIFSIGNALED(how), "the child could not save");
+        ck_assert_msg(WIFSIGNALED(how), "the child failed to save");
         fkv_file_info info;
         fkv_seq loaded = 0;
         ck_ok(fkv_file_inspect(path, true, &info));
-        ck_assert(info.version == 8 && (info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B));
+        ck_assert(info.version == 1 && (info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B));
         const uint32_t *prompt = tokens[info.n_tokens == TOKENS_A ? 0 : 1];
         fkv_seq_config asked = {.max_tokens = info.n_tokens, .prompt = prompt, .n_prompt = info.n_tokens};
         ck_ok(fkv_seq_load(w.cache, &asked, path, &loaded));
         ck_ok(fkv_seq_close(w.cache, loaded));
     }
     ck_assert(fkv_cache_consistent(w.cache));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
-    const char *path = file_world_path("raced.fkv");
-    const char *part = file_world_path("raced.fkv.part");
+START_TEST(concurrent_saves_to_one_name_leave_a_complete_file) {
+    const char *path = file_fixture_path("raced.fkv");
+    const char *part = file_fixture_path("raced.fkv.part");
     two_states states;
     open_states(&states);
     ck_ok(save_one(&states, true, path));
@@ -214,16 +215,16 @@ START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
         }
         ck_assert(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
     }
-    printf("looked %u times while two processes saved\n", n_looks);
+    printf("checked %u times while two processes saved\n", n_looks);
     check_whole(&states, path);
     ck_assert_int_ne(access(part, F_OK), 0);
-    file_world_close(&states.w);
+    file_fixture_close(&states.w);
 }
 END_TEST
 
-START_TEST(the_temporary_folder_can_be_emptied) { file_world_remove_folder(); }
+START_TEST(temporary_folder_can_be_removed) { file_fixture_remove_folder(); }
 END_TEST
 
-TEST_MAIN("page_file_kill", a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one,
-          a_killed_save_of_sealed_layers_leaves_a_whole_file, saves_that_race_for_one_name_leave_a_whole_file,
-          the_temporary_folder_can_be_emptied)
+TEST_MAIN("page_file_kill", killed_save_leaves_a_complete_file_or_the_old_one,
+          killed_save_of_sealed_layers_leaves_a_complete_file, concurrent_saves_to_one_name_leave_a_complete_file,
+          temporary_folder_can_be_removed)

@@ -1,32 +1,31 @@
-/* Sequences, steps, forks, truncation and windows of the pager, one behaviour at a time. Reserving, matching, closing in a step
- * and the numbers of sequences are in test_sequence.c, the prefix tree in test_prefix.c; random runs against a model are in
- * test_pager_model.c.
+/* Unit tests of the pager: sequences, steps, forks, truncation and windows. Reservations, matching, closing during a step and
+ * sequence IDs are in test_sequence.c, the prefix tree in test_prefix.c, and random runs against a model in test_pager_model.c.
  */
-#include "pager_world.h"
+#include "pager_fixture.h"
 
 #include <pthread.h>
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages} of each */
+/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};
 
 /* ---- layout ---- */
 
-START_TEST(counting_and_carving_take_the_same_bytes) {
-    fkv_pager *pager = (fkv_pager *)&world;
+START_TEST(counting_and_carving_need_the_same_bytes) {
+    fkv_pager *pager = (fkv_pager *)&fixture;
     fkv_carve count = {0};
     fkv_pager_layout(&count, &mixed_spec, &pager);
     ck_assert_ptr_null(pager);
-    pager = pager_world_open(&mixed_spec);
-    fkv_carve carve = {.base = world.block, .size = world.bytes};
+    pager = pager_fixture_open(&mixed_spec);
+    fkv_carve carve = {.base = fixture.block, .size = fixture.bytes};
     fkv_pager_layout(&carve, &mixed_spec, &pager);
     ck_assert_uint_eq(carve.used, count.used);
     ck_assert_ptr_nonnull(pager);
 }
 END_TEST
 
-START_TEST(sizes_that_do_not_fit_64_bits_are_noticed_while_counting) {
+START_TEST(layout_sizes_beyond_64_bits_set_overflow) {
     fkv_pager *pager = NULL;
     fkv_carve count = {.used = UINT64_MAX - 1000};
     fkv_pager_layout(&count, &mixed_spec, &pager);
@@ -34,8 +33,8 @@ START_TEST(sizes_that_do_not_fit_64_bits_are_noticed_while_counting) {
 }
 END_TEST
 
-START_TEST(a_new_pager_is_all_free) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(all_pages_of_a_new_pager_are_free) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_stats stats = {0};
     fkv_pager_stats(pager, &stats);
     ck_assert_uint_eq(stats.n_groups, 3);
@@ -50,14 +49,14 @@ END_TEST
 
 /* ---- admission ---- */
 
-START_TEST(open_promises_pages_for_the_whole_life) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(open_promises_pages_for_max_tokens) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq first = open_seq(pager, 161);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 11);
     ck_assert_uint_eq(stats_of(pager, 0).free, 16);
     fkv_seq second = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 81}, &second, NULL), FKV_POOL_FULL);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "81 tokens needs 6 pages of group 0 and 5 of its 16"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "81 tokens needs 6 pages of group 0, but only 5 of this group's 16"));
     second = open_seq(pager, 80);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 16);
     close_seq(pager, first);
@@ -67,8 +66,8 @@ START_TEST(open_promises_pages_for_the_whole_life) {
 }
 END_TEST
 
-START_TEST(what_was_admitted_never_runs_out) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(admitted_sequences_never_run_out_of_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seqs[4];
     for (int i = 0; i < 4; i++) seqs[i] = open_seq(pager, 64);
     for (uint32_t round = 0; round < 64; round += 16) {
@@ -83,8 +82,8 @@ START_TEST(what_was_admitted_never_runs_out) {
 }
 END_TEST
 
-START_TEST(longer_than_the_longest_sequence_is_refused) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(sequence_longer_than_max_seq_tokens_is_rejected) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     fkv_seq seq = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 100001}, &seq, NULL), FKV_POOL_FULL);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "100001"));
@@ -92,8 +91,8 @@ START_TEST(longer_than_the_longest_sequence_is_refused) {
 }
 END_TEST
 
-START_TEST(more_sequences_than_max_seqs_are_refused) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(sequences_beyond_max_seqs_are_rejected) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = 0;
     for (int i = 0; i < 4; i++) seq = open_seq(pager, 1);
     fkv_seq fifth = 0;
@@ -104,8 +103,8 @@ START_TEST(more_sequences_than_max_seqs_are_refused) {
 }
 END_TEST
 
-START_TEST(a_closed_number_is_recognised_when_its_slot_lives_on) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(closed_id_stays_invalid_when_its_slot_is_reused) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq first = open_seq(pager, 16);
     uint32_t slot = slot_of(pager, first);
     close_seq(pager, first);
@@ -119,8 +118,8 @@ END_TEST
 
 /* ---- steps ---- */
 
-START_TEST(a_step_lists_its_rows_and_assigns_their_pages) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(step_lists_its_rows_and_assigns_their_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     fkv_seq b = open_seq(pager, 64);
     grow(pager, a, 20);
@@ -147,36 +146,37 @@ START_TEST(a_step_lists_its_rows_and_assigns_their_pages) {
 }
 END_TEST
 
-START_TEST(abort_leaves_everything_as_it_was) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(abort_restores_every_byte) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
     keep_tokens(pager, 0, tokens, 48);
     fkv_seq a = open_on(pager, 0, 200, tokens, 48, 48);
-    ck_ok(fkv_pager_truncate(pager, a, 40)); /* its last page is the tree's too */
+    ck_ok(fkv_pager_truncate(pager, a, 40)); /* the last page of sequence a is also in the tree */
     fkv_seq b = open_seq(pager, 100);
     grow(pager, b, 21);
     fkv_seq c = fork_seq(pager, b, 90);
     fkv_seq d = open_seq(pager, 50);
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     fkv_row rows[] = {{a, 9}, {b, 12}, {c, 1}, {d, 10}};
     ck_ok(fkv_pager_step_begin(pager, rows, 4));
     uint32_t n_copies = 0;
     (void)fkv_pager_step_copies(pager, &n_copies);
-    /* a's page in every group but where the tree gave it up, b's in every group because c writes in place */
+    /* copies in every group: one of sequence a's page, unless the tree released the page, and one of the page that sequences b
+     * and c share, because one of them writes in place */
     ck_assert_uint_ge(n_copies, 4);
-    ck_assert(!pager_world_unchanged(pager));
+    ck_assert(!pager_fixture_unchanged(pager));
     ck_assert(fkv_pager_consistent(pager));
     ck_ok(fkv_pager_step_abort(pager));
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
     fkv_stats stats = {0};
     fkv_pager_stats(pager, &stats);
     ck_assert_uint_eq(stats.aborts, 1);
 }
 END_TEST
 
-START_TEST(an_aborted_step_gives_its_pages_back_in_order) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(aborted_step_returns_its_pages_in_order) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     uint32_t pages[4];
     for (int round = 0; round < 3; round++) {
@@ -193,14 +193,15 @@ END_TEST
 /* ---- forks ---- */
 
 START_TEST(fork_then_append_copies_only_the_tail_page) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 40);
     fkv_seq child = fork_seq(pager, parent, 64);
     ck_assert_uint_eq(length_of(pager, child), 40);
     ck_assert_uint_eq(stats_of(pager, 0).shared, 3);
     ck_assert_uint_eq(stats_of(pager, 0).held, 3);
-    ck_assert_uint_eq(stats_of(pager, 0).promised, 3); /* one page each to come, and one copy */
+    ck_assert_uint_eq(stats_of(pager, 0).promised,
+                      3); /* each of the two sequences needs one more page, and one of them needs a copy of the shared page */
     uint32_t tail = page_of(pager, child, 0, 2);
     ck_ok(fkv_pager_step_begin(pager, &(fkv_row){child, 1}, 1));
     uint32_t n = 0;
@@ -218,7 +219,7 @@ START_TEST(fork_then_append_copies_only_the_tail_page) {
 END_TEST
 
 START_TEST(fork_on_a_page_boundary_copies_nothing) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 32);
     fkv_seq child = fork_seq(pager, parent, 64);
@@ -232,8 +233,8 @@ START_TEST(fork_on_a_page_boundary_copies_nothing) {
 }
 END_TEST
 
-START_TEST(the_last_holder_of_a_page_writes_in_place) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(last_holder_of_a_page_writes_in_place) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 20);
     fkv_seq child = fork_seq(pager, parent, 64);
@@ -248,8 +249,8 @@ START_TEST(the_last_holder_of_a_page_writes_in_place) {
 }
 END_TEST
 
-START_TEST(of_rows_that_hold_a_page_alone_the_longest_writes_in_place) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(longest_row_writes_in_place_when_only_rows_hold_the_page) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     grow(pager, a, 24);
     fkv_seq b = fork_seq(pager, a, 64);
@@ -267,14 +268,14 @@ START_TEST(of_rows_that_hold_a_page_alone_the_longest_writes_in_place) {
     ck_assert_uint_ne(page_of(pager, c, 0, 1), tail);
     ck_ok(fkv_pager_step_abort(pager));
 
-    /* one that is as long and stays out of the step sees the page: all copy */
+    /* if a sequence of the same length that is not in the step also reads the page, every row of the step copies the page */
     fkv_seq d = fork_seq(pager, b, 64);
     ck_ok(fkv_pager_step_begin(pager, rows, 3));
     (void)fkv_pager_step_copies(pager, &n);
     ck_assert_uint_eq(n, 3);
     ck_ok(fkv_pager_step_abort(pager));
 
-    /* of equal length the last row */
+    /* among rows of equal length, the last one writes in place */
     close_seq(pager, a);
     close_seq(pager, c);
     fkv_row equal[] = {{d, 1}, {b, 1}};
@@ -284,8 +285,8 @@ START_TEST(of_rows_that_hold_a_page_alone_the_longest_writes_in_place) {
 }
 END_TEST
 
-START_TEST(a_page_that_is_whole_for_another_row_is_copied) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(page_that_is_full_in_another_row_is_copied) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     grow(pager, a, 32);
     fkv_seq b = fork_seq(pager, a, 64);
@@ -300,20 +301,20 @@ START_TEST(a_page_that_is_whole_for_another_row_is_copied) {
 }
 END_TEST
 
-START_TEST(a_fork_reserves_the_copy_it_makes_necessary) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(fork_reserves_the_copy_that_it_causes) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 240);
     grow(pager, parent, 10);
     fkv_seq child = 0;
-    /* 16 pages: 1 held, 14 promised, 1 left, and that one is the copy */
+    /* of the 16 pages, 1 is held, 14 are promised, and the last one is reserved for the copy */
     ck_status(fkv_pager_fork(pager, parent, 17, &child), FKV_POOL_FULL);
     child = fork_seq(pager, parent, 16);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 15);
     close_seq(pager, child);
-    /* a child that never writes costs the parent its place */
+    /* the child never writes, so the parent must copy the page instead */
     child = fork_seq(pager, parent, 10);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 15);
-    /* a second such child costs nothing more */
+    /* a second child that never writes needs no additional page */
     (void)fork_seq(pager, parent, 10);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 15);
     grow(pager, parent, 230);
@@ -321,8 +322,8 @@ START_TEST(a_fork_reserves_the_copy_it_makes_necessary) {
 }
 END_TEST
 
-START_TEST(a_full_sequence_is_no_writer) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(full_sequence_is_not_a_writer) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 10);
     grow(pager, parent, 10);
     fkv_seq child = fork_seq(pager, parent, 10);
@@ -338,8 +339,8 @@ END_TEST
 
 /* ---- truncate ---- */
 
-START_TEST(truncate_gives_pages_back_and_keeps_the_promise) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(truncate_frees_pages_and_keeps_the_promise) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = open_seq(pager, 256);
     grow(pager, seq, 256);
     ck_ok(fkv_pager_truncate(pager, seq, 256));
@@ -355,17 +356,17 @@ START_TEST(truncate_gives_pages_back_and_keeps_the_promise) {
 }
 END_TEST
 
-START_TEST(truncate_is_refused_where_others_keep_the_pages) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(truncate_is_rejected_if_other_holders_keep_the_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq a = open_seq(pager, 256);
     grow(pager, a, 256);
-    fkv_seq b = fork_seq(pager, a, 256); /* shares all 16 pages, so it costs none */
-    pager_world_snapshot(pager);
+    fkv_seq b = fork_seq(pager, a, 256); /* the fork shares all 16 pages, so it needs no other page */
+    pager_fixture_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, b, 240), FKV_POOL_FULL);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be promised where 0 can be had"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be promised but only 0 are available"));
     ck_status(fkv_pager_truncate(pager, b, 250), FKV_POOL_FULL);
     ck_status(fkv_pager_truncate(pager, b, 0), FKV_POOL_FULL);
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
     close_seq(pager, a);
     ck_ok(fkv_pager_truncate(pager, b, 240));
     ck_assert(fkv_pager_consistent(pager));
@@ -375,12 +376,12 @@ END_TEST
 /* ---- windows ---- */
 
 START_TEST(sinks_survive_any_number_of_steps) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     fkv_seq seq = open_seq(pager, 100000);
     grow(pager, seq, 5);
     uint32_t first = page_of(pager, seq, 0, 0);
     grow(pager, seq, 20);
-    uint32_t second = page_of(pager, seq, 0, 1); /* 20 sinks: tokens 16 to 19 are in it */
+    uint32_t second = page_of(pager, seq, 0, 1); /* the 20 sinks include tokens 16 to 19 of this page */
     for (uint32_t n = 1; length_of(pager, seq) < 5000; n = n % 24 + 1) {
         grow(pager, seq, n);
         ck_assert_uint_eq(page_of(pager, seq, 0, 0), first);
@@ -389,11 +390,11 @@ START_TEST(sinks_survive_any_number_of_steps) {
 }
 END_TEST
 
-START_TEST(whole_pages_behind_the_window_are_let_go_at_commit) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(commit_releases_pages_before_the_window) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     fkv_seq seq = open_seq(pager, 1000);
     grow(pager, seq, 87);
-    /* at 87 a query sees from 48 on: page 2, tokens 32 to 47, is gone; sinks are pages 0 and 1 */
+    /* a query at 87 sees tokens from 48 on, so page 2 (tokens 32 to 47) is released; pages 0 and 1 hold sinks */
     ck_assert_uint_eq(fkv_pager_first_page(pager, 0, 87), 3);
     ck_assert_uint_eq(stats_of(pager, 0).held, 5);
     grow(pager, seq, 15);
@@ -406,8 +407,8 @@ START_TEST(whole_pages_behind_the_window_are_let_go_at_commit) {
 }
 END_TEST
 
-START_TEST(a_long_sequence_never_holds_more_than_its_cap) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(long_sequence_never_exceeds_its_page_cap) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t cap = fkv_pager_window_pages(&window_spec, 0).most;
     fkv_seq seq = open_seq(pager, 100000);
     ck_assert_uint_eq(stats_of(pager, 0).promised, cap);
@@ -420,7 +421,7 @@ START_TEST(a_long_sequence_never_holds_more_than_its_cap) {
 }
 END_TEST
 
-/* What a step at every length really touches, by counting pages. */
+/* Counts the pages that a step touches at every sequence length, and returns the largest count. */
 static uint32_t most_pages_by_counting(const fkv_pager_spec *spec, uint32_t group) {
     const fkv_group_spec *g = &spec->groups[group];
     uint32_t most = 0;
@@ -440,7 +441,7 @@ static uint32_t most_pages_by_counting(const fkv_pager_spec *spec, uint32_t grou
     return most;
 }
 
-START_TEST(the_cap_is_the_worst_case_and_not_a_page_more) {
+START_TEST(page_cap_equals_the_worst_case) {
     const uint32_t windows[] = {1, 2, 15, 16, 17, 31, 33, 64, 100, 4000};
     const uint32_t steps[] = {1, 2, 16, 17, 40};
     const uint32_t sinks[] = {0, 1, 16, 17, 500};
@@ -454,14 +455,14 @@ START_TEST(the_cap_is_the_worst_case_and_not_a_page_more) {
 }
 END_TEST
 
-START_TEST(windows_reserve_what_they_hold_and_one_step) {
+START_TEST(windows_reserve_their_pages_and_one_step) {
     fkv_pager_spec spec = window_spec;
     spec.max_step_tokens = 70;
     fkv_window_pages one = fkv_pager_window_pages(&spec, 0);
     ck_assert_uint_eq(one.step, 3);
     ck_assert_uint_eq(one.rest + one.step, one.most);
-    spec.groups[0].n_pages = 2 * one.rest + one.step; /* a step's pages are promised once */
-    fkv_pager *pager = pager_world_open(&spec);
+    spec.groups[0].n_pages = 2 * one.rest + one.step; /* the pages for one step are reserved only once, not for each sequence */
+    fkv_pager *pager = pager_fixture_open(&spec);
     fkv_seq a = open_seq(pager, 100000);
     fkv_seq b = fork_seq(pager, a, 50000);
     for (uint32_t i = 0; i < 40; i++) {
@@ -471,15 +472,15 @@ START_TEST(windows_reserve_what_they_hold_and_one_step) {
     }
     close_seq(pager, b);
     spec.groups[0].n_pages--;
-    pager = pager_world_open(&spec);
+    pager = pager_fixture_open(&spec);
     a = open_seq(pager, 100000);
     ck_status(fkv_pager_fork(pager, a, 50000, &b), FKV_POOL_FULL);
-    (void)fork_seq(pager, a, 16); /* a short one needs a page, whatever the window */
+    (void)fork_seq(pager, a, 16); /* a short sequence needs one page, regardless of the window */
 }
 END_TEST
 
-START_TEST(forks_of_a_window_share_and_copy_like_all) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(forks_share_and_copy_window_pages) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_seq a = open_seq(pager, 400);
     grow(pager, a, 150);
     fkv_seq b = fork_seq(pager, a, 300);
@@ -493,23 +494,23 @@ START_TEST(forks_of_a_window_share_and_copy_like_all) {
         ck_assert_uint_eq(copies[g].to, page_of(pager, b, g, 9));
     }
     commit(pager);
-    grow(pager, a, 100); /* lets go of window pages that b still sees */
+    grow(pager, a, 100); /* appending to sequence a releases window pages that sequence b still sees */
     ck_assert_uint_eq(length_of(pager, b), 154);
 }
 END_TEST
 
-START_TEST(truncate_behind_the_window_is_gone) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(truncate_before_the_window_returns_gone) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     fkv_seq seq = open_seq(pager, 1000);
     grow(pager, seq, 200);
-    /* pages from (200 - 39) / 16 = 10 on are there, and the sinks' two */
-    pager_world_snapshot(pager);
+    /* pages from (200 - 39) / 16 = 10 on and the two sink pages are still held */
+    pager_fixture_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, seq, 198), FKV_GONE);
     ck_status(fkv_pager_truncate(pager, seq, 33), FKV_GONE);
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
     ck_ok(fkv_pager_truncate(pager, seq, 199));
     ck_assert(fkv_pager_covers(pager, slot_of(pager, seq), 32));
-    ck_ok(fkv_pager_truncate(pager, seq, 32)); /* sinks are all it sees */
+    ck_ok(fkv_pager_truncate(pager, seq, 32)); /* at this length, a query sees only the pages of the sinks */
     ck_assert(fkv_pager_consistent(pager));
     grow(pager, seq, 300);
     ck_ok(fkv_pager_truncate(pager, seq, 3));
@@ -519,25 +520,25 @@ START_TEST(truncate_behind_the_window_is_gone) {
 }
 END_TEST
 
-START_TEST(covers_says_what_truncate_would_answer) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(covers_predicts_the_result_of_truncate) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 512);
     for (uint32_t len = 16; len <= 512; len += 31) {
         grow(pager, seq, len - length_of(pager, seq));
         for (uint32_t n = 0; n <= len + 1; n++) {
-            pager_world_snapshot(pager);
+            pager_fixture_snapshot(pager);
             bool covered = fkv_pager_covers(pager, slot_of(pager, seq), n);
             ck_assert_int_eq(fkv_pager_truncate(pager, seq, n) == FKV_OK, covered);
-            pager_world_restore();
+            pager_fixture_restore();
         }
     }
 }
 END_TEST
 
 START_TEST(first_page_follows_the_window) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
-    const uint32_t cases[][3] = {{0, 0, 0},  {22, 0, 0}, {38, 0, 0}, {39, 0, 1}, /* position, at window 64, at window 24 */
-                                 {63, 0, 2}, {78, 0, 3}, {79, 1, 3}, {200, 8, 11}};
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
+    /* columns: position, first page with window 64, first page with window 24 */
+    const uint32_t cases[][3] = {{0, 0, 0}, {22, 0, 0}, {38, 0, 0}, {39, 0, 1}, {63, 0, 2}, {78, 0, 3}, {79, 1, 3}, {200, 8, 11}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ck_assert_uint_eq(fkv_pager_first_page(pager, 0, cases[i][0]), cases[i][1]);
         ck_assert_uint_eq(fkv_pager_first_page(pager, 1, cases[i][0]), 0);
@@ -548,22 +549,22 @@ END_TEST
 
 /* ---- fill ---- */
 
-START_TEST(fill_gives_the_pages_that_the_next_query_sees) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(fill_allocates_the_pages_visible_to_the_next_query) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 300);
     ck_ok(fkv_pager_fill(pager, seq, 0));
     ck_ok(fkv_pager_fill(pager, seq, 250));
     ck_assert(fkv_pager_consistent(pager));
     ck_assert_uint_eq(length_of(pager, seq), 250);
-    ck_assert_uint_eq(stats_of(pager, 0).held, 6); /* the sinks' page, and 187 to 249 */
+    ck_assert_uint_eq(stats_of(pager, 0).held, 6); /* held pages: the sink page and the pages of tokens 187 to 249 */
     ck_assert_uint_eq(stats_of(pager, 1).held, 16);
     ck_assert_uint_eq(stats_of(pager, 2).held, 2);
     grow(pager, seq, 50);
 }
 END_TEST
 
-START_TEST(fill_takes_more_than_a_step_could_and_evicts_for_it) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(fill_can_exceed_a_step_and_evicts_cached_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
     keep_tokens(pager, 0, tokens, 256);
@@ -578,8 +579,8 @@ END_TEST
 
 /* ---- bad calls ---- */
 
-START_TEST(bad_calls_get_their_status_and_change_nothing) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(bad_calls_return_their_status_and_change_nothing) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq good = open_seq(pager, 64);
     grow(pager, good, 20);
     fkv_seq empty = open_seq(pager, 16);
@@ -602,12 +603,12 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
     small_steps.max_step_tokens = 8;
     fkv_seq out = 0;
     uint32_t n = 0;
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
 #define BAD(call, status)                                                                                                        \
     do {                                                                                                                         \
         ck_status(call, status);                                                                                                 \
-        ck_assert_msg(fkv_message()[0] != '\0', "%s: no message", #call);                                                        \
-        ck_assert_msg(pager_world_unchanged(pager), "%s: changed something", #call);                                             \
+        ck_assert_msg(fkv_message()[0] != '\0', "%s failed without a message", #call);                                           \
+        ck_assert_msg(pager_fixture_unchanged(pager), "%s changed the pager", #call);                                            \
     } while (0)
     BAD(fkv_pager_open(pager, NULL, &out, &n), FKV_BAD_ARGUMENT);
     BAD(fkv_pager_open(pager, &config, NULL, &n), FKV_BAD_ARGUMENT);
@@ -657,23 +658,23 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
     ck_ok(fkv_pager_step_begin(pager, many, 2));
     ck_ok(fkv_pager_step_abort(pager));
 
-    pager = pager_world_open(&small_steps);
+    pager = pager_fixture_open(&small_steps);
     good = open_seq(pager, 64);
     const fkv_row nine[] = {{good, 9}};
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     BAD(fkv_pager_step_begin(pager, nine, 1), FKV_STEP_FULL);
 }
 END_TEST
 
-START_TEST(nothing_but_closes_and_its_end_is_allowed_in_a_step) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(only_close_commit_and_abort_are_allowed_in_a_step) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     const fkv_seq_config config = {.max_tokens = 16};
     const fkv_row row = {seq, 4};
     const uint32_t tokens[16] = {0};
     fkv_seq out = 0;
     ck_ok(fkv_pager_step_begin(pager, &row, 1));
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     BAD(fkv_pager_open(pager, &config, &out, NULL), FKV_BAD_STATE);
     BAD(fkv_pager_fork(pager, seq, 64, &out), FKV_BAD_STATE);
     BAD(fkv_pager_truncate(pager, seq, 0), FKV_BAD_STATE);
@@ -690,7 +691,7 @@ START_TEST(nothing_but_closes_and_its_end_is_allowed_in_a_step) {
 END_TEST
 #undef BAD
 
-/* ---- figures from other threads ---- */
+/* ---- statistics from other threads ---- */
 
 typedef struct stats_reader {
     const fkv_pager *pager;
@@ -713,8 +714,8 @@ static void *read_stats(void *argument) {
     return NULL;
 }
 
-START_TEST(any_thread_may_read_stats_while_steps_run) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(any_thread_may_read_stats_during_steps) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     stats_reader reader = {.pager = pager};
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, read_stats, &reader), 0);
@@ -728,23 +729,22 @@ START_TEST(any_thread_may_read_stats_while_steps_run) {
     atomic_store(&reader.stop, true);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert(reader.sane);
-    pager_world_close();
+    pager_fixture_close();
 }
 END_TEST
 
-TEST_MAIN("pager", counting_and_carving_take_the_same_bytes, sizes_that_do_not_fit_64_bits_are_noticed_while_counting,
-          a_new_pager_is_all_free, open_promises_pages_for_the_whole_life, what_was_admitted_never_runs_out,
-          longer_than_the_longest_sequence_is_refused, more_sequences_than_max_seqs_are_refused,
-          a_closed_number_is_recognised_when_its_slot_lives_on, a_step_lists_its_rows_and_assigns_their_pages,
-          abort_leaves_everything_as_it_was, an_aborted_step_gives_its_pages_back_in_order,
-          fork_then_append_copies_only_the_tail_page, fork_on_a_page_boundary_copies_nothing,
-          the_last_holder_of_a_page_writes_in_place, of_rows_that_hold_a_page_alone_the_longest_writes_in_place,
-          a_page_that_is_whole_for_another_row_is_copied, a_fork_reserves_the_copy_it_makes_necessary,
-          a_full_sequence_is_no_writer, truncate_gives_pages_back_and_keeps_the_promise,
-          truncate_is_refused_where_others_keep_the_pages, sinks_survive_any_number_of_steps,
-          whole_pages_behind_the_window_are_let_go_at_commit, a_long_sequence_never_holds_more_than_its_cap,
-          the_cap_is_the_worst_case_and_not_a_page_more, windows_reserve_what_they_hold_and_one_step,
-          forks_of_a_window_share_and_copy_like_all, truncate_behind_the_window_is_gone, covers_says_what_truncate_would_answer,
-          first_page_follows_the_window, fill_gives_the_pages_that_the_next_query_sees,
-          fill_takes_more_than_a_step_could_and_evicts_for_it, bad_calls_get_their_status_and_change_nothing,
-          nothing_but_closes_and_its_end_is_allowed_in_a_step, any_thread_may_read_stats_while_steps_run)
+TEST_MAIN("pager", counting_and_carving_need_the_same_bytes, layout_sizes_beyond_64_bits_set_overflow,
+          all_pages_of_a_new_pager_are_free, open_promises_pages_for_max_tokens, admitted_sequences_never_run_out_of_pages,
+          sequence_longer_than_max_seq_tokens_is_rejected, sequences_beyond_max_seqs_are_rejected,
+          closed_id_stays_invalid_when_its_slot_is_reused, step_lists_its_rows_and_assigns_their_pages, abort_restores_every_byte,
+          aborted_step_returns_its_pages_in_order, fork_then_append_copies_only_the_tail_page,
+          fork_on_a_page_boundary_copies_nothing, last_holder_of_a_page_writes_in_place,
+          longest_row_writes_in_place_when_only_rows_hold_the_page, page_that_is_full_in_another_row_is_copied,
+          fork_reserves_the_copy_that_it_causes, full_sequence_is_not_a_writer, truncate_frees_pages_and_keeps_the_promise,
+          truncate_is_rejected_if_other_holders_keep_the_pages, sinks_survive_any_number_of_steps,
+          commit_releases_pages_before_the_window, long_sequence_never_exceeds_its_page_cap, page_cap_equals_the_worst_case,
+          windows_reserve_their_pages_and_one_step, forks_share_and_copy_window_pages, truncate_before_the_window_returns_gone,
+          covers_predicts_the_result_of_truncate, first_page_follows_the_window,
+          fill_allocates_the_pages_visible_to_the_next_query, fill_can_exceed_a_step_and_evicts_cached_pages,
+          bad_calls_return_their_status_and_change_nothing, only_close_commit_and_abort_are_allowed_in_a_step,
+          any_thread_may_read_stats_during_steps)

@@ -1,5 +1,5 @@
-/* Random operations on the pager and on its model side by side: test_pager_model [seed] [n_ops]. Without a seed it runs a fixed
- * one and one from the clock; the seeds are printed, and a fault is found again with the seed that is printed beside it.
+/* Random operations on the pager and its model: test_pager_model [seed] [n_ops]. Without a seed, runs a fixed seed and one from
+ * the clock. Prints the seeds; a failure can be reproduced with the printed seed.
  */
 #include "pager_model.h"
 
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
                     t.aborted > 0 && t.copies > 0 && t.bad_calls > 0 && t.reserved > 0 && t.reserve_refused > 0 &&
                     t.closed_in_step > 0 && t.matched > 0;
         if (good && !seen && n_operations >= DEFAULT_OPERATIONS) {
-            printf("seed %" PRIu64 ": some kind of operation never happened\n", seeds[i]);
+            printf("seed %" PRIu64 ": some kind of operation never occurred\n", seeds[i]);
             good = false;
         }
         n_failed += !good;

@@ -1,9 +1,9 @@
-/* The prefix tree: what is shared, what counts for admission, what is pinned, and what is given up first. */
-#include "pager_world.h"
+/* Unit tests of the prefix tree: sharing, admission, pinning and the order of eviction. */
+#include "pager_fixture.h"
 
 #include "../src/pager/prefix_tree.h"
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages} of each */
+/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 16, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 4, 256, 16, 2, {{0, 0, 24}, {32, 4, 24}}};
 static const fkv_pager_spec window_only_spec = {16, 3, 400, 16, 1, {{32, 4, 15}}};
@@ -26,8 +26,8 @@ static uint32_t node_of(const fkv_pager *pager, const uint32_t *tokens, uint32_t
 
 /* ---- sharing ---- */
 
-START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(cached_prompt_is_shared_in_full_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 50);
@@ -42,7 +42,7 @@ START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
     ck_assert_uint_eq(stats.hit_tokens, 128);
 
     fkv_seq a = open_on(pager, 0, 64, tokens, 64, 48);
-    fkv_seq b = open_on(pager, 0, 40, tokens, 64, 32); /* a match ends where the sequence does */
+    fkv_seq b = open_on(pager, 0, 40, tokens, 64, 32); /* a match is limited to the maximum length of the sequence */
     ck_assert_uint_eq(page_of(pager, a, 0, 1), page_of(pager, b, 0, 1));
     ck_assert_uint_eq(stats_of(pager, 0).pinned, 3);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 0);
@@ -51,7 +51,7 @@ START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
 }
 END_TEST
 
-/* The picture of the pages says what the figures say. */
+/* Checks that the page listing agrees with the statistics. */
 static void check_pages(const fkv_pager *pager, uint32_t group) {
     fkv_page_info list[64];
     uint32_t counts[5] = {0};
@@ -64,8 +64,8 @@ static void check_pages(const fkv_pager *pager, uint32_t group) {
     ck_assert_uint_eq(counts[FKV_PAGE_PRIVATE] + counts[FKV_PAGE_SHARED] + counts[FKV_PAGE_PINNED], stats.held);
 }
 
-START_TEST(pages_say_whose_they_are) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(page_listing_reports_the_owner_of_each_page) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 7, tokens, 50);
@@ -86,15 +86,15 @@ START_TEST(pages_say_whose_they_are) {
     fkv_seq b = open_on(pager, 7, 64, tokens, 64, 48);
     ck_assert_uint_eq(fkv_pager_pages(pager, 0, list, 16), 16);
     ck_assert(list[page_of(pager, b, 0, 0)].state == FKV_PAGE_SHARED);
-    fkv_page_info few[5]; /* every third or so */
+    fkv_page_info few[5]; /* with only five entries, the list contains about every third of the 16 pages */
     ck_assert_uint_eq(fkv_pager_pages(pager, 0, few, 5), 5);
     for (uint32_t i = 0; i < 5; i++)
         ck_assert(few[i].state == list[i * 16 / 5].state && few[i].tenant == list[i * 16 / 5].tenant);
 }
 END_TEST
 
-START_TEST(one_other_token_ends_the_match) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(first_different_token_ends_the_match) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 64);
@@ -107,8 +107,8 @@ START_TEST(one_other_token_ends_the_match) {
 }
 END_TEST
 
-START_TEST(the_same_page_after_another_beginning_is_another_page) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(same_page_after_a_different_prefix_does_not_match) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t first[32];
     uint32_t second[32];
     text(1, first, 32);
@@ -124,7 +124,7 @@ START_TEST(the_same_page_after_another_beginning_is_another_page) {
 END_TEST
 
 START_TEST(tenants_never_share) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
     keep_tokens(pager, 7, tokens, 32);
@@ -135,13 +135,13 @@ START_TEST(tenants_never_share) {
     fkv_seq mine = open_on(pager, 8, 32, tokens, 32, 32);
     fkv_seq theirs = open_on(pager, 7, 32, tokens, 32, 32);
     for (uint32_t i = 0; i < 2; i++) ck_assert_uint_ne(page_of(pager, mine, 0, i), page_of(pager, theirs, 0, i));
-    fkv_seq child = fork_seq(pager, mine, 32); /* stays with its tenant */
+    fkv_seq child = fork_seq(pager, mine, 32); /* the child inherits the tenant of its parent */
     ck_assert_uint_eq(pager->sequences[slot_of(pager, child)].tenant, 8);
 }
 END_TEST
 
 START_TEST(colliding_hashes_do_not_share) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     pager->tree.hash_mask = 0;
     uint32_t texts[4][32];
     for (uint32_t t = 0; t < 4; t++) {
@@ -155,7 +155,7 @@ START_TEST(colliding_hashes_do_not_share) {
     ck_assert(fkv_pager_consistent(pager));
     ck_assert_uint_eq(stats_of(pager, 0).free, 16);
 
-    /* nor do equal pages after different ones */
+    /* pages with equal tokens are not shared if the preceding pages differ */
     memcpy(&texts[1][16], &texts[0][16], 16 * sizeof texts[0][0]);
     keep_tokens(pager, 0, texts[0], 32);
     ck_assert_uint_eq(found_tokens(pager, 0, texts[1], 32), 0);
@@ -164,8 +164,8 @@ START_TEST(colliding_hashes_do_not_share) {
 }
 END_TEST
 
-START_TEST(writing_after_a_shared_prefix_leaves_it_alone) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(appending_to_a_shared_prefix_does_not_change_it) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
     keep_tokens(pager, 0, tokens, 48);
@@ -173,7 +173,7 @@ START_TEST(writing_after_a_shared_prefix_leaves_it_alone) {
     ck_ok(fkv_pager_truncate(pager, seq, 40));
     ck_assert(fkv_pager_consistent(pager));
     uint32_t shared = page_of(pager, seq, 0, 2);
-    ck_assert_uint_eq(stats_of(pager, 0).pinned, 3); /* also the page it uses in part */
+    ck_assert_uint_eq(stats_of(pager, 0).pinned, 3); /* the count includes the partly used page */
     ck_ok(fkv_pager_step_begin(pager, &(fkv_row){seq, 1}, 1));
     uint32_t n = 0;
     const fkv_page_copy *copies = fkv_pager_step_copies(pager, &n);
@@ -189,12 +189,12 @@ END_TEST
 
 /* ---- admission ---- */
 
-START_TEST(prompt_found_in_the_tree_counts_for_admission) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(cached_prompt_counts_towards_admission) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[192];
     text(1, tokens, 192);
     keep_tokens(pager, 0, tokens, 192);
-    fkv_seq a = open_on(pager, 0, 256, tokens, 192, 192); /* 12 found, 4 free */
+    fkv_seq a = open_on(pager, 0, 256, tokens, 192, 192); /* 12 pages are found in the tree, and 4 are free */
     fkv_seq b = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 192}, &b, NULL), FKV_POOL_FULL);
     b = open_on(pager, 0, 192, tokens, 192, 192);
@@ -205,31 +205,32 @@ START_TEST(prompt_found_in_the_tree_counts_for_admission) {
 }
 END_TEST
 
-START_TEST(pinning_cached_pages_does_not_break_a_promise) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(pinning_cached_pages_cannot_break_a_promise) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[128];
     text(1, tokens, 128);
     keep_tokens(pager, 0, tokens, 128);
-    fkv_seq seq = open_seq(pager, 208); /* 13 of the 16, and 8 are cached */
+    fkv_seq seq = open_seq(pager, 208); /* the sequence may need 13 of the 16 pages, and 8 of the 16 pages are cached */
     ck_assert_uint_eq(stats_of(pager, 0).cached, 8);
     fkv_seq other = 0;
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     fkv_seq_config config = {.max_tokens = 128, .prompt = tokens, .n_prompt = 128};
-    ck_status(fkv_pager_open(pager, &config, &other, NULL), FKV_POOL_FULL); /* needs no page, but would pin 8 */
-    ck_assert(pager_world_unchanged(pager));
+    /* the second sequence would need no new page but would pin the 8 cached pages, which the first sequence may need */
+    ck_status(fkv_pager_open(pager, &config, &other, NULL), FKV_POOL_FULL);
+    ck_assert(pager_fixture_unchanged(pager));
     (void)open_on(pager, 0, 48, tokens, 48, 48);
     grow(pager, seq, 208);
 }
 END_TEST
 
-START_TEST(cached_pages_make_room_when_a_promise_needs_them) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(cached_pages_are_evicted_when_a_promise_needs_them) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
     keep_tokens(pager, 0, tokens, 256);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 16);
     fkv_seq seq = open_seq(pager, 256);
-    /* only what the next step may take is given up, and the front of the prompt stays longest */
+    /* opening a sequence evicts only as many pages as its next step may need; the front of the cached prompt is evicted last */
     ck_assert_uint_eq(stats_of(pager, 0).free, 3);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 13);
     grow(pager, seq, 128);
@@ -243,8 +244,8 @@ START_TEST(cached_pages_make_room_when_a_promise_needs_them) {
 }
 END_TEST
 
-START_TEST(a_cut_page_is_given_up_by_the_tree_where_its_copy_has_no_room) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(tree_releases_a_truncated_page_if_its_copy_does_not_fit) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
     fkv_seq seq = open_seq(pager, 256);
@@ -259,17 +260,18 @@ START_TEST(a_cut_page_is_given_up_by_the_tree_where_its_copy_has_no_room) {
 }
 END_TEST
 
-START_TEST(an_offer_never_pins_what_is_promised) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(insert_never_pins_promised_pages) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 32);
-    fkv_seq other = open_seq(pager, 160); /* of 16: 10 promised here, 4 there; 2 cached are part of it */
+    /* 10 of the 16 pages are promised to the first sequence and 4 to the second; the promised pages include the 2 cached pages */
+    fkv_seq other = open_seq(pager, 160);
     fkv_seq seq = open_seq(pager, 64);
     grow(pager, seq, 64);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 2);
     fkv_seq more = open_seq(pager, 32);
-    insert(pager, seq, tokens, 64); /* a node below the cached two would pin them */
+    insert(pager, seq, tokens, 64); /* inserting a node below the two cached nodes would pin both */
     ck_assert(!in_tree(pager, tokens, 3));
     close_seq(pager, more);
     insert(pager, seq, tokens, 64);
@@ -283,10 +285,10 @@ START_TEST(an_offer_never_pins_what_is_promised) {
 }
 END_TEST
 
-/* ---- offers ---- */
+/* ---- insertion ---- */
 
-START_TEST(what_is_in_the_tree_stays_when_offered_again) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(existing_nodes_are_kept_when_inserted_again) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
     fkv_seq a = open_seq(pager, 48);
@@ -303,15 +305,17 @@ START_TEST(what_is_in_the_tree_stays_when_offered_again) {
     ck_assert_uint_eq(page_of(pager, c, 0, 2), page_of(pager, b, 0, 2));
     close_seq(pager, a);
     close_seq(pager, c);
-    ck_assert_uint_eq(stats_of(pager, 0).cached, 0); /* b is below: what it does not hold is pinned as well */
+    /* sequence b holds the page of the last node, so the pages of the nodes above it are pinned too, although b does not hold
+     * them */
+    ck_assert_uint_eq(stats_of(pager, 0).cached, 0);
     ck_assert_uint_eq(stats_of(pager, 0).pinned, 3);
     close_seq(pager, b);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 3);
 }
 END_TEST
 
-START_TEST(tokens_that_contradict_the_tree_are_refused) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(insert_of_tokens_that_contradict_the_tree_is_rejected) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 32);
@@ -321,10 +325,10 @@ START_TEST(tokens_that_contradict_the_tree_are_refused) {
         uint32_t other[64];
         memcpy(other, tokens, sizeof other);
         other[i] = 5;
-        pager_world_snapshot(pager);
+        pager_fixture_snapshot(pager);
         ck_status(fkv_pager_insert(pager, seq, other, 64), FKV_BAD_ARGUMENT);
-        ck_assert_ptr_nonnull(strstr(fkv_message(), "other tokens"));
-        ck_assert(pager_world_unchanged(pager));
+        ck_assert_ptr_nonnull(strstr(fkv_message(), "different tokens"));
+        ck_assert(pager_fixture_unchanged(pager));
     }
     insert(pager, seq, tokens, 64);
     tokens[60] = 5;
@@ -332,8 +336,8 @@ START_TEST(tokens_that_contradict_the_tree_are_refused) {
 }
 END_TEST
 
-START_TEST(an_offer_of_less_than_a_page_is_nothing) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(insert_of_less_than_a_page_does_nothing) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[16];
     text(1, tokens, 16);
     fkv_seq seq = open_seq(pager, 16);
@@ -344,17 +348,17 @@ START_TEST(an_offer_of_less_than_a_page_is_nothing) {
 }
 END_TEST
 
-/* ---- pins and age ---- */
+/* ---- pinning and eviction ---- */
 
-START_TEST(evicts_the_oldest_leaf_first) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(oldest_leaf_is_evicted_first) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t texts[4][48];
     for (uint32_t t = 0; t < 4; t++) {
         text(t, texts[t], 48);
         keep_tokens(pager, 0, texts[t], 48);
     }
-    ck_assert_uint_eq(found_tokens(pager, 0, texts[0], 48), 48); /* now the youngest */
-    fkv_seq seq = open_seq(pager, 256);                          /* of 4 free pages a step may take 3 */
+    ck_assert_uint_eq(found_tokens(pager, 0, texts[0], 48), 48); /* text 0 is now the most recently used */
+    fkv_seq seq = open_seq(pager, 256);                          /* 4 pages are free, and a step may need 3 */
     grow(pager, seq, 32);
     ck_assert(!in_tree(pager, texts[1], 3) && in_tree(pager, texts[1], 2));
     grow(pager, seq, 32);
@@ -367,13 +371,14 @@ START_TEST(evicts_the_oldest_leaf_first) {
 }
 END_TEST
 
-START_TEST(an_offer_makes_a_prefix_young) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(insert_refreshes_the_age_of_a_prefix) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t texts[2][48];
     for (uint32_t t = 0; t < 2; t++) text(t, texts[t], 48);
     keep_tokens(pager, 0, texts[0], 48);
     keep_tokens(pager, 0, texts[1], 48);
-    keep_tokens(pager, 0, texts[0], 48); /* computed again, offered again: the pages are other ones, the age counts */
+    keep_tokens(pager, 0, texts[0],
+                48); /* computes and inserts the text again: the new pages are discarded, but the age of the text is refreshed */
     fkv_seq seq = open_seq(pager, 256);
     grow(pager, seq, 160);
     ck_assert(in_tree(pager, texts[0], 3));
@@ -381,8 +386,8 @@ START_TEST(an_offer_makes_a_prefix_young) {
 }
 END_TEST
 
-START_TEST(a_branch_goes_before_what_it_branches_from) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(branch_is_evicted_before_its_trunk) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t trunk[64];
     uint32_t branch[64];
     text(1, trunk, 64);
@@ -395,15 +400,15 @@ START_TEST(a_branch_goes_before_what_it_branches_from) {
     close_seq(pager, seq);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     seq = open_seq(pager, 256);
-    grow(pager, seq, 144); /* two pages must go: the end of the older branch */
+    grow(pager, seq, 144); /* evicts two pages, at the end of the older branch */
     ck_assert(in_tree(pager, branch, 4) && in_tree(pager, trunk, 2) && !in_tree(pager, trunk, 3));
     grow(pager, seq, 112);
     ck_assert(!in_tree(pager, trunk, 1));
 }
 END_TEST
 
-START_TEST(an_open_sequence_pins_its_prefix) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(open_sequence_pins_its_prefix) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
     keep_tokens(pager, 0, tokens, 96);
@@ -420,8 +425,8 @@ START_TEST(an_open_sequence_pins_its_prefix) {
 }
 END_TEST
 
-START_TEST(a_fork_from_before_the_offer_pins_too) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(fork_made_before_the_insert_also_pins) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
     fkv_seq a = open_seq(pager, 32);
@@ -436,8 +441,8 @@ START_TEST(a_fork_from_before_the_offer_pins_too) {
 }
 END_TEST
 
-START_TEST(clear_gives_up_all_but_what_is_in_use) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(clear_releases_all_pages_not_in_use) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t used[80];
     uint32_t unused[64];
     text(1, used, 80);
@@ -454,49 +459,52 @@ START_TEST(clear_gives_up_all_but_what_is_in_use) {
     ck_assert(in_tree(pager, used, 5) && !in_tree(pager, unused, 1));
     ck_assert_uint_eq(stats_of(pager, 0).cached, 0);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 0);
-    ck_assert_uint_eq(stats_of(pager, 1).pinned, 3); /* the sinks' page and the two of the window */
+    ck_assert_uint_eq(stats_of(pager, 1).pinned, 3); /* pinned pages: the sink page and the two window pages */
 }
 END_TEST
 
 /* ---- windows ---- */
 
-START_TEST(a_match_needs_the_sinks_and_the_window) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(match_needs_the_sinks_and_the_window) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    /* offered at the end: of the window group only the sinks' page and the last two are left, so only depth 6 can be used */
+    /* The tokens are inserted at the end, when the window group holds only the sink page and the last two pages, so only a match
+     * of all 6 pages is usable. */
     keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 3);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 96), 96);
-    ck_assert_uint_eq(found_tokens(pager, 0, tokens, 95), 16); /* the sinks' page is all there is before page 4 */
+    ck_assert_uint_eq(
+        found_tokens(pager, 0, tokens, 95),
+        16); /* a match of 2 to 5 pages would need window pages that the tree does not have, so only the sink page is found */
     fkv_seq seq = open_on(pager, 0, 200, tokens, 96, 96);
     ck_assert_uint_eq(page_of(pager, seq, 1, 0), pager->tree.nodes[node_of(pager, tokens, 1)].pages[1]);
     grow(pager, seq, 100);
 }
 END_TEST
 
-START_TEST(a_match_without_the_sinks_is_none) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(match_without_sinks_finds_nothing) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
     keep_tokens(pager, 0, tokens, 96);
     fkv_seq seq = open_on(pager, 0, 96, tokens, 96, 96);
-    ck_ok(fkv_pager_truncate(pager, seq, 10)); /* the sinks' page is its own to write to, and leaves the tree */
+    ck_ok(fkv_pager_truncate(pager, seq, 10)); /* the sequence writes to the sink page, which therefore leaves the tree */
     ck_assert_uint_eq(pager->tree.nodes[node_of(pager, tokens, 1)].pages[1], FKV_NO_PAGE);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 96), 0);
 }
 END_TEST
 
-START_TEST(a_node_without_its_window_page_is_given_one) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(insert_adds_a_missing_window_page_to_a_node) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
     keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 64), 16);
     fkv_seq seq = open_on(pager, 0, 96, tokens, 64, 16);
     grow(pager, seq, 48);
-    insert(pager, seq, tokens, 64); /* pages 2 and 3 are still in its window */
+    insert(pager, seq, tokens, 64); /* pages 2 and 3 are still in the window of the sequence */
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 64), 64);
     close_seq(pager, seq);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 64), 64);
@@ -504,10 +512,10 @@ START_TEST(a_node_without_its_window_page_is_given_one) {
 }
 END_TEST
 
-START_TEST(window_pages_are_stripped_oldest_first_and_sinks_last) {
+START_TEST(window_pages_are_evicted_oldest_first_and_sinks_last) {
     fkv_pager_spec spec = window_spec;
     spec.groups[1].n_pages = 8;
-    fkv_pager *pager = pager_world_open(&spec);
+    fkv_pager *pager = pager_fixture_open(&spec);
     uint32_t old[64];
     uint32_t young[32];
     text(1, old, 64);
@@ -516,7 +524,7 @@ START_TEST(window_pages_are_stripped_oldest_first_and_sinks_last) {
     keep_tokens(pager, 0, young, 32);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 5);
     const fkv_node *nodes = pager->tree.nodes;
-    fkv_seq seq = open_seq(pager, 256); /* a step may take 3 of 8, 3 are free */
+    fkv_seq seq = open_seq(pager, 256); /* a step may need 3 of the 8 pages, and 3 are free */
     grow(pager, seq, 16);
     ck_assert_uint_eq(nodes[node_of(pager, old, 3)].pages[1], FKV_NO_PAGE);
     ck_assert_uint_ne(nodes[node_of(pager, old, 4)].pages[1], FKV_NO_PAGE);
@@ -524,13 +532,13 @@ START_TEST(window_pages_are_stripped_oldest_first_and_sinks_last) {
     ck_assert_uint_eq(nodes[node_of(pager, old, 4)].pages[1], FKV_NO_PAGE);
     ck_assert_uint_ne(nodes[node_of(pager, old, 1)].pages[1], FKV_NO_PAGE);
     ck_assert_uint_ne(nodes[node_of(pager, young, 2)].pages[1], FKV_NO_PAGE);
-    ck_assert(in_tree(pager, old, 4)); /* the nodes and their full pages stay */
+    ck_assert(in_tree(pager, old, 4)); /* the nodes keep their pages in the full-attention group */
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
 }
 END_TEST
 
-START_TEST(a_window_page_that_only_writers_hold_leaves_the_tree) {
-    fkv_pager *pager = pager_world_open(&window_spec);
+START_TEST(window_page_held_only_by_writers_leaves_the_tree) {
+    fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
     keep_tokens(pager, 0, tokens, 32);
@@ -539,9 +547,10 @@ START_TEST(a_window_page_that_only_writers_hold_leaves_the_tree) {
     ck_ok(fkv_pager_truncate(pager, a, 20));
     ck_assert(fkv_pager_consistent(pager));
     const fkv_node *node = &pager->tree.nodes[node_of(pager, tokens, 2)];
-    ck_assert_uint_ne(node->pages[1], FKV_NO_PAGE); /* b needs it as it is, and its cap has room for a's copy */
+    /* sequence b needs the page unchanged, so the page stays in the tree, and sequence a will write to a copy */
+    ck_assert_uint_ne(node->pages[1], FKV_NO_PAGE);
     close_seq(pager, b);
-    ck_assert_uint_eq(node->pages[1], FKV_NO_PAGE); /* now a writes in place */
+    ck_assert_uint_eq(node->pages[1], FKV_NO_PAGE); /* sequence a now writes in place */
     ck_assert_uint_ne(node->pages[0], FKV_NO_PAGE);
     ck_ok(fkv_pager_step_begin(pager, &(fkv_row){a, 1}, 1));
     uint32_t n = 0;
@@ -552,8 +561,8 @@ START_TEST(a_window_page_that_only_writers_hold_leaves_the_tree) {
 }
 END_TEST
 
-START_TEST(without_a_full_group_window_pages_pin) {
-    fkv_pager *pager = pager_world_open(&window_only_spec);
+START_TEST(window_pages_pin_without_a_full_group) {
+    fkv_pager *pager = pager_fixture_open(&window_only_spec);
     uint32_t tokens[96];
     uint32_t others[240];
     text(1, tokens, 96);
@@ -564,7 +573,8 @@ START_TEST(without_a_full_group_window_pages_pin) {
     fkv_seq seq = open_seq(pager, 400);
     for (uint32_t i = 0; i < 15; i++) {
         grow(pager, seq, 16);
-        insert(pager, seq, others, (i + 1) * 16); /* 15 nodes, of which 6 are pinned: the rest of the offer is dropped */
+        insert(pager, seq, others,
+               (i + 1) * 16); /* the tree has 15 nodes, 6 of which are pinned, so only the first 9 pages can be inserted */
     }
     ck_assert(in_tree(pager, tokens, 6));
     ck_assert(in_tree(pager, others, 9) && !in_tree(pager, others, 10));
@@ -576,32 +586,33 @@ START_TEST(without_a_full_group_window_pages_pin) {
 }
 END_TEST
 
-START_TEST(where_nodes_run_out_the_oldest_leaf_makes_room) {
-    fkv_pager *pager = pager_world_open(&window_only_spec);
+START_TEST(oldest_leaf_is_evicted_when_nodes_run_out) {
+    fkv_pager *pager = pager_fixture_open(&window_only_spec);
     uint32_t texts[3][96];
     for (uint32_t t = 0; t < 3; t++) {
         text(t, texts[t], 96);
-        keep_tokens(pager, 0, texts[t], 96); /* 6 nodes each, of 15 */
+        keep_tokens(pager, 0, texts[t], 96); /* each text needs 6 nodes, and the tree has only 15 */
     }
     ck_assert(in_tree(pager, texts[0], 3) && !in_tree(pager, texts[0], 4));
     ck_assert(in_tree(pager, texts[1], 6) && in_tree(pager, texts[2], 6));
     ck_assert_uint_eq(found_tokens(pager, 0, texts[2], 96), 96);
     uint32_t longest[400];
     text(9, longest, 400);
-    keep_tokens(pager, 0, longest, 400); /* 25 pages: as many as there are nodes stay, and never its own front for its end */
+    /* 25 pages, but only 15 nodes: the front of the text is never evicted to make room for its end */
+    keep_tokens(pager, 0, longest, 400);
     ck_assert(in_tree(pager, longest, 15) && !in_tree(pager, longest, 16));
 }
 END_TEST
 
-TEST_MAIN("prefix", a_cached_prompt_is_shared_in_whole_pages, pages_say_whose_they_are, one_other_token_ends_the_match,
-          the_same_page_after_another_beginning_is_another_page, tenants_never_share, colliding_hashes_do_not_share,
-          writing_after_a_shared_prefix_leaves_it_alone, prompt_found_in_the_tree_counts_for_admission,
-          pinning_cached_pages_does_not_break_a_promise, cached_pages_make_room_when_a_promise_needs_them,
-          a_cut_page_is_given_up_by_the_tree_where_its_copy_has_no_room, an_offer_never_pins_what_is_promised,
-          what_is_in_the_tree_stays_when_offered_again, tokens_that_contradict_the_tree_are_refused,
-          an_offer_of_less_than_a_page_is_nothing, evicts_the_oldest_leaf_first, an_offer_makes_a_prefix_young,
-          a_branch_goes_before_what_it_branches_from, an_open_sequence_pins_its_prefix, a_fork_from_before_the_offer_pins_too,
-          clear_gives_up_all_but_what_is_in_use, a_match_needs_the_sinks_and_the_window, a_match_without_the_sinks_is_none,
-          a_node_without_its_window_page_is_given_one, window_pages_are_stripped_oldest_first_and_sinks_last,
-          a_window_page_that_only_writers_hold_leaves_the_tree, without_a_full_group_window_pages_pin,
-          where_nodes_run_out_the_oldest_leaf_makes_room)
+TEST_MAIN("prefix", cached_prompt_is_shared_in_full_pages, page_listing_reports_the_owner_of_each_page,
+          first_different_token_ends_the_match, same_page_after_a_different_prefix_does_not_match, tenants_never_share,
+          colliding_hashes_do_not_share, appending_to_a_shared_prefix_does_not_change_it, cached_prompt_counts_towards_admission,
+          pinning_cached_pages_cannot_break_a_promise, cached_pages_are_evicted_when_a_promise_needs_them,
+          tree_releases_a_truncated_page_if_its_copy_does_not_fit, insert_never_pins_promised_pages,
+          existing_nodes_are_kept_when_inserted_again, insert_of_tokens_that_contradict_the_tree_is_rejected,
+          insert_of_less_than_a_page_does_nothing, oldest_leaf_is_evicted_first, insert_refreshes_the_age_of_a_prefix,
+          branch_is_evicted_before_its_trunk, open_sequence_pins_its_prefix, fork_made_before_the_insert_also_pins,
+          clear_releases_all_pages_not_in_use, match_needs_the_sinks_and_the_window, match_without_sinks_finds_nothing,
+          insert_adds_a_missing_window_page_to_a_node, window_pages_are_evicted_oldest_first_and_sinks_last,
+          window_page_held_only_by_writers_leaves_the_tree, window_pages_pin_without_a_full_group,
+          oldest_leaf_is_evicted_when_nodes_run_out)

@@ -1,11 +1,11 @@
-/* Pages of prefixes beyond memory: packed pages come back with the same bits or are refused, and a folder keeps them within its
- * bound, by use, over restarts and kills.
+/* Prefix pages outside of memory: packed pages are restored bit-identically or rejected, and a folder stays within its size limit
+ * and keeps its order of use across restarts and kills.
  *
- * The kills are real: a child writes pages whose bytes follow from their number and counts those that were acknowledged; the
- * parent kills it after a random while, opens the folder anew and reads everything. FLATKV_KILLS in the environment says how
- * often.
+ * For the kills, a child writes pages whose bytes are derived from their number, and counts the acknowledged pages; the parent
+ * kills the child after a random delay, reopens the folder and reads all pages. The environment variable FLATKV_KILLS sets the
+ * number of kills.
  */
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <flatkv/prefix_store.h>
@@ -21,7 +21,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 16, N_PAGES = 8 /* whole spans */, N_TOKENS = N_PAGES * PAGE, N_MORE = 24, TENANT = 3, MOST_PACKED = 64 * 1024 };
+enum {
+    PAGE = 16,
+    N_PAGES = 8 /* number of pages, a multiple of the span */,
+    N_TOKENS = N_PAGES * PAGE,
+    N_MORE = 24,
+    TENANT = 3,
+    MOST_PACKED = 64 * 1024
+};
 
 #define AFFINE {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {.bits = 8, .group = 64}, .v = {.bits = 4, .group = 64}}
 #define SEALED                                                                                                                   \
@@ -66,38 +73,39 @@ static void keys_of(const fkv_cache *cache, const char *name, packed_prefix *p) 
     }
 }
 
-static fkv_status unpack(cache_world *w, const packed_prefix *p, uint32_t i) {
+static fkv_status unpack(cache_fixture *w, const packed_prefix *p, uint32_t i) {
     return fkv_prefix_unpack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], p->n_bytes[i]);
 }
 
-/* Computes the prefix in a sequence, offers it, packs it, and goes on; the sequence stays open. */
-static fkv_seq compute(cache_world *w, packed_prefix *p, uint8_t *outputs) {
+/* Computes the prefix in a new sequence, inserts it into the tree and packs its pages. Then appends more tokens to the sequence,
+ * which stays open. */
+static fkv_seq compute(cache_fixture *w, packed_prefix *p, uint8_t *outputs) {
     fkv_seq_config config = {.max_tokens = N_TOKENS + N_MORE, .tenant = TENANT};
     fkv_seq seq = 0;
     cache_tokens(11, p->tokens, N_TOKENS + N_MORE);
     ck_ok(fkv_seq_open(w->cache, &config, &seq, NULL));
-    for (uint32_t from = 0; from < N_TOKENS; from += PAGE) { /* as an engine offers: after every step */
-        cache_world_run(w, seq, p->tokens, from, from + PAGE, PAGE, outputs);
+    for (uint32_t from = 0; from < N_TOKENS; from += PAGE) { /* inserts tokens after every step, as an engine does */
+        cache_fixture_run(w, seq, p->tokens, from, from + PAGE, PAGE, outputs);
         ck_ok(fkv_prefix_insert(w->cache, seq, p->tokens, from + PAGE));
     }
     keys_of(w->cache, "a tenant", p);
     ck_assert_uint_le(fkv_prefix_packed_bytes(w->cache), MOST_PACKED);
     for (uint32_t i = 0; i < N_PAGES; i++)
         ck_ok(fkv_prefix_pack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], &p->n_bytes[i]));
-    cache_world_run(w, seq, p->tokens, N_TOKENS, N_TOKENS + N_MORE, 7, outputs);
+    cache_fixture_run(w, seq, p->tokens, N_TOKENS, N_TOKENS + N_MORE, 7, outputs);
     return seq;
 }
 
 static void check_round_trip(const fkv_config *config) {
-    cache_world w;
-    ck_ok(cache_world_open(&w, config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, config));
     uint8_t *computed = calloc(N_TOKENS + N_MORE, w.output_bytes);
     uint8_t *restored = calloc(N_TOKENS + N_MORE, w.output_bytes);
     ck_assert(computed != NULL && restored != NULL);
     (void)compute(&w, &one, computed);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 
-    ck_ok(cache_world_open(&w, config));
+    ck_ok(cache_fixture_open(&w, config));
     other = one;
     for (uint32_t i = 0; i < N_PAGES; i++) {
         ck_ok(unpack(&w, &one, i));
@@ -106,23 +114,23 @@ static void check_round_trip(const fkv_config *config) {
         ck_assert_uint_eq(other.n_bytes[i], one.n_bytes[i]);
         ck_assert_mem_eq(other.bytes[i], one.bytes[i], one.n_bytes[i]);
     }
-    ck_ok(unpack(&w, &one, 0)); /* what is there stays */
+    ck_ok(unpack(&w, &one, 0)); /* unpacking a page that the tree already has succeeds and keeps the existing page */
     fkv_seq_config open = {
         .max_tokens = N_TOKENS + N_MORE, .tenant = TENANT, .prompt = one.tokens, .n_prompt = N_TOKENS + N_MORE - 1};
     fkv_seq seq = 0;
     uint32_t n_shared = 0;
     ck_ok(fkv_seq_open(w.cache, &open, &seq, &n_shared));
     ck_assert_uint_eq(n_shared, N_TOKENS);
-    cache_world_run(&w, seq, one.tokens, N_TOKENS, N_TOKENS + N_MORE, 5, restored);
+    cache_fixture_run(&w, seq, one.tokens, N_TOKENS, N_TOKENS + N_MORE, 5, restored);
     ck_assert_mem_eq(restored + N_TOKENS * w.output_bytes, computed + N_TOKENS * w.output_bytes, N_MORE * w.output_bytes);
     ck_ok(fkv_seq_close(w.cache, seq));
     ck_assert(fkv_cache_consistent(w.cache));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
     free(computed);
     free(restored);
 }
 
-START_TEST(pages_come_back_with_the_same_bits) {
+START_TEST(unpacked_pages_are_bit_identical) {
     fkv_layer_config windowed = AFFINE;
     fkv_layer_config sealed_window = SEALED;
     windowed.window = sealed_window.window = 40;
@@ -143,15 +151,15 @@ START_TEST(pages_come_back_with_the_same_bits) {
 }
 END_TEST
 
-START_TEST(a_page_with_any_bit_changed_or_any_byte_missing_is_refused) {
+START_TEST(page_with_a_changed_bit_or_missing_byte_is_rejected) {
     const fkv_layer_config layer[] = {
         {.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 32, .k = {.bits = 8, .group = 32}, .v = {.bits = 4, .group = 32}}};
     fkv_config config = config_of(layer, 1);
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
     ck_ok(fkv_prefix_clear(w.cache));
-    const fkv_stats before = cache_world_stats(&w);
+    const fkv_stats before = cache_fixture_stats(&w);
     for (uint64_t at = 0; at < one.n_bytes[0]; at++) {
         for (uint32_t bit = 0; bit < 8; bit++) {
             one.bytes[0][at] ^= (uint8_t)(1u << bit);
@@ -160,23 +168,23 @@ START_TEST(a_page_with_any_bit_changed_or_any_byte_missing_is_refused) {
                           fkv_status_name(status));
             one.bytes[0][at] ^= (uint8_t)(1u << bit);
         }
-        fkv_status status =
-            fkv_prefix_unpack(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], at); /* cut short here */
+        /* unpacks only the bytes before this offset */
+        fkv_status status = fkv_prefix_unpack(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], at);
         ck_assert(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN);
     }
-    ck_assert_uint_eq(cache_world_stats(&w).groups[0].free, before.groups[0].free);
+    ck_assert_uint_eq(cache_fixture_stats(&w).groups[0].free, before.groups[0].free);
     ck_ok(unpack(&w, &one, 0));
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-START_TEST(a_page_of_another_model_codec_tenant_or_place_is_refused) {
+START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
     const fkv_layer_config layers[] = {AFFINE, AFFINE};
     fkv_layer_config fewer_bits[] = {AFFINE, AFFINE};
     fewer_bits[1].k.bits = 4;
-    cache_world w;
+    cache_fixture w;
     fkv_config config = config_of(layers, 2);
-    ck_ok(cache_world_open(&w, &config));
+    ck_ok(cache_fixture_open(&w, &config));
     ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
     ck_ok(fkv_prefix_clear(w.cache));
     other = one;
@@ -184,10 +192,10 @@ START_TEST(a_page_of_another_model_codec_tenant_or_place_is_refused) {
     ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    other.tokens[5] ^= 1; /* under the right key, which no honest caller has */
+    other.tokens[5] ^= 1; /* wrong tokens for a correct key, which no valid caller would pass */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* a file renamed */
+    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* the bytes of another page, as in a renamed file */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     ck_status(unpack(&w, &one, 1), FKV_GONE);
     ck_ok(unpack(&w, &one, 0));
@@ -195,7 +203,7 @@ START_TEST(a_page_of_another_model_codec_tenant_or_place_is_refused) {
     fkv_seq_config stranger = {.max_tokens = N_TOKENS, .tenant = TENANT + 1, .prompt = one.tokens, .n_prompt = N_TOKENS};
     ck_ok(fkv_prefix_match(w.cache, &stranger, &n_shared));
     ck_assert_uint_eq(n_shared, 0);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 
     fkv_config others[4] = {config, config, config, config};
     others[0].weights_id[31] = 1;
@@ -203,65 +211,66 @@ START_TEST(a_page_of_another_model_codec_tenant_or_place_is_refused) {
     (void)strcpy(others[2].rope_id, "neox base=10000");
     others[3].rotation_seed = 9;
     for (size_t i = 0; i < N_OF(others); i++) {
-        ck_ok(cache_world_open(&w, &others[i]));
+        ck_ok(cache_fixture_open(&w, &others[i]));
         other = one;
         ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
         keys_of(w.cache, "a tenant", &other);
         ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
         ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
-        cache_world_close(&w);
+        cache_fixture_close(&w);
     }
 }
 END_TEST
 
-START_TEST(pages_come_in_beside_promises_and_only_older_prefixes_go_for_them) {
+START_TEST(unpacked_pages_keep_promises_and_evict_only_older_prefixes) {
     const fkv_layer_config layers[] = {AFFINE};
     fkv_config config = config_of(layers, 1);
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
     ck_ok(fkv_prefix_clear(w.cache));
-    const uint32_t n_pages = cache_world_stats(&w).groups[0].pages;
+    const uint32_t n_pages = cache_fixture_stats(&w).groups[0].pages;
 
-    fkv_seq most = cache_world_seq(&w, (n_pages - 3) * PAGE); /* three pages are nobody's */
+    fkv_seq most = cache_fixture_seq(&w, (n_pages - 3) * PAGE); /* reserves all pages except three */
     for (uint32_t i = 0; i < N_PAGES; i++) {
         fkv_status status = unpack(&w, &one, i);
         ck_assert(status == FKV_OK || status == FKV_POOL_FULL || status == FKV_GONE);
         ck_assert(fkv_cache_consistent(w.cache));
-        const fkv_stats now = cache_world_stats(&w);
+        const fkv_stats now = cache_fixture_stats(&w);
         ck_assert_uint_le(now.groups[0].promised, now.groups[0].free + now.groups[0].cached);
     }
     uint32_t *tokens = calloc(n_pages, PAGE * sizeof *tokens);
     ck_assert_ptr_nonnull(tokens);
     cache_tokens(12, tokens, (n_pages - 3) * PAGE);
-    cache_world_run(&w, most, tokens, 0, (n_pages - 3) * PAGE, 40, NULL); /* the promise is kept */
+    /* the sequence can still use all pages that were promised to it */
+    cache_fixture_run(&w, most, tokens, 0, (n_pages - 3) * PAGE, 40, NULL);
     ck_ok(fkv_prefix_insert(w.cache, most, tokens, (n_pages - 3) * PAGE));
     fkv_step *step = NULL;
-    const fkv_seq spare = cache_world_seq(&w, 1);
+    const fkv_seq spare = cache_fixture_seq(&w, 1);
     const fkv_row row = {.seq = spare, .n_tokens = 1};
     ck_ok(fkv_step_begin(w.cache, &row, 1, &step));
     ck_status(unpack(&w, &one, 0), FKV_BAD_STATE);
     ck_ok(fkv_step_abort(step));
     ck_ok(fkv_seq_close(w.cache, spare));
     ck_ok(fkv_seq_close(w.cache, most));
-    for (uint32_t i = 0; i < N_PAGES; i++) ck_ok(unpack(&w, &one, i)); /* the older prefix makes room */
+    for (uint32_t i = 0; i < N_PAGES; i++) ck_ok(unpack(&w, &one, i)); /* evicts the older prefix */
     ck_assert(fkv_cache_consistent(w.cache));
     free(tokens);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-/* ---- the folder ---- */
+/* ---- folder ---- */
 
 static const char *folder_path(void) {
     static char path[200];
     const char *root = getenv("TMPDIR");
-    if (path[0] != '\0') return path; /* of the parent, in a child too */
+    if (path[0] != '\0') return path; /* a child process uses the folder of its parent */
     (void)snprintf(path, sizeof path, "%s/flatkv_prefix_test_%d", root != NULL ? root : "/tmp", (int)getpid());
     return path;
 }
 
-/* Removes what is in the folder, and the folder. */
+/* Deletes the folder and its contents. */
 static void remove_folder(const char *path) {
     char name[600];
     DIR *dir = opendir(path);
@@ -301,7 +310,7 @@ static void unlink_page(const fkv_page_key *key) {
 
 static fkv_page_key number_key(uint32_t number) {
     fkv_page_key key = {{0}};
-    uint32_t mixed = number * 2654435761u; /* into other buckets than one after the other */
+    uint32_t mixed = number * 2654435761u; /* spreads consecutive numbers over the hash buckets */
     memcpy(key.bytes, &mixed, sizeof mixed);
     memcpy(key.bytes + 8, &number, sizeof number);
     return key;
@@ -324,10 +333,10 @@ static fkv_status write_number(const fkv_prefix_store *s, uint32_t number) {
 
 static bool look_number(const fkv_prefix_store *s, uint32_t number) {
     fkv_page_key key = number_key(number);
-    return s->look(s->self, &key);
+    return s->contains(s->self, &key);
 }
 
-/* The page reads back as it was written. */
+/* Checks that reading the page returns the bytes that were written. */
 static void check_number(const fkv_prefix_store *s, uint32_t number) {
     static uint8_t got[MOST_NUMBERED];
     static uint8_t wanted[MOST_NUMBERED];
@@ -344,27 +353,27 @@ static fkv_prefix_store open_folder(uint64_t max_bytes) {
     return s;
 }
 
-START_TEST(a_folder_keeps_its_pages_for_the_next_process_and_no_more_than_its_bound) {
+START_TEST(folder_keeps_pages_across_restarts_within_its_limit) {
     enum { BOUND = 200 * 1024, WRITTEN = 60 };
     remove_folder(folder_path());
     fkv_prefix_store s = open_folder(BOUND);
-    fkv_prefix_store_figures figures;
+    fkv_prefix_store_stats stats;
     uint32_t n_parts = 0;
     for (uint32_t i = 0; i < WRITTEN; i++) {
         ck_ok(write_number(&s, i));
-        ck_ok(write_number(&s, i)); /* again: nothing happens */
-        s.figures(s.self, &figures);
-        ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), figures.bytes);
-        ck_assert_uint_le(figures.bytes, BOUND);
+        ck_ok(write_number(&s, i)); /* a second write has no effect */
+        s.stats(s.self, &stats);
+        ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);
+        ck_assert_uint_le(stats.bytes, BOUND);
     }
-    ck_assert_uint_gt(figures.evicted, 0);
-    ck_assert_uint_eq(figures.pages + figures.evicted, WRITTEN);
-    for (uint32_t i = 0; i < WRITTEN; i++) ck_assert(look_number(&s, i) == (i >= WRITTEN - figures.pages));
+    ck_assert_uint_gt(stats.evicted, 0);
+    ck_assert_uint_eq(stats.pages + stats.evicted, WRITTEN);
+    for (uint32_t i = 0; i < WRITTEN; i++) ck_assert(look_number(&s, i) == (i >= WRITTEN - stats.pages));
     s.close(s.self);
 
     s = open_folder(BOUND);
     for (uint32_t i = 0; i < WRITTEN; i++) {
-        ck_assert(look_number(&s, i) == (i >= WRITTEN - figures.pages));
+        ck_assert(look_number(&s, i) == (i >= WRITTEN - stats.pages));
         if (look_number(&s, i)) check_number(&s, i);
     }
     fkv_page_key gone = number_key(WRITTEN - 1);
@@ -373,32 +382,32 @@ START_TEST(a_folder_keeps_its_pages_for_the_next_process_and_no_more_than_its_bo
     uint8_t byte = 0;
     uint64_t n = 0;
     ck_status(s.read(s.self, &gone, &byte, 1, &n), FKV_GONE);
-    fkv_page_key taken = number_key(WRITTEN - 2); /* its file goes behind the store's back: a miss, once */
+    fkv_page_key taken = number_key(WRITTEN - 2); /* the page's file is deleted by another program, which counts as one miss */
     unlink_page(&taken);
     ck_assert(look_number(&s, WRITTEN - 2));
     ck_status(s.read(s.self, &taken, &byte, 1, &n), FKV_GONE);
     ck_assert(!look_number(&s, WRITTEN - 2));
-    s.figures(s.self, &figures);
-    ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), figures.bytes);
+    s.stats(s.self, &stats);
+    ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);
     s.close(s.self);
-    s = open_folder(BOUND / 4); /* a lower bound than last time */
-    s.figures(s.self, &figures);
-    ck_assert_uint_le(figures.bytes, BOUND / 4);
-    ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), figures.bytes);
+    s = open_folder(BOUND / 4); /* reopens the folder with a lower limit than before */
+    s.stats(s.self, &stats);
+    ck_assert_uint_le(stats.bytes, BOUND / 4);
+    ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);
     s.close(s.self);
     remove_folder(folder_path());
 }
 END_TEST
 
-START_TEST(the_least_recently_used_go_first_and_of_a_prompt_its_last_pages) {
-    enum { BOUND = 6 * 4096, ONE = MOST_NUMBERED }; /* multiples of ONE have one block */
+START_TEST(least_recently_used_pages_and_prompt_ends_are_evicted_first) {
+    enum { BOUND = 6 * 4096, ONE = MOST_NUMBERED }; /* a page whose number is a multiple of ONE needs one disk block */
     remove_folder(folder_path());
     fkv_prefix_store s = open_folder(BOUND);
     fkv_page_key prompt[3] = {number_key(1 * ONE), number_key(2 * ONE), number_key(3 * ONE)};
     for (uint32_t i = 1; i <= 6; i++) ck_ok(write_number(&s, i * ONE));
-    s.used(s.self, prompt, 3);
+    s.touch(s.self, prompt, 3);
     s.close(s.self);
-    s = open_folder(BOUND); /* the order outlives the process */
+    s = open_folder(BOUND); /* the order of use survives a restart */
     uint32_t next = 100;
     while (look_number(&s, 6 * ONE)) ck_ok(write_number(&s, next++ * ONE));
     ck_assert(!look_number(&s, 4 * ONE) && !look_number(&s, 5 * ONE) && look_number(&s, 1 * ONE) && look_number(&s, 2 * ONE) &&
@@ -412,7 +421,37 @@ START_TEST(the_least_recently_used_go_first_and_of_a_prompt_its_last_pages) {
 }
 END_TEST
 
-START_TEST(a_folder_is_of_one_process_and_follows_nothing) {
+START_TEST(folder_that_other_users_can_write_to_is_rejected) {
+    fkv_prefix_store s;
+    char link[210];
+    const mode_t modes[] = {0777, 0770, 0702};
+    ck_assert_int_eq(mkdir(folder_path(), 0700), 0);
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        ck_assert_int_eq(chmod(folder_path(), modes[i]), 0);
+        ck_status(fkv_prefix_folder_open(folder_path(), 1 << 20, &s), FKV_BAD_ARGUMENT);
+        ck_assert_msg(strstr(fkv_message(), "writable by other users") != NULL, "%s", fkv_message());
+    }
+    ck_assert_int_eq(chmod(folder_path(), 0755), 0);
+    (void)snprintf(link, sizeof link, "%s-link", folder_path());
+    ck_assert_int_eq(symlink(folder_path(), link), 0);
+    ck_ok(fkv_prefix_folder_open(link, 1 << 20, &s)); /* a symbolic link that the user created */
+    s.close(s.self);
+    if (geteuid() == 0) {
+        char slash[220];
+        (void)snprintf(slash, sizeof slash, "%s/", link);
+        ck_assert_int_eq(lchown(link, 12345, 12345), 0);
+        ck_status(fkv_prefix_folder_open(link, 1 << 20, &s), FKV_BAD_ARGUMENT);
+        ck_status(fkv_prefix_folder_open(slash, 1 << 20, &s), FKV_BAD_ARGUMENT);
+        ck_assert_int_eq(chown(folder_path(), 12345, 12345), 0);
+        ck_status(fkv_prefix_folder_open(folder_path(), 1 << 20, &s), FKV_BAD_ARGUMENT);
+        ck_assert_msg(strstr(fkv_message(), "uid 12345") != NULL, "%s", fkv_message());
+    }
+    ck_assert_int_eq(unlink(link), 0);
+    remove_folder(folder_path());
+}
+END_TEST
+
+START_TEST(folder_is_locked_by_one_process_and_follows_no_links) {
     char path[600];
     char target[600];
     remove_folder(folder_path());
@@ -435,15 +474,16 @@ START_TEST(a_folder_is_of_one_process_and_follows_nothing) {
     (void)snprintf(path, sizeof path, "%s/%064d.part", folder_path(), 8);
     ck_assert_int_eq(link(target, path), 0);
     s = open_folder(1 << 20);
-    fkv_prefix_store_figures figures;
-    s.figures(s.self, &figures);
-    ck_assert_uint_eq(figures.pages, 1);
+    fkv_prefix_store_stats stats;
+    s.stats(s.self, &stats);
+    ck_assert_uint_eq(stats.pages, 1);
     ck_assert_int_ne(access(path, F_OK), 0);
     ck_assert_int_eq(access(target, F_OK), 0);
     uint8_t byte = 0;
     uint64_t n = 0;
     fkv_page_key key = number_key(1);
-    ck_status(s.read(s.self, &key, &byte, 1, &n), FKV_FILE_DAMAGED); /* longer than any page of this cache */
+    ck_status(s.read(s.self, &key, &byte, 1, &n),
+              FKV_FILE_DAMAGED); /* a file that is longer than the buffer (one byte here) is reported as damaged */
     s.close(s.self);
     remove_folder(folder_path());
 }
@@ -461,7 +501,7 @@ static uint32_t next_random(uint32_t *state) {
     return *state >> 8;
 }
 
-/* In the child: *next is the number that is written next; all before it were acknowledged. */
+/* Runs in the child. *next is the next number to write; all lower numbers were acknowledged. */
 static void write_forever(volatile uint32_t *next, uint64_t bound) {
     fkv_prefix_store s;
     if (fkv_prefix_folder_open(folder_path(), bound, &s) != FKV_OK) _exit(EXIT_FAILURE);
@@ -471,7 +511,7 @@ static void write_forever(volatile uint32_t *next, uint64_t bound) {
     }
 }
 
-START_TEST(killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else) {
+START_TEST(killed_store_serves_exactly_the_acknowledged_pages) {
     enum { BOUND = 512 * 1024 };
     const char *said = getenv("FLATKV_KILLS");
     const uint32_t n_kills = said != NULL ? (uint32_t)strtoul(said, NULL, 10) : 40;
@@ -491,26 +531,28 @@ START_TEST(killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         int how = 0;
         ck_assert_int_eq(waitpid(child, &how, 0), child);
-        ck_assert_msg(WIFSIGNALED(how), "the child could not write");
+        ck_assert_msg(WIFSIGNALED(how), "the child failed to write");
         uint32_t parts = 0;
         if (access(folder_path(), F_OK) == 0) (void)folder_bytes(folder_path(), &parts);
         n_parts += parts > 0;
         fkv_prefix_store s = open_folder(BOUND);
-        fkv_prefix_store_figures figures;
-        s.figures(s.self, &figures);
+        fkv_prefix_store_stats stats;
+        s.stats(s.self, &stats);
         ck_assert_uint_le(folder_bytes(folder_path(), &parts), BOUND);
         ck_assert_uint_eq(parts, 0);
         uint64_t n_there = 0;
-        for (uint32_t i = *next + 1; i-- > 0 && n_there < figures.pages;) { /* the youngest without a gap, all of them whole */
+        for (uint32_t i = *next + 1;
+             i-- > 0 && n_there < stats.pages;) { /* the most recently written pages must all exist and be complete */
             bool there = look_number(&s, i);
-            ck_assert_msg(there || i == *next, "page %u was acknowledged and is gone; %u are there", i, (unsigned)figures.pages);
+            ck_assert_msg(there || i == *next, "acknowledged page %u is missing; %u pages exist", i, (unsigned)stats.pages);
             if (!there) continue;
             check_number(&s, i);
             n_there++;
         }
-        ck_assert_uint_eq(n_there, figures.pages);
+        ck_assert_uint_eq(n_there, stats.pages);
         n_checked += n_there;
-        if (look_number(&s, *next)) *next = *next + 1; /* named, and killed before it was said */
+        if (look_number(&s, *next))
+            *next = *next + 1; /* the page was renamed, but the child was killed before the acknowledgement */
         s.close(s.self);
     }
     printf("%u kills, %u pages acknowledged, %llu read back, %u kills left a part file\n", n_kills, *next,
@@ -521,9 +563,8 @@ START_TEST(killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else
 }
 END_TEST
 
-TEST_MAIN("prefix store", pages_come_back_with_the_same_bits, a_page_with_any_bit_changed_or_any_byte_missing_is_refused,
-          a_page_of_another_model_codec_tenant_or_place_is_refused,
-          pages_come_in_beside_promises_and_only_older_prefixes_go_for_them,
-          a_folder_keeps_its_pages_for_the_next_process_and_no_more_than_its_bound,
-          the_least_recently_used_go_first_and_of_a_prompt_its_last_pages, a_folder_is_of_one_process_and_follows_nothing,
-          killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else)
+TEST_MAIN("prefix store", unpacked_pages_are_bit_identical, page_with_a_changed_bit_or_missing_byte_is_rejected,
+          page_of_another_model_codec_tenant_or_position_is_rejected, unpacked_pages_keep_promises_and_evict_only_older_prefixes,
+          folder_keeps_pages_across_restarts_within_its_limit, least_recently_used_pages_and_prompt_ends_are_evicted_first,
+          folder_that_other_users_can_write_to_is_rejected, folder_is_locked_by_one_process_and_follows_no_links,
+          killed_store_serves_exactly_the_acknowledged_pages)

@@ -1,22 +1,21 @@
-/* The parts of the flatkv program that have answers of their own: what text reaches a reader, what logits say. What its commands
- * do is in program.py.
+/* Unit tests of parts of the flatkv program: text output, likelihoods and option parsing. program.py tests the commands.
  */
 #include "test.h"
 
 #include "../src/cli/likelihood.h"
 #include "../src/cli/text.h"
-#include "../src/kit/near_word.h"
 #include "../src/kit/numbers.h"
 #include "../src/kit/options.h"
 #include "../src/kit/program.h"
+#include "../src/kit/suggestion.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- text ---- */
 
-/* What a stream has printed after these bytes, given one by one; in `out`, 0-terminated. */
-static void stream(const char *bytes, size_t n, char *out, size_t capacity) {
+/* Feeds the bytes to a text stream one by one and collects its output, 0-terminated, in `out`. */
+static void stream_bytes(const char *bytes, size_t n, char *out, size_t capacity) {
     memset(out, 0, capacity);
     FILE *file = fmemopen(out, capacity, "w");
     ck_assert_ptr_nonnull(file);
@@ -26,7 +25,7 @@ static void stream(const char *bytes, size_t n, char *out, size_t capacity) {
     fclose(file);
 }
 
-START_TEST(a_character_in_parts_appears_whole) {
+START_TEST(an_incomplete_character_is_held_back) {
     char out[64] = "";
     FILE *file = fmemopen(out, sizeof out, "w");
     text_stream s = text_stream_open(file);
@@ -43,8 +42,8 @@ END_TEST
 
 static const struct {
     const char *bytes;
-    const char *sound;
-} broken[] = {
+    const char *valid;
+} invalid_utf8[] = {
     {"caf\xc3\xa9", "caf\xc3\xa9"},
     {"\xff", "\xef\xbf\xbd"},
     {"\x80x", "\xef\xbf\xbdx"},
@@ -59,24 +58,24 @@ static const struct {
     {"\xe2\x82\xac\xf0\x9f\x98\x80", "\xe2\x82\xac\xf0\x9f\x98\x80"},
 };
 
-START_TEST(what_is_not_utf8_is_replaced) {
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
-        char *sound = text_sound(broken[i].bytes, strlen(broken[i].bytes));
-        ck_assert_str_eq(sound, broken[i].sound);
-        free(sound);
+START_TEST(invalid_utf8_is_replaced) {
+    for (size_t i = 0; i < sizeof invalid_utf8 / sizeof invalid_utf8[0]; i++) {
+        char *valid = text_to_utf8(invalid_utf8[i].bytes, strlen(invalid_utf8[i].bytes));
+        ck_assert_str_eq(valid, invalid_utf8[i].valid);
+        free(valid);
     }
-    char *sound = text_sound("a\0b", 3);
-    ck_assert_str_eq(sound, "a\xef\xbf\xbd"
+    char *valid = text_to_utf8("a\0b", 3);
+    ck_assert_str_eq(valid, "a\xef\xbf\xbd"
                             "b");
-    free(sound);
+    free(valid);
 }
 END_TEST
 
-START_TEST(a_stream_says_the_same_as_the_whole_text) {
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+START_TEST(a_stream_matches_the_whole_text) {
+    for (size_t i = 0; i < sizeof invalid_utf8 / sizeof invalid_utf8[0]; i++) {
         char out[64];
-        stream(broken[i].bytes, strlen(broken[i].bytes), out, sizeof out);
-        ck_assert_str_eq(out, broken[i].sound);
+        stream_bytes(invalid_utf8[i].bytes, strlen(invalid_utf8[i].bytes), out, sizeof out);
+        ck_assert_str_eq(out, invalid_utf8[i].valid);
     }
 }
 END_TEST
@@ -113,7 +112,7 @@ START_TEST(likelihoods_agree_with_double) {
         ck_assert_double_eq_tol(lp.log_sum, log_p, 1e-6);
         ck_assert_double_eq_tol(likelihood_nll(&lq, q, 5), log_q - (double)q[5], 1e-6);
         for (int i = 0; i < N_VOCAB; i++) ck_assert(p[i] <= p[lp.top]);
-        p[17] = q[17] = -40.0f; /* a divergence needs finite logits */
+        p[17] = q[17] = -40.0f; /* the divergence requires finite logits */
         lp = likelihood_of(p, N_VOCAB, exps);
         lq = likelihood_of(q, N_VOCAB, NULL);
         log_p = exact_log_sum(p);
@@ -125,14 +124,14 @@ START_TEST(likelihoods_agree_with_double) {
 }
 END_TEST
 
-START_TEST(of_equal_logits_the_lowest_is_on_top) {
+START_TEST(ties_go_to_the_lowest_token) {
     static float logits[N_VOCAB];
     logits[4000] = logits[37] = logits[38] = 2;
     ck_assert_uint_eq(likelihood_of(logits, N_VOCAB, NULL).top, 37);
 }
 END_TEST
 
-START_TEST(what_is_no_number_is_not_hidden) {
+START_TEST(nan_logits_propagate) {
     static float logits[N_VOCAB];
     const int places[] = {0, 37, N_VOCAB - 1};
     for (int i = 0; i < 3; i++) {
@@ -156,8 +155,8 @@ typedef struct parsed {
     kit_texts words;
 } parsed;
 
-/* The exit code, of words cut at spaces; -1: go on. */
-static int parse(const char *line, parsed *p) {
+/* Splits a command line at spaces and parses it. Returns the exit code of a failed parse, or -1 on success. */
+static int parse_command_line(const char *line, parsed *p) {
     static char copy[256];
     char *argv[32] = {"program"};
     int argc = 1;
@@ -172,7 +171,7 @@ static int parse(const char *line, parsed *p) {
                               {"text", 't', OPTION_TEXT, &p->text, 0, "TEXT", ""},
                               {"choice", 0, OPTION_CHOICE, &p->choice, 0, "one|two|three", ""},
                               {"list", 0, OPTION_TEXTS, &p->list, 0, "TEXT", ""},
-                              {"words", 0, OPTION_WORDS, &p->words, 0, "FILE...", ""},
+                              {"words", 0, OPTION_POSITIONAL, &p->words, 0, "FILE...", ""},
                               {0}};
     const kit_option *const tables[] = {own, NULL};
     return kit_options_parse("usage: program\n", tables, argc, argv, &code) ? -1 : code;
@@ -180,7 +179,7 @@ static int parse(const char *line, parsed *p) {
 
 START_TEST(options_fill_their_targets) {
     parsed p;
-    ck_assert_int_eq(parse("a -f -n 7 --bytes=3G --real 0.5 b -t x --choice three --list l --list=m", &p), -1);
+    ck_assert_int_eq(parse_command_line("a -f -n 7 --bytes=3G --real 0.5 b -t x --choice three --list l --list=m", &p), -1);
     ck_assert(p.flag && p.count == 7 && p.bytes == 3 * (UINT64_C(1) << 30) && p.real == 0.5 && p.choice == 2);
     ck_assert_str_eq(p.text, "x");
     ck_assert(p.list.n == 2 && strcmp(p.list.texts[0], "l") == 0 && strcmp(p.list.texts[1], "m") == 0);
@@ -188,16 +187,47 @@ START_TEST(options_fill_their_targets) {
 }
 END_TEST
 
-START_TEST(wrong_options_are_refused) {
+START_TEST(invalid_options_are_rejected) {
     static const char *const wrong[] = {
         "--count 0", "--count 101",     "--count -1",  "--count",      "--count x", "--bytes 99999999999999999999",
         "--real -1", "--choice fourth", "--choice tw", "--real 1e999", "--nothing", "-x"};
     parsed p;
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) ck_assert_msg(parse(wrong[i], &p) == EXIT_USAGE, "%s", wrong[i]);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        ck_assert_msg(parse_command_line(wrong[i], &p) == EXIT_USAGE, "%s", wrong[i]);
 }
 END_TEST
 
-START_TEST(numbers_between_separators_are_all_or_nothing) {
+START_TEST(sizes_have_units) {
+    static const struct {
+        const char *text;
+        uint64_t bytes; /* expected size in bytes; 0 if the text must be rejected */
+    } cases[] = {{"16G", UINT64_C(16) << 30},
+                 {"16GB", UINT64_C(16) << 30},
+                 {"16GiB", UINT64_C(16) << 30},
+                 {"16 GB", UINT64_C(16) << 30},
+                 {"16gb", UINT64_C(16) << 30},
+                 {"2T", UINT64_C(2) << 40},
+                 {"500M", UINT64_C(500) << 20},
+                 {"64k", 65536},
+                 {"1048576", 1048576},
+                 {"1048576 B", 1048576},
+                 {"16", 0},
+                 {"1023", 0},
+                 {"16X", 0},
+                 {"16Gx", 0},
+                 {"G", 0},
+                 {"", 0},
+                 {"-1G", 0},
+                 {"99999999999G", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t bytes = 0;
+        bool good = kit_size("--size", cases[i].text, UINT64_MAX, &bytes);
+        ck_assert_msg(good == (cases[i].bytes != 0) && bytes == cases[i].bytes, "%s", cases[i].text);
+    }
+}
+END_TEST
+
+START_TEST(separated_numbers_must_be_complete) {
     static const uint32_t max[3] = {64, 64, 512};
     static const char *const wrong[] = {"",          "32",      "32/8",    "32/8/",   "32/8/128/1",
                                         "32/8/1024", "0/8/128", "32//128", "a/8/128", "32/8/128 "};
@@ -208,7 +238,7 @@ START_TEST(numbers_between_separators_are_all_or_nothing) {
 }
 END_TEST
 
-START_TEST(the_nearest_word_is_meant_or_none) {
+START_TEST(suggestions_are_close_or_absent) {
     static const char *const words[] = {"run", "plan", "prompt", "prefix"};
     static const char *const typed[][2] = {{"prompr", " (did you mean --prompt?)"},
                                            {"prfix", " (did you mean --prefix?)"},
@@ -219,14 +249,13 @@ START_TEST(the_nearest_word_is_meant_or_none) {
                                            {"a word that is longer than any name", ""}};
     char hint[96];
     for (size_t i = 0; i < sizeof typed / sizeof typed[0]; i++) {
-        near_word near = {.typed = typed[i][0]};
-        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) near_word_offer(&near, words[w]);
-        ck_assert_str_eq(near_word_hint(&near, "--", hint), typed[i][1]);
+        suggestion near = {.typed = typed[i][0]};
+        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) suggestion_offer(&near, words[w]);
+        ck_assert_str_eq(suggestion_hint(&near, "--", hint), typed[i][1]);
     }
 }
 END_TEST
 
-TEST_MAIN("program parts", options_fill_their_targets, wrong_options_are_refused, the_nearest_word_is_meant_or_none,
-          numbers_between_separators_are_all_or_nothing, a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced,
-          a_stream_says_the_same_as_the_whole_text, likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top,
-          what_is_no_number_is_not_hidden)
+TEST_MAIN("program parts", options_fill_their_targets, invalid_options_are_rejected, suggestions_are_close_or_absent,
+          sizes_have_units, separated_numbers_must_be_complete, an_incomplete_character_is_held_back, invalid_utf8_is_replaced,
+          a_stream_matches_the_whole_text, likelihoods_agree_with_double, ties_go_to_the_lowest_token, nan_logits_propagate)

@@ -1,6 +1,7 @@
-/* Folders quantized by the tools of Hugging Face: what their parts become, and what is refused, with file, field and reason. That
- * the numbers are right is proven by parity_models; here are the codes that no golden has. */
-#include "page_file_world.h"
+/* Folders quantized with Hugging Face tools: how their tensors are read, and which folders are rejected. Messages must name the
+ * file, the field and the reason. parity_models checks the values of quantized golden models; this program tests the kinds of
+ * codes that no golden model contains. */
+#include "page_file_fixture.h"
 #include "test.h"
 
 #include "../src/base/float16.h"
@@ -18,12 +19,12 @@
 enum { MAX_PARTS = 4, MAX_DATA = 8192 };
 
 typedef struct part {
-    const char *end; /* of its name */
+    const char *end; /* suffix of the tensor's name */
     const char *dtype;
-    uint32_t rows, cols; /* rows 0: a vector, cols 0 too: a number */
+    uint32_t rows, cols; /* rows is 0 for a vector; both rows and cols are 0 for a scalar */
 } part;
 
-static uint8_t data[MAX_DATA]; /* of all parts, one after another */
+static uint8_t data[MAX_DATA]; /* data of all parts, in the order of the parts */
 
 static size_t part_bytes(const part *p) {
     const size_t n = (size_t)(p->rows > 0 ? p->rows : 1) * (p->cols > 0 ? p->cols : 1);
@@ -37,7 +38,7 @@ static void write_folder(const char *config, const part *parts) {
     char shape[32];
     size_t at = 0;
     int n = snprintf(json, sizeof json, "{\"model_type\": \"qwen3\", " SIZES ", \"quantization_config\": {%s}}", config);
-    file_world_write_file(file_world_path("config.json"), (const uint8_t *)json, (size_t)n);
+    file_fixture_write_file(file_fixture_path("config.json"), (const uint8_t *)json, (size_t)n);
     n = 0;
     for (const part *p = parts; p->end != NULL; p++) {
         shape[0] = 0;
@@ -54,21 +55,21 @@ static void write_folder(const char *config, const part *parts) {
     memcpy(file, &n_header, 8);
     memcpy(file + 8, json, n_header);
     memcpy(file + 8 + n_header, data, at);
-    file_world_write_file(file_world_path("model.safetensors"), file, 8 + n_header + at);
+    file_fixture_write_file(file_fixture_path("model.safetensors"), file, 8 + n_header + at);
 }
 
-static void ck_refused(const char *config, const part *parts, fkv_status expected, const char *words) {
+static void ck_rejected(const char *config, const part *parts, fkv_status expected, const char *words) {
     fkv_weights *weights = NULL;
     write_folder(config, parts);
-    ck_status(fkv_weights_open(file_world_folder(), &weights), expected);
-    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
-    ck_assert_msg(strstr(fkv_message(), file_world_folder()) != NULL, "'%s' does not name the file", fkv_message());
+    ck_status(fkv_weights_open(file_fixture_folder(), &weights), expected);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not contain '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), file_fixture_folder()) != NULL, "'%s' does not name the file", fkv_message());
 }
 
 static fkv_weights *opened(const char *config, const part *parts) {
     fkv_weights *weights = NULL;
     write_folder(config, parts);
-    ck_ok(fkv_weights_open(file_world_folder(), &weights));
+    ck_ok(fkv_weights_open(file_fixture_folder(), &weights));
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
     return weights;
 }
@@ -77,12 +78,12 @@ static fkv_weights *opened(const char *config, const part *parts) {
 #define AWQ "\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 32"
 #define FP8 "\"quant_method\": \"fp8\", \"weight_block_size\": [16, 16]"
 
-/* 64 columns and 16 rows in all of them. */
+/* Parts of weights with 64 columns and 16 rows. */
 static const part GPTQ_PARTS[] = {{".qweight", "I32", 8, 16}, {".qzeros", "I32", 2, 2}, {".scales", "F16", 2, 16}, {0}};
 static const part AWQ_PARTS[] = {{".qweight", "I32", 64, 2}, {".qzeros", "I32", 2, 2}, {".scales", "F16", 2, 16}, {0}};
 static const part FP8_PARTS[] = {{".weight", "F8_E4M3", 16, 64}, {".weight_scale_inv", "F32", 1, 4}, {0}};
 
-START_TEST(configs_that_are_not_read_are_refused_by_their_field) {
+START_TEST(unsupported_configs_are_rejected_by_field) {
     static const struct {
         const char *config;
         fkv_status status;
@@ -95,19 +96,19 @@ START_TEST(configs_that_are_not_read_are_refused_by_their_field) {
         {"\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": -2", FKV_UNSUPPORTED, "4 bits in groups of -2"},
         {GPTQ ", \"checkpoint_format\": \"marlin\"", FKV_UNSUPPORTED, "checkpoint_format 'marlin'"},
         {"\"quant_method\": \"awq\", \"bits\": 8, \"group_size\": 128", FKV_UNSUPPORTED, "awq with 8 bits"},
-        {AWQ ", \"version\": \"gemv\"", FKV_UNSUPPORTED, "awq of version 'gemv'"},
+        {AWQ ", \"version\": \"gemv\"", FKV_UNSUPPORTED, "awq version 'gemv'"},
         {AWQ ", \"zero_point\": false", FKV_UNSUPPORTED, "zero_point"},
         {"\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"", FKV_UNSUPPORTED, "fmt 'e5m2'"},
         {"\"quant_method\": \"fp8\", \"weight_block_size\": [0, 128]", FKV_FILE_FORMAT, "weight_block_size"},
         {"\"quant_method\": \"fp8\", \"weight_block_size\": 128", FKV_FILE_FORMAT, "weight_block_size"},
-        {"\"quant_method\": \"compressed-tensors\"", FKV_UNSUPPORTED, "quant_method 'compressed-tensors' is not read"},
+        {"\"quant_method\": \"compressed-tensors\"", FKV_UNSUPPORTED, "unsupported quant_method 'compressed-tensors'"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        ck_refused(rows[i].config, GPTQ_PARTS, rows[i].status, rows[i].words);
+        ck_rejected(rows[i].config, GPTQ_PARTS, rows[i].status, rows[i].words);
 }
 END_TEST
 
-START_TEST(parts_that_do_not_fit_are_refused_by_name) {
+START_TEST(inconsistent_parts_are_rejected_by_name) {
     static const part no_zeros[] = {{".qweight", "I32", 8, 16}, {".scales", "F16", 2, 16}, {0}};
     static const part no_scales[] = {{".qweight", "I32", 8, 16}, {".qzeros", "I32", 2, 2}, {0}};
     static const part short_zeros[] = {{".qweight", "I32", 8, 16}, {".qzeros", "I32", 1, 2}, {".scales", "F16", 2, 16}, {0}};
@@ -117,38 +118,39 @@ START_TEST(parts_that_do_not_fit_are_refused_by_name) {
     static const part no_grid[] = {{".weight", "F8_E4M3", 16, 64}, {0}};
     static const part short_grid[] = {{".weight", "F8_E4M3", 16, 64}, {".weight_scale_inv", "F32", 1, 3}, {0}};
     static const part e5m2[] = {{".weight", "F8_E5M2", 16, 64}, {0}};
-    ck_refused(GPTQ, no_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized and its qzeros (I32) are in no file");
-    ck_refused(GPTQ, no_scales, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized and its scales are in no file");
-    ck_refused(GPTQ, short_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qzeros is 1 x 2, for blk.0.ffn_up.qweight it must be 2 x 2");
-    ck_refused(GPTQ, odd_columns, FKV_UNSUPPORTED, "a layer of 16 x 40 codes of 4 bits");
-    ck_refused(GPTQ, codes_of_scales, FKV_UNSUPPORTED, "blk.0.ffn_up.scales is of type U8");
-    ck_refused(GPTQ, alone, FKV_UNSUPPORTED, "blk.0.ffn_up.qzeros is of type I32 and belongs to no quantized weight");
-    ck_refused(FP8, GPTQ_PARTS, FKV_UNSUPPORTED, "blk.0.ffn_up.qweight is of type I32 and config.json has no");
-    ck_refused(GPTQ, FP8_PARTS, FKV_UNSUPPORTED, "blk.0.ffn_up.weight is of type F8_E4M3 and config.json has no");
-    ck_refused(FP8, no_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight is quantized and its scales are in no file");
-    ck_refused(FP8, short_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight_scale_inv is 1 x 3");
-    ck_refused(FP8, e5m2, FKV_UNSUPPORTED, "is of type F8_E5M2");
+    ck_rejected(GPTQ, no_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized, but its qzeros (I32) are missing");
+    ck_rejected(GPTQ, no_scales, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized, but its scales are missing");
+    ck_rejected(GPTQ, short_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qzeros is 1 x 2, but blk.0.ffn_up.qweight requires 2 x 2");
+    ck_rejected(GPTQ, odd_columns, FKV_UNSUPPORTED, "holds 16 x 40 codes of 4 bits");
+    ck_rejected(GPTQ, codes_of_scales, FKV_UNSUPPORTED, "blk.0.ffn_up.scales has type U8");
+    ck_rejected(GPTQ, alone, FKV_UNSUPPORTED, "blk.0.ffn_up.qzeros has type I32 but does not belong to a quantized weight");
+    ck_rejected(FP8, GPTQ_PARTS, FKV_UNSUPPORTED, "blk.0.ffn_up.qweight has type I32, but config.json has no");
+    ck_rejected(GPTQ, FP8_PARTS, FKV_UNSUPPORTED, "blk.0.ffn_up.weight has type F8_E4M3, but config.json has no");
+    ck_rejected(FP8, no_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight is quantized, but its scales are missing");
+    ck_rejected(FP8, short_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight_scale_inv is 1 x 3");
+    ck_rejected(FP8, e5m2, FKV_UNSUPPORTED, "has the unsupported type F8_E5M2");
 }
 END_TEST
 
-START_TEST(columns_out_of_order_are_act_order) {
+START_TEST(unordered_columns_are_rejected_as_act_order) {
     static const part parts[] = {
         {".g_idx", "I32", 0, 64}, {".qweight", "I32", 8, 16}, {".qzeros", "I32", 2, 2}, {".scales", "F16", 2, 16}, {0}};
     for (int32_t i = 0; i < 64; i++) memcpy(data + 4 * i, &(int32_t){i / 32}, 4);
     fkv_weights_close(opened(GPTQ, parts));
     for (int32_t i = 0; i < 64; i++) memcpy(data + 4 * i, &(int32_t){i % 2}, 4);
-    ck_refused(GPTQ, parts, FKV_UNSUPPORTED, "blk.0.ffn_up.g_idx puts column 1 into group 1: act-order (desc_act)");
+    ck_rejected(GPTQ, parts, FKV_UNSUPPORTED, "blk.0.ffn_up.g_idx assigns column 1 to group 1: act-order (desc_act)");
 }
 END_TEST
 
-/* One bit of a stream of words that are `step` apart. */
+/* Returns one bit of a bit stream stored in words that are `step` words apart. */
 static uint32_t bit_of(const uint8_t *words, size_t first, size_t step, size_t bit) {
     const uint8_t *word = words + 4 * (first + bit / 32 * step);
     return word[bit % 32 / 8] >> bit % 8 & 1u;
 }
 
-/* Codes of every width, from the definition bit by bit, whole and as a view of rows; packed they are the same numbers. */
-START_TEST(gptq_of_every_width_is_read_to_the_bit) {
+/* For every bit width, compares the codes that are read, in the whole tensor and in a view of some rows, with codes assembled bit
+ * by bit from the file. Packing the codes must preserve their values. */
+START_TEST(gptq_codes_of_every_width_are_exact) {
     static const uint32_t widths[] = {2, 3, 4, 8};
     enum { ROWS = 32, COLS = 64 };
     for (size_t w = 0; w < 4; w++) {
@@ -194,9 +196,10 @@ START_TEST(gptq_of_every_width_is_read_to_the_bit) {
 }
 END_TEST
 
-START_TEST(zeros_in_the_middle_are_kept_to_the_bit) {
+START_TEST(centered_zero_points_are_exact) {
     uint32_t group = 0;
-    memset(data, 0x77, sizeof data); /* the first version stores one less than 8 */
+    memset(data, 0x77,
+           sizeof data); /* version 1 of the format stores each zero point minus one, so the zero point 8 is stored as 7 */
     fkv_weights *weights = opened(GPTQ, GPTQ_PARTS);
     ck_assert_int_eq(fkv_tensor_matrix_kind(fkv_weights_tensor(weights, 0), &group), FKV_MATRIX_CENTERED4);
     fkv_weights_close(weights);
@@ -213,13 +216,13 @@ START_TEST(zeros_in_the_middle_are_kept_to_the_bit) {
 }
 END_TEST
 
-/* A row that lies across two rows of blocks, and numbers that no 16-bit float holds. */
-START_TEST(fp8_has_a_scale_for_each_block) {
+/* Tests a matrix of two by two blocks, and values beyond the 16-bit range. */
+START_TEST(fp8_has_a_scale_per_block) {
     static const part parts[] = {{".weight", "F8_E4M3", 20, 24}, {".weight_scale_inv", "F32", 2, 2}, {0}};
     const float scales[] = {0.5f, 2, 4, 1e4f};
     float floats[24];
     alignas(float) uint8_t room[24 * sizeof(float)];
-    memset(data, 0x38, sizeof data); /* 1 */
+    memset(data, 0x38, sizeof data); /* every weight has the value 1 */
     memcpy(data + part_bytes(&parts[0]), scales, sizeof scales);
     fkv_weights *weights = opened(FP8, parts);
     const fkv_tensor *t = fkv_weights_find(weights, "blk.0.ffn_up.weight");
@@ -231,15 +234,16 @@ START_TEST(fp8_has_a_scale_for_each_block) {
         ck_assert_float_eq(fkv_f16_to_f32(fkv_load_half(room, 23)), scales[2 * row + 1]);
     }
     fkv_weights_close(weights);
-    memset(data, 0x7e, part_bytes(&parts[0])); /* 448 times 1e4 */
+    memset(data, 0x7e, part_bytes(&parts[0])); /* every weight has the largest value, 448; with the scale 1e4 of the last block,
+                                                  it exceeds the 16-bit range */
     weights = opened(FP8, parts);
     ck_assert(fkv_tensor_row_halves(fkv_weights_tensor(weights, 0), 0, room));
     ck_assert(!fkv_tensor_row_halves(fkv_weights_tensor(weights, 0), 19, room));
     fkv_weights_close(weights);
-    file_world_remove_folder();
+    file_fixture_remove_folder();
 }
 END_TEST
 
-TEST_MAIN("quantized folder", configs_that_are_not_read_are_refused_by_their_field, parts_that_do_not_fit_are_refused_by_name,
-          columns_out_of_order_are_act_order, gptq_of_every_width_is_read_to_the_bit, zeros_in_the_middle_are_kept_to_the_bit,
-          fp8_has_a_scale_for_each_block)
+TEST_MAIN("quantized folder", unsupported_configs_are_rejected_by_field, inconsistent_parts_are_rejected_by_name,
+          unordered_columns_are_rejected_as_act_order, gptq_codes_of_every_width_are_exact, centered_zero_points_are_exact,
+          fp8_has_a_scale_per_block)

@@ -1,4 +1,4 @@
-/* Replies while they stream: what each family writes, told apart the same way wherever the stream is cut. */
+/* Streamed replies: each family's syntax is parsed identically for any division of the stream. */
 #include "reply_events.h"
 #include "test.h"
 
@@ -36,7 +36,7 @@ enum {
 };
 
 static const reply_case CASES[] = {
-    /* text as it is */
+    /* plain text */
     {NO_R, NO_T, "", " a <think> b </think>\n {\"name\": 1} \n", "T( a <think> b </think>\n {\"name\": 1} \n)"},
     {NO_R, NO_T, "", "", ""},
     {NO_R, NO_T, "", "caf\xc3\xa9 \xf0\x9f\x98\x80 \xff\xc3(\xed\xa0\x80 \xe2\x82",
@@ -96,7 +96,7 @@ static const reply_case CASES[] = {
     {R_HARMONY, T_HARMONY, "<|start|>assistant",
      "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"x\"}",
      "C(weather)A({\"city\": \"x\"})E"},
-    /* a name that cannot be: its message is text, and the next one is read as ever */
+    /* if the name of a tool is too long, its message is returned as text, and the next message is parsed as usual */
     {R_HARMONY, T_HARMONY, "<|start|>assistant",
      " to=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
      "<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>hm<|end|>",
@@ -124,7 +124,7 @@ static const reply_case CASES[] = {
     {NO_R, ARG_KEYS, "", "<tool_call>f</tool_call>", "C(f)A({})E"},
     {NO_R, ARG_KEYS, "", "<tool_call>f<arg_key>a</arg_key><arg_value>{\"b\": null}</arg_value></tool_call>",
      "C(f)A({\"a\": {\"b\": null}})E"},
-    /* JSON alone, where the tag was forgotten */
+    /* JSON without the tag */
     {THINK, JSON, "", "<think>t</think>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"x\"}}",
      "R(t)C(weather)A({\"city\": \"x\"})E", true},
     {NO_R, JSON, "", "\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>", "C(weather)A({})E", true},
@@ -177,7 +177,7 @@ static reply_setup setup_of(const reply_case *c, json_t *tools) {
 
 static void check_cut(const reply_case *c, json_t *tools, size_t (*next)(void *), void *state, const char *how) {
     char *events = events_of(setup_of(c, tools), c->reply, strlen(c->reply), next, state);
-    ck_assert_msg(strcmp(events, c->events) == 0, "%s\n cut %s:\n %s\n instead of\n %s", c->reply, how, events, c->events);
+    ck_assert_msg(strcmp(events, c->events) == 0, "%s\n divided %s:\n %s\n expected\n %s", c->reply, how, events, c->events);
     free(events);
 }
 
@@ -186,7 +186,8 @@ static size_t one(void *state) {
     return 1;
 }
 
-/* Pieces that end at two places. */
+/* Returns the length of the next chunk: state[0] for the first chunk, state[1] for the second, and the rest of the reply for the
+ * third. */
 static size_t two_cuts(void *state) {
     size_t *cuts = state;
     size_t first = cuts[0];
@@ -195,7 +196,7 @@ static size_t two_cuts(void *state) {
     return first;
 }
 
-START_TEST(every_family_is_told_apart_however_it_is_cut) {
+START_TEST(every_syntax_is_parsed_identically_for_any_division) {
     json_t *tools = json_loads(TOOLS, 0, NULL);
     for (size_t i = 0; i < N_CASES; i++) {
         const reply_case *c = &CASES[i];
@@ -216,8 +217,9 @@ static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u
 
 static size_t random_part(void *state) { return 1 + (next_random(state) >> 16) % 9; }
 
-/* Pieces of all cases, one behind the other: every parser meets what it does not expect, and answers the same for every cut. */
-START_TEST(mixed_up_replies_are_told_apart_the_same_way_for_every_cut) {
+/* Concatenates parts of all cases, so that every parser gets unexpected input, and requires the same events for any division of
+ * the stream. */
+START_TEST(mixed_replies_are_parsed_identically_for_any_division) {
     enum { ROUNDS = 4000, ROOM = 600 };
     json_t *tools = json_loads(TOOLS, 0, NULL);
     uint32_t state = 20261116;
@@ -241,8 +243,8 @@ START_TEST(mixed_up_replies_are_told_apart_the_same_way_for_every_cut) {
         char *whole = events_of(setup_of(&c, tools), text, n, NULL, NULL);
         char *bytes = events_of(setup_of(&c, tools), text, n, one, NULL);
         char *parts = events_of(setup_of(&c, tools), text, n, random_part, &state);
-        ck_assert_msg(strcmp(whole, bytes) == 0, "round %d: %s\ninstead of %s", round, bytes, whole);
-        ck_assert_msg(strcmp(whole, parts) == 0, "round %d: %s\ninstead of %s", round, parts, whole);
+        ck_assert_msg(strcmp(whole, bytes) == 0, "round %d: %s\nexpected %s", round, bytes, whole);
+        ck_assert_msg(strcmp(whole, parts) == 0, "round %d: %s\nexpected %s", round, parts, whole);
         free(whole);
         free(bytes);
         free(parts);
@@ -251,8 +253,9 @@ START_TEST(mixed_up_replies_are_told_apart_the_same_way_for_every_cut) {
 }
 END_TEST
 
-/* What opens a call and never names it is text in the end, to the last byte; a long value becomes a string. */
-START_TEST(what_is_held_is_bounded_and_never_lost) {
+/* If a tool call begins but no name follows, all of its characters must be returned as text. A very long argument value is
+ * returned as a string. */
+START_TEST(held_text_is_bounded_and_never_lost) {
     enum { N = 3 * REPLY_HELD };
     static const struct {
         const char *opening;
@@ -302,8 +305,9 @@ static void nothing(void *user, const fkv_reply_event *event) {
     (void)event;
 }
 
-/* Stop texts end a reply wherever the stream is cut, and what may begin one comes out when it does not. */
-START_TEST(stop_texts_end_a_reply) {
+/* Stop strings end a reply for any division of the stream. Text that could be the beginning of a stop string is returned if no
+ * stop string follows. */
+START_TEST(stop_strings_end_a_reply) {
     static const struct {
         const char *stops[2];
         const char *reply;
@@ -347,7 +351,7 @@ static bool no_token(const void *user, const char *text) {
 
 static bool one_token(const void *user, const char *text) { return strcmp(user, text) == 0; }
 
-START_TEST(the_template_says_what_a_model_writes_and_else_its_tokens) {
+START_TEST(syntax_is_derived_from_the_template_or_the_tokens) {
     static const struct {
         const char *text;
         fkv_reasoning_syntax reasoning;
@@ -374,7 +378,7 @@ START_TEST(the_template_says_what_a_model_writes_and_else_its_tokens) {
 }
 END_TEST
 
-START_TEST(the_public_calls_refuse_what_they_cannot_do) {
+START_TEST(public_functions_reject_invalid_arguments) {
     fkv_model *model = NULL;
     fkv_reply *reply = NULL;
     fkv_model_config config = fkv_model_config_default();
@@ -419,6 +423,6 @@ START_TEST(the_public_calls_refuse_what_they_cannot_do) {
 }
 END_TEST
 
-TEST_MAIN("reply", every_family_is_told_apart_however_it_is_cut, mixed_up_replies_are_told_apart_the_same_way_for_every_cut,
-          what_is_held_is_bounded_and_never_lost, stop_texts_end_a_reply,
-          the_template_says_what_a_model_writes_and_else_its_tokens, the_public_calls_refuse_what_they_cannot_do)
+TEST_MAIN("reply", every_syntax_is_parsed_identically_for_any_division, mixed_replies_are_parsed_identically_for_any_division,
+          held_text_is_bounded_and_never_lost, stop_strings_end_a_reply, syntax_is_derived_from_the_template_or_the_tokens,
+          public_functions_reject_invalid_arguments)

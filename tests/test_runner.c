@@ -1,17 +1,16 @@
-/* A model in motion: logits against a plain pass for every architecture, the same bits however a token got there, the texts that
- * two real models must give, memory that is as planned and stays so, and steps that fail without a trace.
- */
-#include "cache_world.h"
+/* Tests of running models: logits of every architecture match a reference pass, outputs are bit-identical however tokens are
+ * batched, two real models generate the expected texts, memory use equals the plan, and failed steps have no side effects. */
+#include "cache_fixture.h"
 #include "golden_models.h"
-#include "model_world.h"
+#include "model_fixture.h"
 #include "test.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Of logits over 16-bit pages: keys and values are rounded to 11 bits, everything else is float. A wrong head, base, window or
- * norm is off by more than a tenth. */
+/* Tolerance of logits with 16-bit pages. Keys and values are rounded to 11-bit significands; all other values are floats. A wrong
+ * head, RoPE base, window or norm causes an error of more than 0.1. */
 static const double PLAIN_TOLERANCE = 2e-3;
 
 static fkv_model *load(const char *path) {
@@ -29,46 +28,46 @@ static fkv_runner_config config_of_bits(uint32_t bits, uint32_t max_tokens, uint
 
 static void random_tokens(uint32_t seed, uint32_t *tokens, uint32_t n) {
     cache_tokens(seed, tokens, n);
-    for (uint32_t i = 0; i < n; i++) tokens[i] %= MODEL_WORLD_VOCAB;
+    for (uint32_t i = 0; i < n; i++) tokens[i] %= MODEL_FIXTURE_VOCAB;
 }
 
-/* ---- against the plain pass ---- */
+/* ---- comparison with the reference pass ---- */
 
 enum { PLAIN_TOKENS = 50 };
 
 static void check_plain(const model_spec *spec, fkv_runner_config config) {
-    static float expected[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
-    static float got[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
-    model_world w;
+    static float expected[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
+    static float got[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
+    model_fixture w;
     uint32_t tokens[PLAIN_TOKENS];
     random_tokens(3, tokens, PLAIN_TOKENS);
-    model_world_make(&w, spec, 5);
-    model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
-    fkv_model *model = load(model_world_write(&w));
+    model_fixture_make(&w, spec, 5);
+    model_fixture_reference(&w, tokens, PLAIN_TOKENS, expected);
+    fkv_model *model = load(model_fixture_write(&w));
     fkv_runner *runner = model_runner(model, config);
-    model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_WORLD_VOCAB, got);
-    double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
-    printf("%s head %u, %u/%u bits: %.2e apart\n", spec->type, spec->head_dim, config.k.bits, config.v.bits, apart);
-    ck_assert_msg(apart <= PLAIN_TOLERANCE, "%s: logits are %g apart", spec->type, apart);
+    model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_FIXTURE_VOCAB, got);
+    double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_FIXTURE_VOCAB);
+    printf("%s head %u, %u/%u bits: relative error %.2e\n", spec->type, spec->head_dim, config.k.bits, config.v.bits, apart);
+    ck_assert_msg(apart <= PLAIN_TOLERANCE, "%s: logits have a relative error of %g", spec->type, apart);
     fkv_runner_close(runner);
     fkv_model_close(model);
-    model_world_free(&w);
+    model_fixture_free(&w);
 }
 
 static const model_spec SPECS[] = {
     {"llama", 2, 64, 128, 4, 2, 16, .tied = true},
-    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* nothing is a multiple of 32 */
+    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* no size is a multiple of 32 */
     {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false},
     {"qwen3", 2, 64, 128, 4, 4, 64, .tied = true},
     {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},
 };
 
-START_TEST(logits_agree_with_a_plain_pass_of_every_architecture) {
+START_TEST(logits_of_every_architecture_match_the_reference) {
     for (size_t i = 0; i < N_OF(SPECS); i++) check_plain(&SPECS[i], config_of_bits(16, PLAIN_TOKENS, 16));
 }
 END_TEST
 
-START_TEST(a_bounded_context_sees_its_window_and_the_sinks) {
+START_TEST(bounded_context_attends_to_its_window_and_sinks) {
     fkv_runner_config config = config_of_bits(16, PLAIN_TOKENS, 16);
     config.max_kv = 12;
     config.n_sinks = 2;
@@ -82,8 +81,9 @@ START_TEST(a_bounded_context_sees_its_window_and_the_sinks) {
 }
 END_TEST
 
-/* gemma's own windows are smaller than the bound and stay as they are: full layers alone get the bound and the sinks. */
-START_TEST(a_bound_leaves_smaller_windows_alone) {
+/* The windows of Gemma's window layers are smaller than max_kv and stay unchanged. Only full-attention layers get a window of
+ * max_kv tokens and sinks. */
+START_TEST(bound_does_not_widen_smaller_windows) {
     model_spec spec = SPECS[N_OF(SPECS) - 1];
     fkv_runner_config config = config_of_bits(16, PLAIN_TOKENS, 16);
     config.max_kv = 20;
@@ -92,65 +92,67 @@ START_TEST(a_bound_leaves_smaller_windows_alone) {
 }
 END_TEST
 
-START_TEST(heads_that_no_group_divides_are_padded_inside_pages) {
+START_TEST(heads_not_divisible_by_a_group_are_padded_in_pages) {
     model_spec spec = {"llama", 2, 80, 172, 6, 2, 24, .tied = true};
-    model_world w;
+    model_fixture w;
     uint32_t tokens[PLAIN_TOKENS];
-    static float expected[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
-    static float got[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
+    static float expected[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
+    static float got[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
     random_tokens(4, tokens, PLAIN_TOKENS);
-    model_world_make(&w, &spec, 6);
-    model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
-    fkv_model *model = load(model_world_write(&w));
+    model_fixture_make(&w, &spec, 6);
+    model_fixture_reference(&w, tokens, PLAIN_TOKENS, expected);
+    fkv_model *model = load(model_fixture_write(&w));
     const fkv_rotate rotations[] = {FKV_ROTATE_NONE, FKV_ROTATE_KV};
     for (size_t i = 0; i < N_OF(rotations); i++) {
         fkv_runner_config config = config_of_bits(8, PLAIN_TOKENS, 16);
         config.v.group = 64;
         config.rotate = rotations[i];
         fkv_runner *runner = model_runner(model, config);
-        model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_WORLD_VOCAB, got);
-        double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
-        printf("8 bits, heads of 24 in groups of 32 and 64, rotation %d: %.2e apart\n", (int)rotations[i], apart);
-        ck_assert_double_le(apart, 3e-2); /* 8-bit codes of sharp attention; a head out of place is off by more than a half */
+        model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_FIXTURE_VOCAB, got);
+        double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_FIXTURE_VOCAB);
+        printf("8 bits, heads of 24 in groups of 32 and 64, rotation %d: relative error %.2e\n", (int)rotations[i], apart);
+        /* tolerance for 8-bit codes with sharp attention; a misplaced head would cause an error of more than 0.5 */
+        ck_assert_double_le(apart, 3e-2);
         fkv_runner_close(runner);
     }
     fkv_model_close(model);
-    model_world_free(&w);
+    model_fixture_free(&w);
 }
 END_TEST
 
-/* As in Qwen2: one pair of each head that hardly turns has a bias hundreds of times the rest. In a group of 8-bit codes it would
- * leave the others a few steps. */
-START_TEST(large_biases_of_keys_cost_the_other_numbers_nothing) {
+/* As in Qwen2, a slowly rotating pair of channels in each head has a bias hundreds of times larger than the rest. If the biases
+ * were part of the quantized keys, they would determine the scale of their group of 8-bit codes, and only a few levels would
+ * remain for the other channels. */
+START_TEST(large_key_biases_do_not_reduce_precision) {
     model_spec spec = {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false};
-    model_world w;
+    model_fixture w;
     uint32_t tokens[PLAIN_TOKENS];
-    static float expected[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
-    static float got[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
+    static float expected[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
+    static float got[PLAIN_TOKENS * MODEL_FIXTURE_VOCAB];
     random_tokens(7, tokens, PLAIN_TOKENS);
-    model_world_make(&w, &spec, 8);
+    model_fixture_make(&w, &spec, 8);
     for (uint32_t i = 0; i < spec.n_layers; i++) {
         char name[64];
         snprintf(name, sizeof name, "model.layers.%u.self_attn.k_proj.bias", i);
-        float *bias = model_world_tensor(&w, name)->numbers;
+        float *bias = model_fixture_tensor(&w, name)->numbers;
         for (uint32_t head = 0; head < spec.n_kv_heads; head++) bias[head * 32 + 15] = 300.0f;
     }
-    model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
-    fkv_model *model = load(model_world_write(&w));
+    model_fixture_reference(&w, tokens, PLAIN_TOKENS, expected);
+    fkv_model *model = load(model_fixture_write(&w));
     fkv_runner *runner = model_runner(model, config_of_bits(8, PLAIN_TOKENS, 16));
-    model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_WORLD_VOCAB, got);
-    double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
-    printf("8 bits, K biases of 300: %.2e apart\n", apart);
-    ck_assert_double_le(apart, 3e-2); /* as without such biases */
+    model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_FIXTURE_VOCAB, got);
+    double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_FIXTURE_VOCAB);
+    printf("8 bits, K biases of 300: relative error %.2e\n", apart);
+    ck_assert_double_le(apart, 3e-2); /* the tolerance is the same as without such biases */
     fkv_runner_close(runner);
     fkv_model_close(model);
-    model_world_free(&w);
+    model_fixture_free(&w);
 }
 END_TEST
 
-/* Two of six layers attend over the pages of others: four are planned for, two of one head of 64 and two of one of 128, with 16
- * bits a number. */
-START_TEST(layers_that_share_pages_are_not_planned_for) {
+/* Two of six layers attend to the pages of other layers. The plan has four layers, two with one head of 64 channels and two with
+ * one head of 128 channels, at 16 bits per value. */
+START_TEST(layers_that_share_pages_are_not_planned) {
     static golden_model golden;
     golden_model_open(&golden, "gemma4_small");
     fkv_model *model = load(golden.folder);
@@ -164,10 +166,11 @@ START_TEST(layers_that_share_pages_are_not_planned_for) {
 }
 END_TEST
 
-/* ---- the same bits ---- */
+/* ---- bit-identical outputs ---- */
 
-/* Shared pages, inputs of layers, experts beside a feed-forward: rows of widths that differ by layer lie in the same memory. */
-START_TEST(logits_of_gemma_4_are_the_same_bits_in_chunks_and_token_by_token) {
+/* The models have layers that share pages, inputs for each layer, and experts in addition to a feed-forward block. Layers whose
+ * rows have different widths reuse the same memory. */
+START_TEST(gemma_4_logits_are_bit_identical_in_chunks_and_single_tokens) {
     static const char *const names[] = {"gemma4_small", "gemma4_moe"};
     enum { N_TOKENS = 50 };
     static float chunked[N_TOKENS * GOLDEN_VOCAB];
@@ -197,11 +200,11 @@ static void check_same(const float *a, const float *b, const char *what) {
                       "%s: the logits of token %u differ", what, t);
 }
 
-/* The sequence in uneven pieces while two others run beside it in the same steps. */
+/* Runs the sequence in uneven chunks, together with two other sequences in the same steps. */
 static void run_among_others(fkv_runner *runner, const uint32_t *tokens, float *logits) {
     fkv_seq seq = model_seq(runner, SAME_TOKENS);
     fkv_seq before = model_seq(runner, SAME_TOKENS);
-    fkv_seq behind = model_seq(runner, SAME_TOKENS);
+    fkv_seq after = model_seq(runner, SAME_TOKENS);
     uint32_t at = 0;
     for (uint32_t round = 0; at < SAME_TOKENS; round++) {
         uint32_t n = 1 + round * 5 % 11;
@@ -209,7 +212,7 @@ static void run_among_others(fkv_runner *runner, const uint32_t *tokens, float *
         const float *given = NULL;
         fkv_tokens rows[] = {{before, tokens + round, 3, FKV_LOGITS_LAST},
                              {seq, tokens + at, n, FKV_LOGITS_ALL},
-                             {behind, tokens + 2 * round, 2, FKV_LOGITS_NONE}};
+                             {after, tokens + 2 * round, 2, FKV_LOGITS_NONE}};
         ck_ok(fkv_runner_forward(runner, rows, 3, &given));
         memcpy(logits + (size_t)at * NEEDLE_VOCAB, given + NEEDLE_VOCAB, (size_t)n * NEEDLE_VOCAB * sizeof *logits);
         at += n;
@@ -240,10 +243,10 @@ static void check_same_bits(const fkv_model *model, fkv_runner_config config) {
     }
 }
 
-START_TEST(logits_are_the_same_bits_however_a_token_got_there) {
+START_TEST(logits_are_bit_identical_in_chunks_and_batches) {
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
-    config.page_tokens = 16; /* so that some are sealed */
+    config.page_tokens = 16; /* small pages, so that some are sealed */
     check_same_bits(model, config);
     config.k = (fkv_codec_config){8, 64, FKV_CODEC_AUTO};
     config.v = (fkv_codec_config){4, 64, FKV_CODEC_AUTO};
@@ -252,7 +255,7 @@ START_TEST(logits_are_the_same_bits_however_a_token_got_there) {
 }
 END_TEST
 
-START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
+START_TEST(saved_prompt_continues_bit_identically_in_the_same_model_only) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
     uint32_t tokens[SAME_TOKENS];
@@ -262,7 +265,7 @@ START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 3 * SAME_TOKENS;
-    config.page_tokens = 16; /* so that some are sealed */
+    config.page_tokens = 16; /* small pages, so that some are sealed */
     config.max_seqs = 2;
     config.max_logit_rows = SAME_TOKENS;
     fkv_runner *runner = model_runner(model, config);
@@ -279,22 +282,22 @@ START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
     fkv_runner_close(runner);
     fkv_model_close(model);
 
-    model_spec spec = {"qwen3", 4, 256, 640, 4, 2, 128, .tied = true}; /* the needle's shape, other weights */
-    model_world w;
-    model_world_make(&w, &spec, 1);
-    fkv_model *stranger = load(model_world_write(&w));
+    model_spec spec = {"qwen3", 4, 256, 640, 4, 2, 128, .tied = true}; /* another model with the same shape as the needle model */
+    model_fixture w;
+    model_fixture_make(&w, &spec, 1);
+    fkv_model *stranger = load(model_fixture_write(&w));
     fkv_runner *strange = model_runner(stranger, config);
     ck_status(fkv_seq_load(fkv_runner_cache(strange), &opened, path, &reloaded), FKV_FILE_FOREIGN);
     fkv_runner_close(strange);
     fkv_model_close(stranger);
-    model_world_free(&w);
+    model_fixture_free(&w);
 }
 END_TEST
 
-/* ---- texts ---- */
+/* ---- generated texts ---- */
 
-/* What llama2.c itself printed for the same weights: from the beginning token, 256 steps, greedy. */
-START_TEST(stories_are_told_as_llama2c_tells_them) {
+/* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
+START_TEST(stories_match_the_output_of_llama2c) {
     enum { STEPS = 256 };
     char expected[2048] = "";
     char got[2048] = "";
@@ -326,7 +329,7 @@ START_TEST(stories_are_told_as_llama2c_tells_them) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    const char *story = got[0] == ' ' ? got + 1 : got; /* the piece that begins a text brings a space */
+    const char *story = got[0] == ' ' ? got + 1 : got; /* the first token of a text includes a space */
     ck_assert_str_eq(story, expected);
     fkv_sampler_close(sampler);
     fkv_runner_close(runner);
@@ -334,7 +337,7 @@ START_TEST(stories_are_told_as_llama2c_tells_them) {
 }
 END_TEST
 
-START_TEST(a_planted_fact_is_found_again) {
+START_TEST(planted_fact_is_found) {
     enum { TOKENS = 4096, ANSWER = 7 };
     static uint8_t text[1 << 16];
     static uint32_t tokens[TOKENS];
@@ -374,7 +377,7 @@ END_TEST
 
 /* ---- memory ---- */
 
-START_TEST(a_runner_takes_what_it_planned_and_no_more) {
+START_TEST(runner_uses_exactly_the_planned_memory) {
     enum { TOKENS = 2000 };
     static uint32_t tokens[TOKENS];
     model_book_tokens(0, tokens, TOKENS);
@@ -386,7 +389,8 @@ START_TEST(a_runner_takes_what_it_planned_and_no_more) {
     fkv_runner_plan plan;
     ck_ok(fkv_runner_plan_make(model, &config, &plan));
     ck_assert_uint_eq(plan.total_bytes, plan.cache.total_bytes + plan.activations_bytes);
-    fkv_runner_close(model_runner(model, config)); /* what libraries set up at their first use */
+    /* this first runner makes the one-time allocations of libraries, which are not measured */
+    fkv_runner_close(model_runner(model, config));
     uint64_t before = cache_anonymous_bytes();
     fkv_runner *runner = model_runner(model, config);
     uint64_t opened = cache_anonymous_bytes();
@@ -394,10 +398,10 @@ START_TEST(a_runner_takes_what_it_planned_and_no_more) {
     model_run(runner, seq, tokens, TOKENS - 8, 256, NEEDLE_VOCAB, NULL);
     model_run(runner, seq, tokens + TOKENS - 8, 8, 1, NEEDLE_VOCAB, NULL);
     uint64_t after = cache_anonymous_bytes();
-    printf("planned %" PRIu64 ", open took %" PRIu64 ", steps %" PRId64 "\n", plan.total_bytes, opened - before,
-           (int64_t)(after - opened));
-    if (!CACHE_WORLD_SANITIZED && before != 0) {
-        const uint64_t slack = 64 * 1024; /* what the C library of a process may touch of its own */
+    printf("bytes planned %" PRIu64 ", resident after opening %" PRIu64 ", added by steps %" PRId64 "\n", plan.total_bytes,
+           opened - before, (int64_t)(after - opened));
+    if (!CACHE_FIXTURE_SANITIZED && before != 0) {
+        const uint64_t slack = 64 * 1024; /* tolerance in bytes, because the C library may touch memory by itself */
         ck_assert_uint_le(opened - before, plan.total_bytes + slack);
         ck_assert_uint_ge(opened - before + slack, plan.total_bytes);
         ck_assert_uint_le(after, opened + slack);
@@ -426,12 +430,12 @@ START_TEST(activations_do_not_grow_with_the_context) {
 }
 END_TEST
 
-/* ---- refusals ---- */
+/* ---- rejected steps ---- */
 
-START_TEST(a_refused_step_leaves_no_trace) {
+START_TEST(rejected_step_has_no_effect) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
-    uint32_t tokens[SAME_TOKENS + 1]; /* one row below is one too long */
+    uint32_t tokens[SAME_TOKENS + 1]; /* one extra token, for a row that is one token too long */
     const uint32_t foreign[] = {5, NEEDLE_VOCAB};
     model_book_tokens(3000, tokens, SAME_TOKENS + 1);
     fkv_model *model = load("models/needle");
@@ -464,14 +468,14 @@ START_TEST(a_refused_step_leaves_no_trace) {
         ck_status(fkv_runner_forward(runner, unknown, 1, NULL), FKV_BAD_ARGUMENT);
         model_run(runner, seq, tokens + at, 10, 10, NEEDLE_VOCAB, got + (size_t)at * NEEDLE_VOCAB);
     }
-    check_same(got, expected, "between refusals");
+    check_same(got, expected, "between rejected steps");
     ck_assert(fkv_cache_consistent(fkv_runner_cache(runner)));
     fkv_runner_close(runner);
     fkv_model_close(model);
 }
 END_TEST
 
-START_TEST(configurations_that_cannot_be_are_refused) {
+START_TEST(invalid_configurations_are_rejected) {
     fkv_model *model = load("models/needle");
     fkv_runner *runner = NULL;
     fkv_runner_plan plan;
@@ -504,10 +508,10 @@ START_TEST(configurations_that_cannot_be_are_refused) {
 }
 END_TEST
 
-TEST_MAIN("runner", logits_agree_with_a_plain_pass_of_every_architecture, a_bounded_context_sees_its_window_and_the_sinks,
-          a_bound_leaves_smaller_windows_alone, heads_that_no_group_divides_are_padded_inside_pages,
-          large_biases_of_keys_cost_the_other_numbers_nothing, layers_that_share_pages_are_not_planned_for,
-          logits_of_gemma_4_are_the_same_bits_in_chunks_and_token_by_token, logits_are_the_same_bits_however_a_token_got_there,
-          a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model, stories_are_told_as_llama2c_tells_them,
-          a_planted_fact_is_found_again, a_runner_takes_what_it_planned_and_no_more, activations_do_not_grow_with_the_context,
-          a_refused_step_leaves_no_trace, configurations_that_cannot_be_are_refused)
+TEST_MAIN("runner", logits_of_every_architecture_match_the_reference, bounded_context_attends_to_its_window_and_sinks,
+          bound_does_not_widen_smaller_windows, heads_not_divisible_by_a_group_are_padded_in_pages,
+          large_key_biases_do_not_reduce_precision, layers_that_share_pages_are_not_planned,
+          gemma_4_logits_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
+          saved_prompt_continues_bit_identically_in_the_same_model_only, stories_match_the_output_of_llama2c,
+          planted_fact_is_found, runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context,
+          rejected_step_has_no_effect, invalid_configurations_are_rejected)

@@ -1,7 +1,6 @@
-/* Folders with config.json and safetensors: the model of the tree, names as GGUF has them, shards, and everything that is
- * refused.
+/* Folders with config.json and safetensors files: the bundled model, GGUF tensor names, shards, and rejected folders.
  */
-#include "page_file_world.h"
+#include "page_file_fixture.h"
 #include "test.h"
 
 #include "../src/model/files/hf_config.h"
@@ -24,7 +23,7 @@ enum { MAX_FILE = 16 * 1024 };
     "\"num_key_value_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 96, \"attention_k_eq_v\": true, \"layer_types\": "           \
     "[\"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\"]"
 
-/* ---- from memory ---- */
+/* ---- files in memory ---- */
 
 static fkv_status read_config(const char *inner, fkv_weights **weights) {
     char json[2048];
@@ -34,10 +33,10 @@ static fkv_status read_config(const char *inner, fkv_weights **weights) {
     return fkv_hf_config_read(*weights, json, (size_t)n, "config.json");
 }
 
-static void ck_config_refused(const char *inner, fkv_status expected, const char *words) {
+static void ck_config_rejected(const char *inner, fkv_status expected, const char *words) {
     fkv_weights *weights = NULL;
     ck_status(read_config(inner, &weights), expected);
-    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not contain '%s'", fkv_message(), words);
     fkv_weights_close(weights);
 }
 
@@ -47,7 +46,7 @@ static fkv_weights *config_of(const char *inner) {
     return weights;
 }
 
-/* Length, header with blanks up to a multiple of 8, zeros. */
+/* Builds a file: header length, header padded with spaces to a multiple of 8, and zeros as data. */
 static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_FILE]) {
     const uint64_t n = (strlen(header) + 7) / 8 * 8;
     ck_assert_uint_le(8 + n + data_bytes, MAX_FILE);
@@ -58,7 +57,7 @@ static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_
     return 8 + n + data_bytes;
 }
 
-/* In a block of its own, so that a sanitizer sees a byte too many. */
+/* Reads from a block of the exact size, so that a sanitizer detects reads past its end. */
 static fkv_status read_file(const uint8_t *file, size_t n, fkv_weights **weights, uint8_t **block) {
     *block = malloc(n == 0 ? 1 : n);
     ck_assert_ptr_nonnull(*block);
@@ -68,20 +67,20 @@ static fkv_status read_file(const uint8_t *file, size_t n, fkv_weights **weights
     return fkv_weights_finish(*weights, "made.safetensors");
 }
 
-static void ck_file_refused(const char *header, size_t data_bytes, fkv_status expected, const char *words) {
+static void ck_file_rejected(const char *header, size_t data_bytes, fkv_status expected, const char *words) {
     static uint8_t file[MAX_FILE];
     uint8_t *block = NULL;
     fkv_weights *weights = NULL;
     const size_t n = make_file(header, data_bytes, file);
     ck_status(read_file(file, n, &weights, &block), expected);
-    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not contain '%s'", fkv_message(), words);
     fkv_weights_close(weights);
     free(block);
 }
 
-/* ---- the config ---- */
+/* ---- config.json ---- */
 
-START_TEST(a_config_becomes_hyperparameters) {
+START_TEST(config_gives_hyperparameters) {
     fkv_weights *weights = config_of(
         "\"model_type\": \"llama\", \"hidden_size\": 2048, \"num_hidden_layers\": 16, \"num_attention_heads\": 32, "
         "\"num_key_value_heads\": 8, \"intermediate_size\": 8192, \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-05, "
@@ -133,7 +132,7 @@ static void ck_shape(const fkv_hparams *h, uint32_t layer, uint32_t n_kv_heads, 
     ck_assert_uint_eq(s->kv_layer, kv_layer);
 }
 
-START_TEST(layers_of_gemma_4_have_shapes_of_their_own_in_both_spellings) {
+START_TEST(gemma_4_layers_have_individual_shapes_in_both_spellings) {
     static const char *const heads[] = {
         "\"global_head_dim\": 32, \"num_global_key_value_heads\": 1",
         "\"per_layer_config\": {\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 1}, \"3\": {\"head_dim\": 32, "
@@ -152,20 +151,43 @@ START_TEST(layers_of_gemma_4_have_shapes_of_their_own_in_both_spellings) {
         ck_assert(h->rope.short_factors[3] == 1 && h->rope.short_factors[4] == 1e30f);
         fkv_weights_close(weights);
     }
-    ck_config_refused(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 32}}", FKV_UNSUPPORTED,
-                      "per_layer_config of layer 3");
-    ck_config_refused(GEMMA4
-                      ", \"per_layer_config\": {\"0\": {\"head_dim\": 32}, \"1\": {\"head_dim\": 32}, \"3\": {\"head_dim\": "
-                      "32}, \"5\": {\"head_dim\": 32}}",
-                      FKV_UNSUPPORTED, "per_layer_config of layer 0");
-    ck_config_refused(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 16, \"x\": 1}}", FKV_UNSUPPORTED, "other fields");
-    ck_config_refused(GEMMA4 ", \"use_bidirectional_attention\": \"all\"", FKV_UNSUPPORTED, "use_bidirectional_attention");
-    ck_config_refused(GEMMA4 ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"factor\": 0}}",
-                      FKV_FILE_FORMAT, "a factor of 0");
+    ck_config_rejected(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 32}}", FKV_UNSUPPORTED,
+                       "per_layer_config of layer 3");
+    ck_config_rejected(GEMMA4
+                       ", \"per_layer_config\": {\"0\": {\"head_dim\": 32}, \"1\": {\"head_dim\": 32}, \"3\": {\"head_dim\": "
+                       "32}, \"5\": {\"head_dim\": 32}}",
+                       FKV_UNSUPPORTED, "per_layer_config of layer 0");
+    ck_config_rejected(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 16, \"x\": 1}}", FKV_UNSUPPORTED,
+                       "may contain only");
+    ck_config_rejected(GEMMA4 ", \"use_bidirectional_attention\": \"all\"", FKV_UNSUPPORTED, "use_bidirectional_attention");
+    ck_config_rejected(GEMMA4 ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"factor\": 0}}",
+                       FKV_FILE_FORMAT, "factor 0");
 }
 END_TEST
 
-START_TEST(a_window_that_qwen_does_not_use_is_no_window) {
+/* As in transformers, Llama ignores the field if RoPE is plain and fails if RoPE is scaled; the default for GLM is 0.5. */
+START_TEST(partial_rotary_factor_is_model_specific) {
+    static const struct {
+        const char *inner;
+        uint32_t dim;
+    } rows[] = {{"\"model_type\": \"llama\", \"head_dim\": 64, \"partial_rotary_factor\": 0.5", 64},
+                {"\"model_type\": \"qwen2\", \"head_dim\": 64, \"rope_parameters\": {\"partial_rotary_factor\": 0.5}", 64},
+                {"\"model_type\": \"glm4\", \"head_dim\": 64, \"partial_rotary_factor\": 0.25", 16},
+                {"\"model_type\": \"glm4_moe\", \"head_dim\": 64", 32},
+                {"\"model_type\": \"phi3\", \"head_dim\": 64, \"partial_rotary_factor\": 0.75", 48}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fkv_weights *weights = config_of(rows[i].inner);
+        ck_assert_uint_eq(fkv_weights_hparams(weights)->rope.dim, rows[i].dim);
+        fkv_weights_close(weights);
+    }
+    ck_config_rejected(
+        "\"model_type\": \"llama\", \"head_dim\": 64, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2, "
+        "\"partial_rotary_factor\": 0.5}",
+        FKV_UNSUPPORTED, "partial_rotary_factor 0.5 with scaled RoPE");
+}
+END_TEST
+
+START_TEST(unused_window_of_qwen_is_ignored) {
     fkv_weights *weights = config_of("\"model_type\": \"qwen2\", \"sliding_window\": 32768, \"use_sliding_window\": false, "
                                      "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"full_attention\"]");
     ck_assert_uint_eq(fkv_weights_hparams(weights)->window, 0);
@@ -179,7 +201,7 @@ START_TEST(a_window_that_qwen_does_not_use_is_no_window) {
 }
 END_TEST
 
-START_TEST(configs_that_would_run_wrong_are_refused) {
+START_TEST(unsupported_configs_are_rejected) {
     static const struct {
         const char *inner;
         fkv_status status;
@@ -195,28 +217,28 @@ START_TEST(configs_that_would_run_wrong_are_refused) {
         {"\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 4000000000, \"num_kv_shared_layers\": 3999999999", FKV_OK, ""},
         {"\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma9\"}", FKV_UNSUPPORTED, "'gemma9'"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 8}", FKV_UNSUPPORTED, "'dynamic'"},
-        {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", FKV_FILE_FORMAT, "a factor of 0"},
-        {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"linear\"}", FKV_FILE_FORMAT, "a factor of 0"},
+        {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", FKV_FILE_FORMAT, "factor of 0"},
+        {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"linear\"}", FKV_FILE_FORMAT, "factor of 0"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"beta_fast\": []}", FKV_FILE_FORMAT, "beta_fast"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\"}", FKV_FILE_FORMAT, "short_factor"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1, 1], \"long_factor\": [1, \"2\"]}",
-         FKV_FILE_FORMAT, "long_factor has something else"},
+         FKV_FILE_FORMAT, "long_factor must contain only numbers above 0"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1, 1, 1], \"long_factor\": [1, 1]}",
          FKV_FILE_FORMAT, "differ in length"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1], \"long_factor\": [1]}", FKV_FILE_FORMAT,
-         "1 factors of RoPE where 4 numbers rotate"},
-        {QWEN3 ", \"rope_scaling\": 8", FKV_FILE_FORMAT, "no object"},
-        {QWEN3 ", \"rope_parameters\": {\"full_attention\": {}}", FKV_UNSUPPORTED, "by kind of layer"},
+         "1 RoPE factors, but 4 dimensions rotate"},
+        {QWEN3 ", \"rope_scaling\": 8", FKV_FILE_FORMAT, "not an object"},
+        {QWEN3 ", \"rope_parameters\": {\"full_attention\": {}}", FKV_UNSUPPORTED, "per layer type"},
         {QWEN3 ", \"quantization_config\": {}", FKV_UNSUPPORTED, "quantization with 0 bits in groups of 0"},
         {QWEN3 ", \"quantization_config\": {\"quant_method\": \"bitsandbytes\"}", FKV_UNSUPPORTED,
-         "quantization_config: quant_method 'bitsandbytes' is not read"},
+         "unsupported quant_method 'bitsandbytes'"},
         {QWEN3 ", \"quantization\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp6\"}", FKV_UNSUPPORTED, "mode 'mxfp6'"},
         {QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 64, \"mode\": \"mxfp4\"}", FKV_FILE_FORMAT,
-         "it has 4 in groups of 32"},
-        {QWEN3 ", \"quantization\": 4, \"quantization_config\": 4", FKV_FILE_FORMAT, "no object"},
+         "expected 4 bits in groups of 32"},
+        {QWEN3 ", \"quantization\": 4, \"quantization_config\": 4", FKV_FILE_FORMAT, "not an object"},
         {QWEN3 ", \"hidden_act\": \"relu\"", FKV_UNSUPPORTED, "'relu'"},
-        {QWEN3 ", \"partial_rotary_factor\": 0", FKV_FILE_FORMAT, "partial_rotary_factor of 0"},
-        {QWEN3 ", \"partial_rotary_factor\": 1.5", FKV_FILE_FORMAT, "partial_rotary_factor of 1.5"},
+        {QWEN3 ", \"partial_rotary_factor\": 0", FKV_FILE_FORMAT, "partial_rotary_factor 0"},
+        {QWEN3 ", \"partial_rotary_factor\": 1.5", FKV_FILE_FORMAT, "partial_rotary_factor 1.5"},
         {QWEN3 ", \"kv_lora_rank\": 512", FKV_UNSUPPORTED, "kv_lora_rank"},
         {QWEN3 ", \"mlp_only_layers\": [0]", FKV_UNSUPPORTED, "mlp_only_layers"},
         {QWEN3 ", \"decoder_sparse_step\": 2", FKV_UNSUPPORTED, "decoder_sparse_step"},
@@ -224,7 +246,7 @@ START_TEST(configs_that_would_run_wrong_are_refused) {
         {QWEN3 ", \"no_rope_layers\": [1]", FKV_FILE_FORMAT, "no_rope_layers"},
         {QWEN3 ", \"no_rope_layers\": [1, 1, 1, 2, 1, 1]", FKV_FILE_FORMAT, "no_rope_layers"},
         {"\"model_type\": \"cohere2\", \"use_qk_norm\": true", FKV_UNSUPPORTED, "use_qk_norm"},
-        {"\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 8", FKV_UNSUPPORTED, "num_local_experts 8"},
+        {"\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 8", FKV_UNSUPPORTED, "num_local_experts is 8"},
         {"\"model_type\": \"granitemoehybrid\", \"num_hidden_layers\": 1, \"layer_types\": [\"mamba\"]", FKV_UNSUPPORTED,
          "'mamba'"},
         {"\"model_type\": \"granitemoehybrid\", \"position_embedding_type\": \"nope\"", FKV_UNSUPPORTED, "'nope'"},
@@ -232,43 +254,45 @@ START_TEST(configs_that_would_run_wrong_are_refused) {
          "'linear_attention'"},
         {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", FKV_FILE_FORMAT,
          "sliding_window is not set"},
-        {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 4000000000", FKV_OK, ""}, /* model.c's to refuse */
+        /* accepted here, but rejected by model.c */
+        {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 4000000000", FKV_OK, ""},
         {"\"model_type\": \"smollm3\", \"num_hidden_layers\": 4000000000, \"no_rope_layers\": [1]", FKV_FILE_FORMAT,
          "no_rope_layers"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         if (bad[i].status != FKV_OK)
-            ck_config_refused(bad[i].inner, bad[i].status, bad[i].words);
+            ck_config_rejected(bad[i].inner, bad[i].status, bad[i].words);
         else
             fkv_weights_close(config_of(bad[i].inner));
     }
 }
 END_TEST
 
-START_TEST(a_config_value_of_the_wrong_type_is_named) {
+START_TEST(config_value_of_the_wrong_type_is_named) {
     static const char *const whole[] = {"intermediate_size", "head_dim", "num_key_value_heads", "max_position_embeddings"};
     static const char *const wrong[] = {"-1", "4294967296", "1.5", "\"8\"", "true", "[8]"};
     char inner[512];
     for (size_t k = 0; k < 4; k++)
         for (size_t w = 0; w < 6; w++) {
             (void)snprintf(inner, sizeof inner, QWEN3 ", \"%s\": %s", whole[k], wrong[w]);
-            ck_config_refused(inner, FKV_FILE_FORMAT, whole[k]);
+            ck_config_rejected(inner, FKV_FILE_FORMAT, whole[k]);
         }
-    ck_config_refused(QWEN3 ", \"rms_norm_eps\": \"1e-6\"", FKV_FILE_FORMAT, "rms_norm_eps");
-    ck_config_refused(QWEN3 ", \"rms_norm_eps\": -1e-6", FKV_FILE_FORMAT, "rms_norm_eps");
-    ck_config_refused(QWEN3 ", \"rope_theta\": 1e300", FKV_FILE_FORMAT, "rope_theta");
-    ck_config_refused(QWEN3 ", \"tie_word_embeddings\": 1", FKV_FILE_FORMAT, "tie_word_embeddings");
-    ck_config_refused("\"model_type\": 3", FKV_FILE_FORMAT, "model_type");
-    ck_config_refused(QWEN3 ", \"bos_token_id\": 256", FKV_FILE_FORMAT, "bos_token_id is 256, there are 256 tokens");
-    ck_config_refused(QWEN3 ", \"eos_token_id\": [3, -1]", FKV_FILE_FORMAT, "eos_token_id");
+    ck_config_rejected(QWEN3 ", \"rms_norm_eps\": \"1e-6\"", FKV_FILE_FORMAT, "rms_norm_eps");
+    ck_config_rejected(QWEN3 ", \"rms_norm_eps\": -1e-6", FKV_FILE_FORMAT, "rms_norm_eps");
+    ck_config_rejected(QWEN3 ", \"rope_theta\": 1e300", FKV_FILE_FORMAT, "rope_theta");
+    ck_config_rejected(QWEN3 ", \"tie_word_embeddings\": 1", FKV_FILE_FORMAT, "tie_word_embeddings");
+    ck_config_rejected("\"model_type\": 3", FKV_FILE_FORMAT, "model_type");
+    ck_config_rejected(QWEN3 ", \"bos_token_id\": 256", FKV_FILE_FORMAT,
+                       "bos_token_id is 256, but the vocabulary has 256 tokens");
+    ck_config_rejected(QWEN3 ", \"eos_token_id\": [3, -1]", FKV_FILE_FORMAT, "eos_token_id");
 }
 END_TEST
 
-START_TEST(what_is_not_json_is_refused) {
-    ck_config_refused("\"a\": 1, \"a\": 2", FKV_FILE_FORMAT, "not JSON: duplicate");
-    ck_config_refused("\"a\": \"\xff\"", FKV_FILE_FORMAT, "not JSON");
-    ck_config_refused("\"a\": 99999999999999999999", FKV_FILE_FORMAT, "not JSON");
-    ck_config_refused("\"a\": \"b\\u0000\"", FKV_FILE_FORMAT, "not JSON");
+START_TEST(invalid_json_is_rejected) {
+    ck_config_rejected("\"a\": 1, \"a\": 2", FKV_FILE_FORMAT, "not valid JSON: duplicate");
+    ck_config_rejected("\"a\": \"\xff\"", FKV_FILE_FORMAT, "not valid JSON");
+    ck_config_rejected("\"a\": 99999999999999999999", FKV_FILE_FORMAT, "not valid JSON");
+    ck_config_rejected("\"a\": \"b\\u0000\"", FKV_FILE_FORMAT, "not valid JSON");
     static char deep[1 << 20];
     memset(deep, '[', sizeof deep);
     fkv_weights *weights = fkv_weights_new();
@@ -287,7 +311,7 @@ static void ck_name(const char *architecture, const char *hf, const char *expect
     ck_assert_str_eq(name, expected);
 }
 
-START_TEST(tensors_get_the_names_of_gguf) {
+START_TEST(tensors_get_gguf_names) {
     char name[FKV_MAX_TENSOR_NAME];
     ck_name("llama", "model.embed_tokens.weight", "token_embd.weight");
     ck_name("llama", "model.norm.weight", "output_norm.weight");
@@ -331,7 +355,7 @@ END_TEST
 
 /* ---- one file ---- */
 
-START_TEST(a_file_gives_its_tensors) {
+START_TEST(file_gives_its_tensors) {
     static uint8_t file[MAX_FILE];
     uint8_t *block = NULL;
     fkv_weights *weights = NULL;
@@ -358,33 +382,33 @@ END_TEST
 
 #define ONE(dtype, shape, offsets) "{\"x\": {\"dtype\": \"" dtype "\", \"shape\": " shape ", \"data_offsets\": " offsets "}}"
 
-START_TEST(a_tensor_that_does_not_fit_its_file_is_refused) {
-    ck_file_refused(ONE("F32", "[2]", "[0, 8]"), 7, FKV_FILE_DAMAGED, "from 0 to 8 of 7 bytes");
-    ck_file_refused(ONE("F32", "[2]", "[8, 0]"), 8, FKV_FILE_DAMAGED, "from 8 to 0");
-    ck_file_refused(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "has 4 bytes where its type and shape need 8");
-    ck_file_refused(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "has 8 bytes where its type and shape need 4");
-    ck_file_refused(ONE("F32", "[9223372036854775807]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "dimension of 9223372036854775807");
-    ck_file_refused(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 rows");
-    ck_file_refused(ONE("F32", "[4294967295, 4294967295]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "larger than any file");
-    ck_file_refused(ONE("F32", "[0]", "[0, 0]"), 8, FKV_FILE_DAMAGED, "dimension of 0");
-    ck_file_refused(ONE("F32", "[1,1,1,1,1,1,1,1,1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "at most 8 numbers");
-    ck_file_refused(ONE("F32", "[-1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "whole numbers");
-    ck_file_refused(ONE("F32", "[1.0]", "[0, 4]"), 8, FKV_FILE_FORMAT, "whole numbers");
-    ck_file_refused(ONE("F32", "2", "[0, 8]"), 8, FKV_FILE_FORMAT, "shape");
-    ck_file_refused(ONE("F32", "[2]", "[8]"), 8, FKV_FILE_DAMAGED, "from 8 to 0");
-    ck_file_refused(ONE("F32", "[2]", "[0, 8, 8]"), 8, FKV_FILE_FORMAT, "data_offsets");
-    ck_file_refused(ONE("I8", "[8]", "[0, 8]"), 8, FKV_UNSUPPORTED, "x is of type I8");
-    ck_file_refused("{\"x\": {\"shape\": [2], \"data_offsets\": [0, 8]}}", 8, FKV_FILE_FORMAT, "no dtype");
-    ck_file_refused("{\"x\": 1}", 8, FKV_FILE_FORMAT, "x is no object");
-    ck_file_refused("{\"x\": {}, \"x\": {}}", 8, FKV_FILE_FORMAT, "duplicate");
-    ck_file_refused("{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [0, 8]}, "
-                    "\"b\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [4, 12]}}",
-                    12, FKV_FILE_DAMAGED, "a and b overlap");
-    ck_file_refused("[]", 8, FKV_FILE_FORMAT, "no object");
+START_TEST(tensor_that_does_not_fit_its_file_is_rejected) {
+    ck_file_rejected(ONE("F32", "[2]", "[0, 8]"), 7, FKV_FILE_DAMAGED, "offsets 0 to 8, but the file has only 7 bytes");
+    ck_file_rejected(ONE("F32", "[2]", "[8, 0]"), 8, FKV_FILE_DAMAGED, "offsets 8 to 0");
+    ck_file_rejected(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "has 4 bytes, but its type and shape require 8");
+    ck_file_rejected(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "has 8 bytes, but its type and shape require 4");
+    ck_file_rejected(ONE("F32", "[9223372036854775807]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "dimension of 9223372036854775807");
+    ck_file_rejected(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 rows");
+    ck_file_rejected(ONE("F32", "[4294967295, 4294967295]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "overflows 64 bits");
+    ck_file_rejected(ONE("F32", "[0]", "[0, 0]"), 8, FKV_FILE_DAMAGED, "dimension of 0");
+    ck_file_rejected(ONE("F32", "[1,1,1,1,1,1,1,1,1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "at most 8 integers");
+    ck_file_rejected(ONE("F32", "[-1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "non-negative integers");
+    ck_file_rejected(ONE("F32", "[1.0]", "[0, 4]"), 8, FKV_FILE_FORMAT, "non-negative integers");
+    ck_file_rejected(ONE("F32", "2", "[0, 8]"), 8, FKV_FILE_FORMAT, "shape");
+    ck_file_rejected(ONE("F32", "[2]", "[8]"), 8, FKV_FILE_DAMAGED, "offsets 8 to 0");
+    ck_file_rejected(ONE("F32", "[2]", "[0, 8, 8]"), 8, FKV_FILE_FORMAT, "data_offsets");
+    ck_file_rejected(ONE("I8", "[8]", "[0, 8]"), 8, FKV_UNSUPPORTED, "x has the unsupported type I8");
+    ck_file_rejected("{\"x\": {\"shape\": [2], \"data_offsets\": [0, 8]}}", 8, FKV_FILE_FORMAT, "no dtype");
+    ck_file_rejected("{\"x\": 1}", 8, FKV_FILE_FORMAT, "x is not a JSON object");
+    ck_file_rejected("{\"x\": {}, \"x\": {}}", 8, FKV_FILE_FORMAT, "duplicate");
+    ck_file_rejected("{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [0, 8]}, "
+                     "\"b\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [4, 12]}}",
+                     12, FKV_FILE_DAMAGED, "a and b overlap");
+    ck_file_rejected("[]", 8, FKV_FILE_FORMAT, "not an object");
 }
 END_TEST
 
-START_TEST(a_header_beyond_the_file_is_refused) {
+START_TEST(header_beyond_the_file_is_rejected) {
     static const uint64_t lengths[] = {9, 1000, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint8_t file[16] = {0};
@@ -409,19 +433,19 @@ END_TEST
 /* ---- folders ---- */
 
 static void write_text(const char *name, const char *text) {
-    file_world_write_file(file_world_path(name), (const uint8_t *)text, strlen(text));
+    file_fixture_write_file(file_fixture_path(name), (const uint8_t *)text, strlen(text));
 }
 
 static void write_shard(const char *name, const char *header, size_t data_bytes) {
     static uint8_t file[MAX_FILE];
     const size_t n = make_file(header, data_bytes, file);
-    file_world_write_file(file_world_path(name), file, n);
+    file_fixture_write_file(file_fixture_path(name), file, n);
 }
 
 static void clear_folder(void) {
     static const char *const names[] = {"config.json",   "tokenizer.json", "model.safetensors.index.json",
                                         "a.safetensors", "b.safetensors",  "model.safetensors"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)unlink(file_world_path(names[i]));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)unlink(file_fixture_path(names[i]));
 }
 
 #define EMBD "{\"model.embed_tokens.weight\": {\"dtype\": \"F32\", \"shape\": [1, 4], \"data_offsets\": [0, 16]}}"
@@ -430,18 +454,18 @@ static void clear_folder(void) {
 
 static void ck_folder(fkv_status expected, const char *words) {
     fkv_weights *weights = NULL;
-    ck_status(fkv_weights_open(file_world_folder(), &weights), expected);
+    ck_status(fkv_weights_open(file_fixture_folder(), &weights), expected);
     ck_assert_ptr_null(weights);
-    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not contain '%s'", fkv_message(), words);
 }
 
 static fkv_weights *open_folder(void) {
     fkv_weights *weights = NULL;
-    ck_ok(fkv_weights_open(file_world_folder(), &weights));
+    ck_ok(fkv_weights_open(file_fixture_folder(), &weights));
     return weights;
 }
 
-START_TEST(all_files_of_a_folder_are_one_model) {
+START_TEST(all_files_of_a_folder_form_one_model) {
     clear_folder();
     write_text("config.json", "{" QWEN3 "}");
     write_shard("a.safetensors", EMBD, 16);
@@ -454,8 +478,8 @@ START_TEST(all_files_of_a_folder_are_one_model) {
     ck_assert(v->n_tokens == 256 && v->tokens == NULL && v->model.size == 4 && memcmp(v->model.data, "byte", 4) == 0);
     fkv_weights_close(weights);
     write_shard("b.safetensors", EMBD, 16);
-    ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is there twice");
-    write_shard("model.safetensors", NORM, 16); /* the model by its own name: a and b are none of it */
+    ck_folder(FKV_FILE_DAMAGED, "duplicate tensor token_embd.weight");
+    write_shard("model.safetensors", NORM, 16); /* model.safetensors takes precedence, so files a and b are ignored */
     weights = open_folder();
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
     ck_assert_ptr_nonnull(fkv_weights_find(weights, "output_norm.weight"));
@@ -470,7 +494,7 @@ END_TEST
     "{\"model.embed_tokens.scales\": {\"dtype\": \"F16\", \"shape\": [2, 1], \"data_offsets\": [0, 4]},"                         \
     " \"model.embed_tokens.biases\": {\"dtype\": \"F16\", \"shape\": [2, 1], \"data_offsets\": [4, 8]}}"
 
-START_TEST(codes_and_scales_of_different_files_are_one_tensor) {
+START_TEST(codes_and_scales_from_different_files_form_one_tensor) {
     clear_folder();
     write_text("config.json", "{" QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 64}}");
     write_shard("a.safetensors", CODES, 64);
@@ -484,26 +508,26 @@ START_TEST(codes_and_scales_of_different_files_are_one_tensor) {
     ck_assert(second.n_rows == 1 && second.data == t->data + 32 && second.scales == t->scales + 2 &&
               second.biases == t->biases + 2);
     fkv_weights_close(weights);
-    (void)unlink(file_world_path("b.safetensors"));
-    ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is quantized and its scales or biases are in no file");
+    (void)unlink(file_fixture_path("b.safetensors"));
+    ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is quantized, but its scales or biases are missing");
     write_text("config.json", "{" QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 32}}");
     write_shard("b.safetensors", SCALES, 8);
-    ck_folder(FKV_FILE_DAMAGED, "token_embd.scales is 2 x 1, for 2 rows of 2 groups");
+    ck_folder(FKV_FILE_DAMAGED, "token_embd.scales is 2 x 1, expected 2 rows of 2 groups");
     write_text("config.json", "{" QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 32, \"model.embed_tokens\":"
                               " {\"bits\": 4, \"group_size\": 64}}}");
     fkv_weights_close(open_folder());
     write_text("config.json", "{" QWEN3 "}");
-    ck_folder(FKV_UNSUPPORTED, "model.embed_tokens.weight is of type U32");
+    ck_folder(FKV_UNSUPPORTED, "model.embed_tokens.weight has type U32");
 }
 END_TEST
 
-START_TEST(an_index_says_which_files_and_is_held_to_it) {
+START_TEST(index_selects_the_files_and_must_match_them) {
     clear_folder();
     write_text("config.json", "{" QWEN3 "}");
     write_shard("a.safetensors", EMBD, 16);
     write_shard("b.safetensors", NORM, 16);
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\"}}");
-    fkv_weights *weights = open_folder(); /* b is none of it */
+    fkv_weights *weights = open_folder(); /* file b is ignored */
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
     fkv_weights_close(weights);
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\", "
@@ -513,7 +537,7 @@ START_TEST(an_index_says_which_files_and_is_held_to_it) {
     fkv_weights_close(weights);
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\", "
                                                "\"lm_head.weight\": \"b.safetensors\"}}");
-    ck_folder(FKV_FILE_DAMAGED, "lm_head.weight is in the index and in no file");
+    ck_folder(FKV_FILE_DAMAGED, "lm_head.weight is listed in the index but missing from the files");
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": \"c.safetensors\"}}");
     ck_folder(FKV_IO, "c.safetensors");
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": \"../a.safetensors\"}}");
@@ -523,15 +547,15 @@ START_TEST(an_index_says_which_files_and_is_held_to_it) {
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": 3}}");
     ck_folder(FKV_FILE_FORMAT, "not the name of a safetensors file");
     write_text("model.safetensors.index.json", "{}");
-    ck_folder(FKV_FILE_FORMAT, "no weight_map");
+    ck_folder(FKV_FILE_FORMAT, "weight_map is missing");
 }
 END_TEST
 
-START_TEST(tied_and_untied_outputs_are_as_the_config_says) {
+START_TEST(tied_and_untied_outputs_follow_the_config) {
     clear_folder();
     write_shard("a.safetensors", EMBD, 16);
     write_text("config.json", "{" QWEN3 ", \"tie_word_embeddings\": false}");
-    ck_folder(FKV_FILE_DAMAGED, "no lm_head.weight");
+    ck_folder(FKV_FILE_DAMAGED, "lm_head.weight is missing");
     write_shard("b.safetensors", HEAD, 16);
     fkv_weights *weights = open_folder();
     ck_assert_ptr_nonnull(fkv_weights_find(weights, "output.weight"));
@@ -543,25 +567,25 @@ START_TEST(tied_and_untied_outputs_are_as_the_config_says) {
 }
 END_TEST
 
-START_TEST(what_a_folder_lacks_is_said) {
+START_TEST(missing_files_of_a_folder_are_reported) {
     clear_folder();
     ck_folder(FKV_FILE_FORMAT, "config.json");
     write_text("config.json", "{" QWEN3 "}");
-    ck_folder(FKV_FILE_FORMAT, "without .safetensors files");
+    ck_folder(FKV_FILE_FORMAT, "contains no .safetensors files");
     write_shard("a.safetensors", EMBD, 16);
     write_text("tokenizer.json", "{}");
-    ck_folder(FKV_FILE_FORMAT, "no model: ");
+    ck_folder(FKV_FILE_FORMAT, "model is missing: ");
     clear_folder();
     write_text("config.json", "{\"model_type\": \"qwen3\", \"vocab_size\": 151936}");
     write_shard("a.safetensors", EMBD, 16);
-    ck_folder(FKV_UNSUPPORTED, "this one has 151936 tokens");
-    file_world_remove_folder();
+    ck_folder(FKV_UNSUPPORTED, "this model has 151936");
+    file_fixture_remove_folder();
 }
 END_TEST
 
-/* ---- the model of the tree ---- */
+/* ---- bundled model ---- */
 
-START_TEST(needle_is_read) {
+START_TEST(needle_model_is_read) {
     fkv_weights *weights = NULL;
     ck_ok(fkv_weights_open("models/needle/", &weights));
     const fkv_hparams *h = fkv_weights_hparams(weights);
@@ -581,10 +605,10 @@ START_TEST(needle_is_read) {
 }
 END_TEST
 
-TEST_MAIN("safetensors", a_config_becomes_hyperparameters, gemma_has_windows_scales_and_two_ropes,
-          layers_of_gemma_4_have_shapes_of_their_own_in_both_spellings, a_window_that_qwen_does_not_use_is_no_window,
-          configs_that_would_run_wrong_are_refused, a_config_value_of_the_wrong_type_is_named, what_is_not_json_is_refused,
-          tensors_get_the_names_of_gguf, a_file_gives_its_tensors, a_tensor_that_does_not_fit_its_file_is_refused,
-          a_header_beyond_the_file_is_refused, all_files_of_a_folder_are_one_model,
-          codes_and_scales_of_different_files_are_one_tensor, an_index_says_which_files_and_is_held_to_it,
-          tied_and_untied_outputs_are_as_the_config_says, what_a_folder_lacks_is_said, needle_is_read)
+TEST_MAIN("safetensors", config_gives_hyperparameters, gemma_has_windows_scales_and_two_ropes,
+          gemma_4_layers_have_individual_shapes_in_both_spellings, partial_rotary_factor_is_model_specific,
+          unused_window_of_qwen_is_ignored, unsupported_configs_are_rejected, config_value_of_the_wrong_type_is_named,
+          invalid_json_is_rejected, tensors_get_gguf_names, file_gives_its_tensors, tensor_that_does_not_fit_its_file_is_rejected,
+          header_beyond_the_file_is_rejected, all_files_of_a_folder_form_one_model,
+          codes_and_scales_from_different_files_form_one_tensor, index_selects_the_files_and_must_match_them,
+          tied_and_untied_outputs_follow_the_config, missing_files_of_a_folder_are_reported, needle_model_is_read)

@@ -1,4 +1,4 @@
-/* The sampler: which tokens can come, in what shares, and that the same seed gives the same tokens. */
+/* The sampler: which tokens can be drawn, their probabilities, and reproducibility for a given seed. */
 #include "test.h"
 
 #include <flatkv/model.h>
@@ -10,7 +10,7 @@ enum { N = 8 };
 
 static const uint32_t DRAWS = 40000;
 
-/* Shares 0.4 0.25 0.15 0.1 0.05 0.03 0.015 0.005 in a mixed order. */
+/* Probabilities 0.4 0.25 0.15 0.1 0.05 0.03 0.015 0.005 in mixed order. */
 static const float SHARES[N] = {0.05f, 0.4f, 0.015f, 0.25f, 0.1f, 0.005f, 0.15f, 0.03f};
 
 static void make_logits(float logits[N]) {
@@ -23,7 +23,7 @@ static fkv_sampler *open_sampler(fkv_sampler_config config, uint32_t n_vocab) {
     return sampler;
 }
 
-/* How often each token comes. */
+/* Counts how often each token is drawn. */
 static void count_draws(fkv_sampler_config config, uint32_t counts[N]) {
     float logits[N];
     make_logits(logits);
@@ -39,19 +39,20 @@ static void count_draws(fkv_sampler_config config, uint32_t counts[N]) {
     fkv_sampler_close(sampler);
 }
 
-/* Tokens that are kept come as often as their share among the kept; the others never. Four standard deviations of room. */
+/* Checks that kept tokens are drawn in proportion to their probabilities, within four standard deviations, and that other tokens
+ * are never drawn. */
 static void check_shares(const uint32_t counts[N], const bool kept[N], double temperature) {
     double total = 0.0;
     for (int i = 0; i < N; i++) total += kept[i] ? pow((double)SHARES[i], 1.0 / temperature) : 0.0;
     for (int i = 0; i < N; i++) {
         double p = kept[i] ? pow((double)SHARES[i], 1.0 / temperature) / total : 0.0;
         double room = 4.0 * sqrt(DRAWS * p * (1.0 - p));
-        ck_assert_msg(fabs(counts[i] - DRAWS * p) <= room, "token %d came %u times instead of %.0f +- %.0f", i, counts[i],
+        ck_assert_msg(fabs(counts[i] - DRAWS * p) <= room, "token %d was drawn %u times, expected %.0f +- %.0f", i, counts[i],
                       DRAWS * p, room);
     }
 }
 
-START_TEST(greedy_takes_the_largest_and_of_equals_the_lowest) {
+START_TEST(greedy_takes_the_largest_logit_and_the_lowest_token_on_ties) {
     float logits[] = {-1.0f, 2.0f, -INFINITY, 2.0f, 1.5f};
     fkv_sampler *sampler = open_sampler(fkv_sampler_config_default(), 5);
     uint32_t token = 99;
@@ -61,7 +62,7 @@ START_TEST(greedy_takes_the_largest_and_of_equals_the_lowest) {
 }
 END_TEST
 
-START_TEST(without_filters_tokens_come_by_their_shares) {
+START_TEST(without_filters_tokens_follow_their_probabilities) {
     uint32_t counts[N];
     const bool all[N] = {true, true, true, true, true, true, true, true};
     count_draws((fkv_sampler_config){.temperature = 1.0f, .top_p = 1.0f}, counts);
@@ -71,7 +72,7 @@ START_TEST(without_filters_tokens_come_by_their_shares) {
 }
 END_TEST
 
-START_TEST(top_k_keeps_the_best) {
+START_TEST(top_k_keeps_the_best_tokens) {
     uint32_t counts[N];
     const bool best[N] = {[1] = true, [3] = true, [6] = true};
     count_draws((fkv_sampler_config){.temperature = 2.0f, .top_k = 3, .top_p = 1.0f}, counts);
@@ -79,9 +80,10 @@ START_TEST(top_k_keeps_the_best) {
 }
 END_TEST
 
-START_TEST(top_p_keeps_the_fewest_that_reach_it) {
+START_TEST(top_p_keeps_the_smallest_sufficient_set) {
     uint32_t counts[N];
-    const bool best[N] = {[1] = true, [3] = true, [6] = true}; /* 0.4 + 0.25 < 0.7 <= 0.8 */
+    const bool best[N] = {[1] = true, [3] = true, [6] = true}; /* the best two tokens have a total probability of 0.65 and the
+                                                                  best three 0.8, so top_p = 0.7 keeps three */
     count_draws((fkv_sampler_config){.temperature = 1.0f, .top_p = 0.7f}, counts);
     check_shares(counts, best, 1.0);
     const bool one[N] = {[1] = true};
@@ -90,8 +92,9 @@ START_TEST(top_p_keeps_the_fewest_that_reach_it) {
 }
 END_TEST
 
-/* After top-k, shares are those among the kept: 0.4 / 0.65 alone reach 0.6. */
-START_TEST(top_p_follows_top_k) {
+/* After top-k keeps two tokens, their probabilities are renormalized: that of the first token becomes 0.4 / 0.65, which alone
+ * exceeds top_p = 0.6. */
+START_TEST(top_p_applies_after_top_k) {
     uint32_t counts[N];
     const bool one[N] = {[1] = true};
     count_draws((fkv_sampler_config){.temperature = 1.0f, .top_k = 2, .top_p = 0.6f}, counts);
@@ -99,9 +102,9 @@ START_TEST(top_p_follows_top_k) {
 }
 END_TEST
 
-/* Wherever they lie: beside each other, far apart, in the last part of a vocabulary that is no whole number of blocks, equal
- * ones. */
-START_TEST(top_k_finds_the_best_of_a_large_vocabulary) {
+/* The best tokens are, in turn, adjacent, far apart, at the end of a vocabulary whose size is not a multiple of the block size,
+ * and equally likely. */
+START_TEST(top_k_finds_the_best_tokens_of_a_large_vocabulary) {
     enum { VOCAB = 20011, K = 40, KEPT_DRAWS = 1000 };
     static float logits[VOCAB];
     for (uint32_t round = 0; round < 4; round++) {
@@ -114,7 +117,8 @@ START_TEST(top_k_finds_the_best_of_a_large_vocabulary) {
             logits[token] = 1.0f + (round == 3 ? 0.0f : 0.001f * (float)i);
             kept[token] = true;
         }
-        logits[VOCAB - 1] = round == 3 ? 1.0f : logits[VOCAB - 1]; /* as good as the last, but behind it */
+        logits[VOCAB - 1] = round == 3 ? 1.0f : logits[VOCAB - 1]; /* in the last round, this token is as likely as the kept
+                                                                      tokens, but it is not kept, because its ID is higher */
         fkv_sampler *sampler =
             open_sampler((fkv_sampler_config){.temperature = 100.0f, .top_k = K, .top_p = 1.0f, .seed = 3}, VOCAB);
         for (int i = 0; i < KEPT_DRAWS; i++) {
@@ -130,8 +134,9 @@ START_TEST(top_k_finds_the_best_of_a_large_vocabulary) {
 }
 END_TEST
 
-/* min_p looks at shares before the temperature: 0.1 is a quarter of 0.4, 0.05 is not. */
-START_TEST(min_p_keeps_what_is_near_the_best) {
+/* min_p applies to the probabilities before temperature scaling: 0.1 is a quarter of the largest probability 0.4, and 0.05 is
+ * below the limit. */
+START_TEST(min_p_keeps_tokens_near_the_best) {
     uint32_t counts[N];
     const bool near[N] = {[1] = true, [3] = true, [6] = true, [4] = true};
     count_draws((fkv_sampler_config){.temperature = 3.0f, .top_p = 1.0f, .min_p = 0.2f}, counts);
@@ -141,7 +146,7 @@ START_TEST(min_p_keeps_what_is_near_the_best) {
 }
 END_TEST
 
-START_TEST(the_same_seed_gives_the_same_tokens) {
+START_TEST(same_seed_gives_the_same_tokens) {
     enum { VOCAB = 5000, TOKENS = 50 };
     static float logits[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++) logits[i] = (float)(i * 2654435761u % 1000u) * 0.01f;
@@ -168,17 +173,17 @@ START_TEST(the_same_seed_gives_the_same_tokens) {
 }
 END_TEST
 
-/* ---- against a reference that sorts everything and shares no code with the sampler ---- */
+/* ---- comparison with a reference ---- */
 
 enum { REF_VOCAB = 1000 };
 
 typedef struct reference {
     double logit[REF_VOCAB];
-    uint32_t order[REF_VOCAB]; /* kept, the best first */
+    uint32_t order[REF_VOCAB]; /* tokens that can be drawn, most likely first */
     uint32_t n;
 } reference;
 
-static reference *sorted; /* for qsort() */
+static reference *sorted; /* reference that the qsort() comparison function reads */
 
 static int by_logit(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a;
@@ -187,7 +192,8 @@ static int by_logit(const void *a, const void *b) {
     return x < y ? -1 : 1;
 }
 
-/* Which tokens can be drawn, by the definitions: history[] are all tokens that were there, the last one last. */
+/* Determines which tokens can be drawn according to the definitions of the sampler settings. history[] contains all previous
+ * tokens in order. */
 static void reference_keep(reference *r, const fkv_sampler_config *c, const float *logits, const uint32_t *history,
                            size_t n_history) {
     size_t first = c->penalty_tokens != 0 && n_history > c->penalty_tokens ? n_history - c->penalty_tokens : 0;
@@ -224,7 +230,7 @@ static uint32_t random_below(uint32_t *state, uint32_t n) {
     return (*state >> 10) % n;
 }
 
-START_TEST(bias_penalties_and_filters_agree_with_a_naive_reference) {
+START_TEST(bias_penalties_and_filters_match_a_naive_reference) {
     enum { ROUNDS = 120, STEPS = 40 };
     uint32_t state = 5;
     for (int round = 0; round < ROUNDS; round++) {
@@ -257,8 +263,9 @@ START_TEST(bias_penalties_and_filters_agree_with_a_naive_reference) {
             ck_ok(fkv_sample(sampler, logits, &token));
             uint32_t place = 0;
             while (place < r.n && r.order[place] != token) place++;
-            ck_assert_msg(place < r.n && (c.temperature > 0.0f || place == 0), "round %d, step %d: token %u is at %u of %u",
-                          round, step, token, place, r.n);
+            ck_assert_msg(place < r.n && (c.temperature > 0.0f || place == 0),
+                          "round %d, step %d: token %u has index %u among the %u tokens that can be drawn", round, step, token,
+                          place, r.n);
             history[n_history++] = token;
         }
         fkv_sampler_close(sampler);
@@ -266,7 +273,7 @@ START_TEST(bias_penalties_and_filters_agree_with_a_naive_reference) {
 }
 END_TEST
 
-START_TEST(what_was_there_can_be_forgotten_and_only_the_last_tokens_count) {
+START_TEST(history_can_be_cleared_and_penalty_tokens_limits_it) {
     float logits[3] = {1.0f, 0.9f, 0.0f};
     uint32_t token = 9;
     fkv_sampler *sampler = open_sampler((fkv_sampler_config){.top_p = 1.0f, .presence_penalty = 0.5f, .penalty_tokens = 1}, 3);
@@ -292,7 +299,7 @@ START_TEST(what_was_there_can_be_forgotten_and_only_the_last_tokens_count) {
 }
 END_TEST
 
-START_TEST(what_cannot_be_sampled_from_is_refused) {
+START_TEST(invalid_logits_are_rejected) {
     float logits[3] = {0.0f, NAN, 1.0f};
     uint32_t token = 99;
     fkv_sampler *sampler = open_sampler((fkv_sampler_config){.temperature = 1.0f, .top_p = 1.0f}, 3);
@@ -310,7 +317,7 @@ START_TEST(what_cannot_be_sampled_from_is_refused) {
 }
 END_TEST
 
-START_TEST(configurations_that_cannot_be_are_refused) {
+START_TEST(invalid_configurations_are_rejected) {
     const fkv_sampler_config bad[] = {
         {.temperature = -1.0f, .top_p = 1.0f},
         {.temperature = NAN, .top_p = 1.0f},
@@ -336,8 +343,8 @@ START_TEST(configurations_that_cannot_be_are_refused) {
 }
 END_TEST
 
-TEST_MAIN("sampler", greedy_takes_the_largest_and_of_equals_the_lowest, without_filters_tokens_come_by_their_shares,
-          top_k_keeps_the_best, top_k_finds_the_best_of_a_large_vocabulary, top_p_keeps_the_fewest_that_reach_it,
-          top_p_follows_top_k, min_p_keeps_what_is_near_the_best, the_same_seed_gives_the_same_tokens,
-          bias_penalties_and_filters_agree_with_a_naive_reference, what_was_there_can_be_forgotten_and_only_the_last_tokens_count,
-          what_cannot_be_sampled_from_is_refused, configurations_that_cannot_be_are_refused)
+TEST_MAIN("sampler", greedy_takes_the_largest_logit_and_the_lowest_token_on_ties,
+          without_filters_tokens_follow_their_probabilities, top_k_keeps_the_best_tokens,
+          top_k_finds_the_best_tokens_of_a_large_vocabulary, top_p_keeps_the_smallest_sufficient_set, top_p_applies_after_top_k,
+          min_p_keeps_tokens_near_the_best, same_seed_gives_the_same_tokens, bias_penalties_and_filters_match_a_naive_reference,
+          history_can_be_cleared_and_penalty_tokens_limits_it, invalid_logits_are_rejected, invalid_configurations_are_rejected)

@@ -1,9 +1,9 @@
-/* What a sequence reserves, what a prompt would share, closing while a step is open, and the numbers of sequences: on the pager,
- * one behaviour at a time. The same through the public header, with rows, is in test_step_close.c.
+/* Unit tests of pager sequences: reservations, prompt matching, closing during a step, and sequence IDs. test_step_close.c tests
+ * closing through the public header, with rows.
  */
-#include "pager_world.h"
+#include "pager_fixture.h"
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages} of each */
+/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};
@@ -21,8 +21,8 @@ static fkv_stats all_stats(const fkv_pager *pager) {
 
 /* ---- reserve ---- */
 
-START_TEST(reserve_changes_what_is_promised_both_ways) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(reserve_can_grow_and_shrink_the_promise) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = open_seq(pager, 32);
     grow(pager, seq, 32);
     ck_status(fkv_pager_step_begin(pager, &(fkv_row){seq, 1}, 1), FKV_SEQ_FULL);
@@ -37,38 +37,39 @@ START_TEST(reserve_changes_what_is_promised_both_ways) {
     ck_assert_uint_eq(stats_of(pager, 0).promised, 1);
     reserve(pager, seq, 100);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 0);
-    fkv_seq other = open_seq(pager, 144); /* what was let go of is there for others */
+    fkv_seq other = open_seq(pager, 144); /* released pages are available to other sequences */
     grow(pager, other, 144);
     ck_assert_uint_eq(stats_of(pager, 0).free, 0);
 }
 END_TEST
 
-START_TEST(reserve_that_does_not_fit_says_so_and_changes_nothing) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(reserve_that_does_not_fit_fails_and_changes_nothing) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     grow(pager, seq, 20);
     (void)open_seq(pager, 128);
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     ck_status(fkv_pager_reserve(pager, seq, 129), FKV_POOL_FULL);
-    ck_assert_msg(strstr(fkv_message(), "129 tokens instead of 64 need 5 more pages of group 0 and 4 of its 16") != NULL, "%s",
-                  fkv_message());
+    ck_assert_msg(strstr(fkv_message(),
+                         "129 tokens instead of 64: this needs 5 more pages of group 0, but only 4 of this group's 16") != NULL,
+                  "%s", fkv_message());
     ck_status(fkv_pager_reserve(pager, seq, 257), FKV_POOL_FULL);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 257 and the longest sequence of this cache is 256"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 257 but the cache holds at most 256 tokens"));
     ck_status(fkv_pager_reserve(pager, seq, 19), FKV_BAD_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 19 and the sequence has 20 tokens"));
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 19 but the sequence has 20 tokens"));
+    ck_assert(pager_fixture_unchanged(pager));
     reserve(pager, seq, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 14);
 }
 END_TEST
 
-START_TEST(who_may_write_again_to_a_shared_page_is_owed_the_copy) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(new_writer_of_a_shared_page_is_promised_a_copy) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq parent = open_seq(pager, 32);
     grow(pager, parent, 10);
-    fkv_seq child = fork_seq(pager, parent, 10); /* never writes, so the parent copies */
+    fkv_seq child = fork_seq(pager, parent, 10); /* the child never writes, so the parent will copy the shared page */
     ck_assert_uint_eq(stats_of(pager, 0).promised, 2);
-    reserve(pager, child, 16); /* both write: one copies, the other stays */
+    reserve(pager, child, 16); /* both sequences will write: one copies the shared page, the other writes in place */
     ck_assert_uint_eq(stats_of(pager, 0).promised, 2);
     fkv_seq third = fork_seq(pager, parent, 10);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 3);
@@ -86,41 +87,43 @@ START_TEST(who_may_write_again_to_a_shared_page_is_owed_the_copy) {
 }
 END_TEST
 
-START_TEST(reserve_beyond_what_a_window_holds_costs_nothing) {
+START_TEST(reserve_beyond_a_window_costs_nothing) {
     fkv_pager_spec spec = window_spec;
     uint32_t cap = fkv_pager_window_pages(&spec, 0).most;
     spec.groups[0].n_pages = 2 * cap - 1;
-    fkv_pager *pager = pager_world_open(&spec);
+    fkv_pager *pager = pager_fixture_open(&spec);
     fkv_seq a = open_seq(pager, 16);
     fkv_seq b = open_seq(pager, 16);
     reserve(pager, a, 100000);
     ck_assert_uint_eq(stats_of(pager, 0).promised, cap + 1);
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     ck_status(fkv_pager_reserve(pager, b, 100000), FKV_POOL_FULL);
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
     reserve(pager, b, (cap - 1) * 16);
     grow(pager, a, 1000);
     grow(pager, b, (cap - 1) * 16);
     reserve(pager, a, 1000);
-    ck_status(fkv_pager_reserve(pager, b, 100000), FKV_POOL_FULL); /* a still holds a window */
+    ck_status(fkv_pager_reserve(pager, b, 100000), FKV_POOL_FULL); /* sequence a still holds its window pages */
     close_seq(pager, a);
     reserve(pager, b, 100000);
     grow(pager, b, 1000);
 }
 END_TEST
 
-START_TEST(reserve_gives_up_cached_pages_and_in_need_the_tree_its_own) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(reserve_evicts_cached_pages_and_then_nodes_in_use) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[128];
     text(1, tokens, 128);
     keep_tokens(pager, 0, tokens, 128);
     fkv_seq seq = open_on(pager, 0, 128, tokens, 32, 32);
     ck_ok(fkv_pager_truncate(pager, seq, 20));
-    reserve(pager, seq, 20); /* the tree keeps its page of tokens 16 to 31, the sequence holds it and does not write */
+    reserve(pager, seq,
+            20); /* the tree keeps the page with tokens 16 to 31; the sequence holds this page and does not write to it */
     ck_assert_uint_eq(stats_of(pager, 0).promised, 0);
     fkv_seq other = open_seq(pager, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 8);
-    /* 16 pages: 2 held, 8 promised, 6 left; 6 more and a copy of the page are one too many */
+    /* of the 16 pages, 2 are held, 8 are promised and 6 are left; the call needs 6 pages and, as long as the tree keeps the
+     * shared page, one more for a copy, so the tree must release the page */
     reserve(pager, seq, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 14);
     ck_assert_uint_eq(stats_of(pager, 0).pinned, 1);
@@ -131,8 +134,8 @@ START_TEST(reserve_gives_up_cached_pages_and_in_need_the_tree_its_own) {
 }
 END_TEST
 
-START_TEST(reserve_over_groups_keeps_every_count) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(reserve_over_several_groups_keeps_all_counts) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 50);
     grow(pager, seq, 50);
     fkv_seq child = fork_seq(pager, seq, 50);
@@ -152,14 +155,14 @@ END_TEST
 static uint32_t matched(fkv_pager *pager, uint64_t tenant, uint32_t max_tokens, const uint32_t *prompt, uint32_t n_prompt) {
     uint32_t n_shared = UINT32_MAX;
     fkv_seq_config config = {.max_tokens = max_tokens, .tenant = tenant, .prompt = prompt, .n_prompt = n_prompt};
-    pager_world_snapshot(pager);
+    pager_fixture_snapshot(pager);
     ck_ok(fkv_pager_match(pager, &config, &n_shared));
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
     return n_shared;
 }
 
-START_TEST(match_says_what_open_would_share_and_changes_nothing) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(match_predicts_what_open_shares_and_changes_nothing) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[128];
     uint32_t other[128];
     text(1, tokens, 128);
@@ -174,13 +177,13 @@ START_TEST(match_says_what_open_would_share_and_changes_nothing) {
     }
     ck_assert_uint_eq(matched(pager, 7, 128, other, 128), 32);
     ck_assert_uint_eq(matched(pager, 8, 128, tokens, 128), 0);
-    ck_assert_uint_eq(matched(pager, 7, 50, tokens, 128), 48); /* a sequence shorter than its prompt */
+    ck_assert_uint_eq(matched(pager, 7, 50, tokens, 128), 48); /* max_tokens of the sequence is smaller than its prompt */
     ck_assert_uint_eq(all_stats(pager).hits, 5);
 }
 END_TEST
 
-START_TEST(match_asks_for_no_room_and_answers_in_a_step) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(match_needs_no_free_pages_and_works_in_a_step) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 64);
@@ -196,8 +199,8 @@ START_TEST(match_asks_for_no_room_and_answers_in_a_step) {
 }
 END_TEST
 
-START_TEST(match_leaves_the_age_of_prefixes_as_it_is) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(match_does_not_change_the_age_of_prefixes) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t older[64];
     uint32_t newer[64];
     text(1, older, 64);
@@ -212,7 +215,7 @@ START_TEST(match_leaves_the_age_of_prefixes_as_it_is) {
 }
 END_TEST
 
-/* ---- closing in a step ---- */
+/* ---- closing during a step ---- */
 
 static void close_in_step(fkv_pager *pager, fkv_seq seq) {
     fkv_stats before = all_stats(pager);
@@ -220,13 +223,14 @@ static void close_in_step(fkv_pager *pager, fkv_seq seq) {
     close_seq(pager, seq);
     fkv_stats after = all_stats(pager);
     ck_assert_uint_eq(after.seqs, before.seqs - 1);
-    ck_assert(memcmp(after.groups, before.groups, sizeof after.groups) == 0); /* pages and promises stay for now */
+    ck_assert(memcmp(after.groups, before.groups, sizeof after.groups) ==
+              0); /* pages and promises are kept until the step ends */
     ck_status(fkv_pager_close(pager, seq), FKV_BAD_SEQ);
     ck_status(fkv_pager_length(pager, seq, &n_tokens), FKV_BAD_SEQ);
 }
 
-START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(sequence_closed_in_a_step_is_freed_at_commit) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq kept = open_seq(pager, 64);
     fkv_seq gone = open_seq(pager, 64);
     grow(pager, kept, 20);
@@ -236,7 +240,7 @@ START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
     ck_ok(fkv_pager_step_begin(pager, rows, 2));
     uint32_t page = page_of(pager, gone, 0, 1);
     close_in_step(pager, gone);
-    ck_assert_uint_eq(fkv_page_at(fkv_pager_view(pager, 0, slot), 1), page); /* what the device reads and writes */
+    ck_assert_uint_eq(fkv_page_at(fkv_pager_view(pager, 0, slot), 1), page); /* the device still reads and writes this page */
     uint32_t n_rows = 0;
     ck_assert_uint_eq(fkv_pager_step_rows(pager, &n_rows)[0].slot, slot);
     ck_assert_uint_eq(n_rows, 2);
@@ -244,7 +248,7 @@ START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
     fkv_stats stats = all_stats(pager);
     ck_assert_uint_eq(stats.seqs, 1);
     ck_assert_uint_eq(stats.steps, 3);
-    ck_assert_uint_eq(stats.tokens, 41); /* the 17 were thrown away */
+    ck_assert_uint_eq(stats.tokens, 41); /* the 17 new tokens of the closed sequence are discarded */
     ck_assert_uint_eq(stats.groups[0].held, 2);
     ck_assert_uint_eq(stats.groups[0].promised, 2);
     ck_assert_uint_eq(length_of(pager, kept), 21);
@@ -253,39 +257,39 @@ START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
 }
 END_TEST
 
-START_TEST(a_sequence_closed_in_a_step_goes_when_the_step_is_aborted) {
-    fkv_pager *pager = pager_world_open(&mixed_spec);
+START_TEST(sequence_closed_in_a_step_is_freed_at_abort) {
+    fkv_pager *pager = pager_fixture_open(&mixed_spec);
     fkv_seq kept = open_seq(pager, 100);
     grow(pager, kept, 21);
     fkv_seq in_step = fork_seq(pager, kept, 90);
-    fkv_seq beside = fork_seq(pager, kept, 80);
-    ck_assert_uint_lt(slot_of(pager, in_step), slot_of(pager, beside));
-    pager_world_snapshot(pager);
+    fkv_seq outside = fork_seq(pager, kept, 80);
+    ck_assert_uint_lt(slot_of(pager, in_step), slot_of(pager, outside));
+    pager_fixture_snapshot(pager);
     fkv_row rows[] = {{in_step, 9}, {kept, 12}};
     ck_ok(fkv_pager_step_begin(pager, rows, 2));
-    close_in_step(pager, beside);
+    close_in_step(pager, outside);
     close_in_step(pager, in_step);
     ck_ok(fkv_pager_step_abort(pager));
     ck_assert(fkv_pager_consistent(pager));
     ck_assert_uint_eq(all_stats(pager).seqs, 1);
     ck_assert_uint_eq(length_of(pager, kept), 21);
 
-    /* as if the two had been closed and there had been no step */
-    uint8_t *ended = malloc(world.bytes);
+    /* the state is the same as after closing the two sequences outside of a step */
+    uint8_t *ended = malloc(fixture.bytes);
     ck_assert_ptr_nonnull(ended);
-    memcpy(ended, world.block, world.bytes);
-    pager_world_restore();
+    memcpy(ended, fixture.block, fixture.bytes);
+    pager_fixture_restore();
     close_seq(pager, in_step);
-    close_seq(pager, beside);
-    pager_world_snapshot(pager);
-    memcpy(world.block, ended, world.bytes);
+    close_seq(pager, outside);
+    pager_fixture_snapshot(pager);
+    memcpy(fixture.block, ended, fixture.bytes);
     free(ended);
-    ck_assert(pager_world_unchanged(pager));
+    ck_assert(pager_fixture_unchanged(pager));
 }
 END_TEST
 
-START_TEST(a_step_may_lose_every_sequence) {
-    fkv_pager *pager = pager_world_open(&full_spec);
+START_TEST(all_sequences_can_be_closed_in_a_step) {
+    fkv_pager *pager = pager_fixture_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
     keep_tokens(pager, 0, tokens, 32);
@@ -298,21 +302,22 @@ START_TEST(a_step_may_lose_every_sequence) {
     fkv_seq out = 0;
     ck_ok(fkv_pager_step_begin(pager, rows, 3));
     for (int i = 0; i < 4; i++) close_in_step(pager, seqs[i]);
-    /* their places are not free before the step has ended, and neither is anything else */
+    /* slots and pages are not released before the step ends */
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 1}, &out, NULL), FKV_BAD_STATE);
     ck_status(fkv_pager_insert(pager, seqs[0], tokens, 32), FKV_BAD_STATE);
     commit(pager);
     fkv_stats stats = all_stats(pager);
     ck_assert_uint_eq(stats.seqs, 0);
     ck_assert_uint_eq(stats.groups[0].free, 14);
-    ck_assert_uint_eq(stats.groups[0].cached, 2); /* of the prefix; nothing of the rows */
+    /* the cached pages belong to the prefix; none belongs to the rows of the step */
+    ck_assert_uint_eq(stats.groups[0].cached, 2);
     ck_assert_uint_eq(stats.groups[0].promised, 0);
     ck_assert_uint_eq(stats.tokens, 32);
     for (int i = 0; i < 4; i++) (void)open_seq(pager, 64);
 }
 END_TEST
 
-/* ---- numbers ---- */
+/* ---- sequence IDs ---- */
 
 static fkv_pager *second_pager(void **block) {
     fkv_pager *pager = NULL;
@@ -326,10 +331,12 @@ static fkv_pager *second_pager(void **block) {
     return pager;
 }
 
-/* One sequence stays open in each pager while others come and go, around every count at which fewer bits would begin anew. */
-START_TEST(a_number_is_never_taken_by_another_pager_nor_twice_by_one) {
+/* Keeps one sequence open in each of two pagers while others are opened and closed. The global counter of sequences is set to
+ * values near 2^8, 2^16 and so on, where IDs with fewer bits would be reused.
+ */
+START_TEST(sequence_ids_are_unique_across_pagers_and_never_reused) {
     void *block = NULL;
-    fkv_pager *a = pager_world_open(&full_spec);
+    fkv_pager *a = pager_fixture_open(&full_spec);
     fkv_pager *b = second_pager(&block);
     uint64_t before = atomic_load(&fkv_sequences_opened);
     const uint32_t bits[] = {8, 16, 24, 32, 40, 47, 48};
@@ -357,14 +364,14 @@ START_TEST(a_number_is_never_taken_by_another_pager_nor_twice_by_one) {
     }
     atomic_store(&fkv_sequences_opened, before);
     free(block);
-    pager_world_close();
+    pager_fixture_close();
 }
 END_TEST
 
-TEST_MAIN("sequence", reserve_changes_what_is_promised_both_ways, reserve_that_does_not_fit_says_so_and_changes_nothing,
-          who_may_write_again_to_a_shared_page_is_owed_the_copy, reserve_beyond_what_a_window_holds_costs_nothing,
-          reserve_gives_up_cached_pages_and_in_need_the_tree_its_own, reserve_over_groups_keeps_every_count,
-          match_says_what_open_would_share_and_changes_nothing, match_asks_for_no_room_and_answers_in_a_step,
-          match_leaves_the_age_of_prefixes_as_it_is, a_sequence_closed_in_its_step_goes_when_the_step_commits,
-          a_sequence_closed_in_a_step_goes_when_the_step_is_aborted, a_step_may_lose_every_sequence,
-          a_number_is_never_taken_by_another_pager_nor_twice_by_one)
+TEST_MAIN("sequence", reserve_can_grow_and_shrink_the_promise, reserve_that_does_not_fit_fails_and_changes_nothing,
+          new_writer_of_a_shared_page_is_promised_a_copy, reserve_beyond_a_window_costs_nothing,
+          reserve_evicts_cached_pages_and_then_nodes_in_use, reserve_over_several_groups_keeps_all_counts,
+          match_predicts_what_open_shares_and_changes_nothing, match_needs_no_free_pages_and_works_in_a_step,
+          match_does_not_change_the_age_of_prefixes, sequence_closed_in_a_step_is_freed_at_commit,
+          sequence_closed_in_a_step_is_freed_at_abort, all_sequences_can_be_closed_in_a_step,
+          sequence_ids_are_unique_across_pagers_and_never_reused)

@@ -1,4 +1,4 @@
-/* The slab: addresses of pages, copies, and what blanking leaves. */
+/* Unit tests of the slab: page addresses, copies, and blanking. */
 #include "../src/store/slab.h"
 #include "test.h"
 
@@ -6,7 +6,7 @@
 
 enum { PAGE_TOKENS = 16, N_PAGES = 5, N_LAYERS = 3 };
 
-/* Layers 0 and 2 are of group 0, layer 1 of group 1. Blocks with gaps between the parts and parts without rows. */
+/* Layers 0 and 2 are in group 0, layer 1 in group 1. Blocks have gaps between their parts, and some parts have no rows. */
 static const fkv_slab_layer LAYERS[N_LAYERS] = {
     {.group = 0, .n_heads = 2, .block_bytes = 1024, .parts = {{0, 32}, {512, 2}, {576, 2}, {640, 16}, {896, 2}, {960, 2}}},
     {.group = 1, .n_heads = 3, .block_bytes = 1024, .parts = {{0, 32}, {512, 0}, {512, 0}, {512, 32}, {1024, 0}, {1024, 0}}},
@@ -28,7 +28,7 @@ static void open_slab(small_slab *s) {
     ck_assert_ptr_nonnull(s->slab.base);
 }
 
-START_TEST(every_byte_of_the_slab_belongs_to_one_run) {
+START_TEST(every_slab_byte_belongs_to_exactly_one_run) {
     small_slab s;
     open_slab(&s);
     ck_assert_uint_eq(s.slab.group_page_bytes[0], 2 * 1024 + 704);
@@ -45,7 +45,7 @@ START_TEST(every_byte_of_the_slab_belongs_to_one_run) {
 }
 END_TEST
 
-START_TEST(a_slab_beyond_64_bits_is_refused_with_its_numbers) {
+START_TEST(slab_larger_than_64_bits_is_rejected_with_its_sizes) {
     small_slab s;
     open_slab(&s);
     free(s.slab.base);
@@ -54,13 +54,14 @@ START_TEST(a_slab_beyond_64_bits_is_refused_with_its_numbers) {
     s.slab.group_pages[1] = UINT32_MAX;
     ck_status(fkv_slab_layout(&s.slab), FKV_BAD_CONFIG);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "4294967295"));
-    s.slab.group_pages[1] = 1; /* one such layer fits, two do not */
+    s.slab.group_pages[1] = 1; /* the bytes of one layer of this size fit in 64 bits, but those of two layers do not */
     ck_ok(fkv_slab_layout(&s.slab));
     s.layers[2].n_heads = UINT32_MAX;
     s.layers[2].block_bytes = UINT32_MAX;
     s.slab.group_pages[0] = 1;
     ck_status(fkv_slab_layout(&s.slab), FKV_BAD_CONFIG);
-    s.layers[0].group = s.layers[1].group = s.layers[2].group = 1; /* no pages, but page_bytes itself overflows */
+    /* the group has no pages, but the size of a page with all three layers already overflows 64 bits */
+    s.layers[0].group = s.layers[1].group = s.layers[2].group = 1;
     s.slab.group_pages[1] = 0;
     ck_status(fkv_slab_layout(&s.slab), FKV_BAD_CONFIG);
 }
@@ -85,14 +86,14 @@ START_TEST(copy_page_copies_all_layers_of_its_group_and_nothing_else) {
 }
 END_TEST
 
-/* The bytes of a run that the first n_tokens tokens wrote. */
+/* Marks the bytes that the first n_tokens tokens of a page occupy in one layer. */
 static void mark_live(const fkv_slab_layer *layer, uint32_t n_tokens, uint8_t *live) {
     for (uint32_t head = 0; head < layer->n_heads; head++)
         for (int p = 0; p < FKV_SLAB_PARTS; p++)
             memset(live + head * layer->block_bytes + layer->parts[p].offset, 1, (size_t)n_tokens * layer->parts[p].row_bytes);
 }
 
-START_TEST(blank_keeps_the_live_slots_and_zeroes_everything_else) {
+START_TEST(blank_keeps_live_slots_and_zeroes_everything_else) {
     small_slab s;
     open_slab(&s);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
@@ -110,7 +111,7 @@ START_TEST(blank_keeps_the_live_slots_and_zeroes_everything_else) {
 }
 END_TEST
 
-START_TEST(blanking_piece_by_piece_is_blanking_the_whole) {
+START_TEST(blanking_in_parts_equals_blanking_at_once) {
     small_slab s;
     open_slab(&s);
     const uint32_t seed = 20240607;
@@ -136,6 +137,6 @@ START_TEST(blanking_piece_by_piece_is_blanking_the_whole) {
 }
 END_TEST
 
-TEST_MAIN("slab", every_byte_of_the_slab_belongs_to_one_run, a_slab_beyond_64_bits_is_refused_with_its_numbers,
-          copy_page_copies_all_layers_of_its_group_and_nothing_else, blank_keeps_the_live_slots_and_zeroes_everything_else,
-          blanking_piece_by_piece_is_blanking_the_whole)
+TEST_MAIN("slab", every_slab_byte_belongs_to_exactly_one_run, slab_larger_than_64_bits_is_rejected_with_its_sizes,
+          copy_page_copies_all_layers_of_its_group_and_nothing_else, blank_keeps_live_slots_and_zeroes_everything_else,
+          blanking_in_parts_equals_blanking_at_once)

@@ -1,7 +1,7 @@
-/* Sequences closed while a step is open, through the public header and with rows: the others give the same bits as if nothing had
- * happened, the device is done with the pages before anybody can have them, and a cache closes with such a step open.
+/* Sequences closed during a step, through the public header and with rows: the outputs of the other sequences stay bit-identical,
+ * the device finishes before the pages are released, and a cache can be closed with such a step open.
  */
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include "../src/cache/device.h"
@@ -27,26 +27,28 @@ static fkv_config small_config(void) {
     return config;
 }
 
-/* ---- the same bits ---- */
+/* ---- bit-identical outputs ---- */
 
 typedef enum when { NEVER, BEFORE_WRITE, BETWEEN_LAYERS, BEFORE_END, N_WHENS } when;
 
-/* One sequence that stays, one with rows in the step, one without; a second step goes on with the first. The outputs of the first
- * sequence are kept, those of the step itself over its first ones. */
-static void live_with_neighbours(when closed, bool commit, uint8_t *outputs) {
+/* Runs a sequence that stays open, and closes two other sequences during a step: one with rows in the step and one without. The
+ * first sequence then continues. Stores the outputs of the first sequence. The start of `outputs` is overwritten with its outputs
+ * in the step. */
+static void run_with_neighbours(when closed, bool commit, uint8_t *outputs) {
     fkv_config config = small_config();
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     uint32_t tokens[MOST];
     uint32_t other[MOST];
     cache_tokens(1, tokens, MOST);
     cache_tokens(2, other, MOST);
-    fkv_seq kept = cache_world_seq(&w, MOST);
-    fkv_seq in_step = cache_world_seq(&w, MOST);
-    cache_world_run(&w, kept, tokens, 0, N_TOKENS, STEP_TOKENS, outputs);
-    cache_world_run(&w, in_step, other, 0, N_TOKENS, STEP_TOKENS, NULL);
-    fkv_seq beside = 0;
-    ck_ok(fkv_seq_fork(w.cache, kept, MOST, &beside)); /* its last page is shared with a row of the step */
+    fkv_seq kept = cache_fixture_seq(&w, MOST);
+    fkv_seq in_step = cache_fixture_seq(&w, MOST);
+    cache_fixture_run(&w, kept, tokens, 0, N_TOKENS, STEP_TOKENS, outputs);
+    cache_fixture_run(&w, in_step, other, 0, N_TOKENS, STEP_TOKENS, NULL);
+    fkv_seq outside = 0;
+    ck_ok(fkv_seq_fork(w.cache, kept, MOST,
+                       &outside)); /* the fork shares its last page with sequence `kept`, which has rows in the step */
     ck_ok(fkv_prefix_insert(w.cache, in_step, other, 2 * PAGE));
 
     const cache_chunk chunks[] = {{in_step, other, N_TOKENS, N_NEW, NULL}, {kept, tokens, N_TOKENS, N_NEW, NULL}};
@@ -56,40 +58,41 @@ static void live_with_neighbours(when closed, bool commit, uint8_t *outputs) {
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         if (closed == (l == 0 ? BEFORE_WRITE : BETWEEN_LAYERS)) {
             ck_ok(fkv_seq_close(w.cache, in_step));
-            ck_ok(fkv_seq_close(w.cache, beside));
+            ck_ok(fkv_seq_close(w.cache, outside));
         }
-        ck_ok(cache_world_write(&w, step, chunks, 2, l));
-        ck_ok(fkv_attend(step, l, w.rows[CACHE_Q], w.out)); /* the queries of the step before will do */
+        ck_ok(cache_fixture_write(&w, step, chunks, 2, l));
+        /* the values of the queries do not matter, so the queries of the previous step are reused */
+        ck_ok(fkv_attend(step, l, w.rows[CACHE_Q], w.out));
         memcpy(outputs + l * row_bytes[0] * N_NEW, w.out + N_NEW * row_bytes[l], N_NEW * row_bytes[l]);
     }
     if (closed == BEFORE_END) {
-        ck_ok(fkv_seq_close(w.cache, beside));
+        ck_ok(fkv_seq_close(w.cache, outside));
         ck_ok(fkv_seq_close(w.cache, in_step));
     }
     ck_ok(commit ? fkv_step_commit(step) : fkv_step_abort(step));
     ck_assert(fkv_cache_consistent(w.cache));
-    ck_assert_uint_eq(cache_world_stats(&w).seqs, closed == NEVER ? 3 : 1);
+    ck_assert_uint_eq(cache_fixture_stats(&w).seqs, closed == NEVER ? 3 : 1);
     uint32_t at = N_TOKENS + (commit ? N_NEW : 0);
-    ck_assert_uint_eq(cache_world_length(&w, kept), at);
-    if (closed != NEVER) { /* others may have the pages now */
-        fkv_seq third = cache_world_seq(&w, MOST);
-        cache_world_run(&w, third, other, 0, MOST, STEP_TOKENS, NULL);
+    ck_assert_uint_eq(cache_fixture_length(&w, kept), at);
+    if (closed != NEVER) { /* the pages are now available to other sequences */
+        fkv_seq third = cache_fixture_seq(&w, MOST);
+        cache_fixture_run(&w, third, other, 0, MOST, STEP_TOKENS, NULL);
     }
-    cache_world_run(&w, kept, tokens, at, MOST, 7, outputs);
-    cache_world_close(&w);
+    cache_fixture_run(&w, kept, tokens, at, MOST, 7, outputs);
+    cache_fixture_close(&w);
 }
 
-START_TEST(closing_neighbours_in_a_step_changes_no_bit_of_the_others) {
+START_TEST(closing_neighbours_in_a_step_does_not_change_other_outputs) {
     enum { BYTES = MOST * (4 * 64 + 2 * 32) * (int)sizeof(float) };
     uint8_t *calm = calloc(1, BYTES);
     uint8_t *disturbed = calloc(1, BYTES);
     ck_assert(calm != NULL && disturbed != NULL);
     for (int commit = 0; commit < 2; commit++) {
         memset(calm, 0, BYTES);
-        live_with_neighbours(NEVER, commit != 0, calm);
+        run_with_neighbours(NEVER, commit != 0, calm);
         for (when closed = BEFORE_WRITE; closed < N_WHENS; closed++) {
             memset(disturbed, 0, BYTES);
-            live_with_neighbours(closed, commit != 0, disturbed);
+            run_with_neighbours(closed, commit != 0, disturbed);
             ck_assert_msg(memcmp(calm, disturbed, BYTES) == 0, "closed at %d, commit %d", (int)closed, commit);
         }
     }
@@ -98,9 +101,10 @@ START_TEST(closing_neighbours_in_a_step_changes_no_bit_of_the_others) {
 }
 END_TEST
 
-/* ---- the device ---- */
+/* ---- device ---- */
 
-/* The host's device, which also looks at the page tables of the step's rows when the step begins and when it ends. */
+/* Device that wraps the host device and checks that the page tables of a step's rows are the same at the beginning and at the end
+ * of the step. */
 static struct {
     fkv_device device;
     fkv_device_step step;
@@ -147,7 +151,7 @@ static fkv_cache *watched_cache(void) {
     return cache;
 }
 
-START_TEST(the_device_is_done_before_pages_are_let_go) {
+START_TEST(device_finishes_before_pages_are_released) {
     fkv_cache *cache = watched_cache();
     for (uint32_t round = 0; round < 12; round++) {
         fkv_seq seqs[2];
@@ -169,7 +173,7 @@ START_TEST(the_device_is_done_before_pages_are_let_go) {
 }
 END_TEST
 
-START_TEST(a_cache_closes_with_closes_that_wait_for_a_step) {
+START_TEST(cache_closes_with_pending_closes_in_a_step) {
     fkv_cache *cache = watched_cache();
     fkv_seq seqs[2];
     fkv_step *step = NULL;
@@ -182,5 +186,5 @@ START_TEST(a_cache_closes_with_closes_that_wait_for_a_step) {
 }
 END_TEST
 
-TEST_MAIN("step close", closing_neighbours_in_a_step_changes_no_bit_of_the_others, the_device_is_done_before_pages_are_let_go,
-          a_cache_closes_with_closes_that_wait_for_a_step)
+TEST_MAIN("step close", closing_neighbours_in_a_step_does_not_change_other_outputs, device_finishes_before_pages_are_released,
+          cache_closes_with_pending_closes_in_a_step)

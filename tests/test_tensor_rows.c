@@ -1,6 +1,6 @@
-/* Rows of tensors: the numbers of an independent implementation to the bit, and how much is lost where a row is packed as codes
- * with 16-bit scales and biases. Loops over numbers ask before they call check, whose macros take longer than the numbers.
- */
+/* Tensor rows: decoded values are bit-identical to those of an independent implementation, and the error of packing a row into
+ * codes with 16-bit scales and biases is bounded. Inner loops call the slow check macros only for values that have already failed
+ * a test. */
 #include "test.h"
 
 #include "../src/base/float16.h"
@@ -12,11 +12,13 @@
 
 enum { MAX_COLS = 512, MAX_ROW_BYTES = 2048, N_ROUNDS = 400 };
 
-/* Half of the distance of two 16-bit floats, relative to normal ones and absolute below them. */
+/* Half the distance between adjacent float16 values: relative to the value for normal values, and absolute for denormals. */
 static const double HALF_ROUNDING = 0x1p-11;
 static const double HALF_FLOOR = 0x1p-25;
-/* In steps of a code: what packing a K format may cost. Q6_K: 32 codes from zero, each off by the rounding of the scale. Q4_K: 15
- * codes by that of the scale and, where zero lies in the group's range, at most 15 by that of the bias; Q5_K: 31. */
+/* Bound on the packing error of the K formats (Q2_K to Q6_K), in units of the distance between adjacent codes (steps). In Q6_K,
+ * codes are at most 32 steps from zero, so rounding the scale causes an error of at most 32 * 2^-11. In Q4_K, rounding the scale
+ * and rounding the bias cause at most 15 * 2^-11 each if zero is within the group's range. In Q5_K, the largest code is 31
+ * instead of 15, so the bound is twice as large. */
 static const double K_STEPS = 1.0 / 64;
 
 static uint64_t state = 20250311;
@@ -32,7 +34,7 @@ static uint32_t draw(void) { /* splitmix64 */
 typedef struct format {
     fkv_tensor_type type;
     uint32_t block_cols, block_bytes;
-    int halves[2]; /* where they lie in a block; -1: there is none */
+    int halves[2]; /* byte offsets of 16-bit floats in a block; -1 if there are fewer than two */
     fkv_matrix_kind kind;
     uint32_t group;
     uint8_t max_code;
@@ -62,7 +64,7 @@ static const format QUANTIZED[] = {
 };
 enum { N_EXACT = 8, FIRST_K = 8, FIRST_TABLE = 13, N_QUANTIZED = 20 };
 
-/* Random bits, with halves up to `largest` in size, of both signs. */
+/* Generates random bits; the 16-bit floats among them have both signs and magnitudes up to `largest`. */
 static fkv_tensor random_row(const format *f, float largest, uint8_t *row) {
     const uint32_t n_blocks = MAX_COLS / f->block_cols;
     for (uint32_t i = 0; i < n_blocks * f->block_bytes; i++) row[i] = (uint8_t)draw();
@@ -77,20 +79,20 @@ static fkv_tensor random_row(const format *f, float largest, uint8_t *row) {
 
 static float rounded(float x) { return fkv_f16_to_f32(fkv_f32_to_f16(x)); }
 
-/* What a code stands for. */
+/* Returns the value that a code represents before scaling. */
 static float number_of(const fkv_tensor *tensor, uint8_t code) {
     const int8_t *table = fkv_tensor_table(tensor);
     return table != NULL ? (float)table[code] : (float)code;
 }
 
-/* ---- the truth ---- */
+/* ---- reference values ---- */
 
 static const uint8_t *read_u32s(const uint8_t *at, uint32_t *numbers, size_t n) {
     memcpy(numbers, at, n * sizeof *numbers);
     return at + n * sizeof *numbers;
 }
 
-/* The committed vectors, or more of them that the environment names; see the scripts. To be given back with free(). */
+/* Reads the committed vectors, or those named by an environment variable; see the scripts. The caller frees the result. */
 static uint8_t *read_vectors(const char *variable, const char *committed, size_t *size) {
     const char *path = getenv(variable);
     FILE *file = fopen(path != NULL ? path : committed, "rb");
@@ -105,14 +107,14 @@ static uint8_t *read_vectors(const char *variable, const char *committed, size_t
     return bytes;
 }
 
-START_TEST(floats_are_those_of_the_gguf_package_to_the_bit) {
+START_TEST(gguf_rows_are_bit_identical_to_the_gguf_package) {
     size_t size = 0;
     uint8_t *bytes = read_vectors("FKV_TENSOR_VECTORS", "tests/vectors/tensor_rows.bin", &size);
     uint64_t n_blocks = 0;
     ck_assert_mem_eq(bytes, "FKVROWS", 8);
     uint32_t n_cases = 0;
     const uint8_t *at = read_u32s(bytes + 8, &n_cases, 1);
-    ck_assert_uint_eq(n_cases, FKV_N_BLOCK_TYPES - 1); /* all but F32 */
+    ck_assert_uint_eq(n_cases, FKV_N_BLOCK_TYPES - 1); /* all block types except F32 */
     for (uint32_t c = 0; c < n_cases; c++) {
         uint32_t head[4]; /* type, n_rows, n_cols, row_bytes */
         at = read_u32s(at, head, 4);
@@ -125,9 +127,9 @@ START_TEST(floats_are_those_of_the_gguf_package_to_the_bit) {
             float expected[MAX_COLS];
             memcpy(expected, at, sizeof expected);
             fkv_tensor_row_floats(&tensor, row, floats);
-            for (uint32_t i = 0; i < MAX_COLS; i++) /* by value: the package has zeros of the other sign */
+            for (uint32_t i = 0; i < MAX_COLS; i++) /* compares values, because zeros may have different signs */
                 if (floats[i] != expected[i])
-                    ck_abort_msg("%s row %u: number %u is %.9g instead of %.9g", fkv_tensor_type_name(tensor.type), row, i,
+                    ck_abort_msg("%s row %u: value %u is %.9g, expected %.9g", fkv_tensor_type_name(tensor.type), row, i,
                                  (double)floats[i], (double)expected[i]);
         }
         n_blocks += (uint64_t)tensor.n_rows * MAX_COLS / fkv_tensor_format_of(tensor.type)->block_cols;
@@ -138,7 +140,7 @@ START_TEST(floats_are_those_of_the_gguf_package_to_the_bit) {
 }
 END_TEST
 
-/* What is packed as 16-bit floats: those hold it as it is. */
+/* Checks values that are packed exactly as 16-bit floats. */
 static void ck_halves(const fkv_tensor *tensor, uint32_t row, const float *floats, const float *expected) {
     alignas(float) uint8_t room[MAX_COLS * sizeof(float)];
     memset(room, 1, sizeof room);
@@ -146,13 +148,13 @@ static void ck_halves(const fkv_tensor *tensor, uint32_t row, const float *float
     for (uint32_t i = 0; i < tensor->n_cols; i++) {
         const float half = fkv_f16_to_f32(fkv_load_half(room, i));
         if (floats[i] != expected[i] || half != expected[i])
-            ck_abort_msg("row %u: number %u is %.9g, packed %.9g instead of %.9g", row, i, (double)floats[i], (double)half,
+            ck_abort_msg("row %u: value %u is %.9g, packed %.9g, expected %.9g", row, i, (double)floats[i], (double)half,
                          (double)expected[i]);
         ck_assert_uint_eq(fkv_load_half(room, tensor->n_cols + i), 0);
     }
 }
 
-START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
+START_TEST(mlx_arrays_are_bit_identical_to_mlx) {
     static const fkv_tensor_type modes[] = {FKV_TENSOR_MLX_AFFINE, FKV_TENSOR_MLX_MXFP4, FKV_TENSOR_MLX_NVFP4,
                                             FKV_TENSOR_MLX_MXFP8};
     static const fkv_tensor_type kinds[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8};
@@ -163,7 +165,7 @@ START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
     uint64_t n_groups = 0;
     const uint8_t *at = read_u32s(bytes + 8, &n_cases, 1);
     for (uint32_t c = 0; c < n_cases; c++) {
-        uint32_t head[6]; /* mode, bits, group, type of scales, rows, columns */
+        uint32_t head[6]; /* mode, bits, group, scale type, rows, columns */
         at = read_u32s(at, head, 6);
         fkv_tensor tensor = {.type = modes[head[0]], .bits = head[1], .group = head[2], .scale_type = kinds[head[3]]};
         tensor.n_rows = head[4];
@@ -197,7 +199,7 @@ START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
             for (uint32_t i = 0; i < tensor.n_cols; i++) {
                 const float packed = scales[i / group] * number_of(&tensor, codes[i]) + biases[i / group];
                 if (floats[i] != expected[i] || packed != expected[i] || codes[i] >> layout.bits != 0)
-                    ck_abort_msg("case %u row %u: number %u is %.9g, packed %.9g instead of %.9g", c, row, i, (double)floats[i],
+                    ck_abort_msg("case %u row %u: value %u is %.9g, packed %.9g, expected %.9g", c, row, i, (double)floats[i],
                                  (double)packed, (double)expected[i]);
             }
         }
@@ -209,7 +211,7 @@ START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
 }
 END_TEST
 
-START_TEST(floats_of_plain_types_are_the_stored_numbers) {
+START_TEST(plain_types_give_the_stored_values) {
     const float f32[3] = {1.5f, -0.0f, 3e38f};
     const uint16_t bf16[3] = {0x3fc0, 0x8000, 0x7f7f};
     const uint16_t f16[3] = {0x3e00, 0x0001, 0xfbff};
@@ -223,7 +225,7 @@ START_TEST(floats_of_plain_types_are_the_stored_numbers) {
     ck_assert_mem_eq(out, bf16_values, sizeof out);
     fkv_tensor_row_floats(&(fkv_tensor){.type = FKV_TENSOR_F16, .n_rows = 1, .n_cols = 3, .data = (const uint8_t *)f16}, 0, out);
     ck_assert_mem_eq(out, f16_values, sizeof out);
-    uint8_t odd[13]; /* files of MLX put numbers at any address */
+    uint8_t odd[13]; /* files written by MLX do not align their data */
     memcpy(odd + 1, f16, sizeof f16);
     fkv_tensor_row_floats(&(fkv_tensor){.type = FKV_TENSOR_F16, .n_rows = 1, .n_cols = 3, .data = odd + 1}, 0, out);
     ck_assert_mem_eq(out, f16_values, sizeof out);
@@ -233,7 +235,7 @@ START_TEST(floats_of_plain_types_are_the_stored_numbers) {
 }
 END_TEST
 
-START_TEST(every_type_says_how_it_is_packed) {
+START_TEST(every_type_has_its_matrix_kind) {
     uint32_t group = 7;
     for (uint32_t i = 0; i < N_QUANTIZED; i++) {
         ck_assert_int_eq(fkv_tensor_matrix_kind(&(fkv_tensor){.type = QUANTIZED[i].type}, &group), QUANTIZED[i].kind);
@@ -248,7 +250,7 @@ END_TEST
 
 /* ---- packing ---- */
 
-START_TEST(old_formats_are_packed_without_any_loss) {
+START_TEST(legacy_formats_are_packed_without_loss) {
     for (uint32_t round = 0; round < N_ROUNDS; round++) {
         const format *f = &QUANTIZED[round % N_EXACT];
         uint8_t row[MAX_ROW_BYTES];
@@ -256,25 +258,26 @@ START_TEST(old_formats_are_packed_without_any_loss) {
         float scales[MAX_COLS / 16];
         float biases[MAX_COLS / 16];
         float floats[MAX_COLS];
-        const fkv_tensor tensor = random_row(f, 500, row); /* 128 of them are a half still */
+        const fkv_tensor tensor = random_row(f, 500, row); /* 128 times the largest scale is still within the 16-bit range */
         fkv_tensor_row_floats(&tensor, 0, floats);
         fkv_tensor_row_codes(&tensor, 0, codes, scales, biases);
         for (uint32_t i = 0; i < MAX_COLS; i++) {
             const uint32_t g = i / f->group;
             if (codes[i] > f->max_code) ck_abort_msg("%s: code %u", fkv_tensor_type_name(f->type), codes[i]);
             if (rounded(scales[g]) * number_of(&tensor, codes[i]) + rounded(biases[g]) != floats[i])
-                ck_abort_msg("%s: number %u of round %u", fkv_tensor_type_name(f->type), i, round);
+                ck_abort_msg("%s: wrong value %u in round %u", fkv_tensor_type_name(f->type), i, round);
         }
     }
 }
 END_TEST
 
 typedef struct loss {
-    double in_bound; /* the largest part of the bound that any number used */
-    double in_steps; /* the largest error in steps of a code, of groups that the claim in steps is about */
+    double in_bound; /* largest ratio of an error to its bound, over all values */
+    double in_steps; /* largest error in code steps, over the groups for which is_ordinary() is true */
 } loss;
 
-/* Whether the claim in steps is about a group: scale and bias are no denormals, and zero lies in the range of its codes. */
+/* Returns true if the bound in code steps applies to a group: its scale and bias are not denormal, and zero is within the range
+ * of its values. */
 static bool is_ordinary(double scale, double bias, double max_code) {
     const double far_end = scale * max_code + bias;
     return fabs(scale) >= 0x1p-14 && (bias == 0 || fabs(bias) >= 0x1p-14) && bias * far_end <= 0;
@@ -301,13 +304,13 @@ static loss measure(const format *f, float largest) {
             const double center = layout.biased || layout.table ? 0 : fkv_panel_center(layout);
             const double from_zero = fabs(number - center);
             const double of_bias = layout.biased ? fmax(fabs(bias) * HALF_ROUNDING, HALF_FLOOR) : 0;
-            /* Q4_K's definition itself ends in one rounding to float */
+            /* the last term of the bound is needed because the unpacked value of Q4_K is itself rounded to float once */
             const double bound = from_zero * fmax(fabs(scale) * (HALF_ROUNDING * (1 + HALF_ROUNDING)), HALF_FLOOR) + of_bias +
                                  fabs((double)floats[i]) * 0x1p-24;
             if (codes[i] > f->max_code) ck_abort_msg("%s: code %u", fkv_tensor_type_name(f->type), codes[i]);
             if (error > bound)
-                ck_abort_msg("%s: number %u of round %u is off by %g, bound %g", fkv_tensor_type_name(f->type), i, round, error,
-                             bound);
+                ck_abort_msg("%s: value %u of round %u has an error of %g, bound %g", fkv_tensor_type_name(f->type), i, round,
+                             error, bound);
             if (bound > 0) worst.in_bound = fmax(worst.in_bound, error / bound);
             if (!layout.table && is_ordinary(scale, bias, f->max_code))
                 worst.in_steps = fmax(worst.in_steps, error / fabs(scale));
@@ -316,33 +319,37 @@ static loss measure(const format *f, float largest) {
     return worst;
 }
 
-START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* Q5_K, of more codes: a 32nd */
+START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* the bound of Q5_K, which has more codes, is 1/32 of a step */
     for (uint32_t k = FIRST_K; k < FIRST_TABLE; k++) {
         const loss worst = measure(&QUANTIZED[k], 4);
-        printf("%s: at most 1/%.0f of a step, %.2f of the bound\n", fkv_tensor_type_name(QUANTIZED[k].type), 1 / worst.in_steps,
-               worst.in_bound);
+        printf("%s: the largest error is 1/%.0f of a step and %.2f of its bound\n", fkv_tensor_type_name(QUANTIZED[k].type),
+               1 / worst.in_steps, worst.in_bound);
         ck_assert_double_le(worst.in_steps, QUANTIZED[k].type == FKV_TENSOR_Q5_K ? 2 * K_STEPS : K_STEPS);
-        ck_assert_double_ge(worst.in_steps, K_STEPS / 64); /* the claim is about something */
+        ck_assert_double_ge(worst.in_steps, K_STEPS / 64); /* some error is large enough for the bound to be meaningful */
         ck_assert_double_ge(worst.in_bound, 0.9);
     }
 }
 END_TEST
 
-START_TEST(k_formats_hold_their_bound_where_scales_are_denormal) {
+START_TEST(k_formats_stay_within_their_bound_with_denormal_scales) {
     for (uint32_t k = FIRST_K; k < N_QUANTIZED; k++) {
         const double in_bound = measure(&QUANTIZED[k], 0x1p-18f).in_bound;
-        if (k < FIRST_K + 2) ck_assert_double_gt(in_bound, 0.5); /* scales of fewer bits are halves still */
+        if (k < FIRST_K + 2)
+            ck_assert_double_gt(
+                in_bound,
+                0.5); /* checked only for the first two K formats, because scales with fewer bits are exact in 16 bits */
     }
 }
 END_TEST
 
-START_TEST(tables_lose_no_more_than_their_scale) {
+START_TEST(table_formats_lose_no_more_than_their_scale) {
     for (uint32_t k = FIRST_TABLE; k < N_QUANTIZED; k++) ck_assert_double_ge(measure(&QUANTIZED[k], 4).in_bound, 0.5);
 }
 END_TEST
 
-/* Scales of 2^-128 to 2^127: those that a half has are kept, others are what is nearest to them or too large. */
-START_TEST(powers_of_two_are_packed_without_any_loss) {
+/* Tests scales from 2^-128 to 2^127. Those within the f16 range are exact. Smaller scales are rounded to the nearest f16 value,
+ * and larger ones overflow. */
+START_TEST(power_of_two_scales_are_packed_without_loss) {
     for (uint32_t e = 0; e < 256; e++) {
         uint8_t row[17] = {(uint8_t)e, 0xf7};
         uint8_t codes[32];
@@ -359,45 +366,49 @@ START_TEST(powers_of_two_are_packed_without_any_loss) {
 }
 END_TEST
 
-/* ---- matrices that stay mapped ---- */
+/* ---- mapped matrices ---- */
 
-enum { MAPPED_ROWS = 40, MAPPED_TOKENS = 19 }; /* two whole panels and a half; a block of tokens and three more */
+enum {
+    MAPPED_ROWS = 40,
+    MAPPED_TOKENS = 19
+}; /* 40 rows are two and a half panels of 16 rows; 19 tokens are one block of 16 tokens and 3 more tokens */
 
-static void *take(uint64_t bytes) {
+static void *allocate(uint64_t bytes) {
     void *block = aligned_alloc(64, (size_t)fkv_align_up(bytes + 1, 64));
     ck_assert_ptr_nonnull(block);
     memset(block, 0, (size_t)fkv_align_up(bytes + 1, 64));
     return block;
 }
 
-typedef struct mapped_world {
+typedef struct mapped_fixture {
     fkv_tensor tensor; /* [MAPPED_ROWS, n_cols] */
     fkv_matrix packed, mapped;
     fkv_panel_room room;
     float *x, *out, *expected; /* [MAPPED_TOKENS, n_cols], [MAPPED_TOKENS, MAPPED_ROWS] */
     void *scratch, *input;
-} mapped_world;
+} mapped_fixture;
 
-static void mapped_world_open(mapped_world *w, const fkv_tensor *tensor, uint32_t n_threads) {
-    *w = (mapped_world){.tensor = *tensor};
+static void mapped_fixture_open(mapped_fixture *w, const fkv_tensor *tensor, uint32_t n_threads) {
+    *w = (mapped_fixture){.tensor = *tensor};
     ck_assert_int_eq(fkv_tensor_matrix_shape(&w->tensor, &w->packed), FKV_OK);
     ck_assert_int_eq(fkv_tensor_map_matrix(&w->tensor, &w->mapped), FKV_OK);
     uint32_t n_cols = w->packed.n_cols;
-    w->packed.panels = take(fkv_matrix_bytes(&w->packed));
-    w->scratch = take(fkv_tensor_scratch_bytes(n_cols));
+    w->packed.panels = allocate(fkv_matrix_bytes(&w->packed));
+    w->scratch = allocate(fkv_tensor_scratch_bytes(n_cols));
     fkv_tensor_set_rows(&w->tensor, 0, MAPPED_ROWS, &w->packed, 0, w->scratch);
     fkv_panel_room_grow(&w->room, &w->mapped);
-    w->room.bytes = take(n_threads * w->room.thread_bytes);
-    memset(w->room.bytes, 0xee, (size_t)(n_threads * w->room.thread_bytes)); /* as other matrices leave it */
-    w->x = take((uint64_t)MAPPED_TOKENS * n_cols * sizeof *w->x);
-    w->out = take((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
-    w->expected = take((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
-    w->input = take(fkv_product_input_bytes(MAPPED_TOKENS, n_cols));
+    w->room.bytes = allocate(n_threads * w->room.thread_bytes);
+    /* fills the scratch memory with arbitrary bytes, as if other matrices had used it */
+    memset(w->room.bytes, 0xee, (size_t)(n_threads * w->room.thread_bytes));
+    w->x = allocate((uint64_t)MAPPED_TOKENS * n_cols * sizeof *w->x);
+    w->out = allocate((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
+    w->expected = allocate((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
+    w->input = allocate(fkv_product_input_bytes(MAPPED_TOKENS, n_cols));
     for (uint32_t t = 0; t < MAPPED_TOKENS; t++)
         for (uint32_t c = 0; c < tensor->n_cols; c++) w->x[(size_t)t * n_cols + c] = (float)(int32_t)draw() * 0x1p-31f;
 }
 
-static void mapped_world_close(mapped_world *w) {
+static void mapped_fixture_close(mapped_fixture *w) {
     free(w->packed.panels);
     free(w->scratch);
     free(w->room.bytes);
@@ -411,10 +422,10 @@ static void check_mapped(const fkv_tensor *tensor) {
     static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
     enum { N_THREADS = 2 };
     fkv_workers *workers = NULL;
-    void *place = take(fkv_workers_bytes(N_THREADS));
+    void *place = allocate(fkv_workers_bytes(N_THREADS));
     ck_assert_int_eq(fkv_workers_open(place, N_THREADS, &workers), FKV_OK);
-    mapped_world w;
-    mapped_world_open(&w, tensor, N_THREADS);
+    mapped_fixture w;
+    mapped_fixture_open(&w, tensor, N_THREADS);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
         if (!fkv_cpu_runs(isas[i])) continue;
         const fkv_product packed = {&w.packed, NULL, w.expected, MAPPED_ROWS, NULL};
@@ -425,12 +436,12 @@ static void check_mapped(const fkv_tensor *tensor) {
                       fkv_tensor_type_name(tensor->type), fkv_isa_name(isas[i]));
         ck_assert(!w.room.lost);
     }
-    mapped_world_close(&w);
+    mapped_fixture_close(&w);
     fkv_workers_close(workers);
     free(place);
 }
 
-START_TEST(mapped_rows_give_the_bits_of_panels) {
+START_TEST(mapped_rows_are_bit_identical_to_panels) {
     static uint8_t rows[MAPPED_ROWS * MAX_ROW_BYTES];
     for (uint32_t i = 0; i < N_QUANTIZED; i++) {
         fkv_tensor tensor = random_row(&QUANTIZED[i], 0.25f, rows);
@@ -441,11 +452,11 @@ START_TEST(mapped_rows_give_the_bits_of_panels) {
     }
     for (uint32_t i = 0; i < MAPPED_ROWS * MAX_COLS / 32; i++) {
         for (uint32_t b = 1; b < 17; b++) rows[17 * i + b] = (uint8_t)draw();
-        rows[17 * i] = (uint8_t)(100 + draw() % 40); /* some below what f16 has */
+        rows[17 * i] = (uint8_t)(100 + draw() % 40); /* some scales are below the f16 range */
     }
     check_mapped(
         &(fkv_tensor){.type = FKV_TENSOR_MXFP4, .n_rows = MAPPED_ROWS, .n_cols = MAX_COLS, .data = rows, .row_bytes = 272});
-    for (uint32_t i = 0; i < MAPPED_ROWS * 500; i++) { /* columns that are padded */
+    for (uint32_t i = 0; i < MAPPED_ROWS * 500; i++) { /* padded columns */
         float x = (float)(int32_t)draw() * 0x1p-31f;
         memcpy(rows + 4 * (size_t)i, &x, sizeof x);
     }
@@ -453,7 +464,7 @@ START_TEST(mapped_rows_give_the_bits_of_panels) {
 }
 END_TEST
 
-START_TEST(a_mapped_scale_beyond_f16_is_told) {
+START_TEST(mapped_scale_beyond_f16_is_reported) {
     static const struct {
         fkv_tensor_type type;
         uint32_t block_bytes, at;
@@ -466,22 +477,22 @@ START_TEST(a_mapped_scale_beyond_f16_is_told) {
         const fkv_tensor tensor = {
             .type = cases[i].type, .n_rows = MAPPED_ROWS, .n_cols = 32, .data = rows, .row_bytes = cases[i].block_bytes};
         fkv_workers *workers = NULL;
-        void *place = take(fkv_workers_bytes(1));
+        void *place = allocate(fkv_workers_bytes(1));
         ck_assert_int_eq(fkv_workers_open(place, 1, &workers), FKV_OK);
-        mapped_world w;
-        mapped_world_open(&w, &tensor, 1);
+        mapped_fixture w;
+        mapped_fixture_open(&w, &tensor, 1);
         const fkv_product mapped = {&w.mapped, NULL, w.out, MAPPED_ROWS, &w.room};
         fkv_product_run(workers, fkv_cpu_best_isa(), &mapped, 1, w.x, 1, w.packed.n_cols, w.input);
         ck_assert(w.room.lost);
-        mapped_world_close(&w);
+        mapped_fixture_close(&w);
         fkv_workers_close(workers);
         free(place);
     }
 }
 END_TEST
 
-TEST_MAIN("tensor_rows", floats_are_those_of_the_gguf_package_to_the_bit, floats_of_mlx_arrays_are_those_of_mlx_to_the_bit,
-          floats_of_plain_types_are_the_stored_numbers, every_type_says_how_it_is_packed, old_formats_are_packed_without_any_loss,
-          k_formats_lose_less_than_a_64th_of_a_step, k_formats_hold_their_bound_where_scales_are_denormal,
-          tables_lose_no_more_than_their_scale, powers_of_two_are_packed_without_any_loss, mapped_rows_give_the_bits_of_panels,
-          a_mapped_scale_beyond_f16_is_told)
+TEST_MAIN("tensor_rows", gguf_rows_are_bit_identical_to_the_gguf_package, mlx_arrays_are_bit_identical_to_mlx,
+          plain_types_give_the_stored_values, every_type_has_its_matrix_kind, legacy_formats_are_packed_without_loss,
+          k_formats_lose_less_than_a_64th_of_a_step, k_formats_stay_within_their_bound_with_denormal_scales,
+          table_formats_lose_no_more_than_their_scale, power_of_two_scales_are_packed_without_loss,
+          mapped_rows_are_bit_identical_to_panels, mapped_scale_beyond_f16_is_reported)

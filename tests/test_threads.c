@@ -1,10 +1,10 @@
-/* The threading contract of flatkv.h: one thread at a time drives a cache, any thread may read its figures meanwhile, caches are
- * independent of each other, messages belong to their thread. Meant to run under ThreadSanitizer as well.
+/* Threading contract of flatkv.h: one thread at a time drives a cache, any thread may read its statistics at the same time,
+ * caches are independent, and messages are thread-local. Also runs under ThreadSanitizer.
  *
- * Threads report through structs and are judged by the main thread after the join: a failed check must not jump out of another
- * thread.
+ * Other threads store their results in structs, which the main thread checks after it has joined the threads, because a failed
+ * check must not longjmp out of another thread.
  */
-#include "cache_world.h"
+#include "cache_fixture.h"
 #include "test.h"
 
 #include <pthread.h>
@@ -38,36 +38,36 @@ static void start(pthread_t *thread, void *(*run)(void *), void *argument) {
 
 static void join(pthread_t thread) { ck_assert_int_eq(pthread_join(thread, NULL), 0); }
 
-/* A life with everything in it: prefill, fork, decode of both, an aborted step, truncate, insert, close, again on the prefix.
- * The outputs of the last sequence are kept. False where a call answered what it should not. */
-enum { LIFE_TOKENS = 120, LIFE_SHARED = 80 };
+/* Runs prefill, a fork, decode of both sequences, an aborted step, a truncation, an insertion and a close, then opens a sequence
+ * on the inserted prefix. Stores the outputs of the last sequence. Returns false if a call returned an unexpected status. */
+enum { STRESS_TOKENS = 120, STRESS_SHARED = 80 };
 
-static bool live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, uint8_t *outputs) {
-    fkv_seq first = cache_world_seq(w, LIFE_TOKENS);
+static bool run_all_operations(cache_fixture *w, const uint32_t *tokens, const uint32_t *strange, uint8_t *outputs) {
+    fkv_seq first = cache_fixture_seq(w, STRESS_TOKENS);
     fkv_seq fork = 0;
     fkv_seq last = 0;
     uint32_t n_shared = 0;
-    cache_world_run(w, first, tokens, 0, LIFE_SHARED, STEP_TOKENS, NULL);
-    bool good = fkv_prefix_insert(w->cache, first, tokens, LIFE_SHARED) == FKV_OK;
-    good = fkv_seq_fork(w->cache, first, LIFE_TOKENS, &fork) == FKV_OK && good;
+    cache_fixture_run(w, first, tokens, 0, STRESS_SHARED, STEP_TOKENS, NULL);
+    bool good = fkv_prefix_insert(w->cache, first, tokens, STRESS_SHARED) == FKV_OK;
+    good = fkv_seq_fork(w->cache, first, STRESS_TOKENS, &fork) == FKV_OK && good;
     if (!good) return false;
-    for (uint32_t t = LIFE_SHARED; t < LIFE_SHARED + 10; t++) {
+    for (uint32_t t = STRESS_SHARED; t < STRESS_SHARED + 10; t++) {
         cache_chunk chunks[] = {{first, tokens, t, 1, NULL}, {fork, strange, t, 1, NULL}};
-        cache_world_step(w, chunks, 2, CACHE_COMMIT);
+        cache_fixture_step(w, chunks, 2, CACHE_COMMIT);
     }
-    cache_world_step(w, &(cache_chunk){first, strange, LIFE_SHARED + 10, 20, NULL}, 1, CACHE_ABORT);
-    good = fkv_seq_truncate(w->cache, fork, LIFE_SHARED + 8) == FKV_OK;
+    cache_fixture_step(w, &(cache_chunk){first, strange, STRESS_SHARED + 10, 20, NULL}, 1, CACHE_ABORT);
+    good = fkv_seq_truncate(w->cache, fork, STRESS_SHARED + 8) == FKV_OK;
     good = fkv_seq_close(w->cache, fork) == FKV_OK && good;
     good = fkv_seq_close(w->cache, first) == FKV_OK && good;
-    fkv_seq_config opened = {.max_tokens = LIFE_TOKENS, .prompt = tokens, .n_prompt = LIFE_TOKENS - 1};
-    good = good && fkv_seq_open(w->cache, &opened, &last, &n_shared) == FKV_OK && n_shared == LIFE_SHARED;
+    fkv_seq_config opened = {.max_tokens = STRESS_TOKENS, .prompt = tokens, .n_prompt = STRESS_TOKENS - 1};
+    good = good && fkv_seq_open(w->cache, &opened, &last, &n_shared) == FKV_OK && n_shared == STRESS_SHARED;
     if (!good) return false;
-    cache_world_run(w, last, tokens, n_shared, LIFE_TOKENS, 3, outputs);
+    cache_fixture_run(w, last, tokens, n_shared, STRESS_TOKENS, 3, outputs);
     good = fkv_seq_close(w->cache, last) == FKV_OK;
     return good && fkv_cache_consistent(w->cache);
 }
 
-/* ---- figures while another thread drives ---- */
+/* ---- concurrent statistics ---- */
 
 typedef struct watcher {
     const fkv_cache *cache;
@@ -84,7 +84,7 @@ static bool plausible(const fkv_stats *s, const fkv_stats *before) {
         good = good && pages == before->groups[g].pages && now->free <= pages && now->held <= pages && now->shared <= pages &&
                now->cached <= pages && now->pinned <= pages && now->promised <= pages;
     }
-    /* what only counts up never goes back */
+    /* these counters must never decrease */
     return good && s->steps >= before->steps && s->aborts >= before->aborts && s->tokens >= before->tokens &&
            s->page_copies >= before->page_copies && s->hits >= before->hits && s->hit_tokens >= before->hit_tokens &&
            s->evictions >= before->evictions && s->packed_bytes_read >= before->packed_bytes_read;
@@ -103,11 +103,11 @@ static void *watch(void *argument) {
     return NULL;
 }
 
-START_TEST(any_thread_reads_the_figures_while_one_drives) {
-    enum { N_WATCHERS = 2, N_LIVES = 12 };
+START_TEST(any_thread_can_read_statistics_while_another_drives) {
+    enum { N_WATCHERS = 2, N_ROUNDS = 12 };
     fkv_config config = small_config(2);
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
     _Atomic bool stop = false;
     pthread_t threads[N_WATCHERS];
     watcher watchers[N_WATCHERS];
@@ -115,13 +115,13 @@ START_TEST(any_thread_reads_the_figures_while_one_drives) {
         watchers[i] = (watcher){.cache = w.cache, .stop = &stop};
         start(&threads[i], watch, &watchers[i]);
     }
-    uint32_t tokens[LIFE_TOKENS];
-    uint32_t strange[LIFE_TOKENS];
+    uint32_t tokens[STRESS_TOKENS];
+    uint32_t strange[STRESS_TOKENS];
     bool good = true;
-    for (uint64_t i = 0; i < N_LIVES; i++) {
-        cache_tokens(i, tokens, LIFE_TOKENS);
-        cache_tokens(100 + i, strange, LIFE_TOKENS);
-        good = live(&w, tokens, strange, NULL) && good;
+    for (uint64_t i = 0; i < N_ROUNDS; i++) {
+        cache_tokens(i, tokens, STRESS_TOKENS);
+        cache_tokens(100 + i, strange, STRESS_TOKENS);
+        good = run_all_operations(&w, tokens, strange, NULL) && good;
     }
     atomic_store(&stop, true);
     for (int i = 0; i < N_WATCHERS; i++) join(threads[i]);
@@ -130,16 +130,16 @@ START_TEST(any_thread_reads_the_figures_while_one_drives) {
         ck_assert_uint_eq(watchers[i].n_wrong, 0);
         ck_assert_uint_gt(watchers[i].n_reads, 0);
     }
-    fkv_stats stats = cache_world_stats(&w);
-    ck_assert_uint_eq(stats.aborts, N_LIVES);
-    ck_assert_uint_eq(stats.hits, N_LIVES);
-    ck_assert_uint_eq(stats.tokens, N_LIVES * (LIFE_SHARED + 2 * 10 + LIFE_TOKENS - LIFE_SHARED));
+    fkv_stats stats = cache_fixture_stats(&w);
+    ck_assert_uint_eq(stats.aborts, N_ROUNDS);
+    ck_assert_uint_eq(stats.hits, N_ROUNDS);
+    ck_assert_uint_eq(stats.tokens, N_ROUNDS * (STRESS_SHARED + 2 * 10 + STRESS_TOKENS - STRESS_SHARED));
     ck_assert_uint_gt(stats.evictions, 0);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
-/* ---- caches side by side ---- */
+/* ---- independent caches ---- */
 
 typedef struct driver {
     uint64_t seed;
@@ -149,27 +149,27 @@ typedef struct driver {
     uint8_t *outputs;
 } driver;
 
-/* Opens a cache, lives in it three times, closes it. */
+/* Opens a cache, runs all operations three times and closes the cache. */
 static void *drive(void *argument) {
     driver *me = argument;
     fkv_config config = small_config(me->n_threads);
-    cache_world w;
-    if (cache_world_open(&w, &config) != FKV_OK) return NULL;
-    uint32_t tokens[LIFE_TOKENS];
-    uint32_t strange[LIFE_TOKENS];
-    me->bytes = LIFE_TOKENS * w.output_bytes;
+    cache_fixture w;
+    if (cache_fixture_open(&w, &config) != FKV_OK) return NULL;
+    uint32_t tokens[STRESS_TOKENS];
+    uint32_t strange[STRESS_TOKENS];
+    me->bytes = STRESS_TOKENS * w.output_bytes;
     me->outputs = calloc(3, me->bytes);
     me->good = me->outputs != NULL;
     for (uint64_t i = 0; i < 3 && me->good; i++) {
-        cache_tokens(me->seed + i, tokens, LIFE_TOKENS);
-        cache_tokens(me->seed + 100 + i, strange, LIFE_TOKENS);
-        me->good = live(&w, tokens, strange, me->outputs + i * me->bytes);
+        cache_tokens(me->seed + i, tokens, STRESS_TOKENS);
+        cache_tokens(me->seed + 100 + i, strange, STRESS_TOKENS);
+        me->good = run_all_operations(&w, tokens, strange, me->outputs + i * me->bytes);
     }
-    cache_world_close(&w);
+    cache_fixture_close(&w);
     return NULL;
 }
 
-START_TEST(caches_side_by_side_give_what_each_gives_alone) {
+START_TEST(concurrent_caches_give_the_same_outputs_as_separate_ones) {
     enum { N_DRIVERS = 5 };
     driver alone[N_DRIVERS];
     driver together[N_DRIVERS];
@@ -190,10 +190,10 @@ START_TEST(caches_side_by_side_give_what_each_gives_alone) {
 }
 END_TEST
 
-/* ---- one cache from hand to hand ---- */
+/* ---- alternating threads ---- */
 
 typedef struct hand {
-    cache_world *w;
+    cache_fixture *w;
     fkv_seq seq;
     const uint32_t *tokens;
     uint32_t from;
@@ -203,23 +203,23 @@ typedef struct hand {
 
 static void *carry_on(void *argument) {
     hand *h = argument;
-    cache_world_run(h->w, h->seq, h->tokens, h->from, h->to, 4, h->outputs);
+    cache_fixture_run(h->w, h->seq, h->tokens, h->from, h->to, 4, h->outputs);
     return NULL;
 }
 
-START_TEST(a_cache_goes_from_thread_to_thread) {
+START_TEST(threads_can_drive_one_cache_in_turn) {
     fkv_config config = small_config(2);
-    cache_world w;
-    ck_ok(cache_world_open(&w, &config));
-    uint32_t tokens[LIFE_TOKENS];
-    cache_tokens(7, tokens, LIFE_TOKENS);
-    size_t bytes = LIFE_TOKENS * w.output_bytes;
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
+    uint32_t tokens[STRESS_TOKENS];
+    cache_tokens(7, tokens, STRESS_TOKENS);
+    size_t bytes = STRESS_TOKENS * w.output_bytes;
     uint8_t *expected = malloc(bytes);
     uint8_t *got = malloc(bytes);
     ck_assert(expected != NULL && got != NULL);
-    cache_world_run(&w, cache_world_seq(&w, LIFE_TOKENS), tokens, 0, LIFE_TOKENS, 4, expected);
-    hand h = {.w = &w, .seq = cache_world_seq(&w, LIFE_TOKENS), .tokens = tokens, .outputs = got};
-    for (h.from = 0; h.from < LIFE_TOKENS; h.from = h.to) {
+    cache_fixture_run(&w, cache_fixture_seq(&w, STRESS_TOKENS), tokens, 0, STRESS_TOKENS, 4, expected);
+    hand h = {.w = &w, .seq = cache_fixture_seq(&w, STRESS_TOKENS), .tokens = tokens, .outputs = got};
+    for (h.from = 0; h.from < STRESS_TOKENS; h.from = h.to) {
         pthread_t thread;
         h.to = h.from + 20;
         start(&thread, carry_on, &h);
@@ -228,23 +228,23 @@ START_TEST(a_cache_goes_from_thread_to_thread) {
     ck_assert(memcmp(got, expected, bytes) == 0);
     free(expected);
     free(got);
-    cache_world_close(&w);
+    cache_fixture_close(&w);
 }
 END_TEST
 
 /* ---- messages ---- */
 
 typedef struct speaker {
-    _Atomic uint32_t *n_to_come; /* that have not failed yet */
-    uint32_t n_layers;           /* too many, and told apart by it */
+    _Atomic uint32_t *n_to_come; /* number of threads that have not failed yet */
+    uint32_t n_layers;           /* invalid number of layers, different for each thread */
     bool silent_at_first;
     bool own_words;
 } speaker;
 
 static void *speak(void *argument) {
     speaker *me = argument;
-    char number[16];
-    (void)snprintf(number, sizeof number, "%u layers", me->n_layers);
+    char number[32];
+    (void)snprintf(number, sizeof number, "n_layers is %u", me->n_layers);
     me->silent_at_first = fkv_message()[0] == 0;
     fkv_config config = small_config(1);
     fkv_plan plan;
@@ -258,7 +258,7 @@ static void *speak(void *argument) {
     return NULL;
 }
 
-START_TEST(a_message_belongs_to_its_thread) {
+START_TEST(messages_are_thread_local) {
     enum { N_SPEAKERS = 3 };
     _Atomic uint32_t n_to_come = N_SPEAKERS;
     pthread_t threads[N_SPEAKERS];
@@ -277,5 +277,6 @@ START_TEST(a_message_belongs_to_its_thread) {
 }
 END_TEST
 
-TEST_MAIN("threads", any_thread_reads_the_figures_while_one_drives, caches_side_by_side_give_what_each_gives_alone,
-          a_cache_goes_from_thread_to_thread, a_message_belongs_to_its_thread)
+TEST_MAIN("threads", any_thread_can_read_statistics_while_another_drives,
+          concurrent_caches_give_the_same_outputs_as_separate_ones, threads_can_drive_one_cache_in_turn,
+          messages_are_thread_local)

@@ -1,11 +1,13 @@
-/* Tokenizers: llama.cpp's and Hugging Face's answers on stored cases for each pre-tokenizer and for SentencePiece, random small
- * vocabularies against the slow model, texts back from tokens, what is refused, and texts made to be slow.
+/* Tokenizers: stored results of llama.cpp and Hugging Face for each pre-tokenizer and for SentencePiece, random small
+ * vocabularies against a naive model, detokenized texts, rejected vocabularies, and worst-case texts.
  */
-#include "../src/model/chat/chat.h"
+#include "../src/model/files/weights_state.h"
+#include "../src/text/chat/chat.h"
 #include "test.h"
 #include "tokenizer_model.h"
 
-#include "../src/model/tokenizer/vocab_map.h"
+#include "../src/text/tokenizer/token_merge.h"
+#include "../src/text/tokenizer/vocab_map.h"
 
 #include <stdio.h>
 
@@ -13,7 +15,7 @@ static const char SEPARATOR[] = "\n__ggml_vocab_test__\n";
 
 static char *read_file(const char *path, size_t *size) {
     FILE *file = fopen(path, "rb");
-    ck_assert_msg(file != NULL, "%s cannot be opened", path);
+    ck_assert_msg(file != NULL, "cannot open %s", path);
     ck_assert_int_eq(fseek(file, 0, SEEK_END), 0);
     *size = (size_t)ftell(file);
     rewind(file);
@@ -25,7 +27,7 @@ static char *read_file(const char *path, size_t *size) {
     return text;
 }
 
-/* A vocabulary of a file, under another pre-tokenizer where one is named. */
+/* A vocabulary from a file, optionally with another pre-tokenizer. */
 typedef struct opened {
     fkv_weights *weights;
     fkv_vocab_source source;
@@ -55,9 +57,9 @@ static uint32_t *encode(const fkv_tokenizer *tokenizer, const char *text, size_t
     return tokens;
 }
 
-/* ---- llama.cpp's answers ------------------------------------------------------------------------------------- */
+/* ---- stored results ---- */
 
-/* Reads the tokens of a line up to ';' or its end and compares. */
+/* Tokenizes `text`, reads the expected tokens from `line` up to ';' or the end of the line, and compares them. */
 static const char *compare_line(const char *line, const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes,
                                 unsigned flags, const char *name, int index) {
     size_t n_tokens = 0;
@@ -75,7 +77,7 @@ static const char *compare_line(const char *line, const fkv_tokenizer *tokenizer
         n_expected++;
         line = end;
     }
-    ck_assert_msg(n_expected == n_tokens, "%s, case %d, flags %u: %zu tokens instead of %zu", name, index, flags, n_tokens,
+    ck_assert_msg(n_expected == n_tokens, "%s, case %d, flags %u: %zu tokens, expected %zu", name, index, flags, n_tokens,
                   n_expected);
     free(tokens);
     return line;
@@ -98,14 +100,14 @@ static int check_vectors(const fkv_tokenizer *tokenizer, const char *cases, cons
         more = end != NULL;
         size_t n_bytes = more ? (size_t)(end - text) : left;
         ck_assert_msg(line < outputs + n_outputs, "%s ends before its cases", path);
-        if (*line == '-') /* surrogates, which Hugging Face's does not take */
+        if (*line == '-') /* a case with surrogates, which has no result because Hugging Face rejects it */
             line++;
         else
             line = compare_line(line, tokenizer, text, n_bytes, FKV_TOKENIZE_PLAIN, path, index);
         if (*line == ';') line = compare_line(line + 1, tokenizer, text, n_bytes, FKV_TOKENIZE_SPECIAL, path, index);
         line++;
         text += n_bytes + strlen(SEPARATOR);
-        more = more && text < inputs + n_inputs; /* a separator at the end begins no case */
+        more = more && text < inputs + n_inputs; /* a separator at the end of the file does not begin another case */
     }
     ck_assert_ptr_eq(line, outputs + n_outputs);
     free(inputs);
@@ -113,8 +115,8 @@ static int check_vectors(const fkv_tokenizer *tokenizer, const char *cases, cons
     return index;
 }
 
-/* gpt-2, smollm and llama-bpe: llama.cpp's answers; the others: Hugging Face's (scripts/make-tokenizer-vectors). */
-START_TEST(every_pre_tokenizer_answers_as_the_models_own) {
+/* gpt-2, smollm and llama-bpe: results of llama.cpp; the others: results of Hugging Face (scripts/make-tokenizer-vectors). */
+START_TEST(every_pre_tokenizer_matches_its_reference) {
     static const char *const names[] = {"gpt-2",  "smollm",  "llama-bpe", "qwen2",          "qwen35",      "command-r", "tekken",
                                         "gpt-4o", "kimi-k2", "dbrx",      "deepseek-coder", "deepseek-v3", "default"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -127,7 +129,7 @@ START_TEST(every_pre_tokenizer_answers_as_the_models_own) {
 }
 END_TEST
 
-START_TEST(sentencepiece_answers_as_llama_cpp) {
+START_TEST(sentencepiece_matches_llama_cpp) {
     opened one;
     open_file(&one, STORIES, NULL);
     ck_assert_str_eq(fkv_tokenizer_name(one.tokenizer), "spm");
@@ -137,9 +139,9 @@ START_TEST(sentencepiece_answers_as_llama_cpp) {
 }
 END_TEST
 
-/* ---- texts --------------------------------------------------------------------------------------------------- */
+/* ---- detokenization ---- */
 
-/* Joins the texts of the tokens and compares them with the text they came from. */
+/* Joins the texts of the tokens and compares them with the original text. */
 static void check_back(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, size_t n_before) {
     size_t n_tokens = 0;
     uint32_t *tokens = encode(tokenizer, text, n_bytes, FKV_TOKENIZE_PLAIN, &n_tokens);
@@ -147,7 +149,7 @@ static void check_back(const fkv_tokenizer *tokenizer, const char *text, size_t 
     for (size_t i = 0; i < n_tokens; i++) {
         size_t n = 0;
         const char *piece = fkv_tokenizer_text(tokenizer, tokens[i], false, &n);
-        size_t skip = i == 0 ? n_before : 0; /* the space that SentencePiece begins with */
+        size_t skip = i == 0 ? n_before : 0; /* skips the leading space that SentencePiece adds */
         ck_assert_uint_ge(n, skip);
         ck_assert_msg(at + n - skip <= n_bytes && memcmp(piece + skip, text + at, n - skip) == 0,
                       "token %zu is not the text at %zu", i, at);
@@ -157,7 +159,7 @@ static void check_back(const fkv_tokenizer *tokenizer, const char *text, size_t 
     free(tokens);
 }
 
-START_TEST(tokens_give_the_text_back) {
+START_TEST(tokens_give_the_original_text) {
     size_t n_bytes = 0;
     char *book = read_file("models/needle/book.txt", &n_bytes);
     if (n_bytes > 300000) n_bytes = 300000;
@@ -201,7 +203,7 @@ START_TEST(bytes_are_their_own_tokens) {
 }
 END_TEST
 
-START_TEST(more_tokens_than_room_are_counted_and_not_written) {
+START_TEST(tokens_beyond_the_capacity_are_counted_but_not_written) {
     opened one;
     open_file(&one, GPT2, NULL);
     uint32_t tokens[3] = {7, 7, 7};
@@ -215,7 +217,7 @@ START_TEST(more_tokens_than_room_are_counted_and_not_written) {
 }
 END_TEST
 
-START_TEST(the_first_token_is_bos_where_the_model_wants_it) {
+START_TEST(bos_is_added_if_the_model_requires_it) {
     opened stories;
     open_file(&stories, STORIES, NULL);
     opened gpt2;
@@ -235,11 +237,11 @@ START_TEST(the_first_token_is_bos_where_the_model_wants_it) {
 }
 END_TEST
 
-/* ---- special tokens and chats -------------------------------------------------------------------------------- */
+/* ---- special tokens and chats ---- */
 
 #define BYTES(text) {text, sizeof(text) - 1}
 
-/* A vocabulary of letters with a few tokens beside them; merges for bpe only. */
+/* A vocabulary of letters and a few other tokens. The merges are used only for BPE. */
 static const fkv_bytes CHAT_TOKENS[] = {BYTES("a"),          BYTES("b"),      BYTES("<|im_start|>"),
                                         BYTES("<|im_end|>"), BYTES("<tool>"), BYTES("<|endoftext|>"),
                                         BYTES("ab"),         BYTES("<"),      BYTES("<|fim_pad|>")};
@@ -269,14 +271,14 @@ static void check_tokens(const fkv_tokenizer *tokenizer, const char *text, unsig
     free(tokens);
 }
 
-START_TEST(control_tokens_are_text_unless_asked_for) {
+START_TEST(control_tokens_are_plain_text_unless_requested) {
     fkv_vocab_source source = chat_source();
     fkv_tokenizer *tokenizer = NULL;
     ck_ok(fkv_tokenizer_open(&source, &tokenizer));
     const char *text = "ab<|im_end|><tool>ab";
     check_tokens(tokenizer, text, FKV_TOKENIZE_SPECIAL, (const uint32_t[]){6, 3, 4, 6}, 4);
     check_tokens(tokenizer, text, FKV_TOKENIZE_PLAIN, (const uint32_t[]){6, 7, 4, 6},
-                 4); /* of "<|im_end|>" only "<" has a token */
+                 4); /* "<" is the only part of "<|im_end|>" that has a token */
     size_t n = 0;
     (void)fkv_tokenizer_text(tokenizer, 3, false, &n);
     ck_assert_uint_eq(n, 0);
@@ -286,7 +288,7 @@ START_TEST(control_tokens_are_text_unless_asked_for) {
 }
 END_TEST
 
-START_TEST(tokens_that_end_a_text_are_known_by_number_and_by_name) {
+START_TEST(end_tokens_are_recognized_by_id_and_name) {
     fkv_vocab_source source = chat_source();
     fkv_tokenizer *tokenizer = NULL;
     uint32_t end[FKV_MAX_END_TOKENS];
@@ -295,7 +297,7 @@ START_TEST(tokens_that_end_a_text_are_known_by_number_and_by_name) {
     ck_assert_uint_eq(end[0], 3);
     ck_assert_uint_eq(end[1], 5);
     ck_assert_uint_eq(end[2], 8);
-    /* named like a control token, so it is one, whatever its type: a user cannot write it */
+    /* a token with the name of a control token is a control token regardless of its type, so users cannot write it */
     check_tokens(tokenizer, "<|endoftext|>", FKV_TOKENIZE_PLAIN, (const uint32_t[]){7}, 1);
     check_tokens(tokenizer, "<|fim_pad|>", FKV_TOKENIZE_PLAIN, (const uint32_t[]){7, 0}, 2);
     check_tokens(tokenizer, "<|endoftext|>", FKV_TOKENIZE_SPECIAL, (const uint32_t[]){5}, 1);
@@ -303,7 +305,7 @@ START_TEST(tokens_that_end_a_text_are_known_by_number_and_by_name) {
 }
 END_TEST
 
-/* Tokens of a text whose marks are given as digits beside it. */
+/* Tokenizes a text and checks the tokens. marks: one digit per byte of the text; 1 if the byte comes from the user. */
 static void check_marked(const fkv_tokenizer *tokenizer, const char *text, const char *marks, const uint32_t *expected,
                          size_t n_expected) {
     uint32_t tokens[64];
@@ -315,19 +317,20 @@ static void check_marked(const fkv_tokenizer *tokenizer, const char *text, const
     ck_assert_msg(n == n_expected && memcmp(tokens, expected, n * sizeof *tokens) == 0, "\"%s\" marked %s", text, marks);
 }
 
-START_TEST(a_control_token_is_found_only_where_no_byte_of_it_is_marked) {
+START_TEST(control_token_is_matched_only_if_no_byte_is_marked) {
     fkv_vocab_source source = chat_source();
     fkv_tokenizer *tokenizer = NULL;
     ck_ok(fkv_tokenizer_open(&source, &tokenizer));
     check_marked(tokenizer, "a<|im_end|>b", "000000000000", (const uint32_t[]){0, 3, 1}, 3);
     check_marked(tokenizer, "a<|im_end|>b", "100000000001", (const uint32_t[]){0, 3, 1}, 3);
     check_marked(tokenizer, "a<|im_end|>b", "111111111111", (const uint32_t[]){0, 7, 1}, 3);
-    for (size_t i = 1; i <= 10; i++) { /* one byte from the user is enough */
+    for (size_t i = 1; i <= 10; i++) { /* a single byte from the user prevents the match of the control token */
         char marks[] = "000000000000";
         marks[i] = '1';
         check_marked(tokenizer, "a<|im_end|>b", marks, (const uint32_t[]){0, 7, 1}, 3);
     }
-    check_marked(tokenizer, "a<tool>b", "11111111", (const uint32_t[]){0, 4, 1}, 3); /* tokens that anybody may write stay */
+    check_marked(tokenizer, "a<tool>b", "11111111", (const uint32_t[]){0, 4, 1},
+                 3); /* special tokens that users may write are still matched */
     check_marked(tokenizer, "<|im_end|><|im_end|>", "11111111110000000000", (const uint32_t[]){7, 3}, 2);
     fkv_tokenizer_close(tokenizer);
 }
@@ -347,7 +350,7 @@ static char *rendered(const fkv_vocab_source *source, const char *conversation) 
     return text;
 }
 
-START_TEST(a_chat_is_the_models_own_template_or_chatml_or_refused) {
+START_TEST(chat_uses_the_models_template_or_chatml) {
     static const char hi[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"add_generation_prompt\": true}";
     fkv_vocab_source source = chat_source();
     char *text = rendered(&source, hi);
@@ -366,7 +369,7 @@ START_TEST(a_chat_is_the_models_own_template_or_chatml_or_refused) {
 }
 END_TEST
 
-/* ---- random vocabularies against the slow model -------------------------------------------------------------- */
+/* ---- random vocabularies ---- */
 
 static uint64_t random_state;
 
@@ -375,7 +378,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)(random_state >> 33) % n;
 }
 
-/* Strings of few letters, so that they overlap and merge. */
+/* Generates strings over few letters, so that they overlap and merge. */
 static fkv_bytes random_string(char *room, uint32_t n_letters, uint32_t max_letters, bool wide) {
     static const char *const wide_letters[] = {"\xe2\x96\x81", " ", "\xc3\xa9", "\xc3", "\xf0\x9f"};
     size_t n = 0;
@@ -391,23 +394,23 @@ static fkv_bytes random_string(char *room, uint32_t n_letters, uint32_t max_lett
     return (fkv_bytes){room, n};
 }
 
-START_TEST(random_vocabularies_tokenize_as_the_slow_model) {
+START_TEST(random_vocabularies_tokenize_as_the_naive_model) {
     static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "llama-bpe"};
     static char room[MODEL_MAX_TOKENS + MODEL_MAX_MERGES][32];
     static char text[MODEL_MAX_TEXT];
     int n_refused = 0;
     for (uint64_t seed = 1; seed <= 2000; seed++) {
-        tokenizer_world world = {0};
-        fkv_vocab_source *source = &world.source;
+        tokenizer_fixture fixture = {0};
+        fkv_vocab_source *source = &fixture.source;
         random_state = seed;
         bool spm = random_below(2) == 0;
         uint32_t n_letters = 1 + random_below(3);
         uint32_t longest = 2 + random_below(6);
         *source = (fkv_vocab_source){.model = spm ? (fkv_bytes)BYTES("llama") : (fkv_bytes)BYTES("gpt2"),
-                                     .tokens = world.tokens,
-                                     .scores = world.scores,
-                                     .types = world.types,
-                                     .merges = world.merges,
+                                     .tokens = fixture.tokens,
+                                     .scores = fixture.scores,
+                                     .types = fixture.types,
+                                     .merges = fixture.merges,
                                      .unk = 0,
                                      .add_bos = random_below(2) == 0,
                                      .add_space_prefix = random_below(2) == 0};
@@ -416,22 +419,22 @@ START_TEST(random_vocabularies_tokenize_as_the_slow_model) {
         source->n_tokens = 4 + random_below(60);
         uint32_t n_special = random_below(3);
         for (uint32_t i = 0; i < source->n_tokens; i++) {
-            world.tokens[i] = random_string(room[i], n_letters, longest, spm);
-            world.scores[i] = -(float)random_below(8);
-            world.types[i] = random_below(8) < n_special ? 3 + (int32_t)random_below(2) : 1;
+            fixture.tokens[i] = random_string(room[i], n_letters, longest, spm);
+            fixture.scores[i] = -(float)random_below(8);
+            fixture.types[i] = random_below(8) < n_special ? 3 + (int32_t)random_below(2) : 1;
         }
         source->n_merges = 1 + random_below(40);
         for (uint32_t i = 0; i < source->n_merges; i++) {
             char *merge = room[MODEL_MAX_TOKENS + i];
             size_t n_left = random_string(merge, n_letters, 3, false).size;
             merge[n_left] = ' ';
-            world.merges[i] = (fkv_bytes){merge, n_left + 1 + random_string(merge + n_left + 1, n_letters, 3, false).size};
+            fixture.merges[i] = (fkv_bytes){merge, n_left + 1 + random_string(merge + n_left + 1, n_letters, 3, false).size};
         }
         fkv_bytes long_text = random_string(text, n_letters, 80, spm);
-        world.text = long_text.data;
-        world.n_text = long_text.size;
+        fixture.text = long_text.data;
+        fixture.n_text = long_text.size;
         bool refused = false;
-        const char *fault = tokenizer_world_check(&world, &refused);
+        const char *fault = tokenizer_fixture_check(&fixture, &refused);
         ck_assert_msg(fault == NULL, "seed %llu: %s", (unsigned long long)seed, fault);
         n_refused += refused;
     }
@@ -439,37 +442,37 @@ START_TEST(random_vocabularies_tokenize_as_the_slow_model) {
 }
 END_TEST
 
-/* ---- what is refused ----------------------------------------------------------------------------------------- */
+/* ---- rejected vocabularies ---- */
 
-static void check_refused(const fkv_vocab_source *source, fkv_status status, const char *says) {
+static void check_rejected(const fkv_vocab_source *source, fkv_status status, const char *says) {
     fkv_tokenizer *tokenizer = NULL;
     ck_status(fkv_tokenizer_open(source, &tokenizer), status);
     ck_assert_ptr_null(tokenizer);
-    ck_assert_msg(strstr(fkv_message(), says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), says);
+    ck_assert_msg(strstr(fkv_message(), says) != NULL, "\"%s\" does not contain \"%s\"", fkv_message(), says);
 }
 
-START_TEST(what_cannot_be_used_is_refused_by_name) {
+START_TEST(unsupported_vocabularies_are_rejected_by_name) {
     fkv_vocab_source source = chat_source();
     source.model = (fkv_bytes)BYTES("bert");
-    check_refused(&source, FKV_UNSUPPORTED, "\"bert\"");
+    check_rejected(&source, FKV_UNSUPPORTED, "\"bert\"");
     source.model = (fkv_bytes)BYTES("\x1b]0;bert\a");
-    check_refused(&source, FKV_UNSUPPORTED, "\"\\x1b]0;bert\\x07\"");
+    check_rejected(&source, FKV_UNSUPPORTED, "\"\\x1b]0;bert\\x07\"");
     source = chat_source();
     source.pre = (fkv_bytes)BYTES("bloom");
-    check_refused(&source, FKV_UNSUPPORTED, "\"bloom\"");
+    check_rejected(&source, FKV_UNSUPPORTED, "\"bloom\"");
     source.pre = (fkv_bytes){"te\x1b[2Jk\0en", 10};
-    check_refused(&source, FKV_UNSUPPORTED, "\"te\\x1b[2Jk\\x00en\"");
+    check_rejected(&source, FKV_UNSUPPORTED, "\"te\\x1b[2Jk\\x00en\"");
     source = chat_source();
     source.n_merges = 0;
-    check_refused(&source, FKV_FILE_FORMAT, "without merges");
+    check_rejected(&source, FKV_FILE_FORMAT, "no merges");
     source = chat_source();
     source.n_tokens = 0;
-    check_refused(&source, FKV_FILE_FORMAT, "no tokens");
+    check_rejected(&source, FKV_FILE_FORMAT, "no tokens");
     source = chat_source();
     const fkv_bytes bad_merges[] = {BYTES("ab"), BYTES("a "), BYTES(" b"), BYTES("")};
     for (size_t i = 0; i < sizeof bad_merges / sizeof bad_merges[0]; i++) {
         source.merges = &bad_merges[i];
-        check_refused(&source, FKV_FILE_FORMAT, "merge 0");
+        check_rejected(&source, FKV_FILE_FORMAT, "merge 0");
     }
     static char much[FKV_MAX_TOKEN_BYTES + 1];
     memset(much, 'a', sizeof much);
@@ -477,14 +480,14 @@ START_TEST(what_cannot_be_used_is_refused_by_name) {
     source = chat_source();
     source.n_tokens = 1;
     source.tokens = &long_token;
-    check_refused(&source, FKV_UNSUPPORTED, "1025 bytes");
+    check_rejected(&source, FKV_UNSUPPORTED, "1025 bytes");
     source = chat_source();
-    source.n_tokens = UINT32_MAX; /* not looked at: the number alone is refused */
-    check_refused(&source, FKV_UNSUPPORTED, "4294967295");
+    source.n_tokens = UINT32_MAX; /* the tokens are not read, because the count alone is rejected */
+    check_rejected(&source, FKV_UNSUPPORTED, "4294967295");
 }
 END_TEST
 
-START_TEST(keys_that_pile_up_are_refused) {
+START_TEST(colliding_keys_are_rejected) {
     fkv_pair_map map;
     ck_ok(fkv_pair_map_open(&map, 1000));
     fkv_status status = FKV_OK;
@@ -500,7 +503,7 @@ START_TEST(keys_that_pile_up_are_refused) {
 }
 END_TEST
 
-/* ---- normal forms -------------------------------------------------------------------------------------------- */
+/* ---- normalization ---- */
 
 static bool same_tokens(const fkv_tokenizer *tokenizer, const char *one, const char *other) {
     size_t n_one = 0;
@@ -513,17 +516,18 @@ static bool same_tokens(const fkv_tokenizer *tokenizer, const char *one, const c
     return same;
 }
 
-/* What macOS calls a file and what a keyboard types are the same words to Qwen and Command-R, and were not to GPT-2. */
-START_TEST(qwen_and_command_r_take_text_in_nfc) {
+/* Decomposed text (such as file names from macOS) and typed text give the same tokens for Qwen and Command-R, but not for
+ * GPT-2. */
+START_TEST(qwen_and_command_r_normalize_to_nfc) {
     static const char *const pairs[][2] = {
         {"Citta\u0300 e\u0300 gia\u0300", "Citt\u00e0 \u00e8 gi\u00e0"},
-        {"\u1112\u1161\u11ab", "\ud55c"},  /* Hangul by its letters */
-        {"a\u0301\u0323", "\u1ea1\u0301"}, /* marks in another order */
-        {"\u212b", "\u00c5"},              /* one character for another */
+        {"\u1112\u1161\u11ab", "\ud55c"},  /* decomposed Hangul */
+        {"a\u0301\u0323", "\u1ea1\u0301"}, /* combining marks in another order */
+        {"\u212b", "\u00c5"},              /* singleton decomposition */
         {"\u304b\u3099x", "\u304cx"},      /* kana */
         {"\xff"
          "A\u030a",
-         "\xef\xbf\xbd\u00c5"}, /* behind a broken byte */
+         "\xef\xbf\xbd\u00c5"}, /* normalization also works after an invalid byte */
     };
     static const char *const names[] = {"qwen2", "deepseek-r1-qwen", "qwen35", "command-r", "gpt-2"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -536,10 +540,65 @@ START_TEST(qwen_and_command_r_take_text_in_nfc) {
 }
 END_TEST
 
-/* ---- texts made to be slow ----------------------------------------------------------------------------------- */
+/* ---- merge loop ---- */
 
-/* Of quadratic work none of these would end today. */
-START_TEST(long_runs_take_no_longer_than_long_texts) {
+/* Derives the rank and the merged ID of a pair from the IDs of its symbols. With few ranks, many pairs have equal ranks. Some
+ * pairs do not merge. */
+static void rank_by_hash(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end) {
+    const uint32_t n_ranks = *(const uint32_t *)context;
+    const uint64_t hash = fkv_mix_u64((uint64_t)symbols[left].id << 32 | symbols[symbols[left].next].id);
+    (void)end;
+    if (hash % 5 == 0) return;
+    symbols[left].rank = (uint32_t)(hash >> 8) % n_ranks;
+    symbols[left].merged_id = (uint32_t)(hash >> 40) % 64;
+}
+
+/* Merges the leftmost pair with the lowest rank until no pair can be merged. Searches all pairs for each merge. */
+static void merge_naively(fkv_symbol *symbols, uint32_t n_bytes, const uint32_t *n_ranks) {
+    for (;;) {
+        uint32_t best = n_bytes;
+        for (uint32_t left = 0; symbols[left].next < n_bytes; left = symbols[left].next) {
+            symbols[left].rank = FKV_NO_MERGE;
+            rank_by_hash(n_ranks, symbols, left, 0);
+            if (symbols[left].rank == FKV_NO_MERGE) continue;
+            if (best == n_bytes || symbols[left].rank < symbols[best].rank) best = left;
+        }
+        if (best == n_bytes) return;
+        symbols[best].id = symbols[best].merged_id;
+        symbols[best].next = symbols[symbols[best].next].next;
+    }
+}
+
+START_TEST(short_and_long_texts_merge_the_lowest_rank_first) {
+    enum { N_MAX = 4200 };
+    static fkv_symbol naive[N_MAX];
+    fkv_token_merge merge = {0};
+    uint64_t random = 1;
+    for (uint32_t round = 0; round < 12; round++) {
+        const uint32_t n = round % 3 == 0 ? 200 : N_MAX - round;
+        const uint32_t n_ranks = round % 4 == 0 ? 1 : round % 4 == 1 ? 3 : round % 4 == 2 ? 50 : 100000;
+        const uint32_t n_letters = 1 + round % 5;
+        ck_ok(fkv_token_merge_prepare(&merge, n));
+        for (uint32_t i = 0; i < n; i++) {
+            random = random * UINT64_C(6364136223846793005) + 1;
+            merge.symbols[i] =
+                (fkv_symbol){.prev = i > 0 ? i - 1 : FKV_NO_SYMBOL, .next = i + 1, .id = (uint32_t)(random >> 40) % n_letters};
+            naive[i] = merge.symbols[i];
+        }
+        fkv_token_merge_run(&merge, rank_by_hash, &n_ranks);
+        merge_naively(naive, n, &n_ranks);
+        for (uint32_t at = 0; at < n; at = naive[at].next)
+            ck_assert_msg(merge.symbols[at].id == naive[at].id && merge.symbols[at].next == naive[at].next,
+                          "round %u: the symbol at byte %u differs", round, at);
+    }
+    fkv_scratch_close(&merge.scratch);
+}
+END_TEST
+
+/* ---- worst-case texts ---- */
+
+/* A tokenizer with quadratic run time would need days for these texts. */
+START_TEST(long_runs_are_tokenized_in_linear_time) {
     enum { N = 250000 };
     static const char *const runs[] = {"a",
                                        " ",
@@ -580,8 +639,9 @@ START_TEST(long_runs_take_no_longer_than_long_texts) {
 }
 END_TEST
 
-/* A thousand tokens of one letter, all special and of all lengths: every place of the text has a thousand candidates. */
-START_TEST(overlapping_special_tokens_are_found_in_one_pass) {
+/* A thousand special tokens consist of one repeated letter, with every length up to a thousand, so every position of the text has
+ * a thousand candidates. */
+START_TEST(overlapping_special_tokens_are_matched_in_one_pass) {
     enum { N_SPECIAL = 512, N = 400000 };
     static char letters[N_SPECIAL];
     static fkv_bytes tokens[N_SPECIAL];
@@ -615,10 +675,11 @@ START_TEST(overlapping_special_tokens_are_found_in_one_pass) {
 }
 END_TEST
 
-TEST_MAIN("tokenizer", every_pre_tokenizer_answers_as_the_models_own, sentencepiece_answers_as_llama_cpp,
-          tokens_give_the_text_back, bytes_are_their_own_tokens, more_tokens_than_room_are_counted_and_not_written,
-          the_first_token_is_bos_where_the_model_wants_it, control_tokens_are_text_unless_asked_for,
-          tokens_that_end_a_text_are_known_by_number_and_by_name, a_control_token_is_found_only_where_no_byte_of_it_is_marked,
-          a_chat_is_the_models_own_template_or_chatml_or_refused, random_vocabularies_tokenize_as_the_slow_model,
-          what_cannot_be_used_is_refused_by_name, keys_that_pile_up_are_refused, qwen_and_command_r_take_text_in_nfc,
-          long_runs_take_no_longer_than_long_texts, overlapping_special_tokens_are_found_in_one_pass)
+TEST_MAIN("tokenizer", every_pre_tokenizer_matches_its_reference, sentencepiece_matches_llama_cpp, tokens_give_the_original_text,
+          bytes_are_their_own_tokens, tokens_beyond_the_capacity_are_counted_but_not_written,
+          bos_is_added_if_the_model_requires_it, control_tokens_are_plain_text_unless_requested,
+          end_tokens_are_recognized_by_id_and_name, control_token_is_matched_only_if_no_byte_is_marked,
+          chat_uses_the_models_template_or_chatml, random_vocabularies_tokenize_as_the_naive_model,
+          short_and_long_texts_merge_the_lowest_rank_first, unsupported_vocabularies_are_rejected_by_name,
+          colliding_keys_are_rejected, qwen_and_command_r_normalize_to_nfc, long_runs_are_tokenized_in_linear_time,
+          overlapping_special_tokens_are_matched_in_one_pass)

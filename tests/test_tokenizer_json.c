@@ -1,17 +1,18 @@
-/* tokenizer.json, tokenizer.model and the files beside them: every construct tokenizes as Hugging Face's tokenizers did
- * (scripts/make-tokenizer-vectors), what is not understood is refused by name, and a folder's settings reach the vocabulary.
+/* tokenizer.json, tokenizer.model and accompanying files: every construct tokenizes as in Hugging Face tokenizers
+ * (scripts/make-tokenizer-vectors), unsupported constructs are rejected by name, and the settings in a model folder take effect.
  */
-#include "../src/model/files/sentencepiece.h"
-#include "../src/model/files/tokenizer_json.h"
-#include "../src/model/files/vocab_folder.h"
-#include "../src/model/tokenizer/tokenizer.h"
+#include "../src/model/files/weights_state.h"
+#include "../src/text/tokenizer/tokenizer.h"
+#include "../src/text/vocab/sentencepiece.h"
+#include "../src/text/vocab/tokenizer_json.h"
+#include "../src/text/vocab/vocab_folder.h"
 #include "test.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* ---- vectors ------------------------------------------------------------------------------------------------- */
+/* ---- vectors ---- */
 
 static json_t *vectors_load(void) {
     json_error_t error;
@@ -20,7 +21,7 @@ static json_t *vectors_load(void) {
     return vectors;
 }
 
-/* "left right" as ["left", "right"]. */
+/* Rewrites merges "left right" as ["left", "right"]. */
 static void merges_as_pairs(json_t *model) {
     json_t *pairs = json_array();
     const json_t *merges = json_object_get(model, "merges");
@@ -32,7 +33,8 @@ static void merges_as_pairs(json_t *model) {
     ck_assert_int_eq(json_object_set_new(model, "merges", pairs), 0);
 }
 
-/* The text of a tokenizer.json: the trained model with what one of the tokenizers changes. */
+/* Returns the text of the tokenizer.json of one test tokenizer: a trained base model with the changes listed for this tokenizer.
+ */
 static char *json_text(const json_t *vectors, const json_t *one, size_t flags) {
     json_t *whole = json_deep_copy(json_object_get(one, "rest"));
     json_t *model =
@@ -54,7 +56,7 @@ typedef struct opened {
 static void open_text(opened *it, const char *text) {
     it->weights = fkv_weights_new();
     ck_assert_ptr_nonnull(it->weights);
-    ck_ok(fkv_tokenizer_json_read(it->weights, text, strlen(text), "tokenizer.json"));
+    ck_ok(fkv_tokenizer_json_read(fkv_weights_vocab_target(it->weights), text, strlen(text), "tokenizer.json"));
     ck_ok(fkv_tokenizer_open(fkv_weights_vocab(it->weights), &it->tokenizer));
 }
 
@@ -74,11 +76,11 @@ static void compare(const fkv_tokenizer *tokenizer, const json_t *text, const js
         ck_assert_msg(tokens[i] == json_integer_value(json_array_get(expected, i)),
                       "%s, flags %u, \"%s\": token %zu is %u, not %d", name, flags, bytes, i, tokens[i],
                       (int)json_integer_value(json_array_get(expected, i)));
-    ck_assert_msg(n_tokens == json_array_size(expected), "%s, flags %u, \"%s\": %zu tokens instead of %zu", name, flags, bytes,
+    ck_assert_msg(n_tokens == json_array_size(expected), "%s, flags %u, \"%s\": %zu tokens, expected %zu", name, flags, bytes,
                   n_tokens, json_array_size(expected));
 }
 
-START_TEST(every_construct_tokenizes_as_hugging_face_does) {
+START_TEST(every_construct_tokenizes_as_in_hugging_face) {
     json_t *vectors = vectors_load();
     const json_t *texts = json_object_get(vectors, "texts");
     const json_t *tokenizers = json_object_get(vectors, "tokenizers");
@@ -86,7 +88,8 @@ START_TEST(every_construct_tokenizes_as_hugging_face_does) {
     for (size_t i = 0; i < 2 * json_array_size(tokenizers); i++) {
         const json_t *one = json_array_get(tokenizers, i / 2);
         const char *name = json_string_value(json_object_get(one, "name"));
-        char *text = json_text(vectors, one, i % 2 == 0 ? JSON_COMPACT : JSON_ENSURE_ASCII | JSON_INDENT(2)); /* escapes too */
+        /* each tokenizer is read twice; the second JSON text escapes all characters that are not ASCII */
+        char *text = json_text(vectors, one, i % 2 == 0 ? JSON_COMPACT : JSON_ENSURE_ASCII | JSON_INDENT(2));
         opened it;
         open_text(&it, text);
         for (size_t t = 0; t < json_array_size(texts); t++) {
@@ -112,7 +115,7 @@ static const json_t *find_named(const json_t *vectors, const char *name) {
     return NULL;
 }
 
-START_TEST(tokens_of_either_kind_give_the_text_back) {
+START_TEST(tokens_of_either_kind_give_the_original_text) {
     static const char text[] = "Alice, il caff\u00e8 \u4e16\u754c 12";
     static const struct {
         const char *name;
@@ -143,8 +146,8 @@ START_TEST(tokens_of_either_kind_give_the_text_back) {
 }
 END_TEST
 
-/* A user's text cannot become a control token, not even one that is found in normalized text. */
-START_TEST(marked_text_makes_no_control_token) {
+/* User text cannot become a control token, not even one that matches after normalization. */
+START_TEST(marked_text_gives_no_control_token) {
     json_t *vectors = vectors_load();
     json_t *one = json_deep_copy(find_named(vectors, "flags"));
     json_t *added = json_object_get(json_object_get(one, "rest"), "added_tokens");
@@ -188,7 +191,7 @@ static size_t count_tokens(const opened *it, const char *text, unsigned flags) {
     return n;
 }
 
-START_TEST(names_and_the_file_tell_control_tokens_from_tags) {
+START_TEST(control_tokens_are_distinguished_from_tags) {
     json_t *vectors = vectors_load();
     uint32_t end[FKV_MAX_END_TOKENS];
     opened it;
@@ -196,9 +199,9 @@ START_TEST(names_and_the_file_tell_control_tokens_from_tags) {
         &it, vectors,
         "[{\"id\":400,\"content\":\"</s>\",\"special\":false},{\"id\":401,\"content\":\"<|user|>\",\"special\":false}]");
     ck_assert_uint_eq(fkv_tokenizer_ends(it.tokenizer, end), 0);
-    ck_assert_uint_eq(count_tokens(&it, "</s>", FKV_TOKENIZE_PLAIN), 1); /* a tag of HTML */
+    ck_assert_uint_eq(count_tokens(&it, "</s>", FKV_TOKENIZE_PLAIN), 1); /* </s> is also an HTML tag */
     ck_assert_uint_eq(count_tokens(&it, "<|user|>", FKV_TOKENIZE_SPECIAL), 1);
-    ck_assert_uint_gt(count_tokens(&it, "<|user|>", FKV_TOKENIZE_PLAIN), 1); /* nobody writes a role */
+    ck_assert_uint_gt(count_tokens(&it, "<|user|>", FKV_TOKENIZE_PLAIN), 1); /* users cannot write role tokens */
     close_text(&it);
     open_with_added(
         &it, vectors,
@@ -212,12 +215,12 @@ START_TEST(names_and_the_file_tell_control_tokens_from_tags) {
 }
 END_TEST
 
-START_TEST(tokens_that_the_model_has_no_row_for_are_left_out) {
+START_TEST(tokens_beyond_the_embedding_rows_are_ignored) {
     json_t *vectors = vectors_load();
     char *json = json_text(vectors, find_named(vectors, "gaps"), 0);
     fkv_weights *weights = fkv_weights_new();
     weights->hparams.n_vocab = 401;
-    ck_ok(fkv_tokenizer_json_read(weights, json, strlen(json), "tokenizer.json"));
+    ck_ok(fkv_tokenizer_json_read(fkv_weights_vocab_target(weights), json, strlen(json), "tokenizer.json"));
     ck_assert_uint_eq(weights->vocab.n_tokens, 401);
     fkv_weights_close(weights);
     free(json);
@@ -225,15 +228,61 @@ START_TEST(tokens_that_the_model_has_no_row_for_are_left_out) {
 }
 END_TEST
 
-/* ---- what is refused ----------------------------------------------------------------------------------------- */
+/* Writes a tokenizer.json whose normalizer or pre_tokenizer is a sequence of n copies of `part`, and checks that tokenizing "a b
+ * c a" fails. */
+static void check_growth(const char *field, const char *list, const char *part, int n) {
+    enum { PART_BYTES = 1 << 18 };
+    char *steps = malloc((size_t)n * PART_BYTES);
+    ck_assert_ptr_nonnull(steps);
+    size_t used = 0;
+    for (int i = 0; i < n; i++)
+        used += (size_t)snprintf(steps + used, (size_t)n * PART_BYTES - used, "%s%s", i > 0 ? "," : "", part);
+    char *json = malloc(used + 4096);
+    ck_assert_ptr_nonnull(json);
+    (void)snprintf(json, used + 4096,
+                   "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]},\"added_tokens\":[],"
+                   "\"%s\":{\"type\":\"Sequence\",\"%s\":[%s]}}",
+                   field, list, steps);
+    opened it;
+    open_text(&it, json);
+    size_t n_tokens = 0;
+    ck_status(fkv_tokenizer_encode(it.tokenizer, "a b c a", NULL, 7, FKV_TOKENIZE_PLAIN, NULL, 0, &n_tokens), FKV_UNSUPPORTED);
+    ck_assert_msg(strstr(fkv_message(), "at most 64 bytes per byte") != NULL, "%s", fkv_message());
+    close_text(&it);
+    free(json);
+    free(steps);
+}
 
-typedef struct refusal {
-    const char *in;  /* of the gpt2 file, once */
-    const char *out; /* in its place */
+/* Five replacements of one character with 1,000 characters would turn one byte into 10^15 bytes. */
+START_TEST(normalizers_that_grow_without_bound_are_rejected) {
+    enum { N_LONG = 100000 };
+    char *part = malloc(N_LONG + 256);
+    char *text = malloc(N_LONG + 1);
+    ck_assert(part != NULL && text != NULL);
+    memset(text, 'a', N_LONG);
+    text[N_LONG] = 0;
+    (void)snprintf(part, N_LONG + 256, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"%.1000s\"}", text);
+    check_growth("normalizer", "normalizers", part, 5);
+    (void)snprintf(part, N_LONG + 256, "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"%.1000s\"}", text);
+    check_growth("normalizer", "normalizers", part, 5);
+    (void)snprintf(part, N_LONG + 256, "{\"type\":\"Prepend\",\"prepend\":\"%s\"}", text);
+    check_growth("normalizer", "normalizers", part, 15);
+    (void)snprintf(part, N_LONG + 256, "{\"type\":\"Metaspace\",\"replacement\":\"%s\",\"prepend_scheme\":\"always\"}", text);
+    check_growth("pre_tokenizer", "pretokenizers", part, 3);
+    free(part);
+    free(text);
+}
+END_TEST
+
+/* ---- rejected files ---- */
+
+typedef struct rejected_change {
+    const char *in;  /* text to replace in the gpt2 tokenizer file */
+    const char *out; /* replacement */
     const char *says;
-} refusal;
+} rejected_change;
 
-static const refusal REFUSALS[] = {
+static const rejected_change REJECTED_CHANGES[] = {
     {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model.type is \"Unigram\""},
     {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "model.type is \"WordPiece\""},
     {"\"dropout\":null", "\"dropout\":0.1", "model.dropout is 0.1"},
@@ -241,40 +290,40 @@ static const refusal REFUSALS[] = {
     {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "model.end_of_word_suffix"},
     {"\"fuse_unk\":false", "\"fuse_unk\":1", "model.fuse_unk"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer: type 'Lowercase'"},
-    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\"}", "normalizer: a Sequence without normalizers"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\"}", "normalizer: a Sequence has no normalizers"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"x\"}",
      "String of Replace"},
-    {"\"normalizer\":null", "\"normalizer\":[]", "a part without a type"},
+    {"\"normalizer\":null", "\"normalizer\":[]", "an entry has no type"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"BertNormalizer\"}", "BertNormalizer"},
     {"\"type\":\"ByteLevel\"", "\"type\":\"UnicodeScripts\"", "pre_tokenizer: type 'UnicodeScripts'"},
     {"\"pre_tokenizer\":{",
      "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]},\"x\":{",
-     "a step behind ByteLevel"},
+     "a step after ByteLevel"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "post_processor: type 'BertProcessing'"},
     {"\"decoder\":null", "\"decoder\":{\"type\":\"CTC\"}", "decoder: type 'CTC'"},
-    {"\"unk_token\":null", "\"unk_token\":\"<none>\"", "model.unk_token '<none>' is no token"},
-    {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback with a pre_tokenizer of ByteLevel"},
-    {"\"id\":400", "\"id\":-1", "added_tokens: an entry without an id"},
-    {"\"id\":400", "\"id\":2097152", "added_tokens: a token has the number 2097152"},
+    {"\"unk_token\":null", "\"unk_token\":\"<none>\"", "model.unk_token '<none>' is not a token"},
+    {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback with a ByteLevel pre_tokenizer"},
+    {"\"id\":400", "\"id\":-1", "added_tokens: an entry needs a non-negative integer id"},
+    {"\"id\":400", "\"id\":2097152", "added_tokens: token id 2097152"},
     {"\"special\":true", "\"special\":1", "added_tokens: special"},
-    {"\"vocab\":{", "\"vocab\":{\"zz\":1.5,", "no whole number"},
-    {"\"vocab\":{", "\"vocab\":{\"zz\":-5,", "no whole number"},
-    {"\"vocab\":{", "\"vocab\":{\"zz\":0,", "two tokens have the number 0"},
+    {"\"vocab\":{", "\"vocab\":{\"zz\":1.5,", "integer"},
+    {"\"vocab\":{", "\"vocab\":{\"zz\":-5,", "integer"},
+    {"\"vocab\":{", "\"vocab\":{\"zz\":0,", "two tokens have id 0"},
     {"\"vocab\":{", "\"vocab\":{\"zz\":99999999999999999999,", "too large"},
     {"\"vocab\":{", "\"vocab\":{\"\\ud800\":5000,", "surrogate"},
-    {"\"vocab\":{", "\"vocab\":{\"\\q\":5000,", "an unknown escape"},
-    {"\"vocab\":{", "\"vocab\":[],\"x\":{", "no object"},
+    {"\"vocab\":{", "\"vocab\":{\"\\q\":5000,", "unknown escape"},
+    {"\"vocab\":{", "\"vocab\":[],\"x\":{", "expected an object"},
     {"\"merges\":[", "\"merges\":[\"ab\",", "model.merges: 'ab'"},
-    {"\"merges\":[", "\"merges\":[[\"a\"],", "model.merges: an entry that is not two strings"},
-    {"\"merges\":[", "\"merges\":[[\"a\",\"b\",\"c\"],", "model.merges: an entry that is not two strings"},
-    {"\"merges\":[", "\"merges\":[7,", "no string"},
-    {"\"merges\":[", "\"merges\":{},\"x\":[", "no array"},
-    {"\"model\":{", "\"model\":null,\"y\":{", "no model"},
-    {"\"model\":{", "\"model\":{\"vocab\":{},", "vocab comes twice"},
+    {"\"merges\":[", "\"merges\":[[\"a\"],", "model.merges: an entry must be two strings"},
+    {"\"merges\":[", "\"merges\":[[\"a\",\"b\",\"c\"],", "model.merges: an entry must be two strings"},
+    {"\"merges\":[", "\"merges\":[7,", "expected a string"},
+    {"\"merges\":[", "\"merges\":{},\"x\":[", "expected an array"},
+    {"\"model\":{", "\"model\":null,\"y\":{", "model is missing"},
+    {"\"model\":{", "\"model\":{\"vocab\":{},", "duplicate member vocab"},
 };
 
-/* A copy of the text with one part changed. */
-static char *changed(const char *text, const refusal *change) {
+/* Returns a copy of the tokenizer file with one text replaced. */
+static char *changed(const char *text, const rejected_change *change) {
     const char *at = strstr(text, change->in);
     ck_assert_msg(at != NULL, "the text has no %s", change->in);
     const size_t before = (size_t)(at - text);
@@ -285,22 +334,22 @@ static char *changed(const char *text, const refusal *change) {
     return copy;
 }
 
-static void check_refused(const char *text, size_t size, const char *says) {
+static void check_rejected(const char *text, size_t size, const char *says) {
     fkv_weights *weights = fkv_weights_new();
-    const fkv_status status = fkv_tokenizer_json_read(weights, text, size, "some/tokenizer.json");
+    const fkv_status status = fkv_tokenizer_json_read(fkv_weights_vocab_target(weights), text, size, "some/tokenizer.json");
     ck_assert_msg(status == FKV_UNSUPPORTED || status == FKV_FILE_FORMAT || status == FKV_FILE_DAMAGED,
-                  "%s instead of a refusal with %s", fkv_status_name(status), says);
-    ck_assert_msg(strstr(fkv_message(), says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), says);
+                  "%s returned instead of an error with %s", fkv_status_name(status), says);
+    ck_assert_msg(strstr(fkv_message(), says) != NULL, "\"%s\" does not contain \"%s\"", fkv_message(), says);
     ck_assert_msg(strstr(fkv_message(), "some/tokenizer.json") != NULL, "\"%s\" does not name the file", fkv_message());
     fkv_weights_close(weights);
 }
 
-START_TEST(what_is_not_understood_is_refused_by_name) {
+START_TEST(unsupported_constructs_are_rejected_by_name) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "gpt2"), JSON_COMPACT);
-    for (size_t i = 0; i < sizeof REFUSALS / sizeof REFUSALS[0]; i++) {
-        char *bad = changed(text, &REFUSALS[i]);
-        check_refused(bad, strlen(bad), REFUSALS[i].says);
+    for (size_t i = 0; i < sizeof REJECTED_CHANGES / sizeof REJECTED_CHANGES[0]; i++) {
+        char *bad = changed(text, &REJECTED_CHANGES[i]);
+        check_rejected(bad, strlen(bad), REJECTED_CHANGES[i].says);
         free(bad);
     }
     free(text);
@@ -308,42 +357,42 @@ START_TEST(what_is_not_understood_is_refused_by_name) {
 }
 END_TEST
 
-START_TEST(a_file_that_is_cut_off_is_refused) {
+START_TEST(truncated_file_is_rejected) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "llama2"), JSON_COMPACT);
-    for (size_t size = 0; size + 1 < strlen(text); size += 7) check_refused(text, size, "");
+    for (size_t size = 0; size + 1 < strlen(text); size += 7) check_rejected(text, size, "");
     free(text);
     json_decref(vectors);
 }
 END_TEST
 
-/* Patterns that PCRE2 and Oniguruma read differently, or that never end. */
-START_TEST(patterns_that_cannot_be_used_are_refused) {
-    static const refusal patterns[] = {
+/* Patterns that must be rejected, because PCRE2 and Oniguruma interpret them differently or because matching takes too long. */
+START_TEST(unsupported_patterns_are_rejected) {
+    static const rejected_change patterns[] = {
         {NULL, "[\\\\p{L}&&[a-z]]+", "an intersection"},
         {NULL, "[a[b]]", "a class inside"},
-        {NULL, "\\\\p{N}{1,3}+", "a + behind"},
+        {NULL, "\\\\p{N}{1,3}+", "a '+' after"},
         {NULL, "\\\\X", "an escape"},
         {NULL, "(?<n>a)\\\\k<n>", "a group"},
-        {NULL, "(a", "PCRE2 refuses"},
+        {NULL, "(a", "PCRE2 rejects"},
         {NULL, "(*UCP)a", "a verb"},
-        {NULL, "\\\\p{Nonsense}", "PCRE2 refuses"},
+        {NULL, "\\\\p{Nonsense}", "PCRE2 rejects"},
     };
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "split_Isolated"), JSON_COMPACT);
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
         fkv_tokenizer *tokenizer = NULL;
-        const refusal change = {"[\\\\s!]", patterns[i].out, patterns[i].says};
+        const rejected_change change = {"[\\\\s!]", patterns[i].out, patterns[i].says};
         char *bad = changed(text, &change);
         fkv_weights *weights = fkv_weights_new();
-        ck_ok(fkv_tokenizer_json_read(weights, bad, strlen(bad), "tokenizer.json"));
+        ck_ok(fkv_tokenizer_json_read(fkv_weights_vocab_target(weights), bad, strlen(bad), "tokenizer.json"));
         ck_status(fkv_tokenizer_open(fkv_weights_vocab(weights), &tokenizer), FKV_UNSUPPORTED);
-        ck_assert_msg(strstr(fkv_message(), patterns[i].says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(),
+        ck_assert_msg(strstr(fkv_message(), patterns[i].says) != NULL, "\"%s\" does not contain \"%s\"", fkv_message(),
                       patterns[i].says);
         fkv_weights_close(weights);
         free(bad);
     }
-    const refusal endless = {"[\\\\s!]", "(?:a|aa)+\\\\d", ""};
+    const rejected_change endless = {"[\\\\s!]", "(?:a|aa)+\\\\d", ""};
     char *bad = changed(text, &endless);
     char many[64];
     size_t n_tokens = 0;
@@ -361,7 +410,7 @@ START_TEST(patterns_that_cannot_be_used_are_refused) {
 }
 END_TEST
 
-/* ---- a folder ------------------------------------------------------------------------------------------------ */
+/* ---- folders ---- */
 
 static char folder[64];
 
@@ -395,7 +444,7 @@ static void folder_remove(void) {
 static fkv_weights *folder_read(fkv_status expected) {
     fkv_weights *weights = fkv_weights_new();
     ck_assert_ptr_nonnull(weights);
-    ck_status(fkv_vocab_folder_read(weights, folder), expected);
+    ck_status(fkv_vocab_folder_read(fkv_weights_vocab_target(weights), folder), expected);
     return weights;
 }
 
@@ -413,18 +462,20 @@ static void check_ends(const fkv_weights *weights, const uint32_t *expected, uin
     fkv_tokenizer_close(tokenizer);
 }
 
-START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
+START_TEST(accompanying_files_set_bos_eos_and_the_template) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
     folder_open();
     write_text("tokenizer.json", text);
     fkv_weights *weights = folder_read(FKV_OK);
-    ck_assert_uint_eq(weights->vocab.bos, 400); /* of the post-processor */
+    ck_assert_uint_eq(weights->vocab.bos, 400); /* BOS token from the post-processor */
     ck_assert(weights->vocab.add_bos);
     ck_assert_uint_eq(weights->vocab.eos, FKV_NO_TOKEN);
     fkv_weights_close(weights);
 
-    write_text("chat_template.json", "{\"chat_template\": \"of a model that sees\"}"); /* gives way to all others */
+    write_text("chat_template.json",
+               "{\"chat_template\": \"of a model that sees\"}"); /* chat_template.json has the lowest precedence of all files with
+                                                                    a template */
     weights = folder_read(FKV_OK);
     ck_bytes(weights->vocab.chat_template, "of a model that sees");
     fkv_weights_close(weights);
@@ -446,7 +497,7 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
     write_text("tokenizer_config.json", "{\"chat_template\": \"one\"}");
     weights = folder_read(FKV_OK);
     ck_bytes(weights->vocab.chat_template, "one");
-    ck_assert_uint_eq(weights->vocab.eos, 401); /* of the generation config */
+    ck_assert_uint_eq(weights->vocab.eos, 401); /* EOS token from the generation config */
     fkv_weights_close(weights);
     write_text("generation_config.json",
                "{\"eos_token_id\": [401, 1, 2, 2, 3, 4, 5, 6, 7, 8, -1, 9, 10, 11, 12, 13, 14, 15, 16]}");
@@ -460,7 +511,7 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
 
     write_text("tokenizer_config.json", "{\"eos_token\": 5}");
     fkv_weights_close(folder_read(FKV_FILE_FORMAT));
-    ck_assert_msg(strstr(fkv_message(), "eos_token is neither") != NULL && strstr(fkv_message(), "tokenizer_config.json") != NULL,
+    ck_assert_msg(strstr(fkv_message(), "eos_token must be") != NULL && strstr(fkv_message(), "tokenizer_config.json") != NULL,
                   "%s", fkv_message());
     folder_remove();
     free(text);
@@ -468,29 +519,30 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
 }
 END_TEST
 
-START_TEST(the_generation_config_says_how_to_sample) {
+START_TEST(generation_config_sets_sampling_parameters) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
     folder_open();
     write_text("tokenizer.json", text);
     fkv_weights *weights = folder_read(FKV_OK);
-    ck_assert_uint_eq(weights->vocab.sampling.said, 0);
+    ck_assert_uint_eq(weights->vocab.sampling.fields, 0);
     fkv_weights_close(weights);
     write_text("generation_config.json",
                "{\"do_sample\": true, \"temperature\": 0.6, \"top_k\": 20, \"top_p\": 0.95, \"min_p\": 0, "
                "\"repetition_penalty\": 1.1, \"eos_token_id\": 401}");
     weights = folder_read(FKV_OK);
     const fkv_sampling_source *s = &weights->vocab.sampling;
-    ck_assert_uint_eq(s->said, FKV_SAID_TEMPERATURE | FKV_SAID_TOP_K | FKV_SAID_TOP_P | FKV_SAID_MIN_P | FKV_SAID_REPETITION);
+    ck_assert_uint_eq(s->fields, FKV_SAMPLING_TEMPERATURE | FKV_SAMPLING_TOP_K | FKV_SAMPLING_TOP_P | FKV_SAMPLING_MIN_P |
+                                     FKV_SAMPLING_REPETITION);
     ck_assert(s->temperature == 0.6f && s->top_k == 20 && s->top_p == 0.95f && s->min_p == 0 && s->repetition == 1.1f);
     fkv_weights_close(weights);
     write_text("generation_config.json", "{\"do_sample\": false, \"temperature\": 0.6}");
     weights = folder_read(FKV_OK);
-    ck_assert(weights->vocab.sampling.said == FKV_SAID_TEMPERATURE && weights->vocab.sampling.temperature == 0.0f);
+    ck_assert(weights->vocab.sampling.fields == FKV_SAMPLING_TEMPERATURE && weights->vocab.sampling.temperature == 0.0f);
     fkv_weights_close(weights);
     write_text("generation_config.json", "{\"temperature\": null, \"top_k\": -1, \"top_p\": \"0.9\", \"min_p\": 0.1}");
-    weights = folder_read(FKV_OK); /* a field without a number is ignored */
-    ck_assert_uint_eq(weights->vocab.sampling.said, FKV_SAID_MIN_P);
+    weights = folder_read(FKV_OK); /* a field without a valid number is ignored */
+    ck_assert_uint_eq(weights->vocab.sampling.fields, FKV_SAMPLING_MIN_P);
     ck_assert_float_eq(weights->vocab.sampling.min_p, 0.1f);
     fkv_weights_close(weights);
     folder_remove();
@@ -499,7 +551,7 @@ START_TEST(the_generation_config_says_how_to_sample) {
 }
 END_TEST
 
-/* ---- SentencePiece ------------------------------------------------------------------------------------------- */
+/* ---- SentencePiece ---- */
 
 typedef struct proto_writer {
     uint8_t bytes[4096];
@@ -533,7 +585,7 @@ static void put_model_piece(proto_writer *w, const char *text, float score, uint
     put_bytes(w, 1, piece.bytes, piece.n);
 }
 
-/* <unk> <s> </s> <0x..> ▁ a b ab ▁ab; type: 1 unigram, 2 BPE. */
+/* Tokens <unk> <s> </s> <0x..> ▁ a b ab ▁ab. type: 1 unigram, 2 BPE. */
 static void put_model(proto_writer *w, uint64_t type, bool drops_spaces, size_t n_map) {
     static const char *const normal[] = {"\u2581", "a", "b", "ab", "\u2581ab"};
     put_model_piece(w, "<unk>", 0, 2);
@@ -554,7 +606,7 @@ static void put_model(proto_writer *w, uint64_t type, bool drops_spaces, size_t 
     put_bytes(w, 3, normalizer.bytes, normalizer.n);
 }
 
-START_TEST(a_folder_with_tokenizer_model_alone_is_sentencepiece) {
+START_TEST(folder_with_only_tokenizer_model_is_sentencepiece) {
     proto_writer w = {.n = 0};
     put_model(&w, 2, false, 0);
     folder_open();
@@ -574,36 +626,36 @@ START_TEST(a_folder_with_tokenizer_model_alone_is_sentencepiece) {
 }
 END_TEST
 
-static void check_model_refused(const proto_writer *w, size_t size, const char *says) {
+static void check_model_rejected(const proto_writer *w, size_t size, const char *says) {
     fkv_weights *weights = fkv_weights_new();
-    const fkv_status status = fkv_sentencepiece_read(weights, w->bytes, size, "some/tokenizer.model");
+    const fkv_status status = fkv_sentencepiece_read(fkv_weights_vocab_target(weights), w->bytes, size, "some/tokenizer.model");
     ck_assert(status == FKV_UNSUPPORTED || status == FKV_FILE_FORMAT);
     ck_assert_msg(strstr(fkv_message(), says) != NULL && strstr(fkv_message(), "some/tokenizer.model") != NULL,
-                  "\"%s\" does not say \"%s\"", fkv_message(), says);
+                  "\"%s\" does not contain \"%s\"", fkv_message(), says);
     fkv_weights_close(weights);
 }
 
-START_TEST(other_sentencepiece_models_are_refused_by_name) {
+START_TEST(other_sentencepiece_models_are_rejected_by_name) {
     proto_writer unigram = {.n = 0};
     put_model(&unigram, 1, false, 0);
-    check_model_refused(&unigram, unigram.n, "model_type is unigram");
+    check_model_rejected(&unigram, unigram.n, "model_type is unigram");
     proto_writer spaces = {.n = 0};
     put_model(&spaces, 2, true, 0);
-    check_model_refused(&spaces, spaces.n, "remove_extra_whitespaces");
+    check_model_rejected(&spaces, spaces.n, "remove_extra_whitespaces");
     proto_writer mapped = {.n = 0};
     put_model(&mapped, 2, false, 8);
-    check_model_refused(&mapped, mapped.n, "precompiled_charsmap");
-    for (size_t size = 0; size < unigram.n; size++) check_model_refused(&unigram, size, "");
+    check_model_rejected(&mapped, mapped.n, "precompiled_charsmap");
+    for (size_t size = 0; size < unigram.n; size++) check_model_rejected(&unigram, size, "");
     static const char tiktoken[] = "IQ== 0\nIg== 1\n";
     proto_writer text = {.n = sizeof tiktoken - 1};
     memcpy(text.bytes, tiktoken, sizeof tiktoken);
-    check_model_refused(&text, text.n, "no SentencePiece model");
+    check_model_rejected(&text, text.n, "not a SentencePiece model");
 }
 END_TEST
 
-TEST_MAIN("tokenizer_json", every_construct_tokenizes_as_hugging_face_does, tokens_of_either_kind_give_the_text_back,
-          marked_text_makes_no_control_token, names_and_the_file_tell_control_tokens_from_tags,
-          tokens_that_the_model_has_no_row_for_are_left_out, what_is_not_understood_is_refused_by_name,
-          a_file_that_is_cut_off_is_refused, patterns_that_cannot_be_used_are_refused,
-          files_beside_the_vocabulary_say_what_begins_and_ends_a_text, the_generation_config_says_how_to_sample,
-          a_folder_with_tokenizer_model_alone_is_sentencepiece, other_sentencepiece_models_are_refused_by_name)
+TEST_MAIN("tokenizer_json", every_construct_tokenizes_as_in_hugging_face, tokens_of_either_kind_give_the_original_text,
+          marked_text_gives_no_control_token, control_tokens_are_distinguished_from_tags,
+          tokens_beyond_the_embedding_rows_are_ignored, normalizers_that_grow_without_bound_are_rejected,
+          unsupported_constructs_are_rejected_by_name, truncated_file_is_rejected, unsupported_patterns_are_rejected,
+          accompanying_files_set_bos_eos_and_the_template, generation_config_sets_sampling_parameters,
+          folder_with_only_tokenizer_model_is_sentencepiece, other_sentencepiece_models_are_rejected_by_name)

@@ -1,4 +1,5 @@
-/* The loops between products: right against double, and the same bits from every instruction set that runs here. */
+/* Vector operations between matrix products: close to double precision, and bit-identical on all supported instruction sets.
+ */
 #include "../src/base/cpu.h"
 #include "../src/base/workers.h"
 #include "../src/model/forward/vector_ops.h"
@@ -13,7 +14,7 @@ enum { MAX_N = 700 };
 static const fkv_isa ISAS[] = {FKV_ISA_SCALAR, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX, FKV_ISA_NEON};
 static const uint32_t LENGTHS[] = {1, 2, 15, 16, 17, 31, 64, 172, 576, 693};
 
-/* Evenly over [-spread, spread]. */
+/* Fills an array with uniform random values in [-spread, spread]. */
 static void fill(float *x, uint32_t n, uint32_t seed, float spread) {
     uint64_t state = seed;
     for (uint32_t i = 0; i < n; i++) {
@@ -38,7 +39,7 @@ static void run_all(const fkv_vector_ops *ops, const float *x, const float *y, u
     ops->rope_pairs(out->pairs, y, y + n / 2, n / 2);
 }
 
-START_TEST(every_instruction_set_gives_the_same_bits) {
+START_TEST(every_instruction_set_is_bit_identical) {
     float x[MAX_N];
     float y[MAX_N];
     static rows plain;
@@ -59,9 +60,9 @@ START_TEST(every_instruction_set_gives_the_same_bits) {
 }
 END_TEST
 
-START_TEST(loops_are_right_against_double) {
+START_TEST(operations_are_accurate_against_double) {
     enum { N = 693 };
-    const double tolerance = 3e-7; /* a few units in the last place */
+    const double tolerance = 3e-7; /* a few units in the last place of a float */
     float x[MAX_N];
     float y[MAX_N];
     float expected[MAX_N];
@@ -90,8 +91,8 @@ START_TEST(loops_are_right_against_double) {
 }
 END_TEST
 
-/* Where the exponential would leave the numbers, and NaN. */
-START_TEST(activations_end_in_their_limits) {
+/* Tests NaN, and inputs for which the exponential overflows. */
+START_TEST(activations_reach_their_limits) {
     const float x[] = {-INFINITY, -1e30f, -100.0f, 0.0f, 100.0f, 1e30f, NAN};
     enum { N = sizeof x / sizeof x[0] };
     float ones[N];
@@ -111,8 +112,9 @@ START_TEST(activations_end_in_their_limits) {
 }
 END_TEST
 
-/* A float angle of 131071 radians is off by 1/128; in double it is right to the last bit of a float. */
-START_TEST(angles_of_far_positions_are_right) {
+/* At position 131071, an angle computed in float is off by up to 1/128 radian. An angle computed in double is accurate to the
+ * last bit of its float sine and cosine. */
+START_TEST(angles_of_distant_positions_are_accurate) {
     const double frequencies[] = {1.0, 0.731, 1e-6};
     float cosines[3];
     float sines[3];
@@ -125,7 +127,7 @@ START_TEST(angles_of_far_positions_are_right) {
 }
 END_TEST
 
-START_TEST(heads_spread_and_gather_again) {
+START_TEST(spread_and_gathered_heads_round_trip) {
     enum { HEADS = 3, DIM = 5, PADDED = 8 };
     float row[HEADS * PADDED];
     float back[HEADS * DIM];
@@ -138,5 +140,5 @@ START_TEST(heads_spread_and_gather_again) {
 }
 END_TEST
 
-TEST_MAIN("vector_ops", every_instruction_set_gives_the_same_bits, loops_are_right_against_double,
-          activations_end_in_their_limits, angles_of_far_positions_are_right, heads_spread_and_gather_again)
+TEST_MAIN("vector_ops", every_instruction_set_is_bit_identical, operations_are_accurate_against_double,
+          activations_reach_their_limits, angles_of_distant_positions_are_accurate, spread_and_gathered_heads_round_trip)

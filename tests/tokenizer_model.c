@@ -1,5 +1,5 @@
-/* See tokenizer_model.h. Only special tokens and merges are modelled: BPE is compared where the text has letters alone, which
- * every pattern takes as one word.
+/* See tokenizer_model.h. The reference tokenizer implements only special tokens and merges. BPE results are therefore compared
+ * only for texts of letters, which every pre-tokenizer pattern treats as one word.
  */
 #include "tokenizer_model.h"
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- a world from bytes -------------------------------------------------------------------------------------- */
+/* ---- fixture ---- */
 
 typedef struct reader {
     const uint8_t *data;
@@ -29,7 +29,7 @@ static fkv_bytes take_string(reader *from) {
     return string;
 }
 
-void tokenizer_world_read(tokenizer_world *world, const uint8_t *data, size_t size) {
+void tokenizer_fixture_read(tokenizer_fixture *fixture, const uint8_t *data, size_t size) {
     static const struct {
         const char *model, *pre;
     } kinds[] = {{"gpt2", "gpt-2"}, {"gpt2", "smollm"}, {"gpt2", "qwen2"}, {"gpt2", "llama-bpe"},
@@ -38,37 +38,37 @@ void tokenizer_world_read(tokenizer_world *world, const uint8_t *data, size_t si
     reader from = {data, size};
     uint8_t kind = take(&from);
     uint8_t options = take(&from);
-    *world = (tokenizer_world){0};
-    fkv_vocab_source *source = &world->source;
+    *fixture = (tokenizer_fixture){0};
+    fkv_vocab_source *source = &fixture->source;
     source->model = (fkv_bytes){kinds[kind % 8].model, strlen(kinds[kind % 8].model)};
     source->pre = (fkv_bytes){kinds[kind % 8].pre, strlen(kinds[kind % 8].pre)};
     source->add_bos = (options & 1) != 0;
     source->add_space_prefix = (options & 2) != 0;
-    source->scores = (options & 4) != 0 ? world->scores : NULL;
-    source->types = (options & 8) != 0 ? world->types : NULL;
+    source->scores = (options & 4) != 0 ? fixture->scores : NULL;
+    source->types = (options & 8) != 0 ? fixture->types : NULL;
     if ((options & 16) != 0) source->chat_template = (fkv_bytes){chat, sizeof chat - 1};
     source->bos = take(&from);
     source->eos = take(&from);
     source->eot = take(&from);
     source->unk = take(&from);
     source->n_tokens = take(&from) % (MODEL_MAX_TOKENS + 1);
-    source->tokens = world->tokens;
+    source->tokens = fixture->tokens;
     for (uint32_t i = 0; i < source->n_tokens; i++) {
         uint8_t about = take(&from);
-        world->types[i] = about % 8;
-        world->scores[i] = about >> 3 == 31 ? NAN : -(float)(about >> 3);
-        world->tokens[i] = take_string(&from);
+        fixture->types[i] = about % 8;
+        fixture->scores[i] = about >> 3 == 31 ? NAN : -(float)(about >> 3);
+        fixture->tokens[i] = take_string(&from);
     }
     source->n_merges = take(&from) % (MODEL_MAX_MERGES + 1);
-    source->merges = world->merges;
-    for (uint32_t i = 0; i < source->n_merges; i++) world->merges[i] = take_string(&from);
-    world->text = (const char *)from.data;
-    world->n_text = from.left;
+    source->merges = fixture->merges;
+    for (uint32_t i = 0; i < source->n_merges; i++) fixture->merges[i] = take_string(&from);
+    fixture->text = (const char *)from.data;
+    fixture->n_text = from.left;
 }
 
-/* ---- the slow tokenizer -------------------------------------------------------------------------------------- */
+/* ---- reference tokenizer ---- */
 
-/* A stretch of the text: raw (token FKV_NO_TOKEN) or a token. */
+/* A range of the text: either raw text (token is FKV_NO_TOKEN) or one token. */
 typedef struct stretch {
     size_t start, end;
     uint32_t token;
@@ -80,7 +80,7 @@ typedef struct stretches {
 } stretches;
 
 typedef struct model_run {
-    const tokenizer_world *world;
+    const tokenizer_fixture *fixture;
     const fkv_tokenizer *tokenizer;
     uint32_t tokens[4 * MODEL_MAX_TEXT + 1];
     size_t n_tokens;
@@ -93,7 +93,7 @@ static uint32_t find(const fkv_vocab_source *source, const char *data, size_t si
     return FKV_NO_TOKEN;
 }
 
-/* Cuts every occurrence of a token out of what is still raw. */
+/* Cuts every occurrence of a token out of the raw ranges. */
 static void cut(stretches *all, const char *text, fkv_bytes what, uint32_t token) {
     static stretches before;
     before.n = all->n;
@@ -114,7 +114,7 @@ static void cut(stretches *all, const char *text, fkv_bytes what, uint32_t token
 }
 
 static bool is_special(const model_run *run, uint32_t token, bool with_hidden) {
-    const fkv_vocab_source *source = &run->world->source;
+    const fkv_vocab_source *source = &run->fixture->source;
     size_t shown = 0;
     if (find(source, source->tokens[token].data, source->tokens[token].size) != token) return false;
     (void)fkv_tokenizer_text(run->tokenizer, token, false, &shown);
@@ -125,16 +125,17 @@ static bool is_special(const model_run *run, uint32_t token, bool with_hidden) {
 }
 
 static void cut_specials(const model_run *run, bool with_hidden, stretches *all) {
-    const fkv_vocab_source *source = &run->world->source;
+    const fkv_vocab_source *source = &run->fixture->source;
     for (size_t size = 32; size > 0; size--) {
         for (uint32_t token = 0; token < source->n_tokens; token++) {
             if (source->tokens[token].size != size || !is_special(run, token, with_hidden)) continue;
-            cut(all, run->world->text, source->tokens[token], token);
+            cut(all, run->fixture->text, source->tokens[token], token);
         }
     }
 }
 
-/* Merges neighbours of a chain of pieces until none is left: the least of rank() first, the leftmost of equals. */
+/* Merges adjacent ranges until no pair can be merged. Always merges the pair with the lowest rank(); among equal ranks, the
+ * leftmost pair. */
 typedef double (*rank_fn)(const fkv_vocab_source *source, const char *text, stretch left, stretch right);
 
 static void merge_all(const fkv_vocab_source *source, const char *text, stretches *chain, rank_fn rank) {
@@ -188,7 +189,7 @@ static uint32_t byte_fallback(const fkv_vocab_source *source, char byte) {
 }
 
 static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
-    const fkv_vocab_source *source = &run->world->source;
+    const fkv_vocab_source *source = &run->fixture->source;
     char text[3 * MODEL_MAX_TEXT + 3];
     size_t n = 0;
     static stretches chain_room;
@@ -214,7 +215,7 @@ static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
 }
 
 static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
-    const fkv_vocab_source *source = &run->world->source;
+    const fkv_vocab_source *source = &run->fixture->source;
     static stretches chain_room;
     stretches *chain = &chain_room;
     chain->n = 0;
@@ -234,29 +235,29 @@ static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
 }
 
 static void model_encode(model_run *run, bool special) {
-    const tokenizer_world *world = run->world;
+    const tokenizer_fixture *fixture = run->fixture;
     static stretches all_room;
     stretches *all = &all_room;
     all->n = 0;
-    if (world->n_text > 0) all->items[all->n++] = (stretch){0, world->n_text, FKV_NO_TOKEN};
+    if (fixture->n_text > 0) all->items[all->n++] = (stretch){0, fixture->n_text, FKV_NO_TOKEN};
     cut_specials(run, special, all);
     bool spm = strcmp(fkv_tokenizer_name(run->tokenizer), "spm") == 0;
     for (size_t i = 0; i < all->n; i++) {
         stretch one = all->items[i];
         put_token(run, one.token);
         if (one.token != FKV_NO_TOKEN) continue;
-        (spm ? spm_stretch : bpe_stretch)(run, world->text + one.start, one.end - one.start);
+        (spm ? spm_stretch : bpe_stretch)(run, fixture->text + one.start, one.end - one.start);
     }
 }
 
-/* ---- the check ----------------------------------------------------------------------------------------------- */
+/* ---- comparison ---- */
 
-static bool is_modelled(const tokenizer_world *world, const fkv_tokenizer *tokenizer) {
-    if (world->n_text > MODEL_MAX_TEXT / 4) return false;
+static bool is_modelled(const tokenizer_fixture *fixture, const fkv_tokenizer *tokenizer) {
+    if (fixture->n_text > MODEL_MAX_TEXT / 4) return false;
     if (strcmp(fkv_tokenizer_name(tokenizer), "spm") == 0) return true;
     if (strcmp(fkv_tokenizer_name(tokenizer), "bpe") != 0) return false;
-    for (size_t i = 0; i < world->n_text; i++) {
-        if (world->text[i] < 'a' || world->text[i] > 'z') return false;
+    for (size_t i = 0; i < fixture->n_text; i++) {
+        if (fixture->text[i] < 'a' || fixture->text[i] > 'z') return false;
     }
     return true;
 }
@@ -267,48 +268,49 @@ static const char *check_texts(const fkv_vocab_source *source, const fkv_tokeniz
         size_t all = 0;
         (void)fkv_tokenizer_text(tokenizer, token, false, &shown);
         const char *text = fkv_tokenizer_text(tokenizer, token, true, &all);
-        if (shown > all || text[all] != 0) return "the text of a token";
+        if (shown > all || text[all] != 0) return "wrong text of a token";
     }
     return NULL;
 }
 
-static const char *check_encode(const tokenizer_world *world, const fkv_tokenizer *tokenizer, unsigned flags) {
-    size_t capacity = 4 * world->n_text + 4; /* a byte can be three, and a space comes behind each special token */
+static const char *check_encode(const tokenizer_fixture *fixture, const fkv_tokenizer *tokenizer, unsigned flags) {
+    size_t capacity =
+        4 * fixture->n_text + 4; /* a byte may become three tokens, and a special token may add one more token for a space */
     size_t n_tokens = 0;
     size_t n_again = 0;
-    uint32_t n_vocab = strcmp(fkv_tokenizer_name(tokenizer), "byte") == 0 ? 256 : world->source.n_tokens;
+    uint32_t n_vocab = strcmp(fkv_tokenizer_name(tokenizer), "byte") == 0 ? 256 : fixture->source.n_tokens;
     uint32_t *tokens = malloc(capacity * sizeof *tokens);
     static model_run run_room;
     model_run *run = &run_room;
     const char *fault = NULL;
     if (tokens == NULL) abort();
-    if (fkv_tokenizer_encode(tokenizer, world->text, NULL, world->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
-        fkv_tokenizer_encode(tokenizer, world->text, NULL, world->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
+    if (fkv_tokenizer_encode(tokenizer, fixture->text, NULL, fixture->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
+        fkv_tokenizer_encode(tokenizer, fixture->text, NULL, fixture->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
         fault = "encoding failed";
     } else if (n_tokens != n_again || n_tokens > capacity) {
-        fault = "the number of tokens";
+        fault = "wrong number of tokens";
     }
-    for (size_t i = 0; fault == NULL && i < n_tokens; i++) fault = tokens[i] < n_vocab ? NULL : "a token out of range";
-    if (fault == NULL && is_modelled(world, tokenizer)) {
+    for (size_t i = 0; fault == NULL && i < n_tokens; i++) fault = tokens[i] < n_vocab ? NULL : "token out of range";
+    if (fault == NULL && is_modelled(fixture, tokenizer)) {
         run->n_tokens = 0;
-        run->world = world;
+        run->fixture = fixture;
         run->tokenizer = tokenizer;
-        if ((flags & FKV_TOKENIZE_BOS) != 0 && world->source.add_bos && world->source.bos < n_vocab)
-            put_token(run, world->source.bos);
+        if ((flags & FKV_TOKENIZE_BOS) != 0 && fixture->source.add_bos && fixture->source.bos < n_vocab)
+            put_token(run, fixture->source.bos);
         model_encode(run, (flags & FKV_TOKENIZE_SPECIAL) != 0);
         bool equal = run->n_tokens == n_tokens && memcmp(run->tokens, tokens, n_tokens * sizeof *tokens) == 0;
-        fault = equal ? NULL : "other tokens than the model's";
+        fault = equal ? NULL : "tokens differ from the reference";
     }
     free(tokens);
     return fault;
 }
 
-const char *tokenizer_world_check(const tokenizer_world *world, bool *refused) {
+const char *tokenizer_fixture_check(const tokenizer_fixture *fixture, bool *refused) {
     fkv_tokenizer *tokenizer = NULL;
-    *refused = fkv_tokenizer_open(&world->source, &tokenizer) != FKV_OK;
-    if (*refused) return tokenizer == NULL ? NULL : "a refused vocabulary left a tokenizer";
-    const char *fault = check_texts(&world->source, tokenizer);
-    for (unsigned flags = 0; fault == NULL && flags < 4; flags++) fault = check_encode(world, tokenizer, flags);
+    *refused = fkv_tokenizer_open(&fixture->source, &tokenizer) != FKV_OK;
+    if (*refused) return tokenizer == NULL ? NULL : "a rejected vocabulary returned a tokenizer";
+    const char *fault = check_texts(&fixture->source, tokenizer);
+    for (unsigned flags = 0; fault == NULL && flags < 4; flags++) fault = check_encode(fixture, tokenizer, flags);
     fkv_tokenizer_close(tokenizer);
     return fault;
 }

@@ -1,14 +1,14 @@
-/* Small vocabularies, from random choices or from a fuzzer's bytes, and the slowest tokenizer that is obviously right to compare
- * with: specials are cut out one after the other, and every merge looks at all pairs again.
+/* Small vocabularies made from random choices or a fuzzer's bytes, and a naive reference tokenizer: it splits the text at special
+ * tokens, one token at a time, and rescans all pairs for every merge.
  */
 #ifndef FKV_TOKENIZER_MODEL_H
 #define FKV_TOKENIZER_MODEL_H
 
-#include "../src/model/tokenizer/tokenizer.h"
+#include "../src/text/tokenizer/tokenizer.h"
 
 enum { MODEL_MAX_TOKENS = 96, MODEL_MAX_MERGES = 64, MODEL_MAX_TEXT = 1024 };
 
-typedef struct tokenizer_world {
+typedef struct tokenizer_fixture {
     fkv_vocab_source source;
     fkv_bytes tokens[MODEL_MAX_TOKENS];
     float scores[MODEL_MAX_TOKENS];
@@ -16,13 +16,13 @@ typedef struct tokenizer_world {
     fkv_bytes merges[MODEL_MAX_MERGES];
     const char *text;
     size_t n_text;
-} tokenizer_world;
+} tokenizer_fixture;
 
-/* Whatever the bytes say; strings point into them. */
-void tokenizer_world_read(tokenizer_world *world, const uint8_t *data, size_t size);
+/* Builds the vocabulary and the text from arbitrary bytes. Strings point into the bytes. */
+void tokenizer_fixture_read(tokenizer_fixture *fixture, const uint8_t *data, size_t size);
 
-/* Opens the vocabulary and tokenizes the text in every way there is. NULL: all is well, or the vocabulary was refused
- * (*refused); else what is wrong. */
-const char *tokenizer_world_check(const tokenizer_world *world, bool *refused);
+/* Opens the vocabulary and tokenizes the text in every supported way. Returns NULL if all results agree or the vocabulary was
+ * rejected (*refused), otherwise a description of the difference. */
+const char *tokenizer_fixture_check(const tokenizer_fixture *fixture, bool *refused);
 
 #endif

@@ -1,4 +1,4 @@
-/* Reading the files of vectors that scripts/make-*-vectors write: numbers and arrays one after the other. */
+/* Reads the files of test vectors written by scripts/make-*-vectors, which contain integers and arrays one after the other. */
 #ifndef FKV_VECTOR_READER_H
 #define FKV_VECTOR_READER_H
 
@@ -14,7 +14,7 @@ typedef struct reader {
 
 static inline const uint8_t *take(reader *from, size_t n) {
     if (n > from->left) {
-        printf("the vectors end too early\n");
+        printf("the vector file is too short\n");
         exit(EXIT_FAILURE);
     }
     const uint8_t *taken = from->bytes;

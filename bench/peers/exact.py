@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A model's logits in plain float32 arithmetic over the exact weights of a GGUF file: the truth that others round from.
+"""Computes reference logits of a model in plain float32 arithmetic with the exact weights of a GGUF file.
 
     peers/bin/pip install gguf numpy
     peers/bin/python bench/peers/exact.py -m MODEL --tokens tokens.json -n 512 --out exact.npz
 
-Both programs round activations to 8 bits for their integer products, each in its own way; where they disagree about the likeliest
-token, this says who is nearer. Written for being read, not for speed: llama, qwen2 and gemma3, one window, no cache.
+flatkv and llama.cpp both round activations to 8 bits for integer products, but in different ways. If they disagree about the most
+likely token, these logits show which one is closer. The code is written for readability, not speed. It supports llama, qwen2 and
+gemma3, with one window of tokens and without a cache.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, base, interleaved):
-    """x: [T, heads, D], positions from 0."""
+    """Applies RoPE to x [T, heads, D], starting at position 0."""
     n_tokens, _, dim = x.shape
     angles = np.arange(n_tokens)[:, None] * base ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
     cos, sin = (f(angles).astype(np.float32)[:, None, :] for f in (np.cos, np.sin))
@@ -55,7 +56,7 @@ def softmax(scores):
 
 
 def attention(q, k, v, scale, window):
-    """q: [T, H, D]; k, v: [T, G, D]; causal, the last `window` tokens where that is not 0."""
+    """Computes causal attention. q: [T, H, D]; k, v: [T, G, D]; window: number of visible tokens, or 0 for all."""
     n_tokens, n_heads, _ = q.shape
     distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)[None, :]
     hidden = (distance < 0) | ((distance >= window) if window else False)
@@ -111,10 +112,10 @@ def forward(w, tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Logits in plain float32 arithmetic.")
+    parser = argparse.ArgumentParser(description="Computes reference logits in plain float32 arithmetic.")
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument(
-        "--tokens", type=pathlib.Path, required=True, help='a JSON file with "tokens", or an .npz with `tokens`'
+        "--tokens", type=pathlib.Path, required=True, help='JSON file with "tokens", or .npz file with `tokens`'
     )
     parser.add_argument("-n", type=int, default=512)
     parser.add_argument("--out", type=pathlib.Path, required=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a GGUF file again with every tensor expanded to float32, so that llama.cpp computes without rounding activations.
+"""Converts all tensors of a GGUF file to float32, so that llama.cpp computes without rounding activations.
 
     peers/bin/pip install gguf
     peers/bin/python bench/peers/expand.py MODEL.gguf OUT.gguf
 
-For quantized tensors llama.cpp rounds activations to 8 bits; for float32 ones it does not. The expanded file is the same model,
-so the difference between the two is llama.cpp's own rounding. The header's keys are copied byte for byte.
+llama.cpp rounds activations to 8 bits for quantized tensors, but not for float32 tensors. The expanded file contains the same model,
+so the difference between the results of both files is caused by llama.cpp's rounding. The metadata is copied byte by byte.
 """
 
 import struct

@@ -1,12 +1,12 @@
-/* llama_batch_peer: what llama.cpp's library writes for several sequences at once, without a server around it.
+/* llama_batch_peer: throughput of llama.cpp's library for several concurrent sequences, without a server.
  *
  *     cc -O2 llama_batch_peer.c -I LLAMA/include -I LLAMA/ggml/include -L BUILD/bin -lllama -lggml-base -Wl,-rpath,BUILD/bin
  *     llama_batch_peer MODEL THREADS ROUNDS PROMPT NEW CACHE CLIENTS...
  *
- * Each sequence has a prompt of PROMPT tokens of its own, prefilled in batches of 512 rows over all of them, and then writes NEW
- * tokens, greedily, a row of each in every batch. The time covers both, as a client sees it. Caches: f16 or q8_0, one stream for
- * each sequence, as llama-server has them with -np. Prints a JSON line for each number of clients: the tokens written a second,
- * by rounds.
+ * Each sequence has a different prompt of PROMPT tokens. Prompts are prefilled in batches of 512 rows, which may contain rows of
+ * several sequences. Each sequence then generates NEW tokens greedily, with one row per sequence in each batch. The measured time
+ * covers both phases. CACHE is f16 or q8_0; each sequence has its own stream, as in llama-server -np. For each number of clients,
+ * prints one JSON line with the tokens per second of each round.
  */
 #include <llama.h>
 
@@ -43,7 +43,7 @@ static llama_token best(const float *logits, int n) {
     return found;
 }
 
-/* One round; -> tokens a second. */
+/* Runs one round. Returns tokens per second. */
 static double round_of(struct llama_context *c, struct llama_batch *b, int n_vocab, int n_clients, int n_prompt, int n_new,
                        int seed) {
     llama_token next[MOST_CLIENTS];

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""llama.cpp as a peer: its tokens, logits, perplexities and rates, to compare flatkv's with. Not needed by any test.
+"""Computes tokens, logits, perplexities and rates of llama.cpp, for comparison with flatkv. No test needs this script.
 
-    python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which builds for this machine)
+    python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which is compiled for the local machine)
     peers/bin/python bench/peers/llama_cpp_peer.py tokens -m MODEL -f FILE
     peers/bin/python bench/peers/llama_cpp_peer.py greedy -m MODEL -p PROMPT -n 64
     peers/bin/python bench/peers/llama_cpp_peer.py logits -m MODEL -f FILE -n 512 --out logits.npz
     peers/bin/python bench/peers/llama_cpp_peer.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
-    peers/bin/python bench/peers/llama_cpp_peer.py turns -m MODEL --caches q8_0 --depths 7168        (scripts/rates.py asks)
+    peers/bin/python bench/peers/llama_cpp_peer.py turns -m MODEL --caches q8_0 --depths 7168        (used by scripts/rates.py)
     peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
-Both packages carry llama.cpp as a shared library, and --package may name a folder with any other; this drives its C interface.
-The interface passes structs of parameters whose layout changes between versions, so fields are found by the values that
-llama.cpp itself gives as defaults, and an unknown layout is refused. Results go to standard output as one JSON object.
+Both packages contain llama.cpp as a shared library, and --package also accepts a folder with libllama.so. The script calls its C API. The
+layout of the parameter structs changes between versions, so the script locates fields by llama.cpp's default values, and rejects an
+unknown layout. Results are printed to standard output as one JSON object.
 """
 
 import argparse
@@ -31,8 +31,8 @@ import time
 import numpy as np
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-PIECE = 512  # tokens of a prefill that is timed
-PARAMS_BYTES = 512  # more than either struct of any version; what is too much is never read
+CHUNK = 512  # tokens per timed prefill
+PARAMS_BYTES = 512  # larger than both structs in every version; the excess is never read
 
 
 class Params(ctypes.Structure):
@@ -61,7 +61,7 @@ class Batch(ctypes.Structure):
 
 
 def open_library(package):
-    """The shared library with llama.cpp in it, and its version where no package tells it."""
+    """Returns the shared library that contains llama.cpp, and its version if the library does not belong to a Python package."""
     if package == "xllamacpp":
         import xllamacpp
 
@@ -77,7 +77,7 @@ def open_library(package):
 
 
 class Llama:
-    """One model of one llama.cpp. Contexts are opened on it with `context`."""
+    """A model loaded by one build of llama.cpp. `context` creates contexts for it."""
 
     def __init__(self, package, path, n_threads):
         self.lib, self.version = open_library(package)
@@ -119,30 +119,30 @@ class Llama:
         self.system = lib.llama_print_system_info().decode()
         self.model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
         if not self.model:
-            raise SystemExit(f"llama.cpp does not load {path}")
+            raise SystemExit(f"llama.cpp cannot load {path}")
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         self.bos = lib.llama_vocab_bos(self.vocab)
         self.add_bos = lib.llama_vocab_get_add_bos(self.vocab)
 
     def tokenize(self, text, bos=True, special=False):
-        room = np.zeros(len(text) + 16, dtype=np.int32)
-        n = self.lib.llama_tokenize(self.vocab, text, len(text), room.ctypes.data, len(room), bos, special)
+        buffer = np.zeros(len(text) + 16, dtype=np.int32)
+        n = self.lib.llama_tokenize(self.vocab, text, len(text), buffer.ctypes.data, len(buffer), bos, special)
         if n < 0:
-            raise SystemExit("llama.cpp does not tokenize this text")
-        return room[:n].copy()
+            raise SystemExit("llama.cpp cannot tokenize this text")
+        return buffer[:n].copy()
 
     def piece(self, token):
-        room = ctypes.create_string_buffer(512)
-        length = self.lib.llama_token_to_piece(self.vocab, int(token), room, len(room), 0, True)
-        return room.raw[:length]
+        buffer = ctypes.create_string_buffer(512)
+        length = self.lib.llama_token_to_piece(self.vocab, int(token), buffer, len(buffer), 0, True)
+        return buffer.raw[:length]
 
     def context(self, n_ctx, cache, n_seqs=1):
         return Context(self, n_ctx, cache, n_seqs)
 
 
 def patched(defaults, n_ctx, k_type, v_type, n_threads, n_seqs):
-    """The context parameters with ours in the places where llama.cpp's defaults show these fields to be."""
+    """Sets the context parameters. Locates each field by llama.cpp's default values."""
     ints, floats, octets = defaults.ints(), defaults.floats(), defaults.octets()
     fours = [i for i in range(4, 10) if ints[i] == 4 and ints[i + 1] == 4]
     modes = [i for i in range(8, 20) if (ints[i : i + 3] == -1).all() and ints[i + 3] == -1]
@@ -150,12 +150,12 @@ def patched(defaults, n_ctx, k_type, v_type, n_threads, n_seqs):
     types = [i for i in range(20, 40) if ints[i] == 1 and ints[i + 1] == 1]
     flags = octets.tobytes().find(bytes([0, 1, 1, 1, 1, 0]), 4 * types[0] + 8 if types else 0)
     if tuple(ints[:3]) != (512, 2048, 512) or not (fours and modes and yarn and types) or flags < 0:
-        raise SystemExit("this version of llama.cpp has context parameters of a layout that is not known here")
+        raise SystemExit("unknown layout of the context parameters in this version of llama.cpp: adapt patched() or use another version")
     ints[0], ints[1], ints[3] = n_ctx, 2048, n_seqs
     ints[fours[0]] = ints[fours[0] + 1] = n_threads
-    ints[modes[0] + 3] = 1  # flash attention: quantized values need it, and 16-bit ones are to be measured the same way
+    ints[modes[0] + 3] = 1  # flash attention: required for quantized values, and used for 16-bit values too for equal conditions
     ints[types[0]], ints[types[0] + 1] = k_type, v_type
-    octets[flags + 5] = 1 if n_seqs > 1 else 0  # one buffer for all sequences
+    octets[flags + 5] = 1 if n_seqs > 1 else 0  # unified KV buffer for all sequences
     return defaults
 
 
@@ -167,7 +167,7 @@ class Context:
         params = patched(self.lib.llama_context_default_params(), n_ctx, *types, llama.n_threads, n_seqs)
         self.handle = self.lib.llama_init_from_model(llama.model, params)
         if not self.handle:
-            raise SystemExit(f"llama.cpp opens no context of {n_ctx} tokens with a {cache} cache")
+            raise SystemExit(f"llama.cpp cannot create a context of {n_ctx} tokens with a {cache} cache")
         self.memory = self.lib.llama_get_memory(self.handle)
 
     def close(self):
@@ -177,7 +177,7 @@ class Context:
         self.lib.llama_memory_clear(self.memory, True)
 
     def decode(self, tokens, position, rows=None, seq=0):
-        """One call over tokens that begin at this position; returns logits [len(rows), n_vocab], of the last token where None."""
+        """Decodes tokens in one call, starting at this position. Returns logits [len(rows), n_vocab] of the given rows, by default of the last token."""
         n = len(tokens)
         rows = [n - 1] if rows is None else rows
         token = np.ascontiguousarray(tokens, dtype=np.int32)
@@ -190,7 +190,7 @@ class Context:
         batch = Batch(n, *(a if a is None else a.ctypes.data for a in (token, None, pos, n_seq_id, seq_id, wanted)))
         status = self.lib.llama_decode(self.handle, batch)
         if status != 0:
-            raise SystemExit(f"llama_decode says {status}")
+            raise SystemExit(f"llama_decode failed with status {status}")
         out = np.empty((len(rows), self.llama.n_vocab), dtype=np.float32)
         for i, row in enumerate(rows):
             address = self.lib.llama_get_logits_ith(self.handle, int(row))
@@ -231,7 +231,7 @@ def command_logits(llama, options):
 
 
 def compare(ours, theirs):
-    """How alike two sets of logits are, and how close the call was wherever the likeliest token differs."""
+    """Returns measures of agreement between two sets of logits, and the margin of the most likely token where it differs."""
     mine, other = ours.argmax(axis=-1), theirs.argmax(axis=-1)
     differ = np.flatnonzero(mine != other)
     spread = np.linalg.norm(theirs - theirs.mean(axis=-1, keepdims=True))
@@ -247,8 +247,8 @@ def compare(ours, theirs):
 
 
 def command_agreement(llama, options):
-    """flatkv's logits beside llama.cpp's, and beside llama.cpp's over the same weights expanded to float32, where it does not
-    round activations: the second says what of the difference is llama.cpp's own rounding."""
+    """Compares flatkv's logits with llama.cpp's, and both with llama.cpp's logits for the same weights expanded to float32. llama.cpp does not
+    round activations for float32 weights, so the expanded model shows the contribution of its rounding."""
     tokens = llama.tokenize(options.file.read_bytes()[: 16 * options.n])[: options.n]
 
     def logits_of(model):
@@ -268,7 +268,7 @@ def command_agreement(llama, options):
 
 
 def score_window(context, ids, first, chunk):
-    """Log-probabilities of the rows that are scored: [context - first - 1, n_vocab]."""
+    """Returns the log-probabilities of the scored rows: [context - first - 1, n_vocab]."""
     context.clear()
     parts = []
     for at in range(0, len(ids), chunk):
@@ -281,12 +281,12 @@ def score_window(context, ids, first, chunk):
 
 
 def command_ppl(llama, options):
-    """Windows as llama.cpp's own perplexity tool cuts them: the second half of each is scored, with all before it as context.
-    Interrupted, it reports the windows that were done."""
+    """Computes perplexities over the same windows as llama.cpp's perplexity tool: the second half of each window is scored, with the first half as
+    context. After an interruption, reports the completed windows."""
     text = options.file.read_bytes()
     tokens = llama.tokenize(text[: options.windows * options.context * 16])
     contexts = {cache: llama.context(options.context, cache) for cache in options.caches}
-    done = []  # of each window, of each cache: nll, seconds, divergences, agreements
+    done = []  # per window and cache: negative log-likelihood, seconds, KL divergences, number of equal top-1 tokens
     first = options.context // 2
     try:
         for window in range(min(options.windows, len(tokens) // options.context)):
@@ -320,30 +320,30 @@ def command_ppl(llama, options):
 
 
 def fill(llama, context, depth, rng):
-    """Puts `depth` tokens behind sequence 0: one piece, computed once, many times over. Its copies have the same positions, which
-    a step over them does not cost less for. Returns the position that is next."""
-    piece = min(depth, PIECE)
+    """Fills sequence 0 with `depth` tokens by copying one computed chunk repeatedly. The copies have equal positions, which does not change the
+    cost of a step. Returns the next position."""
+    chunk = min(depth, CHUNK)
     if not depth:
         return 0
-    context.decode(rng.integers(1000, llama.n_vocab - 1000, piece), 0, seq=1)
+    context.decode(rng.integers(1000, llama.n_vocab - 1000, chunk), 0, seq=1)
     state = ctypes.create_string_buffer(context.lib.llama_state_seq_get_size(context.handle, 1))
     context.lib.llama_state_seq_get_data(context.handle, state, len(state), 1)
-    for _ in range(depth // piece):
+    for _ in range(depth // chunk):
         if not context.lib.llama_state_seq_set_data(context.handle, state, len(state), 1):
-            raise SystemExit("llama.cpp does not take back the state of a sequence")
+            raise SystemExit("llama.cpp cannot restore the state of a sequence")
         context.lib.llama_memory_seq_cp(context.memory, 1, 0, -1, -1)
         context.lib.llama_memory_seq_rm(context.memory, 1, -1, -1)
-    return piece
+    return chunk
 
 
 def command_turns(llama, options):
-    """Rates, a turn for each line that is read: a prefill on what is cached, and decode behind it. The prefill has fewer tokens
-    where it would take too long. The first answer says what this is."""
+    """Measures one turn per line of standard input: a prefill after the cached tokens, followed by decode steps. The prefill is shortened if it
+    would exceed --patience. The first line of output describes the configuration."""
     (depth,), (cache,) = options.depths, options.caches
     rng = np.random.default_rng(1)
-    context = llama.context(depth + 2 * PIECE, cache, n_seqs=2)
+    context = llama.context(depth + 2 * CHUNK, cache, n_seqs=2)
     start = fill(llama, context, depth, rng)
-    prompt = rng.integers(1000, llama.n_vocab - 1000, PIECE)
+    prompt = rng.integers(1000, llama.n_vocab - 1000, CHUNK)
 
     def seconds(tokens, position):
         began = time.perf_counter()
@@ -355,8 +355,8 @@ def command_turns(llama, options):
         return seconds(prompt[:n], start)
 
     prefill(1)
-    slow = prefill(PIECE // 8) * 8 > options.patience
-    n = PIECE // 8 if slow else PIECE
+    slow = prefill(CHUNK // 8) * 8 > options.patience
+    n = CHUNK // 8 if slow else CHUNK
     print(json.dumps(about(llama, options) | {"threads": llama.n_threads, "prefilled": n}), flush=True)
     for _ in sys.stdin:
         rate = n / prefill(n)
@@ -365,7 +365,7 @@ def command_turns(llama, options):
 
 
 def about(llama, options):
-    """What is measured, and by what command."""
+    """Returns a description of the peer, the model and the command."""
     version = llama.version or importlib.metadata.version(options.package)
     package = "libllama" if llama.version else options.package
     words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
@@ -377,27 +377,27 @@ def main():
     def names(text):
         return text.split(",")
 
-    parser = argparse.ArgumentParser(description="llama.cpp as a peer of flatkv.")
+    parser = argparse.ArgumentParser(description="Runs llama.cpp for comparison with flatkv.")
     parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "turns", "agreement"))
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-f", "--file", type=pathlib.Path)
     parser.add_argument("-p", "--prompt", default="")
-    parser.add_argument("-n", type=int, default=32, help="tokens: made by greedy, measured by logits, decoded in a turn")
+    parser.add_argument("-n", type=int, default=32, help="number of tokens: generated by greedy, evaluated by logits and agreement, decoded per turn")
     parser.add_argument("-c", "--context", type=int, default=2048)
-    parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
+    parser.add_argument("--chunk", type=int, default=512, help="ppl: tokens per call")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument(
-        "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
+        "--caches", type=names, default=["f16"], help="K/V cache types such as f16,q8_0,q8_0/q4_0; the first one is the reference"
     )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
-    parser.add_argument("--patience", type=float, default=18, help="turns: seconds of a prefill")
-    parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
+    parser.add_argument("--patience", type=float, default=18, help="turns: time limit of a prefill, in seconds")
+    parser.add_argument("--bos", action="store_true", help="tokens: add the beginning-of-sequence token")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--flatkv-logits", help="agreement: the program of the build folder that writes flatkv's logits")
-    parser.add_argument("--package", default="xllamacpp", help="or llama-cpp-python, or a folder with libllama.so")
+    parser.add_argument("--flatkv-logits", help="agreement: program that writes flatkv's logits, peer_logits of the build folder")
+    parser.add_argument("--package", default="xllamacpp", help="xllamacpp, llama-cpp-python, or a folder with libllama.so (default: %(default)s)")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background can be stopped, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # allows SIGINT to stop a background run as well
     llama = Llama(options.package, options.model, options.threads)
     result = globals()[f"command_{options.command}"](llama, options)
     if result:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""mlx-lm's attention on MLX's CPU as a peer of bench_compare, which starts this and asks for calls (bench/compare_peer.h says how).
+"""Runs mlx-lm's attention on MLX's CPU backend as a peer of bench_compare, which starts this script and requests calls. The protocol is
+described in bench/compare_peer.h.
 
-    bench/compare --peer mlx-lm=PYTHON         PYTHON has mlx, mlx-lm and numpy
+    bench/compare --peer mlx-lm=PYTHON         PYTHON is an interpreter with mlx, mlx-lm and numpy
 
-Types: f16 and f32 are mlx-lm's KVCache with rows and queries of that type, 8 and 4 its QuantizedKVCache in groups of 64 with
-float32 queries and scales, which MLX's CPU computes much faster than 16-bit ones. Attention is the function that every model of
-mlx-lm calls. MLX has no setting for the number of threads.
+The types f16 and f32 select mlx-lm's KVCache with keys, values and queries of that type. The types 8 and 4 select its QuantizedKVCache
+with groups of 64 and float32 queries and scales, which are much faster on MLX's CPU backend than 16-bit ones. The attention function is
+the one that all models of mlx-lm call. MLX has no setting for the number of threads.
 """
 
 import os
@@ -18,20 +19,20 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 GROUP = 64
-N_WARM = 256  # tokens of the small case
+N_WARM = 256  # cached tokens of the warm-up case
 SIDE_K, SIDE_V, SIDE_Q = 1, 2, 3
 WEYL = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mixed(z):
-    """The output of splitmix64 for a state."""
+    """Returns the output of splitmix64 for a state."""
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return z ^ z >> np.uint64(31)
 
 
 def rows(side, first, n, n_heads, dim):
-    """[heads, n, dim] from token `first` on: the numbers of compare_row()."""
+    """Returns n rows [heads, n, dim] starting at token `first`, with the same values as compare_row()."""
     tokens = np.arange(first, first + n, dtype=np.uint64)
     start = mixed((tokens << np.uint64(8) | np.uint64(side)) + WEYL)
     steps = np.arange(1, n_heads * dim + 1, dtype=np.uint64) * WEYL
@@ -54,8 +55,8 @@ class Attention:
         mx.eval(self.q, self.k, self.v)
 
     def call(self):
-        """The output and the seconds."""
-        q = self.q * 1  # of its own: mlx-lm scales queries in place
+        """Returns the output and the time in seconds."""
+        q = self.q * 1  # a copy, because mlx-lm scales queries in place
         mx.eval(q)
         start = time.perf_counter()
         out = scaled_dot_product_attention(q, self.k, self.v, self.cache, self.scale, self.mask)
@@ -65,7 +66,7 @@ class Attention:
 
 def main():
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints does not do so into the answers
+    os.dup2(2, 1)  # keeps output printed by libraries out of the answers
     mx.set_default_device(mx.cpu)
     types, (n_q_heads, n_kv_heads, dim, n_cached, n_queries, _) = sys.argv[1], map(int, sys.argv[2:])
     asked = Attention(types, n_q_heads, n_kv_heads, dim, n_cached, n_queries)

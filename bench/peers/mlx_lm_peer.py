@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""mlx-lm as a peer: perplexity of a llama or qwen2 model with its KVCache and QuantizedKVCache, and the divergence of the second from
-the first, on MLX. Not needed by any test.
+"""Computes the perplexity of a llama or qwen2 model in mlx-lm with KVCache and QuantizedKVCache, and the KL divergence between them. No test
+needs this script.
 
     python3 -m venv peers && peers/bin/pip install 'mlx[cpu]==0.32.2' mlx-lm gguf
     peers/bin/python bench/peers/mlx_lm_peer.py -m smollm2.gguf --tokens tokens.json -c 2048 --windows 1 --caches 16,8:64,4:64
 
-The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
-caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
-`llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
-they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. --dequantize
-attends to what the cache's codes stand for, by numpy, which is the same but for the order of sums; with an OpenBLAS preloaded
-(LD_PRELOAD=libopenblas.so.0) a window of a small model then takes less than one. On a GPU quantized_matmul has no float32 kernel, so it
-is over what they stand for there too, and codes are made by the CPU as ever; set MLX_ENABLE_TF32=0, or products round to 10 bits. One JSON object is printed; a run that is interrupted reports the windows it has done.
+The weights of the GGUF file are expanded to float32, so that all runs compute the same model with float32 activations and differ only in
+the cache. Q and K rows of llama models are stored for RoPE over adjacent pairs, which is selected with rope_traditional. tokens.json is
+the output of `llama_cpp_peer.py tokens`. Windows are the same as in llama.cpp's perplexity tool, and the second half of each window is
+scored. Windows are prefilled in chunks, so that later chunks attend to quantized history.
+
+MLX's CPU backend takes minutes per window. --dequantize computes attention over the dequantized cache in numpy, which differs only in the
+order of sums. With OpenBLAS preloaded (LD_PRELOAD=libopenblas.so.0), a window of a small model then takes less than a minute. On a GPU,
+quantized_matmul has no float32 kernel, so attention also uses the dequantized cache, and the CPU quantizes. Set MLX_ENABLE_TF32=0 there, or
+products are rounded to 10 bits. Prints one JSON object; an interrupted run reports the completed windows.
 """
 
 import argparse
@@ -77,7 +79,7 @@ def load(path):
 
 
 def attend_without_quantized_matmul():
-    """mlx-lm's attention over a QuantizedKVCache with its two quantized products taken apart: dequantize, then a product."""
+    """Replaces the two quantized products in mlx-lm's attention over a QuantizedKVCache by dequantization and ordinary products."""
     quantize = mx.quantize
     mx.quantize = lambda x, **how: quantize(x, stream=mx.cpu, **how)
 
@@ -89,7 +91,7 @@ def attend_without_quantized_matmul():
 
 
 def attend_by_numpy():
-    """MLX's attention and mlx-lm's over a QuantizedKVCache, in float32 on the CPU. Masks are causal or none."""
+    """Replaces the attention of MLX and of mlx-lm's QuantizedKVCache by float32 numpy code. Supports a causal mask or no mask."""
 
     def attend(queries, keys, values, scale, mask, **_):
         q, k, v = (np.asarray(x)[0] for x in (queries, keys, values))
@@ -112,7 +114,7 @@ def attend_by_numpy():
 
 
 def make_cache(model, text):
-    """16 is mlx-lm's plain cache; BITS:GROUP is its quantized one."""
+    """Creates the cache of each layer: KVCache for "16", QuantizedKVCache for "BITS:GROUP"."""
     if text == "16":
         return [KVCache() for _ in model.layers]
     bits, _, group = text.partition(":")
@@ -120,7 +122,7 @@ def make_cache(model, text):
 
 
 def chunk_logs(model, cache, ids, at, chunk):
-    """One chunk of a window through the model: log-probabilities of its scored rows, [rows, vocabulary], or None."""
+    """Runs one chunk of a window through the model. Returns the log-probabilities [rows, vocabulary] of its scored rows, or None if there are none."""
     hidden = model.model(mx.array(ids[at : at + chunk])[None], cache)
     mx.eval(hidden, *[c.state[0] for c in cache])
     scored = range(max(at, len(ids) // 2), min(at + chunk, len(ids) - 1))
@@ -134,7 +136,7 @@ def chunk_logs(model, cache, ids, at, chunk):
 
 
 def score_window(model, caches, ids, chunk):
-    """All caches chunk by chunk, so that each can be held against the first: [nll, KL, same top-1] of every cache, summed."""
+    """Runs all caches chunk by chunk, so that each is compared with the first. Returns the sums [nll, KL, equal top-1] of every cache."""
     lanes = [make_cache(model, name) for name in caches]
     sums = np.zeros((len(caches), 3))
     for at in range(0, len(ids), chunk):
@@ -152,7 +154,7 @@ def score_window(model, caches, ids, chunk):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="mlx-lm as a peer of flatkv.")
+    parser = argparse.ArgumentParser(description="Runs mlx-lm for comparison with flatkv.")
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--tokens", type=pathlib.Path, required=True)
     parser.add_argument("-c", "--context", type=int, default=2048)

@@ -1,9 +1,9 @@
-/* peer_logits: flatkv's logits of given tokens, for programs that compare them with another's.
+/* peer_logits: writes the logits that flatkv computes for a list of tokens, for comparison with other programs.
  *
  *     peer_logits MODEL TOKENS OUT [THREADS]
  *
- * TOKENS holds uint32 token numbers, OUT receives float32 logits [tokens, n_vocab], both in the machine's byte order. The cache
- * is 16-bit and prefilled in chunks, so that nothing but the model's arithmetic is compared. A client of the public headers.
+ * TOKENS contains uint32 token ids; OUT receives float32 logits [tokens, n_vocab], both in native byte order. The cache uses
+ * 16-bit rows and is filled in chunks. It is not quantized, so that only the model's arithmetic is compared.
  */
 #include <flatkv/model.h>
 
@@ -17,7 +17,7 @@ static int fail(const char *what, const char *why) {
     return 1;
 }
 
-/* Reads the whole file; NULL where that fails. */
+/* Reads the whole file. Returns NULL on failure. */
 static uint32_t *read_tokens(const char *path, uint32_t *n_tokens) {
     FILE *file = fopen(path, "rb");
     if (file == NULL) return NULL;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Tokenizers against llama.cpp: compares whole texts, and writes the vectors of tests/data/vocab. Needs xllamacpp and numpy.
+"""Compares flatkv's tokenizers with llama.cpp's, and writes the test vectors of tests/data/vocab. Needs xllamacpp and numpy.
 
     cmake --build --preset release --target tokens_of
     peers/bin/python bench/peers/tokens.py compare -m MODEL.gguf -f TEXT... [--program build/release/tokens_of]
     peers/bin/python bench/peers/tokens.py vectors
 
-`compare` joins the texts with generated ones (emoji, scripts, control characters, broken UTF-8, special tokens; seeded), runs
-both tokenizers over them with and without special tokens, and compares every token, the text of every token of the vocabulary and
-the tokens that end a text. `vectors` runs llama.cpp over the cases with the GPT-2 vocabulary under each pre-tokenizer and with
-the SentencePiece vocabulary of stories260K.
+`compare` appends seeded random text to the files (emoji, scripts, control characters, invalid UTF-8, special tokens) and runs both
+tokenizers with and without special tokens. It compares all tokens, the texts of all tokens in the vocabulary, and the end-of-generation
+tokens. `vectors` runs llama.cpp over the test cases with the GPT-2 vocabulary and each pre-tokenizer, and with the SentencePiece
+vocabulary of stories260K.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import xllamacpp
 TREE = pathlib.Path(__file__).parents[2]
 VOCAB = TREE / "tests/data/vocab"
 SEPARATOR = b"\n__ggml_vocab_test__\n"
-PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe")  # others: scripts/make-tokenizer-vectors
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe")  # scripts/make-tokenizer-vectors writes the others
 SCRIPTS = [(0x370, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
            (0x2190, 0x23FF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x300, 0x36F), (0x1D400, 0x1D7FF),
            (0x20000, 0x2A6DF)]
@@ -37,11 +37,11 @@ BITS = [b"don't", b"I'LL", b"we'Ve", b" 'tis", b"'", b"1234567890", b" 12 345", 
 
 
 def broken(rng):
-    # Sequences past U+10FFFF are left out: llama.cpp ends the process over them.
+    # Avoids sequences beyond U+10FFFF, which make llama.cpp abort.
     return bytes(b for b in (rng.randrange(256) for _ in range(rng.randrange(1, 9))) if b < 0xF4)
 
 
-def piece(rng):
+def fragment(rng):
     kind = rng.randrange(9)
     low, high = rng.choice(SCRIPTS)
     return (
@@ -59,15 +59,15 @@ def piece(rng):
 
 
 def mixed(rng, n):
-    return b"".join(piece(rng) + rng.choice([b"", b"", b" ", b"word", b"\n", b"  b", b". ", b"7"]) for _ in range(n))
+    return b"".join(fragment(rng) + rng.choice([b"", b"", b" ", b"word", b"\n", b"  b", b". ", b"7"]) for _ in range(n))
 
 
 class Params(ctypes.Structure):
-    _fields_ = [("octets", ctypes.c_ubyte * 512)]  # more than the struct of any version; what is too much is never read
+    _fields_ = [("octets", ctypes.c_ubyte * 512)]  # larger than the struct in every version; the excess is never read
 
 
 class Vocabulary:
-    """llama.cpp's tokenizer of a file, without its weights."""
+    """llama.cpp's tokenizer for a GGUF file, loaded without the weights."""
 
     def __init__(self, path):
         self.lib = lib = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
@@ -89,23 +89,23 @@ class Vocabulary:
         lib.llama_log_set(ctypes.cast(self.quiet, pointer), None)
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
-        # vocab_only is the first of the switches behind the pointers; the first that is set by default is the third of them.
+        # vocab_only is the first of the flags after the pointers. The first flag that is set by default is the third one.
         params.octets[next(i for i in range(40, 512) if params.octets[i] == 1) - 2] = 1
         model = lib.llama_model_load_from_file(str(path).encode(), params)
         if not model:
-            raise SystemExit(f"llama.cpp does not load {path}")
+            raise SystemExit(f"llama.cpp cannot load {path}")
         self.vocab = lib.llama_model_get_vocab(model)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
 
     def tokenize(self, text, bos=False, special=False):
-        room = np.zeros(4 * len(text) + 4, dtype=np.int32)
-        n = self.lib.llama_tokenize(self.vocab, text, len(text), room.ctypes.data, len(room), bos, special)
-        return room[:n].astype(np.uint32)
+        buffer = np.zeros(4 * len(text) + 4, dtype=np.int32)
+        n = self.lib.llama_tokenize(self.vocab, text, len(text), buffer.ctypes.data, len(buffer), bos, special)
+        return buffer[:n].astype(np.uint32)
 
     def text(self, token, special):
-        room = ctypes.create_string_buffer(4096)
-        size = self.lib.llama_token_to_piece(self.vocab, token, room, len(room), 0, special)
-        return room.raw[: max(0, size)]
+        buffer = ctypes.create_string_buffer(4096)
+        size = self.lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[: max(0, size)]
 
     def ends(self):
         return [token for token in range(self.n_vocab) if self.lib.llama_vocab_is_eog(self.vocab, token)]
@@ -154,7 +154,7 @@ def compare(options):
 
 
 def with_pre_tokenizer(gguf, name):
-    """The bytes of a GGUF file without tensors, with another tokenizer.ggml.pre."""
+    """Returns the contents of a GGUF file without tensors with tokenizer.ggml.pre replaced."""
     key = b"tokenizer.ggml.pre" + struct.pack("<I", 8)
     at = gguf.index(key) + len(key)
     (size,) = struct.unpack_from("<Q", gguf, at)
@@ -162,11 +162,11 @@ def with_pre_tokenizer(gguf, name):
 
 
 def write_vectors(path, name):
-    """One line for each case: its tokens, and behind a semicolon its tokens where special ones are parsed."""
+    """Writes one line per case: its tokens as plain text, a semicolon, and its tokens with special tokens recognized."""
     llama = Vocabulary(path)
     for cases in ("cases", "edges"):
         if (cases, name) == ("cases", "gpt-2"):
-            continue  # these came with the cases
+            continue  # the cases of llama.cpp include these vectors
         texts = (VOCAB / f"{cases}.inp").read_bytes().removesuffix(SEPARATOR).split(SEPARATOR)
         lines = (";".join(" ".join(map(str, llama.tokenize(text, special=special))) for special in (False, True)) for text in texts)
         (VOCAB / f"{cases}.{name}.out").write_text("".join(line + "\n" for line in lines))
@@ -174,7 +174,7 @@ def write_vectors(path, name):
 
 def vectors(options):
     rng = random.Random(options.seed)
-    texts = [piece(rng) + b"x" + piece(rng) for _ in range(150)] + [mixed(rng, 6) for _ in range(100)]
+    texts = [fragment(rng) + b"x" + fragment(rng) for _ in range(150)] + [mixed(rng, 6) for _ in range(100)]
     (VOCAB / "edges.inp").write_bytes(SEPARATOR.join(texts))
     gguf = (VOCAB / "gpt-2.gguf").read_bytes()
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -186,11 +186,11 @@ def vectors(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="flatkv's tokenizers against llama.cpp's.")
+    parser = argparse.ArgumentParser(description="Compares flatkv's tokenizers with llama.cpp's.")
     parser.add_argument("command", choices=("compare", "vectors"))
     parser.add_argument("-m", "--model")
     parser.add_argument("-f", "--file", type=pathlib.Path, nargs="*", default=[])
-    parser.add_argument("--pieces", type=int, default=60000, help="of generated text")
+    parser.add_argument("--pieces", type=int, default=60000, help="number of random text fragments")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--program", default=str(TREE / "build/release/tokens_of"))
     options = parser.parse_args()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""torch as a peer on a CUDA card: its scaled_dot_product_attention over a bfloat16 cache, on the shapes of `bench_attn --device mlx`.
+"""Times torch's scaled_dot_product_attention over a bfloat16 cache on a CUDA GPU, with the shapes of `bench_attn --device mlx`.
 
     python3 bench/peers/torch_attn_peer.py > torch.json
 
-Times are as those of bench_attn: *chained* is many calls in one CUDA graph, divided; *single* is one call and its wait. Every backend
-of torch that takes a shape is timed (cuDNN, flash, memory-efficient) over two caches by turns, so that none lies in the card's cache.
-Not needed by any test. One JSON object is printed.
+Times are defined as in bench_attn: *chained* is the time per call of many calls in one CUDA graph; *single* is the time of one call with
+synchronization. All backends of torch that support a shape (cuDNN, flash, memory-efficient) are timed. Calls alternate between two
+caches, so that neither stays in the L2 cache of the GPU. No test needs this script. It prints one JSON object.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# name, q heads, kv heads, head dimension, batch, cached, queries
+# name, query heads, KV heads, head dimension, batch size, cached tokens, queries
 CASES = [
     ("decode", 32, 8, 128, 1, 131072, 1),
     ("batch", 32, 8, 128, 8, 32768, 1),
@@ -43,7 +43,7 @@ def measure(case, backend):
     q = torch.randn(batch, q_heads, queries, dim, device="cuda", dtype=torch.bfloat16)
     caches = [[torch.randn(batch, kv_heads, cached, dim, device="cuda", dtype=torch.bfloat16) for _ in "kv"] for _ in range(2)]
 
-    # Queries of a prefill chunk all look at the whole history: 0.2 % more work than the causal mask leaves, and every backend has it.
+    # Without a causal mask, all queries of a prefill chunk attend to the whole history. This is 0.2 % more work, equal for every backend.
     def attend(i):
         return F.scaled_dot_product_attention(q, *caches[i % 2], enable_gqa=True)
 

@@ -1,16 +1,19 @@
-/* flatkv/engine.h: many requests over one runner. Continuous batching, admission for a whole life, shared prefixes, fair tenants.
+/* flatkv/engine.h: an inference engine that runs many requests on one model. It provides continuous batching, admission control,
+ * prefix caching and fair scheduling between tenants.
  *
- * Who owns what
- *   An engine owns a runner and the one thread that drives it. Requests come from any thread and are copied. What happens to a
- *   request is told by its callback, on the engine's thread: do little there (append to a buffer, wake a loop), take no lock that
- *   is held over a call into the engine, and call nothing of the engine but fkv_engine_cancel(). The last event of a request has
- *   kind FKV_EVENT_DONE; nothing refers to `user` after it.
+ * Ownership and threads
+ *   An engine owns a runner and the single thread that drives it. Requests may be submitted from any thread and are copied. The
+ *   engine reports progress through the request's callback, which runs on the engine thread. A callback should return quickly,
+ *   must not take a lock that is held across a call into the engine, and may call no engine function except
+ *   fkv_engine_cancel(). The last event of a request is FKV_EVENT_DONE. The engine does not use the request's `user` pointer
+ *   after that event.
  *
- * Promises
- *   A request is admitted for its prompt and every token that it may still write, or it waits, or it is refused with the numbers.
- *   What was admitted is never stopped for want of memory and never computed a second time. Tokens of a prompt that the prefix
- *   tree holds are not computed, and a request whose next page another one is computing waits for that page.
- *   On the CPU the text of a request does not depend on what runs beside it, to the last bit.
+ * Guarantees
+ *   Admission reserves cache pages for the prompt and for all max_new tokens of every answer. A request waits in the queue
+ *   until enough pages are free. A request that needs more pages than the cache has is rejected. An admitted request never runs
+ *   out of cache memory and is never preempted. Prompt tokens found in the prefix tree are not recomputed. If another request
+ *   is already computing the next page of the same prompt, the new request waits for that page instead of computing it again.
+ *   On the CPU, the output of a request does not depend on the other requests in the batch.
  */
 #ifndef FLATKV_ENGINE_H
 #define FLATKV_ENGINE_H
@@ -27,163 +30,177 @@ typedef struct fkv_engine fkv_engine;
 enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 
 typedef struct fkv_engine_config {
-    fkv_runner_config runner; /* max_seqs answers at once; max_tokens of all requests and cached prefixes together */
-    double step_ms;           /* a step is filled with prefill up to this predicted time */
-    uint32_t max_queue;       /* requests that wait */
-    double max_wait_s;        /* a request whose predicted wait is longer is refused; 0: no bound */
-    uint32_t max_tenants;     /* with live requests at once */
-    uint32_t default_new;     /* tokens of a request that does not say how many it wants */
-    double ageing_s;          /* a request that waited this long counts as one priority higher */
-    double output_weight;     /* what a written token counts for a tenant; a computed prompt token counts 1 */
-    uint32_t draft_tokens; /* an answer may try this many tokens beyond the next one, found by looking back in its text; 0: none.
-                              max_logit_rows holds max_seqs and this: what it has beyond max_seqs is for the drafts of a
-                              step. Never changes a text; not done where it does not pay, nor with windowed or sealed layers */
+    fkv_runner_config runner; /* max_seqs limits the number of concurrent answers; max_tokens is the capacity shared by all
+                                 requests and cached prefixes */
+    double step_ms;           /* target step time in ms; prefill tokens are added until the predicted step time reaches it */
+    uint32_t max_queue;       /* maximum number of queued requests */
+    double max_wait_s;        /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
+                                 FKV_BUSY; 0: unlimited */
+    uint32_t max_tenants;     /* number of tenants tracked separately by the fair scheduler */
+    uint32_t default_new;     /* value of max_new for requests whose max_new is 0 */
+    double ageing_s;          /* priority rises by 1 for each ageing_s seconds in the queue; 0: no ageing */
+    double output_weight;     /* fair-share cost of a generated token; a computed prompt token costs 1 */
 
-    const fkv_prefix_store *store; /* or NULL: where pages of prefixes go beyond memory, and come back from before a request is
-                                      admitted. Copied; closed by its owner after the engine */
+    /* Maximum number of draft tokens per answer and step (n-gram speculative decoding, also known as prompt lookup); 0: off.
+     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens: the rows beyond max_seqs are shared by all drafts of a
+     * step. Drafts do not change the output. They are disabled for models with windowed or sealed layers. */
+    uint32_t draft_tokens;
+
+    /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
+     * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. */
+    const fkv_prefix_store *store;
 } fkv_engine_config;
 
-/* 8 answers at once, steps of 100 ms, 256 waiting for at most 120 s, 64 tenants, 1024 new tokens. K8/V4, whose prefixes are
- * shared by the page. */
+/* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted
+ * wait, 64 tenants, 1024 new tokens, and the K8/V4 codec, which shares prefixes at page granularity. */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
 
-/* Opens the runner on a thread of its own. The model stays the caller's and is closed after the engine. */
+/* Opens a runner, starts the engine thread, and times a few steps to initialize the predictions of step times. The caller keeps
+ * ownership of the model and closes it after closing the engine. */
 FKV_API fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *config, fkv_engine **engine);
 
-/* Takes no more requests (FKV_BUSY) and waits until those it has are done, at most `seconds`; true: all are done. */
+/* Stops accepting requests (fkv_engine_submit() then returns FKV_BUSY) and waits up to `seconds` for the existing requests to
+ * finish. Returns true if all requests have finished. */
 FKV_API bool fkv_engine_drain(fkv_engine *engine, double seconds);
 
-/* Cancels what is left, waits for the thread and gives everything back. NULL is allowed. */
+/* Cancels all remaining requests, joins the engine thread and releases all memory. `engine` may be NULL. */
 FKV_API void fkv_engine_close(fkv_engine *engine);
 
 /* ---- requests ------------------------------------------------------------------------------------------------ */
 
 typedef enum fkv_event_kind {
-    FKV_EVENT_STARTED = 0,  /* admitted: n_cached tokens of the prompt need no compute */
-    FKV_EVENT_TOKEN = 1,    /* an answer has one more token */
-    FKV_EVENT_ANSWERED = 2, /* an answer is complete: reason, and the text that was held back */
-    FKV_EVENT_DONE = 3      /* all answers are; the last event */
+    FKV_EVENT_STARTED = 0,  /* the request was admitted; n_cached prompt tokens come from the prefix cache */
+    FKV_EVENT_TOKEN = 1,    /* a new token of an answer */
+    FKV_EVENT_ANSWERED = 2, /* an answer is complete; carries its finish reason and the remaining text */
+    FKV_EVENT_DONE = 3      /* all answers are complete; the last event */
 } fkv_event_kind;
 
 typedef enum fkv_finish {
-    FKV_FINISH_END = 0,  /* the model ended its text */
-    FKV_FINISH_STOP = 1, /* a stop string, which is not part of the text */
-    FKV_FINISH_LENGTH = 2,
+    FKV_FINISH_END = 0,    /* the model produced an end-of-text token */
+    FKV_FINISH_STOP = 1,   /* a stop string was found; the text ends before the stop string */
+    FKV_FINISH_LENGTH = 2, /* max_new tokens were generated */
     FKV_FINISH_CANCELLED = 3,
-    FKV_FINISH_DEADLINE = 4,
-    FKV_FINISH_FAILED = 5 /* the device or the mask failed, or there was no memory for a sampler; message says why */
+    FKV_FINISH_DEADLINE = 4, /* deadline_s passed */
+    FKV_FINISH_FAILED = 5    /* a device, mask or allocation error; see fkv_event.message */
 } fkv_finish;
 
 typedef struct fkv_logprob {
     uint32_t token;
-    float logprob; /* natural, of the model's own distribution */
+    float logprob; /* natural logarithm of the probability, before sampling options and masks */
 } fkv_logprob;
 
-/* Good during the callback only. */
+/* An event and everything it points to are valid only during the callback. */
 typedef struct fkv_event {
     fkv_event_kind kind;
     uint64_t request;
     uint32_t answer;
-    uint32_t token;   /* of a TOKEN event */
-    const char *text; /* [n_text] what may be shown now: whole characters that cannot become a stop string; may be empty */
+    uint32_t token;   /* TOKEN: the sampled token */
+    const char *text; /* [n_text] new text: complete UTF-8 characters that cannot be part of a stop string; may be empty */
     size_t n_text;
-    fkv_finish reason; /* of ANSWERED and DONE */
-    const char *stop;  /* the stop string that was found, or NULL */
-    const char *message;
+    fkv_finish reason;   /* ANSWERED, DONE */
+    const char *stop;    /* ANSWERED: the stop string that was found, or NULL */
+    const char *message; /* reason for FKV_FINISH_FAILED, or NULL */
     uint32_t n_prompt;
     uint32_t n_cached;
-    uint32_t n_new; /* of this answer; of all answers in DONE */
-    float logprob;  /* of the token, where logprobs were asked for */
-    const fkv_logprob *top;
+    uint32_t n_new;         /* number of tokens generated so far in this answer; in a DONE event, the total over all answers */
+    float logprob;          /* TOKEN: log probability of the token; valid only if logprobs were requested */
+    const fkv_logprob *top; /* [n_top] most likely tokens, most likely first */
     uint32_t n_top;
-    double waited_s; /* in the queue */
+    double waited_s; /* seconds in the queue */
 } fkv_event;
 
 typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 
-/* Which tokens may come next, on the engine's thread: sets bit token % 32 of bits[token / 32] for each; all are 0 before. tokens:
- * [n_tokens] written so far, in every call those of the call before and one more; a token that ends the text is not among them.
- * No bit at all ends the answer. Returns NULL, or why the answer cannot go on: it fails with these words. Drafts never get past
- * it. */
+/* Selects the tokens that are allowed next. Runs on the engine thread. The callback sets bit token % 32 of bits[token / 32] for
+ * each allowed token; all bits are 0 on entry. tokens: [n_tokens] tokens generated so far, without the end-of-text token; each
+ * call has one more token than the previous call. If the callback sets no bit, the answer ends. The callback returns NULL on
+ * success. If it returns an error message, the answer fails with that message. Draft tokens are checked against the mask as
+ * well. */
 typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                                    uint32_t n_vocab);
 
 typedef struct fkv_request {
-    const uint32_t *prompt; /* [n_prompt], at least one */
-    uint32_t n_prompt;
-    uint32_t max_new; /* 0: fkv_engine_config.default_new, or what the context leaves */
-    uint32_t n;       /* answers; 0 counts as 1. They share every page of the prompt, and have the seeds seed, seed + 1, ... */
+    const uint32_t *prompt; /* [n_prompt] */
+    uint32_t n_prompt;      /* at least 1 */
+    uint32_t max_new; /* maximum number of new tokens per answer; 0: config.default_new, reduced if necessary so that prompt and
+                         answer fit in the context */
+    uint32_t n; /* number of answers (0 means 1); the answers share the prompt pages and use the seeds seed, seed + 1, ... */
     fkv_sampler_config sampler;
-    const char *const *stops; /* [n_stops] */
+    const char *const *stops; /* [n_stops] stop strings */
     uint32_t n_stops;
-    bool ignore_end;
-    bool logprobs;
-    uint32_t n_top; /* most likely tokens told beside the one drawn, with logprobs */
+    bool ignore_end; /* keep generating after an end-of-text token */
+    bool logprobs;   /* report log probabilities */
+    uint32_t n_top;  /* number of most likely tokens to report per token if logprobs is true */
     uint64_t tenant;
-    const char *tenant_name; /* what a store of prefixes knows the tenant by, over restarts; hashed. NULL: its number */
-    double weight;           /* of the tenant's share; 0 counts as 1 */
-    int32_t priority;        /* higher goes first, within the tenant */
-    double deadline_s;       /* from now; 0: none */
+    const char *tenant_name; /* stable tenant identity for the prefix store, which stores only a hash of it; NULL: the tenant
+                                number is used as identity */
+    double weight;           /* fair-share weight of the tenant; 0 means 1 */
+    int32_t priority;        /* higher priorities run first within a tenant */
+    double deadline_s;       /* deadline in seconds after submission; 0: none */
     fkv_mask_fn mask;        /* or NULL */
     void *mask_user;
     fkv_event_fn event;
     void *user;
 } fkv_request;
 
-/* Hands a request in. FKV_BUSY: the queue is full or the predicted wait too long, *retry_s (may be NULL) says when to come back:
- * who asks for the same again then counts as waiting since its first call.
- * FKV_POOL_FULL: it can never fit, with the numbers. A request that was refused has no events. */
+/* Submits a request. A rejected request produces no events. Returns
+ *   FKV_BUSY       the queue is full or the predicted wait exceeds max_wait_s. *retry_s (if not NULL) receives the number of
+ * seconds to wait before retrying. A client that retries after this time keeps the queue position of its first attempt.
+ *   FKV_POOL_FULL  the request can never fit in the cache; fkv_message() contains the sizes. */
 FKV_API fkv_status fkv_engine_submit(fkv_engine *engine, const fkv_request *request, uint64_t *id, double *retry_s);
 
-/* Its pages are back at the end of the step that is running now. The DONE event still comes. An id that is done is ignored. */
+/* Cancels a request. Its pages are released at the end of the current step, and its DONE event is still delivered. The id of a
+ * finished request is ignored. */
 FKV_API void fkv_engine_cancel(fkv_engine *engine, uint64_t id);
 
-/* ---- what it does -------------------------------------------------------------------------------------------- */
+/* ---- statistics ---------------------------------------------------------------------------------------------- */
 
-/* Pages of prefixes beyond memory. */
+/* Statistics of the prefix store (the second tier of the prefix cache). */
 typedef struct fkv_store_stats {
-    fkv_prefix_store_figures figures;
-    uint64_t read_pages; /* that came back, verified */
+    fkv_prefix_store_stats usage;
+    uint64_t read_pages; /* pages restored into memory after verification */
     uint64_t read_bytes;
-    double read_seconds; /* that requests waited for them, one request at a time */
+    double read_seconds; /* total time that requests spent waiting for pages to be restored */
     uint64_t written_pages;
     double write_seconds;
     uint64_t failed_writes;
-    uint64_t unsent_pages;  /* the request ended before a buffer was free */
-    uint64_t damaged_pages; /* were not what they should be, and were removed */
-    uint64_t declined;      /* requests for which computing was predicted to be faster */
-    uint64_t late;          /* requests that went on because it had become so */
-    uint64_t buffer_bytes;  /* taken at open beside the plan */
+    uint64_t unsent_pages;  /* pages not written because no buffer became free before the request ended */
+    uint64_t damaged_pages; /* pages that failed verification and were removed */
+    uint64_t declined;      /* requests whose pages were not restored because recomputing them was predicted to be faster */
+    uint64_t late;          /* requests that gave up waiting for restored pages because recomputing was predicted to be faster */
+    uint64_t buffer_bytes;  /* size of the I/O buffers, which are allocated at open and are not part of the plan */
 } fkv_store_stats;
 
 typedef struct fkv_engine_stats {
     fkv_stats cache;
     fkv_runner_plan plan;
-    uint32_t running; /* requests */
-    uint32_t waiting;
+    uint32_t running; /* admitted requests */
+    uint32_t waiting; /* queued requests */
     uint64_t submitted;
-    uint64_t refused_busy;
-    uint64_t refused_size;
-    uint64_t finished[6];     /* answers by fkv_finish */
-    uint64_t prompt_tokens;   /* of admitted requests */
-    uint64_t cached_tokens;   /* of them, found in the prefix tree */
-    uint64_t computed_tokens; /* of them, computed */
-    uint64_t new_tokens;      /* written */
-    uint64_t drafted_tokens;  /* tried */
-    uint64_t accepted_tokens; /* of them, right */
-    uint64_t page_waits;      /* requests that waited for a page another one was computing */
+    uint64_t refused_busy;    /* requests rejected with FKV_BUSY */
+    uint64_t refused_size;    /* requests rejected with FKV_POOL_FULL */
+    uint64_t finished[6];     /* numbers of finished answers, indexed by fkv_finish */
+    uint64_t prompt_tokens;   /* prompt tokens of admitted requests: cached plus computed */
+    uint64_t cached_tokens;   /* prompt tokens found in the prefix tree */
+    uint64_t computed_tokens; /* prompt tokens computed so far */
+    uint64_t new_tokens;      /* generated tokens */
+    uint64_t drafted_tokens;  /* draft tokens verified by the model */
+    uint64_t accepted_tokens; /* draft tokens accepted */
+    uint64_t page_waits;      /* requests that waited for a page that another request was computing */
     uint64_t steps;
-    uint64_t cancel_steps_most;  /* that ended from the notice of a cancel to the return of its pages */
-    double step_seconds;         /* in all */
-    double predicted_seconds;    /* what was predicted for them */
-    double predicted_wait_s;     /* of a request that would come now */
-    uint32_t max_request_tokens; /* prompt and answer of one request */
+    uint64_t max_cancel_steps;   /* largest number of steps completed between the cancellation of a request and the release of its
+                                    pages */
+    double step_seconds;         /* total time of all steps */
+    double predicted_seconds;    /* total predicted time of all steps */
+    double predicted_wait_s;     /* predicted queue time of a request submitted now */
+    uint32_t max_request_tokens; /* maximum sum of prompt tokens and new tokens per request */
     uint32_t default_new;
-    uint32_t max_tokens; /* of the cache */
-    bool consistent;     /* fkv_cache_consistent(), whenever there was nothing to do */
+    uint32_t max_tokens; /* cache capacity */
+    bool consistent; /* result of the last fkv_cache_consistent() call; the engine calls this function whenever it becomes idle */
     fkv_store_stats store;
 } fkv_engine_stats;
 
+/* Copies the current statistics. May be called from any thread. */
 FKV_API void fkv_engine_stats_now(fkv_engine *engine, fkv_engine_stats *stats);
 
 typedef enum fkv_phase { FKV_PHASE_WAITING = 0, FKV_PHASE_PREFILL = 1, FKV_PHASE_DECODE = 2 } fkv_phase;
@@ -194,18 +211,19 @@ typedef struct fkv_request_info {
     fkv_phase phase;
     uint32_t n_prompt;
     uint32_t n_cached;
-    uint32_t n_computed; /* of the prompt, the cached part included */
-    uint32_t n_new;
-    uint32_t max_new;
-    double age_s;
+    uint32_t n_computed; /* number of prompt tokens already in the cache, whether reused or computed */
+    uint32_t n_new;      /* tokens generated so far in all answers */
+    uint32_t max_new;    /* maximum number of new tokens in all answers together */
+    double age_s;        /* seconds since submission */
 } fkv_request_info;
 
-/* The requests it has, running ones first: at most `capacity`. Returns how many were written. */
+/* Lists up to `capacity` requests, running ones first. Returns the number of entries written. */
 FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list, uint32_t capacity);
 
-/* The pages of the first group of layers as they were after a step, not before the last call: see fkv_cache_pages(). At most
- * FKV_MAX_PAGES_SHOWN, at even distances where there are more. Returns how many were written. */
-enum { FKV_MAX_PAGES_SHOWN = 2048 };
+/* Lists the pages of layer group 0 with their state after a recent step (see fkv_cache_pages()). If the group has more than
+ * FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written. Calling this function
+ * makes the engine refresh the list after its next step. */
+enum { FKV_MAX_LISTED_PAGES = 2048 };
 FKV_API uint32_t fkv_engine_pages(fkv_engine *engine, fkv_page_info *list, uint32_t capacity);
 
 #ifdef __cplusplus

@@ -1,23 +1,23 @@
-/* flatkv: a KV cache whose memory is a flat line. The whole library API on host memory.
+/* flatkv: a paged, quantized KV cache for language models. This header is the complete host-memory API.
  *
- * Who owns what
- *   The cache owns every page, table and byte of scratch. All of it is taken by fkv_cache_open() and given back by
- *   fkv_cache_close(); nothing in between takes or gives back memory. Arrays passed in are read or written during the
- *   call only. Sequences are numbers, not pointers: a number that was closed is recognised and refused.
+ * Ownership
+ *   The cache owns all pages, tables and scratch memory. fkv_cache_open() allocates everything and fkv_cache_close() releases
+ *   it; no call in between allocates or frees memory. Arrays passed to a function are used only during that call. Sequence
+ *   handles are integers, so the handle of a closed sequence is detected and rejected instead of being dereferenced.
  *
- * Threads
- *   One thread at a time drives a cache. fkv_cache_stats() may be called from any thread at any time between open and
- *   close. Different caches are independent. The library starts its own workers (fkv_config.n_threads - 1 for each cache).
+ * Threading
+ *   A cache must be used by one thread at a time. The only exception is fkv_cache_stats(), which any thread may call at any time
+ *   between open and close. Different caches are independent. Each cache starts fkv_config.n_threads - 1 worker threads.
  *
  * Errors
- *   Every call that can fail returns fkv_status: 0 is good, everything else is negative and has changed nothing.
- *   fkv_message() says, for the calling thread, what was wrong with the last call that failed and what to do about it.
- *   FKV_POOL_FULL and the other "does not fit" statuses are ordinary results. The library never exits, prints or reads the
- *   environment.
+ *   Every function that can fail returns an fkv_status: FKV_OK (0) or a negative error code. A call that fails has no effect
+ *   unless its comment says otherwise. fkv_message() describes the calling thread's most recent failure and how to fix it.
+ *   FKV_POOL_FULL and the other capacity errors are normal results of admission control. The library never exits the process,
+ *   never prints, and never reads environment variables.
  *
  * Shapes
- *   T tokens of the step, H query heads, G KV heads, D head dimension. Row arrays are dense and row-major, of
- *   fkv_config.row_type: k, v: [T, G, D]; q, out: [T, H, D].
+ *   T is the number of tokens in the step, H the number of query heads, G the number of KV heads, and D the head dimension. Row
+ *   arrays are dense, row-major and of type fkv_config.row_type. k and v are [T, G, D]; q and out are [T, H, D].
  */
 #ifndef FLATKV_FLATKV_H
 #define FLATKV_FLATKV_H
@@ -42,9 +42,9 @@ extern "C" {
 
 enum {
     FKV_MAX_LAYERS = 512,
-    FKV_MAX_GROUPS = 8, /* layer groups: distinct (window, sinks) pairs */
+    FKV_MAX_GROUPS = 8, /* layer groups, one per distinct (window, n_sinks) pair */
     FKV_MAX_HEAD_DIM = 512,
-    FKV_MAX_HEADS_PER_KV = 128 /* query heads served by one KV head */
+    FKV_MAX_HEADS_PER_KV = 128 /* query heads that share one KV head */
 };
 
 /* ---- status -------------------------------------------------------------------------------------------------- */
@@ -52,39 +52,41 @@ enum {
 typedef enum fkv_status {
     FKV_OK = 0,
 
-    /* the call was wrong */
-    FKV_BAD_ARGUMENT = -1, /* a null pointer, a number out of range, tokens that contradict the sequence */
-    FKV_BAD_CONFIG = -2,   /* a shape, codec or size that cannot be */
-    FKV_BAD_SEQ = -3,      /* not a sequence of this cache, or closed */
-    FKV_BAD_STATE = -4,    /* right call, wrong moment: no step open, a step open, layer not written, committed twice */
+    /* caller errors */
+    FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that differ from the tokens of the sequence */
+    FKV_BAD_CONFIG = -2,   /* invalid shape, codec or size */
+    FKV_BAD_SEQ = -3,      /* handle of a closed sequence, or not a handle of this cache */
+    FKV_BAD_STATE = -4,    /* wrong state: a step is open, no step is open, or a layer is unwritten or written twice */
 
-    /* it does not fit; nothing was admitted */
-    FKV_POOL_FULL = -20, /* not enough pages for the whole life of this sequence */
-    FKV_SEQ_FULL = -21,  /* rows beyond the tokens this sequence reserved; see fkv_seq_reserve() */
-    FKV_SEQS_FULL = -22, /* max_seqs sequences are open */
-    FKV_STEP_FULL = -23, /* more rows than max_step_tokens in one step */
-    FKV_NO_MEMORY = -24, /* the machine or its cgroup cannot give what the plan needs */
-    FKV_GONE = -25,      /* these tokens have left the window and cannot be brought back */
-    FKV_BUSY = -26,      /* an engine's queue is full, or the wait would be too long: come back later */
+    /* capacity errors: the request was not admitted */
+    FKV_POOL_FULL = -20, /* too few unreserved pages for max_tokens of this sequence */
+    FKV_SEQ_FULL = -21,  /* the sequence would outgrow its reservation; see fkv_seq_reserve() */
+    FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
+    FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
+    FKV_NO_MEMORY = -24, /* the plan exceeds the memory of the machine or of its cgroup */
+    FKV_GONE = -25,      /* needed pages no longer exist: they left the window, were sealed, or were evicted */
+    FKV_BUSY = -26,      /* the engine's queue is full or the wait would be too long; retry later */
 
-    /* files */
-    FKV_IO = -40,           /* the operating system refused; the message has its text */
+    /* file errors */
+    FKV_IO = -40,           /* system call failed; the message contains the system's error text */
     FKV_FILE_FORMAT = -41,  /* not a page file */
-    FKV_FILE_VERSION = -42, /* a page file of a version this library does not read */
-    FKV_FILE_DAMAGED = -43, /* truncated, or a checksum does not agree */
-    FKV_FILE_FOREIGN = -44, /* sound, but of another model, shape, codec, rotation or RoPE */
+    FKV_FILE_VERSION = -42, /* page-file version not supported by this library */
+    FKV_FILE_DAMAGED = -43, /* the file is truncated or invalid, or a checksum does not match */
+    FKV_FILE_FOREIGN = -44, /* valid file, but saved with a different model, shape, codec, rotation or position encoding (RoPE) */
 
-    /* the machine */
-    FKV_UNSUPPORTED = -60, /* this machine or this build cannot do it */
-    FKV_DEVICE = -61       /* the library of a device failed; the message has its text */
+    /* platform errors */
+    FKV_UNSUPPORTED = -60, /* not supported by this machine or this build */
+    FKV_DEVICE = -61       /* a device library failed; the message contains its error text */
 } fkv_status;
 
-/* The name of a status, as written above. Never NULL. */
+/* Returns the name of a status, such as "FKV_POOL_FULL". Never NULL. */
 FKV_API const char *fkv_status_name(fkv_status status);
 
-/* Why the last failing call of this thread failed, with the values and what to do. "" if nothing failed yet. */
+/* Returns a description of the calling thread's most recent failure: the offending values, and how to fix it. Returns "" if no
+ * call of this thread has failed. The string is valid until the thread's next failing call. */
 FKV_API const char *fkv_message(void);
 
+/* Returns the library version as "major.minor.patch". */
 FKV_API const char *fkv_version(void);
 
 /* ---- configuration ------------------------------------------------------------------------------------------- */
@@ -93,8 +95,8 @@ typedef enum fkv_type { FKV_F32 = 0, FKV_F16 = 1, FKV_BF16 = 2 } fkv_type;
 
 typedef enum fkv_rotate {
     FKV_ROTATE_NONE = 0,
-    FKV_ROTATE_K = 1, /* keys, and queries at attention time */
-    FKV_ROTATE_V = 2, /* values, undone on the output */
+    FKV_ROTATE_K = 1, /* rotate keys when written and queries when attending */
+    FKV_ROTATE_V = 2, /* rotate values when written; attention outputs are rotated back */
     FKV_ROTATE_KV = 3
 } fkv_rotate;
 
@@ -109,267 +111,282 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,      /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
-    FKV_CODEC_HALF = 1,      /* 16 bits: the numbers themselves; group is ignored */
-    FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
-    FKV_CODEC_SEALED = 3,    /* K, 4, 3 or 2 bits: full pages packed again, a scale and a bias for each channel of a page */
-    FKV_CODEC_SEALED_V = 4,  /* V beside it, 4, 3 or 2 bits: a norm for each row and a codebook; rotate V */
-    FKV_CODEC_TURBO = 5,     /* TurboQuant, 4, 3 or 2 bits: one scale for each row and a codebook; its side must be rotated */
-    FKV_CODEC_CALIBRATED = 6 /* K, 4 or 3 bits on average: sealed, with 2, 4 or 6 bits for each channel (channel_bits) */
+    FKV_CODEC_AUTO = 0,     /* FKV_CODEC_HALF for 16 bits, FKV_CODEC_AFFINE for fewer */
+    FKV_CODEC_HALF = 1,     /* 16 bits: unquantized 16-bit floats; the group size is ignored */
+    FKV_CODEC_AFFINE = 2,   /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
+    FKV_CODEC_SEALED = 3,   /* K only, 4, 3 or 2 bits: full pages are repacked with a scale and a bias per channel of each page */
+    FKV_CODEC_SEALED_V = 4, /* V of sealed layers, 4, 3 or 2 bits: a norm per row and a codebook; V should be rotated */
+    FKV_CODEC_TURBO = 5,    /* TurboQuant, 4, 3 or 2 bits: a scale per row and a codebook; requires rotated K or V */
+    FKV_CODEC_CALIBRATED = 6 /* K only: sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
 } fkv_codec_kind;
 
-/* How one side (K or V) is stored. {8, 64} is affine codes of 8 bits in groups of 64. */
+/* Storage format of the keys or of the values. For example, {8, 64} means 8-bit affine codes in groups of 64. */
 typedef struct fkv_codec_config {
     uint32_t bits;
     uint32_t group;
     fkv_codec_kind kind;
 } fkv_codec_config;
 
-/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4", "tq4" for both, "sealed",
- * which is "s4/s4", or "calibrated", which is "c4/s4". Without g the groups stay those of *k and *v. FKV_BAD_CONFIG, with the
- * names there are; *k and *v are then unchanged. */
+/* Parses codec names in the form K/V, for example "8/4", "16/16", "4/4g32", "8/tq4" or "s4/s4". A single name applies to both K
+ * and V. "sealed" means "s4/s4" and "calibrated" means "c4/s4". A name without a g suffix keeps the group size already in *k or
+ * *v. If parsing fails, returns FKV_BAD_CONFIG and leaves *k and *v unchanged; the message lists the valid names. */
 FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v);
 
-/* What a model and a program need to know of one side. */
+/* Properties of a codec. */
 typedef struct fkv_codec_info {
-    const char *name;      /* as fkv_codec_parse() reads it: "8" */
-    uint32_t group;        /* numbers that share a scale; 0: this codec has no groups */
-    uint32_t dim_multiple; /* the head dimension must be a multiple of it */
-    bool rotates;          /* rotation makes it better */
-    bool needs_rotation;   /* fkv_config.rotate without its side is FKV_BAD_CONFIG */
+    const char *name;      /* name accepted by fkv_codec_parse(), such as "8" */
+    uint32_t group;        /* number of channels that share a scale; 0 if the codec has no groups */
+    uint32_t dim_multiple; /* the head dimension must be a multiple of this */
+    bool rotates;          /* rotation improves accuracy */
+    bool needs_rotation;   /* rotation is required: a configuration without it is rejected */
 } fkv_codec_info;
 
-/* FKV_BAD_CONFIG for a kind, width or group that does not exist. */
+/* Looks up the properties of a codec. Returns FKV_BAD_CONFIG if no codec has this kind, bit width and group size. */
 FKV_API fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info);
 
 typedef struct fkv_layer_config {
     uint32_t n_q_heads;
-    uint32_t n_kv_heads; /* divides n_q_heads */
-    uint32_t head_dim;   /* a multiple of 16, 16 to FKV_MAX_HEAD_DIM; a multiple of the group of a quantized side */
-    uint32_t window;     /* a query sees itself and the window - 1 tokens before it; 0: all tokens */
-    uint32_t n_sinks;    /* tokens at the front that a windowed layer keeps seeing; 0 where window is 0 */
-    float scale;         /* of the scores, 1e-6 to 1e6 in size; 0: 1/sqrt(head_dim) */
-    float softcap;       /* c * tanh(score / c); 0: none */
+    uint32_t n_kv_heads; /* must divide n_q_heads */
+    uint32_t head_dim;   /* multiple of 16 and of both codecs' group sizes, at most FKV_MAX_HEAD_DIM */
+    uint32_t window;     /* sliding window: a query attends to itself and the window - 1 tokens before it; 0: full attention */
+    uint32_t n_sinks;    /* leading tokens that remain visible in a sliding-window layer; must be 0 if window is 0 */
+    float scale;         /* score multiplier with a magnitude from 1e-6 to 1e6; 0: 1/sqrt(head_dim) */
+    float softcap;       /* soft cap c: score becomes c * tanh(score / c); 0: no soft cap */
     fkv_codec_config k;
     fkv_codec_config v;
-    const float *sink_logits; /* [n_q_heads] or NULL; copied. Learned sinks: one more score for each query head, natural, behind
-                                 scale and soft cap, that counts in the denominator of the softmax and has no value. Part of the
-                                 weights: page files know it by weights_id alone */
-    const uint8_t *channel_bits; /* [n_kv_heads, head_dim] of 2, 4 and 6, for K of FKV_CODEC_CALIBRATED, else NULL; copied. Every
-                                    head has k.bits on average, and a multiple of 4 channels of 4 bits, and of 6. Page files have
-                                    a hash of it */
+    const float *sink_logits; /* [n_q_heads] or NULL; copied. Learned attention sinks: an extra per-head logit, added after
+                                 scaling and soft-capping, that contributes to the softmax denominator but has no value row. Page
+                                 files do not store the sink logits; weights_id identifies them. */
+
+    /* [n_kv_heads, head_dim] bits of each key channel: 2, 4 or 6; copied. Required if K is FKV_CODEC_CALIBRATED, otherwise
+     * NULL. In every head, the average number of bits must be k.bits, the number of 4-bit channels must be a multiple of 4, and
+     * so must the number of 6-bit channels. Page files store a hash of this array. */
+    const uint8_t *channel_bits;
 } fkv_layer_config;
 
 typedef void (*fkv_log_fn)(void *user, const char *line);
 
 typedef struct fkv_config {
     uint32_t n_layers;
-    fkv_layer_config layer;         /* every layer, unless layers says otherwise */
-    const fkv_layer_config *layers; /* [n_layers] or NULL; read by plan and open, not kept */
+    fkv_layer_config layer;         /* configuration of every layer if layers is NULL */
+    const fkv_layer_config *layers; /* [n_layers] per-layer configurations, or NULL; not retained after the call */
 
-    fkv_type row_type;  /* of k, v, q and out */
-    fkv_type page_type; /* FKV_F16 or FKV_BF16: scales, biases and 16-bit rows inside pages */
+    fkv_type row_type;  /* element type of k, v, q and out */
+    fkv_type page_type; /* FKV_F16 or FKV_BF16: type of scales, biases and unquantized rows inside pages */
     fkv_rotate rotate;
     uint64_t rotation_seed;
 
-    uint32_t page_tokens;     /* a power of two, 16 to 256 */
-    uint32_t max_tokens;      /* of all sequences and cached prefixes together; max_seqs sequences that add up to it always fit */
-    uint32_t max_seqs;        /* sequences open at once */
-    uint32_t max_step_tokens; /* rows in one step: the prefill chunk and the decode rows beside it */
+    uint32_t page_tokens;     /* tokens per page: a power of two, 16 to 256 */
+    uint32_t max_tokens;      /* capacity in tokens, shared by sequences and cached prefixes. Up to max_seqs sequences are always
+                                 admitted if the sum of their max_tokens does not exceed this capacity. */
+    uint32_t max_seqs;        /* maximum number of open sequences */
+    uint32_t max_step_tokens; /* maximum number of tokens in one step, prefill and decode together */
 
-    uint32_t n_threads;    /* that work on a step, the caller's included; 0: one for each core the process may use */
-    fkv_isa isa;           /* vector kernels; AUTO: the best this machine runs */
-    bool lazy;             /* pages are committed on first touch instead of at open; still capped by the plan */
-    uint64_t memory_limit; /* bytes this cache may plan for; 0: no limit but what fkv_memory_available() says */
+    uint32_t n_threads;    /* threads that work on a step, including the caller; 0: one per available core */
+    fkv_isa isa;           /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
+    bool lazy;             /* commit pages and tables on first use instead of at open; the plan is still an upper bound */
+    uint64_t memory_limit; /* upper bound on the plan, in bytes; 0: fkv_memory_available() */
 
-    uint8_t weights_id[32]; /* identity of the weights, for page files: any 32 bytes, the same for the same weights */
-    char rope_id[64];       /* RoPE as text, for page files: "neox base=1000000", 0-terminated */
+    uint8_t weights_id[32]; /* any 32 bytes that identify the weights; stored in page files */
+    char rope_id[64];       /* null-terminated description of RoPE, such as "neox base=1000000"; stored in page files */
 
-    fkv_log_fn log; /* NULL, or called with a line of text for events at open and close */
+    fkv_log_fn log; /* called with one line of text when the cache is opened, and again when it is closed; NULL: no log */
     void *log_user;
 } fkv_config;
 
-/* K8/V4 in groups of 64, fp16 scales, f32 rows, pages of 64 tokens, one sequence, steps of 512. Shapes and max_tokens
- * are zero and must be filled in. */
+/* Returns the default configuration: K8/V4 in groups of 64, fp16 scales, f32 rows, 64 tokens per page, one sequence and 512
+ * tokens per step. The caller must fill in the layer shapes, n_layers and max_tokens, which are 0. */
 FKV_API fkv_config fkv_config_default(void);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
 
-/* Exact bytes, before anything is taken. total = slab + tables + scratch + stacks; scratch does not depend on
- * max_tokens. */
+/* Exact memory requirements of a configuration. total_bytes = slab_bytes + tables_bytes + scratch_bytes + stacks_bytes.
+ * scratch_bytes does not depend on max_tokens. */
 typedef struct fkv_plan {
     uint64_t total_bytes;
-    uint64_t slab_bytes;    /* the pages, and what a device takes beside them */
-    uint64_t tables_bytes;  /* page tables, pool, prefix tree */
-    uint64_t scratch_bytes; /* tiles and partial results of the workers */
-    uint64_t stacks_bytes;  /* of the workers */
-    uint64_t token_bytes;   /* one token over all layers, both sides, scales included */
+    uint64_t slab_bytes;    /* memory for the pages, plus additional device memory */
+    uint64_t tables_bytes;  /* page tables, page pool and prefix tree */
+    uint64_t scratch_bytes; /* memory for tiles and partial results of the worker threads */
+    uint64_t stacks_bytes;  /* stacks of the worker threads */
+    uint64_t token_bytes;   /* size of one token: K and V of all layers, including scales */
     uint32_t n_groups;
-    uint32_t group_pages[FKV_MAX_GROUPS];
-    uint64_t group_page_bytes[FKV_MAX_GROUPS];
-    uint32_t n_threads;
+    uint32_t group_pages[FKV_MAX_GROUPS];      /* pages in each layer group */
+    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* page size of each layer group */
+    uint32_t n_threads;                        /* threads that work on a step, including the caller */
 } fkv_plan;
 
+/* Computes the memory plan of a configuration without allocating anything. Returns FKV_BAD_CONFIG for an invalid configuration.
+ */
 FKV_API fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan);
 
-/* Bytes this process could still take: the least of the machine's available memory, the room under every cgroup limit above the
- * process, and the room under its address space limit; on Apple the free and inactive memory. *source (may be NULL) names what
- * bound it. UINT64_MAX if the system does not say. fkv_cache_open() refuses a plan above it. */
+/* Returns the number of bytes that this process can still allocate: the minimum of the machine's available memory, the memory
+ * left under each enclosing cgroup limit, and the address space left under RLIMIT_AS. On Apple systems available memory means
+ * free plus inactive memory. *source (if not NULL) receives the name of the limit that determines the result. Returns
+ * UINT64_MAX if the system reports no limit. fkv_cache_open() rejects a plan above this value. */
 FKV_API uint64_t fkv_memory_available(const char **source);
 
 /* ---- cache --------------------------------------------------------------------------------------------------- */
 
 typedef struct fkv_cache fkv_cache;
 
-/* Takes all of the plan, or says what did not fit (FKV_NO_MEMORY, with the numbers in fkv_message()). */
+/* Opens a cache and allocates all memory of its plan. Returns FKV_NO_MEMORY, with the plan and the limit in fkv_message(), if the
+ * plan does not fit. Close the cache with fkv_cache_close(). */
 FKV_API fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **cache);
 
-/* Gives everything back, open sequences and an open step included, with closes that wait for its end. NULL is allowed. */
+/* Closes a cache together with its open sequences and its open step, and releases all its memory. NULL is allowed. */
 FKV_API void fkv_cache_close(fkv_cache *cache);
 
 typedef struct fkv_group_stats {
-    uint32_t pages;    /* total = free + held + cached */
-    uint32_t free;     /* in no table and no tree */
-    uint32_t held;     /* in the table of a sequence, or on the way to such a page in the prefix tree: cannot be given up */
-    uint32_t shared;   /* of the held: by two holders or more, the prefix tree counts as one */
-    uint32_t cached;   /* by the prefix tree alone: given up, oldest leaf first, when a promise needs them */
-    uint32_t pinned;   /* of the held: in the prefix tree */
-    uint32_t promised; /* not yet taken, but sure to be there for the open sequences */
+    uint32_t pages; /* pages in the group: free + held + cached */
+    uint32_t free;  /* pages that are neither in a page table nor in the prefix tree */
+    uint32_t held; /* pages in the page table of a sequence, and the ancestors of these pages in the prefix tree; not evictable */
+    uint32_t shared;   /* held pages with at least two owners; the prefix tree counts as one owner */
+    uint32_t cached;   /* pages owned only by the prefix tree; evicted in LRU order, leaves first, when pages are needed */
+    uint32_t pinned;   /* held pages that are also in the prefix tree */
+    uint32_t promised; /* pages reserved for open sequences but not yet allocated */
 } fkv_group_stats;
 
 typedef struct fkv_stats {
-    uint64_t planned_bytes; /* taken at open; constant */
+    uint64_t planned_bytes; /* fkv_plan.total_bytes of this cache; never changes */
     uint32_t n_groups;
     fkv_group_stats groups[FKV_MAX_GROUPS];
-    uint32_t seqs;              /* open */
-    uint64_t steps;             /* committed */
-    uint64_t aborts;            /* steps */
-    uint64_t tokens;            /* rows committed */
-    uint64_t page_copies;       /* copy-on-write */
-    uint64_t hit_tokens;        /* tokens that fkv_seq_open() found in the prefix tree */
-    uint64_t hits;              /* sequences opened with at least one such token */
-    uint64_t evictions;         /* pages the prefix tree gave up */
-    uint64_t packed_bytes_read; /* by attention, from pages: shows that it read them packed */
-    const char *isa;            /* kernels in use */
+    uint32_t seqs;              /* open sequences */
+    uint64_t steps;             /* committed steps */
+    uint64_t aborts;            /* aborted steps */
+    uint64_t tokens;            /* committed tokens */
+    uint64_t page_copies;       /* pages copied on write */
+    uint64_t hit_tokens;        /* prompt tokens that fkv_seq_open() found in the prefix tree */
+    uint64_t hits;              /* sequences opened with at least one prefix hit */
+    uint64_t evictions;         /* pages evicted from the prefix tree */
+    uint64_t packed_bytes_read; /* bytes of packed pages read by attention */
+    const char *isa;            /* kernels in use, such as "avx512" */
 } fkv_stats;
 
-/* Any thread. Each figure is exact for some moment during the call. */
+/* Reads the cache's counters. May be called from any thread. Each counter is exact at some moment during the call, but different
+ * counters may be sampled at different moments. */
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
 typedef enum fkv_page_state {
-    FKV_PAGE_FREE,    /* or promised: a promise is a number, not a page */
-    FKV_PAGE_PRIVATE, /* one sequence's own */
-    FKV_PAGE_SHARED,  /* two sequences or more have it */
-    FKV_PAGE_CACHED,  /* the prefix tree's alone: can be given up */
-    FKV_PAGE_PINNED   /* the prefix tree's, and one sequence has it, or one that goes on behind it */
+    FKV_PAGE_FREE,    /* unused; promised pages remain free until they are allocated */
+    FKV_PAGE_PRIVATE, /* owned by one sequence */
+    FKV_PAGE_SHARED,  /* owned by at least two sequences */
+    FKV_PAGE_CACHED,  /* owned only by the prefix tree; evictable */
+    FKV_PAGE_PINNED   /* in the prefix tree, and held by one sequence, which uses this page or a descendant of it in the tree */
 } fkv_page_state;
 
 typedef struct fkv_page_info {
     fkv_page_state state;
-    uint64_t tenant; /* whose it is; 0 for free ones */
+    uint64_t tenant; /* owner of the page; 0 for free pages */
 } fkv_page_info;
 
-/* The pages of a group in their order, for a picture of them: all of them, or `capacity` at even distances where there are more.
- * Returns how many were written; 0 for a group that is none. Driving thread only. */
+/* Lists the pages of a layer group in index order, for display. If the group has more than `capacity` pages, evenly spaced
+ * pages are listed. Returns the number of entries written, which is 0 if the group does not exist. */
 FKV_API uint32_t fkv_cache_pages(const fkv_cache *cache, uint32_t group, fkv_page_info *list, uint32_t capacity);
 
-/* Walks every structure and checks its invariants: for tests and debugging. Driving thread only. */
+/* Checks all data structures and returns true if their invariants hold. Slow; for tests and debugging. */
 FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 
 /* ---- sequences ----------------------------------------------------------------------------------------------- */
 
-/* 0 is never a sequence. No two of the 2^48 - 1 sequences that a process opens one after the other have the same number, in one
- * cache or in several: a closed number and one of another cache are refused. */
+/* Sequence handle; 0 is never valid. Within a process, no two of 2^48 - 1 consecutively opened sequences have the same handle,
+ * even in different caches. Handles of closed sequences and of other caches are therefore detected and rejected. */
 typedef uint64_t fkv_seq;
 
 typedef struct fkv_seq_config {
-    uint32_t max_tokens;    /* prompt and everything that may follow: pages are promised for all of it */
-    uint64_t tenant;        /* prefixes are shared within one tenant only */
-    const uint32_t *prompt; /* [n_prompt] or NULL: what the prefix tree holds of it is shared */
+    uint32_t max_tokens;    /* maximum length in tokens, including the prompt; pages are reserved for all of these tokens */
+    uint64_t tenant;        /* prefixes are shared only within a tenant */
+    const uint32_t *prompt; /* [n_prompt] tokens to look up in the prefix tree, or NULL */
     uint32_t n_prompt;
 } fkv_seq_config;
 
-/* Opens a sequence; *n_shared (may be NULL) tokens of the prompt are already there and need no compute: whole pages,
- * possibly all n_prompt tokens (pass one token less to be left with one to compute). FKV_POOL_FULL if its whole life does
- * not fit beside what was promised to others; pages found in the tree count. A prefix is pinned by keeping a sequence open
- * on it with max_tokens = n_prompt. */
+/* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt
+ * tokens found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
+ * A caller that must compute at least one token therefore omits the last prompt token. Returns FKV_POOL_FULL if the existing
+ * reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, keep a sequence with
+ * max_tokens = n_prompt open on it. */
 FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 
-/* A second sequence with the same tokens, sharing every page until one of the two writes. Same tenant. */
+/* Opens a copy of a sequence, with the same tokens and tenant. The two sequences share all pages; a page is copied when either
+ * sequence writes to it. */
 FKV_API fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
 
-/* Changes the promise of a sequence to max_tokens, more or less than before. FKV_POOL_FULL, with the numbers, if the pages for it
- * are promised to others; FKV_BAD_ARGUMENT if the sequence is longer than that already. Less always fits, and what is no longer
- * promised is there for others at once. */
+/* Changes the reservation of a sequence to max_tokens. Returns FKV_POOL_FULL if the additional pages are reserved by other
+ * sequences, and FKV_BAD_ARGUMENT if the sequence is already longer than max_tokens. Reducing a reservation always succeeds and
+ * makes its pages available to other sequences immediately. */
 FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens);
 
-/* Forgets the tokens from n_tokens on. The promise of max_tokens stays: FKV_POOL_FULL if pages let go are kept by others
- * and the promise can no longer be made. FKV_GONE if a windowed layer has dropped what token n_tokens would have to see, or if
- * token n_tokens of sealed layers would have to see pages open that no longer are: going back by a page is exact, further back
- * mostly starts of spans of 4 pages can be reached alone (the message says which). */
+/* Truncates a sequence to its first n_tokens tokens. The reservation of max_tokens is kept. Returns FKV_POOL_FULL if released
+ * pages are still used by other sequences and cannot be reserved again. Returns FKV_GONE if a sliding-window layer has dropped
+ * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or by more to a
+ * multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
-/* Lets go of the sequence; its number is refused from now on (FKV_BAD_SEQ), a second close included. Allowed while a step is
- * open, whether the sequence has rows in it or not. Its pages, its promise and its place among max_seqs then stay until the step
- * ends, by commit or abort alike. Its rows are written and attended like the others (every layer must still be written) and
- * thrown away: they do not count in fkv_stats.tokens, and nothing of them enters the prefix tree (offer a prefix before the
- * step). fkv_stats.seqs is lower at once. Calls that no step allows still answer FKV_BAD_STATE. */
+/* Closes a sequence. Its handle becomes invalid immediately, so later calls, including a second close, return FKV_BAD_SEQ.
+ *
+ * A sequence may be closed while a step is open, even if it has rows in that step. Its pages and its reservation are then
+ * released when the step is committed or aborted, and until then it counts towards max_seqs. Its rows must still be written in
+ * every layer, but their result is discarded: they do not count in fkv_stats.tokens and cannot enter the prefix tree. To keep a
+ * prefix, call fkv_prefix_insert() before the step. fkv_stats.seqs decreases immediately. */
 FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 
+/* Writes the number of committed tokens of a sequence to *n_tokens. */
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
 
-/* Offers the full pages of the first n_tokens tokens of seq to the prefix tree, under their exact tokens. The caller
- * guarantees that the rows were computed from these tokens; FKV_BAD_ARGUMENT if they contradict the prefix seq was opened on. */
+/* Inserts the full pages of the first n_tokens tokens of a sequence into the prefix tree, keyed by these tokens. The caller
+ * guarantees that the rows were computed from these tokens. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose
+ * tokens differ from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
-/* How many tokens fkv_seq_open() with this config would share now. Opens nothing, promises nothing and leaves the age of cached
- * prefixes as it is; does not ask whether the sequence would fit. Allowed while a step is open. */
+/* Computes the number of prompt tokens that fkv_seq_open() would find in the prefix tree if it were called now with this
+ * config. Does not open or reserve anything, does not update LRU order, and does not check whether the sequence would be
+ * admitted. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
-/* Gives up every cached page that no sequence uses. */
+/* Evicts all cached pages that no sequence uses. */
 FKV_API fkv_status fkv_prefix_clear(fkv_cache *cache);
 
 /* ---- steps --------------------------------------------------------------------------------------------------- */
 
-/* One forward pass over any mix of prefill chunks and decode rows. A cache has one step at a time; the handle belongs to the
- * cache and is good until commit or abort. While a step is open, sequences and prefixes cannot be changed (FKV_BAD_STATE), but
- * sequences can be closed. */
+/* A step is one forward pass over any mix of prefill chunks and decode tokens. A cache has at most one open step. The handle is
+ * owned by the cache and remains valid until commit or abort. While a step is open, sequences may be closed; all other calls that
+ * change sequences or prefixes return FKV_BAD_STATE. */
 typedef struct fkv_step fkv_step;
 
 typedef struct fkv_row {
-    fkv_seq seq;       /* each sequence at most once in a step */
-    uint32_t n_tokens; /* new tokens appended to it: 1 for decode, a chunk for prefill */
+    fkv_seq seq;       /* each sequence may occur at most once in a step */
+    uint32_t n_tokens; /* tokens to append: 1 for decode, the chunk size for prefill */
 } fkv_row;
 
-/* Slots are assigned, shared pages about to be written are copied. The T rows of the step are the tokens of rows[0], then those
- * of rows[1], and so on. */
+/* Begins a step: allocates the pages of the new tokens and copies shared pages that will be written. The T tokens of the step are
+ * the tokens of rows[0], followed by those of rows[1], and so on. */
 FKV_API fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, fkv_step **step);
 
-/* Quantizes the K and V rows of one layer straight into their pages. k, v: [T, G, D]. */
+/* Quantizes the K and V rows of one layer into their pages. Each layer must be written exactly once per step. k, v: [T, G, D]. */
 FKV_API fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v);
 
-/* softmax(scale * q.K + mask).V over packed pages, each query over the tokens of its own sequence up to and with itself.
- * The layer must have been written in this step. q, out: [T, H, D]; out may be q. */
+/* Computes softmax(scale * q.K + mask).V directly on packed pages. Each query attends to the tokens of its own sequence, up to
+ * and including itself. The layer must have been written in this step. q, out: [T, H, D]; out may alias q. */
 FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out);
 
-/* Makes the step's tokens part of their sequences. Every layer must have been written. */
+/* Commits a step: appends its tokens to their sequences. Returns FKV_BAD_STATE if a layer has not been written. */
 FKV_API fkv_status fkv_step_commit(fkv_step *step);
 
-/* Undoes the step: every sequence is as it was before fkv_step_begin(). Sequences closed meanwhile are closed. */
+/* Aborts a step: restores every sequence to its state before fkv_step_begin(). Sequences closed during the step stay closed. */
 FKV_API fkv_status fkv_step_abort(fkv_step *step);
 
 /* ---- page files ---------------------------------------------------------------------------------------------- */
 
-/* Saves the first n_tokens tokens of seq (0: all of them) with their pages. tokens: [n_tokens], what the rows were computed
- * from. The file appears under its name complete or not at all (it is made as path.part, a name that no finished file may have).
- * A regular file at path is replaced; anything else there (a link, device, pipe, socket or folder) is left alone: FKV_IO. FKV_IO
- * can also mean that the file is there but the folder could not be synced. FKV_GONE if a windowed layer has dropped what is
- * needed, or if it is sealed by now. */
+/* Saves the first n_tokens tokens of a sequence (0: all of them) with their pages. tokens: [n_tokens], the tokens that the rows
+ * were computed from. Writes atomically: to path.part, then renames. A path that ends in .part is rejected. An existing regular
+ * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO may also
+ * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a needed page has
+ * been dropped by a sliding-window layer or has already been sealed. docs/page_format.md specifies the file format. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
-/* Opens a sequence and fills it from a file that was verified in full first. config as for fkv_seq_open(); a prompt, where
- * given, must begin with the saved tokens (else FKV_BAD_ARGUMENT). A file that changes while it is read is refused too, but
- * unused prefixes may have been given up for it by then. */
+/* Opens a sequence and loads it from a page file. The whole file is verified before the cache is changed. config is interpreted
+ * as in fkv_seq_open(), with one exception: if a prompt is given and does not begin with the saved tokens, returns
+ * FKV_BAD_ARGUMENT. A file that changes while it is being read is also rejected, but cached prefixes may have been evicted by
+ * then. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {
@@ -382,16 +399,18 @@ typedef struct fkv_file_info {
     uint64_t rotation_seed;
     uint64_t n_pages;
     uint64_t file_bytes;
-    fkv_layer_config first_layer; /* shape, window and codecs of layer 0; n_q_heads, scale, softcap and sink_logits are not stored
-                                     and read 0 */
+    fkv_layer_config first_layer; /* shape, window and codecs of layer 0; fields that are not stored in the file (n_q_heads,
+                                     scale, softcap, sink_logits, channel_bits) are 0 */
     uint8_t weights_id[32];
     char rope_id[64];
 } fkv_file_info;
 
-/* Reads the header; with verify, also every page against its checksum. Needs no cache. */
+/* Reads and checks everything in a page file except the pages. If verify is true, also checks the checksum of every page. Does
+ * not need a cache. */
 FKV_API fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info);
 
-/* The first `capacity` tokens the file was saved with; *n_tokens is how many it has. tokens may be NULL if capacity is 0. */
+/* Reads the first `capacity` tokens of a page file. *n_tokens receives the number of tokens in the file. tokens may be NULL if
+ * capacity is 0. */
 FKV_API fkv_status fkv_file_tokens(const char *path, uint32_t *tokens, uint32_t capacity, uint32_t *n_tokens);
 
 #ifdef __cplusplus

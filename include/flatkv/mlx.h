@@ -1,29 +1,32 @@
-/* flatkv on mlx arrays: the same cache, with its pages in MLX's memory and its steps as lazy MLX operations.
+/* flatkv/mlx.h: the cache on MLX arrays. Pages are in MLX memory and steps are lazy MLX operations.
  *
- * A cache opened here is a cache like any other: sequences, prefixes, steps, stats and page files are flatkv.h's calls, and a
- * page file saved on one device loads on the other. Only the two calls that take rows differ: fkv_mlx_write() and
- * fkv_mlx_attend() in place of fkv_write() and fkv_attend(), which answer FKV_UNSUPPORTED on such a cache.
+ * Ownership and threading
+ *   A cache opened here supports all calls of flatkv.h: sequences, prefixes, steps, stats and page files. Page files are portable
+ *   between devices. Only the two calls that take rows differ: use fkv_mlx_write() and fkv_mlx_attend() instead of fkv_write()
+ *   and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong to threads, so a cache must be used by the
+ *   thread that created its stream.
  *
- * Lazy
- *   Nothing is evaluated and nothing waits inside a step: write and attend add to the graph, and one evaluation of the step's
- *   result runs them, in order. (With plain operations a shared page about to be written is copied by fkv_step_begin(), which
- *   waits for it.) Commit does not wait either; an evaluation that fails afterwards has left the step's tokens unwritten, and the
- *   caller truncates the sequences or closes them. Steps are evaluated in the order they were begun: by evaluating a result of
- *   each step before the next begins, or all of them together. Saving and loading evaluate what is pending.
+ * Lazy evaluation
+ *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() extend the graph, and evaluating the step's result
+ *   runs them in order. fkv_step_commit() does not wait for an evaluation either. If an evaluation fails later, the step's
+ *   tokens are unwritten, and the caller must truncate or close the affected sequences. Steps must be evaluated in the order in
+ *   which they were begun: each step before the next one begins, or several steps in one evaluation. Saving and loading page
+ *   files evaluate all pending operations. One exception applies to FKV_MLX_PLAIN: fkv_step_begin() copies shared pages that
+ *   will be written and waits for these copies.
  *
- * In place
- *   The pools, one array for each layer, are taken and committed at open; their bytes are in the plan, and no step copies them.
- *   On a GPU (FKV_MLX_FUSED) kernels write into the pool they were given and hand on a ticket that orders the reads after them.
- *   With plain operations MLX itself writes in place where nothing else holds the pool, which is so on its CPU stream when every
- *   step is evaluated before the next one begins; otherwise it copies the pool for that step: right, but not flat.
+ * Memory
+ *   The page pools, one array per layer, are allocated and committed at open. Their size is part of the plan, and no step copies
+ *   them. With FKV_MLX_FUSED, kernels write into the pool in place and return a dependency array that orders later reads after
+ *   the write. With FKV_MLX_PLAIN, MLX writes in place only if it holds the only reference to the pool. On its CPU stream, this
+ *   condition is met if every step is evaluated before the next one begins. Otherwise MLX copies the whole pool: the result is
+ *   correct, but peak memory exceeds the plan.
  *
  * Errors
- *   mlx-c has one error handler for the whole process, and its own one exits. The first call here installs one that keeps the
- *   text instead, so that every mlx-c call returns its code: what fails inside MLX is FKV_DEVICE with MLX's text in
- *   fkv_message(), and a program's own failing mlx-c calls can find theirs in fkv_mlx_last_error(). A program with a handler of
- *   its own sets it after its first call here; statuses stay right, but fkv_message() then has no text from MLX.
- *
- * MLX's streams belong to threads: a cache is driven by the thread that made its stream.
+ *   mlx-c has one process-wide error handler, and the default handler exits. The first call to a function of this header
+ *   installs a handler that records the error text, so that every mlx-c call returns its error code. A failure inside MLX is
+ *   reported as FKV_DEVICE, with MLX's text in fkv_message(). After a program's own mlx-c call fails, fkv_mlx_last_error()
+ *   returns the text. A program that needs its own handler must install it after its first call to a function of this header.
+ *   Status codes remain correct, but fkv_message() then contains no text from MLX.
  */
 #ifndef FLATKV_MLX_H
 #define FLATKV_MLX_H
@@ -37,69 +40,71 @@ extern "C" {
 #endif
 
 typedef enum fkv_mlx_way {
-    FKV_MLX_AUTO = 0, /* fused where the stream is a GPU's */
-    FKV_MLX_PLAIN,    /* MLX's own operations, on any stream */
-    FKV_MLX_FUSED     /* flatkv's kernels: Metal and CUDA streams only */
+    FKV_MLX_AUTO = 0, /* FKV_MLX_FUSED on a GPU stream, otherwise FKV_MLX_PLAIN */
+    FKV_MLX_PLAIN,    /* MLX's built-in operations; any stream */
+    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only */
 } fkv_mlx_way;
 
 typedef struct fkv_mlx_config {
-    mlx_stream stream; /* where everything runs, kept by reference count; empty (ctx NULL): the default stream */
+    mlx_stream stream; /* stream on which all operations run, retained by the cache; an empty handle (ctx NULL) selects the
+                          default stream */
     fkv_mlx_way way;
 } fkv_mlx_config;
 
+/* Returns the default configuration: the default stream and FKV_MLX_AUTO. */
 FKV_API fkv_mlx_config fkv_mlx_config_default(void);
 
-/* Makes FKV_BACKEND_MLX of flatkv/model.h known to the library: called once, before a model is loaded for it. Caches need no such
- * call. FKV_UNSUPPORTED where libflatkv is of another version than this library. */
-FKV_API fkv_status fkv_mlx_register(void);
-
-/* As fkv_plan_make(). total_bytes is what flatkv takes, of which slab_bytes are MLX's (they show in its active memory from open
- * to close): the pages, and on a GPU what their arrays are rounded up to and, on CUDA with sealed layers, a ring of unpacked
- * pages that prefill has. What MLX takes for the intermediate results of a step is not in it: it does not depend on the context
- * length. mlx_config may be NULL: the default. */
+/* Computes the plan of a configuration, like fkv_plan_make(). slab_bytes is allocated by MLX and counts towards MLX's active
+ * memory between open and close. It includes the pages, the padding of their arrays on a GPU and, on CUDA with sealed layers, a
+ * ring buffer of unpacked pages for prefill. It excludes MLX's intermediate results, whose size does not depend on the context
+ * length; see fkv_mlx_step_bytes(). mlx_config may be NULL for the default. */
 FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
 
-/* The most that MLX has in use at once for the intermediate results of one layer's write and attend, beside the rows and the
- * result themselves. Does not depend on max_tokens. */
+/* Computes an upper bound on the memory that MLX needs for the intermediate results of fkv_mlx_write() and fkv_mlx_attend() on
+ * one layer, excluding q, k, v and the result. The bound does not depend on max_tokens. */
 FKV_API fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes);
 
-/* As fkv_cache_open(); n_threads, isa and lazy are not looked at, and row_type is that of each array. FKV_UNSUPPORTED for a way
- * that the stream does not have. Close with fkv_cache_close(). */
+/* Opens a cache, like fkv_cache_open(). n_threads, isa and lazy are ignored, and the row type is taken from each array. Returns
+ * FKV_UNSUPPORTED if the stream does not support the requested fkv_mlx_way. Close the cache with fkv_cache_close(). */
 FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache);
 
-/* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D], float16, bfloat16 or float32;
- * on the fused way [T, G, 1, D] too, as models have them in decode, and q and the answer of attend alike. */
+/* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D] of float16, bfloat16 or float32. FKV_MLX_FUSED also
+ * accepts [T, G, 1, D], the shape that models use for decode. Likewise, fkv_mlx_attend() then accepts a q of shape [T, H, 1,
+ * D]. */
 FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
 
-/* As fkv_attend(). q: [T, H, D], float16, bfloat16 or float32; *out becomes an array of the same shape and type. *out is a valid
- * handle (mlx_array_new() will do) whose old array is released, as for every mlx-c call; q itself is allowed. */
+/* Computes attention, like fkv_attend(). q: [T, H, D] of float16, bfloat16 or float32. *out receives an array of the same shape
+ * and type. As in all mlx-c calls, *out must be a valid handle, for example from mlx_array_new(), and its previous array is
+ * released. *out may be q. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
 
-/* Appends to `arrays` what must be evaluated for all writes of this step, which has written every layer, to have happened: for a
- * step that ends with a write that no attention reads, as a prefill chunk without logits does. */
+/* Appends to `arrays` the arrays whose evaluation completes all writes of this step. Every layer must have been written. Needed
+ * if no attention reads the last write, for example in a prefill chunk without logits. */
 FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
 
-/* ---- steps whose graph is kept (FKV_MLX_FUSED; else FKV_UNSUPPORTED) ----
+/* ---- compiled steps (FKV_MLX_FUSED only; otherwise FKV_UNSUPPORTED) ----
  *
- * MLX's compile builds a graph once and replays it with other arrays. Steps of equal form make the same graph out of their rows
- * and these arrays: the tables, which say where the step's tokens are, and the tickets, which order its kernels after all that
- * touched the pools before. A graph is traced by putting placeholders in their place, and its tickets are results of it. Steps
- * that prefill sealed layers are not kept: FKV_UNSUPPORTED. */
+ * mlx_compile traces a graph once and replays it with other inputs. Steps of the same form produce the same graph from their
+ * rows and two kinds of state arrays: the tables, which map the step's tokens to pages, and the dependency arrays, which order
+ * the step's kernels after all earlier accesses to the pools. To trace a graph, substitute placeholders for the state arrays
+ * and return the new dependency arrays as outputs. Steps that prefill sealed layers cannot be compiled (FKV_UNSUPPORTED). */
 
-enum { FKV_MLX_FORM_WORDS = 7 }; /* of one table */
+enum { FKV_MLX_FORM_WORDS = 7 }; /* number of words that describe the form of one table */
 
-/* Appends the tables, then the tickets, to `arrays`. form: FKV_MLX_FORM_WORDS words for each table; *n_tables comes in as the
- * tables that there is room for, and goes out as those of the step (never more than layers). */
+/* Appends the tables, then the dependency arrays, to `arrays`. form: [*n_tables, FKV_MLX_FORM_WORDS]. On entry, *n_tables is
+ * the number of tables that fit in form. On return, it is the number of tables of the step, which is at most the number of
+ * layers. */
 FKV_API fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t *form, uint32_t *n_tables);
 
-/* Puts these in their place, in the same order, up to the end of the step; the tickets stay. replayed: a kept graph made them,
- * and every layer counts as written and attended. */
+/* Replaces the state arrays with `arrays`, in the same order. The tables stay replaced until the step ends; the dependency arrays
+ * stay replaced permanently. If replayed is true, the arrays are the outputs of a compiled graph, and every layer counts as
+ * written and attended. */
 FKV_API fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool replayed);
 
-/* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */
+/* Returns FKV_MLX_PLAIN or FKV_MLX_FUSED, whichever the cache uses, or FKV_MLX_AUTO if the cache is not an MLX cache. */
 FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);
 
-/* What MLX said last, on this thread. "" if nothing failed yet. */
+/* Returns the text of this thread's most recent MLX error, or "" if none occurred. */
 FKV_API const char *fkv_mlx_last_error(void);
 
 #ifdef __cplusplus

@@ -1,14 +1,19 @@
-/* flatkv/prefix_store.h: pages of the prefix tree beyond memory: packed, named by what they were computed from, kept in a store.
+/* flatkv/prefix_store.h: content-addressed storage for prefix-tree pages, for example in a folder on disk.
  *
- * Who owns what
- *   A packed page is bytes in the caller's hands: it carries its own key, tokens and checksums, and nothing in it is believed. A
- *   store keeps packed pages under their keys; it may lose any of them at any time and never needs to understand them. A folder
- *   on disk is one (fkv_prefix_folder_open); whoever fills in the table of functions has another.
+ * Ownership
+ *   A packed page is a self-contained byte string owned by the caller. It contains its own key, tokens and checksums. All
+ *   contents are verified before use. A store maps keys to packed pages. A store may lose any page at any time and does not
+ *   need to understand the contents of pages. fkv_prefix_folder_open() opens a store in a folder on disk; an application can
+ *   provide its own store by filling in struct fkv_prefix_store.
  *
- * Promises
- *   A key is a digest of everything that a page depends on: weights, shapes, codecs, rotation, RoPE, tenant, and all tokens up to
- *   the end of the page. A page that is not exactly what its key says is refused (FKV_FILE_DAMAGED, FKV_FILE_FOREIGN) and leaves
- *   the cache as it was. Checksums find damage, not malice: who can write to a store can write a page that is false and sound.
+ * Threading
+ *   The functions on packed pages use the cache and follow its threading rules (flatkv.h). The functions of a store may be called
+ *   from several threads at the same time.
+ *
+ * Integrity
+ *   A key is a digest of everything a page depends on: weights, shapes, codecs, rotation, RoPE, tenant, and all tokens up to the
+ *   end of the page. A packed page that does not match its key is rejected with FKV_FILE_DAMAGED or FKV_FILE_FOREIGN and leaves
+ *   the cache unchanged. Checksums detect damage, not tampering: anyone who can write to a store can forge a page.
  */
 #ifndef FLATKV_PREFIX_STORE_H
 #define FLATKV_PREFIX_STORE_H
@@ -27,59 +32,69 @@ typedef struct fkv_page_key {
 
 /* ---- packed pages -------------------------------------------------------------------------------------------- */
 
-/* What stands before the first page of a tenant's prompts in this cache: the name, of any bytes, is hashed and found nowhere. */
+/* Computes the root key, which is the parent key of the first page of every prompt of a tenant: a digest of the cache's
+ * configuration and the tenant's name. name: [n_bytes] arbitrary bytes, which cannot be recovered from the key. */
 FKV_API fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_bytes, fkv_page_key *root);
 
-/* The key of the page of these tokens behind the page (or root) `above`. tokens: [page_tokens] */
+/* Computes the key of the page that contains `tokens` and follows the page with the key `above`, or starts the prompt if
+ * `above` is a root key. tokens: [page_tokens] */
 FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uint32_t page_tokens, fkv_page_key *key);
 
-/* The most bytes that a packed page of this cache has. */
+/* Returns an upper bound on the size of a packed page of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
-/* Packs page n_pages - 1 of these tokens out of the prefix tree. tokens: [n_pages * page_tokens]; packed:
- * [fkv_prefix_packed_bytes()], of which *n_bytes are written. FKV_GONE: the tree does not have it. */
+/* Packs page n_pages - 1 of the prompt `tokens`, which must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
+ * [fkv_prefix_packed_bytes()]. *n_bytes receives the number of bytes written. Returns FKV_GONE if the page is not in the
+ * tree. */
 FKV_API fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                    const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
-/* Verifies a packed page in full, then puts it into the prefix tree, where it counts as used now. FKV_GONE: the tree does not
- * have the pages before it. FKV_POOL_FULL: every page is in use. FKV_BAD_STATE: a step is open. */
+/* Verifies a packed page, then inserts it into the prefix tree as the most recently used page. Returns FKV_GONE if the preceding
+ * pages are not in the tree, FKV_POOL_FULL if every page is in use, and FKV_BAD_STATE if a step is open. */
 FKV_API fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                      const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
 /* ---- stores -------------------------------------------------------------------------------------------------- */
 
-typedef struct fkv_prefix_store_figures {
+typedef struct fkv_prefix_store_stats {
     uint64_t pages;
     uint64_t bytes;
     uint64_t max_bytes;
-    uint64_t evicted; /* pages, since it was opened */
-    uint64_t memory;  /* bytes that the store itself takes */
-} fkv_prefix_store_figures;
+    uint64_t evicted; /* pages evicted since the store was opened */
+    uint64_t memory;  /* bytes of memory used by the store itself */
+} fkv_prefix_store_stats;
 
-/* All calls come from several threads at once. look() and used() come from a thread that must not wait: they answer from memory.
- * The others may take their time. */
+/* Functions of a store. All of them may be called from several threads at the same time. contains() and touch() must not block,
+ * because they are called from the thread that runs steps; the other functions may access a disk or a network. */
 typedef struct fkv_prefix_store {
     void *self;
-    bool (*look)(void *self, const fkv_page_key *key);
 
-    /* FKV_GONE: not there, or not any more. FKV_FILE_DAMAGED: it cannot be a packed page of at most `capacity` bytes. */
+    /* Returns whether the store contains a page with this key. */
+    bool (*contains)(void *self, const fkv_page_key *key);
+
+    /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not have the page, and FKV_FILE_DAMAGED if the stored
+     * bytes cannot be a packed page of at most `capacity` bytes. */
     fkv_status (*read)(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes);
 
-    /* When it returns FKV_OK the page outlives the process, until it is evicted or removed. A page that is there stays. */
+    /* Writes a page durably: once FKV_OK is returned, the page survives the process until it is evicted or removed. An existing
+     * page with the same key is kept. */
     fkv_status (*write)(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
+    /* Removes a page. Does nothing if the store does not have it. */
     void (*remove)(void *self, const fkv_page_key *key);
 
-    /* These pages, from the first of a prompt on, were used now: the last of them are to be given up first. */
-    void (*used)(void *self, const fkv_page_key *keys, uint32_t n);
+    /* Marks the first n pages of a prompt as recently used. Among these pages, those later in the prompt should be evicted
+     * first. */
+    void (*touch)(void *self, const fkv_page_key *keys, uint32_t n);
 
-    void (*figures)(void *self, fkv_prefix_store_figures *figures);
+    void (*stats)(void *self, fkv_prefix_store_stats *stats);
     void (*close)(void *self);
 } fkv_prefix_store;
 
-/* A folder with a file for each page, made if it is not there; at most max_bytes of them, the least recently used go first. What
- * it holds is kept for the next process. One process at a time (FKV_BUSY). Files of other names are left alone. Takes one map of
- * memory, about 80 bytes for each 256 KiB of max_bytes. */
+/* Opens a folder as a store, with one file per page, and creates the folder if it does not exist. Pages persist across
+ * processes. When the total size would exceed max_bytes, the least recently used pages are evicted. Returns FKV_BUSY if another
+ * process has the folder open, and FKV_BAD_ARGUMENT if other users can write to the folder or own it. Files with unrelated
+ * names are ignored. Allocates about 80 bytes of memory for every 256 KiB of max_bytes. */
 FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_prefix_store *store);
 
 #ifdef __cplusplus

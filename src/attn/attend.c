@@ -1,19 +1,19 @@
-/* The walk of queries over packed pages: which rows meet which page, in which order, under which mask. The arithmetic on a tile
- * is the kernels'. Owns nothing; all scratch is the caller's.
+/* Attention over packed pages: decides which pages each query row reads, in which order and under which mask. The kernels then
+ * compute one tile at a time. This file allocates nothing; all scratch memory belongs to the caller.
  *
- * Work is cut into items of (query tile, KV head): the tile holds `tile_queries` consecutive tokens of one sequence with all
- * query heads of the KV head, so that each packed byte is read once for all of them. When there are too few such items for the
- * threads, decode tiles are cut further, at the piece boundaries of fkv_attn_split_pages(), and the last item to end folds the
- * pieces.
+ * A work item is a (query tile, KV head) pair. A query tile consists of `tile_queries` consecutive tokens of one sequence and all
+ * query heads that share the KV head, so that each packed byte is read once for the whole tile. If there are too few items to
+ * keep all threads busy, decode tiles are split at the boundaries given by fkv_attn_split_pages(), and the last item to finish
+ * combines the splits.
  *
- * In a sealed layer a query tile lies within one page, so that all its queries see the same pages open. A walk then goes over two
- * forms of pages, each with kernels and prepared queries of its own. Calibrated keys lie in an order of channels that each head
- * has for itself; queries are put in that order once.
+ * In a sealed layer a query tile never crosses a page boundary, so that all its queries see the same pages in open form. The open
+ * and the sealed form of pages have separate kernels and separate prepared queries. Queries for calibrated keys are permuted once
+ * into the channel order of the head.
  *
- * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
- * whether one item walks them all or each piece is an item.
+ * Invariant (bit-identical results): for each query, the splits end at the same pages and are combined in the same order, whether
+ * one work item processes all splits or each split is a separate work item.
  */
-#include "seen_values.h"
+#include "visible_values.h"
 
 #include "../codec/channel_order.h"
 #include "../codec/sealed.h"
@@ -26,33 +26,35 @@
 
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
-    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller tiles cost more than one more thread gains */
-    ITEMS_PER_THREAD = 3,    /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
-    SHORTEST_RUN = 4         /* pages that kernels take at once */
+    SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the cost of smaller tiles exceeds the gain from more threads */
+    ITEMS_PER_THREAD =
+        3, /* if there are fewer work items per thread than this, query tiles are made smaller and decode tiles are split */
+    SHORTEST_RUN = 4 /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
-/* How a page can be seen. */
+/* Forms in which a layer stores a page. */
 typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
-    float *q[N_FORMS];       /* [tile rows, D]: as keys lie in pages of this form */
-    void *prepared[N_FORMS]; /* of q; OPEN: NULL unless the layer is sealed */
+    float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
+    void *prepared[N_FORMS]; /* queries as prepared by the kernels; prepared[OPEN] is NULL unless the layer is sealed */
     float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
-    fkv_softmax piece; /* since the last boundary */
-    fkv_softmax total; /* of the pieces before it */
+    fkv_softmax split; /* softmax state of the current split */
+    fkv_softmax total; /* combined softmax state of all previous splits */
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile; /* [rows]: tiles of the rows before */
-    uint8_t *threads;     /* [n_threads, thread_bytes]: see scratch_of() */
+    uint32_t *first_tile; /* [rows] total number of query tiles of all preceding rows of the step */
+    uint8_t *threads;     /* [n_threads, thread_bytes], see scratch_of() */
     uint64_t thread_bytes;
-    uint32_t *loaded;                 /* [n_threads]: the (tile, head) whose queries a thread has loaded; only it looks */
-    _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
-    float *pieces;                    /* [split items * FKV_ATTN_MAX_SPLITS, piece_floats()]: see piece_at() */
+    uint32_t *loaded; /* [n_threads] for each thread, index of the (tile, head) pair whose queries it has loaded; accessed only by
+                         that thread */
+    _Atomic uint32_t *splits_left; /* [split items] number of unfinished splits of each (tile, head) pair */
+    float *splits;                 /* [split items * FKV_ATTN_MAX_SPLITS, split_floats()], see split_state_at() */
 } scratch;
 
-/* Pages of one form: their blocks, where they are, what reads them. */
+/* Block layout, base address and kernels of all pages in one form (open or sealed). */
 typedef struct page_form {
     const fkv_block *block;
     const uint8_t *pages;
@@ -61,7 +63,7 @@ typedef struct page_form {
 
 typedef struct job {
     const fkv_cpu_kernels *kernels;
-    page_form forms[N_FORMS]; /* OPEN: of a sealed layer only */
+    page_form forms[N_FORMS]; /* forms[OPEN] is used only in sealed layers */
     const fkv_attn_layer *layer;
     const fkv_attn_row *rows;
     uint32_t n_rows;
@@ -70,17 +72,17 @@ typedef struct job {
     scratch scratch;
     uint32_t heads_per_kv; /* R */
     uint32_t tile_queries;
-    uint32_t tile_tokens; /* of K and V in one kernel call */
-    uint32_t tile_cut;    /* no query tile goes over a multiple of it */
-    uint32_t max_splits;  /* items of one (tile, head); 1: not cut */
+    uint32_t tile_tokens; /* number of tokens whose K and V rows one kernel call processes */
+    uint32_t tile_cut;    /* query tiles do not cross positions that are multiples of this number */
+    uint32_t max_splits;  /* maximum number of work items per (tile, head) pair; 1 if decode tiles are not split */
     _Atomic uint64_t bytes_read;
 } job;
 
-/* One query tile, found from its number. */
+/* A query tile. All fields are computed from the index of the tile. */
 typedef struct query_tile {
     const fkv_attn_row *row;
-    uint32_t first_token; /* of the step, over all rows */
-    uint32_t position;    /* of its first query */
+    uint32_t first_token; /* index of the first query among all tokens of the step */
+    uint32_t position;    /* position of the first query */
     uint32_t n_queries;
 } query_tile;
 
@@ -91,7 +93,7 @@ uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens) {
     return pages;
 }
 
-/* The most: scratch is planned for it. */
+/* Returns the maximum number of queries per tile, which determines the size of the scratch memory. */
 static uint32_t queries_per_tile(uint32_t heads_per_kv) { return fkv_max_u32(1, FKV_TILE_ROWS / heads_per_kv); }
 
 static void carve_softmax(fkv_carve *carve, uint64_t rows, uint64_t dim, fkv_softmax *s) {
@@ -100,8 +102,9 @@ static void carve_softmax(fkv_carve *carve, uint64_t rows, uint64_t dim, fkv_sof
     s->out = FKV_CARVE(carve, rows * dim, float);
 }
 
-/* Of one piece of one KV head's rows; out starts on a multiple of 16 floats. */
-static uint64_t piece_floats(uint64_t heads_per_kv, uint64_t dim) {
+/* Returns the number of floats needed to store the softmax state of one split, for all rows of one KV head. The outputs start at
+ * a multiple of 16 floats. */
+static uint64_t split_floats(uint64_t heads_per_kv, uint64_t dim) {
     return fkv_align_up(2 * heads_per_kv, 16) + heads_per_kv * dim;
 }
 
@@ -115,13 +118,14 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
     t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
-    carve_softmax(carve, tile_rows, dim, &t.piece);
+    carve_softmax(carve, tile_rows, dim, &t.split);
     carve_softmax(carve, tile_rows, dim, &t.total);
     return t;
 }
 
-/* One walk for plan and use: counts while the carve does. */
-static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
+/* Allocates all scratch arrays from `carve`. If `carve` only counts bytes, nothing is allocated, and `carve` then holds the
+ * required size. */
+static void carve_scratch(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
     uint64_t tile_rows = (uint64_t)queries_per_tile(heads_per_kv) * heads_per_kv;
@@ -133,8 +137,8 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
     s->threads = fkv_carve_take(carve, n_threads, s->thread_bytes);
     s->loaded = FKV_CARVE(carve, n_threads, uint32_t);
-    s->pieces_to_come = FKV_CARVE(carve, split_items, _Atomic uint32_t);
-    s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS * piece_floats(heads_per_kv, dim), float);
+    s->splits_left = FKV_CARVE(carve, split_items, _Atomic uint32_t);
+    s->splits = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS * split_floats(heads_per_kv, dim), float);
 }
 
 static thread_scratch scratch_of(const job *j, uint32_t thread) {
@@ -142,28 +146,28 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
     uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
     thread_scratch t = carve_thread(&carve, j->layer, tile_rows);
-    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* as it was when the scratch was planned */
+    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* the scratch layout is the same as when its size was computed */
     return t;
 }
 
-/* Piece `split` of one (tile, head): max, sum and out of its rows. */
-static fkv_softmax piece_at(const job *j, uint32_t work, uint32_t split) {
-    uint64_t floats = piece_floats(j->heads_per_kv, j->layer->head_dim);
-    float *at = j->scratch.pieces + ((uint64_t)work * FKV_ATTN_MAX_SPLITS + split) * floats;
+/* Returns the softmax state of split number `split` of one (tile, head) pair. */
+static fkv_softmax split_state_at(const job *j, uint32_t work, uint32_t split) {
+    uint64_t floats = split_floats(j->heads_per_kv, j->layer->head_dim);
+    float *at = j->scratch.splits + ((uint64_t)work * FKV_ATTN_MAX_SPLITS + split) * floats;
     return (fkv_softmax){at, at + j->heads_per_kv, at + floats - (uint64_t)j->heads_per_kv * j->layer->head_dim};
 }
 
 uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads) {
     fkv_carve carve = {0};
     scratch s;
-    layout(&carve, layer, max_rows, n_threads, &s);
+    carve_scratch(&carve, layer, max_rows, n_threads, &s);
     return carve.used;
 }
 
-/* Tokens of a row before the first multiple of `cut`. */
+/* Returns how many new tokens of a row have positions before the next multiple of `cut`. */
 static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
 
-/* Query tiles of a row. */
+/* Returns the number of query tiles that a row is divided into. */
 static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32_t cut) {
     uint32_t head = head_tokens(row, cut);
     uint32_t rest = row->n_tokens - head;
@@ -171,11 +175,12 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
            fkv_ceil_div(rest % cut, tile_queries);
 }
 
-/* The first token of tile number `tile` of a row, and with *n_queries how many it has. */
+/* Returns the index of the first token of tile number `tile` within its row. Sets *n_queries to the number of queries in the
+ * tile. */
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from = 0; /* of the stretch between two cuts */
+    uint32_t from = 0; /* first token of the section (the tokens between two multiples of `cut`) */
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
@@ -190,7 +195,7 @@ static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile
 
 static query_tile tile_at(const job *j, uint32_t tile) {
     uint32_t low = 0;
-    uint32_t high = j->n_rows; /* the last row whose first tile is <= tile */
+    uint32_t high = j->n_rows; /* binary search for the last row whose first tile is <= tile */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         if (j->scratch.first_tile[middle] <= tile)
@@ -214,8 +219,8 @@ static void clear_rows(fkv_softmax s, uint32_t n_rows, uint32_t dim) {
     memset(s.out, 0, (size_t)n_rows * dim * sizeof *s.out);
 }
 
-/* The block of a KV head in pages of a form. */
-static const fkv_block *block_of(const job *j, form_kind form, uint32_t head) {
+/* Returns the block layout of a KV head in pages of the given form. */
+static const fkv_block *form_block(const job *j, form_kind form, uint32_t head) {
     return form == PACKED ? fkv_attn_head_block(j->layer, head) : j->forms[form].block;
 }
 
@@ -224,7 +229,7 @@ static void order_queries(const fkv_channel_order *order, const float *q, uint32
         for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
 }
 
-/* Queries to floats, scaled and rotated as the keys are, and prepared. */
+/* Converts queries to float, scales them, applies the rotation of the keys, and prepares the queries for the kernels. */
 static void load_queries(const job *j, query_tile tile, uint32_t head, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n = j->heads_per_kv * layer->head_dim;
@@ -238,13 +243,13 @@ static void load_queries(const job *j, query_tile tile, uint32_t head, const thr
     }
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     if (layer->calibrated)
-        order_queries(block_of(j, PACKED, head)->codec[FKV_SIDE_K].channels, s->q[OPEN], n_rows, layer->head_dim, s->q[PACKED]);
+        order_queries(form_block(j, PACKED, head)->codec[FKV_SIDE_K].channels, s->q[OPEN], n_rows, layer->head_dim, s->q[PACKED]);
     for (form_kind f = PACKED; f <= (layer->sealed ? OPEN : PACKED); f++)
-        j->forms[f].codecs[FKV_SIDE_K]->prepare(&block_of(j, f, head)->codec[FKV_SIDE_K], s->q[f], n_rows, s->prepared[f]);
+        j->forms[f].codecs[FKV_SIDE_K]->prepare(&form_block(j, f, head)->codec[FKV_SIDE_K], s->q[f], n_rows, s->prepared[f]);
 }
 
-/* What the weights of a row are divided by: their sum, and that of the head's learned sink. */
-static float denominator(const fkv_attn_layer *layer, uint32_t q_head, float max, float sum) {
+/* Returns the softmax denominator of a row: the sum of its weights, plus the weight of the head's learned sink logit. */
+static float softmax_denominator(const fkv_attn_layer *layer, uint32_t q_head, float max, float sum) {
     return layer->sink_logits != NULL ? sum + expf(layer->sink_logits[q_head] - max) : sum;
 }
 
@@ -256,7 +261,7 @@ static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_soft
         for (uint32_t h = 0; h < j->heads_per_kv; h++) {
             uint32_t r = i * j->heads_per_kv + h;
             float *row = total.out + (size_t)r * dim;
-            float factor = 1.0f / denominator(layer, head * j->heads_per_kv + h, total.max[r], total.sum[r]);
+            float factor = 1.0f / softmax_denominator(layer, head * j->heads_per_kv + h, total.max[r], total.sum[r]);
             for (uint32_t d = 0; d < dim; d++) row[d] *= factor;
             if (layer->rotate_v != NULL) fkv_rotation_undo(layer->rotate_v, row);
         }
@@ -265,21 +270,23 @@ static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_soft
     }
 }
 
-static uint32_t tiles_of(const fkv_attn_row *rows, uint32_t n_rows, uint32_t tile_queries, uint32_t cut) {
+static uint32_t count_query_tiles(const fkv_attn_row *rows, uint32_t n_rows, uint32_t tile_queries, uint32_t cut) {
     uint32_t n_tiles = 0;
     for (uint32_t r = 0; r < n_rows; r++) n_tiles += row_tiles(&rows[r], tile_queries, cut);
     return n_tiles;
 }
 
-/* Positions are below it: nothing is cut. */
+/* Returns the tile cut distance: no query tile may extend across a position that is a multiple of this distance. For layers that
+ * are not sealed, the distance is 2^31, which exceeds every position, so their tiles are never cut. */
 static uint32_t tile_cut_of(const fkv_attn_layer *layer) { return layer->sealed ? layer->block.page_tokens : UINT32_C(1) << 31; }
 
-/* Large tiles share the unpacking of a page among many rows; but every thread should get some. */
+/* Chooses the number of queries per tile. Larger tiles amortize the cost of unpacking a page over more rows, but there should be
+ * enough tiles for all threads. */
 static uint32_t choose_tile_queries(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, uint32_t n_threads) {
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
     uint32_t queries = queries_per_tile(heads_per_kv);
     while (n_threads > 1 && queries / 2 * heads_per_kv >= SMALLEST_TILE_ROWS &&
-           tiles_of(rows, n_rows, queries, tile_cut_of(layer)) * layer->n_kv_heads < n_threads * ITEMS_PER_THREAD)
+           count_query_tiles(rows, n_rows, queries, tile_cut_of(layer)) * layer->n_kv_heads < n_threads * ITEMS_PER_THREAD)
         queries /= 2;
     return queries;
 }
@@ -292,7 +299,7 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* Where a kernel tile lies: a block of the slab, of one form, and a slot in it. */
+/* Location of a kernel tile: its block in the slab, the layout and form of that block, and the first token slot of the tile. */
 typedef struct place {
     const uint8_t *block;
     const fkv_block *layout;
@@ -300,15 +307,15 @@ typedef struct place {
     uint32_t slot;
 } place;
 
-/* The block of (page, head) that a query tile sees. */
-static place block_at(const job *j, query_tile tile, uint32_t head, uint32_t page) {
+/* Returns the block of one page and KV head, in the form (open or sealed) that the query tile sees. */
+static place visible_block_at(const job *j, query_tile tile, uint32_t head, uint32_t page) {
     form_kind form = j->layer->sealed && fkv_attn_sees_open(tile.position / j->layer->block.page_tokens, page) ? OPEN : PACKED;
     size_t number = fkv_page_at(form == OPEN ? tile.row->open : tile.row->view, page);
     size_t at = (number * j->layer->n_kv_heads + head) * j->forms[form].block->bytes;
-    return (place){j->forms[form].pages + at, block_of(j, form, head), form, 0};
+    return (place){j->forms[form].pages + at, form_block(j, form, head), form, 0};
 }
 
-/* What each row sees of the tokens [base, base + tile_tokens). */
+/* Computes the mask of each row for the tokens [base, base + tile_tokens). */
 static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask *masks) {
     const fkv_attn_layer *layer = j->layer;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
@@ -320,7 +327,7 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile on the way, and where the next is. */
+/* Locations of the current kernel tile and of the next tile, which is prefetched. */
 typedef struct tile_step {
     place here;
     place next;
@@ -346,15 +353,15 @@ static void fetch_open(const job *j, place at, fkv_fetch *fetch) {
             fkv_fetch_add(fetch, part[side][p], (uint64_t)j->tile_tokens * at.layout->codec[side].row_bytes[p]);
 }
 
-/* Softmax and values of a tile whose scores are made. */
-FKV_INLINE void end_tile(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
-                         const uint8_t *const part[FKV_N_PARTS], fkv_fetch *fetch) {
+/* Computes the softmax and adds the weighted values of a tile whose scores have already been computed. */
+FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
+                             const uint8_t *const part[FKV_N_PARTS], fkv_fetch *fetch) {
     const fkv_attn_layer *layer = j->layer;
     const fkv_block *block = step->here.layout;
     const fkv_codec_kernels *codec = j->forms[step->here.form].codecs[FKV_SIDE_V];
-    j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
+    j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->split);
     if (!fkv_masks_hide(s->masks, n_rows, step->n_tokens)) {
-        codec->values(&block->codec[FKV_SIDE_V], part, fetch, step->n_tokens, s->scores, n_rows, s->piece.out);
+        codec->values(&block->codec[FKV_SIDE_V], part, fetch, step->n_tokens, s->scores, n_rows, s->split.out);
         return;
     }
     fkv_value_tile values = {.kernels = j->kernels,
@@ -365,13 +372,13 @@ FKV_INLINE void end_tile(const job *j, const thread_scratch *s, const tile_step 
                              .n_rows = n_rows,
                              .heads = j->heads_per_kv,
                              .p = s->scores,
-                             .out = s->piece.out};
+                             .out = s->split.out};
     memcpy(values.part, part, sizeof values.part);
-    fkv_attn_seen_values(&values, fetch);
+    fkv_attn_visible_values(&values, fetch);
 }
 
-/* One kernel tile against every row of the query tile, under s->masks, while the next is prefetched. */
-FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
+/* Computes one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next tile. */
+FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
     const fkv_block *block = step->here.layout;
@@ -381,25 +388,25 @@ FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, con
     fetch_open(j, step->next, &fetch);
     j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
                                               s->prepared[form], n_rows, s->scores);
-    end_tile(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
+    apply_values(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
 }
 
-static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
+static void close_splits(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
     uint32_t dim = j->layer->head_dim;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
         uint32_t pages = fkv_attn_split_pages(tile.position + i, j->layer->block.page_tokens);
         if (from_page / pages == to_page / pages) continue;
-        fkv_softmax piece = rows_from(s->piece, i * j->heads_per_kv, dim);
-        j->kernels->fold(rows_from(s->total, i * j->heads_per_kv, dim), piece, j->heads_per_kv, dim);
-        clear_rows(piece, j->heads_per_kv, dim);
+        fkv_softmax split = rows_from(s->split, i * j->heads_per_kv, dim);
+        j->kernels->fold(rows_from(s->total, i * j->heads_per_kv, dim), split, j->heads_per_kv, dim);
+        clear_rows(split, j->heads_per_kv, dim);
     }
 }
 
-static void enter(const job *j, query_tile tile, form_kind form) {
+static void enter_kernels(const job *j, query_tile tile, form_kind form) {
     j->kernels->enter(&j->forms[form].block->codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
 }
 
-/* Whether the kernels take runs of sealed pages that all queries of a tile see in full. */
+/* Returns whether the kernels can process runs of sealed pages that are fully visible to all queries of the tile. */
 static bool may_run(const job *j, query_tile tile) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
@@ -410,18 +417,18 @@ static bool may_run(const job *j, query_tile tile) {
                fkv_attn_split_pages(tile.position + tile.n_queries - 1, page_tokens);
 }
 
-/* One behind the last page of the run that begins with `page`. */
+/* Returns the end (exclusive) of the run of pages that starts at `page`. */
 static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t end) {
     uint32_t page_tokens = j->layer->block.page_tokens;
-    end = fkv_min_u32(end, (tile.position + 1) / page_tokens); /* full ones */
+    end = fkv_min_u32(end, (tile.position + 1) / page_tokens); /* full pages only */
     if (!j->layer->sealed) return end;
     return page == 0 ? 0 : fkv_min_u32(end, fkv_attn_first_open(tile.position / page_tokens));
 }
 
-/* Pages [first, end) in one call. after: what comes behind them. */
-static void take_run(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end,
-                     place after) {
-    const fkv_block *block = block_of(j, PACKED, head);
+/* Processes pages [first, end) with one kernel call. `after` is the block that follows the run; it is prefetched. */
+static void attend_run(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end,
+                       place after) {
+    const fkv_block *block = form_block(j, PACKED, head);
     uint64_t block_bytes = j->forms[PACKED].block->bytes;
     fkv_run in = {.block = block,
                   .pages = j->forms[PACKED].pages + head * block_bytes,
@@ -435,35 +442,37 @@ static void take_run(const job *j, query_tile tile, uint32_t head, const thread_
                   .q = s->q[PACKED],
                   .prepared = s->prepared[PACKED],
                   .n_rows = tile.n_queries * j->heads_per_kv,
-                  .piece = s->piece,
+                  .split = s->split,
                   .total = s->total};
     j->kernels->run(&in);
 }
 
-/* All tokens of a page that some query sees. Returns the bytes read. were_whole: of the masks that are set. */
-static uint64_t meet_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
-                          bool *were_whole) {
+/* Processes all tokens of a page that are visible to some query. Returns the bytes read. *were_whole tells whether the masks
+ * currently in s->masks make every token of a tile visible to every row. */
+static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
+                            bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;
-    uint32_t seen_end = tile.position + tile.n_queries; /* one behind the last query */
+    uint32_t visible_end = tile.position + tile.n_queries; /* end (exclusive) of the visible tokens */
     uint64_t bytes_read = 0;
     for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
         uint32_t base = page * page_tokens + slot;
-        if (base >= seen_end) break;
-        tile_step step = {here, next, fkv_min_u32(j->tile_tokens, seen_end - base)};
+        if (base >= visible_end) break;
+        tile_step step = {here, next, fkv_min_u32(j->tile_tokens, visible_end - base)};
         step.here.slot = slot;
         if (slot + j->tile_tokens < page_tokens) step.next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
-        bool whole = j->layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
+        bool whole = j->layer->window == 0 &&
+                     base + j->tile_tokens <= tile.position + 1; /* whether all tokens of the tile are visible to every row */
         if (!whole || !*were_whole) set_masks(j, tile, base, s->masks);
         *were_whole = whole;
-        meet(j, tile, s, &step);
+        attend_tile(j, tile, s, &step);
         bytes_read += (uint64_t)step.n_tokens * j->forms[here.form].block->token_bytes;
     }
     return bytes_read;
 }
 
-/* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
- * open in s->piece. Returns the bytes read. */
-static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
+/* Processes those pages in [first, end) that are visible to at least one query of the tile. Finishes every split that ends in
+ * this range. The last split may continue in a later call; its state stays in s->split. Returns the bytes read. */
+static uint64_t walk_pages(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
     uint32_t sink_pages = layer->window != 0 ? fkv_ceil_div(layer->n_sinks, page_tokens) : 0;
@@ -474,29 +483,29 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
     if (page >= end) return 0;
     bool runs = may_run(j, tile);
-    place here = block_at(j, tile, head, page);
-    enter(j, tile, here.form);
+    place here = visible_block_at(j, tile, head, page);
+    enter_kernels(j, tile, here.form);
     while (page < end) {
         uint32_t after = runs ? run_end(j, tile, page, end) : 0;
         bool is_run = after >= page + SHORTEST_RUN;
         if (!is_run) after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
-        place next = after < end ? block_at(j, tile, head, after) : here;
+        place next = after < end ? visible_block_at(j, tile, head, after) : here;
         if (after + 1 < end) {
-            place later = block_at(j, tile, head, after + 1);
+            place later = visible_block_at(j, tile, head, after + 1);
             fkv_fetch_entries(later.block, later.layout->bytes);
         }
-        close_pieces(j, tile, s, before, page);
+        close_splits(j, tile, s, before, page);
         before = page;
         if (is_run) {
-            take_run(j, tile, head, s, page, after, next);
+            attend_run(j, tile, head, s, page, after, next);
             bytes_read += (uint64_t)(after - page) * page_tokens * j->forms[PACKED].block->token_bytes;
             before = after - 1;
         } else {
-            bytes_read += meet_page(j, tile, s, page, here, next, &were_whole);
+            bytes_read += attend_page(j, tile, s, page, here, next, &were_whole);
         }
         if (next.form != here.form) {
             j->kernels->leave();
-            enter(j, tile, next.form);
+            enter_kernels(j, tile, next.form);
         }
         page = after;
         here = next;
@@ -505,7 +514,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     return bytes_read;
 }
 
-static void count_bytes(job *j, uint64_t bytes) { atomic_fetch_add_explicit(&j->bytes_read, bytes, memory_order_relaxed); }
+static void count_bytes_read(job *j, uint64_t bytes) { atomic_fetch_add_explicit(&j->bytes_read, bytes, memory_order_relaxed); }
 
 static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
@@ -514,17 +523,17 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     const thread_scratch s = scratch_of(j, thread);
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     uint32_t dim = j->layer->head_dim;
-    clear_rows(s.piece, n_rows, dim);
+    clear_rows(s.split, n_rows, dim);
     clear_rows(s.total, n_rows, dim);
     load_queries(j, tile, head, &s);
     uint32_t end = (tile.position + tile.n_queries - 1) / j->layer->block.page_tokens + 1;
-    count_bytes(j, walk(j, tile, head, &s, 0, end));
-    j->kernels->fold(s.total, s.piece, n_rows, dim);
+    count_bytes_read(j, walk_pages(j, tile, head, &s, 0, end));
+    j->kernels->fold(s.total, s.split, n_rows, dim);
     store_outputs(j, tile, head, s.total);
 }
 
-/* The piece `split` of one (tile, head) of a single query; the thread that ends last folds them all. */
-static void attend_piece(void *context, uint32_t item, uint32_t thread) {
+/* Processes one split of a (tile, head) pair whose tile has a single query. The last thread to finish combines all splits. */
+static void attend_split(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
     uint32_t split = item % j->max_splits;
     uint32_t work = item / j->max_splits;
@@ -537,20 +546,21 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     if (split >= n_splits) return;
 
     thread_scratch s = scratch_of(j, thread);
-    s.piece = piece_at(j, work, split);
-    clear_rows(s.piece, j->heads_per_kv, dim);
-    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* pieces of one query mostly follow each other */
+    s.split = split_state_at(j, work, split);
+    clear_rows(s.split, j->heads_per_kv, dim);
+    if (j->scratch.loaded[thread] != work)
+        load_queries(j, tile, head, &s); /* consecutive work items are usually splits of the same query */
     j->scratch.loaded[thread] = work;
-    count_bytes(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
+    count_bytes_read(j, walk_pages(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 
-    if (atomic_fetch_sub_explicit(&j->scratch.pieces_to_come[work], 1, memory_order_acq_rel) != 1) return;
+    if (atomic_fetch_sub_explicit(&j->scratch.splits_left[work], 1, memory_order_acq_rel) != 1) return;
     clear_rows(s.total, j->heads_per_kv, dim);
-    for (uint32_t i = 0; i < n_splits; i++) j->kernels->fold(s.total, piece_at(j, work, i), j->heads_per_kv, dim);
+    for (uint32_t i = 0; i < n_splits; i++) j->kernels->fold(s.total, split_state_at(j, work, i), j->heads_per_kv, dim);
     store_outputs(j, tile, head, s.total);
 }
 
-/* Whether cutting decode tiles into pieces pays; prepares what pieces need if so. */
-static bool cut_into_pieces(job *j, uint32_t n_tiles, uint32_t n_threads) {
+/* Decides whether to split decode tiles and, if so, initializes the split counters. */
+static bool cut_into_splits(job *j, uint32_t n_tiles, uint32_t n_threads) {
     uint32_t n_work = n_tiles * j->layer->n_kv_heads;
     if (n_threads == 1 || n_work >= n_threads * ITEMS_PER_THREAD) return false;
     j->max_splits = 1;
@@ -561,13 +571,13 @@ static bool cut_into_pieces(job *j, uint32_t n_tiles, uint32_t n_threads) {
         uint32_t page_tokens = j->layer->block.page_tokens;
         uint32_t n_splits = fkv_ceil_div(t.position / page_tokens + 1, fkv_attn_split_pages(t.position, page_tokens));
         for (uint32_t head = 0; head < j->layer->n_kv_heads; head++)
-            atomic_init(&j->scratch.pieces_to_come[tile * j->layer->n_kv_heads + head], n_splits);
+            atomic_init(&j->scratch.splits_left[tile * j->layer->n_kv_heads + head], n_splits);
         j->max_splits = fkv_max_u32(j->max_splits, n_splits);
     }
     return j->max_splits > 1;
 }
 
-static page_form form_of(const fkv_cpu_kernels *kernels, const fkv_block *block, const uint8_t *pages) {
+static page_form make_page_form(const fkv_cpu_kernels *kernels, const fkv_block *block, const uint8_t *pages) {
     page_form form = {.block = block, .pages = pages};
     for (int side = 0; side < FKV_N_SIDES; side++) form.codecs[side] = fkv_codec_kernels_of(kernels, &block->codec[side]);
     return form;
@@ -587,10 +597,10 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
              .tile_queries = choose_tile_queries(layer, rows, n_rows, n_threads),
              .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS),
              .tile_cut = tile_cut_of(layer)};
-    j.forms[PACKED] = form_of(kernels, &layer->block, layer->pages);
-    if (layer->sealed) j.forms[OPEN] = form_of(kernels, &layer->open, layer->open_pages);
+    j.forms[PACKED] = make_page_form(kernels, &layer->block, layer->pages);
+    if (layer->sealed) j.forms[OPEN] = make_page_form(kernels, &layer->open, layer->open_pages);
     fkv_carve carve = {.base = memory, .size = UINT64_MAX};
-    layout(&carve, layer, n_rows, n_threads, &j.scratch);
+    carve_scratch(&carve, layer, n_rows, n_threads, &j.scratch);
 
     uint32_t n_tiles = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -598,8 +608,8 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
         n_tiles += row_tiles(&rows[r], j.tile_queries, j.tile_cut);
     }
 
-    if (cut_into_pieces(&j, n_tiles, n_threads))
-        fkv_workers_run(workers, attend_piece, &j, n_tiles * layer->n_kv_heads * j.max_splits);
+    if (cut_into_splits(&j, n_tiles, n_threads))
+        fkv_workers_run(workers, attend_split, &j, n_tiles * layer->n_kv_heads * j.max_splits);
     else
         fkv_workers_run(workers, attend_whole, &j, n_tiles * layer->n_kv_heads);
 

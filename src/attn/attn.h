@@ -1,15 +1,16 @@
-/* A step on the CPU: rows into pages, queries over pages. Plain views in, no pager and no cache: src/cache glues.
+/* One attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions take plain
+ * page views; src/cache connects them to the pager.
  *
- * Same answer however it got there. A query's output is a function of its own tokens alone, to the last bit, within one
- * instruction set: the history is cut at boundaries that depend only on the query's position (fkv_attn_split_pages), each piece
- * is an online softmax over tiles of the page, and the pieces are folded from first to last. Neither the rows beside it in the
- * step, nor the number of threads, nor the numbers of the pages enter.
+ * Results are deterministic. Within one instruction set, a query's output depends only on the tokens that it sees, to the last
+ * bit. The history is split at boundaries that depend only on the query's position (fkv_attn_split_pages). Each split is
+ * processed as an online softmax over the tiles of its pages, and the split results are combined from first to last. The output
+ * does not depend on the other rows of the step, the number of threads or the physical page numbers.
  *
- * Scratch is a function of shapes and threads, never of the context length (fkv_attn_scratch_bytes).
+ * The scratch size depends on the shapes and the number of threads, never on the context length (fkv_attn_scratch_bytes).
  *
- * A sealed layer has two blocks for a page: rows are written into the open one, and a page that is full is packed anew into the
- * sealed one before the layer's attention. Who sees which is a matter of position alone: a query sees the pages of the span
- * that it is in (FKV_OPEN_SPAN) and the first page open, every other page sealed.
+ * A sealed layer has two blocks per page. Rows are written to the open block, and a full page is packed into the sealed block
+ * before attention runs. The form that a query sees depends only on its position: it sees page 0 and the pages of its own span
+ * (FKV_OPEN_SPAN) in open form, and every other page in sealed form.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
@@ -19,59 +20,62 @@
 #include "../codec/block.h"
 #include "../codec/rotation.h"
 
-/* Sizes of a layer's scale: those over which parity_attn holds the kernels against the truth. A soft cap may be any float. */
+/* Supported range of a layer's softmax scale. The test parity_attn compares the kernels with the reference over this range. The
+ * soft cap may be any float. */
 static const float FKV_SMALLEST_SCALE = 1e-6f;
 static const float FKV_LARGEST_SCALE = 1e6f;
 
-/* One layer, fixed at open. */
+/* Layer parameters, fixed when the cache is opened. */
 typedef struct fkv_attn_layer {
     uint32_t n_q_heads;  /* H */
     uint32_t n_kv_heads; /* G */
     uint32_t head_dim;   /* D */
-    uint32_t window;     /* 0: all */
+    uint32_t window;     /* 0: unlimited */
     uint32_t n_sinks;
     float scale;
     float softcap;
     const float *sink_logits; /* [H] or NULL */
     fkv_type row_type;
     fkv_block block;
-    const fkv_rotation *rotate_k; /* NULL: none */
+    const fkv_rotation *rotate_k; /* NULL: no rotation */
     const fkv_rotation *rotate_v;
-    uint8_t *pages;  /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
-    bool calibrated; /* K has channels of its own for each head: head_blocks is there where pages are */
-    bool sealed;     /* block and pages are the sealed ones, open and open_pages where rows are written */
+    uint8_t *pages;  /* block of page 0, head 0; other blocks are at byte offset (page * G + head) * block.bytes */
+    bool calibrated; /* whether each head has its own channel order; if true, head_blocks is set whenever pages is set */
+    bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
     fkv_block open;
-    uint8_t *open_pages;          /* as pages, with open.bytes */
-    const fkv_block *head_blocks; /* [G] where heads differ (calibrated keys), else NULL; as `block` but for K's channels */
+    uint8_t *open_pages;          /* addressed like `pages`, but each block has open.bytes bytes */
+    const fkv_block *head_blocks; /* [G] block layout of each head for calibrated keys, otherwise NULL; differs from `block` only
+                                     in the channel order of K */
 } fkv_attn_layer;
 
-/* The first logical page of the span that page `own` is in: from there on a query in `own` sees all pages open. */
+/* Returns the first logical page of the span that contains page `own`. A query in `own` sees this page and all later pages in
+ * open form. */
 FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_OPEN_SPAN; }
 
-/* Whether a query in logical page `own` sees logical page `page` of the layer open. */
+/* Returns whether a query in logical page `own` sees logical page `page` in open form. */
 FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page >= fkv_attn_first_open(own); }
 
-/* Where the rows of a layer are written, and in which pages. */
+/* Returns the layout of the block that rows are written to. */
 FKV_INLINE const fkv_block *fkv_attn_row_block(const fkv_attn_layer *layer) {
     return layer->sealed ? &layer->open : &layer->block;
 }
 
-/* The block of a page and KV head, sealed where the layer is. */
+/* Returns the block layout of a KV head (the sealed layout if the layer is sealed). */
 FKV_INLINE const fkv_block *fkv_attn_head_block(const fkv_attn_layer *layer, uint32_t head) {
     return layer->head_blocks != NULL ? &layer->head_blocks[head] : &layer->block;
 }
 
-/* One sequence's share of a step. first - rows[0].first is where its tokens lie in k, v, q and out. */
+/* One sequence's part of a step. Its tokens start at index first - rows[0].first in the arrays k, v, q and out. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;     /* position of the first new token */
-    uint32_t n_tokens;  /* new */
-    uint32_t first;     /* new tokens of the rows before it */
-    fkv_page_view open; /* of the open pages; read where the layer is sealed */
+    uint32_t n_tokens;  /* number of new tokens */
+    uint32_t first;     /* total number of new tokens in the preceding rows of the step */
+    fkv_page_view open; /* page numbers of the open pages; used only if the layer is sealed */
 } fkv_attn_row;
 
-/* Logical pages of a sealed layer that are full with this row and were not before it: how many, from which on. The first page of
- * a sequence is never sealed: nobody sees it so. */
+/* For a sealed layer, the next two functions return the first logical page that this row fills and the number of pages that it
+ * fills. The first page of a sequence is never sealed, because all queries see it in open form. */
 FKV_INLINE uint32_t fkv_attn_first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
     return fkv_max_u32(1, row->start / page_tokens);
 }
@@ -84,22 +88,25 @@ FKV_INLINE uint32_t fkv_attn_n_to_seal(const fkv_attn_row *row, uint32_t page_to
 
 typedef struct fkv_cpu_kernels fkv_cpu_kernels;
 
-/* The kernels of an instruction set; NULL where this build or machine has none. AUTO: the best. */
+/* Returns the kernels of an instruction set, or NULL if this build or machine does not support it. FKV_ISA_AUTO selects the best
+ * instruction set.
+ */
 const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa);
 const char *fkv_cpu_kernels_name(const fkv_cpu_kernels *kernels);
 
-/* Pages of one piece of history for a query at `position`: a power of two, at most FKV_ATTN_MAX_SPLITS pieces. */
+/* Returns the pages per split for a query at `position`: a power of two that gives at most FKV_ATTN_MAX_SPLITS splits. */
 enum { FKV_ATTN_MAX_SPLITS = 32 };
 uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
 
-/* Scratch for any step over this layer; a cache takes the largest over its layers. */
+/* Returns a scratch size, in bytes, that suffices for any step over this layer. A cache reserves the maximum over its layers. */
 uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads);
 
-/* k, v: [T, G, D] -> pages; pages of a sealed layer that are full now are sealed. */
+/* Writes the rows k: [T, G, D] and v: [T, G, D] to pages. In a sealed layer, also seals the pages that are now full. */
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers);
 
-/* q -> out: [T, H, D]; the step's own tokens are in the pages already. Returns the packed bytes it read. */
+/* Computes attention for the queries q: [T, H, D] and writes the result to out: [T, H, D]. The tokens of this step must already
+ * be in the pages. Returns the number of packed bytes read. */
 uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                          const void *q, void *out, void *scratch, fkv_workers *workers);
 

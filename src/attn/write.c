@@ -1,7 +1,6 @@
-/* Rows into pages: each K and V row is widened, rotated and encoded straight into its slot. The only unpacked copy is one row on
- * the stack of the thread that encodes it. Pages of a sealed layer that the rows have filled are then sealed, but for the first
- * one, which nobody sees sealed.
- */
+/* Writes rows into pages: each K and V row is converted to float, rotated and encoded directly into its slot. The only unpacked
+ * copy is one row on the stack of the encoding thread. Pages of a sealed layer that are now full are sealed, except the first
+ * page of a sequence, which all queries see in open form. */
 #include "attn.h"
 #include "cpu/kernels.h"
 
@@ -13,11 +12,11 @@ typedef struct write_job {
     const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
     const fkv_cpu_kernels *kernels;
-    const fkv_block *block; /* that rows are written to */
+    const fkv_block *block; /* block that rows are written to */
     uint8_t *pages;
     const fkv_attn_row *rows;
     uint32_t n_rows;
-    uint32_t n_tokens; /* of all rows */
+    uint32_t n_tokens; /* total number of tokens */
     const uint8_t *side[FKV_N_SIDES];
 } write_job;
 
@@ -34,7 +33,7 @@ static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_sid
     j->codecs[side]->encode(&j->block->codec[side], x, part);
 }
 
-/* The last row whose first token is not behind `token`. */
+/* Returns the last row whose first token is <= `token`. */
 static const fkv_attn_row *row_of(const write_job *j, uint32_t token) {
     uint32_t low = 0;
     uint32_t high = j->n_rows;
@@ -56,7 +55,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     uint32_t end = fkv_min_u32(token + TOKENS_PER_ITEM, j->n_tokens);
     const fkv_attn_row *row = row_of(j, token);
     for (; token < end; token++) {
-        uint32_t at = token + j->rows[0].first; /* as rows count */
+        uint32_t at = token + j->rows[0].first; /* token index, counted from the same token as fkv_attn_row.first */
         while (at >= row->first + row->n_tokens) row++;
         uint32_t position = row->start + (at - row->first);
         uint32_t page = fkv_page_at(layer->sealed ? row->open : row->view, position / j->block->page_tokens);
@@ -71,7 +70,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
-/* Page item / G of all that are to be sealed, head item % G. */
+/* Seals one block: KV head item % G of the full page with index item / G in the list of full pages. */
 static void seal_page(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const write_job *j = context;

@@ -1,7 +1,7 @@
-/* What every module stands on: answers with messages, asserts, checked integer arithmetic.
+/* Definitions that every module uses: error reporting, assertions, checked integer arithmetic, and compiler macros.
  *
- * Compiler and operating system switches live in src/base, the common ones here. It includes nothing of flatkv but the public
- * header.
+ * All compiler-specific and operating-system-specific conditionals are in src/base, and most of them are in this file. The only
+ * flatkv header included here is the public one.
  */
 #ifndef FKV_BASE_H
 #define FKV_BASE_H
@@ -19,13 +19,13 @@
 #define FKV_INLINE static inline __attribute__((always_inline))
 #define FKV_RESTRICT restrict
 #define FKV_PREFETCH(address) __builtin_prefetch((address), 0, 3)
-#define FKV_PREFETCH_FAR(address) __builtin_prefetch((address), 0, 2) /* into L2, not L1: for later */
+#define FKV_PREFETCH_FAR(address) __builtin_prefetch((address), 0, 2) /* prefetches into L2 only */
 #else
-#error "flatkv is built with gcc or clang"
+#error "flatkv requires gcc or clang"
 #endif
 
-/* Before a loop with a small constant count whose arrays are meant to live in registers. With a sanitizer every unrolled access
- * is checked code, which takes a minute a file to compile and wins nothing. */
+/* Unrolls the following loop, which must have a small constant trip count, so that its arrays stay in registers. Disabled under
+ * sanitizers, because unrolled code with instrumentation takes a minute per file to compile. */
 #if defined(__clang__)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define FKV_UNROLL
@@ -37,7 +37,7 @@
 #endif
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "pages are little-endian and so are the machines flatkv runs on"
+#error "flatkv requires a little-endian machine"
 #endif
 
 #if defined(__x86_64__)
@@ -61,30 +61,35 @@
 #define FKV_OS_LINUX 0
 #endif
 
-#define FKV_TEXT_OF(x) #x
-#define FKV_JOIN_VERSION(major, minor, patch) FKV_TEXT_OF(major) "." FKV_TEXT_OF(minor) "." FKV_TEXT_OF(patch)
+#define FKV_STRINGIFY(x) #x
+#define FKV_JOIN_VERSION(major, minor, patch) FKV_STRINGIFY(major) "." FKV_STRINGIFY(minor) "." FKV_STRINGIFY(patch)
 #define FKV_VERSION_TEXT FKV_JOIN_VERSION(FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH)
 
-/* Not of the public API: what libflatkv_mlx, of the same version, takes from libflatkv. Every other symbol is hidden. */
-#define FKV_SEAM FKV_API
+/* Exports a symbol of the internal API, so that other flatkv libraries of the same version can use it. All other internal symbols
+ * are hidden. */
+#define FKV_INTERNAL FKV_API
 
-/* Records the message for fkv_message() of this thread and returns the status. Names from files may stand in it as they are: what
- * a terminal would obey is shown instead (shown.h). */
-FKV_SEAM fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);
+/* Stores the calling thread's error message, which fkv_message() returns, and returns `status`. Arguments may contain untrusted
+ * text, because the message is escaped before it is stored (printable.h). */
+FKV_INTERNAL fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);
 
+/* Evaluates expr and, if its status is not FKV_OK, returns that status from the calling function. */
 #define FKV_TRY(expr)                                                                                                            \
     do {                                                                                                                         \
         fkv_status fkv_try_status_ = (expr);                                                                                     \
         if (FKV_UNLIKELY(fkv_try_status_ != FKV_OK)) return fkv_try_status_;                                                     \
     } while (0)
 
-/* FKV_REQUIRE(cond, status, "format", ...): the public edge's check. */
+/* FKV_REQUIRE(cond, status, "format", ...) returns `status` from the calling function and stores the formatted message if cond is
+ * false. It validates the arguments of public functions.
+ */
 #define FKV_REQUIRE(cond, ...)                                                                                                   \
     do {                                                                                                                         \
         if (FKV_UNLIKELY(!(cond))) return fkv_fail(__VA_ARGS__);                                                                 \
     } while (0)
 
-/* Inner asserts: FKV_ASSERT where NDEBUG is not set, FKV_ASSERT_DEEP (walks of whole structures) where FKV_DEEP_CHECKS is. */
+/* Internal assertions. FKV_ASSERT is enabled unless NDEBUG is defined. FKV_ASSERT_DEEP is meant for checks that traverse whole
+ * data structures. It is enabled only if FKV_DEEP_CHECKS is defined. */
 #define FKV_ASSERT(cond) assert(cond)
 #ifdef FKV_DEEP_CHECKS
 #define FKV_ASSERT_DEEP(cond) assert(cond)
@@ -98,7 +103,7 @@ FKV_INLINE uint32_t fkv_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; 
 FKV_INLINE uint32_t fkv_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 FKV_INLINE bool fkv_is_pow2(uint32_t x) { return x != 0 && (x & (x - 1)) == 0; }
 
-/* True when the product or sum does not fit; *out is then not to be used. */
+/* Store a * b or a + b in *out. Return true if the result overflows; in that case, the value of *out is unspecified. */
 FKV_INLINE bool fkv_mul_overflows(uint64_t a, uint64_t b, uint64_t *out) { return __builtin_mul_overflow(a, b, out); }
 FKV_INLINE bool fkv_add_overflows(uint64_t a, uint64_t b, uint64_t *out) { return __builtin_add_overflow(a, b, out); }
 

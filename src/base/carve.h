@@ -1,7 +1,8 @@
-/* Memory laid out by arithmetic: one walk over the same take() calls counts the bytes (base NULL: the plan) or hands out the
- * addresses (base set: the open), so the plan and what is taken cannot differ.
+/* Carves one block of memory into arrays in two passes. The same sequence of fkv_carve_take() calls first computes the total
+ * size, with a NULL base (the counting pass), and later assigns addresses within the allocated block. The planned size and the
+ * allocated size therefore cannot differ.
  *
- * Invariant: used <= size whenever base is set; every piece starts on a FKV_CARVE_ALIGN boundary.
+ * Invariants: used <= size if base is not NULL; every array starts at a multiple of FKV_CARVE_ALIGN.
  */
 #ifndef FKV_CARVE_H
 #define FKV_CARVE_H
@@ -11,18 +12,19 @@
 enum { FKV_CARVE_ALIGN = 64 };
 
 typedef struct fkv_carve {
-    uint8_t *base; /* NULL while counting */
+    uint8_t *base; /* start of the block; NULL in the counting pass */
     uint64_t used;
-    uint64_t size; /* of the block at base; not looked at while counting */
-    bool overflow; /* a count that did not fit 64 bits; the plan must be refused */
+    uint64_t size; /* size of the block at base; unused in the counting pass */
+    bool overflow; /* the total size does not fit in 64 bits, so the plan must be rejected */
 } fkv_carve;
 
-/* n pieces of `bytes`. NULL while counting: callers assign the pointer and touch nothing behind it until base is set. */
+/* Carves an array of n elements of `bytes` bytes each. Returns NULL in the counting pass, so callers must not dereference the
+ * result during that pass. */
 FKV_INLINE void *fkv_carve_take(fkv_carve *carve, uint64_t n, uint64_t bytes) {
-    uint64_t wanted = 0;
+    uint64_t array_bytes = 0;
     uint64_t end = 0;
     uint64_t start = fkv_align_up(carve->used, FKV_CARVE_ALIGN);
-    if (fkv_mul_overflows(n, bytes, &wanted) || fkv_add_overflows(start, wanted, &end)) {
+    if (fkv_mul_overflows(n, bytes, &array_bytes) || fkv_add_overflows(start, array_bytes, &end)) {
         carve->overflow = true;
         return NULL;
     }

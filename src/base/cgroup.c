@@ -1,10 +1,11 @@
-/* Reads the limits of the cgroups above this process. See cgroup.h.
+/* Reads the limits of the enclosing cgroups. See cgroup.h.
  *
- * /proc/self/cgroup names the process's cgroup as seen from the root of its hierarchy. Inside a container the hierarchy mounted
- * at /sys/fs/cgroup may begin lower than that name says, so directories on the way that do not exist are passed over; the walk
- * always ends at the mount itself, which is then the container's own cgroup.
+ * /proc/self/cgroup contains the path of the process's cgroup relative to the root of its hierarchy. In a container, the
+ * hierarchy mounted at /sys/fs/cgroup may start below that root, so some of the parent directories may not exist; these are
+ * skipped. The loop over the parent directories always ends at the mount point. In a container, the mount point is the
+ * container's own cgroup.
  *
- * Nothing here allocates: every file is read into a buffer on the stack.
+ * Allocates no memory: every file is read into a stack buffer.
  */
 #include "cgroup.h"
 
@@ -16,7 +17,7 @@
 
 enum { PATH_BYTES = 4096, TEXT_BYTES = 8192 };
 
-/* Version 1 says "no limit" with the largest multiple of a page that fits a signed 64-bit number. */
+/* cgroup version 1 expresses "no limit" as the largest multiple of the page size below 2^63. */
 static const uint64_t NO_LIMIT_V1 = UINT64_C(1) << 62;
 
 bool fkv_text_read(const char *root, const char *name, char *text, size_t size) {
@@ -37,7 +38,7 @@ bool fkv_text_read(const char *root, const char *name, char *text, size_t size) 
     return used > 0;
 }
 
-static bool number_at(const char *text, uint64_t *value) {
+static bool parse_decimal(const char *text, uint64_t *value) {
     while (*text == ' ' || *text == '\t') text++;
     if (*text < '0' || *text > '9') return false;
     errno = 0;
@@ -49,15 +50,15 @@ bool fkv_text_number(const char *text, const char *key, uint64_t *value) {
     size_t length = strlen(key);
     for (const char *line = text; line != NULL && *line != 0;) {
         if (strncmp(line, key, length) == 0 && (line[length] == ' ' || line[length] == '\t'))
-            return number_at(line + length, value);
+            return parse_decimal(line + length, value);
         line = strchr(line, '\n');
         if (line != NULL) line++;
     }
     return false;
 }
 
-/* Is `name` one of the words of a comma-separated list that ends at `end`? */
-static bool list_has(const char *list, const char *end, const char *name) {
+/* Returns whether the comma-separated list [list, end) contains `name`. */
+static bool comma_list_contains(const char *list, const char *end, const char *name) {
     size_t length = strlen(name);
     while (list < end) {
         const char *comma = memchr(list, ',', (size_t)(end - list));
@@ -68,8 +69,9 @@ static bool list_has(const char *list, const char *end, const char *name) {
     return false;
 }
 
-/* Finds "id:controllers:path" and copies the path. controller NULL: the line of version 2, "0::path". */
-static bool own_path(const char *text, const char *controller, char *path, size_t size) {
+/* Finds the line of the form "id:controllers:path" whose list of controllers contains `controller`, and copies its path. If
+ * controller is NULL, finds the line of cgroup version 2, which is "0::path". */
+static bool find_cgroup_path(const char *text, const char *controller, char *path, size_t size) {
     for (const char *line = text; *line != 0;) {
         size_t length = strcspn(line, "\n");
         const char *end = line + length;
@@ -77,7 +79,7 @@ static bool own_path(const char *text, const char *controller, char *path, size_
         const char *second = first != NULL ? memchr(first + 1, ':', (size_t)(end - first - 1)) : NULL;
         if (second != NULL) {
             bool is_v2 = first == line + 1 && line[0] == '0' && second == first + 1;
-            bool found = controller == NULL ? is_v2 : list_has(first + 1, second, controller);
+            bool found = controller == NULL ? is_v2 : comma_list_contains(first + 1, second, controller);
             size_t path_length = (size_t)(end - second - 1);
             if (found && path_length > 0 && path_length < size) {
                 memcpy(path, second + 1, path_length);
@@ -90,9 +92,10 @@ static bool own_path(const char *text, const char *controller, char *path, size_
     return false;
 }
 
-/* One directory's limit; the least over the way up is kept in *least. */
+/* Function type: reads the limit of one cgroup directory. Sets *least to this limit if it is smaller than *least. */
 typedef void (*limit_fn)(const char *root, const char *directory, uint64_t *least);
 
+/* Calls `limit` for the cgroup directory `path` and for each of its parents, up to the mount point. */
 static void walk_up(const char *root, const char *mount, char *path, limit_fn limit, uint64_t *least) {
     char directory[PATH_BYTES];
     size_t length = strlen(path);
@@ -113,11 +116,11 @@ static bool directory_read(const char *root, const char *directory, const char *
 
 static bool directory_number(const char *root, const char *directory, const char *file, uint64_t *value) {
     char text[64];
-    return directory_read(root, directory, file, text, sizeof text) && number_at(text, value);
+    return directory_read(root, directory, file, text, sizeof text) && parse_decimal(text, value);
 }
 
-static void keep_room(const char *root, const char *directory, uint64_t limit, const char *usage_file,
-                      const char *reclaimable_key, uint64_t *least) {
+static void lower_to_room(const char *root, const char *directory, uint64_t limit, const char *usage_file,
+                          const char *reclaimable_key, uint64_t *least) {
     uint64_t usage = 0;
     uint64_t reclaimable = 0;
     char text[TEXT_BYTES];
@@ -132,16 +135,16 @@ static void keep_room(const char *root, const char *directory, uint64_t limit, c
 static void memory_limit_v2(const char *root, const char *directory, uint64_t *least) {
     uint64_t limit = 0;
     if (directory_number(root, directory, "memory.max", &limit))
-        keep_room(root, directory, limit, "memory.current", "inactive_file", least);
+        lower_to_room(root, directory, limit, "memory.current", "inactive_file", least);
 }
 
 static void memory_limit_v1(const char *root, const char *directory, uint64_t *least) {
     uint64_t limit = 0;
     if (directory_number(root, directory, "memory.limit_in_bytes", &limit) && limit < NO_LIMIT_V1)
-        keep_room(root, directory, limit, "memory.usage_in_bytes", "total_inactive_file", least);
+        lower_to_room(root, directory, limit, "memory.usage_in_bytes", "total_inactive_file", least);
 }
 
-static void keep_quota(uint64_t quota, uint64_t period, uint64_t *least) {
+static void lower_to_quota(uint64_t quota, uint64_t period, uint64_t *least) {
     if (quota == 0 || period == 0) return;
     uint64_t cores = quota / period + (quota % period != 0);
     if (cores < *least) *least = cores;
@@ -151,16 +154,16 @@ static void cpu_limit_v2(const char *root, const char *directory, uint64_t *leas
     char text[64];
     uint64_t quota = 0;
     uint64_t period = 0;
-    if (!directory_read(root, directory, "cpu.max", text, sizeof text) || !number_at(text, &quota)) return;
-    if (number_at(text + strspn(text, "0123456789"), &period)) keep_quota(quota, period, least);
+    if (!directory_read(root, directory, "cpu.max", text, sizeof text) || !parse_decimal(text, &quota)) return;
+    if (parse_decimal(text + strspn(text, "0123456789"), &period)) lower_to_quota(quota, period, least);
 }
 
 static void cpu_limit_v1(const char *root, const char *directory, uint64_t *least) {
-    uint64_t quota = 0; /* -1, which does not parse, means "no limit" */
+    uint64_t quota = 0; /* a quota of -1 means "no limit"; it does not parse as an unsigned number */
     uint64_t period = 0;
     if (directory_number(root, directory, "cpu.cfs_quota_us", &quota) &&
         directory_number(root, directory, "cpu.cfs_period_us", &period))
-        keep_quota(quota, period, least);
+        lower_to_quota(quota, period, least);
 }
 
 static uint64_t least_limit(const char *root, const char *controller, const char *mount_v1, limit_fn limit_v1,
@@ -169,8 +172,8 @@ static uint64_t least_limit(const char *root, const char *controller, const char
     char path[PATH_BYTES];
     uint64_t least = UINT64_MAX;
     if (!fkv_text_read(root, "/proc/self/cgroup", text, sizeof text)) return least;
-    if (own_path(text, NULL, path, sizeof path)) walk_up(root, "/sys/fs/cgroup", path, limit_v2, &least);
-    if (own_path(text, controller, path, sizeof path)) walk_up(root, mount_v1, path, limit_v1, &least);
+    if (find_cgroup_path(text, NULL, path, sizeof path)) walk_up(root, "/sys/fs/cgroup", path, limit_v2, &least);
+    if (find_cgroup_path(text, controller, path, sizeof path)) walk_up(root, mount_v1, path, limit_v1, &least);
     return least;
 }
 

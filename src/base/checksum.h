@@ -1,5 +1,5 @@
-/* The two checksums of page files: CRC32C over pages (isa-l), SHA-256 over what describes them (libcrypto). Neither is a proof of
- * who wrote a file: whoever can change it can recompute both, so readers check every number besides.
+/* Checksums of page files: CRC32C for pages (isa-l), SHA-256 for metadata (libcrypto). Neither authenticates a file: anyone who
+ * can change a file can recompute both checksums, so readers also validate every field.
  */
 #ifndef FKV_CHECKSUM_H
 #define FKV_CHECKSUM_H
@@ -8,20 +8,20 @@
 
 enum { FKV_SHA256_BYTES = 32, FKV_SHA256_STATE_BYTES = 112 };
 
-/* CRC32C (Castagnoli) of the bytes so far and n more; 0 before the first. fkv_crc32c(0, "123456789", 9) = 0xe3069283.
- * n < 2^31. */
+/* Updates a CRC32C (Castagnoli) with n bytes, n < 2^31. Start with crc 0. fkv_crc32c(0, "123456789", 9) = 0xe3069283. */
 uint32_t fkv_crc32c(uint32_t crc, const void *bytes, size_t n);
 
-/* A digest under way, all of it in here: no memory is taken. What libcrypto refuses shows in fkv_sha256_close() alone. */
+/* State of a SHA-256 computation, which needs no memory outside of this struct. Errors from libcrypto are reported only by
+ * fkv_sha256_close(). */
 typedef struct fkv_sha256 {
-    alignas(8) uint8_t state[FKV_SHA256_STATE_BYTES]; /* libcrypto's */
-    bool sound;
+    alignas(8) uint8_t state[FKV_SHA256_STATE_BYTES]; /* contains libcrypto's SHA256_CTX */
+    bool ok;
 } fkv_sha256;
 
-void fkv_sha256_open(fkv_sha256 *sha);
-void fkv_sha256_add(fkv_sha256 *sha, const void *bytes, size_t n);
+FKV_INTERNAL void fkv_sha256_open(fkv_sha256 *sha);
+FKV_INTERNAL void fkv_sha256_add(fkv_sha256 *sha, const void *bytes, size_t n);
 
-/* Ends the digest. FKV_UNSUPPORTED if libcrypto refused on the way. */
-fkv_status fkv_sha256_close(fkv_sha256 *sha, uint8_t digest[FKV_SHA256_BYTES]);
+/* Finishes the digest. Returns FKV_UNSUPPORTED if libcrypto failed. */
+FKV_INTERNAL fkv_status fkv_sha256_close(fkv_sha256 *sha, uint8_t digest[FKV_SHA256_BYTES]);
 
 #endif

@@ -1,7 +1,7 @@
-/* What the processor can run and how many cores the process may use. See cpu.h.
+/* Detects instruction sets and available cores. See cpu.h.
  *
- * Instruction sets are asked for at run time, operating system support included (the compiler's builtin checks xgetbv). A set
- * counts only when everything its kernels are compiled with is there.
+ * Detection happens at run time and includes operating-system support (the compiler's builtin checks xgetbv). An instruction set
+ * counts as available only if all extensions that its kernels are compiled with are available.
  */
 #include "cpu.h"
 
@@ -33,16 +33,16 @@ static bool runs_avx512vnni(void) { return runs_avx512() && __builtin_cpu_suppor
 
 #if FKV_OS_LINUX
 
-/* The kernel gives a process the registers of tiles on request, once for all its threads; without it their first use is a fault.
- * Asking again changes nothing, so that threads which ask at once need no lock. */
-static bool may_use_tiles(void) {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM and the feature, of the kernel's x86 interface */
+/* Requests permission to use the AMX tile registers. Linux grants the permission to the whole process. Without it, the first use
+ * of a tile register causes a fault. Repeated requests have no effect, so concurrent callers need no lock. */
+static bool request_amx_tiles(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA */
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
 #else
 
-static bool may_use_tiles(void) { return false; }
+static bool request_amx_tiles(void) { return false; }
 
 #endif
 
@@ -52,7 +52,7 @@ static bool runs_amx(void) {
     if (answer == UNKNOWN) {
         bool there = runs_avx512vnni() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
                      __builtin_cpu_supports("amx-bf16");
-        answer = there && may_use_tiles() ? YES : NO;
+        answer = there && request_amx_tiles() ? YES : NO;
     }
     return answer == YES;
 }
@@ -99,10 +99,10 @@ const char *fkv_isa_name(fkv_isa isa) {
     return "unknown";
 }
 
-/* Cores the scheduler lets this process run on. */
-static uint32_t cores_allowed(void) {
+/* Returns the number of cores in the affinity mask of the process. */
+static uint32_t affinity_cores(void) {
 #if !FKV_OS_APPLE
-    cpu_set_t set; /* too small above 1024 cores; the call then says so */
+    cpu_set_t set; /* sched_getaffinity() fails on machines with more than 1024 cores */
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (uint32_t)CPU_COUNT(&set);
 #endif
     long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -110,6 +110,6 @@ static uint32_t cores_allowed(void) {
 }
 
 uint32_t fkv_cpu_count(void) {
-    uint32_t cores = fkv_min_u32(cores_allowed(), fkv_cgroup_cpu_quota(""));
+    uint32_t cores = fkv_min_u32(affinity_cores(), fkv_cgroup_cpu_quota(""));
     return fkv_min_u32(cores, FKV_MAX_THREADS);
 }

@@ -1,4 +1,4 @@
-/* What the processor can do, and how much of it the process may use. */
+/* Instruction sets of the CPU and the number of cores available to the process. */
 #ifndef FKV_CPU_H
 #define FKV_CPU_H
 
@@ -6,12 +6,14 @@
 
 enum { FKV_MAX_THREADS = 256 };
 
-/* Cores the process may use: affinity and cgroup quota considered, at most FKV_MAX_THREADS. */
-uint32_t fkv_cpu_count(void);
+/* Returns the number of cores the process may use, limited by affinity, cgroup quota and FKV_MAX_THREADS. */
+FKV_INTERNAL uint32_t fkv_cpu_count(void);
 
-/* The best instruction set of this machine that flatkv has kernels for, and whether a given one can run here. */
-fkv_isa fkv_cpu_best_isa(void);
-bool fkv_cpu_runs(fkv_isa isa);
-const char *fkv_isa_name(fkv_isa isa);
+/* Returns the best instruction set that this machine supports and for which flatkv has kernels. */
+FKV_INTERNAL fkv_isa fkv_cpu_best_isa(void);
+
+/* Returns whether this machine supports the instruction set. */
+FKV_INTERNAL bool fkv_cpu_runs(fkv_isa isa);
+FKV_INTERNAL const char *fkv_isa_name(fkv_isa isa);
 
 #endif

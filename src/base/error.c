@@ -1,7 +1,7 @@
-/* Statuses and the message of each thread. Owns the one thread-local buffer of the library. */
+/* Status names and per-thread error messages. Owns the only thread-local buffer of the library. */
 #include "base.h"
 
-#include "shown.h"
+#include "printable.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 static _Thread_local char message[512];
 
 fkv_status fkv_fail(fkv_status status, const char *format, ...) {
-    char raw[2 * sizeof message]; /* longer, so that what does not fit is cut at a whole character */
+    char raw[2 * sizeof message]; /* longer than `message`: fkv_show_into() truncates, at a character boundary */
     va_list args;
     va_start(args, format);
     (void)vsnprintf(raw, sizeof raw, format, args);

@@ -1,5 +1,5 @@
-/* Bytes of a file that must outlive the machine's power, not only the process. On Apple fsync() stops at the drive's own cache;
- * F_FULLFSYNC goes through it, where the file system knows it.
+/* Portable wrappers for syncing files, read-ahead and file times. On Apple systems, fsync() writes data only to the drive's
+ * cache, so F_FULLFSYNC is used instead if the file system supports it.
  */
 #ifndef FKV_FILE_SYNC_H
 #define FKV_FILE_SYNC_H
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* 0, or -1 with errno as fsync() sets it. */
+/* Flushes a file to stable storage. Returns 0 on success, or -1 with errno set on failure. */
 FKV_INLINE int fkv_file_sync(int fd) {
 #if FKV_OS_APPLE
     if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
@@ -22,7 +22,7 @@ FKV_INLINE int fkv_file_sync(int fd) {
     return result;
 }
 
-/* All of the file will be read now: the system may fetch it ahead of the reader. */
+/* Advises the system that the whole file is about to be read. */
 FKV_INLINE void fkv_file_read_ahead(int fd) {
 #if FKV_OS_APPLE
     (void)fcntl(fd, F_RDAHEAD, 1);
@@ -31,7 +31,7 @@ FKV_INLINE void fkv_file_read_ahead(int fd) {
 #endif
 }
 
-/* When the file was last written, in nanoseconds; what lies beyond the years 1970 to 2100 counts as their edge. */
+/* Returns the modification time of a file in nanoseconds since 1970, clamped to the years 1970 to 2100. */
 FKV_INLINE int64_t fkv_file_written_ns(const struct stat *about) {
 #if FKV_OS_APPLE
     const struct timespec *t = &about->st_mtimespec;

@@ -1,9 +1,9 @@
-/* Rows of numbers between their 16-bit or 32-bit type and float.
+/* Converts rows of 16-bit or 32-bit values to float and back.
  *
- * Owns the loops; the conversion of one number is in float16.h. Nothing is clamped here: a float too large for the type becomes
- * an infinity, and a NaN stays one. What pages may hold is the business of codec.c.
+ * This file contains the loops over rows; float16.h converts single values. Nothing is clamped: a float that is too large becomes
+ * an infinity and NaN stays NaN. codec.c clamps values before they are stored in pages.
  *
- * Input and output do not overlap. Rows are aligned as their type asks.
+ * Input and output must not overlap and must be aligned to their element type.
  */
 #include "float16.h"
 

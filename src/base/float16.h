@@ -1,4 +1,6 @@
-/* 16-bit floats as bits, round to nearest even, the same everywhere: no _Float16 (gcc 12 cannot vectorize it on aarch64). */
+/* Conversions between 16-bit floats and float. They round to nearest even and give identical results on all platforms. They work
+ * on bit patterns, because gcc 12 cannot vectorize _Float16 on aarch64.
+ */
 #ifndef FKV_FLOAT16_H
 #define FKV_FLOAT16_H
 
@@ -20,7 +22,7 @@ FKV_INLINE float fkv_bf16_to_f32(uint16_t h) { return fkv_float_of((uint32_t)h <
 
 FKV_INLINE uint16_t fkv_f32_to_bf16(float x) {
     uint32_t u = fkv_bits_of(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x0040u); /* NaN stays NaN */
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x0040u); /* keep NaN quiet */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
@@ -28,7 +30,7 @@ FKV_INLINE float fkv_f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t rest = h & 0x7fffu;
     if (rest >= 0x7c00u) return fkv_float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    /* the exponent is rebased by one multiplication, which also normalizes denormals exactly */
+    /* one exact multiplication corrects the exponent bias and normalizes denormals */
     float magnitude = fkv_float_of(rest << 13) * 0x1p112f;
     return fkv_float_of(sign | fkv_bits_of(magnitude));
 }
@@ -38,13 +40,13 @@ FKV_INLINE uint16_t fkv_f32_to_f16(float x) {
     uint32_t sign = u >> 16 & 0x8000u;
     uint32_t rest = u & 0x7fffffffu;
     if (rest > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);  /* NaN */
-    if (rest >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more: infinity */
-    if (rest < 0x38800000u)                                     /* below 2^-14: the addition rounds to a multiple of 2^-24 */
+    if (rest >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* overflows to infinity */
+    if (rest < 0x38800000u)                                     /* denormal: the addition rounds to a multiple of 2^-24 */
         return (uint16_t)(sign | (fkv_bits_of(fkv_float_of(rest) + 0.5f) - 0x3f000000u));
     return (uint16_t)(sign | ((rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13));
 }
 
-/* 8 bits: a sign, 4 of exponent, 3 of fraction; no infinities. */
+/* Converts an 8-bit E4M3 float: 1 sign bit, 4 exponent bits, 3 mantissa bits, no infinities. */
 FKV_INLINE float fkv_e4m3_to_f32(uint8_t byte) {
     if ((byte & 0x7fu) == 0x7fu) return fkv_float_of(0x7fc00000u);
     float magnitude = fkv_float_of((byte & 0x7fu) << 20) * 0x1p120f;
@@ -56,7 +58,7 @@ FKV_INLINE uint16_t fkv_f32_to_half(fkv_type type, float x) { return type == FKV
 
 FKV_INLINE size_t fkv_type_bytes(fkv_type type) { return type == FKV_F32 ? 4 : 2; }
 
-/* Number i of an array of 16-bit floats at any address. */
+/* Store and load element i of an unaligned array of 16-bit floats. */
 FKV_INLINE void fkv_store_half(uint8_t *bytes, uint32_t i, uint16_t half) { memcpy(bytes + 2 * (size_t)i, &half, sizeof half); }
 
 FKV_INLINE uint16_t fkv_load_half(const uint8_t *bytes, uint32_t i) {
@@ -65,8 +67,8 @@ FKV_INLINE uint16_t fkv_load_half(const uint8_t *bytes, uint32_t i) {
     return half;
 }
 
-/* Rows of any row type to and from floats. n numbers. */
-void fkv_rows_to_f32(fkv_type type, const void *rows, float *out, size_t n);
+/* Convert n values between a row type and float. */
+FKV_INTERNAL void fkv_rows_to_f32(fkv_type type, const void *rows, float *out, size_t n);
 void fkv_rows_from_f32(fkv_type type, const float *in, void *rows, size_t n);
 
 #endif

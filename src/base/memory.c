@@ -1,7 +1,6 @@
-/* Takes bytes from the system and says how many it could give. See memory.h.
+/* Maps memory and determines how much memory is available. See memory.h.
  *
- * Owns the maps, their count, and the reading of the machine's limits. Does not own what is laid out inside a map: that is
- * carve.h.
+ * This module owns the memory maps and counts the mapped bytes. The caller determines the layout inside a map (carve.h).
  *
  * Invariant: live_bytes is the sum of the rounded sizes of all open maps.
  */
@@ -10,7 +9,6 @@
 #include "cgroup.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +45,7 @@ static void *map_anonymous(uint64_t bytes) {
     return map != MAP_FAILED ? map : NULL;
 }
 
-/* Maps more than is needed and gives back both ends, so that the map begins where a huge page can begin. */
+/* Maps more memory than requested and unmaps the excess at both ends, so that the map starts at a huge-page boundary. */
 static void *map_aligned(uint64_t bytes, uint64_t align) {
     uint64_t wide = 0;
     if (fkv_add_overflows(bytes, align, &wide)) return NULL;
@@ -59,39 +57,38 @@ static void *map_aligned(uint64_t bytes, uint64_t align) {
     return start + before;
 }
 
-/* Makes every page resident. The system call answers where touching would end the process, so it goes first. */
+/* Makes every OS page of the map resident. Tries madvise() first, because it returns an error if memory runs out, whereas
+ * touching the pages would get the process killed. */
 static bool map_commit(uint8_t *map, uint64_t bytes, uint64_t page) {
 #ifdef MADV_POPULATE_WRITE
     int result = -1;
     do result = madvise(map, (size_t)bytes, MADV_POPULATE_WRITE);
     while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return true;
-    if (errno != EINVAL && errno != ENOSYS) return false; /* these two: a kernel before 5.14 */
+    if (errno != EINVAL && errno != ENOSYS) return false; /* EINVAL, ENOSYS: not supported before Linux 5.14 */
 #endif
     for (uint64_t at = 0; at < bytes; at += page) *(volatile uint8_t *)(map + at) = 0;
     return true;
 }
 
 fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map) {
-    uint64_t whole = fkv_map_rounded(bytes);
+    uint64_t rounded = fkv_map_rounded(bytes);
     *map = NULL;
-    FKV_REQUIRE(bytes > 0 && whole != UINT64_MAX, FKV_BAD_ARGUMENT, "a map of %" PRIu64 " bytes cannot be made", bytes);
-    uint8_t *start = whole >= HUGE_BYTES ? map_aligned(whole, HUGE_BYTES) : map_anonymous(whole);
-    FKV_REQUIRE(start != NULL, FKV_NO_MEMORY,
-                "the system refused to map %" PRIu64 " bytes (%" PRIu64 " MiB): %s; plan for fewer tokens or raise the limit",
-                whole, whole >> 20, strerror(errno));
+    FKV_REQUIRE(bytes > 0 && rounded != UINT64_MAX, FKV_BAD_ARGUMENT, "cannot map %llu bytes: the size is 0 or overflows 64 bits",
+                (unsigned long long)bytes);
+    uint8_t *start = rounded >= HUGE_BYTES ? map_aligned(rounded, HUGE_BYTES) : map_anonymous(rounded);
+    FKV_REQUIRE(start != NULL, FKV_NO_MEMORY, "cannot map %llu bytes (%llu MiB): %s; lower max_tokens or raise the memory limit",
+                (unsigned long long)rounded, (unsigned long long)(rounded >> 20), strerror(errno));
 #ifdef MADV_HUGEPAGE
-    if (whole >= HUGE_BYTES) (void)madvise(start, (size_t)whole, MADV_HUGEPAGE);
+    if (rounded >= HUGE_BYTES) (void)madvise(start, (size_t)rounded, MADV_HUGEPAGE);
 #endif
-    if (commit && !map_commit(start, whole, fkv_os_page_bytes())) {
+    if (commit && !map_commit(start, rounded, fkv_os_page_bytes())) {
         int error = errno;
-        (void)munmap(start, (size_t)whole);
-        return fkv_fail(FKV_NO_MEMORY,
-                        "the system mapped %" PRIu64 " bytes (%" PRIu64
-                        " MiB) but could not commit them: %s; plan for fewer tokens",
-                        whole, whole >> 20, strerror(error));
+        (void)munmap(start, (size_t)rounded);
+        return fkv_fail(FKV_NO_MEMORY, "mapped %llu bytes (%llu MiB) but cannot commit them: %s; lower max_tokens",
+                        (unsigned long long)rounded, (unsigned long long)(rounded >> 20), strerror(error));
     }
-    (void)atomic_fetch_add(&live_bytes, whole);
+    (void)atomic_fetch_add(&live_bytes, rounded);
     *map = start;
     return FKV_OK;
 }
@@ -102,8 +99,9 @@ void fkv_map_close(void *map, uint64_t bytes) {
     (void)atomic_fetch_sub(&live_bytes, fkv_map_rounded(bytes));
 }
 
-/* ---- what the machine can give ------------------------------------------------------------------------------- */
+/* ---- available memory ---------------------------------------------------------------------------------------- */
 
+/* If `value` is smaller than *least, sets *least to `value` and *source to `name`. */
 static void keep_least(uint64_t value, const char *name, uint64_t *least, const char **source) {
     if (value >= *least) return;
     *least = value;
@@ -112,7 +110,7 @@ static void keep_least(uint64_t value, const char *name, uint64_t *least, const 
 
 #if FKV_OS_APPLE
 
-static uint64_t machine_room(const char *root) {
+static uint64_t machine_available(const char *root) {
     (void)root;
     vm_statistics64_data_t vm;
     mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
@@ -126,14 +124,14 @@ static uint64_t machine_room(const char *root) {
 
 static uint64_t address_space_used(const char *root) {
     (void)root;
-    return 0; /* the limit is not enforced there */
+    return 0; /* Apple systems do not enforce the address-space limit */
 }
 
 static const char MACHINE_SOURCE[] = "free and inactive memory";
 
 #else
 
-static uint64_t machine_room(const char *root) {
+static uint64_t machine_available(const char *root) {
     char text[4096];
     uint64_t kib = 0;
     if (!fkv_text_read(root, "/proc/meminfo", text, sizeof text)) return UINT64_MAX;
@@ -153,7 +151,7 @@ static const char MACHINE_SOURCE[] = "MemAvailable of the machine";
 uint64_t fkv_memory_available_under(const char *root, const char **source) {
     uint64_t least = UINT64_MAX;
     *source = "nothing";
-    keep_least(machine_room(root), MACHINE_SOURCE, &least, source);
+    keep_least(machine_available(root), MACHINE_SOURCE, &least, source);
     keep_least(fkv_cgroup_memory_room(root), "the memory limit of the cgroup", &least, source);
     struct rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
@@ -165,6 +163,6 @@ uint64_t fkv_memory_available_under(const char *root, const char **source) {
 }
 
 uint64_t fkv_memory_available(const char **source) {
-    const char *unasked;
-    return fkv_memory_available_under("", source != NULL ? source : &unasked);
+    const char *ignored;
+    return fkv_memory_available_under("", source != NULL ? source : &ignored);
 }

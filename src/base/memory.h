@@ -1,24 +1,28 @@
-/* Where bytes come from: anonymous maps of whole OS pages, counted, and what the machine can give. The host's malloc is left
- * alone. Nothing here is called between fkv_cache_open() and fkv_cache_close().
+/* Functions that map anonymous memory, count the mapped bytes, and determine the amount of available memory. They do not use
+ * malloc. A cache does not call them between fkv_cache_open() and fkv_cache_close().
  */
 #ifndef FKV_MEMORY_H
 #define FKV_MEMORY_H
 
 #include "base.h"
 
-uint64_t fkv_os_page_bytes(void);
+FKV_INTERNAL uint64_t fkv_os_page_bytes(void);
 
-/* Bytes that a map of `bytes` occupies: whole OS pages, at least one. The plan counts these. UINT64_MAX: no such map. */
-uint64_t fkv_map_rounded(uint64_t bytes);
+/* Returns the size that a map of `bytes` bytes occupies: `bytes` rounded up to whole OS pages, at least one page. Returns
+ * UINT64_MAX on overflow. */
+FKV_INTERNAL uint64_t fkv_map_rounded(uint64_t bytes);
 
-/* An anonymous zeroed map, whole OS pages, huge pages where the system has them. commit: every page is resident on return. */
-fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map);
-void fkv_map_close(void *map, uint64_t bytes);
+/* Maps zeroed anonymous memory, with huge pages if available. If commit is true, all pages are resident on return. Returns
+ * FKV_NO_MEMORY if the system cannot provide the memory. */
+FKV_INTERNAL fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map);
 
-/* The sum of fkv_map_rounded() over the maps that are open in this process. Any thread may ask. For tests. */
+/* Unmaps memory. bytes must be the size passed to fkv_map_open(). NULL is allowed. */
+FKV_INTERNAL void fkv_map_close(void *map, uint64_t bytes);
+
+/* For tests: returns the sum of fkv_map_rounded() over the sizes of all open maps of this process. Thread-safe. */
 uint64_t fkv_map_live_bytes(void);
 
-/* fkv_memory_available() with `root` before every path that is read: for tests. */
+/* Like fkv_memory_available(), but prepends `root` to every path, for tests. */
 uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

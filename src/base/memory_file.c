@@ -1,4 +1,4 @@
-/* See memory_file.h. */
+/* Files in memory, implemented with memfd_create(). See memory_file.h. */
 #include "memory_file.h"
 
 #if FKV_OS_LINUX

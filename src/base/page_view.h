@@ -1,6 +1,6 @@
-/* The page table of one sequence in one layer group, as everybody walks it: the pager fills it, attention and page files read it.
- * Logical page i holds tokens [i * page_tokens, (i + 1) * page_tokens). The first n_fixed have an entry each, the rest share a
- * ring (n_ring >= 1).
+/* Page table of one sequence in one layer group. The pager fills it in; attention and the page-file code read it. Logical page i
+ * holds tokens [i * page_tokens, (i + 1) * page_tokens). Each of the first n_fixed logical pages has its own entry. All later
+ * logical pages share a ring of n_ring entries (n_ring >= 1).
  */
 #ifndef FKV_PAGE_VIEW_H
 #define FKV_PAGE_VIEW_H
@@ -13,6 +13,7 @@ typedef struct fkv_page_view {
     uint32_t n_ring;
 } fkv_page_view;
 
+/* Returns the index of the pool page that holds logical page `logical`. */
 FKV_INLINE uint32_t fkv_page_at(fkv_page_view view, uint32_t logical) {
     return view.pages[logical < view.n_fixed ? logical : view.n_fixed + (logical - view.n_fixed) % view.n_ring];
 }

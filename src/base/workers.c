@@ -1,18 +1,18 @@
-/* The worker threads of one cache. See workers.h.
+/* Worker threads of one cache. See workers.h.
  *
- * How a job runs
- *   The caller writes the job, then `unfinished`, then `left` (release), then raises `epoch`. Everybody, the caller included,
- *   claims items by taking one from `left`; whoever gets a number above zero owns an item, and only then reads the job. A job
- *   cannot end, and so cannot be replaced, while an item of it is owned. A straggler of an earlier job that takes from `left`
- *   either finds nothing or owns an item of the present one: there is no stale claim to guard against.
+ * Running a job. The caller writes the job, then `unfinished`, then `left` (with release order), and then increments `epoch`. All
+ * threads, including the caller, claim items by decrementing `left`. A thread that reads a positive value of `left` before its
+ * decrement owns an item, and only then reads the job. While a thread owns an item, its job cannot finish and therefore cannot be
+ * replaced by the next job. A thread that is still looking for items of an earlier job either finds no item or claims an item of
+ * the current job. No thread can therefore run an item of a job that has finished.
  *
- * Waiting
- *   Both sides first spin for some microseconds (decode has a job every few), then sleep on a condition. Whoever goes to
- *   sleep says so before it looks one last time, and whoever changes the state does so before it looks for sleepers; both
- *   in one total order, so one of the two sees the other.
+ * Waiting. The caller and the workers first spin for some microseconds, because decode runs a job every few microseconds, and
+ * then sleep on a condition variable. A thread announces that it is going to sleep before it checks the state for the last time.
+ * A thread that changes the state does so before it checks for sleeping threads. These accesses are sequentially consistent, so
+ * at least one of the two threads sees what the other has written.
  *
- * Invariants
- *   unfinished = items of the job that have not ended; left <= unfinished; between jobs left <= 0 and unfinished = 0.
+ * Invariants. `unfinished` is the number of items of the current job that have not finished; left <= unfinished; between jobs,
+ * left <= 0 and unfinished = 0.
  */
 #include "workers.h"
 
@@ -24,7 +24,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { SPIN_NANOSECONDS = 20 * 1000, SPINS_PER_LOOK_AT_THE_CLOCK = 32 };
+enum { SPIN_NANOSECONDS = 20 * 1000, SPINS_PER_CLOCK_READ = 32 };
 
 typedef struct worker {
     fkv_workers *workers;
@@ -33,26 +33,26 @@ typedef struct worker {
 } worker;
 
 struct fkv_workers {
-    /* taken from by all threads: a cache line each */
+    /* modified by all threads; each of these fields has its own cache line */
     alignas(64) _Atomic int64_t left;
     alignas(64) _Atomic int64_t unfinished;
 
-    /* the job: written by the caller between jobs, read by owners of items */
+    /* current job: written by the caller between jobs, read by threads that own an item */
     alignas(64) fkv_work_fn work;
     void *job;
     uint32_t n_items;
 
-    alignas(64) _Atomic uint64_t epoch; /* raised with every job and at the end */
-    _Atomic uint32_t n_asleep;          /* workers; changed under lock */
-    _Atomic bool caller_asleep;         /* changed under lock */
+    alignas(64) _Atomic uint64_t epoch; /* incremented for every job and at close */
+    _Atomic uint32_t n_asleep;          /* number of sleeping workers; modified while holding `lock` */
+    _Atomic bool caller_asleep;         /* true while the caller sleeps; modified while holding `lock` */
     _Atomic bool stop;
 
-    pthread_mutex_t lock; /* of the sleepers only */
+    pthread_mutex_t lock; /* used only for sleeping and waking */
     pthread_cond_t job_ready;
     pthread_cond_t job_done;
-    bool may_spin; /* every thread has a core; constant */
+    bool may_spin; /* true if the process has at least one core per thread; constant */
     uint32_t n_threads;
-    uint8_t *stacks;  /* [n_threads - 1, FKV_WORKER_STACK_BYTES], resident in full; NULL for one thread */
+    uint8_t *stacks;  /* [n_threads - 1, FKV_WORKER_STACK_BYTES], resident; NULL if n_threads is 1 */
     worker threads[]; /* [n_threads - 1] */
 };
 
@@ -72,12 +72,12 @@ static int64_t nanoseconds_now(void) {
 
 typedef bool (*condition_fn)(fkv_workers *workers, uint64_t seen);
 
-/* True as soon as the condition holds, false when spinning is over. */
+/* Spins until the condition is true. Returns false if it is still false at the end of the spin time. */
 static bool spin_until(fkv_workers *workers, condition_fn holds, uint64_t seen) {
     if (!workers->may_spin) return holds(workers, seen);
     int64_t end = nanoseconds_now() + SPIN_NANOSECONDS;
     do {
-        for (int i = 0; i < SPINS_PER_LOOK_AT_THE_CLOCK; i++) {
+        for (int i = 0; i < SPINS_PER_CLOCK_READ; i++) {
             if (holds(workers, seen)) return true;
             spin_hint();
         }
@@ -90,9 +90,9 @@ static bool job_is_done(fkv_workers *workers, uint64_t seen) {
     return atomic_load(&workers->unfinished) == 0;
 }
 
-static bool epoch_has_moved(fkv_workers *workers, uint64_t seen) { return atomic_load(&workers->epoch) != seen; }
+static bool epoch_has_changed(fkv_workers *workers, uint64_t seen) { return atomic_load(&workers->epoch) != seen; }
 
-static void end_item(fkv_workers *workers) {
+static void finish_item(fkv_workers *workers) {
     bool was_last = atomic_fetch_sub(&workers->unfinished, 1) == 1;
     if (!was_last || !atomic_load(&workers->caller_asleep)) return;
     (void)pthread_mutex_lock(&workers->lock);
@@ -100,25 +100,25 @@ static void end_item(fkv_workers *workers) {
     (void)pthread_mutex_unlock(&workers->lock);
 }
 
-/* Claims and runs items until none is left. */
+/* Claims and runs items of the current job until all of them are claimed. */
 static void run_items(fkv_workers *workers, uint32_t number) {
     for (;;) {
         int64_t left = atomic_fetch_sub(&workers->left, 1);
         if (left <= 0) return;
         workers->work(workers->job, (uint32_t)(workers->n_items - left), number);
-        end_item(workers);
+        finish_item(workers);
     }
 }
 
-static void sleep_until_epoch_moves(fkv_workers *workers, uint64_t seen) {
+static void sleep_until_epoch_changes(fkv_workers *workers, uint64_t seen) {
     (void)pthread_mutex_lock(&workers->lock);
     (void)atomic_fetch_add(&workers->n_asleep, 1);
-    while (!epoch_has_moved(workers, seen)) (void)pthread_cond_wait(&workers->job_ready, &workers->lock);
+    while (!epoch_has_changed(workers, seen)) (void)pthread_cond_wait(&workers->job_ready, &workers->lock);
     (void)atomic_fetch_sub(&workers->n_asleep, 1);
     (void)pthread_mutex_unlock(&workers->lock);
 }
 
-static void wait_for_the_others(fkv_workers *workers) {
+static void wait_for_workers(fkv_workers *workers) {
     if (spin_until(workers, job_is_done, 0)) return;
     (void)pthread_mutex_lock(&workers->lock);
     atomic_store(&workers->caller_asleep, true);
@@ -134,14 +134,14 @@ static void *worker_main(void *argument) {
     fkv_workers *workers = self->workers;
     uint64_t seen = 0;
     for (;;) {
-        if (!spin_until(workers, epoch_has_moved, seen)) sleep_until_epoch_moves(workers, seen);
+        if (!spin_until(workers, epoch_has_changed, seen)) sleep_until_epoch_changes(workers, seen);
         seen = atomic_load(&workers->epoch);
         if (atomic_load(&workers->stop)) return NULL;
         run_items(workers, self->number);
     }
 }
 
-/* Raises the epoch and wakes up to n_wanted of those who sleep. */
+/* Increments the epoch and wakes up to n_wanted sleeping workers. */
 static void announce(fkv_workers *workers, uint32_t n_wanted) {
     (void)atomic_fetch_add(&workers->epoch, 1);
     uint32_t n_asleep = atomic_load(&workers->n_asleep);
@@ -162,8 +162,9 @@ static void stop_threads(fkv_workers *workers, uint32_t n_started) {
     for (uint32_t i = 0; i < n_started; i++) (void)pthread_join(workers->threads[i].thread, NULL);
 }
 
-/* The stacks are a map of their own, committed like the slab: they are in the plan, and no call depth makes the process grow. The
- * lowest page of each is closed, so that an overflow ends the process instead of reaching into the neighbour's stack. */
+/* Maps the stacks of the workers. The map is committed and included in the plan, so the process's memory does not grow with call
+ * depth. The lowest page of each stack is a guard page, so that an overflow crashes instead of corrupting the neighboring stack.
+ */
 static fkv_status open_stacks(fkv_workers *workers) {
     uint32_t n_stacks = workers->n_threads - 1;
     void *map = NULL;
@@ -187,7 +188,7 @@ static int start_thread(fkv_workers *workers, uint32_t i) {
     return error;
 }
 
-/* Starts the threads with every signal blocked: the program's handlers run on the program's own threads. */
+/* Starts the threads with all signals blocked, so that signal handlers run on the application's threads. */
 static int start_threads(fkv_workers *workers, uint32_t *n_started) {
     sigset_t all;
     sigset_t before;
@@ -202,7 +203,7 @@ static int start_threads(fkv_workers *workers, uint32_t *n_started) {
     return error;
 }
 
-static void destroy(fkv_workers *workers) {
+static void destroy_workers(fkv_workers *workers) {
     (void)pthread_cond_destroy(&workers->job_done);
     (void)pthread_cond_destroy(&workers->job_ready);
     (void)pthread_mutex_destroy(&workers->lock);
@@ -215,8 +216,8 @@ uint64_t fkv_workers_bytes(uint32_t n_threads) {
 
 fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers) {
     *workers = NULL;
-    FKV_REQUIRE(n_threads >= 1 && n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u; 1 to %d can work on a step",
-                n_threads, FKV_MAX_THREADS);
+    FKV_REQUIRE(n_threads >= 1 && n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u (expected 1 to %d)", n_threads,
+                FKV_MAX_THREADS);
     FKV_ASSERT((uintptr_t)place % alignof(fkv_workers) == 0);
     fkv_workers *made = place;
     made->n_threads = n_threads;
@@ -229,9 +230,9 @@ fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **worke
     int error = start_threads(made, &n_started);
     if (error != 0) {
         stop_threads(made, n_started);
-        destroy(made);
-        return fkv_fail(FKV_NO_MEMORY, "worker thread %u of %u could not be started: %s; use a smaller n_threads", n_started + 1,
-                        n_threads - 1, strerror(error));
+        destroy_workers(made);
+        return fkv_fail(FKV_NO_MEMORY, "cannot start worker thread %u of %u: %s; lower n_threads", n_started + 1, n_threads - 1,
+                        strerror(error));
     }
     *workers = made;
     return FKV_OK;
@@ -240,7 +241,7 @@ fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **worke
 void fkv_workers_close(fkv_workers *workers) {
     if (workers == NULL) return;
     stop_threads(workers, workers->n_threads - 1);
-    destroy(workers);
+    destroy_workers(workers);
 }
 
 uint32_t fkv_workers_count(const fkv_workers *workers) { return workers->n_threads; }
@@ -257,5 +258,5 @@ void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t
     atomic_store(&workers->left, n_items);
     announce(workers, n_items - 1);
     run_items(workers, 0);
-    wait_for_the_others(workers);
+    wait_for_workers(workers);
 }

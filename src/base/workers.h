@@ -1,7 +1,8 @@
-/* Worker threads of one cache: they run numbered items of a job together with the calling thread.
+/* Worker threads of one cache. They run the items of a job together with the calling thread.
  *
- * Items are handed out by one atomic counter; no lock is taken from the first item to the last. Which thread runs an item is
- * not defined, so items must not depend on it (each gets the thread's number only to find its scratch).
+ * Items are distributed by one atomic counter; no lock is taken while a job runs. The assignment of items to threads is
+ * unspecified, so results must not depend on it. The function that runs an item receives the number of its thread, but only to
+ * find the scratch memory of this thread.
  */
 #ifndef FKV_WORKERS_H
 #define FKV_WORKERS_H
@@ -10,21 +11,23 @@
 
 typedef struct fkv_workers fkv_workers;
 
-/* item in [0, n_items); thread in [0, n_threads). */
+/* Runs one item. item is in [0, n_items), thread in [0, n_threads); thread 0 is the caller. */
 typedef void (*fkv_work_fn)(void *job, uint32_t item, uint32_t thread);
 
 enum { FKV_WORKER_STACK_BYTES = 512 * 1024 };
 
-uint64_t fkv_workers_bytes(uint32_t n_threads); /* of the struct, for the carve; stacks apart */
+/* Returns the size of fkv_workers for n_threads threads, without their stacks. */
+FKV_INTERNAL uint64_t fkv_workers_bytes(uint32_t n_threads);
 
-/* Starts n_threads - 1 threads on stacks of FKV_WORKER_STACK_BYTES each, resident from here on. `place` is fkv_workers_bytes() of
- * zeroed memory that outlives the workers. */
-fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers);
-void fkv_workers_close(fkv_workers *workers);
+/* Starts n_threads - 1 threads, each with a resident stack of FKV_WORKER_STACK_BYTES. place: fkv_workers_bytes() bytes of zeroed
+ * memory, which must outlive the workers. */
+FKV_INTERNAL fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers);
+FKV_INTERNAL void fkv_workers_close(fkv_workers *workers);
 
-uint32_t fkv_workers_count(const fkv_workers *workers);
+/* Returns n_threads. */
+FKV_INTERNAL uint32_t fkv_workers_count(const fkv_workers *workers);
 
-/* Runs all items and returns when the last has ended; everything written by them is then visible to the caller. */
-void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
+/* Runs all items and waits until they have finished. Everything that the items have written is then visible to the caller. */
+FKV_INTERNAL void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
 
 #endif

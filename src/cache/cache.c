@@ -1,8 +1,7 @@
-/* The public API: a cache = plan + slab + pager + codec + device. Glue and the public edge's checks; what a page is, which one
- * holds a token and how it is read are the modules'.
+/* The public cache API. Validates arguments and calls the other modules: plan, slab, pager, codecs and device.
  *
- * Everything is taken by fkv_cache_open(): one block for the tables (this struct among them), one for scratch, the slab (by the
- * device), and the workers' stacks. plan.total_bytes is the sum of the four.
+ * fkv_cache_open() allocates all memory: one block for the tables (including this struct), one block of scratch memory, the slab
+ * (allocated by the device), and the stacks of the workers. plan.total_bytes is the total size of these four allocations.
  */
 #include "device.h"
 
@@ -31,9 +30,9 @@ struct fkv_cache {
     fkv_step step;
     const fkv_device *device;
     void *device_state;
-    const fkv_cpu_kernels *kernels; /* NULL unless the device is the host */
+    const fkv_cpu_kernels *kernels; /* NULL if the device is not the host */
     fkv_workers *workers;
-    uint8_t *scratch; /* attention's, then the page files' buffer, then the workers' struct */
+    uint8_t *scratch; /* block of scratch memory: first that of attention, then file_buffer, then workers_place */
     uint8_t *file_buffer;
     void *workers_place;
     fkv_pack_identity pack_identity;
@@ -42,7 +41,7 @@ struct fkv_cache {
 
 /* ---- plan ---- */
 
-/* All tables, in one walk that either counts or places; see carve.h. */
+/* Computes the size of all tables, or carves them from a block (see carve.h). */
 static void layout_tables(fkv_carve *carve, const fkv_shape *shape, const fkv_device *device, fkv_cache **cache) {
     fkv_cache *c = FKV_CARVE(carve, 1, fkv_cache);
     fkv_cache counting;
@@ -65,14 +64,14 @@ static void layout_scratch(fkv_carve *carve, const fkv_shape *shape, fkv_cache *
     cache->workers_place = workers;
 }
 
-static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, const void *options, fkv_plan *plan) {
+static fkv_status make_cache_plan(const fkv_shape *shape, const fkv_device *device, const void *options, fkv_plan *plan) {
     fkv_carve tables = {0};
     fkv_carve scratch = {0};
     fkv_cache *none = NULL;
     layout_tables(&tables, shape, device, &none);
     layout_scratch(&scratch, shape, NULL);
-    const uint64_t beside = device->beside_bytes != NULL ? device->beside_bytes(shape, options) : 0;
-    fkv_plan made = {.slab_bytes = fkv_map_rounded(shape->slab.bytes + beside),
+    const uint64_t extra = device->extra_bytes != NULL ? device->extra_bytes(shape, options) : 0;
+    fkv_plan made = {.slab_bytes = fkv_map_rounded(shape->slab.bytes + extra),
                      .tables_bytes = fkv_map_rounded(tables.used),
                      .scratch_bytes = fkv_map_rounded(scratch.used),
                      .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
@@ -83,7 +82,7 @@ static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, co
                      made.scratch_bytes == UINT64_MAX ||
                      fkv_add_overflows(made.slab_bytes, made.tables_bytes, &made.total_bytes) ||
                      fkv_add_overflows(made.total_bytes, made.scratch_bytes + made.stacks_bytes, &made.total_bytes);
-    FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_tokens, max_seqs or max_step_tokens");
+    FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan overflows 64 bits; lower max_tokens, max_seqs or max_step_tokens");
     for (uint32_t g = 0; g < made.n_groups; g++) {
         made.group_pages[g] = shape->slab.group_pages[g];
         made.group_page_bytes[g] = shape->slab.group_page_bytes[g];
@@ -101,8 +100,8 @@ fkv_config fkv_config_default(void) {
                         .max_step_tokens = 512};
 }
 
-/* A device that is not the host needs no workers and no scratch for attention. */
-static fkv_status make_shape(const fkv_device *device, const fkv_config *config, fkv_shape *shape) {
+/* Computes the shape of the cache. Devices other than the host need no workers and no scratch memory for attention. */
+static fkv_status make_cache_shape(const fkv_device *device, const fkv_config *config, fkv_shape *shape) {
     fkv_config used = *config;
     if (!device->on_host) used.n_threads = 1;
     FKV_TRY(fkv_shape_make(&used, shape));
@@ -112,8 +111,8 @@ static fkv_status make_shape(const fkv_device *device, const fkv_config *config,
 
 fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan) {
     fkv_shape shape;
-    FKV_TRY(make_shape(device, config, &shape));
-    return make_plan(&shape, device, options, plan);
+    FKV_TRY(make_cache_shape(device, config, &shape));
+    return make_cache_plan(&shape, device, options, plan);
 }
 
 fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan) {
@@ -123,11 +122,13 @@ fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan) {
 
 /* ---- open and close ---- */
 
-static const char *name_of(const fkv_cache *cache) {
+/* Returns the name of the kernels in use. */
+static const char *kernels_name(const fkv_cache *cache) {
     return cache->kernels != NULL ? fkv_cpu_kernels_name(cache->kernels) : cache->device->name(cache->device_state);
 }
 
-static void say(const fkv_cache *cache, const char *what) {
+/* Logs that the cache was opened or closed, with the sizes in its plan. what: "opened" or "closed". */
+static void log_plan(const fkv_cache *cache, const char *what) {
     const fkv_config *c = &cache->shape.config;
     if (c->log == NULL) return;
     char line[256];
@@ -135,18 +136,19 @@ static void say(const fkv_cache *cache, const char *what) {
                    "flatkv %s: %s %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu), %u threads, %s", fkv_version(),
                    what, (unsigned long long)cache->plan.total_bytes, (unsigned long long)cache->plan.slab_bytes,
                    (unsigned long long)cache->plan.tables_bytes, (unsigned long long)cache->plan.scratch_bytes,
-                   (unsigned long long)cache->plan.stacks_bytes, cache->plan.n_threads, name_of(cache));
+                   (unsigned long long)cache->plan.stacks_bytes, cache->plan.n_threads, kernels_name(cache));
     c->log(c->log_user, line);
 }
 
-/* Bytes of the plan of a configuration; UINT64_MAX where it has none. */
+/* Returns total_bytes of a configuration's plan, or UINT64_MAX if the configuration is invalid. */
 static uint64_t planned_bytes(const fkv_device *device, const void *options, const fkv_config *config) {
     fkv_plan plan;
     return fkv_plan_make_on(device, options, config, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
 }
 
-/* The most tokens whose plan fits the limit, of a configuration whose own does not; 0: not even one. */
-static uint32_t most_tokens(const fkv_device *device, const void *options, const fkv_config *config, uint64_t limit) {
+/* Returns the largest max_tokens for which the plan fits within the limit, or 0 if no max_tokens fits. The plan of the unchanged
+ * configuration must exceed the limit. */
+static uint32_t max_fitting_tokens(const fkv_device *device, const void *options, const fkv_config *config, uint64_t limit) {
     fkv_config tried = *config;
     uint32_t fits = 0;
     uint32_t exceeds = config->max_tokens;
@@ -160,11 +162,11 @@ static uint32_t most_tokens(const fkv_device *device, const void *options, const
     return fits;
 }
 
-/* What to change so that a plan fits the limit. words: [n_words] */
-static void advise(const fkv_shape *shape, const fkv_device *device, const void *options, uint64_t limit, char *words,
-                   size_t n_words) {
+/* Suggests configuration changes that make the plan fit within the limit. words: [n_words], output */
+static void suggest_config(const fkv_shape *shape, const fkv_device *device, const void *options, uint64_t limit, char *words,
+                           size_t n_words) {
     const fkv_config *c = &shape->config;
-    uint32_t n_tokens = most_tokens(device, options, c, limit);
+    uint32_t n_tokens = max_fitting_tokens(device, options, c, limit);
     fkv_config least = *c;
     least.max_tokens = 1;
     uint64_t one_token = planned_bytes(device, options, &least);
@@ -172,23 +174,24 @@ static void advise(const fkv_shape *shape, const fkv_device *device, const void 
     least.max_seqs = 1;
     least.max_step_tokens = 1;
     uint64_t all_least = planned_bytes(device, options, &least);
-    char seqs[32] = ""; /* one cannot be lowered */
+    char seqs[32] = ""; /* empty if max_seqs is 1 and cannot be lowered */
     if (c->max_seqs > 1) (void)snprintf(seqs, sizeof seqs, ", max_seqs from %u", c->max_seqs);
     if (n_tokens > 0)
-        (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or store fewer bits", c->max_tokens, n_tokens);
+        (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or use a codec with fewer bits", c->max_tokens, n_tokens);
     else if (all_least <= limit)
         (void)snprintf(words, n_words,
-                       "fewer max_tokens are not enough (with 1 it needs %llu), lower n_threads from %u%s or "
-                       "max_step_tokens from %u as well (with 1 of each it needs %llu)",
+                       "lowering max_tokens is not enough (with 1 it needs %llu); also lower n_threads from %u%s or "
+                       "max_step_tokens from %u (with 1 of each it needs %llu)",
                        (unsigned long long)one_token, shape->n_threads, seqs, c->max_step_tokens, (unsigned long long)all_least);
     else
-        (void)snprintf(words, n_words,
-                       "the least plan of these layers (1 for max_tokens, n_threads%s and max_step_tokens) needs %llu, allow "
-                       "that much or more",
-                       c->max_seqs > 1 ? ", max_seqs" : "", (unsigned long long)all_least);
+        (void)snprintf(
+            words, n_words,
+            "the smallest plan of these layers (1 for max_tokens, n_threads%s and max_step_tokens) needs %llu; raise the "
+            "limit",
+            c->max_seqs > 1 ? ", max_seqs" : "", (unsigned long long)all_least);
 }
 
-static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {
+static fkv_status check_plan_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {
     const char *source = NULL;
     uint64_t limit = device->available(options, &source);
     if (shape->config.memory_limit != 0 && shape->config.memory_limit < limit) {
@@ -197,26 +200,28 @@ static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, c
     }
     if (plan->total_bytes <= limit) return FKV_OK;
     char words[256];
-    advise(shape, device, options, limit, words, sizeof words);
+    suggest_config(shape, device, options, limit, words, sizeof words);
     return fkv_fail(FKV_NO_MEMORY,
-                    "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: %s",
+                    "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) but %s allows only %llu: %s",
                     (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes,
                     (unsigned long long)plan->tables_bytes, (unsigned long long)plan->scratch_bytes,
                     (unsigned long long)plan->stacks_bytes, source, (unsigned long long)limit, words);
 }
 
-/* Gives back what was taken so far; pieces not taken yet are NULL. */
-static void release(void *tables, void *scratch, fkv_plan plan) {
+/* Releases the tables and the scratch memory. Either pointer may be NULL. */
+static void release_blocks(void *tables, void *scratch, fkv_plan plan) {
     fkv_map_close(scratch, plan.scratch_bytes);
     fkv_map_close(tables, plan.tables_bytes);
 }
 
-static fkv_status take(const fkv_plan *plan, void **tables, void **scratch) {
-    FKV_TRY(fkv_map_open(plan->tables_bytes, true, tables));
+/* Allocates the tables and the scratch memory. If `lazy` is true, the operating system commits each page of the tables when it is
+ * first used. */
+static fkv_status allocate_blocks(const fkv_plan *plan, bool lazy, void **tables, void **scratch) {
+    FKV_TRY(fkv_map_open(plan->tables_bytes, !lazy, tables));
     return fkv_map_open(plan->scratch_bytes, true, scratch);
 }
 
-static fkv_file_identity identity_of(const fkv_cache *cache) {
+static fkv_file_identity file_identity(const fkv_cache *cache) {
     const fkv_config *c = &cache->shape.config;
     fkv_file_identity identity = {.page_tokens = c->page_tokens,
                                   .n_layers = cache->shape.n_layers,
@@ -230,19 +235,19 @@ static fkv_file_identity identity_of(const fkv_cache *cache) {
     return identity;
 }
 
-static fkv_status fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
+static fkv_status init_cache(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
     cache->shape = *shape;
     cache->plan = *plan;
     fkv_shape_fill_layers(&cache->shape, &cache->layers);
-    cache->shape.config.layers = NULL; /* the caller's; copied above */
+    cache->shape.config.layers = NULL; /* the caller owns this array; its contents were copied above */
     cache->shape.config.layer.sink_logits = NULL;
     cache->shape.config.layer.channel_bits = NULL;
     cache->step.cache = cache;
-    fkv_file_identity identity = identity_of(cache);
+    fkv_file_identity identity = file_identity(cache);
     return fkv_pack_identity_make(&identity, &cache->pack_identity);
 }
 
-/* The device's pages, then the workers: the two that can still fail once the tables are laid out. */
+/* Allocates the device's pages and starts the workers. Releases the pages if the workers cannot be started. */
 static fkv_status open_device(fkv_cache *cache, const void *options) {
     const fkv_device_place place = {.state = cache->device_state,
                                     .options = options,
@@ -259,17 +264,17 @@ static fkv_status open_device(fkv_cache *cache, const void *options) {
 fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **out) {
     fkv_shape shape;
     fkv_plan plan = {0};
-    FKV_TRY(make_shape(device, config, &shape));
-    FKV_TRY(make_plan(&shape, device, options, &plan));
+    FKV_TRY(make_cache_shape(device, config, &shape));
+    FKV_TRY(make_cache_plan(&shape, device, options, &plan));
     const fkv_cpu_kernels *kernels = device->on_host ? fkv_cpu_kernels_for(config->isa) : NULL;
-    FKV_REQUIRE(kernels != NULL || !device->on_host, FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
-                fkv_isa_name(config->isa));
-    FKV_TRY(check_fits(&shape, device, options, &plan));
+    FKV_REQUIRE(kernels != NULL || !device->on_host, FKV_UNSUPPORTED,
+                "this machine does not support %s kernels; use FKV_ISA_AUTO", fkv_isa_name(config->isa));
+    FKV_TRY(check_plan_fits(&shape, device, options, &plan));
 
     void *tables = NULL;
     void *scratch = NULL;
     fkv_cache *cache = NULL;
-    fkv_status status = take(&plan, &tables, &scratch);
+    fkv_status status = allocate_blocks(&plan, config->lazy && device->on_host, &tables, &scratch);
     if (status == FKV_OK) {
         fkv_carve in_tables = {.base = tables, .size = plan.tables_bytes};
         fkv_carve in_scratch = {.base = scratch, .size = plan.scratch_bytes};
@@ -277,15 +282,15 @@ fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, cons
         FKV_ASSERT(cache != NULL);
         layout_scratch(&in_scratch, &shape, cache);
         cache->device = device;
-        status = fill(cache, &shape, &plan);
+        status = init_cache(cache, &shape, &plan);
         if (status == FKV_OK) status = open_device(cache, options);
     }
     if (status != FKV_OK) {
-        release(tables, scratch, plan);
+        release_blocks(tables, scratch, plan);
         return status;
     }
     cache->kernels = kernels;
-    say(cache, "opened");
+    log_plan(cache, "opened");
     *out = cache;
     return FKV_OK;
 }
@@ -297,11 +302,11 @@ fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **out) {
 
 void fkv_cache_close(fkv_cache *cache) {
     if (cache == NULL) return;
-    say(cache, "closed");
+    log_plan(cache, "closed");
     fkv_workers_close(cache->workers);
     if (cache->step.open) cache->device->step_end(cache->device_state);
     cache->device->close(cache->device_state);
-    release(cache, cache->scratch, cache->plan);
+    release_blocks(cache, cache->scratch, cache->plan);
 }
 
 void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device) {
@@ -315,7 +320,7 @@ fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
     *stats = (fkv_stats){.planned_bytes = cache->plan.total_bytes,
                          .n_groups = cache->plan.n_groups,
                          .packed_bytes_read = atomic_load_explicit(&cache->packed_bytes_read, memory_order_relaxed),
-                         .isa = name_of(cache)};
+                         .isa = kernels_name(cache)};
     fkv_pager_stats(cache->pager, stats);
     return FKV_OK;
 }
@@ -327,7 +332,7 @@ uint32_t fkv_cache_pages(const fkv_cache *cache, uint32_t group, fkv_page_info *
 
 bool fkv_cache_consistent(const fkv_cache *cache) { return cache != NULL && fkv_pager_consistent(cache->pager); }
 
-/* ---- sequences: the pager's answers, behind a check for NULL ---- */
+/* ---- sequences ---- */
 
 fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
     FKV_REQUIRE(cache != NULL && config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "fkv_seq_open: cache, config or seq is NULL");
@@ -377,7 +382,7 @@ fkv_status fkv_prefix_clear(fkv_cache *cache) {
 
 /* ---- steps ---- */
 
-/* Copies the shared pages that the step writes, and hands its rows to the device. */
+/* Copies the shared pages that the step writes, and passes the rows to the device. */
 static fkv_status prepare_device(fkv_cache *cache) {
     uint32_t n_copies = 0;
     const fkv_page_copy *copies = fkv_pager_step_copies(cache->pager, &n_copies);
@@ -423,28 +428,22 @@ fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows
 
 static fkv_status check_step(const fkv_step *step, const char *call) {
     FKV_REQUIRE(step != NULL, FKV_BAD_ARGUMENT, "%s: step is NULL", call);
-    FKV_REQUIRE(step->open, FKV_BAD_STATE, "%s: the step was committed or aborted; begin another", call);
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "%s: the step was already committed or aborted; begin a new one", call);
     return FKV_OK;
 }
 
-fkv_status fkv_step_check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
+fkv_status fkv_step_check(const fkv_step *step, const fkv_device *device, uint32_t layer, fkv_layer_state required,
+                          const char *call) {
     FKV_TRY(check_step(step, call));
     const fkv_cache *cache = step->cache;
     FKV_REQUIRE(cache->device == device, FKV_UNSUPPORTED, "%s: the pages of this cache are on another device (%s); use %s", call,
-                name_of(cache), cache->device->calls);
-    FKV_REQUIRE(layer < cache->shape.n_layers, FKV_BAD_ARGUMENT, "%s: layer %u of %u", call, layer, cache->shape.n_layers);
-    return FKV_OK;
-}
-
-fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
-    FKV_TRY(fkv_step_check_layer(step, device, layer, call));
-    FKV_REQUIRE(!step->written[layer], FKV_BAD_STATE, "%s: layer %u was written in this step already", call, layer);
-    return FKV_OK;
-}
-
-fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
-    FKV_TRY(fkv_step_check_layer(step, device, layer, call));
-    FKV_REQUIRE(step->written[layer], FKV_BAD_STATE, "%s: layer %u was not written in this step; a query sees its own token",
+                kernels_name(cache), cache->device->calls);
+    FKV_REQUIRE(layer < cache->shape.n_layers, FKV_BAD_ARGUMENT, "%s: layer is %u but the cache has %u layers", call, layer,
+                cache->shape.n_layers);
+    FKV_REQUIRE(required != FKV_LAYER_UNWRITTEN || !step->written[layer], FKV_BAD_STATE,
+                "%s: layer %u was already written in this step", call, layer);
+    FKV_REQUIRE(required != FKV_LAYER_WRITTEN || step->written[layer], FKV_BAD_STATE,
+                "%s: layer %u has not been written in this step; write it first, because each query attends to its own token",
                 call, layer);
     return FKV_OK;
 }
@@ -461,34 +460,32 @@ void fkv_step_attended(fkv_step *step, uint64_t bytes) {
     atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) + bytes, memory_order_relaxed);
 }
 
-static const fkv_attn_row *rows_of(const fkv_step *step, uint32_t layer) {
+static const fkv_attn_row *layer_rows(const fkv_step *step, uint32_t layer) {
     const fkv_shape *shape = &step->cache->shape;
     return step->rows + (size_t)shape->slab.layers[layer].group * shape->pager.max_seqs;
 }
 
 fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
-    FKV_TRY(fkv_step_check_layer(step, &fkv_device_host, layer, "fkv_write"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_UNWRITTEN, "fkv_write"));
     FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
-    FKV_TRY(fkv_step_check_write(step, &fkv_device_host, layer, "fkv_write"));
     fkv_cache *cache = step->cache;
-    fkv_attn_write(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, k, v, cache->workers);
+    fkv_attn_write(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, k, v, cache->workers);
     fkv_step_wrote(step, layer);
     return FKV_OK;
 }
 
 fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
-    FKV_TRY(fkv_step_check_layer(step, &fkv_device_host, layer, "fkv_attend"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_WRITTEN, "fkv_attend"));
     FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
-    FKV_TRY(fkv_step_check_attend(step, &fkv_device_host, layer, "fkv_attend"));
     fkv_cache *cache = step->cache;
-    uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, q, out,
+    uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, q, out,
                                      cache->scratch, cache->workers);
     fkv_step_attended(step, bytes);
     return FKV_OK;
 }
 
-/* The device first: it still has the tables of pages that the pager is about to let go. */
-static void end_step(fkv_step *step) {
+/* Ends the step on the device before the pager ends it, because the device still uses page tables that the pager will release. */
+static void finish_device_step(fkv_step *step) {
     step->open = false;
     step->cache->device->step_end(step->cache->device_state);
 }
@@ -496,15 +493,15 @@ static void end_step(fkv_step *step) {
 fkv_status fkv_step_commit(fkv_step *step) {
     FKV_TRY(check_step(step, "fkv_step_commit"));
     FKV_REQUIRE(step->n_written == step->cache->shape.n_layers, FKV_BAD_STATE,
-                "fkv_step_commit: %u of %u layers were written; write the rest or abort", step->n_written,
+                "fkv_step_commit: only %u of %u layers have been written; write the others or abort the step", step->n_written,
                 step->cache->shape.n_layers);
-    end_step(step);
+    finish_device_step(step);
     return fkv_pager_step_commit(step->cache->pager);
 }
 
 fkv_status fkv_step_abort(fkv_step *step) {
     FKV_TRY(check_step(step, "fkv_step_abort"));
-    end_step(step);
+    finish_device_step(step);
     return fkv_pager_step_abort(step->cache->pager);
 }
 
@@ -518,13 +515,13 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
     FKV_TRY(fkv_pager_slot(cache->pager, seq, &slot));
     FKV_TRY(fkv_pager_length(cache->pager, seq, &length));
     if (n_tokens == 0) n_tokens = length;
-    FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT, "fkv_seq_save: %u tokens of a sequence that has %u",
-                n_tokens, length);
+    FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT,
+                "fkv_seq_save: n_tokens is %u but the sequence has %u tokens", n_tokens, length);
     FKV_REQUIRE(
         fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
-        "fkv_seq_save: token %u would see pages that a windowed layer has dropped, or that are sealed by now; save all %u instead",
+        "fkv_seq_save: the token at position %u attends to pages that a sliding-window layer has dropped or that are already sealed; save all %u tokens",
         n_tokens, length);
-    fkv_file_identity identity = identity_of(cache);
+    fkv_file_identity identity = file_identity(cache);
     return fkv_page_file_save(&identity, &cache->shape.slab, cache->pager, slot, tokens, n_tokens, path, cache->file_buffer);
 }
 
@@ -532,11 +529,11 @@ fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const ch
     FKV_REQUIRE(cache != NULL && config != NULL && path != NULL && seq != NULL, FKV_BAD_ARGUMENT,
                 "fkv_seq_load: cache, config, path or seq is NULL");
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
-    fkv_file_identity identity = identity_of(cache);
+    fkv_file_identity identity = file_identity(cache);
     return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);
 }
 
-/* ---- single pages of prefixes ---- */
+/* ---- packed prefix pages ---- */
 
 fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_bytes, fkv_page_key *root) {
     FKV_REQUIRE(cache != NULL && root != NULL && (name != NULL || n_bytes == 0), FKV_BAD_ARGUMENT,
@@ -552,17 +549,18 @@ uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache) {
     return cache != NULL ? fkv_pack_bytes(&cache->shape.slab, (UINT32_C(1) << FKV_MAX_GROUPS) - 1) : 0;
 }
 
-static fkv_pack_place place_of(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key) {
+static fkv_pack_place packed_page_place(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages,
+                                        const fkv_page_key *key) {
     return (fkv_pack_place){.identity = &cache->pack_identity,
                             .key = key,
                             .tokens = tokens + (uint64_t)(n_pages - 1) * cache->shape.config.page_tokens,
                             .logical = n_pages - 1};
 }
 
-/* So that every token has a number. */
-static fkv_status check_pages(const fkv_cache *cache, uint32_t n_pages) {
+/* Checks n_pages against the maximum length of a sequence. */
+static fkv_status check_prefix_pages(const fkv_cache *cache, uint32_t n_pages) {
     uint32_t most = cache->shape.pager.max_seq_tokens / cache->shape.config.page_tokens;
-    FKV_REQUIRE(n_pages > 0 && n_pages <= most, FKV_BAD_ARGUMENT, "page %u of a prefix, the longest has %u", n_pages, most);
+    FKV_REQUIRE(n_pages > 0 && n_pages <= most, FKV_BAD_ARGUMENT, "n_pages is %u (expected 1 to %u)", n_pages, most);
     return FKV_OK;
 }
 
@@ -570,12 +568,12 @@ fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32
                            const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_pack: cache, tokens, key, packed or n_bytes is NULL");
-    FKV_TRY(check_pages(cache, n_pages));
+    FKV_TRY(check_prefix_pages(cache, n_pages));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_prefix_pack: a step is open; commit or abort it first");
     uint32_t pages[FKV_MAX_GROUPS];
     FKV_REQUIRE(fkv_pager_prefix_page(cache->pager, tenant, tokens, n_pages, pages), FKV_GONE,
-                "the prefix tree does not have page %u of these tokens", n_pages - 1);
-    fkv_pack_place place = place_of(cache, tokens, n_pages, key);
+                "logical page %u of these tokens is not in the prefix tree", n_pages - 1);
+    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     uint32_t groups = 0;
     for (uint32_t g = 0; g < cache->plan.n_groups; g++) groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
     *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
@@ -586,13 +584,13 @@ fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *
                              const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack: cache, tokens, key or packed is NULL");
-    FKV_TRY(check_pages(cache, n_pages));
+    FKV_TRY(check_prefix_pages(cache, n_pages));
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];
-    fkv_pack_place place = place_of(cache, tokens, n_pages, key);
+    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
     FKV_REQUIRE(fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
-                "a packed page with groups that page %u of a prefix does not have", n_pages - 1);
+                "packed page mismatch: it contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
     FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
     fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
     fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);

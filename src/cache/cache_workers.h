@@ -1,12 +1,12 @@
-/* The worker threads of a cache, for a model that runs its products on them between the cache's calls: a second pool would fight
- * the first for the cores.
+/* Gives a model runtime access to the worker threads of a cache. The runtime runs its own computations on these threads between
+ * calls to the cache. A second thread pool would compete for the same cores.
  */
 #ifndef FKV_CACHE_WORKERS_H
 #define FKV_CACHE_WORKERS_H
 
 #include "../base/workers.h"
 
-/* NULL where the cache is of a device that has none. */
-fkv_workers *fkv_cache_workers(fkv_cache *cache);
+/* Returns the workers of the cache, or NULL if its device has none. */
+FKV_INTERNAL fkv_workers *fkv_cache_workers(fkv_cache *cache);
 
 #endif

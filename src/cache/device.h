@@ -1,79 +1,86 @@
-/* The seam between a cache and the device its pages live on: what a cache needs beside write and attend. Those two take the
- * device's own arrays and are its own calls (fkv_write() and fkv_attend() on the host, flatkv/mlx.h on MLX), which reach the
- * step through the functions at the end of this file.
+/* Interface between a cache and the device that holds its pages. It does not include the functions that write rows and compute
+ * attention. They take arrays of the device, so each device has its own public functions (fkv_write() and fkv_attend() on the
+ * host, those of flatkv/mlx.h on MLX). These functions access the step through the functions at the end of this file.
  *
- * The host is a device like any other (device_host.c); the one thing said of it apart is that the cache's workers, scratch and
- * CPU kernels serve it.
+ * The host is also a device (device_host.c). Only the host uses the cache's workers, scratch memory and CPU kernels.
  */
 #ifndef FKV_DEVICE_H
 #define FKV_DEVICE_H
 
 #include "shape.h"
 
-/* What a device is opened with. Everything is the cache's, stays where it is and outlives the device. */
+/* Arguments of fkv_device.open(). Unless noted otherwise, the cache owns the objects, their addresses do not change, and they
+ * outlive the device. */
 typedef struct fkv_device_place {
-    void *state;         /* state_bytes() of zeroed memory, the device's own */
-    const void *options; /* the caller's, good during the call only */
-    fkv_slab *slab;      /* layout; the device sets base, or store and store_self */
+    void *state;         /* [state_bytes()] zeroed memory for the device's state */
+    const void *options; /* options passed by the caller; valid only during the call */
+    fkv_slab *slab;      /* slab layout; the device sets base, or store and store_self */
     fkv_attn_layer *layers;
     const fkv_config *config;
-    uint64_t slab_bytes; /* as planned */
+    uint64_t slab_bytes; /* size of the slab according to the plan */
 } fkv_device_place;
 
-/* The rows of one step in every layer group. */
+/* Rows of one step in every layer group. */
 typedef struct fkv_device_step {
     const fkv_attn_row *rows; /* rows of group g are at rows + g * stride */
     uint32_t stride;
     uint32_t n_rows;
-    uint32_t n_tokens; /* of all rows: T */
+    uint32_t n_tokens; /* T: total number of tokens in all rows */
 } fkv_device_step;
 
 typedef struct fkv_device {
-    bool on_host;      /* workers, scratch and CPU kernels are taken for it, and fkv_write() and fkv_attend() serve it */
-    const char *calls; /* its own write and attend, for the message to who called another device's */
+    bool on_host;      /* the device uses workers, scratch memory and CPU kernels, and supports fkv_write() and fkv_attend() */
+    const char *calls; /* names of the device's write and attend calls, for error messages */
 
+    /* Returns the size of the device's state. */
     uint64_t (*state_bytes)(const fkv_shape *shape);
 
-    /* Bytes that it takes at open beside the pages, and plans with them; NULL: none. options may be NULL. */
-    uint64_t (*beside_bytes)(const fkv_shape *shape, const void *options);
+    /* Returns the number of bytes that open() allocates in addition to the pages. The plan includes this number in slab_bytes. A
+     * NULL function pointer means 0 bytes. options may be NULL. */
+    uint64_t (*extra_bytes)(const fkv_shape *shape, const void *options);
 
-    /* Bytes of pages it could still give, and what bound it. */
+    /* Returns the number of bytes available for pages. *source receives the name of the limit that determines this number, for
+     * error messages. */
     uint64_t (*available)(const void *options, const char **source);
 
-    /* Takes the pages. A failure has taken nothing. */
+    /* Allocates the pages. If open() fails, it releases all memory that it allocated. */
     fkv_status (*open)(const fkv_device_place *place);
     void (*close)(void *state);
 
-    /* For fkv_stats.isa. */
+    /* Returns the name that fkv_stats.isa reports. */
     const char *(*name)(const void *state);
 
-    /* After the step's slots are assigned and its pages copied; a failure aborts the step. The rows and the page tables behind
-     * them stay as they are until step_end(), which follows every step_begin() that succeeded: pages are let go after it, those
-     * of sequences closed during the step included. */
+    /* step_begin() is called after the step's slots are assigned and its pages are copied. If it fails, the step is aborted. The
+     * rows and their page tables remain valid until step_end(), which follows every successful step_begin(). Pages are released
+     * only after step_end(), including those of sequences closed during the step. */
     fkv_status (*step_begin)(void *state, const fkv_device_step *step);
     void (*step_end)(void *state);
 } fkv_device;
 
 extern const fkv_device fkv_device_host;
 
-/* fkv_plan_make() and fkv_cache_open() for a device. */
-FKV_SEAM fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan);
-FKV_SEAM fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **cache);
+/* Like fkv_plan_make() and fkv_cache_open(), but for the given device. */
+FKV_INTERNAL fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan);
+FKV_INTERNAL fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config,
+                                          fkv_cache **cache);
 
-/* The public checks of a device's own write and attend: the step is open, its cache is of this device, the layer exists (all of
- * them), was not written yet (write) or was (attend). `call` is the name for the message. */
-FKV_SEAM fkv_status fkv_step_check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
-FKV_SEAM fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
-FKV_SEAM fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
+/* State in which a layer must be when a write or attend function is called. */
+typedef enum fkv_layer_state { FKV_LAYER_ANY, FKV_LAYER_UNWRITTEN, FKV_LAYER_WRITTEN } fkv_layer_state;
 
-/* The state of the step's device. */
-FKV_SEAM void *fkv_step_device_state(const fkv_step *step);
+/* Performs the checks that are common to the write and attend functions of all devices: the step is open, its cache is on this
+ * device, the layer exists, and the layer is in the required state. call: name of the calling function, for the error message. */
+FKV_INTERNAL fkv_status fkv_step_check(const fkv_step *step, const fkv_device *device, uint32_t layer, fkv_layer_state required,
+                                       const char *call);
 
-/* What a write, and an attend that reads `bytes` of packed pages, leave in the books. */
-FKV_SEAM void fkv_step_wrote(fkv_step *step, uint32_t layer);
-FKV_SEAM void fkv_step_attended(fkv_step *step, uint64_t bytes);
+/* Returns the state of the step's device. */
+FKV_INTERNAL void *fkv_step_device_state(const fkv_step *step);
 
-/* The device's own state of a cache, NULL if the cache is of another device. */
-FKV_SEAM void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device);
+/* Record that a write function, or an attend function, has completed. bytes: number of bytes of packed pages that the attend
+ * function has read. */
+FKV_INTERNAL void fkv_step_wrote(fkv_step *step, uint32_t layer);
+FKV_INTERNAL void fkv_step_attended(fkv_step *step, uint64_t bytes);
+
+/* Returns the device state of a cache, or NULL if the cache is on another device. */
+FKV_INTERNAL void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device);
 
 #endif

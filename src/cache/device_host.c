@@ -1,4 +1,5 @@
-/* The host as a device: the slab is one map, steps need no tables of their own, and what is available is what the system says.
+/* The host as a device. The slab is one memory map, a step needs no device-side tables, and the memory limit is the available
+ * memory of the system.
  */
 #include "device.h"
 
@@ -25,7 +26,7 @@ static fkv_status host_open(const fkv_device_place *place) {
     host->bytes = place->slab_bytes;
     place->slab->base = host->map;
     uint32_t n_layers = place->config->n_layers;
-    uint32_t n_open = 0; /* layers of open pages, behind all others */
+    uint32_t n_open = 0; /* the slab entries of the open blocks of sealed layers follow the entries of all layers */
     for (uint32_t i = 0; i < n_layers; i++) {
         place->layers[i].pages = fkv_slab_run(place->slab, i, 0);
         if (place->layers[i].sealed) place->layers[i].open_pages = fkv_slab_run(place->slab, n_layers + n_open++, 0);
@@ -38,13 +39,13 @@ static void host_close(void *state) {
     fkv_map_close(host->map, host->bytes);
 }
 
-/* The name of its kernels says more; see fkv_cache_stats(). */
+/* Not used by fkv_cache_stats(), which reports the name of the CPU kernels instead. */
 static const char *host_name(const void *state) {
     (void)state;
     return "host";
 }
 
-/* Attention walks the pager's tables. */
+/* Does nothing, because attention reads the pager's tables directly. */
 static fkv_status host_step_begin(void *state, const fkv_device_step *step) {
     (void)state;
     (void)step;

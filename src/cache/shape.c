@@ -1,79 +1,84 @@
-/* From a configuration to everything that follows from it. See shape.h. Owns the checks of the public configuration; no memory.
+/* Validates the public configuration and computes the shape of the cache. See shape.h. Allocates no memory.
  */
 #include "shape.h"
 #include "../base/cpu.h"
 
 #include <math.h>
 
-enum { PAGES_PER_PREFIX = 256 }; /* of max_tokens, for each cached prefix whose first page stays open */
+/* For every PAGES_PER_PREFIX pages of max_tokens, the plan includes one page for the open first page of a cached prefix. */
+enum { PAGES_PER_PREFIX = 256 };
 
-static fkv_status check_kinds(const fkv_layer_config *l, uint32_t layer) {
-    FKV_REQUIRE(l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED && l->v.kind != FKV_CODEC_CALIBRATED &&
-                    (l->v.kind != FKV_CODEC_SEALED_V || fkv_shape_sealed(l)),
-                FKV_BAD_CONFIG,
-                "layer %u: K of kind %d and V of kind %d: FKV_CODEC_SEALED (%d) and FKV_CODEC_CALIBRATED (%d) are for K, "
-                "FKV_CODEC_SEALED_V (%d) for V beside them",
-                layer, (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_CALIBRATED, (int)FKV_CODEC_SEALED_V);
+static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
+    FKV_REQUIRE(
+        l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED && l->v.kind != FKV_CODEC_CALIBRATED &&
+            (l->v.kind != FKV_CODEC_SEALED_V || fkv_shape_sealed(l)),
+        FKV_BAD_CONFIG,
+        "layer %u: invalid codec kinds (K %d, V %d): FKV_CODEC_SEALED (%d) and FKV_CODEC_CALIBRATED (%d) are valid only for K, and "
+        "FKV_CODEC_SEALED_V (%d) only for V of a layer whose K has one of these kinds",
+        layer, (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_CALIBRATED, (int)FKV_CODEC_SEALED_V);
     FKV_REQUIRE((l->channel_bits != NULL) == fkv_shape_calibrated(l), FKV_BAD_CONFIG,
-                "layer %u: %s: K of FKV_CODEC_CALIBRATED (%d) has channel_bits, and no other", layer,
-                l->channel_bits != NULL ? "channel_bits beside another K" : "calibrated K without channel_bits",
+                "layer %u: %s; set channel_bits if and only if K is FKV_CODEC_CALIBRATED (%d)", layer,
+                l->channel_bits != NULL ? "channel_bits is set but K is not calibrated"
+                                        : "K is calibrated but channel_bits is NULL",
                 (int)FKV_CODEC_CALIBRATED);
     return FKV_OK;
 }
 
-static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
+static fkv_status check_layer_config(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->n_q_heads > 0 && l->n_kv_heads > 0 && l->n_q_heads % l->n_kv_heads == 0, FKV_BAD_CONFIG,
-                "layer %u: %u query heads cannot share %u KV heads: the second must divide the first", layer, l->n_q_heads,
+                "layer %u: n_q_heads is %u and n_kv_heads is %u; n_kv_heads must divide n_q_heads", layer, l->n_q_heads,
                 l->n_kv_heads);
     FKV_REQUIRE(l->n_q_heads / l->n_kv_heads <= FKV_MAX_HEADS_PER_KV, FKV_BAD_CONFIG,
-                "layer %u: %u query heads for each KV head, at most %d are served", layer, l->n_q_heads / l->n_kv_heads,
-                FKV_MAX_HEADS_PER_KV);
-    FKV_REQUIRE(l->n_q_heads <= 65536, FKV_BAD_CONFIG, "layer %u: %u query heads, at most 65536", layer, l->n_q_heads);
+                "layer %u: %u query heads per KV head (maximum %d)", layer, l->n_q_heads / l->n_kv_heads, FKV_MAX_HEADS_PER_KV);
+    FKV_REQUIRE(l->n_q_heads <= 65536, FKV_BAD_CONFIG, "layer %u: n_q_heads is %u (maximum 65536)", layer, l->n_q_heads);
     FKV_REQUIRE(l->window != 0 || l->n_sinks == 0, FKV_BAD_CONFIG,
-                "layer %u: %u sink tokens without a window: a full layer keeps every token, set n_sinks to 0", layer, l->n_sinks);
-    FKV_REQUIRE(l->window <= INT32_MAX && l->n_sinks <= INT32_MAX, FKV_BAD_CONFIG, "layer %u: window %u or sinks %u above %d",
-                layer, l->window, l->n_sinks, INT32_MAX);
+                "layer %u: n_sinks is %u but window is 0; set n_sinks to 0, because full attention keeps every token", layer,
+                l->n_sinks);
+    FKV_REQUIRE(l->window <= INT32_MAX && l->n_sinks <= INT32_MAX, FKV_BAD_CONFIG,
+                "layer %u: window is %u and n_sinks is %u (maximum %d)", layer, l->window, l->n_sinks, INT32_MAX);
     FKV_REQUIRE(l->scale == 0.0f || (fabsf(l->scale) >= FKV_SMALLEST_SCALE && fabsf(l->scale) <= FKV_LARGEST_SCALE),
-                FKV_BAD_CONFIG, "layer %u: scale %g: 0 for 1/sqrt(head_dim), or a size from %g to %g", layer, (double)l->scale,
-                (double)FKV_SMALLEST_SCALE, (double)FKV_LARGEST_SCALE);
+                FKV_BAD_CONFIG, "layer %u: scale is %g; use 0 for 1/sqrt(head_dim), or a magnitude from %g to %g", layer,
+                (double)l->scale, (double)FKV_SMALLEST_SCALE, (double)FKV_LARGEST_SCALE);
     FKV_REQUIRE(isfinite(l->softcap) && l->softcap >= 0.0f, FKV_BAD_CONFIG,
-                "layer %u: softcap %g: 0 for none, or a finite number above it", layer, (double)l->softcap);
+                "layer %u: softcap is %g; use 0 for none, or a positive finite number", layer, (double)l->softcap);
     for (uint32_t h = 0; l->sink_logits != NULL && h < l->n_q_heads; h++)
-        FKV_REQUIRE(isfinite(l->sink_logits[h]), FKV_BAD_CONFIG, "layer %u: sink_logits[%u] is %g: a finite number", layer, h,
+        FKV_REQUIRE(isfinite(l->sink_logits[h]), FKV_BAD_CONFIG, "layer %u: sink_logits[%u] is %g; it must be finite", layer, h,
                     (double)l->sink_logits[h]);
-    return check_kinds(l, layer);
+    return check_codec_kinds(l, layer);
 }
 
-static fkv_status check_config(const fkv_config *c) {
-    FKV_REQUIRE(c->n_layers > 0 && c->n_layers <= FKV_MAX_LAYERS, FKV_BAD_CONFIG, "%u layers: 1 to %d", c->n_layers,
-                FKV_MAX_LAYERS);
-    FKV_REQUIRE((unsigned)c->row_type <= FKV_BF16, FKV_BAD_CONFIG, "row_type %d: FKV_F32, FKV_F16 or FKV_BF16", (int)c->row_type);
-    FKV_REQUIRE(c->page_type == FKV_F16 || c->page_type == FKV_BF16, FKV_BAD_CONFIG, "page_type %d: FKV_F16 or FKV_BF16",
-                (int)c->page_type);
-    FKV_REQUIRE((unsigned)c->rotate <= FKV_ROTATE_KV, FKV_BAD_CONFIG, "rotate %d: FKV_ROTATE_NONE, _K, _V or _KV",
+static fkv_status check_cache_config(const fkv_config *c) {
+    FKV_REQUIRE(c->n_layers > 0 && c->n_layers <= FKV_MAX_LAYERS, FKV_BAD_CONFIG, "n_layers is %u (expected 1 to %d)",
+                c->n_layers, FKV_MAX_LAYERS);
+    FKV_REQUIRE((unsigned)c->row_type <= FKV_BF16, FKV_BAD_CONFIG, "row_type is %d (expected FKV_F32, FKV_F16 or FKV_BF16)",
+                (int)c->row_type);
+    FKV_REQUIRE(c->page_type == FKV_F16 || c->page_type == FKV_BF16, FKV_BAD_CONFIG,
+                "page_type is %d (expected FKV_F16 or FKV_BF16)", (int)c->page_type);
+    FKV_REQUIRE((unsigned)c->rotate <= FKV_ROTATE_KV, FKV_BAD_CONFIG, "rotate is %d (expected FKV_ROTATE_NONE, _K, _V or _KV)",
                 (int)c->rotate);
-    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AMX, FKV_BAD_CONFIG, "isa %d is none that flatkv knows", (int)c->isa);
+    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AMX, FKV_BAD_CONFIG, "isa is %d, which is not an fkv_isa value", (int)c->isa);
     FKV_REQUIRE(fkv_is_pow2(c->page_tokens) && c->page_tokens >= 16 && c->page_tokens <= 256, FKV_BAD_CONFIG,
-                "pages of %u tokens: a power of two from 16 to 256 (64 is a good choice)", c->page_tokens);
-    FKV_REQUIRE(c->max_tokens > 0 && c->max_tokens <= INT32_MAX, FKV_BAD_CONFIG, "max_tokens %u: 1 to %d", c->max_tokens,
-                INT32_MAX);
-    FKV_REQUIRE(c->max_seqs > 0 && c->max_seqs <= 65535, FKV_BAD_CONFIG, "max_seqs %u: 1 to 65535", c->max_seqs);
-    FKV_REQUIRE(c->max_step_tokens > 0 && c->max_step_tokens <= 1u << 20, FKV_BAD_CONFIG, "max_step_tokens %u: 1 to %u",
-                c->max_step_tokens, 1u << 20);
-    FKV_REQUIRE(c->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "%u threads: at most %d", c->n_threads, FKV_MAX_THREADS);
-    FKV_REQUIRE(memchr(c->rope_id, 0, sizeof c->rope_id) != NULL, FKV_BAD_CONFIG, "rope_id has no terminating 0 within %zu bytes",
-                sizeof c->rope_id);
+                "page_tokens is %u (expected a power of two from 16 to 256; 64 is a good choice)", c->page_tokens);
+    FKV_REQUIRE(c->max_tokens > 0 && c->max_tokens <= INT32_MAX, FKV_BAD_CONFIG, "max_tokens is %u (expected 1 to %d)",
+                c->max_tokens, INT32_MAX);
+    FKV_REQUIRE(c->max_seqs > 0 && c->max_seqs <= 65535, FKV_BAD_CONFIG, "max_seqs is %u (expected 1 to 65535)", c->max_seqs);
+    FKV_REQUIRE(c->max_step_tokens > 0 && c->max_step_tokens <= 1u << 20, FKV_BAD_CONFIG,
+                "max_step_tokens is %u (expected 1 to %u)", c->max_step_tokens, 1u << 20);
+    FKV_REQUIRE(c->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u (maximum %d)", c->n_threads, FKV_MAX_THREADS);
+    FKV_REQUIRE(memchr(c->rope_id, 0, sizeof c->rope_id) != NULL, FKV_BAD_CONFIG,
+                "rope_id has no null terminator within %zu bytes", sizeof c->rope_id);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const fkv_layer_config *layer = fkv_shape_layer(c, l);
-        FKV_TRY(check_layer(layer, l));
+        FKV_TRY(check_layer_config(layer, l));
         FKV_REQUIRE((uint64_t)layer->n_kv_heads * c->max_step_tokens <= UINT32_MAX, FKV_BAD_CONFIG,
-                    "layer %u: %u KV heads in steps of %u tokens are more rows than have numbers: lower max_step_tokens", l,
+                    "layer %u: n_kv_heads %u times max_step_tokens %u overflows 32 bits; lower max_step_tokens", l,
                     layer->n_kv_heads, c->max_step_tokens);
     }
     return FKV_OK;
 }
 
-static uint32_t group_of(const fkv_pager_spec *pager, const fkv_layer_config *l) {
+/* Returns the group with the layer's (window, n_sinks) pair, or n_groups if there is none. */
+static uint32_t find_layer_group(const fkv_pager_spec *pager, const fkv_layer_config *l) {
     uint32_t g = 0;
     while (g < pager->n_groups && (pager->groups[g].window != l->window || pager->groups[g].n_sinks != l->n_sinks)) g++;
     return g;
@@ -85,24 +90,25 @@ static bool any_sealed(const fkv_config *c) {
     return any;
 }
 
-/* The open pages of sealed layers: the first one, those of the span of the next token, and what it takes to truncate() by a page.
- * The last of all groups: no layer has it for its own. */
-static fkv_status add_open_group(fkv_pager_spec *pager, uint32_t *group) {
+/* Adds the group that holds the open pages of sealed layers: page 0, the pages of the next token's span, and the pages that are
+ * needed after a truncation by one page. This group comes last. No layer belongs to it because of its window. */
+static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
-                "layers of %u kinds of window and sealed ones: at most %d kinds beside the open pages", pager->n_groups,
+                "the layers have %u distinct (window, n_sinks) pairs (maximum %d if a layer is sealed)", pager->n_groups,
                 FKV_MAX_GROUPS - 1);
     *group = pager->n_groups++;
     pager->groups[*group] = (fkv_group_spec){.window = 1, .n_sinks = 1, .n_spare = 1, .span = FKV_OPEN_SPAN};
     return FKV_OK;
 }
 
-/* Open first pages of prefixes that no sequence uses, beside those of sequences: without its first page a prefix cannot be
- * shared. */
-static uint64_t first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
+/* Returns the number of open first pages in the plan: one per sequence, plus some for cached prefixes that no sequence uses. A
+ * prefix cannot be shared without its open first page. */
+static uint64_t open_first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
 
-/* Groups by first appearance, that of open pages last, then their pages. Any max_seqs sequences whose max_tokens add up to
- * config.max_tokens fit: each may leave one page partly empty. A window group needs no more than max_seqs sequences hold between
- * steps, and what one step writes. */
+/* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
+ * belongs to each group; the group of open pages comes last. The page counts are large enough for any max_seqs sequences whose
+ * max_tokens add up to config.max_tokens, although the last page of each sequence may be partially empty. A window group needs at
+ * most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. */
 static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group) {
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
                               .max_seqs = c->max_seqs,
@@ -110,15 +116,16 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
                               .max_step_tokens = c->max_step_tokens};
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
-        uint32_t g = group_of(pager, l);
+        uint32_t g = find_layer_group(pager, l);
         if (g < pager->n_groups) continue;
-        FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_BAD_CONFIG, "layer %u is of a %dth kind of window: at most %d kinds", i,
-                    FKV_MAX_GROUPS + 1, FKV_MAX_GROUPS);
+        FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
+                    "layer %u adds another (window, n_sinks) pair, but the layers may have at most %d distinct pairs", i,
+                    FKV_MAX_GROUPS);
         pager->groups[g] = (fkv_group_spec){.window = l->window, .n_sinks = l->n_sinks};
         pager->n_groups++;
     }
     *open_group = FKV_MAX_GROUPS;
-    if (any_sealed(c)) FKV_TRY(add_open_group(pager, open_group));
+    if (any_sealed(c)) FKV_TRY(add_open_pages_group(pager, open_group));
     uint32_t most = fkv_ceil_div(c->max_tokens, c->page_tokens);
     for (uint32_t g = 0; g < pager->n_groups; g++) {
         uint64_t pages = (uint64_t)most + c->max_seqs - 1;
@@ -128,18 +135,18 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
             uint64_t at_most = (uint64_t)c->max_seqs * one.rest + (in_steps < one.step ? in_steps : one.step);
             pages = at_most < pages ? at_most : pages;
         }
-        if (g == *open_group) pages += first_pages(c, most);
-        pager->groups[g].n_pages = (uint32_t)pages; /* below 2^28: max_tokens and max_seqs are bounded */
+        if (g == *open_group) pages += open_first_pages(c, most);
+        pager->groups[g].n_pages = (uint32_t)pages; /* less than 2^28, because max_tokens and max_seqs are bounded */
     }
     return FKV_OK;
 }
 
-/* A codec that is made for rotated rows gets them. */
+/* Checks that the configuration rotates K or V if its codec requires rotation. */
 static fkv_status check_rotation(fkv_codec_config config, fkv_rotate rotate, fkv_rotate side, const char *name) {
     fkv_codec_info info;
     FKV_TRY(fkv_codec_about(config, &info));
     FKV_REQUIRE(!info.needs_rotation || ((unsigned)rotate & (unsigned)side) != 0, FKV_BAD_CONFIG,
-                "%s as %s must be rotated: set rotate to FKV_ROTATE_%s or FKV_ROTATE_KV", name, info.name, name);
+                "%s codec %s requires rotation; set rotate to FKV_ROTATE_%s or FKV_ROTATE_KV", name, info.name, name);
     return FKV_OK;
 }
 
@@ -179,17 +186,18 @@ static fkv_slab_layer make_slab_layer(const fkv_attn_layer *l, const fkv_block *
     return out;
 }
 
-/* The layer's places in the slab: its own, and behind all layers one for its open pages. */
+/* Sets the slab entry of the layer. If the layer is sealed, also sets the entry of its open blocks; such entries follow the
+ * entries of all layers. */
 static void put_slab_layer(const fkv_shape *shape, const fkv_attn_layer *attn, uint32_t layer, fkv_slab_layer *layers) {
     const fkv_layer_config *l = fkv_shape_layer(&shape->config, layer);
-    layers[layer] = make_slab_layer(attn, &attn->block, group_of(&shape->pager, l));
+    layers[layer] = make_slab_layer(attn, &attn->block, find_layer_group(&shape->pager, l));
     if (!attn->sealed) return;
     uint32_t n_before = 0;
     for (uint32_t i = 0; i < layer; i++) n_before += fkv_shape_sealed(fkv_shape_layer(&shape->config, i));
     layers[shape->n_layers + n_before] = make_slab_layer(attn, &attn->open, shape->open_group);
 }
 
-/* The bits of all calibrated layers, one after the other. */
+/* Computes the digest of channel_bits of all calibrated layers. */
 static fkv_status hash_calibration(fkv_shape *shape) {
     fkv_sha256 sha;
     if (shape->n_channels == 0) return FKV_OK;
@@ -202,7 +210,7 @@ static fkv_status hash_calibration(fkv_shape *shape) {
 }
 
 fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
-    FKV_TRY(check_config(config));
+    FKV_TRY(check_cache_config(config));
     *shape = (fkv_shape){.config = *config, .n_layers = config->n_layers};
     shape->n_threads = config->n_threads != 0 ? config->n_threads : fkv_cpu_count();
     FKV_TRY(make_groups(config, &shape->pager, &shape->open_group));
@@ -244,7 +252,8 @@ void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_
         layers->rotations = FKV_CARVE(carve, (uint64_t)shape->n_layers * FKV_N_SIDES, fkv_rotation);
 }
 
-/* The blocks of the heads of a calibrated layer; *free: what is not used yet. */
+/* Initializes the blocks of a calibrated layer's heads. *free: pointers to the unused parts of the carved arrays; each pointer is
+ * advanced past the elements that this function uses. */
 static void fill_heads(const fkv_layer_config *l, fkv_shape_layers *free, fkv_attn_layer *attn) {
     attn->head_blocks = free->head_blocks;
     for (uint32_t h = 0; h < l->n_kv_heads; h++) {
@@ -262,7 +271,7 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
         fkv_attn_layer *attn = &layers->attn[i];
         fkv_status status = fkv_shape_attn(c, l, attn);
-        FKV_ASSERT(status == FKV_OK); /* it was when the shape was made */
+        FKV_ASSERT(status == FKV_OK); /* already checked by fkv_shape_make() */
         (void)status;
         put_slab_layer(shape, attn, i, layers->slab);
         layers->file[i] = (fkv_file_layer){l->n_kv_heads,          l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k),

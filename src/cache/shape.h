@@ -1,5 +1,6 @@
-/* What follows from a configuration: groups, page counts, block layouts, bytes. Made once by fkv_shape_make(), the same for the
- * plan and the open, so that they cannot differ. Private to shape.c and cache.c.
+/* Shape of a cache: the groups, page counts, block layouts and sizes that follow from its configuration. fkv_shape_make()
+ * computes the shape for both fkv_plan_make() and fkv_cache_open(), so the plan and the cache cannot differ. Private to src/cache
+ * and the devices.
  */
 #ifndef FKV_SHAPE_H
 #define FKV_SHAPE_H
@@ -13,41 +14,42 @@
 #include "../store/slab.h"
 
 typedef struct fkv_shape {
-    fkv_config config; /* its `layers` pointer is the caller's and must not be kept */
+    fkv_config config; /* config.layers belongs to the caller and must not be retained */
     uint32_t n_threads;
     fkv_pager_spec pager;
-    uint32_t open_group; /* of the open pages of sealed layers, the last; FKV_MAX_GROUPS: none is sealed */
+    uint32_t open_group; /* the last group, which holds open pages of sealed layers; FKV_MAX_GROUPS if no layer is sealed */
     uint32_t n_layers;
     uint64_t token_bytes;
-    uint32_t n_sink_logits;                /* of all layers */
-    uint32_t n_head_blocks;                /* KV heads of all calibrated layers */
-    uint64_t n_channels;                   /* of these heads */
-    uint8_t calibration[FKV_SHA256_BYTES]; /* of their bits; 0 where no layer is calibrated */
-    uint64_t scratch_bytes;                /* of attention, the largest over the layers */
-    fkv_slab slab; /* n_layers: sealed ones count twice; `layers` is set only by fkv_shape_fill_layers() */
+    uint32_t n_sink_logits;                /* number of sink logits in all layers */
+    uint32_t n_head_blocks;                /* number of KV heads in all calibrated layers */
+    uint64_t n_channels;                   /* number of channels of all KV heads in calibrated layers */
+    uint8_t calibration[FKV_SHA256_BYTES]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
+    uint64_t scratch_bytes;                /* scratch memory that attention needs: the maximum over all layers */
+    fkv_slab slab; /* slab.n_layers counts each sealed layer twice; fkv_shape_fill_layers() sets slab.layers */
 } fkv_shape;
 
-/* The arrays of one element a layer that a cache keeps, carved with the rest of its tables. */
+/* Per-layer arrays of a cache, carved from its tables. */
 typedef struct fkv_shape_layers {
-    fkv_slab_layer *slab;    /* [slab.n_layers] */
-    fkv_attn_layer *attn;    /* [n_layers]; pages and rotations are set at open */
-    fkv_file_layer *file;    /* [n_layers] */
-    fkv_rotation *rotations; /* [n_layers, 2] where rotated, else NULL */
-    float *sink_logits;      /* [n_sink_logits]: those of the layers that have any, one after the other */
-    fkv_block *head_blocks;  /* [n_head_blocks]; so are the next two: those of calibrated layers, one after the other */
-    fkv_channel_order *orders;
-    uint16_t *channels; /* [n_channels] */
+    fkv_slab_layer *slab;      /* [slab.n_layers] */
+    fkv_attn_layer *attn;      /* [n_layers]; the device sets the page addresses at open */
+    fkv_file_layer *file;      /* [n_layers] */
+    fkv_rotation *rotations;   /* [n_layers, 2], or NULL if nothing is rotated */
+    float *sink_logits;        /* [n_sink_logits] sink logits of all layers that have them, concatenated */
+    fkv_block *head_blocks;    /* [n_head_blocks] block layouts of the KV heads of all calibrated layers, concatenated */
+    fkv_channel_order *orders; /* [n_head_blocks] */
+    uint16_t *channels;        /* [n_channels] */
 } fkv_shape_layers;
 
-/* Checks every field of the configuration: FKV_BAD_CONFIG, with the value and what would be right. Takes nothing. */
+/* Validates a configuration and computes its shape. Returns FKV_BAD_CONFIG for an invalid field. Allocates nothing. */
 fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape);
 
-/* A layer as attention has it, without pages, rotations and sinks' logits. */
-FKV_SEAM fkv_status fkv_shape_attn(const fkv_config *config, const fkv_layer_config *layer, fkv_attn_layer *attn);
+/* Computes a layer's attention parameters except page addresses, rotations and sink logits. */
+FKV_INTERNAL fkv_status fkv_shape_attn(const fkv_config *config, const fkv_layer_config *layer, fkv_attn_layer *attn);
 
+/* Carves the per-layer arrays. */
 void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers);
 
-/* Fills the carved arrays and the slab's offsets. config->layers is read here for the last time. */
+/* Initializes the carved arrays and the slab offsets. This is the last access to config.layers. */
 void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers);
 
 FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uint32_t layer) {

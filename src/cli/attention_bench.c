@@ -1,6 +1,7 @@
-/* flatkv bench attn: bench_attn, which times the kernels and holds them against the truth, in the shape of a model. This file
- * finds the model's heads and the program, which lies beside flatkv or is installed in libexec; the bench itself is
- * bench/bench_attn.c.
+/* flatkv bench attn: runs bench_attn with the head counts of a model.
+ *
+ * This file reads the head counts and finds the bench_attn executable, which is next to flatkv in a build tree and in libexec
+ * after installation. bench/bench_attn.c times the kernels and checks them against the reference.
  */
 #include "../kit/process.h"
 #include "bench_command.h"
@@ -10,29 +11,30 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "usage: flatkv bench attn [-m MODEL] [options of bench_attn]\n"
-                            "Runs bench_attn in the shape of a model, unless --shape or --device is given.\n\n"
-                            "  -m, --model MODEL         a .gguf file, a folder with safetensors, or a name (default needle)\n\n";
+static const char usage[] =
+    "usage: flatkv bench attn [-m MODEL] [options of bench_attn]\n"
+    "Measures attention time. The head counts are those of a model, unless --shape or --device is given.\n\n"
+    "  -m, --model MODEL         .gguf file, safetensors folder, or model name (default needle)\n\n";
 
 enum { MAX_ARGUMENTS = 256, MAX_PATH = 4096 };
 
-typedef struct front {
+typedef struct attn_arguments {
     const char *model;
     bool has_shape;
     bool asks_help;
     bool has_device;
-    char *rest[MAX_ARGUMENTS]; /* what bench_attn gets */
+    char *rest[MAX_ARGUMENTS]; /* arguments of bench_attn */
     int n;
-} front;
+} attn_arguments;
 
 static bool is_option(const char *text, const char *name) {
     size_t n = strlen(name);
     return strncmp(text, name, n) == 0 && (text[n] == 0 || text[n] == '=');
 }
 
-/* Takes -m MODEL out; everything else is bench_attn's. */
-static int read_arguments(int argc, char **argv, front *f) {
-    if (argc > MAX_ARGUMENTS - 4) return kit_fail(EXIT_USAGE, "more than %d arguments", MAX_ARGUMENTS - 4);
+/* Extracts -m MODEL and collects all other arguments for bench_attn. */
+static int split_arguments(int argc, char **argv, attn_arguments *f) {
+    if (argc > MAX_ARGUMENTS - 4) return kit_fail(EXIT_USAGE, "too many arguments; at most %d are supported", MAX_ARGUMENTS - 4);
     for (int i = 1; i < argc; i++) {
         bool names_model = strcmp(argv[i], "-m") == 0 || strcmp(argv[i], "--model") == 0;
         if (names_model && i + 1 == argc) return kit_fail(EXIT_USAGE, "%s needs a value", argv[i]);
@@ -50,11 +52,11 @@ static int read_arguments(int argc, char **argv, front *f) {
         f->rest[f->n++] = argv[i];
     }
     if (f->model != NULL && (f->has_device || f->has_shape))
-        return kit_fail(EXIT_USAGE, "-m gives the shape of the CPU's bench: leave out --shape and --device");
+        return kit_fail(EXIT_USAGE, "-m sets the shape of the CPU benchmark, so it cannot be combined with --shape or --device");
     return EXIT_GOOD;
 }
 
-static bool find_program(char path[MAX_PATH]) {
+static bool find_bench_attn(char path[MAX_PATH]) {
     static const char *const places[] = {"bench_attn", FLATKV_LIBEXEC "/bench_attn"};
     char here[MAX_PATH];
     if (!process_program_path(here, sizeof here)) return false;
@@ -66,7 +68,7 @@ static bool find_program(char path[MAX_PATH]) {
     return false;
 }
 
-/* "--shape=32/8/128" of the model. Returns an exit code, with a message on failure. */
+/* Writes the model's head counts as a bench_attn option, such as "--shape=32/8/128". Returns an exit code. */
 static int model_shape(const char *name, char shape[64]) {
     model_options usual = model_options_default();
     fkv_model *model = NULL;
@@ -80,11 +82,11 @@ static int model_shape(const char *name, char shape[64]) {
 }
 
 int bench_attention(int argc, char **argv) {
-    static front f;
+    static attn_arguments f;
     static char path[MAX_PATH];
     static char shape[64];
     f.rest[f.n++] = path;
-    int code = read_arguments(argc, argv, &f);
+    int code = split_arguments(argc, argv, &f);
     if (code != EXIT_GOOD) return code;
     if (f.asks_help) {
         fputs(usage, stdout);
@@ -94,7 +96,8 @@ int bench_attention(int argc, char **argv) {
         f.rest[f.n++] = shape;
     }
     if (code != EXIT_GOOD) return code;
-    if (!find_program(path)) return kit_fail(EXIT_FAILED, "bench_attn is not beside flatkv: build it, or install flatkv with it");
+    if (!find_bench_attn(path))
+        return kit_fail(EXIT_FAILED, "bench_attn not found next to flatkv or in " FLATKV_LIBEXEC ": build or install it");
     (void)execv(path, f.rest);
     return kit_fail(EXIT_FAILED, "cannot start %s: %s", path, strerror(errno));
 }

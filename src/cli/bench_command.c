@@ -1,12 +1,12 @@
-/* flatkv bench: finds the bench. */
+/* flatkv bench: dispatches to the benchmarks. */
 #include "bench_command.h"
 
 #include "cli.h"
 
 #include <string.h>
 
-static const char help[] = "usage: flatkv bench flat [options]   memory of a model while it fills its context\n"
-                           "       flatkv bench attn [options]   time of attention in the shape of a model\n"
+static const char help[] = "usage: flatkv bench flat [options]   process memory while a model fills its context\n"
+                           "       flatkv bench attn [options]   attention time with the head counts of a model\n"
                            "See flatkv bench flat --help and flatkv bench attn --help.\n";
 
 int cli_bench(int argc, char **argv) {

@@ -1,4 +1,4 @@
-/* The two benches of the program. */
+/* Benchmarks of the flatkv program. Both functions have the signature of a command, as described in cli.h. */
 #ifndef FKV_CLI_BENCH_COMMAND_H
 #define FKV_CLI_BENCH_COMMAND_H
 

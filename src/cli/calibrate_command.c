@@ -1,4 +1,4 @@
-/* flatkv calibrate: a text through the model, and the file that says how many bits each channel of its keys gets. */
+/* flatkv calibrate: runs a text through the model and writes a calibration file with the bit width of each key channel. */
 #include "model_names.h"
 #include "model_options.h"
 #include "progress.h"
@@ -11,7 +11,8 @@
 
 static const char usage[] =
     "usage: flatkv calibrate [-m MODEL] [--text FILE] [-o FILE] [options]\n"
-    "Writes how many bits each channel of the keys gets in calibrated pages (--codecs calibrated, c4/s4, c3/s3).\n";
+    "Measures the keys of a model and writes a calibration file with the bit width of each key channel. The codecs calibrated,\n"
+    "c4/s4 and c3/s3 need this file.\n";
 
 enum { TOKENS = 16384, WINDOW = 2048 };
 
@@ -24,7 +25,7 @@ typedef struct calibrate_options {
     bool json;
 } calibrate_options;
 
-static int read_text(const calibrate_options *o, const fkv_model *model, token_list *list) {
+static int read_calibration_text(const calibrate_options *o, const fkv_model *model, token_list *list) {
     char book[MODEL_PATH];
     text_buffer content = {0};
     int code = o->text == NULL ? model_needle_file("book.txt", book) : EXIT_GOOD;
@@ -33,8 +34,8 @@ static int read_text(const calibrate_options *o, const fkv_model *model, token_l
     text_free(&content);
     if (code != EXIT_GOOD) return code;
     if (list->n < WINDOW)
-        return kit_fail(EXIT_FAILED, "%s has %zu tokens, and calibrating takes %d or more: use a longer text",
-                        o->text != NULL ? o->text : "the book", list->n, WINDOW);
+        return kit_fail(EXIT_FAILED, "%s has only %zu tokens: calibration needs at least %d; use a longer text",
+                        o->text != NULL ? o->text : "the default text", list->n, WINDOW);
     if (list->n > o->n_tokens) list->n = o->n_tokens;
     return EXIT_GOOD;
 }
@@ -46,18 +47,18 @@ static bool show_progress(void *user, size_t n_done, size_t n_tokens) {
     return !cli_interrupted();
 }
 
-static int report(const calibrate_options *o, const char *path, double seconds) {
+static int report_calibration(const calibrate_options *o, const char *path, double seconds) {
     fkv_calibration_info info;
     fkv_status status = fkv_calibration_inspect(path, &info);
     if (status != FKV_OK) return cli_fail_status(status);
     if (!o->json) {
         double n = (double)info.n_channels / 100;
-        printf("%s: %u layers, %llu channels, from %llu tokens in %.1f s\n", path, info.n_layers,
-               (unsigned long long)info.n_channels, (unsigned long long)info.n_tokens, seconds);
-        printf("4 bits on average: %.1f %% of the channels have 2, %.1f %% 4, %.1f %% 6\n", (double)info.n_4[0] / n,
-               (double)info.n_4[1] / n, (double)info.n_4[2] / n);
-        printf("3 bits on average: %.1f %% of the channels have 2, %.1f %% 4, %.1f %% 6\n", (double)info.n_3[0] / n,
-               (double)info.n_3[1] / n, (double)info.n_3[2] / n);
+        printf("%s: %u layers, %llu channels, %llu tokens in %.1f s\n", path, info.n_layers, (unsigned long long)info.n_channels,
+               (unsigned long long)info.n_tokens, seconds);
+        printf("with an average of 4 bits per channel: %.1f %% of the channels use 2 bits, %.1f %% use 4, %.1f %% use 6\n",
+               (double)info.n_4[0] / n, (double)info.n_4[1] / n, (double)info.n_4[2] / n);
+        printf("with an average of 3 bits per channel: %.1f %% of the channels use 2 bits, %.1f %% use 4, %.1f %% use 6\n",
+               (double)info.n_3[0] / n, (double)info.n_3[1] / n, (double)info.n_3[2] / n);
         return EXIT_GOOD;
     }
     kit_json *json = kit_json_begin();
@@ -80,7 +81,7 @@ static int report(const calibrate_options *o, const char *path, double seconds) 
     return kit_json_print(json);
 }
 
-static int calibrate(const calibrate_options *o, const fkv_model *model, const token_list *list) {
+static int run_calibration(const calibrate_options *o, const fkv_model *model, const token_list *list) {
     char path[MODEL_PATH];
     fkv_status status = FKV_OK;
     if (o->output == NULL) status = fkv_calibration_path(model, path, sizeof path);
@@ -94,32 +95,33 @@ static int calibrate(const calibrate_options *o, const fkv_model *model, const t
     status = fkv_calibrate(model, &config, output);
     progress_end(&progress);
     if (status != FKV_OK && cli_interrupted()) return EXIT_INTERRUPTED;
-    return status == FKV_OK ? report(o, output, kit_seconds() - progress.start) : cli_fail_status(status);
+    return status == FKV_OK ? report_calibration(o, output, kit_seconds() - progress.start) : cli_fail_status(status);
 }
 
 int cli_calibrate(int argc, char **argv) {
     calibrate_options o = {.model = "needle", .n_tokens = TOKENS};
     const kit_option own[] = {
-        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (default needle)"},
-        {"text", 0, OPTION_TEXT, &o.text, 0, "FILE", "any text, best of the kind that the model reads (default: a book)"},
+        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", ".gguf file, safetensors folder, or model name (default needle)"},
+        {"text", 0, OPTION_TEXT, &o.text, 0, "FILE",
+         "calibration text, ideally similar to the texts that the model will read\n(default: a book included with flatkv)"},
         {"output", 'o', OPTION_OUTPUT, &o.output, 0, "FILE",
-         "where to write (default: beside the model, where runs look for it)"},
-        {"tokens", 0, OPTION_U32, &o.n_tokens, 1 << 24, "N", "tokens of the text to use, 2048 or more (default 16384)"},
-        {"threads", 0, OPTION_U32, &o.n_threads, 256, "N", "worker threads (default: one for each core)"},
-        {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "one JSON object on standard output"},
+         "calibration file to write (default: next to the model, where it is found automatically)"},
+        {"tokens", 0, OPTION_U32, &o.n_tokens, 1 << 24, "N", "number of tokens to use, at least 2048 (default 16384)"},
+        {"threads", 0, OPTION_U32, &o.n_threads, 256, "N", "worker threads (default: one per core)"},
+        {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "print one JSON object to standard output"},
         {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.n_tokens < WINDOW) return kit_fail(EXIT_USAGE, "--tokens %u: calibrating takes %d or more", o.n_tokens, WINDOW);
+    if (o.n_tokens < WINDOW) return kit_fail(EXIT_USAGE, "--tokens must be at least %d (got %u)", WINDOW, o.n_tokens);
     model_options usual = model_options_default();
     usual.model = o.model;
     usual.n_threads = o.n_threads;
     fkv_model *model = NULL;
     token_list list = {0};
     code = model_options_load(&usual, false, &model);
-    if (code == EXIT_GOOD) code = read_text(&o, model, &list);
-    if (code == EXIT_GOOD) code = calibrate(&o, model, &list);
+    if (code == EXIT_GOOD) code = read_calibration_text(&o, model, &list);
+    if (code == EXIT_GOOD) code = run_calibration(&o, model, &list);
     token_list_free(&list);
     fkv_model_close(model);
     return code;

@@ -21,10 +21,11 @@ void chat_close(chat *c) {
 }
 
 void chat_add(chat *c, const char *role, const char *bytes, size_t n) {
-    char *sound = text_sound(bytes, n);
-    json_t *message = json_pack("{s:s, s:s}", "role", role, "content", sound);
-    if (message == NULL || json_array_append_new(c->messages, message) != 0) kit_die(EXIT_FAILED, "no memory for a message");
-    free(sound);
+    char *valid = text_to_utf8(bytes, n);
+    json_t *message = json_pack("{s:s, s:s}", "role", role, "content", valid);
+    if (message == NULL || json_array_append_new(c->messages, message) != 0)
+        kit_die(EXIT_NO_FIT, "out of memory allocating a chat message");
+    free(valid);
 }
 
 void chat_add_document(chat *c, const char *document, size_t n_document, const char *question, size_t n_question) {
@@ -43,28 +44,29 @@ void chat_pop(chat *c) {
     if (n > 0) json_array_remove(c->messages, n - 1);
 }
 
-static bool is_of(const json_t *messages, size_t at, const char *role) {
-    const char *is = json_string_value(json_object_get(json_array_get(messages, at), "role"));
-    return is != NULL && strcmp(is, role) == 0;
+static bool has_role(const json_t *messages, size_t at, const char *role) {
+    const char *found = json_string_value(json_object_get(json_array_get(messages, at), "role"));
+    return found != NULL && strcmp(found, role) == 0;
 }
 
 void chat_clear(chat *c) {
-    size_t at = is_of(c->messages, 0, "system") ? 1 : 0;
+    size_t at = has_role(c->messages, 0, "system") ? 1 : 0;
     while (json_array_size(c->messages) > at) json_array_remove(c->messages, at);
     c->has_cut = false;
     c->base.n = 0;
 }
 
 void chat_set_system(chat *c, const char *text) {
-    if (is_of(c->messages, 0, "system")) json_array_remove(c->messages, 0);
+    if (has_role(c->messages, 0, "system")) json_array_remove(c->messages, 0);
     if (text[0] == 0) return;
     json_t *message = json_pack("{s:s, s:s}", "role", "system", "content", text);
-    if (message == NULL || json_array_insert_new(c->messages, 0, message) != 0) kit_die(EXIT_FAILED, "no memory for a message");
+    if (message == NULL || json_array_insert_new(c->messages, 0, message) != 0)
+        kit_die(EXIT_NO_FIT, "out of memory allocating a chat message");
 }
 
 void chat_replace(chat *c, const void *messages) {
     json_t *copy = json_deep_copy(messages);
-    if (copy == NULL) kit_die(EXIT_FAILED, "no memory for a conversation");
+    if (copy == NULL) kit_die(EXIT_NO_FIT, "out of memory copying the conversation");
     json_decref(c->messages);
     c->messages = copy;
     c->has_cut = false;
@@ -72,41 +74,41 @@ void chat_replace(chat *c, const void *messages) {
 }
 
 bool chat_drop_oldest(chat *c) {
-    size_t at = is_of(c->messages, 0, "system") ? 1 : 0;
+    size_t at = has_role(c->messages, 0, "system") ? 1 : 0;
     if (c->has_cut) at++; /* the document */
-    if (c->has_cut && is_of(c->messages, at, "assistant")) at++;
+    if (c->has_cut && has_role(c->messages, at, "assistant")) at++;
     if (json_array_size(c->messages) < at + 2) return false;
     do json_array_remove(c->messages, at);
-    while (is_of(c->messages, at, "assistant"));
+    while (has_role(c->messages, at, "assistant"));
     return true;
 }
 
-/* The clock on the wall, as if it were UTC: templates write the date that the user sees. */
-static int64_t local_now(void) {
+/* Returns the local wall-clock time as if it were UTC, so that templates print the user's local date. */
+static int64_t local_time_as_utc(void) {
     time_t now = time(NULL);
     struct tm local;
     return localtime_r(&now, &local) != NULL ? (int64_t)timegm(&local) : (int64_t)now;
 }
 
-typedef struct rendered {
+typedef struct rendered_chat {
     char *text;
-    uint8_t *given;
+    uint8_t *given; /* [n] nonzero: the byte is message content, which never forms a special token */
     size_t n;
-} rendered;
+} rendered_chat;
 
-static int render(const chat *c, rendered *out) {
+static int render_chat(const chat *c, rendered_chat *out) {
     json_t *conversation = json_pack("{s:O, s:b}", "messages", (json_t *)c->messages, "add_generation_prompt", 1);
-    if (conversation != NULL && c->think != CHAT_THINK_UNSAID)
+    if (conversation != NULL && c->think != CHAT_THINK_DEFAULT)
         (void)json_object_set_new(conversation, "enable_thinking", json_boolean(c->think == CHAT_THINK_ON));
     char *json = conversation != NULL ? json_dumps(conversation, JSON_COMPACT) : NULL;
     json_decref(conversation);
-    if (json == NULL) kit_die(EXIT_FAILED, "no memory for a conversation");
-    int64_t now = local_now();
+    if (json == NULL) kit_die(EXIT_NO_FIT, "out of memory serializing the conversation");
+    int64_t now = local_time_as_utc();
     size_t n_json = strlen(json);
     fkv_status status = fkv_chat_render(c->model, json, n_json, &now, NULL, NULL, 0, &out->n);
     if (status == FKV_OK) {
-        out->text = kit_take(out->n + 1);
-        out->given = kit_take(out->n + 1);
+        out->text = kit_alloc(out->n + 1);
+        out->given = kit_alloc(out->n + 1);
         status = fkv_chat_render(c->model, json, n_json, &now, out->text, out->given, out->n, &out->n);
     }
     free(json);
@@ -114,15 +116,17 @@ static int render(const chat *c, rendered *out) {
 }
 
 int chat_split(const chat *c, token_list *parts, size_t n_cuts) {
-    rendered r = {0};
+    rendered_chat r = {0};
     size_t at = 0;
-    int code = render(c, &r);
+    int code = render_chat(c, &r);
     for (size_t i = 0; i <= n_cuts && code == EXIT_GOOD; i++) {
         size_t end = r.n;
         if (i < n_cuts) {
             const char *cut = memmem(r.text + at, r.n - at, CHAT_CUT, strlen(CHAT_CUT));
             if (cut == NULL) {
-                code = kit_fail(EXIT_FAILED, "the chat template of this model changes the text of messages: use --raw");
+                code =
+                    kit_fail(EXIT_FAILED, "the chat template of this model alters the text of messages, so a document cannot be "
+                                          "cached separately; use --raw to bypass the template");
                 break;
             }
             end = (size_t)(cut - r.text);

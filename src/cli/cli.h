@@ -1,9 +1,9 @@
-/* What the commands of the flatkv program share beside src/kit: the library's failures, Ctrl-C, and the commands themselves.
- * Public headers only.
+/* Declarations shared by the commands of the flatkv program, in addition to src/kit: errors of the library, Ctrl-C, and the
+ * commands themselves. The program uses only the public headers of the library.
  *
- * Every command is int command(int argc, char **argv), argv[0] being its name; it prints results on standard output, everything
- * else on standard error, and returns an exit code of kit/program.h. Helpers that can fail do the same: they return an exit code,
- * and where it is not EXIT_GOOD they have already said why.
+ * Every command has the signature int command(int argc, char **argv), where argv[0] is the command name. It prints results to
+ * standard output and everything else to standard error, and returns one of the exit codes of kit/program.h. Helpers that can
+ * fail follow the same convention: if the exit code is not EXIT_GOOD, the error has already been printed.
  */
 #ifndef FKV_CLI_H
 #define FKV_CLI_H
@@ -16,19 +16,21 @@
 
 #include <stdio.h>
 
-/* The library's words about the call that just returned `status`, which is not FKV_OK; returns the exit code that fits. */
+/* Prints the library's error message for the call that just returned `status` (not FKV_OK). Returns the matching exit code. */
 int cli_fail_status(fkv_status status);
 
-/* A message of the library in the words of the program: options instead of fields, MB and GB instead of long numbers. */
-void cli_in_options(const char *message, char *out, size_t room);
+/* Translates a library message for users of the program: replaces field names with option names, and long byte counts with sizes
+ * in MB or GB. */
+void cli_translate_message(const char *message, char *out, size_t capacity);
 
-/* What this command calls max_seqs; commands without such an option have one sequence, and no message speaks of it. */
+/* Sets the option name that replaces max_seqs in messages. A command without such an option runs a single sequence, and its
+ * messages never mention max_seqs. */
 void cli_name_sequences(const char *option);
 
-/* Ctrl-C. From the first call on an interrupt sets a flag instead of ending the program; a second one ends it. */
+/* After the first call of this function, Ctrl-C sets a flag instead of ending the program. A second Ctrl-C ends the program. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);
-void cli_forget_interrupt(void); /* and catch the next one */
+void cli_clear_interrupt(void); /* clears the flag, so that the next Ctrl-C sets it again */
 
 int cli_bench(int argc, char **argv);
 int cli_calibrate(int argc, char **argv);

@@ -7,35 +7,37 @@ static const char *const ROTATE_NAMES[] = {"none", "k", "v", "kv"};
 
 const char *codec_rotate_name(fkv_rotate rotate) { return ROTATE_NAMES[rotate & 3]; }
 
-static fkv_codec_info about(fkv_codec_config config) {
+static fkv_codec_info info_of_codec(fkv_codec_config config) {
     fkv_codec_info info = {.name = "?"};
     (void)fkv_codec_about(config, &info);
     return info;
 }
 
-/* The sides whose codecs gain by a rotation, and those that cannot do without. */
+/* Returns the sides (keys, values) whose codecs are rotated by default. */
 static unsigned rotated_sides(const codec_choice *c) {
-    return (about(c->k).rotates ? FKV_ROTATE_K : 0u) | (about(c->v).rotates ? FKV_ROTATE_V : 0u);
+    return (info_of_codec(c->k).rotates ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).rotates ? FKV_ROTATE_V : 0u);
 }
 
-static unsigned sides_in_need(const codec_choice *c) {
-    return (about(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (about(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
+/* Returns the sides (keys, values) whose codecs work only with rotation. */
+static unsigned required_rotation(const codec_choice *c) {
+    return (info_of_codec(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
 }
 
-/* The word behind the colon. */
+/* Parses the rotated sides (`rest`) after the colon of the codec `word`. */
 static int parse_rotation(const char *word, const char *rest, codec_choice *codec) {
-    unsigned asked = 0;
-    while (asked < 4 && strcmp(rest, ROTATE_NAMES[asked]) != 0) asked++;
-    if (asked == 4)
-        return kit_fail(EXIT_USAGE, "--codecs %s: behind the colon stand the sides to rotate: none, k, v or kv", word);
-    if ((sides_in_need(codec) & ~asked) != 0)
-        return kit_fail(EXIT_USAGE, "--codecs %s: %s is made for rotated rows: leave the colon out", word,
-                        (sides_in_need(codec) & ~asked & FKV_ROTATE_K) != 0 ? about(codec->k).name : about(codec->v).name);
-    codec->rotate = (fkv_rotate)(asked & rotated_sides(codec));
+    unsigned requested = 0;
+    while (requested < 4 && strcmp(rest, ROTATE_NAMES[requested]) != 0) requested++;
+    if (requested == 4)
+        return kit_fail(EXIT_USAGE, "--codecs %s: the colon must be followed by the sides to rotate (none, k, v or kv)", word);
+    unsigned missing = required_rotation(codec) & ~requested;
+    if (missing != 0)
+        return kit_fail(EXIT_USAGE, "--codecs %s: codec %s requires rotation; remove :%s", word,
+                        (missing & FKV_ROTATE_K) != 0 ? info_of_codec(codec->k).name : info_of_codec(codec->v).name, rest);
+    codec->rotate = (fkv_rotate)(requested & rotated_sides(codec));
     return EXIT_GOOD;
 }
 
-static int parse_one(const char *word, codec_choice *codec) {
+static int parse_codec(const char *word, codec_choice *codec) {
     char sides[CODEC_NAME];
     size_t length = strcspn(word, ":");
     snprintf(sides, sizeof sides, "%.*s", (int)length, word);
@@ -51,15 +53,16 @@ int codec_list_parse(const char *names, uint32_t most, codec_list *list) {
     for (const char *at = names; *at != 0;) {
         char word[CODEC_NAME];
         size_t length = strcspn(at, ",");
-        if (list->n == most && most == 1) return kit_fail(EXIT_USAGE, "--codecs %s: one is enough here", names);
-        if (list->n == most) return kit_fail(EXIT_USAGE, "--codecs %s: at most %u codecs", names, most);
+        if (list->n == most && most == 1)
+            return kit_fail(EXIT_USAGE, "--codecs %s: this command accepts a single codec, not a list", names);
+        if (list->n == most) return kit_fail(EXIT_USAGE, "--codecs: too many codecs; at most %u are supported", most);
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
-        list->codecs[list->n] = usual; /* its groups, where none are named */
-        int code = parse_one(word, &list->codecs[list->n++]);
+        list->codecs[list->n] = usual; /* keeps the default group size unless the codec has a suffix such as g32 */
+        int code = parse_codec(word, &list->codecs[list->n++]);
         if (code != EXIT_GOOD) return code;
         at += length + (at[length] == ',');
     }
-    return list->n > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--codecs: a name is needed, as 8/4 or sealed");
+    return list->n > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--codecs needs a codec, such as 8/4 or sealed");
 }
 
 void codec_apply(const codec_choice *codec, fkv_runner_config *config) {
@@ -70,13 +73,13 @@ void codec_apply(const codec_choice *codec, fkv_runner_config *config) {
 
 codec_choice codec_of_runner(const fkv_runner_config *config) {
     codec_choice codec = {.k = config->k, .v = config->v};
-    codec.rotate = (fkv_rotate)(((unsigned)config->rotate & rotated_sides(&codec)) | sides_in_need(&codec));
+    codec.rotate = (fkv_rotate)(((unsigned)config->rotate & rotated_sides(&codec)) | required_rotation(&codec));
     return codec;
 }
 
 const char *codec_name(const codec_choice *codec, char name[CODEC_NAME]) {
-    fkv_codec_info k = about(codec->k);
-    fkv_codec_info v = about(codec->v);
+    fkv_codec_info k = info_of_codec(codec->k);
+    fkv_codec_info v = info_of_codec(codec->v);
     uint32_t group = k.group != 0 ? k.group : v.group;
     int n = snprintf(name, CODEC_NAME, "%s/%s", k.name, v.name);
     if (group != 0 && group != 64) n += snprintf(name + n, CODEC_NAME - (size_t)n, "g%u", group);
@@ -90,7 +93,7 @@ void codec_json(const codec_choice *codec, kit_json *json) {
     kit_json_text(json, "codec", codec_name(codec, name));
     kit_json_integer(json, "k_bits", codec->k.bits);
     kit_json_integer(json, "v_bits", codec->v.bits);
-    kit_json_integer(json, "k_group", about(codec->k).group);
-    kit_json_integer(json, "v_group", about(codec->v).group);
+    kit_json_integer(json, "k_group", info_of_codec(codec->k).group);
+    kit_json_integer(json, "v_group", info_of_codec(codec->v).group);
     kit_json_text(json, "rotate", codec_rotate_name(codec->rotate));
 }

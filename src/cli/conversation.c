@@ -3,19 +3,23 @@
 
 #include "cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-/* The room that an answer gets at least. */
-static uint32_t least_answer(const conversation *c) {
+/* Minimum number of tokens that stay free for an answer. */
+static uint32_t min_answer_tokens(const conversation *c) {
     uint32_t eighth = c->generation->session->max_tokens / 8;
     return eighth < 64 ? eighth : 64;
 }
 
-/* ---- a turn as tokens ---- */
+/* ---- turn tokens ---- */
 
-/* A line of text behind what there is. */
+/* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. */
 static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     const generation *g = c->generation;
     model_session *s = g->session;
@@ -29,7 +33,7 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     text_free(&line);
     if (code != EXIT_GOOD || c->next.n + s->length <= s->max_tokens || s->length == 0 || c->next.n > s->max_tokens / 2)
         return code;
-    (void)fprintf(stderr, "[the context of %u tokens is full: its first half is forgotten; -c reserves more]\n", s->max_tokens);
+    (void)fprintf(stderr, "[the context of %u tokens is full: its first half was dropped; -c reserves more]\n", s->max_tokens);
     token_list kept = {0};
     size_t keep = s->max_tokens / 2 - c->next.n;
     keep = keep < c->fed.n ? keep : c->fed.n;
@@ -42,8 +46,9 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     return session_truncate(s, 0);
 }
 
-/* The session keeps what the conversation has in common with what it heard. The next tokens are those behind it, one at least. */
-static int keep_common(conversation *c, const token_list *all) {
+/* Truncates the session to the longest common prefix of its cached tokens and `all`. Stores the remaining tokens of `all`, at
+ * least one, in `next`. */
+static int keep_common_prefix(conversation *c, const token_list *all) {
     model_session *s = c->generation->session;
     size_t n = 0;
     while (n + 1 < all->n && n < c->fed.n && n < s->length && all->tokens[n] == c->fed.tokens[n]) n++;
@@ -54,59 +59,62 @@ static int keep_common(conversation *c, const token_list *all) {
     return code;
 }
 
-/* The conversation with this turn. The oldest turns are forgotten where it does not fit with an answer of some length. */
+/* Adds the turn to the chat and tokenizes it. Drops the oldest turns if the conversation and a short answer would not fit in the
+ * context. */
 static int chat_next_tokens(conversation *c, const char *bytes, size_t n) {
     uint32_t most = c->generation->session->max_tokens;
     token_list all = {0};
     uint32_t n_dropped = 0;
     chat_add(c->chat, "user", bytes, n);
     int code = chat_tokens(c->chat, &all, NULL);
-    bool full = all.n + least_answer(c) > most; /* then down to half: what is left is read again, and not at every turn */
+    /* Turns are dropped until half of the context is free. The remaining turns must be prefilled again, which should happen
+     * rarely. */
+    bool full = all.n + min_answer_tokens(c) > most;
     while (code == EXIT_GOOD && full && all.n > most / 2 && chat_drop_oldest(c->chat)) {
         n_dropped++;
         code = chat_tokens(c->chat, &all, NULL);
     }
     if (n_dropped > 0)
-        (void)fprintf(stderr, "[the context of %u tokens is full: the oldest %u turn%s forgotten; -c reserves more]\n", most,
-                      n_dropped, n_dropped == 1 ? " is" : "s are");
-    if (code == EXIT_GOOD) code = keep_common(c, &all);
+        (void)fprintf(stderr, "[the context of %u tokens is full: the oldest %u turn%s dropped; -c reserves more]\n", most,
+                      n_dropped, n_dropped == 1 ? " was" : "s were");
+    if (code == EXIT_GOOD) code = keep_common_prefix(c, &all);
     token_list_free(&all);
     return code;
 }
 
-/* ---- a turn ---- */
+/* ---- turns ---- */
 
-void conversation_answered(conversation *c) {
+void conversation_add_answer(conversation *c) {
     const generation *g = c->generation;
     size_t n_fed = g->session->length > c->fed.n ? g->session->length - c->fed.n : 0;
     token_list_add(&c->fed, g->tokens.tokens, n_fed < g->tokens.n ? n_fed : g->tokens.n);
     if (c->chat != NULL) chat_add(c->chat, "assistant", g->text.n > 0 ? g->text.bytes : "", g->text.n);
 }
 
-static void report(conversation *c) {
+static void report_turn(conversation *c) {
     const generation *g = c->generation;
     const model_session *s = g->session;
     if (!c->terminal) return;
     if (g->stopped == STOP_LENGTH)
-        (void)fprintf(stderr, "[stopped after %u tokens: -n N or /set new N allows more]\n", g->max_new);
+        (void)fprintf(stderr, "[stopped after %u tokens; -n N or /set new N raises the limit]\n", g->max_new);
     if (g->stopped == STOP_CONTEXT)
-        (void)fprintf(stderr, "[the context is full: the answer ends here. Go on, the oldest turns make room]\n");
+        (void)fprintf(stderr, "[the context is full, so the answer ends here; the next message drops the oldest turns]\n");
     if (g->n_steps > 0 && g->seconds > 0)
         (void)fprintf(stderr, "[%.1f tokens/s, %u of %u tokens used]\n", g->n_steps / g->seconds, s->length, s->max_tokens);
-    if (c->warned || s->max_tokens - s->length > s->max_tokens / 5 + least_answer(c)) return;
+    if (c->warned || s->max_tokens - s->length > s->max_tokens / 5 + min_answer_tokens(c)) return;
     c->warned = true;
     (void)fprintf(stderr,
-                  "[the context is %u %% full. When it is full the oldest turns are forgotten and the conversation goes on; -c "
-                  "reserves more, /save keeps what there is]\n",
+                  "[the context is %u %% full; once it is full, the oldest turns are dropped. -c reserves more, /save saves the "
+                  "conversation]\n",
                   (unsigned)(100 * (uint64_t)s->length / s->max_tokens));
 }
 
-static int answer(conversation *c) {
+static int generate_answer(conversation *c) {
     generation *g = c->generation;
     model_session *s = g->session;
     const float *logits = NULL;
     uint32_t before = s->length;
-    progress_bar progress = progress_begin("reading", c->next.n);
+    progress_bar progress = progress_begin("prefill", c->next.n);
     int code = session_feed(s, c->next.tokens, c->next.n, &logits, &progress);
     progress_end(&progress);
     token_list_add(&c->fed, c->next.tokens, s->length - before);
@@ -116,27 +124,29 @@ static int answer(conversation *c) {
     if (code != EXIT_GOOD) return code;
     (void)putchar('\n');
     (void)fflush(stdout);
-    conversation_answered(c);
-    report(c);
+    conversation_add_answer(c);
+    report_turn(c);
     return EXIT_GOOD;
 }
 
 int conversation_turn(conversation *c, const char *bytes, size_t n) {
     const model_session *s = c->generation->session;
     int code = (c->chat != NULL ? chat_next_tokens : plain_next_tokens)(c, bytes, n);
-    if (code == EXIT_GOOD && c->next.n > s->max_tokens - s->length)
+    if (code == EXIT_GOOD && c->next.n == 0)
+        code = kit_fail(EXIT_FAILED, "the prompt is empty: the chat template produced no text for this message");
+    else if (code == EXIT_GOOD && c->next.n > s->max_tokens - s->length)
         code =
             kit_fail(EXIT_FAILED,
-                     "the conversation has %u of %u tokens and this turn needs %zu: shorten it, reserve more with -c, or limit "
-                     "the context with --max-kv",
-                     s->length, s->max_tokens, c->next.n);
+                     "this turn needs %zu tokens, but the conversation already uses %u of %u: shorten the message, raise -c, or "
+                     "use a sliding window (--max-kv)",
+                     c->next.n, s->length, s->max_tokens);
     else if (code == EXIT_GOOD)
-        code = answer(c);
+        code = generate_answer(c);
     if (code != EXIT_GOOD && c->chat != NULL) chat_pop(c->chat);
     return code;
 }
 
-/* ---- forgetting, saving, loading ---- */
+/* ---- clearing, saving, loading ---- */
 
 void conversation_clear(conversation *c) {
     if (c->chat != NULL) chat_clear(c->chat);
@@ -147,24 +157,53 @@ void conversation_clear(conversation *c) {
     c->warned = false;
 }
 
-static char *file_name(const char *name, const char *end) {
-    size_t n = strlen(name) + strlen(end) + 1;
-    char *path = kit_take(n);
-    (void)snprintf(path, n, "%s%s", name, end);
+/* Returns the length of a name without its suffix .fkv or .json. */
+static size_t stem_length(const char *name) {
+    static const char *const suffixes[] = {".fkv", ".json"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        size_t n_suffix = strlen(suffixes[i]);
+        if (n > n_suffix && name[n - n_suffix - 1] != '/' && strcmp(name + n - n_suffix, suffixes[i]) == 0) return n - n_suffix;
+    }
+    return n;
+}
+
+static char *file_name(const char *name, const char *suffix) {
+    size_t n = stem_length(name) + strlen(suffix) + 1;
+    char *path = kit_alloc(n);
+    (void)snprintf(path, n, "%.*s%s", (int)stem_length(name), name, suffix);
     return path;
+}
+
+/* Writes JSON atomically to a file that only its owner can read: writes path.part, then renames it. Returns false and sets errno
+ * on failure. */
+static bool write_private_json(const json_t *value, const char *path) {
+    size_t n = strlen(path) + sizeof ".part";
+    char *part = kit_alloc(n);
+    (void)snprintf(part, n, "%s.part", path);
+    (void)unlink(part);
+    int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    bool good = fd >= 0 && json_dumpfd(value, fd, JSON_INDENT(1)) == 0;
+    if (fd >= 0) good = close(fd) == 0 && good;
+    good = good && rename(part, path) == 0;
+    int reason = errno;
+    if (!good) (void)unlink(part);
+    free(part);
+    errno = reason;
+    return good;
 }
 
 int conversation_save(const conversation *c, const char *name) {
     const model_session *s = c->generation->session;
-    if (s->length == 0) return kit_fail(EXIT_FAILED, "there is nothing to save yet");
+    if (s->length == 0) return kit_fail(EXIT_FAILED, "nothing to save: the conversation is empty");
     char *pages = file_name(name, ".fkv");
     char *words = file_name(name, ".json");
     fkv_status status = fkv_seq_save(s->cache, s->seq, c->fed.tokens, s->length, pages);
     int code = status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
     if (code == EXIT_GOOD && c->chat != NULL) {
         json_t *saved = json_pack("{s:s, s:O}", "model", c->model, "messages", (json_t *)c->chat->messages);
-        if (saved == NULL || json_dump_file(saved, words, JSON_INDENT(1)) != 0)
-            code = kit_fail(EXIT_FAILED, "%s cannot be written", words);
+        if (saved == NULL || !write_private_json(saved, words))
+            code = kit_fail(EXIT_FAILED, "cannot write %s: %s", words, strerror(errno));
         json_decref(saved);
     }
     if (code == EXIT_GOOD)
@@ -175,8 +214,8 @@ int conversation_save(const conversation *c, const char *name) {
     return code;
 }
 
-/* The messages of a saved conversation; NULL, with a message, where there are none. */
-static json_t *read_messages(const char *path) {
+/* Reads the messages of a saved conversation. Returns NULL after printing an error. */
+static json_t *read_saved_messages(const char *path) {
     json_error_t error;
     json_t *saved = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     json_t *messages = json_incref(json_object_get(saved, "messages"));
@@ -184,7 +223,7 @@ static json_t *read_messages(const char *path) {
     for (size_t i = 0; i < json_array_size(messages); i++)
         good = good && json_is_string(json_object_get(json_array_get(messages, i), "role"));
     if (!good) {
-        (void)kit_fail(EXIT_FAILED, "%s is no saved conversation%s%s", path, saved == NULL ? ": " : "",
+        (void)kit_fail(EXIT_FAILED, "%s is not a saved conversation%s%s", path, saved == NULL ? ": " : "",
                        saved == NULL ? error.text : "");
         json_decref(messages);
         messages = NULL;
@@ -193,15 +232,15 @@ static json_t *read_messages(const char *path) {
     return messages;
 }
 
-static int read_tokens(const char *path, uint32_t most, token_list *tokens) {
+static int read_saved_tokens(const char *path, uint32_t most, token_list *tokens) {
     uint32_t n = 0;
     fkv_status status = fkv_file_tokens(path, NULL, 0, &n);
     if (status == FKV_OK && n > most)
-        return kit_fail(EXIT_FAILED, "%s has %u tokens, this conversation has room for %u: begin with -c %u or more", path, n,
-                        most, n);
+        return kit_fail(EXIT_FAILED, "%s has %u tokens, but the context has room for only %u: restart with -c %u or more", path,
+                        n, most, n);
     if (status == FKV_OK && n > 0) {
         uint32_t room = n;
-        uint32_t *list = kit_take((size_t)room * sizeof *list);
+        uint32_t *list = kit_alloc((size_t)room * sizeof *list);
         status = fkv_file_tokens(path, list, room, &n);
         token_list_add(tokens, list, n < room ? n : room);
         free(list);
@@ -209,8 +248,9 @@ static int read_tokens(const char *path, uint32_t most, token_list *tokens) {
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-/* The session with these pages. Where they are not right it begins anew, and the next turn computes what there was. */
-static int load_pages(conversation *c, const char *path, const token_list *tokens) {
+/* Replaces the session's sequence with saved pages. If they cannot be loaded, the sequence starts empty and the next turn
+ * recomputes the conversation. */
+static int load_saved_pages(conversation *c, const char *path, const token_list *tokens) {
     model_session *s = c->generation->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = tokens->tokens, .n_prompt = (uint32_t)tokens->n};
     fkv_status status = fkv_seq_close(s->cache, s->seq);
@@ -231,16 +271,16 @@ int conversation_load(conversation *c, const char *name) {
     char *pages = file_name(name, ".fkv");
     char *words = file_name(name, ".json");
     token_list tokens = {0};
-    json_t *messages = c->chat != NULL ? read_messages(words) : NULL;
+    json_t *messages = c->chat != NULL ? read_saved_messages(words) : NULL;
     int code =
-        c->chat != NULL && messages == NULL ? EXIT_FAILED : read_tokens(pages, c->generation->session->max_tokens, &tokens);
-    if (code == EXIT_GOOD) code = load_pages(c, pages, &tokens);
+        c->chat != NULL && messages == NULL ? EXIT_FAILED : read_saved_tokens(pages, c->generation->session->max_tokens, &tokens);
+    if (code == EXIT_GOOD) code = load_saved_pages(c, pages, &tokens);
     if (code == EXIT_GOOD) {
         if (c->chat != NULL) chat_replace(c->chat, messages);
         generation_clear(c->generation);
         c->generation->last_is_fed = true;
         c->warned = false;
-        (void)fprintf(stderr, "[loaded %u tokens, none of them computed]\n", c->generation->session->length);
+        (void)fprintf(stderr, "[loaded %u tokens without recomputing them]\n", c->generation->session->length);
     }
     json_decref(messages);
     token_list_free(&tokens);

@@ -1,6 +1,6 @@
-/* run -i: a conversation and the pages that hold it. The pages of what a turn has in common with the one before stay; a turn
- * costs its own tokens. A conversation that fills its context goes on: the oldest turns are forgotten. Nothing here ends the
- * program.
+/* Conversation state of flatkv run -i. Each turn reuses the pages of the longest prefix that it shares with the previous turn, so
+ * only the new tokens are computed. If the context is full, the oldest turns are dropped and the conversation continues. No
+ * function here exits the program.
  */
 #ifndef FKV_CLI_CONVERSATION_H
 #define FKV_CLI_CONVERSATION_H
@@ -10,24 +10,25 @@
 
 typedef struct conversation {
     generation *generation;
-    chat *chat;        /* NULL: turns are text, completed */
-    const char *model; /* as -m names it */
-    bool terminal;     /* somebody is reading along */
-    bool warned;       /* that the context is nearly full */
-    token_list fed;    /* what the session holds */
-    token_list next;
+    chat *chat;        /* NULL: the model has no chat template and continues plain text */
+    const char *model; /* value of -m */
+    bool terminal;     /* print notices for an interactive user */
+    bool warned;       /* the user was warned that the context is nearly full */
+    token_list fed;    /* tokens in the session's cache */
+    token_list next;   /* tokens of the current turn that are not in the cache yet */
 } conversation;
 
-/* After an answer: it becomes part of the conversation. */
-void conversation_answered(conversation *c);
+/* Appends the generated answer to the conversation. */
+void conversation_add_answer(conversation *c);
 
-/* One turn and its answer. Exit code; where it is not EXIT_GOOD the turn is not part of the conversation. */
+/* Runs one turn and streams its answer. Returns an exit code; if it is not EXIT_GOOD, the turn was discarded. */
 int conversation_turn(conversation *c, const char *bytes, size_t n);
 
-void conversation_clear(conversation *c); /* but for the system message */
+void conversation_clear(conversation *c); /* keeps the system message */
 
-/* NAME.fkv: the pages, and NAME.json: the messages. Loaded, nothing is computed again. Exit code, with a message on failure; a
- * conversation that could not be loaded leaves the one that there is. */
+/* Save and load the pages in NAME.fkv and the messages in NAME.json, readable by the owner only. A suffix .fkv or .json of `name`
+ * is ignored. Loading recomputes nothing. Both return an exit code; a failed load leaves the messages of the current conversation
+ * unchanged. */
 int conversation_save(const conversation *c, const char *name);
 int conversation_load(conversation *c, const char *name);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char DIM[] = "\x1b[2m";
-static const char USUAL[] = "\x1b[0m";
+static const char NORMAL[] = "\x1b[0m";
 
 const char *stop_reason_name(stop_reason reason) {
     static const char *const names[] = {"end", "length", "context", "interrupted", "stop"};
@@ -20,29 +20,29 @@ bool generation_is_end(const fkv_model_info *about, uint32_t token) {
     return false;
 }
 
-/* ---- what is shown ---- */
+/* ---- output ---- */
 
-/* Everything but text is dim, and a terminal's alone. */
-static void show(generation *g, fkv_reply_kind kind, const char *bytes, size_t n) {
+/* Prints part of a reply. Reasoning and tool calls are printed only on a terminal, dimmed. */
+static void print_reply_part(generation *g, fkv_reply_kind kind, const char *bytes, size_t n) {
     bool dim = kind != FKV_REPLY_TEXT;
     bool was_dim = g->shown != FKV_REPLY_TEXT;
     if (dim && (!g->out.terminal || g->hide_reasoning)) return;
     if (dim != was_dim && g->out.file != NULL) {
         if (was_dim) (void)fputs("\n\n", g->out.file);
-        if (g->out.terminal) (void)fputs(dim ? DIM : USUAL, g->out.file);
+        if (g->out.terminal) (void)fputs(dim ? DIM : NORMAL, g->out.file);
     }
     g->shown = (int)kind;
     text_stream_put(&g->out, bytes, n);
 }
 
-static void show_end(generation *g) {
+static void end_reply_output(generation *g) {
     text_stream_end(&g->out);
-    if (g->shown != FKV_REPLY_TEXT && g->out.terminal) (void)fputs(USUAL, g->out.file);
+    if (g->shown != FKV_REPLY_TEXT && g->out.terminal) (void)fputs(NORMAL, g->out.file);
     g->shown = FKV_REPLY_TEXT;
     if (g->out.file != NULL) (void)fflush(g->out.file);
 }
 
-static void take_event(void *user, const fkv_reply_event *event) {
+static void handle_reply_event(void *user, const fkv_reply_event *event) {
     generation *g = user;
     switch (event->kind) {
     case FKV_REPLY_TEXT: text_add(&g->text, event->bytes, event->n_bytes); break;
@@ -50,20 +50,20 @@ static void take_event(void *user, const fkv_reply_event *event) {
     case FKV_REPLY_CALL:
         text_add(&g->calls, event->bytes, event->n_bytes);
         text_add(&g->calls, " ", 1);
-        show(g, FKV_REPLY_CALL, "\n", g->text.n > 0 ? 1 : 0);
-        show(g, FKV_REPLY_CALL, event->bytes, event->n_bytes);
-        show(g, FKV_REPLY_CALL, " ", 1);
+        print_reply_part(g, FKV_REPLY_CALL, "\n", g->text.n > 0 ? 1 : 0);
+        print_reply_part(g, FKV_REPLY_CALL, event->bytes, event->n_bytes);
+        print_reply_part(g, FKV_REPLY_CALL, " ", 1);
         return;
     case FKV_REPLY_ARGUMENTS: text_add(&g->calls, event->bytes, event->n_bytes); break;
     case FKV_REPLY_CALL_END:
         text_add(&g->calls, "\n", 1);
-        show(g, FKV_REPLY_CALL, "\n", 1);
+        print_reply_part(g, FKV_REPLY_CALL, "\n", 1);
         return;
     }
-    show(g, event->kind, event->bytes, event->n_bytes);
+    print_reply_part(g, event->kind, event->bytes, event->n_bytes);
 }
 
-/* ---- the loop ---- */
+/* ---- sampling loop ---- */
 
 static int open_reply(generation *g, const uint32_t *prompt, size_t n_prompt, fkv_reply **reply) {
     fkv_reply_config config = fkv_reply_config_default();
@@ -72,7 +72,7 @@ static int open_reply(generation *g, const uint32_t *prompt, size_t n_prompt, fk
     config.n_prompt = n_prompt;
     config.stop = g->stop;
     config.n_stop = g->n_stop;
-    config.on_event = take_event;
+    config.on_event = handle_reply_event;
     config.user = g;
     fkv_status status = fkv_reply_open(g->session->model, &config, reply);
     fkv_sampler_forget(g->sampler);
@@ -80,7 +80,7 @@ static int open_reply(generation *g, const uint32_t *prompt, size_t n_prompt, fk
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-static int draw_all(generation *g, fkv_reply *reply, const float *logits) {
+static int sample_tokens(generation *g, fkv_reply *reply, const float *logits) {
     const fkv_model_info *about = fkv_model_about(g->session->model);
     while (g->tokens.n < g->max_new) {
         uint32_t token = 0;
@@ -122,10 +122,10 @@ int generation_run(generation *g, const uint32_t *prompt, size_t n_prompt, const
     g->last_is_fed = true;
     g->shown = FKV_REPLY_TEXT;
     int code = open_reply(g, prompt, n_prompt, &reply);
-    if (code == EXIT_GOOD) code = draw_all(g, reply, logits);
+    if (code == EXIT_GOOD) code = sample_tokens(g, reply, logits);
     if (reply != NULL) (void)fkv_reply_end(reply);
     fkv_reply_close(reply);
-    show_end(g);
+    end_reply_output(g);
     return code;
 }
 

@@ -1,4 +1,4 @@
-/* Tokens drawn one after another from a session, told apart into text and reasoning, and streamed.
+/* Generation loop: samples tokens from a session one by one, separates text, reasoning and tool calls, and streams the text.
  */
 #ifndef FKV_CLI_GENERATION_H
 #define FKV_CLI_GENERATION_H
@@ -8,11 +8,11 @@
 #include "token_list.h"
 
 typedef enum stop_reason {
-    STOP_END,         /* the model ended its text */
-    STOP_LENGTH,      /* as many tokens as were asked for */
-    STOP_CONTEXT,     /* no room for another one */
+    STOP_END,         /* the model generated an end token */
+    STOP_LENGTH,      /* max_new tokens were generated */
+    STOP_CONTEXT,     /* the context is full */
     STOP_INTERRUPTED, /* Ctrl-C */
-    STOP_TEXT,        /* a text of --stop */
+    STOP_TEXT,        /* the text of a --stop option was generated */
 } stop_reason;
 
 const char *stop_reason_name(stop_reason reason);
@@ -21,33 +21,33 @@ typedef struct generation {
     model_session *session;
     fkv_sampler *sampler;
     uint32_t max_new;
-    bool ignore_end;     /* go on where the model would end */
-    bool plain;          /* all of it is text */
-    bool hide_reasoning; /* it is not shown */
+    bool ignore_end;     /* continue after end tokens */
+    bool plain;          /* treat the whole reply as text: do not parse reasoning and tool calls */
+    bool hide_reasoning; /* do not print reasoning and tool calls */
     const char *const *stop;
     uint32_t n_stop;
     text_stream out;
 
-    token_list tokens; /* drawn, the end token not among them */
+    token_list tokens; /* generated tokens, excluding the end token */
     text_buffer text;
     text_buffer reasoning;
-    text_buffer calls; /* of tools: a line for each, its name and its arguments */
+    text_buffer calls; /* tool calls, each on its own line: name, then arguments */
     stop_reason stopped;
-    bool last_is_fed; /* whether the session has the last of the tokens */
-    double seconds;   /* of the steps */
+    bool last_is_fed; /* the last generated token is in the session's cache */
+    double seconds;   /* total time of the decode steps */
     uint32_t n_steps;
-    int shown; /* the kind that was printed last */
+    int shown; /* fkv_reply_kind of the text that was printed last */
 } generation;
 
-/* Begins with the logits of the last of the n_prompt tokens, which are what the session heard. Returns an exit code, with a
- * message on failure; EXIT_GOOD also where it was interrupted (see stopped). */
+/* Generates an answer. prompt: [n_prompt] tokens in the session's cache; logits: logits of the last prompt token. Returns an exit
+ * code, which is EXIT_GOOD even after Ctrl-C (see `stopped`). */
 int generation_run(generation *g, const uint32_t *prompt, size_t n_prompt, const float *logits);
 
-/* Forgets what was drawn: for the next answer. */
+/* Clears the results of the last answer before the next one is generated. */
 void generation_clear(generation *g);
 void generation_free(generation *g);
 
-/* Whether a token ends a text of this model. */
+/* Returns whether the token is an end token of the model. */
 bool generation_is_end(const fkv_model_info *about, uint32_t token);
 
 #endif

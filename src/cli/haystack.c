@@ -8,22 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the book ---- */
+/* ---- book ---- */
 
-/* Characters that books have beyond ASCII, and what stands for them; the rest is left out. */
+/* ASCII replacements for the non-ASCII characters that are common in books; all other non-ASCII characters are dropped. */
 static const struct {
     const char *from;
     const char *to;
-} plain[] = {{"\r\n", "\n"},        {"\xe2\x80\x9c", "\""}, {"\xe2\x80\x9d", "\""},
-             {"\xe2\x80\x98", "'"}, {"\xe2\x80\x99", "'"},  {"\xe2\x80\x94", "--"}};
+} ascii_replacements[] = {{"\r\n", "\n"},        {"\xe2\x80\x9c", "\""}, {"\xe2\x80\x9d", "\""},
+                          {"\xe2\x80\x98", "'"}, {"\xe2\x80\x99", "'"},  {"\xe2\x80\x94", "--"}};
 
-static void keep_ascii(const text_buffer *in, text_buffer *out) {
+static void convert_to_ascii(const text_buffer *in, text_buffer *out) {
     for (size_t i = 0; i < in->n;) {
         size_t used = 0;
-        for (size_t p = 0; p < sizeof plain / sizeof plain[0] && used == 0; p++) {
-            size_t n = strlen(plain[p].from);
-            if (in->n - i < n || memcmp(in->bytes + i, plain[p].from, n) != 0) continue;
-            text_add(out, plain[p].to, strlen(plain[p].to));
+        for (size_t p = 0; p < sizeof ascii_replacements / sizeof ascii_replacements[0] && used == 0; p++) {
+            size_t n = strlen(ascii_replacements[p].from);
+            if (in->n - i < n || memcmp(in->bytes + i, ascii_replacements[p].from, n) != 0) continue;
+            text_add(out, ascii_replacements[p].to, strlen(ascii_replacements[p].to));
             used = n;
         }
         if (used == 0 && (unsigned char)in->bytes[i] < 0x80) text_add(out, in->bytes + i, 1);
@@ -31,7 +31,8 @@ static void keep_ascii(const text_buffer *in, text_buffer *out) {
     }
 }
 
-/* Single newlines become blanks, blanks in a row one, three newlines or more two. */
+/* Joins the lines of each paragraph: single newlines become spaces, runs of spaces are collapsed, and paragraphs are separated by
+ * two newlines. */
 static void join_lines(const text_buffer *in, text_buffer *out) {
     for (size_t i = 0; i < in->n;) {
         size_t lines = strspn(in->bytes + i, "\n");
@@ -65,12 +66,12 @@ static int read_book(haystack *h, const char *file) {
     int code = text_read(&raw, file);
     text_buffer *used = &raw;
     if (code == EXIT_GOOD && strcmp(fkv_model_about(h->model)->tokenizer, "byte") == 0) {
-        keep_ascii(&raw, &ascii);
+        convert_to_ascii(&raw, &ascii);
         join_lines(&ascii, &clean);
         used = &clean;
     }
     if (code == EXIT_GOOD) code = token_list_add_text(&h->book, h->model, used->bytes, used->n, FKV_TOKENIZE_PLAIN);
-    if (code == EXIT_GOOD && h->book.n == 0) code = kit_fail(EXIT_FAILED, "%s holds no text", file);
+    if (code == EXIT_GOOD && h->book.n == 0) code = kit_fail(EXIT_FAILED, "%s is empty: expected a text file", file);
     text_free(&raw);
     text_free(&ascii);
     text_free(&clean);
@@ -93,7 +94,8 @@ static int read_lexicon(haystack *h) {
     h->lexicon = json_load_file(path, 0, &error);
     if (h->lexicon == NULL) return kit_fail(EXIT_FAILED, "%s: line %d: %s", path, error.line, error.text);
     if (!is_word_list(json_object_get(h->lexicon, "kind")) || !is_word_list(json_object_get(h->lexicon, "syllable")))
-        return kit_fail(EXIT_FAILED, "%s: kind and syllable must be lists of short words", path);
+        return kit_fail(EXIT_FAILED, "%s: \"kind\" and \"syllable\" must be non-empty lists of words shorter than %d characters",
+                        path, FACT_WORD / 4 * 3);
     return EXIT_GOOD;
 }
 
@@ -109,7 +111,7 @@ void haystack_close(haystack *h) {
     h->lexicon = NULL;
 }
 
-void haystack_cut(const haystack *h, uint64_t seed, size_t n, token_list *out) {
+void haystack_excerpt(const haystack *h, uint64_t seed, size_t n, token_list *out) {
     uint64_t random = seed;
     size_t room = h->book.n > n ? h->book.n - n : 0;
     size_t at = room > 0 ? kit_random(&random) % room : 0;
@@ -147,7 +149,7 @@ static bool ends_sentence(const fkv_model *model, uint32_t token) {
     return n > 0 && (bytes[n - 1] == '.' || bytes[n - 1] == '\n');
 }
 
-size_t haystack_place(const haystack *h, const token_list *body, size_t at) {
+size_t haystack_insertion_point(const haystack *h, const token_list *body, size_t at) {
     if (strcmp(fkv_model_about(h->model)->tokenizer, "byte") == 0) return at;
     size_t end = at;
     while (end > 0 && !ends_sentence(h->model, body->tokens[end - 1])) end--;

@@ -1,8 +1,8 @@
-/* Long texts with planted facts: what niah asks about and what bench flat fills a context with.
+/* Long texts with planted facts, for niah and bench flat.
  *
- * A fact is " The KIND of NAME is NUMBER. ", as the needle model was trained on; kinds and the syllables of names come from its
- * lexicon. Everything is tokens: the book is tokenized once, facts are put between its tokens, and a book that is too short
- * begins again. The same seed plants the same facts at the same places, whatever the codec.
+ * A fact is a sentence " The KIND of NAME is NUMBER. ", the form on which the needle model was trained. Kinds and name syllables
+ * come from the model's lexicon. The book is tokenized once and facts are inserted between its tokens; a book that is too short
+ * is repeated. A seed determines the facts and their positions, independently of the codec.
  */
 #ifndef FKV_CLI_HAYSTACK_H
 #define FKV_CLI_HAYSTACK_H
@@ -26,21 +26,23 @@ typedef struct haystack {
     json_t *lexicon;
 } haystack;
 
-/* file: the book, or NULL for the one beside the needle model. For a model of bytes it is cleaned as that model's training text
- * was: ASCII, one line for each paragraph. Returns an exit code, with a message on failure. */
+/* Reads and tokenizes the book; file is NULL for the book of the needle model. For a byte-level model, the book is normalized
+ * like the model's training text: ASCII, one line per paragraph. Returns an exit code. */
 int haystack_open(haystack *h, const fkv_model *model, const char *file);
 void haystack_close(haystack *h);
 
-/* n tokens of the book from a place that the seed draws. */
-void haystack_cut(const haystack *h, uint64_t seed, size_t n, token_list *out);
+/* Appends n tokens of the book, starting at a position derived from the seed. */
+void haystack_excerpt(const haystack *h, uint64_t seed, size_t n, token_list *out);
 
-/* A fact, drawn. */
+/* Draws a random fact. */
 void haystack_draw_fact(const haystack *h, uint64_t *random, fact *out);
 
-/* Where in `body` a fact that was meant for `at` belongs: for a model of bytes there; else behind the sentence before it. */
-size_t haystack_place(const haystack *h, const token_list *body, size_t at);
+/* Returns the insertion point for a fact near position `at` of `body`: the end of the sentence before `at`, or `at` itself for a
+ * byte-level model. */
+size_t haystack_insertion_point(const haystack *h, const token_list *body, size_t at);
 
-/* The sentence, and the question for it; a chat model is asked in its own words. */
+/* Write the sentence that states a fact, or the question that asks for the fact. The question is worded differently for chat
+ * models. */
 void fact_sentence(const fact *f, char text[FACT_TEXT]);
 void fact_question(const fact *f, bool chat, char text[FACT_TEXT]);
 

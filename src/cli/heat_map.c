@@ -10,7 +10,8 @@ static const double CELL_HEIGHT = 30;
 static const double BELOW = 78;
 static const double LEAST_WIDTH = 760;
 
-/* From a dull red over sand to a deep green; lightness rises and falls with it, so it reads in grey too. */
+/* Interpolates the color from dull red through sand to deep green. The midpoint is the lightest color, so the map is readable in
+ * grayscale next to the printed percentages. */
 static void color_of(double share, char color[8]) {
     static const double from[3] = {0xb9, 0x3a, 0x32};
     static const double middle[3] = {0xe9, 0xd8, 0xa6};

@@ -1,4 +1,5 @@
-/* A grid of shares as an SVG picture: columns are lengths, rows are depths, colours go from missed to found.
+/* Heat map of recall as an SVG picture: one column per context length, one row per depth, colors from red (missed) to green
+ * (found).
  */
 #ifndef FKV_CLI_HEAT_MAP_H
 #define FKV_CLI_HEAT_MAP_H
@@ -14,10 +15,10 @@ typedef struct heat_map {
     uint32_t n_lengths;
     const double *depths; /* [n_depths] 0 to 1 */
     uint32_t n_depths;
-    const double *shares; /* [n_depths, n_lengths] 0 to 1 */
+    const double *shares; /* [n_depths, n_lengths] recall of each cell, from 0 to 1 */
 } heat_map;
 
-/* False, with errno set, where the file cannot be written. */
+/* Returns false and sets errno if the file cannot be written. */
 bool heat_map_write(const heat_map *map, const char *path);
 
 #endif

@@ -1,15 +1,16 @@
-/* See likelihood.h. Loops are written over LANES so that compilers make vectors of them. */
+/* See likelihood.h. Inner loops run over LANES independent sums so that compilers vectorize them. */
 #include "likelihood.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 512 }; /* a block is summed in float lanes, blocks in double */
+enum { LANES = 16, BLOCK = 512 }; /* a block is added up in LANES float sums; the block sums are added in double */
 
-/* exp of x <= 0, and not a number of what is none. Splits off the power of two, then a polynomial of degree 6 on
- * [-ln2/2, ln2/2]. Below -87 it stays at 1.6e-38, which adds nothing beside the 1 of the largest. */
+/* Computes exp(x) for x <= 0: splits off a power of two, then evaluates a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
+ * Inputs below -87 return 1.6e-38, which is negligible relative to the largest term, 1. */
 static float exp_negative(float x) {
-    const float rounder = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded into its low bits */
+    const float rounder =
+        12582912.0f; /* 1.5 * 2^23: adding this constant rounds a float to an integer in the low mantissa bits */
     const uint32_t rounder_bits = 0x4b400000;
     float clipped = x < -87.0f ? -87.0f : x;
     float shifted = clipped * 1.44269504f + rounder;
@@ -36,7 +37,7 @@ static double sum_lanes(const float lanes[LANES]) {
     return sum;
 }
 
-/* The sum of exp(logits - max) over at most BLOCK of them. */
+/* Returns the sum of exp(logits[i] - max) for n <= BLOCK logits. */
 static double sum_block(const float *logits, uint32_t n, float max, float *exps) {
     float lanes[LANES] = {0};
     float values[BLOCK];
@@ -50,7 +51,7 @@ static double sum_block(const float *logits, uint32_t n, float max, float *exps)
     return sum;
 }
 
-static uint32_t largest(const float *logits, uint32_t n) {
+static uint32_t argmax_logits(const float *logits, uint32_t n) {
     float lanes[LANES];
     for (int i = 0; i < LANES; i++) lanes[i] = -INFINITY;
     uint32_t whole = n / LANES * LANES;
@@ -62,11 +63,11 @@ static uint32_t largest(const float *logits, uint32_t n) {
     for (uint32_t i = whole; i < n; i++) max = max < logits[i] ? logits[i] : max;
     for (uint32_t i = 0; i < n; i++)
         if (logits[i] == max) return i;
-    return 0; /* none is a number */
+    return 0; /* all logits are NaN */
 }
 
 likelihood likelihood_of(const float *logits, uint32_t n, float *exps) {
-    likelihood l = {.top = largest(logits, n)};
+    likelihood l = {.top = argmax_logits(logits, n)};
     float max = logits[l.top];
     double sum = 0;
     for (uint32_t i = 0; i < n; i += BLOCK) {
@@ -79,8 +80,8 @@ likelihood likelihood_of(const float *logits, uint32_t n, float *exps) {
 
 double likelihood_nll(const likelihood *l, const float *logits, uint32_t token) { return l->log_sum - (double)logits[token]; }
 
-/* sum of p (lp - lq) = sum of p (p_logit - q_logit) - p.log_sum + q.log_sum, where the exps of p add up to
- * exp(p.log_sum - max). */
+/* For token probabilities p and q, KL = sum(p * (log p - log q)) = sum(p * (p_logit - q_logit)) - p.log_sum + q.log_sum. The
+ * probabilities p are p_exps / exp(p.log_sum - max), where max is the largest logit of p. */
 double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_exps, const likelihood *q, const float *q_logits,
                      uint32_t n) {
     double sum = 0;
@@ -98,5 +99,5 @@ double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_
     }
     double total = exp(p->log_sum - (double)p_logits[p->top]);
     double kl = sum / total - p->log_sum + q->log_sum;
-    return kl < 0 ? 0 : kl; /* rounding; a divergence is never negative, but may be NaN */
+    return kl < 0 ? 0 : kl; /* rounding can make the result slightly negative; NaN is returned unchanged */
 }

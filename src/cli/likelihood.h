@@ -1,7 +1,7 @@
-/* What logits say about a token, and how far two rows of logits are apart.
+/* Log-likelihood and Kullback-Leibler divergence from rows of logits.
  *
- * A row of a large vocabulary is passed over once with exp in float (relative error below 2e-7) and sums that are carried in
- * double, so a mean of thousands of positions keeps six digits.
+ * One pass over a row computes exp in float (relative error below 2e-7) and accumulates blocks in double precision, so a mean
+ * over thousands of positions is accurate to six digits.
  */
 #ifndef FKV_CLI_LIKELIHOOD_H
 #define FKV_CLI_LIKELIHOOD_H
@@ -10,16 +10,17 @@
 
 typedef struct likelihood {
     double log_sum; /* log of the sum of exp(logit) */
-    uint32_t top;   /* the likeliest token, of equals the lowest */
+    uint32_t top;   /* most likely token; among equally likely tokens, the one with the lowest ID */
 } likelihood;
 
-/* exps: NULL, or [n]: exp(logit - largest logit), for likelihood_kl(). A NaN makes log_sum NaN. */
+/* Computes the log-sum-exp of a row. exps: [n] receives exp(logit - largest logit) for likelihood_kl(); NULL if not needed. A NaN
+ * among the logits makes log_sum NaN. */
 likelihood likelihood_of(const float *logits, uint32_t n, float *exps);
 
-/* -log of the probability of a token. */
+/* Returns the negative log-likelihood of a token. */
 double likelihood_nll(const likelihood *l, const float *logits, uint32_t token);
 
-/* Kullback-Leibler divergence from the reference p to q, in nats. p_exps as likelihood_of() left them. */
+/* Returns the Kullback-Leibler divergence of q from the reference p, in nats. p_exps: output of likelihood_of(). */
 double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_exps, const likelihood *q, const float *q_logits,
                      uint32_t n);
 

@@ -1,4 +1,4 @@
-/* See line_input.h. Line editing and history are libedit's; history lives as long as the program. */
+/* See line_input.h. Uses libedit for editing and history; the history is not saved between runs. */
 #include "line_input.h"
 
 #include "../kit/program.h"
@@ -15,7 +15,7 @@
 #ifdef FLATKV_LIBEDIT
 #include <histedit.h>
 #else
-typedef struct editline EditLine; /* never made */
+typedef struct editline EditLine; /* placeholder: built without libedit */
 typedef struct history History;
 #endif
 
@@ -25,15 +25,15 @@ struct line_input {
     bool terminal;
     bool interrupted;
     const char *prompt;
-    EditLine *editor; /* NULL: without */
+    EditLine *editor; /* NULL: no line editing */
     History *history;
-    char *line; /* of getline() */
-    size_t room;
+    char *line; /* buffer of getline() */
+    size_t capacity;
 };
 
 #ifdef FLATKV_LIBEDIT
 
-static char *say_prompt(EditLine *editor) {
+static char *prompt_callback(EditLine *editor) {
     void *user = NULL;
     (void)el_get(editor, EL_CLIENTDATA, &user);
     const line_input *in = user;
@@ -44,15 +44,15 @@ static char *say_prompt(EditLine *editor) {
 
 enum { CTRL_C = 'C' - '@', CTRL_Z = 'Z' - '@' };
 
-/* As the shell's job, with the terminal as it was found. */
-static void stop_until_continued(EditLine *editor) {
+/* Suspends the process like a shell job, after restoring the original terminal mode. */
+static void suspend_until_continued(EditLine *editor) {
     (void)el_set(editor, EL_PREP_TERM, 0);
     (void)raise(SIGTSTP);
     (void)el_set(editor, EL_PREP_TERM, 1);
     (void)el_set(editor, EL_REFRESH);
 }
 
-/* Ctrl-C is a key while a line is edited: a signal could come just before the read and would not be seen. */
+/* Reads one key. Ctrl-C is handled as a key, because a signal that arrives just before the read would be missed. */
 static int read_key(EditLine *editor, wchar_t *key) {
     void *user = NULL;
     mbstate_t state = {0};
@@ -67,24 +67,24 @@ static int read_key(EditLine *editor, wchar_t *key) {
             return 0;
         }
         if (byte == CTRL_Z) {
-            stop_until_continued(editor);
+            suspend_until_continued(editor);
             continue;
         }
         size_t n = mbrtowc(key, &byte, 1, &state);
         if (n <= 1) return 1;
-        if (n == (size_t)-1) state = (mbstate_t){0}; /* no UTF-8: left out */
+        if (n == (size_t)-1) state = (mbstate_t){0}; /* invalid UTF-8 is skipped */
     }
 }
 
 static void open_editor(line_input *in) {
     HistEvent event;
     (void)setlocale(LC_CTYPE, "");
-    if (MB_CUR_MAX == 1) (void)setlocale(LC_CTYPE, "C.UTF-8"); /* prompts are UTF-8 wherever the locale says nothing */
+    if (MB_CUR_MAX == 1) (void)setlocale(LC_CTYPE, "C.UTF-8"); /* input is UTF-8 even if no locale is set */
     in->editor = el_init("flatkv", stdin, stderr, stderr);
     if (in->editor == NULL) return;
     in->history = history_init();
     (void)el_set(in->editor, EL_CLIENTDATA, in);
-    (void)el_set(in->editor, EL_PROMPT, say_prompt);
+    (void)el_set(in->editor, EL_PROMPT, prompt_callback);
     (void)el_set(in->editor, EL_EDITOR, "emacs");
     (void)el_set(in->editor, EL_GETCFN, read_key);
     (void)el_set(in->editor, EL_SETTY, "-d", "-isig", NULL);
@@ -102,7 +102,8 @@ static void close_editor(line_input *in) {
 static const char *edit_line(line_input *in, size_t *n) {
     HistEvent event;
     int length = 0;
-    (void)el_set(in->editor, EL_PREP_TERM, 1); /* else the prompt is shown first, and a key at once is the terminal's */
+    (void)el_set(in->editor, EL_PREP_TERM,
+                 1); /* called before the prompt is printed, so that a key pressed immediately is not echoed twice */
     const char *line = el_gets(in->editor, &length);
     if (line == NULL || length <= 0) {
         el_reset(in->editor);
@@ -127,7 +128,7 @@ static const char *edit_line(line_input *in, size_t *n) {
 #endif
 
 line_input *line_input_open(void) {
-    line_input *in = kit_take(sizeof *in);
+    line_input *in = kit_alloc(sizeof *in);
     *in = (line_input){.terminal = isatty(STDIN_FILENO) != 0 && isatty(STDERR_FILENO) != 0, .prompt = ">>> "};
     if (in->terminal) open_editor(in);
     return in;
@@ -142,26 +143,27 @@ void line_input_close(line_input *in) {
 
 bool line_input_is_terminal(const line_input *in) { return in->terminal; }
 
-static const char *plain_line(line_input *in, size_t *n) {
+static const char *read_plain_line(line_input *in, size_t *n) {
     if (in->terminal) {
         (void)fputs(in->prompt, stderr);
         (void)fflush(stderr);
         struct pollfd keys = {.fd = STDIN_FILENO, .events = POLLIN};
-        if (poll(&keys, 1, -1) < 0) return NULL; /* a signal ends this and no read */
+        if (poll(&keys, 1, -1) < 0) return NULL; /* Ctrl-C interrupts poll(), but getline() would resume reading */
     }
-    ssize_t got = getline(&in->line, &in->room, stdin);
+    ssize_t got = getline(&in->line, &in->capacity, stdin);
     *n = got > 0 ? (size_t)got : 0;
     return got > 0 ? in->line : NULL;
 }
 
-/* One line without its end; NULL: the input ended, or was interrupted. */
+/* Returns the next line without its newline, or NULL at the end of input or after an interrupt. */
 static const char *next_line(line_input *in, size_t *n) {
-    const char *line = in->editor != NULL ? edit_line(in, n) : plain_line(in, n);
+    const char *line = in->editor != NULL ? edit_line(in, n) : read_plain_line(in, n);
     if (line != NULL && *n > 0 && line[*n - 1] == '\n') --*n;
     return line;
 }
 
-static line_answer over(line_input *in) {
+/* Resets the prompt and returns the reason why next_line() returned NULL. */
+static line_answer end_of_lines(line_input *in) {
     bool interrupted = in->interrupted || cli_interrupted();
     in->prompt = ">>> ";
     in->interrupted = false;
@@ -170,7 +172,7 @@ static line_answer over(line_input *in) {
     return LINE_INTERRUPTED;
 }
 
-/* From the opening """ on, up to the closing one. */
+/* Collects the lines between the opening """ and the closing """. */
 static line_answer read_quoted(line_input *in, const char *line, size_t n, text_buffer *turn) {
     size_t quotes = strlen(QUOTES);
     line += quotes;
@@ -182,7 +184,7 @@ static line_answer read_quoted(line_input *in, const char *line, size_t n, text_
         if (last) break;
         text_add(turn, "\n", 1);
         line = next_line(in, &n);
-        if (line == NULL) return over(in);
+        if (line == NULL) return end_of_lines(in);
     }
     in->prompt = ">>> ";
     return LINE_TURN;
@@ -192,7 +194,7 @@ line_answer line_input_read(line_input *in, text_buffer *turn) {
     size_t n = 0;
     turn->n = 0;
     const char *line = next_line(in, &n);
-    if (line == NULL || cli_interrupted()) return over(in);
+    if (line == NULL || cli_interrupted()) return end_of_lines(in);
     if (n >= strlen(QUOTES) && memcmp(line, QUOTES, strlen(QUOTES)) == 0) return read_quoted(in, line, n, turn);
     text_add(turn, line, n);
     return LINE_TURN;

@@ -1,4 +1,4 @@
-/* What people type: with line editing and history on a terminal, line by line otherwise.
+/* Reads lines of input. On a terminal, the user can edit the line and recall earlier lines.
  */
 #ifndef FKV_CLI_LINE_INPUT_H
 #define FKV_CLI_LINE_INPUT_H
@@ -8,9 +8,9 @@
 typedef struct line_input line_input;
 
 typedef enum line_answer {
-    LINE_TURN,        /* a line, or several between """ */
-    LINE_END,         /* of the input */
-    LINE_INTERRUPTED, /* Ctrl-C: nothing of what was typed counts */
+    LINE_TURN,        /* one line, or several lines between """ */
+    LINE_END,         /* end of input */
+    LINE_INTERRUPTED, /* Ctrl-C: the typed text was discarded */
 } line_answer;
 
 line_input *line_input_open(void);

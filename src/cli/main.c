@@ -1,5 +1,5 @@
-/* The flatkv program: finds the command. */
-#include "../kit/near_word.h"
+/* Entry point of the flatkv program: dispatches to the commands. */
+#include "../kit/suggestion.h"
 #include "cli.h"
 
 #include <string.h>
@@ -9,37 +9,42 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"run", cli_run, "completes a prompt or holds a conversation"},
-    {"serve", cli_serve, "serves a model over HTTP: OpenAI's and Anthropic's APIs, many requests over one cache"},
-    {"plan", cli_plan, "memory that a model or a cache will take, beside 16 bits and what this machine has"},
-    {"ppl", cli_ppl, "perplexity of a text, and the KL divergence from a 16-bit cache"},
+    {"run", cli_run, "completes a prompt or starts a conversation"},
+    {"serve", cli_serve, "serves a model over HTTP with OpenAI- and Anthropic-compatible APIs"},
+    {"plan", cli_plan, "prints the memory that a model and its cache need, and whether it fits"},
+    {"ppl", cli_ppl, "measures perplexity on a text, and the KL divergence from a 16-bit cache"},
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
-    {"bench", cli_bench, "flat: memory while the context fills; attn: time of attention"},
-    {"calibrate", cli_calibrate, "shares the bits of keys out over their channels: a file for --codecs calibrated"},
-    {"tokenize", cli_tokenize, "tokens of a text"},
+    {"bench", cli_bench, "benchmarks: memory while the context fills (flat), attention time (attn)"},
+    {"calibrate", cli_calibrate, "writes a calibration file for --codecs calibrated"},
+    {"tokenize", cli_tokenize, "prints the tokens of a text"},
     {"pages", cli_pages, "verifies or shows a saved page file"},
-    {"models", cli_models, "lists models by name and on this machine, and what each would cost"},
+    {"models", cli_models, "lists known and local models and the memory that each needs"},
 };
+
+static const char GLOSSARY[] = "Glossary of terms: man flatkv, or docs/glossary.md in the source tree";
 
 static void usage(FILE *out) {
     fprintf(out,
-            "flatkv %s: a KV cache whose memory is a flat line\n\n"
-            "usage: flatkv COMMAND [options]     (flatkv COMMAND --help lists its options)\n\n",
+            "flatkv %s: runs language models with a KV cache of constant memory\n\n"
+            "usage: flatkv COMMAND [options]     (flatkv COMMAND --help lists the options of a command)\n\n",
             fkv_version());
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\n  --version, --help\n\n"
-                 "exit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine or the limit, 130 interrupted\n");
+    fprintf(out,
+            "\n  --version, --help\n\n"
+            "exit codes: 0 success, 1 failure, 2 invalid command line, 3 not enough memory, 130 interrupted\n\n"
+            "%s\n",
+            GLOSSARY);
 }
 
 static bool asks_for_help(const char *word) {
     return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
-/* What could not be written was not done. */
-static int written(int code) {
+/* Returns `code`, or a failure code if `code` is EXIT_GOOD but standard output could not be written. */
+static int check_output(int code) {
     bool good = fflush(stdout) == 0 && ferror(stdout) == 0;
-    return good || code != EXIT_GOOD ? code : kit_fail(EXIT_FAILED, "the output could not be written");
+    return good || code != EXIT_GOOD ? code : kit_fail(EXIT_FAILED, "cannot write to standard output");
 }
 
 int main(int argc, char **argv) {
@@ -47,7 +52,7 @@ int main(int argc, char **argv) {
         usage(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "help") == 0 && argc > 2 && !asks_for_help(argv[2])) { /* flatkv help run is flatkv run --help */
+    if (strcmp(argv[1], "help") == 0 && argc > 2 && !asks_for_help(argv[2])) { /* "help run" means "run --help" */
         argv[1] = argv[2];
         argv[2] = "--help";
         argc = 3;
@@ -59,11 +64,13 @@ int main(int argc, char **argv) {
         printf("flatkv %s\n", fkv_version());
         return EXIT_GOOD;
     }
-    near_word near = {.typed = argv[1]};
+    kit_options_set_footer(GLOSSARY);
+    suggestion near = {.typed = argv[1]};
     char hint[96];
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (strcmp(argv[1], commands[i].name) == 0) return written(commands[i].run(argc - 1, argv + 1));
-        near_word_offer(&near, commands[i].name);
+        if (strcmp(argv[1], commands[i].name) == 0) return check_output(commands[i].run(argc - 1, argv + 1));
+        suggestion_offer(&near, commands[i].name);
     }
-    return kit_fail(EXIT_USAGE, "no command %s%s; flatkv --help lists them", argv[1], near_word_hint(&near, "", hint));
+    return kit_fail(EXIT_USAGE, "unknown command %s%s; 'flatkv --help' lists the commands", argv[1],
+                    suggestion_hint(&near, "", hint));
 }

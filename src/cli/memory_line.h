@@ -1,12 +1,10 @@
-/* The memory of a running model while it fills its context: sampled after every step, judged against the plan, drawn.
+/* Memory of the process while a context fills: sampled after every step, compared with the plan, printed and plotted.
  *
- * On the CPU that is the anonymous memory of the process, which holds the whole plan from open to end. On MLX it is what MLX's
- * own counters say: it holds the pages from open to end, and the most it ever had in use, which it keeps itself, is within the
- * plan.
+ * CPU: anonymous memory of the process, which equals the whole plan from open to end. MLX: MLX's own counters. Active memory
+ * equals the size of the pages from open to end, and its recorded peak is within the plan.
  *
- * Beside the measured line the picture shows two that are computed from the plan of a 16-bit cache and labelled so: what such a
- * cache needs if it grows with the tokens, and the same with the score matrix of one chunk, as attention that is not fused
- * makes it.
+ * In addition to the measured line, the plot shows two computed lines, labelled as such: a 16-bit cache that grows with the
+ * tokens, and the same cache plus the score matrix of one chunk, which unfused attention allocates.
  */
 #ifndef FKV_CLI_MEMORY_LINE_H
 #define FKV_CLI_MEMORY_LINE_H
@@ -20,45 +18,66 @@
 
 typedef struct memory_line {
     fkv_backend backend;
-    double before; /* the runner was opened */
-    double *tokens;
-    double *bytes; /* in use beyond `before`, as the backend has it */
+    double before;     /* memory in use before the cache or runner was opened */
+    double plan_bytes; /* bytes of the whole plan */
+    double held_bytes; /* part of the plan that is in use from open to end: the whole plan on the CPU, only the pages on MLX */
+    double *tokens;    /* [n] tokens in the cache */
+    double *bytes;     /* [n] memory in use, minus `before` */
     size_t n;
-    size_t room;
-    const model_session *session;
+    size_t capacity;
+    const model_session *session; /* NULL: samples are added by the caller */
 } memory_line;
 
-/* Anonymous memory of the process, or what MLX has in use. False where the system does not say. */
+/* Reads the anonymous memory of the process, or MLX's active memory. Returns false if the system does not report it. */
 bool memory_in_use(fkv_backend backend, double *bytes);
 
-/* Takes room for the samples of n_steps steps and takes the first one. Before the runner is opened. Returns an exit code, with a
- * message on failure. */
+/* Allocates room for the samples of n_steps steps and records `before`. Call before the cache or runner is opened. Returns an
+ * exit code. */
 int memory_line_begin(memory_line *line, fkv_backend backend, size_t n_steps);
 
-/* After the runner was opened: from now on every step of s is sampled. */
+/* Adds a sample taken when the cache holds `tokens` tokens. */
+void memory_line_add(memory_line *line, uint32_t tokens);
+
+/* Copies the plan of an open session, adds the first sample, and registers a callback that adds a sample after every step. */
 void memory_line_watch(memory_line *line, model_session *s);
 
 typedef struct memory_verdict {
-    double plan_bytes;
-    double held_bytes; /* of the plan: what is there from open to end. CPU: all of it; MLX: the pages */
     double open_bytes;
-    double peak_bytes; /* CPU: of the samples; MLX: as it counted, inside of steps too */
+    double peak_bytes; /* CPU: highest sample; MLX: peak counter, which also covers the time between samples */
     double end_bytes;
-    double cached_bytes; /* MLX: kept for the next step at the end, beside what is in use */
-    bool is_plan;        /* after open: within 1 % of what is held; peak and what is cached: not above the plan */
-    bool stays;          /* every sample within 1 MiB of open; lazy: not asked */
-    bool flat;           /* both */
+    double cached_bytes; /* memory in MLX's buffer cache at the end, not included in end_bytes */
+    bool is_plan; /* memory after open is within 1 % of held_bytes (not checked if lazy), and the peak and cached memory are
+                     within the plan */
+    bool stays;   /* every sample is within 1 MiB of the first sample; always true if lazy */
+    bool flat;    /* is_plan and stays */
     bool lazy;
 } memory_verdict;
 
 memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
-void memory_verdict_print(const memory_line *line, const fkv_runner_config *config, const memory_verdict *v);
-void memory_verdict_json(const memory_verdict *v,
-                         kit_json *json); /* plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes, flat */
+/* Computed memory of a 16-bit cache, for comparison. */
+typedef struct memory_comparison {
+    double (*pages_16bit)(const void *user, uint32_t tokens); /* bytes of a 16-bit cache that holds `tokens` tokens */
+    const void *user;
+    uint32_t n_q_heads; /* number of query heads, which together with `chunk` determines the size of a layer's f32 score matrix */
+    uint32_t chunk;
+} memory_comparison;
 
-/* config: that of the session, for the computed lines. Returns an exit code, with a message on failure. */
-int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path);
+void memory_verdict_print(const memory_line *line, const memory_comparison *wide, const memory_verdict *v);
+
+/* Writes plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes and flat. */
+void memory_verdict_json(const memory_line *line, const memory_verdict *v, kit_json *json);
+void memory_line_samples_json(const memory_line *line, kit_json *json); /* "samples": [[tokens, bytes], ...] */
+
+/* Writes the plot. Returns an exit code. */
+int memory_line_draw(const memory_line *line, const memory_comparison *wide, const char *subtitle, const char *path);
+
+/* Returns the comparison for a session with this configuration. `of` must outlive the returned comparison. */
+typedef struct session_shape {
+    const fkv_model *model;
+    const fkv_runner_config *config;
+} session_shape;
+memory_comparison memory_comparison_of_session(const session_shape *of);
 
 void memory_line_free(memory_line *line);
 

@@ -15,32 +15,35 @@ static const char MLXC[] = "libmlxc.dylib";
 static const char MLXC[] = "libmlxc.so";
 #endif
 
-enum { PATH_ROOM = 4096 };
+enum { PATH_BYTES = 4096 };
 
-static int missing(const char *why) {
-    return kit_fail(EXIT_FAILED,
-                    "--device mlx: %s\n"
-                    "It needs MLX with mlx-c (macOS: brew install mlx-c; Linux: scripts/get-mlx in flatkv's source tree) and a\n"
-                    "flatkv built with -DFKV_MLX=ON. FLATKV_MLX=FOLDER names the folder of another %s.",
-                    why, MLXC);
+static int fail_unavailable(const char *why) {
+    return kit_fail(
+        EXIT_FAILED,
+        "--device mlx is not available: %s\n"
+        "It needs MLX with mlx-c (macOS: brew install mlx-c; Linux: scripts/get-mlx in the flatkv source tree) and a\n"
+        "flatkv built with -DFKV_MLX=ON. Set FLATKV_MLX=FOLDER to use %s from another folder.",
+        why, MLXC);
 }
 
-/* What libflatkv_mlx asks for by this name is then already there. */
+/* Loads mlx-c with global symbols, so that the dynamic linker resolves the dependency of libflatkv_mlx on mlx-c to the loaded
+ * library. */
 static int load_mlxc(const char *folder) {
-    char path[PATH_ROOM];
-    if (snprintf(path, sizeof path, "%s/%s", folder, MLXC) >= PATH_ROOM) return missing("the path in FLATKV_MLX is too long");
-    return dlopen(path, RTLD_NOW | RTLD_GLOBAL) != NULL ? EXIT_GOOD : missing(dlerror());
+    char path[PATH_BYTES];
+    if (snprintf(path, sizeof path, "%s/%s", folder, MLXC) >= PATH_BYTES)
+        return fail_unavailable("the path in FLATKV_MLX is too long");
+    return dlopen(path, RTLD_NOW | RTLD_GLOBAL) != NULL ? EXIT_GOOD : fail_unavailable(dlerror());
 }
 
-/* Where the library is: beside the program, else in its install. */
-static bool find(char path[PATH_ROOM]) {
+/* Finds libflatkv_mlx next to the program or in the installed library folder. */
+static bool find_mlx_library(char path[PATH_BYTES]) {
     static const char *const folders[] = {".", FLATKV_MLX_FOLDER};
-    char program[PATH_ROOM / 2];
+    char program[PATH_BYTES / 2];
     if (!process_program_path(program, sizeof program)) return false;
     char *slash = strrchr(program, '/');
     if (slash != NULL) *slash = 0;
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
-        snprintf(path, PATH_ROOM, "%s/%s/%s", slash != NULL ? program : ".", folders[i], FLATKV_MLX_LIBRARY);
+        snprintf(path, PATH_BYTES, "%s/%s/%s", slash != NULL ? program : ".", folders[i], FLATKV_MLX_LIBRARY);
         if (access(path, R_OK) == 0) return true;
     }
     return false;
@@ -48,18 +51,18 @@ static bool find(char path[PATH_ROOM]) {
 
 int mlx_library_load(void) {
     const char *folder = getenv("FLATKV_MLX");
-    char path[PATH_ROOM];
-    if (!find(path)) return missing("there is no " FLATKV_MLX_LIBRARY " with this flatkv");
+    char path[PATH_BYTES];
+    if (!find_mlx_library(path)) return fail_unavailable(FLATKV_MLX_LIBRARY " was not found next to this flatkv");
     if (folder != NULL && folder[0] != 0) {
         int code = load_mlxc(folder);
         if (code != EXIT_GOOD) return code;
     }
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* open until the program ends */
-    if (library == NULL) return missing(dlerror());
-    fkv_status (*enter)(void) = NULL;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed */
+    if (library == NULL) return fail_unavailable(dlerror());
+    fkv_status (*register_mlx)(void) = NULL;
     void *symbol = dlsym(library, "fkv_mlx_register");
-    if (symbol == NULL) return missing(dlerror());
-    memcpy(&enter, &symbol, sizeof enter); /* a function, which C does not make of a void pointer */
-    fkv_status status = enter();
+    if (symbol == NULL) return fail_unavailable(dlerror());
+    memcpy(&register_mlx, &symbol, sizeof register_mlx); /* C has no conversion from void * to a function pointer */
+    fkv_status status = register_mlx();
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }

@@ -1,10 +1,10 @@
-/* libflatkv_mlx, loaded when --device mlx asks for it: a program on a machine without MLX runs all the same.
+/* Loads libflatkv_mlx at run time for --device mlx, so that the program also runs on machines without MLX.
  */
 #ifndef FKV_CLI_MLX_LIBRARY_H
 #define FKV_CLI_MLX_LIBRARY_H
 
-/* Makes FKV_BACKEND_MLX known to the library. Looks beside the program (a build tree) and in the library folder of its install;
- * the environment's FLATKV_MLX is the folder of a libmlxc to use instead of the one it was built with. Exit code, said what to
+/* Registers FKV_BACKEND_MLX with the library. Searches the folder of the program (build tree) and the installed library folder.
+ * The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code; the error says what to
  * install. */
 int mlx_library_load(void);
 

@@ -1,4 +1,4 @@
-/* See model_files.h. Folders are walked to a fixed depth, so that a circle of links ends. */
+/* See model_files.h. The recursion depth is limited, so a cycle of symbolic links terminates. */
 #include "model_files.h"
 
 #include "../kit/program.h"
@@ -11,13 +11,13 @@
 
 enum { MAX_DEPTH = 5, MAX_FOUND = 4096 };
 
-static bool ends_with(const char *text, const char *end) {
+static bool has_suffix(const char *text, const char *end) {
     size_t n = strlen(text);
     size_t n_end = strlen(end);
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
-/* Of a model in several files the first stands for all: "-00002-of-00005.gguf" is none of its own. */
+/* Returns whether the file is part 2 or later of a split model, such as "-00002-of-00005.gguf". Only part 1 is listed. */
 static bool is_later_part(const char *name) {
     const char *of = strstr(name, "-of-");
     return of != NULL && of - name > 6 && of[-6] == '-' && strncmp(of - 5, "00001", 5) != 0;
@@ -25,44 +25,44 @@ static bool is_later_part(const char *name) {
 
 static void add_file(model_files *list, const char *path, uint64_t bytes) {
     if (list->n == MAX_FOUND) return;
-    if (list->n == list->room) {
-        list->room = 2 * list->room + 16;
-        list->files = kit_take_more(list->files, list->room * sizeof *list->files);
+    if (list->n == list->capacity) {
+        list->capacity = 2 * list->capacity + 16;
+        list->files = kit_realloc(list->files, list->capacity * sizeof *list->files);
     }
     model_file *file = &list->files[list->n++];
     (void)snprintf(file->path, sizeof file->path, "%s", path);
     file->bytes = bytes;
 }
 
-/* What a folder itself holds. */
+/* Contents of one folder, excluding its subfolders. */
 typedef struct folder_sums {
     bool has_config;
     uint64_t safetensors_bytes;
 } folder_sums;
 
-static void walk(model_files *list, const char *folder, int depth);
+static void scan_folder(model_files *list, const char *folder, int depth);
 
-static void look_at(model_files *list, const char *folder, const char *name, int depth, folder_sums *sums) {
+static void scan_entry(model_files *list, const char *folder, const char *name, int depth, folder_sums *sums) {
     char path[MODEL_PATH];
     struct stat about;
     if (name[0] == '.' || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path || stat(path, &about) != 0)
         return;
     if (S_ISDIR(about.st_mode)) {
-        if (depth < MAX_DEPTH && strcmp(name, "blobs") != 0) walk(list, path, depth + 1);
+        if (depth < MAX_DEPTH && strcmp(name, "blobs") != 0) scan_folder(list, path, depth + 1);
         return;
     }
     if (!S_ISREG(about.st_mode)) return;
     if (strcmp(name, "config.json") == 0) sums->has_config = true;
-    if (ends_with(name, ".safetensors")) sums->safetensors_bytes += (uint64_t)about.st_size;
-    if (ends_with(name, ".gguf") && !is_later_part(name)) add_file(list, path, (uint64_t)about.st_size);
+    if (has_suffix(name, ".safetensors")) sums->safetensors_bytes += (uint64_t)about.st_size;
+    if (has_suffix(name, ".gguf") && !is_later_part(name)) add_file(list, path, (uint64_t)about.st_size);
 }
 
-static void walk(model_files *list, const char *folder, int depth) {
+static void scan_folder(model_files *list, const char *folder, int depth) {
     folder_sums sums = {0};
     DIR *entries = opendir(folder);
     if (entries == NULL) return;
     for (const struct dirent *entry = NULL; (entry = readdir(entries)) != NULL;)
-        look_at(list, folder, entry->d_name, depth, &sums);
+        scan_entry(list, folder, entry->d_name, depth, &sums);
     (void)closedir(entries);
     if (sums.has_config && sums.safetensors_bytes > 0) add_file(list, folder, sums.safetensors_bytes);
 }
@@ -71,7 +71,7 @@ static int by_path(const void *a, const void *b) { return strcmp(((const model_f
 
 void model_files_add(model_files *list, const char *folder) {
     uint32_t before = list->n;
-    walk(list, folder, 0);
+    scan_folder(list, folder, 0);
     if (list->n > before) qsort(list->files + before, list->n - before, sizeof *list->files, by_path);
 }
 

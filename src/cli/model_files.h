@@ -1,4 +1,4 @@
-/* Models on this machine: .gguf files and folders with safetensors, in the Hugging Face cache and wherever else one looks.
+/* Finds models on this machine: .gguf files and folders with safetensors files, in the Hugging Face cache or in any other folder.
  */
 #ifndef FKV_CLI_MODEL_FILES_H
 #define FKV_CLI_MODEL_FILES_H
@@ -7,22 +7,21 @@
 
 #include <stdint.h>
 
-/* One that was found. */
 typedef struct model_file {
-    char path[MODEL_PATH];
-    uint64_t bytes; /* of all its files of weights */
+    char path[MODEL_PATH]; /* path of a .gguf file or of a folder with safetensors files */
+    uint64_t bytes;        /* total size of the weight files */
 } model_file;
 
 typedef struct model_files {
     model_file *files;
     uint32_t n;
-    uint32_t room;
+    uint32_t capacity;
 } model_files;
 
-/* Adds what a folder and the folders below it have, sorted by path; nothing where there is no such folder. */
+/* Adds the models in a folder and its subfolders, sorted by path. Adds nothing if the folder does not exist. */
 void model_files_add(model_files *list, const char *folder);
 
-/* The hub of the Hugging Face cache. False: it has no place (HOME is not set). */
+/* Writes the path of the Hugging Face hub cache. Returns false if it is unknown because HOME is not set. */
 bool model_files_hub(char path[MODEL_PATH]);
 
 void model_files_free(model_files *list);

@@ -1,7 +1,7 @@
-/* The models that have names: what they are, and where their files lie on this machine.
+/* Models that -m accepts by name, and the location of their files on this machine.
  *
- * needle comes with flatkv: in share/flatkv/models beside an installed program, else in the source tree it was built from. The
- * others are fetched by model_fetcher() into the user's cache folder.
+ * The needle model is part of flatkv: it is in share/flatkv/models of an installed program, or in the source tree. All other
+ * models are downloaded into the user's cache folder by the command that model_fetcher() returns.
  */
 #ifndef FKV_CLI_MODEL_NAMES_H
 #define FKV_CLI_MODEL_NAMES_H
@@ -15,29 +15,30 @@ typedef struct model_name {
     const char *name;
     const char *what;
     const char *licence;
-    uint64_t bytes;   /* of its weights */
+    uint64_t bytes;   /* size of the weights */
     uint32_t context; /* tokens */
 } model_name;
 
 extern const model_name model_names[];
 extern const unsigned n_model_names;
 
-/* NULL: no model has this name. */
+/* Returns NULL if the name is unknown. */
 const model_name *model_name_find(const char *name);
 
-/* Where its file or folder is or would be; false where it is not there. */
+/* Writes the path where the model's file or folder is expected. Returns false if it does not exist. */
 bool model_name_path(const model_name *name, char path[MODEL_PATH]);
 
-/* The command that fetches models: flatkv-get-model beside an installed program, else the script of the source tree. */
+/* Returns the command that downloads models: flatkv-get-model for an installed program, otherwise the script of the source tree.
+ */
 const char *model_fetcher(void);
 
-/* What -m says as a path: a file or a folder as it is, a name by its place. Returns an exit code, with a message what to do. */
+/* Resolves the value of -m, a path or a name, to a path. Returns an exit code. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
 
-/* Says that a command needs a model, and how to come by one. Returns an exit code. */
+/* Reports that -m is missing and how to obtain a model. Returns an exit code. */
 int model_fail_unnamed(void);
 
-/* A file that lies beside the needle model: its book, its lexicon. Returns an exit code, with a message on failure. */
+/* Writes the path of a file in the needle model's folder: its book or its lexicon. Returns an exit code. */
 int model_needle_file(const char *file, char path[MODEL_PATH]);
 
 #endif

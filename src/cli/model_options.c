@@ -16,39 +16,46 @@ model_options model_options_default(void) {
 static void write_codecs_help(model_options *o) {
     char name[CODEC_NAME];
     (void)snprintf(o->codecs_help, sizeof o->codecs_help,
-                   "%s; keys/values: 16, 8, 4 or 2 bits each,\n"
-                   "sealed (s4, s3, s2: pages packed again when full), calibrated (c4, c3: keys sealed with bits for\n"
-                   "each channel, see flatkv calibrate), TurboQuant (tq4, tq3, tq2);\n"
-                   "g32 or g128 behind for other groups than 64, :none against rotation (default %s)",
-                   o->compares ? "caches to compare, as 16/16,8/4,sealed,tq4" : "how the cache is stored, as 8/4, sealed or tq4",
+                   "%s (default %s).\n"
+                   "K/V: bits of keys and values, 16, 8, 4 or 2 each, as in 8/4;\n"
+                   "sealed: full pages are repacked to 4 bits (also s4/s4, s3/s3, s2/s2);\n"
+                   "calibrated: sealed, with a bit width for each key channel (also c4/s4, c3/s3; see flatkv calibrate);\n"
+                   "tq4, tq3, tq2: TurboQuant. Suffixes: g32 or g128 sets the group size (default 64),\n"
+                   ":none, :k, :v or :kv sets the rotated sides",
+                   o->compares ? "cache codecs to compare, such as 16/16,8/4,sealed" : "cache codec, such as 8/4, sealed or tq4",
                    codec_name(&o->codecs.codecs[0], name));
 }
 
 static const char *const MODEL_HELP[] = {
-    "a .gguf file, a folder with safetensors, or a name, see flatkv models (default needle,\nwhich knows nothing but planted facts)",
-    "a .gguf file, a folder with safetensors, or a name, see flatkv models",
+    ".gguf file, safetensors folder, or model name ('flatkv models' lists the names; default needle,\n"
+    "a test model that only recalls planted facts)",
+    ".gguf file, safetensors folder, or model name ('flatkv models' lists the names)",
 };
 
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     write_codecs_help(o);
     const kit_option options[N_MODEL_OPTIONS] = {
+        KIT_HEADING("Model and cache"),
         {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", MODEL_HELP[o->model == NULL]},
         {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx",
-         "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
+         "compute device (default cpu); mlx runs on Metal, CUDA or MLX's own CPU backend"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
-         "tokens to reserve; 32K is 32768 (K, M and G multiply by 1024)"},
+         "context size in tokens, reserved in advance; 32K means 32768 (K, M and G multiply by 1024)"},
         {"codecs", 0, OPTION_TEXT, &o->codec_names, 0, o->compares ? "LIST" : "NAME", o->codecs_help},
         {"calibration", 0, OPTION_TEXT, &o->calibration, 0, "FILE",
-         "for calibrated codecs, what flatkv calibrate wrote (default: the one beside the model)"},
+         "file written by flatkv calibrate, for calibrated codecs (default: next to the model)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
-         "sliding window: each layer keeps the last N tokens and the sinks,\nso a text of any length fits"},
-        {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that --max-kv keeps too (default 4)"},
-        {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens in one prefill step (default 512)"},
-        {"memory", 0, OPTION_U64, &o->memory, UINT64_MAX, "BYTES", "refuse to take more than this, weights not counted"},
-        {"threads", 0, OPTION_U32, &o->n_threads, 256, "N", "worker threads (default: one for each core)"},
-        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL, "take memory for pages when they are first written, not at open"},
+         "sliding window: each layer keeps only the last N tokens and the sink tokens,\nso the text may be of any length"},
+        {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N",
+         "sink tokens: number of first tokens that --max-kv keeps (default 4)"},
+        KIT_HEADING("Execution and output"),
+        {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens per prefill step (default 512)"},
+        {"memory", 0, OPTION_SIZE, &o->memory, UINT64_MAX, "SIZE",
+         "memory limit for everything except the weights, such as 500M; fail if more memory is needed"},
+        {"threads", 0, OPTION_U32, &o->n_threads, 256, "N", "worker threads (default: one per core)"},
+        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL, "allocate pages when they are first written, not in advance"},
         {"seed", 0, OPTION_U64, &o->seed, UINT64_MAX, "N", "random seed (default 1)"},
-        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, "one JSON object on standard output"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, "print one JSON object to standard output"},
         {0}};
     memcpy(list, options, sizeof options);
 }
@@ -70,8 +77,7 @@ bool model_options_parse(model_options *o, const char *usage, const kit_option *
     if (!kit_options_parse(usage, tables, argc, argv, code)) return false;
     *code = codec_list_parse(o->codec_names, o->compares ? MAX_CODECS : 1, &o->codecs);
     if (*code == EXIT_GOOD && o->calibration != NULL && !any_calibrated(&o->codecs))
-        *code = kit_fail(EXIT_USAGE, "--calibration %s would not be used: it is for --codecs calibrated, c4/s4 or c3/s3",
-                         o->calibration);
+        *code = kit_fail(EXIT_USAGE, "--calibration requires a calibrated codec: --codecs calibrated, c4/s4 or c3/s3");
     return *code == EXIT_GOOD;
 }
 
@@ -79,9 +85,9 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     char path[MODEL_PATH];
     int code = o->model != NULL ? model_path_of(o->model, path) : model_fail_unnamed();
     if (code != EXIT_GOOD) return code;
-    if (o->chunk == 0) return kit_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
+    if (o->chunk == 0) return kit_fail(EXIT_USAGE, "--chunk must be at least 1 (got 0)");
     if (o->lazy && o->device == FKV_BACKEND_MLX)
-        return kit_fail(EXIT_USAGE, "--lazy is not available on MLX, which takes all pages at open");
+        return kit_fail(EXIT_USAGE, "--lazy cannot be combined with --device mlx, which allocates all pages in advance");
     if (o->device == FKV_BACKEND_MLX) {
         code = mlx_library_load();
         if (code != EXIT_GOOD) return code;
@@ -94,7 +100,7 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-void model_say_chat(const fkv_model *model) {
+void model_report_chat(const fkv_model *model) {
     size_t n = 0;
     if (fkv_chat_render(model, "", 0, NULL, NULL, NULL, 0, &n) != FKV_UNSUPPORTED) return;
     (void)fprintf(stderr, "[%s]\n", fkv_message());

@@ -1,4 +1,4 @@
-/* The options that every command with a model takes, and what they make: a model, the configuration of its runners.
+/* Options common to all commands that run a model, and their conversion to a loaded model and a runner configuration.
  */
 #ifndef FKV_CLI_MODEL_OPTIONS_H
 #define FKV_CLI_MODEL_OPTIONS_H
@@ -6,14 +6,14 @@
 #include "codec_list.h"
 
 typedef struct model_options {
-    const char *model;       /* as -m names it; NULL: it does not, and it must */
-    int device;              /* a fkv_backend */
-    uint32_t context;        /* 0: not said */
-    const char *codec_names; /* as --codecs lists them */
-    bool compares;           /* --codecs may name several */
-    codec_list codecs;       /* them; where the command does not compare, one. Before they are parsed the usual one */
+    const char *model;       /* value of -m; NULL: missing, although the command requires it */
+    int device;              /* fkv_backend */
+    uint32_t context;        /* 0: not given */
+    const char *codec_names; /* value of --codecs */
+    bool compares;           /* --codecs accepts a list */
+    codec_list codecs;       /* parsed codecs; before parsing, the default codec */
     char codecs_help[640];
-    const char *calibration; /* NULL: the one beside the model */
+    const char *calibration; /* NULL: use the calibration file next to the model */
     uint32_t max_kv;
     uint32_t n_sinks;
     uint32_t chunk;
@@ -24,32 +24,32 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 14 };
+enum { N_MODEL_OPTIONS = 16 }; /* number of table entries, including headings and the terminator */
 
 model_options model_options_default(void);
 
-/* Their table, for model_options_parse(). `compares`, another usual codec, and a model of NULL where one must
- * be named, are set before. */
+/* Writes the option table. Before the call, the command sets `compares` and its default codec, and sets model to NULL if -m is
+ * required. */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
-/* Takes one out of it that a command has no use for: --help does not list what does nothing. */
+/* Removes an option that has no effect in the calling command. */
 void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
 
-/* kit_options_parse() for tables with these options in them, and what their values say. */
+/* Like kit_options_parse(), but also parses the values of --codecs and --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
-/* Returns an exit code, with a message on failure. */
+/* Loads the model, without its weights if plan_only is set. Returns an exit code. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
-/* Says in a line of standard error where a model cannot chat, and why: no template, or one that is not understood. */
-void model_say_chat(const fkv_model *model);
+/* Prints to standard error why the model cannot chat, if its chat template is missing or unsupported. */
+void model_report_chat(const fkv_model *model);
 
-/* For one sequence of max_tokens tokens, with the first codec. */
+/* Returns the configuration for one sequence of max_tokens tokens with the first codec. */
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens);
 
 const char *model_device_name(const model_options *o);
 
-/* What a result belongs to: version, model, architecture, device; the codec, unless named ones are compared. */
+/* Writes the fields that describe a run: version, model, architecture, device and, unless codecs are compared, the codec. */
 void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json);
 
 #endif

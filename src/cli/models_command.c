@@ -1,4 +1,4 @@
-/* flatkv models: the models that have names, those that are on this machine, and what each would cost. */
+/* flatkv models: lists named models and local models, with the memory that each needs. */
 #include "../kit/utf8.h"
 #include "model_files.h"
 #include "model_options.h"
@@ -9,20 +9,20 @@
 
 static const char usage[] =
     "usage: flatkv models [FOLDER...] [--json]\n"
-    "Lists the models that -m knows by name, and those in the Hugging Face cache or in FOLDER: what each would cost to run.\n"
-    "flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one that has a name.\n";
+    "Lists the models that -m accepts by name, and the models in the Hugging Face cache or in FOLDER, with the memory that each\n"
+    "needs. flatkv-get-model NAME (scripts/get-model in the source tree) downloads a named model.\n";
 
-enum { USUAL_CONTEXT = 32768 };
+enum { DEFAULT_CONTEXT = 32768 };
 
-/* What a model would cost with the usual options. */
+/* Memory that a model needs with the default options. */
 typedef struct model_cost {
-    bool good;
+    bool loads;
     char architecture[32];
-    uint32_t trained;     /* tokens */
-    uint32_t context;     /* the ones that are counted: trained, at most USUAL_CONTEXT */
-    uint64_t whole_bytes; /* weights and plan */
+    uint32_t trained;     /* trained context, in tokens */
+    uint32_t context;     /* context size of the estimate: the trained context, but at most DEFAULT_CONTEXT */
+    uint64_t total_bytes; /* weights and plan */
     uint64_t token_bytes;
-    char reason[512]; /* why it does not load */
+    char reason[512]; /* error message if the model cannot be loaded */
 } model_cost;
 
 static model_cost cost_of(const char *path) {
@@ -30,20 +30,20 @@ static model_cost cost_of(const char *path) {
     fkv_model *model = NULL;
     fkv_runner_plan plan;
     fkv_model_config config = fkv_model_config_default();
-    model_options usual = model_options_default();
+    model_options defaults = model_options_default();
     config.plan_only = true;
     fkv_status status = fkv_model_load(path, &config, &model);
     if (status == FKV_OK) {
         const fkv_model_info *about = fkv_model_about(model);
         (void)snprintf(cost.architecture, sizeof cost.architecture, "%s", about->architecture);
         cost.trained = about->context;
-        cost.context = about->context < USUAL_CONTEXT ? about->context : USUAL_CONTEXT;
-        fkv_runner_config runner = model_options_runner(&usual, cost.context);
+        cost.context = about->context < DEFAULT_CONTEXT ? about->context : DEFAULT_CONTEXT;
+        fkv_runner_config runner = model_options_runner(&defaults, cost.context);
         status = fkv_runner_plan_make(model, &runner, &plan);
     }
-    cost.good = status == FKV_OK;
-    if (cost.good) {
-        cost.whole_bytes = plan.total_bytes + plan.packed_bytes + plan.mapped_bytes;
+    cost.loads = status == FKV_OK;
+    if (cost.loads) {
+        cost.total_bytes = plan.total_bytes + plan.packed_bytes + plan.mapped_bytes;
         cost.token_bytes = plan.cache.token_bytes;
     } else {
         (void)snprintf(cost.reason, sizeof cost.reason, "%s", fkv_message());
@@ -52,7 +52,7 @@ static model_cost cost_of(const char *path) {
     return cost;
 }
 
-/* "models--org--name/snapshots/..." is known as org/name. */
+/* Prints a path. If the path is in the Hugging Face cache (models--org--name/snapshots/...), prints org/name before it. */
 static void print_path(const char *path) {
     const char *hub = strstr(path, "/models--");
     if (hub != NULL) {
@@ -63,19 +63,19 @@ static void print_path(const char *path) {
         }
         (void)putchar(' ');
     }
-    utf8_print_shown(stdout, path);
+    utf8_print_escaped(stdout, path);
 }
 
 static void print_cost(const model_cost *cost) {
-    char whole[32];
+    char total[32];
     char token[32];
-    if (cost->good) {
-        printf("%s, trained for %u tokens; with -c %u it takes %s in all, %s for each token\n", cost->architecture, cost->trained,
-               cost->context, kit_bytes(cost->whole_bytes, whole), kit_bytes(cost->token_bytes, token));
+    if (cost->loads) {
+        printf("%s, trained context %u tokens; needs %s with -c %u, weights included; %s per token\n", cost->architecture,
+               cost->trained, kit_bytes(cost->total_bytes, total), cost->context, kit_bytes(cost->token_bytes, token));
         return;
     }
     printf("does not load: ");
-    utf8_print_shown(stdout, cost->reason);
+    utf8_print_escaped(stdout, cost->reason);
     (void)putchar('\n');
 }
 
@@ -92,10 +92,10 @@ static void print_named(void) {
         printf("%35s%s\n%35s", "", path, "");
         print_cost(&cost);
     }
-    printf("\n%s NAME fetches what is missing\n", model_fetcher());
+    printf("\n%s NAME downloads a missing model\n", model_fetcher());
 }
 
-/* For completions: nothing is opened. */
+/* Prints the names for shell completion without opening any file. */
 static int print_names(void) {
     for (unsigned i = 0; i < n_model_names; i++) puts(model_names[i].name);
     return EXIT_GOOD;
@@ -110,24 +110,24 @@ static void print_found(const model_files *found) {
         printf("\n%11s", "");
         print_cost(&cost);
     }
-    if (found->n > 0) printf("\n-m takes these paths, and names of the Hugging Face cache (org/name)\n");
+    if (found->n > 0) printf("\n-m accepts these paths and the names of models in the Hugging Face cache (org/name)\n");
 }
 
 static void json_cost(kit_json *json, const char *path) {
     model_cost cost = cost_of(path);
-    kit_json_bool(json, "loads", cost.good);
-    if (!cost.good) {
+    kit_json_bool(json, "loads", cost.loads);
+    if (!cost.loads) {
         kit_json_bytes(json, "reason", cost.reason, strlen(cost.reason));
         return;
     }
     kit_json_text(json, "architecture", cost.architecture);
     kit_json_integer(json, "trained_context", cost.trained);
     kit_json_integer(json, "plan_context", cost.context);
-    kit_json_integer(json, "total_with_weights_bytes", cost.whole_bytes);
+    kit_json_integer(json, "total_with_weights_bytes", cost.total_bytes);
     kit_json_integer(json, "token_bytes", cost.token_bytes);
 }
 
-static int print_json(const model_files *found) {
+static int print_models_json(const model_files *found) {
     kit_json *json = kit_json_begin();
     kit_json_array(json, "models");
     for (unsigned i = 0; i < n_model_names; i++) {
@@ -162,9 +162,9 @@ int cli_models(int argc, char **argv) {
     bool names = false;
     static kit_texts folders;
     const kit_option own[] = {
-        {"folder", 0, OPTION_WORDS, &folders, 0, "FOLDER", "looked through for models, and the folders below it"},
-        {"names", 0, OPTION_FLAG, &names, 0, NULL, "the names alone, one on each line"},
-        {"json", 0, OPTION_FLAG, &as_json, 0, NULL, "one JSON object on standard output"},
+        {"folder", 0, OPTION_POSITIONAL, &folders, 0, "FOLDER", "folder to search for models, including its subfolders"},
+        {"names", 0, OPTION_FLAG, &names, 0, NULL, "print only the names that -m accepts, one per line"},
+        {"json", 0, OPTION_FLAG, &as_json, 0, NULL, "print one JSON object to standard output"},
         {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
@@ -180,10 +180,10 @@ int cli_models(int argc, char **argv) {
             continue;
         }
         model_files_add(&found, folders.texts[i]);
-        if (found.n == before) (void)kit_fail(0, "%s has no .gguf files and no folders with safetensors", folders.texts[i]);
+        if (found.n == before) (void)kit_fail(0, "no .gguf files and no safetensors folders in %s", folders.texts[i]);
     }
     if (as_json) {
-        int printed = print_json(&found);
+        int printed = print_models_json(&found);
         if (code == EXIT_GOOD) code = printed;
     } else {
         if (folders.n == 0) print_named();

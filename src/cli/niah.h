@@ -1,4 +1,4 @@
-/* flatkv niah, inside: what the grid of single facts and the test of many facts share.
+/* Internal declarations of flatkv niah, shared by the single-fact grid and the many-facts test.
  */
 #ifndef FKV_CLI_NIAH_H
 #define FKV_CLI_NIAH_H
@@ -17,10 +17,10 @@ typedef struct niah_options {
     const char *svg;
     const char *line;
     uint32_t n_depths;
-    uint32_t n_haystacks; /* 0: 1 for the grid, 3 for many facts */
-    uint32_t n_facts;     /* 0: the grid */
+    uint32_t n_haystacks; /* 0: use the default, which is 1 for the grid and 3 for many facts */
+    uint32_t n_facts;     /* 0: run the grid */
     uint32_t n_asked;
-    bool together; /* the facts of all depths in one haystack */
+    bool together; /* put the facts of all depths into one haystack */
 } niah_options;
 
 typedef struct niah {
@@ -33,28 +33,28 @@ typedef struct niah {
     double depths[MAX_DEPTHS];
     uint32_t n_haystacks;
 
-    token_list frames[3]; /* of a chat: what opens a question, what answers it, what ends an answer and opens the next question */
+    token_list
+        frames[3]; /* chat tokens before the first question, before each answer, and between an answer and the next question */
 
-    model_session session; /* of the codec at hand */
+    model_session session; /* session that uses the current codec */
     memory_line line;
 } niah;
 
-/* Fills the frames where the model has a chat. Returns an exit code, with a message on failure. */
+/* Fills `frames` if the model has a chat template. Returns an exit code. */
 int niah_frames_open(niah *n);
 void niah_frames_close(niah *n);
 
-/* Where a haystack begins: the opening of a chat message, or bos. */
+/* Appends the tokens that precede a haystack: the start of a chat message, or the bos token. */
 void niah_begin_tokens(const niah *n, token_list *list);
 
-/* Between an answer and the next question. */
+/* Appends the tokens between an answer and the next question. Returns an exit code. */
 int niah_next_tokens(const niah *n, token_list *list);
 
-/* The question for a fact, up to where the answer begins. */
+/* Appends the question for a fact, including the tokens that start the answer. Returns an exit code. */
 int niah_add_question(const niah *n, const fact *f, token_list *list);
 
-/* Runs the session's codec, and writes what it found into `json` and, where JSON was not asked for, prints it. Returns an exit
- * code, with a message on failure.
- */
+/* Runs the test with the session's codec, writes the results to `json`, and prints them unless --json was given. Returns an exit
+ * code. */
 int niah_grid_run(niah *n, const codec_choice *codec, kit_json *json);
 int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json);
 

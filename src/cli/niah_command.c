@@ -1,5 +1,5 @@
-/* flatkv niah: plants facts in a long text and asks for them. Owns the options, the codecs and the session; the grid of single
- * facts is niah_grid.c, many facts at once are niah_facts.c.
+/* flatkv niah: plants facts in a long text and asks for them. This file contains the options, the session and the loop over
+ * codecs. niah_grid.c tests single facts at each depth; niah_facts.c tests many facts at once.
  */
 #include "niah.h"
 
@@ -7,11 +7,11 @@
 
 static const char usage[] =
     "usage: flatkv niah [-m MODEL] [--lengths LIST] [options]\n"
-    "           needle in a haystack: one fact at each depth of each length\n"
+    "           needle in a haystack: recall of one fact for each depth and context length\n"
     "       flatkv niah [-m MODEL] --facts N [--ask M] [-c TOKENS] [options]\n"
-    "           many facts, asked one after another: share of right answers and likelihood of the right ones\n";
+    "           recall of many facts, asked one after another: share of correct answers and likelihood of the correct answer\n";
 
-/* ---- opening ---- */
+/* ---- setup ---- */
 
 static int choose_lengths(niah *n) {
     const char *at = n->o->lengths;
@@ -26,13 +26,13 @@ static int choose_lengths(niah *n) {
         uint64_t value = 0;
         size_t length = strcspn(at, ",");
         if (n->n_lengths == MAX_LENGTHS)
-            return kit_fail(EXIT_USAGE, "--lengths %s: at most %d lengths", n->o->lengths, MAX_LENGTHS);
+            return kit_fail(EXIT_USAGE, "--lengths: too many lengths; at most %d are supported", MAX_LENGTHS);
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
         if (!kit_number("--lengths", word, INT32_MAX, &value)) return EXIT_USAGE;
         n->lengths[n->n_lengths++] = (uint32_t)value;
         at += length + (at[length] == ',');
     }
-    return n->n_lengths > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--lengths: at least one is needed");
+    return n->n_lengths > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--lengths needs at least one length, such as 4K,16K");
 }
 
 static uint32_t longest(const niah *n) {
@@ -45,20 +45,22 @@ static void choose_depths(niah *n) {
     for (uint32_t i = 0; i < n->o->n_depths; i++) n->depths[i] = n->o->n_depths == 1 ? 0.5 : (double)i / (n->o->n_depths - 1);
 }
 
-/* ---- one codec ---- */
+/* ---- codecs ---- */
 
 static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, kit_json *json) {
     char name[CODEC_NAME];
     char subtitle[160];
     memory_verdict v = memory_line_judge(&n->line, config->lazy);
-    memory_verdict_json(&v, json);
+    const session_shape shape = {n->model, config};
+    const memory_comparison wide = memory_comparison_of_session(&shape);
+    memory_verdict_json(&n->line, &v, json);
     if (!n->o->model.json) {
         putchar('\n');
-        memory_verdict_print(&n->line, config, &v);
+        memory_verdict_print(&n->line, &wide, &v);
     }
     snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u", n->o->model.model,
              longest(n), codec_name(codec, name), config->max_step_tokens);
-    return memory_line_draw(&n->line, config, subtitle, n->o->line);
+    return memory_line_draw(&n->line, &wide, subtitle, n->o->line);
 }
 
 static int run_codec(niah *n, const codec_choice *codec, kit_json *json) {
@@ -90,7 +92,7 @@ static int run_codecs(niah *n, kit_json *json) {
     return code;
 }
 
-static int work(niah *n) {
+static int run_niah(niah *n) {
     int code = model_options_load(&n->o->model, false, &n->model);
     if (code != EXIT_GOOD) return code;
     n->about = fkv_model_about(n->model);
@@ -103,18 +105,20 @@ static int work(niah *n) {
     model_options_json(&n->o->model, n->about, json);
     code = run_codecs(n, json);
     if (code == EXIT_GOOD && n->o->model.json) return kit_json_print(json);
-    kit_json_drop(json);
+    kit_json_free(json);
     return code;
 }
 
-static bool good_options(const niah_options *o) {
+static bool check_niah_options(const niah_options *o) {
     bool one_cell = o->n_depths == 1 && o->n_haystacks <= 1 && (o->lengths == NULL || strchr(o->lengths, ',') == NULL);
     if ((o->n_asked > o->n_facts || o->n_asked == 0) && o->n_facts > 0)
-        return kit_fail(0, "--ask %u: from 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
-    if (o->n_facts > 0 && o->lengths != NULL) return kit_fail(0, "with --facts the length is given by -c, not --lengths") != 0;
-    if (o->svg != NULL && (o->n_facts > 0 || o->model.codecs.n > 1)) return kit_fail(0, "--svg draws the grid of one codec") != 0;
+        return kit_fail(0, "--ask must be from 1 to %u, the number of planted facts (got %u)", o->n_facts, o->n_asked) != 0;
+    if (o->n_facts > 0 && o->lengths != NULL)
+        return kit_fail(0, "--lengths cannot be combined with --facts: use -c to set the context length") != 0;
+    if (o->svg != NULL && (o->n_facts > 0 || o->model.codecs.n > 1))
+        return kit_fail(0, "--svg draws the grid of a single codec: remove --facts and pass one codec") != 0;
     if (o->line != NULL && (o->n_facts > 0 || o->model.codecs.n > 1 || !one_cell))
-        return kit_fail(0, "--line draws one cell: one length, --depths 1, one haystack, one codec") != 0;
+        return kit_fail(0, "--line draws a single grid cell: pass one length, --depths 1, one haystack and one codec") != 0;
     return true;
 }
 
@@ -124,30 +128,31 @@ int cli_niah(int argc, char **argv) {
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
+        KIT_HEADING("Test"),
         {"lengths", 'l', OPTION_TEXT, &o.lengths, 0, "LIST",
-         "tokens of each haystack, question and answer included, as 4K,16K,64K\n(default: -c, or 8192)"},
+         "context lengths in tokens, including question and answer, such as 4K,16K,64K\n(default: the value of -c, or 8192)"},
         {"depths", 'd', OPTION_COUNT, &o.n_depths, MAX_DEPTHS, "N",
-         "number of depths, spread from start to end (default 11); 1: the middle"},
+         "number of depths, evenly spaced from start to end (default 11); 1 uses the middle"},
         {"together", 0, OPTION_FLAG, &o.together, 0, NULL,
-         "plant the facts of all depths in one haystack and ask for each separately:\nthe text is computed once for each length"},
+         "plant the facts of all depths in one haystack and ask for each separately,\nso each length is prefilled only once"},
         {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N",
-         "haystacks, each with another part of the book and other facts\n(default 1; with --facts 3)"},
-        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant N facts at random places"},
+         "number of haystacks, each with its own excerpt and facts (default 1; 3 with --facts)"},
+        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant N facts at random positions"},
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",
-         "ask for M of them (default 64); the right answer is given before the next question"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE",
-         "text of the haystack (default: the book that comes with the needle model)"},
-        {"svg", 0, OPTION_OUTPUT, &o.svg, 0, "FILE", "write the grid as a heat map"},
-        {"line", 0, OPTION_OUTPUT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
+         "ask for M of the facts (default 64); each question is followed by its correct answer"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "haystack text (default: a book included with flatkv)"},
+        {"svg", 0, OPTION_OUTPUT, &o.svg, 0, "FILE", "write the grid as an SVG heat map"},
+        {"line", 0, OPTION_OUTPUT, &o.line, 0, "FILE",
+         "write an SVG plot of the memory of the process during a single grid cell"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
-    if (!good_options(&o)) return EXIT_USAGE;
+    if (!check_niah_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     static niah n;
     n = (niah){.o = &o, .n_haystacks = o.n_haystacks != 0 ? o.n_haystacks : o.n_facts > 0 ? 3 : 1};
-    code = work(&n);
+    code = run_niah(&n);
     haystack_close(&n.haystack);
     niah_frames_close(&n);
     fkv_model_close(n.model);

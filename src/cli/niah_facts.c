@@ -1,6 +1,8 @@
-/* Many facts at once: N are planted at random places of a haystack, M of them are asked one after another at its end. Answers are
- * given, not drawn (teacher forced), so that every question is asked over the same text whatever was answered before; what
- * counts is how likely each token of the right answer was. One fact is found with almost any codec; a hundred rank them.
+/* Recall of many facts: plants N facts at random positions in a haystack and asks for M of them at the end of the haystack.
+ *
+ * Answers are teacher-forced: the correct answer follows each question, so the text before a question does not depend on earlier
+ * answers. The score is the likelihood of the correct answer's tokens. A single fact can be recalled with almost any codec; a
+ * hundred facts reveal differences between codecs.
  */
 #include "likelihood.h"
 #include "niah.h"
@@ -12,16 +14,16 @@
 #include <string.h>
 
 typedef struct question {
-    token_list question; /* what stands between the answer before and this one */
+    token_list question; /* all tokens between the previous answer and `answer` */
     token_list answer;
 } question;
 
-/* Everything of one haystack, as tokens. */
+/* Tokens of one haystack. */
 typedef struct planted {
-    fact *facts;         /* [n_facts]; the first n_asked are asked */
-    token_list *places;  /* [n_facts] their sentences */
-    token_list text;     /* up to the first question */
-    question *questions; /* [n_asked] */
+    fact *facts;           /* [n_facts]; questions are asked about the first n_asked facts */
+    token_list *sentences; /* [n_facts] */
+    token_list text;       /* haystack with the planted sentences, up to the first question */
+    question *questions;   /* [n_asked] */
 } planted;
 
 typedef struct score {
@@ -34,7 +36,7 @@ typedef struct score {
 
 /* ---- planting ---- */
 
-/* Facts with names of their own: two of one name would be one question with two answers. */
+/* Draws facts with distinct names, because a question about a repeated name would have two answers. */
 static void draw_facts(const niah *n, uint64_t *random, fact *facts) {
     for (uint32_t i = 0; i < n->o->n_facts;) {
         bool taken = false;
@@ -52,41 +54,41 @@ static int make_question(const niah *n, uint32_t i, const fact *f, question *q) 
     return code;
 }
 
-static int by_size(const void *left, const void *right) {
+static int compare_positions(const void *left, const void *right) {
     size_t a = *(const size_t *)left;
     size_t b = *(const size_t *)right;
     return (a > b) - (a < b);
 }
 
-/* The body with the sentences between its tokens, at sorted random places, each fact at a place of its own draw. */
+/* Inserts the sentences in random order at random positions in the text. */
 static void plant_sentences(const niah *n, uint64_t *random, const token_list *body, planted *p) {
     uint32_t n_facts = n->o->n_facts;
-    size_t *places = kit_take(n_facts * sizeof *places);
-    uint32_t *order = kit_take(n_facts * sizeof *order);
+    size_t *positions = kit_alloc(n_facts * sizeof *positions);
+    uint32_t *order = kit_alloc(n_facts * sizeof *order);
     for (uint32_t i = 0; i < n_facts; i++) {
-        places[i] = haystack_place(&n->haystack, body, kit_random(random) % (body->n + 1));
+        positions[i] = haystack_insertion_point(&n->haystack, body, kit_random(random) % (body->n + 1));
         uint32_t j = (uint32_t)(kit_random(random) % (i + 1));
         order[i] = order[j];
         order[j] = i;
     }
-    qsort(places, n_facts, sizeof *places, by_size);
+    qsort(positions, n_facts, sizeof *positions, compare_positions);
     size_t at = 0;
     for (uint32_t i = 0; i < n_facts; i++) {
-        token_list_add(&p->text, body->tokens + at, places[i] - at);
-        token_list_add(&p->text, p->places[order[i]].tokens, p->places[order[i]].n);
-        at = places[i];
+        token_list_add(&p->text, body->tokens + at, positions[i] - at);
+        token_list_add(&p->text, p->sentences[order[i]].tokens, p->sentences[order[i]].n);
+        at = positions[i];
     }
     token_list_add(&p->text, body->tokens + at, body->n - at);
-    free(places);
+    free(positions);
     free(order);
 }
 
-/* Text, sentences and questions together are `length` tokens. */
-static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
-    enum { LEAST_SENTENCE = 4 }; /* tokens, with any tokenizer: what cannot fit is refused before anything is drawn */
+/* Builds a haystack. The text, planted sentences, questions and answers have `length` tokens in total. */
+static int plant_facts(const niah *n, uint32_t length, uint64_t seed, planted *p) {
+    enum { MIN_SENTENCE = 4 }; /* lower bound on tokens per sentence, to reject impossible requests early */
     uint64_t random = seed ^ UINT64_C(0xfac75);
-    if (n->o->n_facts >= length / LEAST_SENTENCE)
-        return kit_fail(EXIT_USAGE, "%u facts do not fit %u tokens: plant fewer, or raise -c", n->o->n_facts, length);
+    if (n->o->n_facts >= length / MIN_SENTENCE)
+        return kit_fail(EXIT_USAGE, "%u facts do not fit in %u tokens: lower --facts or raise -c", n->o->n_facts, length);
     draw_facts(n, &random, p->facts);
     int code = EXIT_GOOD;
     niah_begin_tokens(n, &p->text);
@@ -94,8 +96,8 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_facts; i++) {
         char sentence[FACT_TEXT];
         fact_sentence(&p->facts[i], sentence);
-        code = token_list_add_text(&p->places[i], n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
-        used += p->places[i].n;
+        code = token_list_add_text(&p->sentences[i], n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
+        used += p->sentences[i].n;
     }
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_asked; i++) {
         code = make_question(n, i, &p->facts[i], &p->questions[i]);
@@ -103,41 +105,44 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     }
     if (code != EXIT_GOOD) return code;
     if (used >= length)
-        return kit_fail(EXIT_USAGE, "%u facts and %u questions need %zu tokens and leave no room for text in -c %u: raise it",
-                        n->o->n_facts, n->o->n_asked, used, length);
+        return kit_fail(
+            EXIT_USAGE,
+            "%u facts and %u questions need %zu tokens, which leaves no room for text in a context of %u tokens: raise -c",
+            n->o->n_facts, n->o->n_asked, used, length);
     token_list body = {0};
-    haystack_cut(&n->haystack, seed, length - used, &body);
+    haystack_excerpt(&n->haystack, seed, length - used, &body);
     plant_sentences(n, &random, &body, p);
     token_list_free(&body);
     return EXIT_GOOD;
 }
 
 static void planted_open(const niah *n, planted *p) {
-    p->facts = kit_take(n->o->n_facts * sizeof *p->facts);
-    p->places = kit_take(n->o->n_facts * sizeof *p->places);
-    p->questions = kit_take(n->o->n_asked * sizeof *p->questions);
+    p->facts = kit_alloc(n->o->n_facts * sizeof *p->facts);
+    p->sentences = kit_alloc(n->o->n_facts * sizeof *p->sentences);
+    p->questions = kit_alloc(n->o->n_asked * sizeof *p->questions);
 }
 
 static void planted_free(const niah *n, planted *p) {
-    for (uint32_t i = 0; i < n->o->n_facts; i++) token_list_free(&p->places[i]);
+    for (uint32_t i = 0; i < n->o->n_facts; i++) token_list_free(&p->sentences[i]);
     for (uint32_t i = 0; i < n->o->n_asked; i++) {
         token_list_free(&p->questions[i].question);
         token_list_free(&p->questions[i].answer);
     }
     token_list_free(&p->text);
     free(p->facts);
-    free(p->places);
+    free(p->sentences);
     free(p->questions);
 }
 
-/* ---- asking ---- */
+/* ---- questions ---- */
 
-/* The question but for its last token, then that one and the answer in a step whose logits say how likely the answer was. */
-static int ask(niah *n, const question *q, score *s) {
+/* Feeds all but the last token of the question, then its last token and the answer in one step. The logits of this step give the
+ * likelihood of the answer. */
+static int ask_question(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];
     size_t n_step = 1 + q->answer.n;
     if (n_step > NIAH_LOGIT_ROWS || n_step > n->session.chunk)
-        return kit_fail(EXIT_USAGE, "an answer of %zu tokens does not fit one step: raise --chunk", q->answer.n);
+        return kit_fail(EXIT_USAGE, "an answer of %zu tokens does not fit in one step: raise --chunk", q->answer.n);
     step[0] = q->question.tokens[q->question.n - 1];
     memcpy(step + 1, q->answer.tokens, q->answer.n * sizeof *step);
     const float *logits = NULL;
@@ -160,10 +165,10 @@ static int ask(niah *n, const question *q, score *s) {
 static int run_haystack(niah *n, uint32_t length, uint32_t index, progress_bar *progress, score *s) {
     planted p = {0};
     planted_open(n, &p);
-    int code = plant(n, length, n->o->model.seed + 1000003 * (uint64_t)index, &p);
+    int code = plant_facts(n, length, n->o->model.seed + 1000003 * (uint64_t)index, &p);
     if (code == EXIT_GOOD) code = session_truncate(&n->session, 0);
     if (code == EXIT_GOOD) code = session_feed(&n->session, p.text.tokens, p.text.n, NULL, progress);
-    for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_asked; i++) code = ask(n, &p.questions[i], s);
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_asked; i++) code = ask_question(n, &p.questions[i], s);
     planted_free(n, &p);
     return code;
 }
@@ -188,7 +193,7 @@ int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json) {
     kit_json_real(json, "seconds", s.seconds);
     if (n->o->model.json) return EXIT_GOOD;
     char name[CODEC_NAME];
-    printf("%-14s %u tokens, %u facts, %u asked: %.3f right, nll %.5f a token, %.1f s\n", codec_name(codec, name), length,
+    printf("%-14s %u tokens, %u facts, %u asked: %.3f correct, nll %.5f per token, %.1f s\n", codec_name(codec, name), length,
            n->o->n_facts, s.n_asked, right, nll, s.seconds);
     (void)fflush(stdout);
     return EXIT_GOOD;

@@ -1,10 +1,10 @@
-/* The grid of niah: one fact at each depth of each length, one question.
+/* Grid of flatkv niah: recall of one fact for each depth and context length.
  *
- * Alone: a haystack has one fact. Cells are taken deepest first: a shallower fact leaves the text before it as it was, so the
- * sequence is truncated to there and only the rest is computed again.
+ * By default each haystack contains one fact. Cells run from the deepest fact to the shallowest, because the text before a
+ * shallower fact is already cached: the sequence is truncated at the fact, and only the text after it is prefilled.
  *
- * Together: the facts of all depths are in one haystack, and each is asked for at its end as if it were the only question. The
- * text is computed once, and every fact has the others to be mistaken for.
+ * With --together one haystack contains the facts of all depths, and each question is asked at its end independently of the
+ * others. The text is prefilled once per length, and the other facts act as distractors.
  */
 #include "generation.h"
 #include "heat_map.h"
@@ -36,25 +36,26 @@ typedef struct grid {
     double seconds;
 } grid;
 
-/* One haystack of one length: its tokens and how far the session agrees with them. */
+/* Tokens of one haystack for one context length. */
 typedef struct stack {
-    token_list begin; /* before the text */
-    token_list body;
-    token_list rest; /* what is fed for a cell */
-    size_t kept;     /* tokens of the body, from its first on, that the session holds */
+    token_list begin; /* tokens that precede `body`, such as the start of a chat message */
+    token_list body;  /* excerpt of the book */
+    token_list rest;  /* complete input of a cell; with --together, the input that all cells share, without the questions */
+    size_t kept;      /* length of the prefix of `body` that is in the session's cache */
 } stack;
 
-static int plant(const grid *g, const cell *c, token_list *list) {
+static int add_sentence(const grid *g, const cell *c, token_list *list) {
     char sentence[FACT_TEXT];
     fact_sentence(&c->fact, sentence);
     return token_list_add_text(list, g->n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
 }
 
-/* Tokens of the body that a length has room for, beside those `around` it; -1, said, where that is none. */
+/* Returns the number of body tokens that fit into a context of `length` tokens together with `around` other tokens, or -1 after
+ * printing an error if there is no room. */
 static int64_t room_for_text(uint32_t length, size_t around) {
     if (around + ANSWER_TOKENS < length) return (int64_t)(length - around - ANSWER_TOKENS);
-    (void)kit_fail(0, "a length of %u leaves no room for text: facts and a question alone need %zu tokens", length,
-                   around + ANSWER_TOKENS);
+    (void)kit_fail(0, "--lengths %u leaves no room for text: facts, question and answer need %zu tokens; use a longer context",
+                   length, around + ANSWER_TOKENS);
     return -1;
 }
 
@@ -63,22 +64,22 @@ static int answer_cell(grid *g, cell *c, const float *logits) {
     int code = generation_run(&g->generation, NULL, 0, logits);
     if (code == EXIT_GOOD && g->generation.stopped == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
     if (code != EXIT_GOOD) return code;
-    c->answer = text_sound(g->generation.text.bytes != NULL ? g->generation.text.bytes : "", g->generation.text.n);
+    c->answer = text_to_utf8(g->generation.text.bytes != NULL ? g->generation.text.bytes : "", g->generation.text.n);
     const char *at = strstr(c->answer, c->fact.number);
     c->found = g->n->about->has_chat ? at != NULL : at == c->answer;
     g->n_found += c->found;
     return EXIT_GOOD;
 }
 
-/* ---- alone ---- */
+/* ---- single facts ---- */
 
-/* Brings the session to where the answer begins. */
+/* Feeds the haystack and the question of a cell, reusing the cached prefix. */
 static int feed_cell(grid *g, stack *s, const cell *c, const token_list *planted, const token_list *question,
                      const float **logits) {
     model_session *session = &g->n->session;
     int64_t room = room_for_text(c->length, s->begin.n + planted->n + question->n);
     if (room < 0) return EXIT_USAGE;
-    size_t at = haystack_place(&g->n->haystack, &s->body, (size_t)((double)room * c->depth));
+    size_t at = haystack_insertion_point(&g->n->haystack, &s->body, (size_t)((double)room * c->depth));
     size_t shared = session->length == 0 ? 0 : s->begin.n + (at < s->kept ? at : s->kept);
     s->rest.n = 0;
     token_list_add(&s->rest, s->begin.tokens, s->begin.n);
@@ -87,7 +88,7 @@ static int feed_cell(grid *g, stack *s, const cell *c, const token_list *planted
     token_list_add(&s->rest, s->body.tokens + at, (size_t)room - at);
     token_list_add(&s->rest, question->tokens, question->n);
     int code = session_truncate(session, (uint32_t)shared);
-    shared = session->length; /* less where a window has moved on */
+    shared = session->length; /* may be shorter than requested, because sealed pages and windows restrict truncation */
     s->kept = at;
     return code == EXIT_GOOD ? session_feed(session, s->rest.tokens + shared, s->rest.n - shared, logits, &g->progress) : code;
 }
@@ -96,7 +97,7 @@ static int ask_cell(grid *g, stack *s, cell *c) {
     const float *logits = NULL;
     token_list planted = {0};
     token_list question = {0};
-    int code = plant(g, c, &planted);
+    int code = add_sentence(g, c, &planted);
     if (code == EXIT_GOOD) code = niah_add_question(g->n, &c->fact, &question);
     if (code == EXIT_GOOD) code = feed_cell(g, s, c, &planted, &question, &logits);
     if (code == EXIT_GOOD) code = answer_cell(g, c, logits);
@@ -111,16 +112,16 @@ static int ask_alone(grid *g, stack *s, cell *cells) {
     return code;
 }
 
-/* ---- together ---- */
+/* ---- shared haystack ---- */
 
-/* The haystack with all its facts, as long as the longest question leaves room for. */
+/* Builds the haystack with the facts of all depths, leaving room for the longest question. */
 static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_question) {
     const niah *n = g->n;
     token_list planted[MAX_DEPTHS] = {0};
     size_t around = s->begin.n + longest_question;
     int code = EXIT_GOOD;
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_depths; i++) {
-        code = plant(g, &cells[i], &planted[i]);
+        code = add_sentence(g, &cells[i], &planted[i]);
         around += planted[i].n;
     }
     int64_t room = code == EXIT_GOOD ? room_for_text(cells[0].length, around) : -1;
@@ -129,7 +130,7 @@ static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_questi
         size_t from = 0;
         token_list_add(&s->rest, s->begin.tokens, s->begin.n);
         for (uint32_t i = 0; i < n->o->n_depths; i++) {
-            size_t at = haystack_place(&n->haystack, &s->body, (size_t)((double)room * cells[i].depth));
+            size_t at = haystack_insertion_point(&n->haystack, &s->body, (size_t)((double)room * cells[i].depth));
             token_list_add(&s->rest, s->body.tokens + from, at - from);
             token_list_add(&s->rest, planted[i].tokens, planted[i].n);
             from = at;
@@ -140,8 +141,9 @@ static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_questi
     return code;
 }
 
-/* The first question brings the text along; behind the others a window may have to see it again. */
-static int ask_behind(grid *g, const stack *s, cell *c, const token_list *question) {
+/* Asks one question after the common text. First removes the previous question from the cache, and feeds the common text if it is
+ * not cached. */
+static int ask_after_text(grid *g, const stack *s, cell *c, const token_list *question) {
     model_session *session = &g->n->session;
     const float *logits = NULL;
     int code = session->length > s->rest.n ? session_truncate(session, (uint32_t)s->rest.n) : EXIT_GOOD;
@@ -161,7 +163,7 @@ static int ask_together(grid *g, stack *s, cell *cells) {
         if (questions[i].n > longest) longest = questions[i].n;
     }
     if (code == EXIT_GOOD) code = plant_all(g, s, cells, longest);
-    for (uint32_t i = 0; code == EXIT_GOOD && i < n_depths; i++) code = ask_behind(g, s, &cells[i], &questions[i]);
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n_depths; i++) code = ask_after_text(g, s, &cells[i], &questions[i]);
     for (uint32_t i = 0; i < n_depths; i++) token_list_free(&questions[i]);
     return code;
 }
@@ -172,7 +174,7 @@ static int run_stack(grid *g, uint32_t length, uint32_t index, cell *cells) {
     stack s = {0};
     niah_begin_tokens(g->n, &s.begin);
     int code = session_truncate(&g->n->session, 0);
-    haystack_cut(&g->n->haystack, seed, length, &s.body);
+    haystack_excerpt(&g->n->haystack, seed, length, &s.body);
     for (uint32_t i = g->n->o->n_depths; i-- > 0;) {
         cells[i] = (cell){.length = length, .depth = g->n->depths[i]};
         haystack_draw_fact(&g->n->haystack, &random, &cells[i].fact);
@@ -194,18 +196,18 @@ static double share_of(const grid *g, uint32_t length, uint32_t depth) {
     return (double)found / n->n_haystacks;
 }
 
-static int draw(const grid *g, const codec_choice *codec) {
+static int write_heat_map(const grid *g, const codec_choice *codec) {
     const niah *n = g->n;
     char name[CODEC_NAME];
     char subtitle[160];
-    double *shares = kit_take((size_t)n->o->n_depths * n->n_lengths * sizeof *shares);
+    double *shares = kit_alloc((size_t)n->o->n_depths * n->n_lengths * sizeof *shares);
     for (uint32_t d = 0; d < n->o->n_depths; d++)
         for (uint32_t l = 0; l < n->n_lengths; l++) shares[(size_t)d * n->n_lengths + l] = share_of(g, l, d);
-    snprintf(subtitle, sizeof subtitle, "%s, %s, %u %s for each cell: %zu of %zu found", n->o->model.model,
-             codec_name(codec, name), n->n_haystacks, n->n_haystacks == 1 ? "fact" : "facts", g->n_found, g->n_cells);
-    heat_map map = {.title = "Planted facts found again",
+    snprintf(subtitle, sizeof subtitle, "%s, %s, %u %s per cell: %zu of %zu found", n->o->model.model, codec_name(codec, name),
+             n->n_haystacks, n->n_haystacks == 1 ? "fact" : "facts", g->n_found, g->n_cells);
+    heat_map map = {.title = "Recall of planted facts",
                     .subtitle = subtitle,
-                    .note = "A fact is planted at a depth of a long text and asked for at its end.",
+                    .note = "A fact is planted at one depth of a long text and asked for at the end of the text.",
                     .lengths = n->lengths,
                     .n_lengths = n->n_lengths,
                     .depths = n->depths,
@@ -214,16 +216,17 @@ static int draw(const grid *g, const codec_choice *codec) {
     bool good = heat_map_write(&map, n->o->svg);
     int reason = errno;
     free(shares);
-    return good ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot write the picture %s: %s", n->o->svg, strerror(reason));
+    return good ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot write %s: %s", n->o->svg, strerror(reason));
 }
 
-static void put_json(const grid *g, kit_json *json) {
+static void write_grid_json(const grid *g, kit_json *json) {
     kit_json_integer(json, "found", g->n_found);
     kit_json_integer(json, "total", g->n_cells);
     kit_json_integer(json, "haystacks", g->n->n_haystacks);
     kit_json_bool(json, "together", g->n->o->together);
     kit_json_real(json, "seconds", g->seconds);
-    if (g->n->o->line == NULL) kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes); /* the line has it too */
+    if (g->n->o->line == NULL)
+        kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes); /* memory_verdict_json() writes it otherwise */
     kit_json_array(json, "cells");
     for (size_t i = 0; i < g->n_cells; i++) {
         const cell *c = &g->cells[i];
@@ -266,9 +269,10 @@ static void print_grid(const grid *g, const codec_choice *codec) {
     putchar('\n');
 }
 
-/* ---- the run ---- */
+/* ---- run ---- */
 
-/* About how much will be fed: a cell costs what lies behind its fact, the deepest one everything. */
+/* Estimates the number of tokens to feed, for the progress bar. The deepest cell feeds the whole haystack, every other cell the
+ * part after its fact. */
 static uint64_t tokens_to_feed(const niah *n) {
     double total = 0;
     for (uint32_t l = 0; l < n->n_lengths; l++) {
@@ -298,13 +302,13 @@ int niah_grid_run(niah *n, const codec_choice *codec, kit_json *json) {
     if (status != FKV_OK) return cli_fail_status(status);
     g.generation.session = &n->session;
     g.generation.max_new = n->about->has_chat ? ANSWER_TOKENS : FACT_DIGITS + 1;
-    g.cells = kit_take(g.n_cells * sizeof *g.cells);
+    g.cells = kit_alloc(g.n_cells * sizeof *g.cells);
     int code = run_cells(&g);
     if (code == EXIT_GOOD) {
-        put_json(&g, json);
+        write_grid_json(&g, json);
         if (!n->o->model.json && g.n_cells == 1) print_cell(&g.cells[0], n->about->has_chat);
         if (!n->o->model.json && g.n_cells > 1) print_grid(&g, codec);
-        if (n->o->svg != NULL) code = draw(&g, codec);
+        if (n->o->svg != NULL) code = write_heat_map(&g, codec);
     }
     for (size_t i = 0; i < g.n_cells; i++) free(g.cells[i].answer);
     free(g.cells);

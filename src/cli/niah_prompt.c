@@ -1,4 +1,4 @@
-/* The tokens around a haystack: what it begins with and how a fact is asked for. See niah.h. */
+/* Tokens around a haystack: the chat frames and the questions. See niah.h. */
 #include "chat_prompt.h"
 #include "niah.h"
 
@@ -14,7 +14,7 @@ int niah_frames_open(niah *n) {
     for (int i = 0; i < N_FRAMES; i++) chat_add(&c, roles[i], CHAT_CUT, strlen(CHAT_CUT));
     int code = chat_split(&c, parts, N_FRAMES);
     memcpy(n->frames, parts, sizeof n->frames);
-    token_list_free(&parts[N_FRAMES]); /* ANSWERS once more */
+    token_list_free(&parts[N_FRAMES]); /* the last part repeats the tokens before an answer, which are already in `frames` */
     chat_close(&c);
     return code;
 }

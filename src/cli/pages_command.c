@@ -1,11 +1,11 @@
-/* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
+/* flatkv pages: inspects page files without opening a cache. `verify` checks all checksums, `show` prints the header. */
 #include "../kit/utf8.h"
 #include "codec_list.h"
 
 #include <string.h>
 
-static const char usage[] = "usage: flatkv pages verify FILE...       checks every page against its checksum\n"
-                            "       flatkv pages show FILE [--json]   prints what was saved: tokens, model, codec\n";
+static const char usage[] = "usage: flatkv pages verify FILE...       checks the checksum of every page\n"
+                            "       flatkv pages show FILE [--json]   prints the header: tokens, model, codec\n";
 
 static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
@@ -18,16 +18,17 @@ static codec_choice codec_of(const fkv_file_info *info) {
 static void show_text(const char *path, const fkv_file_info *info) {
     char size[32];
     const fkv_layer_config *l = &info->first_layer;
-    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, kit_bytes(info->file_bytes, size),
+    utf8_print_escaped(stdout, path);
+    printf(": page file version %u, %s, %llu pages of %u tokens\n", info->version, kit_bytes(info->file_bytes, size),
            (unsigned long long)info->n_pages, info->page_tokens);
-    printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
-           l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
+    printf("tokens   %u\nlayers   %u; first layer: %u KV heads of dimension %u, window %u, sinks %u\n", info->n_tokens,
+           info->n_layers, l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
     codec_choice codec = codec_of(info);
     char name[CODEC_NAME];
     printf("codec    %s; %s scales; rotation %s\n", codec_name(&codec, name), info->page_type == FKV_BF16 ? "bf16" : "fp16",
            codec_rotate_name(info->rotate));
     printf("rope     ");
-    utf8_print_shown(stdout, info->rope_id);
+    utf8_print_escaped(stdout, info->rope_id);
     printf("\nweights  ");
     print_hex(info->weights_id, sizeof info->weights_id);
     putchar('\n');
@@ -58,28 +59,28 @@ static int show_json(const fkv_file_info *info) {
     return kit_json_print(json);
 }
 
-static int inspect(const char *path, bool verify, fkv_file_info *info) {
+static int inspect_file(const char *path, bool verify, fkv_file_info *info) {
     fkv_status status = fkv_file_inspect(path, verify, info);
     if (status == FKV_OK) return EXIT_GOOD;
     return cli_fail_status(status);
 }
 
-static int verify(const kit_texts *files) {
+static int verify_files(const kit_texts *files) {
     int worst = EXIT_GOOD;
     for (uint32_t i = 0; i < files->n; i++) {
         fkv_file_info info;
-        int code = inspect(files->texts[i], true, &info);
-        if (code != EXIT_GOOD)
-            worst = code;
-        else
-            printf("%s: good, %u tokens, %llu pages\n", files->texts[i], info.n_tokens, (unsigned long long)info.n_pages);
+        int code = inspect_file(files->texts[i], true, &info);
+        if (code != EXIT_GOOD) worst = code;
+        if (code != EXIT_GOOD) continue;
+        utf8_print_escaped(stdout, files->texts[i]);
+        printf(": good, %u tokens, %llu pages\n", info.n_tokens, (unsigned long long)info.n_pages);
     }
     return worst;
 }
 
-static int show(const char *path, bool json) {
+static int show_file(const char *path, bool json) {
     fkv_file_info info;
-    int code = inspect(path, false, &info);
+    int code = inspect_file(path, false, &info);
     if (code != EXIT_GOOD) return code;
     if (json) return show_json(&info);
     show_text(path, &info);
@@ -89,17 +90,19 @@ static int show(const char *path, bool json) {
 int cli_pages(int argc, char **argv) {
     bool json = false;
     kit_texts files = {0};
-    const kit_option own[] = {{"files", 0, OPTION_WORDS, &files, 0, "FILE", "a page file, as flatkv run --save-prefix writes it"},
-                              {"json", 0, OPTION_FLAG, &json, 0, NULL, "one JSON object on standard output (show)"},
-                              {0}};
+    const kit_option own[] = {
+        {"files", 0, OPTION_POSITIONAL, &files, 0, "FILE", "page file written by flatkv run --save-prefix or /save"},
+        {"json", 0, OPTION_FLAG, &json, 0, NULL, "print one JSON object to standard output (show only)"},
+        {0}};
     const kit_option *const tables[] = {own, NULL};
     const char *what = argc >= 2 ? argv[1] : "";
     bool known = strcmp(what, "verify") == 0 || strcmp(what, "show") == 0;
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, known ? argc - 1 : argc, known ? argv + 1 : argv, &code)) return code;
-    if (!known) return kit_fail(EXIT_USAGE, "pages: verify or show is needed; --help tells how");
-    if (files.n == 0) return kit_fail(EXIT_USAGE, "pages %s: a FILE is needed", what);
-    if (what[0] == 'v' && json) return kit_fail(EXIT_USAGE, "--json is for pages show");
-    if (what[0] == 'v') return verify(&files);
-    return files.n == 1 ? show(files.texts[0], json) : kit_fail(EXIT_USAGE, "pages show: one FILE at a time");
+    if (!known) return kit_fail(EXIT_USAGE, "pages: expected \"verify\" or \"show\"; see 'flatkv pages --help'");
+    if (files.n == 0) return kit_fail(EXIT_USAGE, "'pages %s' needs a page file", what);
+    if (what[0] == 'v' && json) return kit_fail(EXIT_USAGE, "--json is supported only by 'pages show'");
+    if (what[0] == 'v') return verify_files(&files);
+    return files.n == 1 ? show_file(files.texts[0], json)
+                        : kit_fail(EXIT_USAGE, "'pages show' accepts only one file (got %u)", files.n);
 }

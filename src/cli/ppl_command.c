@@ -1,13 +1,12 @@
-/* flatkv ppl: perplexity of a text, window by window, and how far a packed cache moves the model from a 16-bit one.
+/* flatkv ppl: perplexity of a text, and KL divergence of packed caches from a 16-bit cache.
  *
- * The text is tokenized once and cut into windows that do not overlap; each is prefilled in chunks, so that later chunks attend
- * to packed history. Of each window the second half is scored, as llama.cpp does, so that every scored token has seen at least
- * half a window. Every codec that was asked for, and with --kl a 16-bit cache as the reference, is a lane of its own over the
- * same model: all lanes take the same step, then their logits are compared, row by row. N codecs cost N + 1 forwards.
+ * The text is tokenized once and split into non-overlapping windows. Each window is prefilled in chunks, so later chunks attend
+ * to packed history. The second half of each window is scored, as in llama.cpp, so every scored token has at least half a window
+ * of context. Each codec has its own lane, which is a session over the same model; --kl adds a lane with a 16-bit reference
+ * cache. All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
  *
- * Interrupted, it reports the windows that were done.
- *
- * What is kept: one row of exps, and a divergence for each scored token and lane. Logits are never copied.
+ * After Ctrl-C the completed windows are reported. The memory needed is one row of exponentials, and one divergence per scored
+ * token and lane. Logits are not copied.
  */
 #include "likelihood.h"
 #include "model_options.h"
@@ -20,17 +19,17 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char usage[] = "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
-                            "Perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
+static const char usage[] =
+    "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
+    "Measures perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
 
-enum { LOGIT_ROWS = 128 }; /* of one scored step: a large vocabulary has a megabyte a row */
+enum { LOGIT_ROWS = 128 }; /* maximum rows per scored step, because a row of logits takes a megabyte with a large vocabulary */
 
 typedef struct ppl_options {
     model_options model;
     const char *file;
     uint32_t window;
     uint32_t n_windows;
-    int score; /* 0 half, 1 all */
     bool kl;
     bool verbose;
 } ppl_options;
@@ -39,15 +38,15 @@ typedef struct ppl_options {
 typedef struct lane_sums {
     double nll;
     double kl;
-    uint64_t n_same; /* where it agrees with the reference about the likeliest next one */
+    uint64_t n_same; /* number of positions where the most likely next token is the same as in the reference */
 } lane_sums;
 
 typedef struct lane {
     codec_choice codec;
     model_session session;
     lane_sums now;
-    lane_sums whole; /* of the windows that are done */
-    double *kl;      /* [scored tokens] */
+    lane_sums completed; /* sums over the completed windows */
+    double *kl;          /* [scored tokens] */
 } lane;
 
 typedef struct ppl {
@@ -55,19 +54,19 @@ typedef struct ppl {
     fkv_model *model;
     const fkv_model_info *about;
     token_list text;
-    lane lanes[MAX_CODECS + 1]; /* the reference, where there is one, is the first */
+    lane lanes[MAX_CODECS + 1]; /* with --kl, lane 0 is the reference */
     uint32_t n_lanes;
     uint32_t n_windows;
     uint64_t n_scored;
-    uint64_t n_kept; /* of the windows that are done */
-    float *exps;     /* [n_vocab] of the reference */
+    uint64_t n_completed; /* scored tokens of the completed windows */
+    float *exps;          /* [n_vocab] exponentials of the reference row */
     progress_bar progress;
     double seconds;
 } ppl;
 
 static bool is_reference(const ppl *p, uint32_t i) { return p->o->kl && i == 0; }
 
-/* ---- opening ---- */
+/* ---- setup ---- */
 
 static int open_lane(ppl *p, const codec_choice *codec) {
     lane *l = &p->lanes[p->n_lanes++];
@@ -76,7 +75,7 @@ static int open_lane(ppl *p, const codec_choice *codec) {
     codec_apply(codec, &config);
     config.max_logit_rows = config.max_step_tokens < LOGIT_ROWS ? config.max_step_tokens : LOGIT_ROWS;
     int code = session_open(&l->session, p->model, &config);
-    if (code == EXIT_GOOD && p->o->kl) l->kl = kit_take((size_t)p->n_windows * p->o->window * sizeof *l->kl);
+    if (code == EXIT_GOOD && p->o->kl) l->kl = kit_alloc((size_t)p->n_windows * p->o->window * sizeof *l->kl);
     return code;
 }
 
@@ -87,7 +86,7 @@ static int open_lanes(ppl *p) {
     return code;
 }
 
-static int read_text(ppl *p) {
+static int read_ppl_text(ppl *p) {
     text_buffer content = {0};
     int code = text_read(&content, p->o->file);
     if (code == EXIT_GOOD)
@@ -97,15 +96,15 @@ static int read_text(ppl *p) {
     if (code != EXIT_GOOD) return code;
     p->n_windows = (uint32_t)(p->text.n / p->o->window);
     if (p->n_windows == 0)
-        return kit_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: use a smaller --window", p->o->file,
-                        p->text.n, p->o->window);
+        return kit_fail(EXIT_FAILED, "%s has %zu tokens, fewer than one window of %u: lower --window", p->o->file, p->text.n,
+                        p->o->window);
     if (p->o->n_windows != 0 && p->o->n_windows < p->n_windows) p->n_windows = p->o->n_windows;
     return EXIT_GOOD;
 }
 
 /* ---- scoring ---- */
 
-/* The row of one token in every lane; `target` is the token that follows it. */
+/* Scores one row of logits in every lane. target: the next token of the text. */
 static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t target) {
     size_t at = (size_t)row * p->about->n_vocab;
     likelihood reference = {0};
@@ -124,8 +123,8 @@ static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t
     p->n_scored++;
 }
 
-/* One step in every lane. The rows of scored tokens are those whose next token is inside the window. */
-static int take_step(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bool scored) {
+/* Runs one step in every lane. A scored step must end before the last token of the window, which has no successor. */
+static int run_lanes(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bool scored) {
     const float *logits[MAX_CODECS + 1];
     for (uint32_t i = 0; i < p->n_lanes; i++) {
         model_session *s = &p->lanes[i].session;
@@ -140,7 +139,7 @@ static int take_step(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bo
 
 static int score_window(ppl *p, uint32_t *window) {
     uint32_t n = p->o->window;
-    uint32_t first = p->o->score == 0 ? n / 2 : 0; /* the first row that is scored; the last token has no next one */
+    uint32_t first = n / 2; /* first scored row */
     uint32_t chunk = p->o->model.chunk;
     uint32_t scored_chunk = chunk < LOGIT_ROWS ? chunk : LOGIT_ROWS;
     if (p->about->add_bos) window[0] = p->about->bos;
@@ -153,7 +152,7 @@ static int score_window(ppl *p, uint32_t *window) {
         uint32_t room = (scored ? n - 1 : first) - at;
         uint32_t most = scored ? scored_chunk : chunk;
         uint32_t part = room < most ? room : most;
-        int code = take_step(p, window, at, part, scored);
+        int code = run_lanes(p, window, at, part, scored);
         if (code != EXIT_GOOD) return code;
         at += part;
     }
@@ -168,16 +167,16 @@ static void print_window(const ppl *p, uint32_t index) {
                       exp(p->lanes[i].now.nll / (double)p->n_scored), i + 1 < p->n_lanes ? "," : "\n");
 }
 
-static void keep_window(ppl *p, uint32_t index) {
-    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].whole = p->lanes[i].now;
-    p->n_kept = p->n_scored;
+static void complete_window(ppl *p, uint32_t index) {
+    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].completed = p->lanes[i].now;
+    p->n_completed = p->n_scored;
     if (p->o->verbose) print_window(p, index);
 }
 
-/* A run that is stopped reports the windows that were done. */
-static void go_back_to(ppl *p, uint32_t n_windows) {
-    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].now = p->lanes[i].whole;
-    p->n_scored = p->n_kept;
+/* Discards the partial window of an interrupted run, so that only completed windows are reported. */
+static void discard_partial_window(ppl *p, uint32_t n_windows) {
+    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].now = p->lanes[i].completed;
+    p->n_scored = p->n_completed;
     p->n_windows = n_windows;
 }
 
@@ -190,7 +189,7 @@ typedef struct lane_result {
     double top1;
 } lane_result;
 
-static lane_result judge(const ppl *p, lane *l) {
+static lane_result evaluate_lane(const ppl *p, lane *l) {
     double n = (double)p->n_scored;
     lane_result r = {.ppl = exp(l->now.nll / n)};
     if (!p->o->kl) return r;
@@ -201,7 +200,7 @@ static lane_result judge(const ppl *p, lane *l) {
     return r;
 }
 
-static void put_result(const ppl *p, const lane_result *r, kit_json *json) {
+static void write_result_json(const ppl *p, const lane_result *r, kit_json *json) {
     kit_json_real(json, "ppl", r->ppl);
     kit_json_integer(json, "tokens", p->n_scored);
     if (!p->o->kl) return;
@@ -210,36 +209,36 @@ static void put_result(const ppl *p, const lane_result *r, kit_json *json) {
     kit_json_real(json, "top1", r->top1);
 }
 
-static int report_json(ppl *p) {
+static int report_ppl_json(ppl *p) {
     kit_json *json = kit_json_begin();
     model_options_json(&p->o->model, p->about, json);
     kit_json_integer(json, "window", p->o->window);
     kit_json_integer(json, "windows", p->n_windows);
     kit_json_integer(json, "chunk", p->o->model.chunk);
-    kit_json_text(json, "score", p->o->score == 0 ? "half" : "all");
+    kit_json_text(json, "score", "half");
     kit_json_real(json, "seconds", p->seconds);
-    if (p->o->kl) kit_json_real(json, "ppl_16bit", judge(p, &p->lanes[0]).ppl);
+    if (p->o->kl) kit_json_real(json, "ppl_16bit", evaluate_lane(p, &p->lanes[0]).ppl);
     if (p->o->model.codecs.named) kit_json_array(json, "codecs");
     for (uint32_t i = p->o->kl ? 1 : 0; i < p->n_lanes; i++) {
-        lane_result r = judge(p, &p->lanes[i]);
+        lane_result r = evaluate_lane(p, &p->lanes[i]);
         if (p->o->model.codecs.named) kit_json_object(json, NULL);
         if (p->o->model.codecs.named) codec_json(&p->lanes[i].codec, json);
-        put_result(p, &r, json);
+        write_result_json(p, &r, json);
         if (p->o->model.codecs.named) kit_json_close(json);
     }
     return kit_json_print(json);
 }
 
-static int report(ppl *p) {
-    if (p->o->model.json) return report_json(p);
+static int report_ppl(ppl *p) {
+    if (p->o->model.json) return report_ppl_json(p);
     printf("%s: %u window%s of %u tokens, %llu scored, %.1f s\n\n%-14s %12s", p->o->file, p->n_windows,
            p->n_windows == 1 ? "" : "s", p->o->window, (unsigned long long)p->n_scored, p->seconds, "cache", "perplexity");
-    if (p->o->kl) printf(" %10s %12s %12s %8s", "of 16-bit", "KL mean", "KL p99", "top-1");
+    if (p->o->kl) printf(" %10s %12s %12s %8s", "vs 16-bit", "KL mean", "KL p99", "top-1");
     putchar('\n');
-    double reference = p->o->kl ? judge(p, &p->lanes[0]).ppl : NAN;
+    double reference = p->o->kl ? evaluate_lane(p, &p->lanes[0]).ppl : NAN;
     for (uint32_t i = 0; i < p->n_lanes; i++) {
         char name[CODEC_NAME];
-        lane_result r = judge(p, &p->lanes[i]);
+        lane_result r = evaluate_lane(p, &p->lanes[i]);
         printf("%-14s %12.4f", is_reference(p, i) ? "16-bit" : codec_name(&p->lanes[i].codec, name), r.ppl);
         if (p->o->kl && !is_reference(p, i))
             printf(" %+9.3f%% %12.3e %12.3e %7.2f%%", (r.ppl / reference - 1) * 100, r.kl_mean, r.kl_p99, r.top1 * 100);
@@ -248,31 +247,31 @@ static int report(ppl *p) {
     return EXIT_GOOD;
 }
 
-/* ---- the command ---- */
+/* ---- command ---- */
 
-static int work(ppl *p) {
+static int run_ppl(ppl *p) {
     int code = model_options_load(&p->o->model, false, &p->model);
     if (code != EXIT_GOOD) return code;
     p->about = fkv_model_about(p->model);
-    code = read_text(p);
+    code = read_ppl_text(p);
     if (code == EXIT_GOOD) code = open_lanes(p);
     if (code != EXIT_GOOD) return code;
-    p->exps = kit_take((size_t)p->about->n_vocab * sizeof *p->exps);
+    p->exps = kit_alloc((size_t)p->about->n_vocab * sizeof *p->exps);
     p->progress = progress_begin("scoring", (uint64_t)p->n_windows * (p->o->window - 1));
     uint32_t n_done = 0;
     while (code == EXIT_GOOD && n_done < p->n_windows) {
         code = score_window(p, p->text.tokens + (size_t)n_done * p->o->window);
-        if (code == EXIT_GOOD) keep_window(p, n_done++);
+        if (code == EXIT_GOOD) complete_window(p, n_done++);
     }
     p->seconds = kit_seconds() - p->progress.start;
     progress_end(&p->progress);
     bool stopped = code == EXIT_INTERRUPTED && n_done > 0;
-    if (stopped) go_back_to(p, n_done);
-    int printed = code == EXIT_GOOD || stopped ? report(p) : EXIT_GOOD;
+    if (stopped) discard_partial_window(p, n_done);
+    int printed = code == EXIT_GOOD || stopped ? report_ppl(p) : EXIT_GOOD;
     return code == EXIT_GOOD ? printed : code;
 }
 
-static void close_all(ppl *p) {
+static void close_ppl(ppl *p) {
     for (uint32_t i = 0; i < p->n_lanes; i++) {
         session_close(&p->lanes[i].session);
         free(p->lanes[i].kl);
@@ -290,23 +289,23 @@ int cli_ppl(int argc, char **argv) {
     model_options_drop(common, "context");
     model_options_drop(common, "seed");
     const kit_option own[] = {
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the text; \"-\" is standard input"},
+        KIT_HEADING("Measurement"),
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "text file; \"-\" reads standard input"},
         {"window", 'w', OPTION_U32, &o.window, 1 << 24, "N",
-         "tokens in a window (default 2048); it starts with the bos token if the model uses one"},
-        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most N windows (default: all)"},
-        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "score the second half of each window, or all of it (default half)"},
+         "tokens per window (default 2048), including the bos token if the model uses one"},
+        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "maximum number of windows (default: all)"},
         {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also run a 16-bit cache and report the KL divergence from it"},
-        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "print the perplexity so far after every window"},
+        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "print the running perplexity after every window"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
-    if (o.file == NULL) return kit_fail(EXIT_USAGE, "-f FILE is needed: the text to score");
-    if (o.window < 4) return kit_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
+    if (o.file == NULL) return kit_fail(EXIT_USAGE, "no text given: use -f FILE, or -f - for standard input");
+    if (o.window < 4) return kit_fail(EXIT_USAGE, "--window must be at least 4 (got %u)", o.window);
     cli_catch_interrupts();
     static ppl p;
     p = (ppl){.o = &o};
-    code = work(&p);
-    close_all(&p);
+    code = run_ppl(&p);
+    close_ppl(&p);
     return code;
 }

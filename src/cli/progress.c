@@ -8,7 +8,7 @@
 
 enum { BAR = 24, LINE = 78 };
 
-static const double EVERY = 0.1; /* seconds between drawings */
+static const double REDRAW_INTERVAL = 0.1; /* seconds */
 
 progress_bar progress_begin(const char *what, uint64_t total) {
     double now = kit_seconds();
@@ -19,7 +19,7 @@ void progress_add(progress_bar *p, uint64_t n) {
     if (p == NULL) return;
     p->done += n;
     double now = kit_seconds();
-    if (!p->terminal || now - p->shown < EVERY || p->total == 0) return;
+    if (!p->terminal || now - p->shown < REDRAW_INTERVAL || p->total == 0) return;
     p->shown = now;
     double share = (double)p->done / (double)p->total;
     double rate = (double)p->done / (now - p->start);

@@ -1,5 +1,5 @@
-/* A line on standard error that says how far a long piece of work is: share, rate and time left. Only on a terminal, and never
- * beside output that is being streamed.
+/* Progress bar on standard error: percentage, rate and remaining time. The bar is drawn only on a terminal, and never while
+ * output is being streamed.
  */
 #ifndef FKV_CLI_PROGRESS_H
 #define FKV_CLI_PROGRESS_H
@@ -8,16 +8,16 @@
 #include <stdint.h>
 
 typedef struct progress_bar {
-    const char *what;
-    uint64_t total;
-    uint64_t done;
-    double start;
-    double shown; /* when the line was last drawn */
+    const char *what; /* name of the operation */
+    uint64_t total;   /* tokens */
+    uint64_t done;    /* tokens */
+    double start;     /* kit_seconds() at progress_begin() */
+    double shown;     /* kit_seconds() when the bar was last drawn */
     bool terminal;
 } progress_bar;
 
 progress_bar progress_begin(const char *what, uint64_t total);
 void progress_add(progress_bar *p, uint64_t n); /* p may be NULL */
-void progress_end(progress_bar *p);             /* wipes the line */
+void progress_end(progress_bar *p);             /* erases the bar */
 
 #endif

@@ -1,12 +1,12 @@
-/* flatkv run: continues a prompt, or holds a conversation, over packed pages.
+/* flatkv run: completes a prompt or starts a conversation.
  *
- * The whole life of the sequence is known before the first token (prompt and at most -n new ones), so that is what is reserved
- * unless -c says more. A prefix saved by one run is loaded by another and its tokens are not computed again; the answer is the
- * same to the bit.
+ * The maximum length of the sequence, the prompt plus -n new tokens, is known before the first token, so exactly that many tokens
+ * are reserved unless -c requests more. A prefix saved by one run can be loaded by another without recomputing its tokens; the
+ * answer is bit-identical.
  */
 #include "../kit/numbers.h"
 #include "../kit/process.h"
-#include "talk.h"
+#include "chat_loop.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: flatkv run -m MODEL [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
-    "       flatkv run -i -m MODEL [options]                      a conversation; /? lists its commands\n";
+    "usage: flatkv run -m MODEL [-p TEXT] [-f FILE] [options]     completes a prompt (default: standard input)\n"
+    "       flatkv run -i -m MODEL [options]                      starts a conversation; /? lists its commands\n";
 
 typedef struct run_options {
     model_options model;
@@ -28,77 +28,102 @@ typedef struct run_options {
     bool raw;
     bool ignore_end;
     bool no_think;
-    bool stats;
     sampling_options sampling;
     const char *save_prefix;
     const char *prefix;
 } run_options;
 
-/* One run from its first token to its report. */
+/* State of one run. */
 typedef struct run {
     const run_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     bool has_chat;
-    chat chat; /* where it has */
+    chat chat; /* used if has_chat */
     token_list prompt;
-    size_t n_prefix;   /* tokens of it that --save-prefix saves */
-    uint32_t n_loaded; /* tokens whose pages came from a file */
+    size_t n_prefix;   /* prompt tokens that --save-prefix saves */
+    uint32_t n_loaded; /* tokens whose pages were loaded from a file */
     model_session session;
     generation generation;
     fkv_runner_config runner;
-    talk_settings settings;
+    chat_settings settings;
     fkv_logit_bias biases[SAMPLING_BIASES];
     double prefill_seconds;
     uint32_t n_prefilled;
     uint64_t start_bytes; /* anonymous memory before the model was loaded */
-    uint64_t peak_bytes;  /* the most seen beyond that */
+    uint64_t peak_bytes;  /* highest sample of anonymous memory, minus start_bytes */
 } run;
 
-static void look_at_memory(run *r) {
+static void sample_memory(run *r) {
     process_memory now;
     if (!process_memory_now(&now) || now.anonymous_bytes < r->start_bytes) return;
     if (now.anonymous_bytes - r->start_bytes > r->peak_bytes) r->peak_bytes = now.anonymous_bytes - r->start_bytes;
 }
 
-/* ---- the prompt ---- */
+/* ---- prompt ---- */
 
-/* The parts are tokenized apart, so that a document has the same tokens whatever is asked about it. */
+/* The parts of a prompt are tokenized separately, so that the tokens of a document do not depend on the question. */
 typedef struct prompt_parts {
-    text_buffer document; /* of -f or standard input */
-    text_buffer question; /* of -p */
+    text_buffer document; /* -f or standard input */
+    text_buffer question; /* -p */
 } prompt_parts;
 
-/* Standard input is a file or a pipe: what it has is the document that -p asks about. */
+/* Returns whether standard input is a file or a pipe. Its contents are then the document that -p asks about. */
 static bool input_is_piped(void) {
     struct stat input;
     return fstat(STDIN_FILENO, &input) == 0 && (S_ISFIFO(input.st_mode) || S_ISREG(input.st_mode));
 }
 
-static int read_prompt(const run_options *o, prompt_parts *parts) {
+static int read_prompt_parts(const run_options *o, prompt_parts *parts) {
     const char *file = o->file;
     if (o->prompt != NULL) text_add(&parts->question, o->prompt, strlen(o->prompt));
     if (file == NULL && o->prompt == NULL && o->prefix == NULL && !o->interactive) {
-        if (isatty(STDIN_FILENO) != 0) return kit_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
+        if (isatty(STDIN_FILENO) != 0)
+            return kit_fail(EXIT_USAGE, "no prompt given: use -p TEXT or -f FILE, or pipe text to standard input");
         file = "-";
     }
     if (file == NULL && o->prompt != NULL && o->prefix == NULL && !o->interactive && input_is_piped()) file = "-";
     int code = file != NULL ? text_read(&parts->document, file) : EXIT_GOOD;
     if (code != EXIT_GOOD) return code;
     if (parts->document.n + parts->question.n == 0 && o->prefix == NULL && !o->interactive)
-        return kit_fail(EXIT_USAGE, "the prompt is empty: give -p TEXT, -f FILE or standard input");
+        return kit_fail(EXIT_USAGE, "the prompt is empty: use -p TEXT or -f FILE, or pipe text to standard input");
     return EXIT_GOOD;
 }
 
-/* The tokens of a saved prefix. */
+/* Checks that a page file was saved with this model and codec, so that the error message can name the difference. */
+static int check_prefix(const run *r) {
+    fkv_file_info info;
+    fkv_status status = fkv_file_inspect(r->o->prefix, false, &info);
+    if (status != FKV_OK) return cli_fail_status(status);
+    if (memcmp(info.weights_id, r->about->weights_id, sizeof info.weights_id) != 0)
+        return kit_fail(EXIT_FAILED,
+                        "--prefix %s was saved with another model: use the model that it was saved with, or save it "
+                        "again with -m %s",
+                        r->o->prefix, r->o->model.model);
+    const fkv_layer_config *l = &info.first_layer;
+    const codec_choice *requested = &r->o->model.codecs.codecs[0];
+    const codec_choice saved = {l->k, l->v, info.rotate};
+    char saved_name[CODEC_NAME];
+    char requested_name[CODEC_NAME];
+    (void)codec_name(&saved, saved_name);
+    (void)codec_name(requested, requested_name);
+    if (strcmp(saved_name, requested_name) != 0)
+        return kit_fail(EXIT_FAILED, "--prefix %s was saved with --codecs %s, but this run uses %s: add --codecs %s",
+                        r->o->prefix, saved_name, requested_name, saved_name);
+    return EXIT_GOOD;
+}
+
+/* Reads the tokens of a saved prefix. */
 static int read_prefix_tokens(const run *r, token_list *saved) {
     uint32_t n = 0;
+    int code = check_prefix(r);
+    if (code != EXIT_GOOD) return code;
     fkv_status status = fkv_file_tokens(r->o->prefix, NULL, 0, &n);
     if (status != FKV_OK) return cli_fail_status(status);
     uint32_t capacity = n;
-    uint32_t *tokens = kit_take((size_t)capacity * sizeof *tokens);
+    uint32_t *tokens = kit_alloc((size_t)capacity * sizeof *tokens);
     status = fkv_file_tokens(r->o->prefix, tokens, capacity, &n);
-    token_list_add(saved, tokens, n < capacity ? n : capacity); /* a file that was replaced meanwhile fails at loading */
+    token_list_add(saved, tokens, n < capacity ? n : capacity); /* if the file was replaced meanwhile, loading it fails later */
     free(tokens);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
@@ -108,7 +133,8 @@ static bool starts_with(const token_list *list, const token_list *begin) {
     return list->n >= begin->n && memcmp(list->tokens, begin->tokens, begin->n * sizeof *begin->tokens) == 0;
 }
 
-/* A model that completes text: the parts, one behind the other. What is asked of a saved document follows it. */
+/* Builds the prompt of a model without a chat template: the document followed by the question. If a prefix was loaded and no
+ * document is given, the question follows the prefix. */
 static int make_plain_prompt(run *r, const prompt_parts *parts, const token_list *saved) {
     const text_buffer *texts[2] = {&parts->document, &parts->question};
     int code = token_list_add_text(&r->prompt, r->model, "", 0, FKV_TOKENIZE_BOS);
@@ -124,8 +150,8 @@ static int make_plain_prompt(run *r, const prompt_parts *parts, const token_list
     return code;
 }
 
-/* A chat: one message of the user with the parts. --save-prefix saves up to the end of the document, or of the question where
- * there is no document. */
+/* Builds a chat prompt: one user message with the document and the question. --save-prefix saves the prompt up to the end of the
+ * document, or up to the end of the question if there is no document. */
 static int make_chat_prompt(run *r, const prompt_parts *parts, const token_list *saved) {
     const text_buffer *d = &parts->document;
     const text_buffer *q = &parts->question;
@@ -148,35 +174,38 @@ static int make_prompt(run *r, const prompt_parts *parts) {
     if (r->has_chat) r->chat = chat_open(r->model, r->o->system);
     if (r->o->no_think) r->chat.think = CHAT_THINK_OFF;
     if (parts->document.n + parts->question.n == 0 && r->o->prefix == NULL)
-        return EXIT_GOOD; /* a conversation that begins with its first turn */
+        return EXIT_GOOD; /* a conversation may start without a prompt */
     if (r->o->prefix != NULL) code = read_prefix_tokens(r, &saved);
     if (code == EXIT_GOOD) code = (r->has_chat ? make_chat_prompt : make_plain_prompt)(r, parts, &saved);
     token_list_free(&saved);
+    if (code == EXIT_GOOD && r->prompt.n == 0)
+        code = kit_fail(EXIT_FAILED, "the prompt is empty: %s",
+                        r->has_chat ? "the chat template produced no text for this message; use --raw to bypass the template"
+                                    : "the text has no tokens");
     return code;
 }
 
-/* ---- room ---- */
+/* ---- context size ---- */
 
-enum { MOST_TALK = 32768 }; /* what a conversation reserves of a long context where nothing is said */
+enum { MAX_CONVERSATION = 32768 }; /* maximum default context size of a conversation */
 
-/* The tokens to reserve. A bounded context has no end of its own: its pages do not grow with the tokens. */
+/* Chooses the number of tokens to reserve. With --max-kv the text may have any length, because the number of pages is bounded. */
 static int choose_context(const run *r, uint32_t *max_tokens) {
     const model_options *o = &r->o->model;
     uint64_t most = INT32_MAX;
     if (o->max_kv == 0 || o->context != 0) most = o->context != 0 ? o->context : r->about->context;
-    if (r->o->interactive && o->context == 0 && most > MOST_TALK) most = r->prompt.n < MOST_TALK / 2 ? MOST_TALK : most;
+    if (r->o->interactive && o->context == 0 && most > MAX_CONVERSATION && r->prompt.n < MAX_CONVERSATION / 2)
+        most = MAX_CONVERSATION;
     if (r->prompt.n > most) {
         if (o->context != 0)
-            return kit_fail(
-                EXIT_FAILED,
-                "the prompt has %zu tokens, -c reserves %llu (the model was trained for %u): shorten it, raise -c, or "
-                "limit the context with --max-kv",
-                r->prompt.n, (unsigned long long)most, r->about->context);
-        return kit_fail(
-            EXIT_FAILED,
-            "the prompt has %zu tokens, the context of the model %u: shorten it, or limit the context with --max-kv %u "
-            "--sinks 4",
-            r->prompt.n, r->about->context, r->about->context / 2);
+            return kit_fail(EXIT_FAILED,
+                            "the prompt has %zu tokens, but -c reserves %llu (the model was trained for %u): shorten the prompt, "
+                            "raise -c, or use a sliding window (--max-kv)",
+                            r->prompt.n, (unsigned long long)most, r->about->context);
+        return kit_fail(EXIT_FAILED,
+                        "the prompt has %zu tokens, but the model's context is %u: shorten the prompt, or use a sliding window, "
+                        "such as --max-kv %u --sinks 4",
+                        r->prompt.n, r->about->context, r->about->context / 2);
     }
     uint64_t needed = (uint64_t)r->prompt.n + r->o->n_new;
     if (o->context == 0 && !r->o->interactive && needed < most) most = needed;
@@ -184,15 +213,16 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
     return EXIT_GOOD;
 }
 
-/* ---- the prefix ---- */
+/* ---- saved prefix ---- */
 
-/* The saved pages become the beginning of the sequence. One token at least is left to compute, for its logits. */
+/* Loads the saved pages as the start of the sequence. Leaves at least one prompt token to compute, because the logits of the last
+ * token are needed. */
 static int load_prefix(run *r) {
     model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
-    if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* full: the prompt fits, so more were saved than it has */
-        return kit_fail(EXIT_FAILED, "the prompt of %zu tokens does not start with those saved in %s: %s", r->prompt.n,
+    if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* FKV_SEQ_FULL: the file has more tokens than the prompt */
+        return kit_fail(EXIT_FAILED, "the prompt (%zu tokens) does not start with the tokens saved in %s: %s", r->prompt.n,
                         r->o->prefix, fkv_message());
     if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
     if (status != FKV_OK) return cli_fail_status(status);
@@ -210,18 +240,18 @@ static int save_prefix(run *r) {
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-/* ---- work ---- */
+/* ---- generation ---- */
 
 static int open_sampler(run *r) {
     fkv_sampler_config *config = &r->settings.sampling;
-    sampling_use how = !r->has_chat ? SAMPLE_TEXT : r->o->interactive ? SAMPLE_TALK : SAMPLE_ANSWER;
+    sampling_use how = !r->has_chat ? SAMPLE_TEXT : r->o->interactive ? SAMPLE_CONVERSATION : SAMPLE_ANSWER;
     int code = sampling_options_config(&r->o->sampling, r->model, how, r->o->model.seed, r->biases, config);
     if (code != EXIT_GOOD) return code;
     fkv_status status = fkv_sampler_open(config, r->about->n_vocab, &r->generation.sampler);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-static int open_session(run *r) {
+static int open_run_session(run *r) {
     uint32_t max_tokens = 0;
     int code = choose_context(r, &max_tokens);
     if (code != EXIT_GOOD) return code;
@@ -229,11 +259,11 @@ static int open_session(run *r) {
     r->settings.runner = &r->runner;
     code = session_open_empty(&r->session, r->model, &r->runner);
     if (code != EXIT_GOOD) return code;
-    look_at_memory(r);
+    sample_memory(r);
     return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
 }
 
-/* The prompt up to `end`; logits where that is all of it. */
+/* Feeds the prompt up to token `end`. Returns logits only at the end of the prompt. */
 static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *progress) {
     uint32_t before = r->session.length;
     if (before >= end) return EXIT_GOOD;
@@ -244,8 +274,9 @@ static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *p
     return code;
 }
 
-/* In two parts where something is saved in between: a windowed layer may let go of what the file needs in the next step. */
-static int prefill(run *r, const float **logits) {
+/* Prefills the prompt. With --save-prefix, stops at the end of the prefix to save it, because a windowed layer may discard
+ * tokens of the prefix in the next step. */
+static int prefill_prompt(run *r, const float **logits) {
     progress_bar progress = progress_begin("prefill", r->prompt.n - r->session.length);
     int code = EXIT_GOOD;
     if (r->o->save_prefix != NULL) {
@@ -254,25 +285,25 @@ static int prefill(run *r, const float **logits) {
     }
     if (code == EXIT_GOOD) code = feed_prompt(r, r->prompt.n, logits, &progress);
     progress_end(&progress);
-    look_at_memory(r);
+    sample_memory(r);
     return code;
 }
 
-/* ---- the report ---- */
+/* ---- report ---- */
 
-static double rate(uint32_t n, double seconds) { return n > 0 && seconds > 0 ? n / seconds : NAN; }
+static double tokens_per_second(uint32_t n, double seconds) { return n > 0 && seconds > 0 ? n / seconds : NAN; }
 
-static int report(const run *r, int code) {
+static int report_run(const run *r, int code) {
     const generation *g = &r->generation;
     const char *stop = code == EXIT_INTERRUPTED ? "interrupted" : stop_reason_name(g->stopped);
-    double prefill_tps = rate(r->n_prefilled, r->prefill_seconds);
-    double decode_tps = rate(g->n_steps, g->seconds);
+    double prefill_tps = tokens_per_second(r->n_prefilled, r->prefill_seconds);
+    double decode_tps = tokens_per_second(g->n_steps, g->seconds);
     if (!r->o->model.json) {
         (void)putchar('\n');
-        if (isatty(STDERR_FILENO) == 0 && !r->o->stats) return code;
+        if (isatty(STDERR_FILENO) == 0) return code;
         char pages[32];
         (void)fprintf(stderr, "\n%zu prompt tokens", r->prompt.n);
-        if (r->n_loaded > 0) (void)fprintf(stderr, ", %u of them reloaded", r->n_loaded);
+        if (r->n_loaded > 0) (void)fprintf(stderr, " (%u loaded from the prefix)", r->n_loaded);
         if (!isnan(prefill_tps)) (void)fprintf(stderr, ", %.0f t/s", prefill_tps);
         (void)fprintf(stderr, "; %zu new", g->tokens.n);
         if (!isnan(decode_tps)) (void)fprintf(stderr, ", %.1f t/s", decode_tps);
@@ -303,33 +334,33 @@ static int report(const run *r, int code) {
 
 static int complete(run *r) {
     const float *logits = NULL;
-    int code = prefill(r, &logits);
+    int code = prefill_prompt(r, &logits);
     if (code == EXIT_GOOD) code = generation_run(&r->generation, r->prompt.tokens, r->prompt.n, logits);
-    look_at_memory(r);
+    sample_memory(r);
     if (code == EXIT_GOOD && r->generation.stopped == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
-    return code == EXIT_GOOD || code == EXIT_INTERRUPTED ? report(r, code) : code;
+    return code == EXIT_GOOD || code == EXIT_INTERRUPTED ? report_run(r, code) : code;
 }
 
-/* A conversation may begin with a prompt or a saved prefix, which is answered before the first turn. */
+/* Runs a conversation. If the command line gives a prompt or a saved prefix, generates an answer to it before the first turn. */
 static int converse(run *r) {
     conversation c = {.generation = &r->generation, .chat = r->has_chat ? &r->chat : NULL, .model = r->o->model.model};
     int code = EXIT_GOOD;
     r->generation.last_is_fed = true;
     if (r->prompt.n > 0) {
         const float *logits = NULL;
-        code = prefill(r, &logits);
+        code = prefill_prompt(r, &logits);
         if (code == EXIT_GOOD) code = generation_run(&r->generation, r->prompt.tokens, r->prompt.n, logits);
         (void)putchar('\n');
         token_list_add(&c.fed, r->prompt.tokens, r->prompt.n);
-        conversation_answered(&c);
-        cli_forget_interrupt();
+        conversation_add_answer(&c);
+        cli_clear_interrupt();
     }
-    if (code == EXIT_GOOD) code = talk_hold(&c, &r->settings);
+    if (code == EXIT_GOOD) code = chat_loop_run(&c, &r->settings);
     conversation_free(&c);
     return code;
 }
 
-static int work(run *r, const prompt_parts *parts) {
+static int load_and_run(run *r, const prompt_parts *parts) {
     const run_options *o = r->o;
     process_memory before = {0};
     (void)process_memory_now(&before);
@@ -338,11 +369,11 @@ static int work(run *r, const prompt_parts *parts) {
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->has_chat = r->about->has_chat && !o->raw;
-    if (!o->raw) model_say_chat(r->model);
-    look_at_memory(r);
+    if (!o->raw) model_report_chat(r->model);
+    sample_memory(r);
     code = make_prompt(r, parts);
     if (code == EXIT_GOOD) code = open_sampler(r);
-    if (code == EXIT_GOOD) code = open_session(r);
+    if (code == EXIT_GOOD) code = open_run_session(r);
     if (code != EXIT_GOOD) return code;
     r->generation.session = &r->session;
     r->generation.max_new = o->n_new;
@@ -355,9 +386,10 @@ static int work(run *r, const prompt_parts *parts) {
     return o->interactive ? converse(r) : complete(r);
 }
 
-static bool good_options(const run_options *o) {
+static bool check_run_options(const run_options *o) {
     if (o->interactive && o->model.json) return kit_fail(0, "-i and --json cannot be combined") != 0;
-    if (o->n_new == 0 && o->save_prefix == NULL) return kit_fail(0, "-n 0 is for --save-prefix only") != 0;
+    if (o->n_new == 0 && o->save_prefix == NULL)
+        return kit_fail(0, "-n 0 requires --save-prefix: without it the run would produce nothing") != 0;
     return true;
 }
 
@@ -369,31 +401,32 @@ int cli_run(int argc, char **argv) {
     model_options_list(&o.model, common);
     sampling_options_list(&o.sampling, sampling);
     const kit_option own[] = {
-        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the prompt; with -f it follows the text of the file"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" is standard input"},
-        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation; its history stays in the cache"},
-        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256, with -i 2048)"},
+        KIT_HEADING("Prompt"),
+        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "prompt; with -f it follows the text of the file"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" reads standard input"},
+        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "start a conversation; its history stays in the cache"},
+        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of the chat"},
         {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "continue the text as it is, without the model's chat template"},
-        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of a chat"},
-        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
         {"no-think", 0, OPTION_FLAG, &o.no_think, 0, NULL,
-         "asks models that can (Qwen3, SmolLM3) to answer without thinking first"},
-        {"stats", 0, OPTION_FLAG, &o.stats, 0, NULL, "tokens and rates on standard error, also where that is no terminal"},
+         "disable thinking for models that support it (such as Qwen3 and SmolLM3)"},
         {"save-prefix", 0, OPTION_OUTPUT, &o.save_prefix, 0, "FILE",
-         "save the cache of the document (-f), or of the prompt, to a file"},
+         "save the cache of the document (-f) or of the prompt to a page file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
-         "load a saved cache instead of computing it: -p asks about what was saved, no\nprompt continues from it"},
+         "load a saved page file instead of computing its tokens; -p asks about the saved text,\nwithout -p the text is continued"},
+        KIT_HEADING("Answer"),
+        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "maximum number of new tokens per answer (default 256; 2048 with -i)"},
+        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
         {0}};
     const kit_option *const tables[] = {own, sampling, common, NULL};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     if (o.n_new == UINT32_MAX) o.n_new = o.interactive ? 2048 : 256;
-    if (!good_options(&o)) return EXIT_USAGE;
+    if (!check_run_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     run r = {.o = &o};
     prompt_parts parts = {0};
-    code = read_prompt(&o, &parts); /* first: a mistake there should not wait for a large model */
-    if (code == EXIT_GOOD) code = work(&r, &parts);
+    code = read_prompt_parts(&o, &parts); /* checked before a large model is loaded, so that errors are reported at once */
+    if (code == EXIT_GOOD) code = load_and_run(&r, &parts);
     text_free(&parts.document);
     text_free(&parts.question);
     generation_free(&r.generation);

@@ -1,4 +1,5 @@
-/* flatkv serve: a model behind the OpenAI and Anthropic APIs. Options become a model, an engine and a server. */
+/* flatkv serve: HTTP server with the OpenAI and Anthropic APIs. This file creates the model, the engine and the server from the
+ * options. */
 #include "../kit/process.h"
 #include "../serve/serve.h"
 #include "cli.h"
@@ -12,10 +13,10 @@
 
 static const char usage[] =
     "usage: flatkv serve -m MODEL [--port N] [options]\n"
-    "Serves the model over HTTP: /v1/chat/completions, /v1/completions, /v1/messages, /metrics and more.\n"
-    "Without a key only this machine can ask. docs/serving.md has the paths and figures.\n";
+    "Serves the model over HTTP: /v1/chat/completions, /v1/completions, /v1/messages, /metrics and other endpoints.\n"
+    "Without an API key only clients on this machine are accepted.\n";
 
-static const uint32_t UNSAID = UINT32_MAX;
+static const uint32_t NOT_GIVEN = UINT32_MAX;
 
 typedef struct serve_options {
     model_options model;
@@ -23,6 +24,7 @@ typedef struct serve_options {
     uint32_t port;
     kit_texts keys;
     const char *key_file;
+    const char *admin_key_file;
     bool no_auth;
     const char *alias;
     uint32_t parallel;
@@ -41,13 +43,14 @@ static bool is_local(const char *host) {
 }
 
 static int add_key(serve_options *o, const char *key) {
-    if (strlen(key) < 8) return kit_fail(EXIT_USAGE, "a key of %zu characters: at least 8", strlen(key));
-    if (o->http.n_keys == SERVE_MAX_KEYS) return kit_fail(EXIT_USAGE, "more than %d keys", SERVE_MAX_KEYS);
+    if (strlen(key) < 8) return kit_fail(EXIT_USAGE, "an API key must have at least 8 characters (got %zu)", strlen(key));
+    if (o->http.n_keys == SERVE_MAX_KEYS)
+        return kit_fail(EXIT_USAGE, "too many API keys; at most %d are supported", SERVE_MAX_KEYS);
     o->http.keys[o->http.n_keys++] = key;
     return EXIT_GOOD;
 }
 
-/* One key a line. file: lives as long as the keys. */
+/* Collects the keys from the command line and the key file, one key per line. The keys point into `file`. */
 static int read_keys(serve_options *o, text_buffer *file) {
     int code = EXIT_GOOD;
     for (uint32_t i = 0; i < o->keys.n && code == EXIT_GOOD; i++) code = add_key(o, o->keys.texts[i]);
@@ -60,15 +63,31 @@ static int read_keys(serve_options *o, text_buffer *file) {
     return code;
 }
 
-static int check_options(serve_options *o) {
-    if (o->port > 65535) return kit_fail(EXIT_USAGE, "--port %u: 0 to 65535", o->port);
+/* Appends the admin key, the only line of its file. The key points into `file`. */
+static int read_admin_key(serve_options *o, text_buffer *file) {
+    if (o->admin_key_file == NULL) return EXIT_GOOD;
+    int code = text_read(file, o->admin_key_file);
+    if (code != EXIT_GOOD) return code;
+    text_add(file, "", 1);
+    char *key = strtok(file->bytes, "\r\n");
+    if (key == NULL || strtok(NULL, "\r\n") != NULL)
+        return kit_fail(EXIT_USAGE, "--admin-key-file %s must contain exactly one line", o->admin_key_file);
+    o->http.has_admin_key = true;
+    return add_key(o, key);
+}
+
+static int check_serve_options(serve_options *o) {
+    if (o->port > 65535) return kit_fail(EXIT_USAGE, "--port must be at most 65535 (got %u)", o->port);
     o->http.any_host = o->no_auth;
     if (o->http.n_keys == 0 && !o->no_auth && !is_local(o->http.host))
-        return kit_fail(EXIT_USAGE, "--host %s lets other machines ask: give --api-key KEY, or say --no-auth", o->http.host);
+        return kit_fail(EXIT_USAGE, "--host %s accepts connections from other machines: add --api-key KEY or --no-auth",
+                        o->http.host);
     if (o->parallel == 0 || o->parallel >= o->model.chunk)
-        return kit_fail(EXIT_USAGE, "--parallel %u: 1 to %u, less than --chunk", o->parallel, o->model.chunk - 1);
+        return kit_fail(EXIT_USAGE, "--parallel must be at least 1 and less than --chunk, so at most %u (got %u)",
+                        o->model.chunk - 1, o->parallel);
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
-    if (o->drafts == UNSAID) o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* measured on CPUs alone */
+    if (o->drafts == NOT_GIVEN)
+        o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* the gain from drafts was measured only on CPUs */
     o->http.port = (uint16_t)o->port;
     if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
     o->http.max_connections = o->connections;
@@ -82,9 +101,10 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows of a step beside the answers' own */
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows for drafts, if each answer uses one row */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
-    const uint32_t drafted = (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more answers few drafts pay */
+    const uint32_t drafted =
+        (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 answers, drafts rarely help */
     c.runner.max_logit_rows = o->parallel + (drafted < spare ? drafted : spare);
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
@@ -93,21 +113,21 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     return c;
 }
 
-static const char *last_part(const char *path) {
+static const char *file_name_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash != NULL && slash[1] != 0 ? slash + 1 : path;
 }
 
-static void say_store(const fkv_store_stats *stats, const char *folder) {
+static void report_store(const fkv_store_stats *stats, const char *folder) {
     char used[32];
     char most[32];
     char buffers[32];
-    (void)fprintf(stderr, "prefixes in %s: %llu pages, %s of %s; %s of memory for them\n", folder,
-                  (unsigned long long)stats->figures.pages, kit_bytes(stats->figures.bytes, used),
-                  kit_bytes(stats->figures.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->figures.memory, buffers));
+    (void)fprintf(stderr, "prefix store %s: %llu pages, %s of %s on disk; %s of memory for buffers and index\n", folder,
+                  (unsigned long long)stats->usage.pages, kit_bytes(stats->usage.bytes, used),
+                  kit_bytes(stats->usage.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->usage.memory, buffers));
 }
 
-/* Loads, opens the engine and serves until it is told to end. */
+/* Loads the model, opens the engine and serves until shutdown is requested. Returns an exit code. */
 static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, fkv_model **model, fkv_engine **engine) {
     int code = model_options_load(&o->model, false, model);
     if (code != EXIT_GOOD) return code;
@@ -124,26 +144,26 @@ static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, 
     fkv_engine_stats stats;
     char bytes[32];
     fkv_engine_stats_now(*engine, &stats);
-    (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
+    (void)fprintf(stderr, "cache of %u tokens for %u parallel requests, %s; up to %u tokens per request\n",
                   config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
-    model_say_chat(*model);
-    if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
+    model_report_chat(*model);
+    if (o->prefix_dir != NULL) report_store(&stats.store, o->prefix_dir);
     const serve_subject subject = {.model = *model,
                                    .engine = *engine,
-                                   .model_name = o->alias != NULL ? o->alias : last_part(o->model.model),
+                                   .model_name = o->alias != NULL ? o->alias : file_name_of(o->model.model),
                                    .base_bytes = before.anonymous_bytes};
-    return serve_run(http, &subject) ? EXIT_GOOD : kit_fail(EXIT_FAILED, "no memory for the loop of the server");
+    return serve_run(http, &subject) ? EXIT_GOOD : kit_fail(EXIT_FAILED, "out of memory starting the server's event loop");
 }
 
-/* The address first: who finds it taken need not wait for a model. */
+/* Binds the address before loading the model, so that an address in use is reported at once. */
 static int serve(serve_options *o) {
     fkv_model *model = NULL;
     fkv_engine *engine = NULL;
     fkv_prefix_store store = {0};
     server *http = serve_open(&o->http);
     if (http == NULL)
-        return kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s; --port names another, 0 takes a free one",
-                        o->http.host, o->port, errno == EINVAL ? "no address of that name is known" : strerror(errno));
+        return kit_fail(EXIT_FAILED, "cannot listen on %s port %u: %s; choose another --port (0 selects any free port) or --host",
+                        o->http.host, o->port, errno == EINVAL ? "the host name has no known address" : strerror(errno));
     int code = serve_model(o, http, &store, &model, &engine);
     serve_close(http);
     fkv_engine_close(engine);
@@ -161,7 +181,7 @@ int cli_serve(int argc, char **argv) {
                        .default_new = 1024,
                        .step_ms = 0.0,
                        .max_wait = 120.0,
-                       .drafts = UNSAID,
+                       .drafts = NOT_GIVEN,
                        .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
     fkv_engine_config usual = fkv_engine_config_default();
@@ -171,39 +191,47 @@ int cli_serve(int argc, char **argv) {
     model_options_drop(common, "seed");
     model_options_drop(common, "json");
     const kit_option own[] = {
-        {"host", 0, OPTION_TEXT, &o.http.host, 0, "ADDRESS", "where to listen (default 127.0.0.1: this machine alone)"},
-        {"port", 0, OPTION_U32, &o.port, 65535, "N", "0 takes any free one (default 8080)"},
-        {"api-key", 0, OPTION_TEXTS, &o.keys, 0, "KEY",
-         "who may ask; may be given several times, each key is a tenant of its own"},
-        {"api-key-file", 0, OPTION_TEXT, &o.key_file, 0, "FILE", "keys, one a line"},
-        {"no-auth", 0, OPTION_FLAG, &o.no_auth, 0, NULL, "let other machines ask without a key"},
-        {"alias", 0, OPTION_TEXT, &o.alias, 0, "NAME", "the name of the model in answers (default: its file)"},
-        {"parallel", 0, OPTION_COUNT, &o.parallel, 1024, "N", "answers computed at once (default 8)"},
-        {"queue", 0, OPTION_COUNT, &o.queue, 1 << 20, "N", "requests that may wait (default 256)"},
+        KIT_HEADING("Network and access"),
+        {"host", 0, OPTION_TEXT, &o.http.host, 0, "ADDRESS", "address to listen on (default 127.0.0.1, this machine only)"},
+        {"port", 0, OPTION_U32, &o.port, 65535, "N", "port to listen on; 0 selects any free port (default 8080)"},
+        {"api-key", 0, OPTION_TEXTS, &o.keys, 0, "KEY", "require this key; repeatable. Each key is a separate tenant"},
+        {"api-key-file", 0, OPTION_TEXT, &o.key_file, 0, "FILE", "file with API keys, one per line"},
+        {"admin-key-file", 0, OPTION_TEXT, &o.admin_key_file, 0, "FILE",
+         "file with the admin key, which grants access to /metrics and /flatkv/state if API keys are required"},
+        {"no-auth", 0, OPTION_FLAG, &o.no_auth, 0, NULL, "accept connections from other machines without an API key"},
+        {"alias", 0, OPTION_TEXT, &o.alias, 0, "NAME", "model name in responses (default: name of the model file)"},
         {"connections", 0, OPTION_U32, &o.connections, 1 << 20, "N",
-         "open at once at most; others are told 503 (default: 64 more than --parallel and --queue together)"},
+         "maximum number of open connections; further connections receive status 503 (default: --parallel + --queue + 64)"},
         {"request-seconds", 0, OPTION_REAL, &o.http.request_s, 0, "S",
-         "a client that takes longer to send a whole request, or is idle for so long, is let go (default 60)"},
+         "close a connection that is idle or has not sent a complete request for S seconds (default 60)"},
+        KIT_HEADING("Scheduling"),
+        {"parallel", 0, OPTION_COUNT, &o.parallel, 1024, "N", "number of answers decoded at the same time (default 8)"},
+        {"queue", 0, OPTION_COUNT, &o.queue, 1 << 20, "N", "maximum number of queued requests (default 256)"},
         {"max-wait", 0, OPTION_REAL, &o.max_wait, 0, "SECONDS",
-         "refuse a request that would wait longer; 0: no bound (default 120)"},
+         "reject a request whose predicted queueing time is longer than this; 0 disables the limit (default 120)"},
         {"default-new", 0, OPTION_COUNT, &o.default_new, INT32_MAX, "N",
-         "new tokens of a request without max_tokens (default 1024)"},
+         "maximum number of new tokens for requests without max_tokens (default 1024)"},
         {"draft-tokens", 0, OPTION_U32, &o.drafts, FKV_MAX_DRAFT, "N",
-         "try so many tokens at once that followed the last ones before; never changes a text; 0: off (default 3, on MLX 0)"},
+         "n-gram speculative decoding: draft up to N tokens per step; does not change the output;\n0 disables (default 3; 0 on MLX)"},
+        {"step-ms", 0, OPTION_REAL, &o.step_ms, 0, "MS",
+         "target time of a step that includes prefill, in milliseconds; bounds the delay between tokens (default 100; 40 on MLX)"},
+        KIT_HEADING("Prefix store"),
         {"prefix-dir", 0, OPTION_TEXT, &o.prefix_dir, 0, "DIR",
-         "keep prefixes in this folder too: they outlive the cache and the process"},
-        {"prefix-disk", 0, OPTION_U64, &o.prefix_disk, INT64_MAX, "BYTES",
-         "of files there at most; the least recently used go first (default 20G)"},
-        {"step-ms", 0, OPTION_REAL, &o.step_ms, 0, "MS", "predicted time of a step with prefill in it (default 100, on MLX 40)"},
+         "also store prefixes in this folder, so that they survive eviction and restarts"},
+        {"prefix-disk", 0, OPTION_SIZE, &o.prefix_disk, INT64_MAX, "SIZE",
+         "maximum size of the prefix store; the least recently used prefixes are deleted first (default 20G)"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     text_buffer file = {0};
+    text_buffer admin_file = {0};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     cli_name_sequences("--parallel");
     code = read_keys(&o, &file);
-    if (code == EXIT_GOOD) code = check_options(&o);
+    if (code == EXIT_GOOD) code = read_admin_key(&o, &admin_file);
+    if (code == EXIT_GOOD) code = check_serve_options(&o);
     if (code == EXIT_GOOD) code = serve(&o);
     text_free(&file);
+    text_free(&admin_file);
     return code;
 }

@@ -32,7 +32,7 @@ int session_open(model_session *s, const fkv_model *model, const fkv_runner_conf
     return code == EXIT_GOOD ? session_begin(s) : code;
 }
 
-static int feed(model_session *s, const uint32_t *tokens, uint32_t n, fkv_logits which, const float **logits) {
+static int run_step(model_session *s, const uint32_t *tokens, uint32_t n, fkv_logits which, const float **logits) {
     fkv_tokens row = {.seq = s->seq, .tokens = tokens, .n_tokens = n, .logits = which};
     fkv_status status = fkv_runner_forward(s->runner, &row, 1, logits);
     if (status != FKV_OK) return cli_fail_status(status);
@@ -46,7 +46,7 @@ int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float
         if (cli_interrupted()) return EXIT_INTERRUPTED;
         uint32_t part = n - at < s->chunk ? (uint32_t)(n - at) : s->chunk;
         bool last = at + part == n && logits != NULL;
-        int code = feed(s, tokens + at, part, last ? FKV_LOGITS_LAST : FKV_LOGITS_NONE, last ? logits : NULL);
+        int code = run_step(s, tokens + at, part, last ? FKV_LOGITS_LAST : FKV_LOGITS_NONE, last ? logits : NULL);
         if (code != EXIT_GOOD) return code;
         at += part;
         progress_add(progress, part);
@@ -55,12 +55,12 @@ int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float
 }
 
 int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const float **logits) {
-    return feed(s, tokens, n, FKV_LOGITS_ALL, logits);
+    return run_step(s, tokens, n, FKV_LOGITS_ALL, logits);
 }
 
 int session_truncate(model_session *s, uint32_t n) {
     fkv_status status = fkv_seq_truncate(s->cache, s->seq, n);
-    while (status == FKV_GONE) { /* among sealed pages one can go back to where some of them begin */
+    while (status == FKV_GONE) { /* sealed pages can be truncated only at certain page boundaries, so try earlier boundaries */
         n = (n - 1) / s->page_tokens * s->page_tokens;
         status = fkv_seq_truncate(s->cache, s->seq, n);
     }

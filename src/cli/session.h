@@ -1,4 +1,4 @@
-/* A runner with one sequence, fed in chunks: what run, niah and the benches drive a model with.
+/* Runner with one sequence that is fed in chunks. Used by run, niah, ppl and bench flat.
  */
 #ifndef FKV_CLI_SESSION_H
 #define FKV_CLI_SESSION_H
@@ -16,29 +16,29 @@ typedef struct model_session {
     uint32_t max_tokens;
     uint32_t chunk;
     uint32_t page_tokens;
-    uint32_t length; /* tokens fed */
+    uint32_t length; /* tokens in the sequence */
 
-    void (*after_step)(void *user); /* NULL, or called after every step */
+    void (*after_step)(void *user); /* called after every step; may be NULL */
     void *after_step_user;
 } model_session;
 
-/* Plans and opens; the sequence may grow to config->max_tokens. Returns an exit code, with a message on failure; session_close()
- * is then still right. */
+/* Plans and opens a runner with a sequence of up to config->max_tokens tokens. Returns an exit code; session_close() may be
+ * called even after a failure. */
 int session_open(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 
-/* The same without a sequence: for one that will come from a page file. */
+/* Opens a runner without a sequence, for a sequence that is loaded from a page file. */
 int session_open_empty(model_session *s, const fkv_model *model, const fkv_runner_config *config);
-int session_begin(model_session *s); /* opens the sequence */
+int session_begin(model_session *s); /* opens an empty sequence */
 
-/* Feeds tokens in chunks, between which an interrupt is noticed (EXIT_INTERRUPTED, silently; the sequence keeps what it got).
- * *logits, where logits is not NULL, are those of the last token. progress may be NULL. */
+/* Feeds tokens in chunks. After Ctrl-C it stops between chunks and returns EXIT_INTERRUPTED without a message; the sequence keeps
+ * the tokens fed so far. If logits is not NULL, *logits receives the logits of the last token. progress may be NULL. */
 int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float **logits, progress_bar *progress);
 
-/* One step of at most `chunk` tokens with the logits of every one: [n, n_vocab]. */
+/* Runs one step of at most `chunk` tokens. *logits: [n, n_vocab], the logits of every token. Returns an exit code. */
 int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const float **logits);
 
-/* Back to the first n tokens: to the start of their page where that is sealed, to none where a windowed layer has let go of what
- * they need. The caller feeds again what lies between s->length and n. */
+/* Truncates the sequence to at most n tokens. Sealed pages and windowed layers may require a shorter length; the caller must then
+ * feed the tokens from s->length to n again. Returns an exit code. */
 int session_truncate(model_session *s, uint32_t n);
 
 void session_close(model_session *s);

@@ -12,9 +12,9 @@
 static const size_t MAX_FILE = (size_t)1 << 30;
 
 void text_add(text_buffer *t, const char *bytes, size_t n) {
-    if (t->n + n + 1 > t->room) {
-        t->room = 2 * (t->n + n + 1);
-        t->bytes = kit_take_more(t->bytes, t->room);
+    if (t->n + n + 1 > t->capacity) {
+        t->capacity = 2 * (t->n + n + 1);
+        t->bytes = kit_realloc(t->bytes, t->capacity);
     }
     memcpy(t->bytes + t->n, bytes, n);
     t->n += n;
@@ -44,11 +44,11 @@ int text_read(text_buffer *t, const char *path) {
     if (!standard) (void)fclose(file);
     if (cli_interrupted()) return EXIT_INTERRUPTED;
     if (failed) return kit_fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(reason));
-    if (n > MAX_FILE) return kit_fail(EXIT_FAILED, "%s has more than %zu bytes: cut it", path, MAX_FILE);
+    if (n > MAX_FILE) return kit_fail(EXIT_FAILED, "%s exceeds the maximum of %zu bytes: split the file", path, MAX_FILE);
     return EXIT_GOOD;
 }
 
-char *text_sound(const char *bytes, size_t n) {
+char *text_to_utf8(const char *bytes, size_t n) {
     text_buffer out = {0};
     text_add(&out, "", 0);
     for (size_t i = 0; i < n;) {
@@ -68,8 +68,8 @@ text_stream text_stream_open(FILE *file) {
     return (text_stream){.file = file, .terminal = file != NULL && isatty(fileno(file)) != 0};
 }
 
-/* One character or one byte that is none. */
-static void put(const text_stream *s, const char *bytes, int length) {
+/* Writes one character. length: number of bytes in the character; 0 means that bytes[0] is not valid UTF-8. */
+static void put_character(const text_stream *s, const char *bytes, int length) {
     bool control = utf8_is_control(bytes, length) && bytes[0] != '\n' && bytes[0] != '\t';
     if (length == 0 || (s->terminal && control))
         (void)fputs(UTF8_REPLACEMENT, s->file);
@@ -81,10 +81,10 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
     if (s->file == NULL) return;
     for (size_t i = 0; i < n; i++) {
         s->held[s->n_held++] = bytes[i];
-        while (s->n_held > 0) { /* a byte that spoils a character may itself begin one */
+        while (s->n_held > 0) { /* a byte that makes the pending character invalid may itself start a character */
             int length = utf8_length(s->held, s->n_held);
             if (length < 0) break;
-            put(s, s->held, length);
+            put_character(s, s->held, length);
             size_t used = length > 0 ? (size_t)length : 1;
             s->n_held -= used;
             memmove(s->held, s->held + used, s->n_held);
@@ -95,6 +95,6 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
 
 void text_stream_end(text_stream *s) {
     if (s->file == NULL) return;
-    for (; s->n_held > 0; s->n_held--) put(s, s->held, 0);
+    for (; s->n_held > 0; s->n_held--) put_character(s, s->held, 0);
     (void)fflush(s->file);
 }

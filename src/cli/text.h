@@ -1,4 +1,4 @@
-/* Texts as bytes: read from files, checked for UTF-8, printed as they come.
+/* Byte buffers for text: reading files, UTF-8 validation, and streaming output.
  */
 #ifndef FKV_CLI_TEXT_H
 #define FKV_CLI_TEXT_H
@@ -7,33 +7,33 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Grows as bytes are added. bytes has a 0 behind it once anything was added, and is NULL before. */
+/* Growable buffer. `bytes` is NULL until the first text_add() and 0-terminated afterwards. */
 typedef struct text_buffer {
     char *bytes;
     size_t n;
-    size_t room;
+    size_t capacity;
 } text_buffer;
 
 void text_add(text_buffer *t, const char *bytes, size_t n);
 void text_free(text_buffer *t);
 
-/* The whole file, or standard input where path is "-", behind what is in t. Returns an exit code, with a message on failure. */
+/* Appends a whole file, or standard input if path is "-". Returns an exit code. */
 int text_read(text_buffer *t, const char *path);
 
-/* A copy that is UTF-8, 0-terminated, to be freed: what is not, and zeros, becomes U+FFFD. */
-char *text_sound(const char *bytes, size_t n);
+/* Returns a 0-terminated UTF-8 copy, to be freed by the caller. Invalid bytes and zeros become U+FFFD. */
+char *text_to_utf8(const char *bytes, size_t n);
 
-/* A text on its way to a reader: characters appear whole, what is not UTF-8 as U+FFFD; on a terminal no control character but
- * newline and tab passes. */
+/* Output stream for text that arrives in fragments. Only complete characters are written, and invalid UTF-8 becomes U+FFFD. On a
+ * terminal all control characters except newline and tab also become U+FFFD. */
 typedef struct text_stream {
-    FILE *file; /* NULL: nothing is printed */
+    FILE *file; /* NULL: discards the text */
     bool terminal;
-    char held[4]; /* the beginning of a character whose rest is not there yet */
+    char held[4]; /* bytes of an incomplete character */
     size_t n_held;
 } text_stream;
 
 text_stream text_stream_open(FILE *file);
 void text_stream_put(text_stream *s, const char *bytes, size_t n);
-void text_stream_end(text_stream *s); /* what is held will not be completed */
+void text_stream_end(text_stream *s); /* writes an incomplete character as U+FFFD */
 
 #endif

@@ -1,4 +1,4 @@
-/* A list of tokens that grows as texts are added to it.
+/* Growable list of tokens.
  */
 #ifndef FKV_CLI_TOKEN_LIST_H
 #define FKV_CLI_TOKEN_LIST_H
@@ -8,13 +8,13 @@
 typedef struct token_list {
     uint32_t *tokens;
     size_t n;
-    size_t room;
+    size_t capacity;
 } token_list;
 
-/* The tokens of a text, as fkv_tokenize() with these flags. Returns an exit code, with a message on failure. */
+/* Appends the tokens of a text, with the flags of fkv_tokenize(). Returns an exit code. */
 int token_list_add_text(token_list *list, const fkv_model *model, const char *bytes, size_t n_bytes, unsigned flags);
 
-/* As fkv_tokenize_given(). */
+/* Appends the tokens of a rendered chat; see fkv_tokenize_given(). Returns an exit code. */
 int token_list_add_given(token_list *list, const fkv_model *model, const char *bytes, const uint8_t *given, size_t n_bytes);
 
 void token_list_add(token_list *list, const uint32_t *tokens, size_t n);

@@ -1,27 +1,29 @@
-/* Affine groups: value = scale * code + bias, codes LSB-first in 32-bit words, exactly as mlx.core.quantize does for float16
- * (FKV_F16) or bfloat16 (FKV_BF16) rows. Here is what vector kernels need to make the same codes.
+/* Affine groups: value = scale * code + bias. Codes are packed LSB-first in 32-bit words, exactly as mlx.core.quantize packs the
+ * codes of float16 (FKV_F16) or bfloat16 (FKV_BF16) rows. This header declares the arithmetic that vector kernels share with
+ * affine.c.
  *
- * Rotated rows have no counterpart in MLX, so in 4 bits and fewer their line is fitted: it starts through the smallest and the
- * largest number and is moved FKV_REFITS times to the least squares line of its own codes. A reader sees no difference. The
- * squared error of Gaussian rows falls by 13 % (4 bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of
- * 64).
+ * MLX does not rotate rows, so rotated rows need not match its results. For rotated rows with 4 bits or fewer, flatkv uses a line
+ * (scale and bias) with a smaller error. The line first passes through the minimum and the maximum. It is then replaced
+ * FKV_REFITS times with the least-squares fit of the values to their codes. Decoding is unchanged. For Gaussian rows, refitting
+ * reduces the squared error by 13 % (4 bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of 64).
  */
 #ifndef FKV_AFFINE_H
 #define FKV_AFFINE_H
 
 #include "codec.h"
 
-/* The line of an affine group before it is rounded to the page type. */
+/* Scale and bias of an affine group, before they are rounded to the 16-bit type of the page. */
 typedef struct fkv_affine {
     float scale;
     float bias;
 } fkv_affine;
 
-/* From the smallest and the largest number of the group; bins: the largest code. For a fitted codec only the start. */
+/* Returns the line through the minimum and maximum of a group. bins is the largest code. If the codec fits lines by least
+ * squares, this line is the starting point. */
 fkv_affine fkv_codec_line(const fkv_codec *codec, float lo, float hi, float bins);
 
-/* What a refit knows of the codes c and the places p = (x - bias) / scale of a group: sums in 16 lanes, number j in lane j % 16,
- * from first to last. */
+/* Sums over the values of a group, for a least-squares refit: c is the code of a value x, and p = (x - bias) / scale is its
+ * position. Element j is added to lane j % 16, in ascending order of j. */
 enum { FKV_REFITS = 3, FKV_CODEC_LANES = 16 };
 typedef struct fkv_refit {
     float c[FKV_CODEC_LANES];
@@ -30,7 +32,7 @@ typedef struct fkv_refit {
     float cp[FKV_CODEC_LANES];
 } fkv_refit;
 
-/* The least squares line of the codes that `line` gave. */
+/* Refits `line`: returns the least-squares line that maps the codes produced by `line` back to their values. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums);
 
 #endif

@@ -1,10 +1,10 @@
-/* Where each part of K and of V starts inside the block of one (layer, page, KV head).
+/* Computes the offset of each part of K and V in a block, which stores one page of one layer and KV head.
  *
- * Owns the order and the alignment of the parts, nothing else: how many bytes a part takes is the codec's answer. A part that a
- * codec does not have takes no bytes and starts where the next one does.
+ * This file defines the order and alignment of the parts. Their sizes come from the codec. A part that a codec does not use has
+ * size 0; its offset equals that of the next part.
  *
- * Invariant: the parts lie in the order K codes, K scales, K biases, V codes, V scales, V biases, do not overlap, and each starts
- * on a FKV_BLOCK_ALIGN boundary; so does whatever follows the block.
+ * Invariant: the parts are stored in the order K codes, K scales, K biases, V codes, V scales, V biases, without overlap. Each
+ * part, and the end of the block, is aligned to FKV_BLOCK_ALIGN.
  */
 #include "block.h"
 
@@ -36,7 +36,8 @@ void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_
     if (dim % config.group != 0) config = (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF};
     fkv_codec codec;
     fkv_status status = fkv_codec_make(config, dim, type, &codec);
-    FKV_ASSERT(status == FKV_OK); /* the sealed block has this dimension and type */
+    /* cannot fail, because the sealed block was created with the same head dimension and page type */
+    FKV_ASSERT(status == FKV_OK);
     (void)status;
     fkv_block_make(&codec, &codec, page_tokens, block);
 }

@@ -1,39 +1,45 @@
-/* Calibrated keys: the codec, and the order of channels that its planes have. Places of codes and what they mean are in sealed.c:
- * they are those of sealed keys, but for the digits.
- */
+/* Calibrated keys: the codec definition and the channel order of its bit planes. sealed.c defines the positions and the meaning
+ * of the codes. Calibrated keys differ from sealed keys in two respects: the code width is chosen per channel, and a code is
+ * stored as one, two or three digits of 2 bits. */
 #include "sealed.h"
 
-static const fkv_codec_name names[] = {{"c4", 4}, {"c3", 3}, {NULL, 0}};
+static const fkv_codec_name calibrated_names[] = {{"c4", 4}, {"c3", 3}, {NULL, 0}};
 
-static fkv_status check(fkv_codec_config config) {
-    FKV_REQUIRE(config.bits == 4 || config.bits == 3, FKV_BAD_CONFIG, "calibrated keys of %u bits on average: choose 4 or 3",
-                config.bits);
+static fkv_status check_calibrated_config(fkv_codec_config config) {
+    FKV_REQUIRE(config.bits == 4 || config.bits == 3, FKV_BAD_CONFIG,
+                "unsupported average of %u bits per channel for calibrated keys: expected 4 or 3", config.bits);
     return FKV_OK;
 }
 
-/* Dense digits: as many bytes as the same bits for all channels take. */
-static void lay_out(fkv_codec *codec) {
-    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* of a token in a line */
+/* The 2-bit digits of codes are stored without gaps, so calibrated keys take as many bytes as keys in which every channel has the
+ * average number of bits.
+ */
+static void lay_out_calibrated(fkv_codec *codec) {
+    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* bytes per token in one line */
     codec->row_bytes[FKV_PART_CODES] = fkv_ceil_div(codec->dim * codec->bits, 8 * bytes) * bytes;
     codec->page_bytes[FKV_PART_SCALES] = codec->page_bytes[FKV_PART_BIASES] = codec->dim * 2;
 }
 
-const fkv_codec_functions fkv_codec_calibrated = {
-    .names = names, .sides = FKV_ON_K, .check = check, .lay_out = lay_out, .decode_at = fkv_sealed_decode};
+const fkv_codec_functions fkv_codec_calibrated = {.names = calibrated_names,
+                                                  .sides = FKV_ON_K,
+                                                  .check = check_calibrated_config,
+                                                  .lay_out = lay_out_calibrated,
+                                                  .decode_at = fkv_sealed_decode};
 
 fkv_status fkv_channel_bits_check(const uint8_t *bits, uint32_t dim, uint32_t average, uint32_t head) {
     uint32_t sum = 0;
     uint32_t n[FKV_MAX_DIGITS + 1] = {0};
     for (uint32_t c = 0; c < dim; c++) {
         FKV_REQUIRE(bits[c] == 2 || bits[c] == 4 || bits[c] == 6, FKV_BAD_CONFIG,
-                    "channel_bits of KV head %u: channel %u has %u bits: 2, 4 or 6", head, c, bits[c]);
+                    "channel_bits of KV head %u: channel %u has %u bits; expected 2, 4 or 6", head, c, bits[c]);
         n[bits[c] / 2]++;
         sum += bits[c];
     }
-    FKV_REQUIRE(sum == average * dim, FKV_BAD_CONFIG, "channel_bits of KV head %u: %u bits in all, and %u channels of %u have %u",
-                head, sum, dim, average, average * dim);
+    FKV_REQUIRE(sum == average * dim, FKV_BAD_CONFIG,
+                "channel_bits of KV head %u: %u bits in total; expected %u channels x %u bits = %u", head, sum, dim, average,
+                average * dim);
     FKV_REQUIRE(n[2] % FKV_CHANNEL_QUAD == 0 && n[3] % FKV_CHANNEL_QUAD == 0, FKV_BAD_CONFIG,
-                "channel_bits of KV head %u: %u channels of 4 bits and %u of 6: multiples of %d", head, n[2], n[3],
+                "channel_bits of KV head %u: %u channels of 4 bits and %u of 6 bits, expected multiples of %d", head, n[2], n[3],
                 FKV_CHANNEL_QUAD);
     return FKV_OK;
 }

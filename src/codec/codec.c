@@ -1,13 +1,14 @@
-/* The table of codecs, and what is the same for all of them: checks, names, the choice by kind.
+/* Codec table: lookup by kind, names, and the checks that all codecs share.
  *
- * Owns no arithmetic: a row's is in the file of its kind (half.c, affine.c, turbo.c), where the parts of a row lie is block.c's.
+ * The arithmetic of a row is in the file of its kind (half.c, affine.c, turbo.c, sealed.c). block.c defines where the parts of a
+ * row are stored.
  */
 #include "codec.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROW_MULTIPLE = 16 }; /* of every head dimension */
+enum { ROW_MULTIPLE = 16 }; /* every head dimension must be a multiple of ROW_MULTIPLE */
 
 static const fkv_codec_functions *const kinds[] = {
     [FKV_CODEC_HALF] = &fkv_codec_half,     [FKV_CODEC_AFFINE] = &fkv_codec_affine,
@@ -16,19 +17,19 @@ static const fkv_codec_functions *const kinds[] = {
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-static fkv_codec_kind kind_of(fkv_codec_config config) {
+static fkv_codec_kind codec_kind_of(fkv_codec_config config) {
     if (config.kind != FKV_CODEC_AUTO) return config.kind;
     return config.bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE;
 }
 
-static bool exists(fkv_codec_kind kind) { return (unsigned)kind < N_KINDS && kinds[kind] != NULL; }
+static bool codec_kind_exists(fkv_codec_kind kind) { return (unsigned)kind < N_KINDS && kinds[kind] != NULL; }
 
-/* Everything that does not take a row to know. */
-static fkv_status check(fkv_codec_config config) {
-    fkv_codec_kind kind = kind_of(config);
+/* Validates the parts of a configuration that do not depend on the head dimension. */
+static fkv_status check_codec_config(fkv_codec_config config) {
+    fkv_codec_kind kind = codec_kind_of(config);
     FKV_REQUIRE(
-        exists(kind), FKV_BAD_CONFIG,
-        "a codec of kind %d: choose FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K), "
+        codec_kind_exists(kind), FKV_BAD_CONFIG,
+        "unknown codec kind %d: expected FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K), "
         "FKV_CODEC_SEALED_V (%d, V), FKV_CODEC_TURBO (%d) or FKV_CODEC_CALIBRATED (%d, K)",
         (int)kind, (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V,
         (int)FKV_CODEC_TURBO, (int)FKV_CODEC_CALIBRATED);
@@ -36,36 +37,36 @@ static fkv_status check(fkv_codec_config config) {
 }
 
 fkv_codec_config fkv_codec_canonical(fkv_codec_config config) {
-    config.kind = kind_of(config);
-    if (exists(config.kind) && !kinds[config.kind]->grouped) config.group = 0;
+    config.kind = codec_kind_of(config);
+    if (codec_kind_exists(config.kind) && !kinds[config.kind]->grouped) config.group = 0;
     return config;
 }
 
-/* What passes the check has a name. */
-static const fkv_codec_name *name_of(fkv_codec_config canonical) {
+/* Returns the name of a configuration that has passed check_codec_config(). */
+static const fkv_codec_name *codec_name_of(fkv_codec_config canonical) {
     const fkv_codec_name *name = kinds[canonical.kind]->names;
     while (name->bits != canonical.bits) name++;
     return name;
 }
 
-static uint32_t multiple_of(fkv_codec_config canonical) {
+static uint32_t codec_dim_multiple(fkv_codec_config canonical) {
     uint32_t multiple = kinds[canonical.kind]->dim_multiple;
     return canonical.group != 0 ? canonical.group : multiple != 0 ? multiple : ROW_MULTIPLE;
 }
 
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec) {
-    FKV_REQUIRE(type == FKV_F16 || type == FKV_BF16, FKV_BAD_CONFIG, "pages of type %d: choose FKV_F16 (%d) or FKV_BF16 (%d)",
-                (int)type, (int)FKV_F16, (int)FKV_BF16);
+    FKV_REQUIRE(type == FKV_F16 || type == FKV_BF16, FKV_BAD_CONFIG,
+                "unsupported page type %d: expected FKV_F16 (%d) or FKV_BF16 (%d)", (int)type, (int)FKV_F16, (int)FKV_BF16);
     FKV_REQUIRE(dim >= ROW_MULTIPLE && dim <= FKV_MAX_HEAD_DIM && dim % ROW_MULTIPLE == 0, FKV_BAD_CONFIG,
-                "head dimension %u: it must be a multiple of %d, from %d to %d", dim, ROW_MULTIPLE, ROW_MULTIPLE,
+                "unsupported head dimension %u: expected a multiple of %d between %d and %d", dim, ROW_MULTIPLE, ROW_MULTIPLE,
                 FKV_MAX_HEAD_DIM);
-    FKV_TRY(check(config));
+    FKV_TRY(check_codec_config(config));
     config = fkv_codec_canonical(config);
     FKV_REQUIRE(config.group == 0 || dim % config.group == 0, FKV_BAD_CONFIG,
-                "a group of %u does not divide the head dimension %u: choose a smaller group, or 16 bits", config.group, dim);
-    uint32_t multiple = multiple_of(config);
-    FKV_REQUIRE(dim % multiple == 0, FKV_BAD_CONFIG, "head dimension %u: rows of %s have a multiple of %u", dim,
-                name_of(config)->name, multiple);
+                "group size %u does not divide head dimension %u: use a smaller group or 16 bits", config.group, dim);
+    uint32_t multiple = codec_dim_multiple(config);
+    FKV_REQUIRE(dim % multiple == 0, FKV_BAD_CONFIG, "unsupported head dimension %u for codec %s: expected a multiple of %u", dim,
+                codec_name_of(config)->name, multiple);
     fkv_codec made = {
         .kind = config.kind, .type = type, .bits = config.bits, .group = config.group != 0 ? config.group : dim, .dim = dim};
     kinds[made.kind]->lay_out(&made);
@@ -109,20 +110,20 @@ void fkv_codec_decode_at(const fkv_codec *codec, const uint8_t *const part[FKV_N
 
 fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info) {
     FKV_REQUIRE(info != NULL, FKV_BAD_ARGUMENT, "fkv_codec_about: info is NULL");
-    FKV_TRY(check(config));
+    FKV_TRY(check_codec_config(config));
     config = fkv_codec_canonical(config);
     const fkv_codec_functions *of = kinds[config.kind];
-    *info = (fkv_codec_info){.name = name_of(config)->name,
+    *info = (fkv_codec_info){.name = codec_name_of(config)->name,
                              .group = config.group,
-                             .dim_multiple = multiple_of(config),
+                             .dim_multiple = codec_dim_multiple(config),
                              .rotates = of->rotates,
                              .needs_rotation = of->needs_rotation};
     return FKV_OK;
 }
 
-/* The name of a codec of a side that stands at `text` with `end` or the end of the text behind it; NULL: none. *after: behind it.
- */
-static const fkv_codec_name *name_at(const char *text, unsigned side, char end, fkv_codec_kind *kind, const char **after) {
+/* Returns the codec for the given side whose name starts at `text` and ends before the character `end` or the end of the string.
+ * Returns NULL if no name matches. *after is set to the first character after the name. */
+static const fkv_codec_name *codec_name_at(const char *text, unsigned side, char end, fkv_codec_kind *kind, const char **after) {
     for (int k = 0; k < N_KINDS; k++) {
         if (kinds[k] == NULL || (kinds[k]->sides != 0 && (kinds[k]->sides & side) == 0)) continue;
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL; n++) {
@@ -136,18 +137,18 @@ static const fkv_codec_name *name_at(const char *text, unsigned side, char end, 
     return NULL;
 }
 
-static void list_names(char *text, size_t size) {
+static void list_codec_names(char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
     for (int k = 0; k < N_KINDS; k++) {
-        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* what only V has is named as what only K has */
+        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* V-only codecs have the same names as K-only codecs */
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL && used < size; n++)
             used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
     }
 }
 
-/* "g32" or nothing. *group stays where there is nothing. */
-static bool parse_group(const char *text, uint32_t *group) {
+/* Parses an optional group suffix such as "g32". *group is unchanged if there is no suffix. */
+static bool parse_group_suffix(const char *text, uint32_t *group) {
     if (*text == 0) return true;
     char *end = NULL;
     if (text[0] != 'g' || text[1] < '0' || text[1] > '9') return false;
@@ -167,19 +168,19 @@ fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_conf
     bool good = true;
     for (int i = 0; good && i < 2; i++) {
         char end = i == 0 && slash != NULL ? '/' : 'g';
-        const fkv_codec_name *name = name_at(from[i], i == 0 ? FKV_ON_K : FKV_ON_V, end, &sides[i].kind, &after);
+        const fkv_codec_name *name = codec_name_at(from[i], i == 0 ? FKV_ON_K : FKV_ON_V, end, &sides[i].kind, &after);
         good = name != NULL;
         if (good) sides[i].bits = name->bits;
     }
     uint32_t group = 0;
-    good = good && parse_group(after, &group);
+    good = good && parse_group_suffix(after, &group);
     char names[128];
-    list_names(names, sizeof names);
-    FKV_REQUIRE(
-        good, FKV_BAD_CONFIG,
-        "\"%.40s\" names no codecs: write K/V, or one name for both, of %s, and g32, g64 or g128 behind them for other groups: 8/4, "
-        "4/4g32, tq4; or sealed, which is s4/s4, or calibrated, which is c4/s4",
-        text, names);
+    list_codec_names(names, sizeof names);
+    FKV_REQUIRE(good, FKV_BAD_CONFIG,
+                "unknown codec \"%.40s\": expected one name for both sides, or two names K/V. Names: %s. "
+                "An optional suffix g32, g64 or g128 sets the group size "
+                "(examples: 8/4, 4/4g32, tq4). \"sealed\" means s4/s4, and \"calibrated\" means c4/s4",
+                text, names);
     if (group != 0) sides[0].group = sides[1].group = group;
     *k = sides[0];
     *v = sides[1];

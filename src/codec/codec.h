@@ -1,13 +1,13 @@
-/* How a row of D numbers becomes bits and back: the truth of the format.
+/* Codecs define how a row of D values is quantized and dequantized. This code is the reference definition of the format.
  *
- * A codec stores one row in up to three parts that live apart in a page: codes, scales, biases. Each kind has a file of its own
- * (half.c, affine.c, sealed.c, turbo.c, calibrated.c) with one fkv_codec_functions; codec.c lists them and is the only place that
- * looks one up. Devices have a table of kernels each, by codec; pager, store, cache and models see bytes only.
- * docs/architecture.md says what a new kind touches.
+ * A codec stores a row in up to three parts, which are separate arrays in a page: codes, scales and biases. Each kind has its own
+ * file (half.c, affine.c, sealed.c, turbo.c, calibrated.c) with one fkv_codec_functions. Only codec.c looks up kinds. Each device
+ * has a table of kernels for every codec. The pager, store, cache and models treat pages as opaque bytes. docs/architecture.md
+ * explains how to add a kind.
  *
- * What is stored is always finite: NaN is stored as if it were 0, and values beyond +-fkv_codec_limit() as if they were the
- * limit: 65504 for FKV_F16, 2^96 for FKV_BF16, so that the range of a group, a rotation either way and the sum of 2^31 rows fit a
- * float.
+ * Stored values are always finite. NaN is stored as 0, and values beyond +-fkv_codec_limit() are clamped. The limit is 65504 for
+ * FKV_F16. For FKV_BF16 it is 2^96, so that computing the range of a group, a rotation or the sum of 2^31 rows does not overflow
+ * a float.
  */
 #ifndef FKV_CODEC_H
 #define FKV_CODEC_H
@@ -18,50 +18,50 @@ typedef enum fkv_part { FKV_PART_CODES = 0, FKV_PART_SCALES = 1, FKV_PART_BIASES
 
 typedef struct fkv_codec {
     fkv_codec_kind kind;                      /* never FKV_CODEC_AUTO */
-    fkv_type type;                            /* of scales and biases, or of the 16-bit row itself */
-    uint32_t bits;                            /* of a number */
-    uint32_t group;                           /* numbers that share a scale; dim where there are no groups */
+    fkv_type type;                            /* type of scales and biases, or of the row itself for 16-bit codecs */
+    uint32_t bits;                            /* bits per value */
+    uint32_t group;                           /* number of values that share a scale; equal to dim if the codec has no groups */
     uint32_t dim;                             /* D */
-    bool fitted;                              /* affine.h */
-    const struct fkv_channel_order *channels; /* channel_order.h: of FKV_CODEC_CALIBRATED in the block of one head; else NULL */
-    uint32_t row_bytes[FKV_N_PARTS];          /* of one row in each part; 0 where the codec has no such part */
-    uint32_t page_bytes[FKV_N_PARTS];         /* of what a part has once for a page, whatever its rows */
+    bool fitted;                              /* whether lines are fitted by least squares; see affine.h */
+    const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h), set only in the block layout
+                                                 of a single head; otherwise NULL */
+    uint32_t row_bytes[FKV_N_PARTS];          /* bytes per row in each part; 0 if the codec does not use the part */
+    uint32_t page_bytes[FKV_N_PARTS];         /* bytes that each part stores once per page */
 } fkv_codec;
 
-/* The name of one width. */
+/* Name of a codec kind with one bit width, such as "s4". */
 typedef struct fkv_codec_name {
     const char *name;
     uint32_t bits;
 } fkv_codec_name;
 
-/* Sides that a kind is for. */
+/* Sides (K, V) that a codec kind supports. */
 enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 
-/* What a kind brings. Rows are packed one at a time, but for kinds whose page is sealed as a whole (sealed.h): they have
- * decode_at() in place of encode() and decode(), and parts that a page has once (page_bytes), which every slot finds at the same
- * place. */
+/* Functions of a codec kind. Most kinds encode one row at a time. Kinds whose pages are sealed as a whole (sealed.h) implement
+ * decode_at() instead of encode() and decode(), and store some parts once per page (page_bytes). */
 typedef struct fkv_codec_functions {
-    const fkv_codec_name *names; /* ended by NULL */
-    unsigned sides;              /* 0: both */
-    bool grouped;                /* fkv_codec_config.group counts */
-    uint32_t dim_multiple;       /* of the head dimension, where there are no groups; 0: what every head has */
-    bool rotates;                /* fkv_codec_info */
-    bool needs_rotation;         /* fkv_codec_info */
+    const fkv_codec_name *names; /* terminated by a NULL name */
+    unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both sides */
+    bool grouped;                /* whether fkv_codec_config.group applies */
+    uint32_t dim_multiple;       /* required divisor of the head dimension if the kind has no groups; 0 means ROW_MULTIPLE */
+    bool rotates;                /* see fkv_codec_info */
+    bool needs_rotation;         /* see fkv_codec_info */
 
-    /* Whether bits and group exist. FKV_BAD_CONFIG, with the numbers. */
+    /* Returns FKV_BAD_CONFIG, with the bit width and group size in the message, if the codec kind does not support them. */
     fkv_status (*check)(fkv_codec_config config);
 
-    /* Fills row_bytes; the rest is set. */
+    /* Computes row_bytes and page_bytes. All other fields are already set. */
     void (*lay_out)(fkv_codec *codec);
 
-    /* NULL: rotated rows are like others. */
+    /* Adjusts the codec for rotated rows. The pointer is NULL if the codec kind encodes rotated rows like all other rows. */
     void (*rotated)(fkv_codec *codec);
 
-    /* As fkv_codec_encode() and fkv_codec_decode(). */
+    /* Implementations of fkv_codec_encode() and fkv_codec_decode(). */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
     void (*decode)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
 
-    /* Row `token` of a page; part: of the page's first row. */
+    /* Decodes row `token` of a page. part points to the first row of the page. */
     void (*decode_at)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 } fkv_codec_functions;
 
@@ -72,42 +72,44 @@ extern const fkv_codec_functions fkv_codec_sealed_v;
 extern const fkv_codec_functions fkv_codec_turbo;
 extern const fkv_codec_functions fkv_codec_calibrated;
 
-/* FKV_BAD_CONFIG, with the numbers, for a kind, width or group that does not exist or does not divide dim. */
+/* Creates a codec. Returns FKV_BAD_CONFIG, with the rejected values in the message, in two cases: the kind, bit width or group
+ * size is not supported, or the group size does not divide dim. */
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec);
 
-/* The one way to write a codec: its kind named, group 0 where it has no groups. What does not exist is left as it is. */
+/* Returns the canonical form of a configuration: an explicit kind, and group 0 if the kind has no groups. Unknown kinds are
+ * returned unchanged. */
 fkv_codec_config fkv_codec_canonical(fkv_codec_config config);
 
-/* Its rows come rotated from now on. */
+/* Declares that all rows of this codec are rotated before encoding. */
 void fkv_codec_rotated(fkv_codec *codec);
 
-/* Whether both write and read the same bytes. */
-FKV_SEAM bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b);
+/* Returns whether both codecs use the same byte format. */
+FKV_INTERNAL bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b);
 
-/* Bytes of a part in a page. */
+/* Returns the size, in bytes, of one part (codes, scales or biases) in a page. */
 FKV_INLINE uint64_t fkv_codec_part_bytes(const fkv_codec *codec, fkv_part part, uint32_t page_tokens) {
     return (uint64_t)page_tokens * codec->row_bytes[part] + codec->page_bytes[part];
 }
 
 FKV_INLINE float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p96f : 65504.0f; }
 
-/* What is stored in place of x. -0 stays -0. */
+/* Returns the finite value that is stored for x. The sign of -0 is kept. */
 FKV_INLINE float fkv_codec_storable(float x, float limit) {
     float number = x == x ? x : 0.0f;
     float below = number > limit ? limit : number;
     return below < -limit ? -limit : below;
 }
 
-/* x: [D], in place: the storable numbers. For a row that is rotated before it is encoded. */
+/* Replaces x: [D] with its storable values. Used for rows that are rotated before they are encoded. */
 void fkv_codec_clean(const fkv_codec *codec, float *x);
 
-/* x: [D] -> part[p]: row_bytes[p] bytes each, any alignment. */
+/* Encodes the row x: [D]. For each part p, writes row_bytes[p] bytes to part[p], which may have any alignment. */
 void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 
-/* part[p] -> x: [D]. */
+/* Decodes a row to x: [D]. part[p] points to the row's bytes in part p. */
 void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
 
-/* Row `token` of a page of any kind. part: of the page's first row. */
+/* Decodes row `token` of a page of any kind. part points to the first row of the page. */
 void fkv_codec_decode_at(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
 #endif

@@ -1,17 +1,18 @@
-/* Sealed blocks: a full page packed again, once, from the codes of its open block. Here are the codecs of both sides, the places
- * of their codes, and the function that seals.
+/* Sealed blocks: a full page is packed a second time, from the codes of its open block. This header declares the codecs of both
+ * sides, the code positions and the sealing function.
  *
- * K (FKV_CODEC_SEALED): a scale and a bias for each channel of the page. The large values of keys stand in the same few channels
- * for all tokens, so they share no scale with small ones. score = sum over c of (q_c * scale_c) * code_tc, + sum over c of
- * q_c * bias_c: what is left to do for each token is a product of codes.
- * V (FKV_CODEC_SEALED_V): a norm for each row, and codes of a book of whole numbers for Gaussian rows, which rotated ones are.
+ * K (FKV_CODEC_SEALED) has one scale and one bias per channel and page. Large key values occur in the same few channels for all
+ * tokens, so large and small values do not share a scale. The score of token t is (sum over channels c of (q_c * scale_c) *
+ * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its codes. V (FKV_CODEC_SEALED_V) has
+ * one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are nearly Gaussian.
  *
- * Codes lie as the products of matrix units want them: in blocks of FKV_SEALED_TOKENS tokens, and in a block in lines of 16
- * dwords. A dword of K holds four channels of one token, a dword of V four tokens of one channel; codes of fewer bits than a byte
- * share it with the quads behind. docs/page_format.md is the bit-exact truth of it.
+ * Codes are stored in the order that matrix units need: blocks of FKV_SEALED_TOKENS tokens, divided into lines of 16 dwords. A
+ * dword of K holds four channels of one token, and a dword of V holds four tokens of one channel. A byte holds the codes of
+ * several quads, because codes are narrower than a byte. docs/page_format.md is the bit-exact specification.
  *
- * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) have 2, 4 or 6 bits for each channel, and heads that differ: each has a
- * codec of its own. What is said here of channels is then said of places in the head's order: scales, biases and codes lie in it.
+ * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) use 2, 4 or 6 bits per channel, and each head has its own codec.
+ * Scales, biases and codes are then stored in the channel order of the head, so "channel" means a position in that order in the
+ * rest of this header.
  */
 #ifndef FKV_SEALED_H
 #define FKV_SEALED_H
@@ -20,27 +21,35 @@
 #include "channel_order.h"
 
 enum {
-    FKV_SEALED_TOKENS = 16, /* of a block of codes */
-    FKV_SEALED_LINE = 64,   /* bytes: 16 dwords */
-    FKV_SEALED_LEVELS = 8,  /* of a book, at most: sizes without signs */
+    FKV_SEALED_TOKENS = 16, /* tokens per block of codes */
+    FKV_SEALED_LINE = 64,   /* bytes per line: 16 dwords */
+    FKV_SEALED_LEVELS = 8,  /* maximum number of magnitude levels in a codebook */
     FKV_SEALED_REFITS = 2,
-    FKV_SEALED_PLACES = FKV_MAX_DIGITS /* of a code, at most */
+    FKV_SEALED_MAX_PAGE = 256,         /* maximum tokens per page */
+    FKV_SEALED_PLACES = FKV_MAX_DIGITS /* maximum number of bit fields per code */
 };
 
-/* Scales and norms below this are stored as 0: the inverse of all others is a float. */
+/* Smaller scales and norms are stored as 0, so that the inverse of every stored value is a finite float. */
 static const float FKV_SEALED_SMALLEST = 0x1p-100f;
 
-/* The book of a width: code = size | sign << (bits - 1); value = norm * level / 128, negated where the sign is set. A number of m
- * 128ths of the norm has the size of how many thresholds it is above. */
+/* A row of keys is an outlier if its largest magnitude is above FKV_SEALED_OUTLIER and more than FKV_SEALED_OUTLIER_RATIO times
+ * the largest magnitude of at least half of the rows of the page. Outliers do not widen the ranges of channels, so that the other
+ * rows keep their resolution. The codes of an outlier saturate. */
+static const float FKV_SEALED_OUTLIER = 1024.0f;
+static const float FKV_SEALED_OUTLIER_RATIO = 64.0f;
+
+/* Codebook of one bit width. code = magnitude | sign << (bits - 1) and value = norm * level[magnitude] / 128, negated if the sign
+ * is set. The magnitude code of a value with absolute value m / 128 * norm is the number of thresholds below m. */
 typedef struct fkv_sealed_book {
     uint8_t level[FKV_SEALED_LEVELS];
-    uint8_t above[FKV_SEALED_LEVELS - 1]; /* 255: none */
-    float start;                          /* norm of a row whose numbers are 1 on average, without signs */
+    uint8_t above[FKV_SEALED_LEVELS - 1]; /* thresholds; 255: unused */
+    float start;                          /* initial norm of a row whose mean absolute value is 1 */
 } fkv_sealed_book;
 
-FKV_SEAM const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
+FKV_INTERNAL const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
 
-/* Where bits of a code lie: bits [from, from + n) of it, at `shift` of byte `at` from the start of its block of tokens. */
+/* One bit field of a code: bits [from, from + n) of the code are stored from bit `shift` upward in byte `at` of the block of
+ * tokens. */
 typedef struct fkv_sealed_place {
     uint32_t at;
     uint32_t shift;
@@ -48,40 +57,42 @@ typedef struct fkv_sealed_place {
     uint32_t n;
 } fkv_sealed_place;
 
-/* Fills the places of a code of token t (within its block) and channel c, of calibrated keys the channel that is c-th in their
- * order; returns how many there are. */
+/* Fills in the bit fields of the code of token t (within its block) and channel c. Returns the number of fields. */
 int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[FKV_SEALED_PLACES]);
 
-/* Whether a block of this codec is made by fkv_seal_block() and not row by row. */
+/* Returns whether fkv_seal_block() creates the blocks of this codec. Blocks of other codecs are written row by row. */
 FKV_INLINE bool fkv_codec_is_sealed(const fkv_codec *codec) {
     return codec->kind == FKV_CODEC_SEALED || codec->kind == FKV_CODEC_SEALED_V || codec->kind == FKV_CODEC_CALIBRATED;
 }
 
-/* The channel of place p. */
+/* Returns the channel at position p of the channel order. */
 FKV_INLINE uint32_t fkv_sealed_channel(const fkv_codec *codec, uint32_t p) {
     return codec->channels != NULL ? codec->channels->channel[p] : p;
 }
 
-/* The largest code at place p. */
+/* Returns the largest code of the channel at position p of the channel order. */
 FKV_INLINE float fkv_sealed_bins(const fkv_codec *codec, uint32_t p) {
     uint32_t bits = codec->channels != NULL ? 2 * fkv_channel_digits(codec->channels, p) : codec->bits;
     return (float)((1u << bits) - 1);
 }
 
-/* Row `token` of a page. part: the parts of the whole page. */
+/* Decodes row `token` of a page. part points to the parts of the whole page. */
 void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
-/* Parts of the arithmetic that vector kernels share; seal.c says what they are for. lo and hi become bias and 1 / scale. */
+/* Functions of seal.c that the vector version of sealing also uses. */
 uint16_t fkv_sealed_half(fkv_type type, float x);
 float fkv_sealed_inverse(float norm);
 float fkv_sealed_sum(const float lane[16]);
-/* lo and hi: by channel, where scales and biases are by place. */
+/* Computes the range of each channel over the keys of an open page, except outlier rows. lo, hi: [D]. */
+void fkv_sealed_key_ranges(const fkv_block *open, const uint8_t *from, float *lo, float *hi);
+/* Computes scales and biases from channel ranges. lo and hi are indexed by channel; they are overwritten with the bias and 1 /
+ * scale. scales and biases are indexed by position in the channel order. */
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases);
 
-/* One KV head of one full page: the sealed block from the open one, and from nothing else. `open` may be of any codecs that code
- * rows, the V of `sealed` as well; its K is FKV_CODEC_SEALED, or FKV_CODEC_CALIBRATED with
- * its channels. Both have the same page_tokens, head dimension and page type. The
- * bytes between the parts stay as they are. Devices have faster ones, to the same bits. */
+/* Seals one KV head of one full page: computes the sealed block from the open block. `open` may use any row codec. The K codec of
+ * `sealed` is FKV_CODEC_SEALED or FKV_CODEC_CALIBRATED with its channel order; its V codec may also be a row codec. Both blocks
+ * have the same page_tokens, head dimension and page type. Padding between the parts is left unchanged. Device implementations
+ * are faster and bit-identical. */
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
 #endif

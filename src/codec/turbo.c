@@ -1,11 +1,13 @@
-/* TurboQuant rows in plain C: what every vector kernel must match bit for bit. In float, in this order:
+/* Scalar reference for TurboQuant rows. Every vector kernel must produce bit-identical rows. All arithmetic is in float, in this
+ * order:
  *
- *     largest = the largest number, without sign;  s = sum of (x / largest)^2, in 16 lanes, then over the lanes
- *     scale = largest * sqrt(s / D) * unit, 0 where largest is;  p = x / max(scale, 1e-30)
- *     code = how many midpoints between neighbours of the book p is above;  the scale is then rounded to the 16-bit type
+ *     largest = max |x|;  s = sum of (x / largest)^2, in 16 lanes, then over the lanes
+ *     scale = largest * sqrt(s / D) * unit, or 0 if largest is 0;  p = x / max(scale, 1e-30)
+ *     code = number of midpoints below p, where midpoints are halfway between neighbouring codebook values
+ *     scale is then rounded to the 16-bit type
  *
- * A row of zeroes has scale 0. Nothing is multiplied and added in one expression but squares, which must not be contracted; in
- * decoding, scale (11 bits) times a value of the book (7 bits) is exact. Square root and division round to nearest.
+ * The squares are the only products that are added; their multiplication and addition must not be contracted to FMA. In decoding,
+ * scale (11 bits) times a codebook value (7 bits) is exact. Square root and division must round to nearest.
  */
 #include "turbo.h"
 
@@ -15,15 +17,15 @@
 
 enum { DIM_MULTIPLE = 32 };
 
-static const fkv_codec_name names[] = {{"tq4", 4}, {"tq3", 3}, {"tq2", 2}, {NULL, 0}};
+static const fkv_codec_name turbo_names[] = {{"tq4", 4}, {"tq3", 3}, {"tq2", 2}, {NULL, 0}};
 
-static fkv_status check(fkv_codec_config config) {
-    FKV_REQUIRE(config.bits >= 2 && config.bits <= 4, FKV_BAD_CONFIG, "FKV_CODEC_TURBO of %u bits: choose 4, 3 or 2",
-                config.bits);
+static fkv_status check_turbo_config(fkv_codec_config config) {
+    FKV_REQUIRE(config.bits >= 2 && config.bits <= 4, FKV_BAD_CONFIG,
+                "unsupported width of %u bits for FKV_CODEC_TURBO: expected 4, 3 or 2 bits", config.bits);
     return FKV_OK;
 }
 
-static void lay_out(fkv_codec *codec) {
+static void lay_out_turbo(fkv_codec *codec) {
     codec->row_bytes[FKV_PART_CODES] = codec->dim * codec->bits / 8;
     codec->row_bytes[FKV_PART_SCALES] = 2;
 }
@@ -35,8 +37,8 @@ float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[F
     return largest > 0.0f ? largest * root * fkv_turbo_books[codec->bits].unit : 0.0f;
 }
 
-/* x: [D] -> w: [D], the storable numbers; their scale. */
-static float scale_of(const fkv_codec *codec, const float *x, float *w) {
+/* Writes the storable values of x: [D] to w: [D] and returns their scale. */
+static float turbo_row_scale(const fkv_codec *codec, const float *x, float *w) {
     float limit = fkv_codec_limit(codec->type);
     float largest = 0.0f;
     float lanes[FKV_TURBO_LANES] = {0};
@@ -52,58 +54,59 @@ static float scale_of(const fkv_codec *codec, const float *x, float *w) {
     return fkv_turbo_scale(codec, largest, lanes);
 }
 
-static uint8_t code_of(const int8_t *value, uint32_t n, float p) {
+static uint8_t nearest_turbo_code(const int8_t *value, uint32_t n, float p) {
     uint32_t code = 0;
     for (uint32_t i = 0; i + 1 < n; i++) code += p > 0.5f * (float)(value[i] + value[i + 1]);
     return (uint8_t)code;
 }
 
-/* `bits` of each code from `shift` on, LSB-first. */
-static void pack(const uint8_t *code, uint32_t n, uint32_t bits, uint32_t shift, uint8_t *bytes) {
+/* Takes `bits` bits of each code, from bit `shift` upward, and packs them LSB-first. */
+static void pack_turbo_bits(const uint8_t *code, uint32_t n, uint32_t bits, uint32_t shift, uint8_t *bytes) {
     memset(bytes, 0, n * bits / 8);
     for (uint32_t d = 0; d < n; d++) bytes[d * bits / 8] |= (uint8_t)((code[d] >> shift & ((1u << bits) - 1u)) << d * bits % 8);
 }
 
 void fkv_turbo_pack(const fkv_codec *codec, const uint8_t *code, uint8_t *bytes) {
     if (codec->bits != 3) {
-        pack(code, codec->dim, codec->bits, 0, bytes);
+        pack_turbo_bits(code, codec->dim, codec->bits, 0, bytes);
         return;
     }
-    pack(code, codec->dim, 2, 0, bytes);
-    pack(code, codec->dim, 1, 2, bytes + fkv_turbo_plane(codec->dim));
+    pack_turbo_bits(code, codec->dim, 2, 0, bytes);
+    pack_turbo_bits(code, codec->dim, 1, 2, bytes + fkv_turbo_plane(codec->dim));
 }
 
-static void encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
+static void encode_turbo_row(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
     float w[FKV_MAX_HEAD_DIM];
     uint8_t code[FKV_MAX_HEAD_DIM] = {0};
-    float scale = scale_of(codec, x, w);
+    float scale = turbo_row_scale(codec, x, w);
     float divisor = fkv_turbo_divisor(scale);
     for (uint32_t d = 0; d < codec->dim; d++)
-        code[d] = code_of(fkv_turbo_books[codec->bits].value, 1u << codec->bits, w[d] / divisor);
+        code[d] = nearest_turbo_code(fkv_turbo_books[codec->bits].value, 1u << codec->bits, w[d] / divisor);
     fkv_turbo_pack(codec, code, part[FKV_PART_CODES]);
     fkv_store_half(part[FKV_PART_SCALES], 0, fkv_f32_to_half(codec->type, scale));
 }
 
-static uint32_t code_at(const uint8_t *bytes, uint32_t d, uint32_t bits) {
+static uint32_t turbo_code_at(const uint8_t *bytes, uint32_t d, uint32_t bits) {
     return (uint32_t)bytes[d * bits / 8] >> d * bits % 8 & ((1u << bits) - 1u);
 }
 
-static void decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x) {
+static void decode_turbo_row(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x) {
     const uint8_t *codes = part[FKV_PART_CODES];
     const int8_t *value = fkv_turbo_books[codec->bits].value;
     float scale = fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_SCALES], 0));
     for (uint32_t d = 0; d < codec->dim; d++) {
-        uint32_t code = codec->bits != 3 ? code_at(codes, d, codec->bits)
-                                         : code_at(codes, d, 2) | code_at(codes + fkv_turbo_plane(codec->dim), d, 1) << 2;
+        uint32_t code = codec->bits != 3
+                            ? turbo_code_at(codes, d, codec->bits)
+                            : turbo_code_at(codes, d, 2) | turbo_code_at(codes + fkv_turbo_plane(codec->dim), d, 1) << 2;
         x[d] = scale * (float)value[code];
     }
 }
 
-const fkv_codec_functions fkv_codec_turbo = {.names = names,
+const fkv_codec_functions fkv_codec_turbo = {.names = turbo_names,
                                              .dim_multiple = DIM_MULTIPLE,
                                              .rotates = true,
                                              .needs_rotation = true,
-                                             .check = check,
-                                             .lay_out = lay_out,
-                                             .encode = encode,
-                                             .decode = decode};
+                                             .check = check_turbo_config,
+                                             .lay_out = lay_out_turbo,
+                                             .encode = encode_turbo_row,
+                                             .decode = decode_turbo_row};

@@ -1,39 +1,41 @@
-/* TurboQuant rows: rotated, one scale for all numbers of a row, and codes of a book of whole numbers that is the best for
- * Gaussian rows (Lloyd and Max), which rotated ones are nearly. value = scale * book value.
+/* TurboQuant rows are rotated before encoding. Each row has one scale and codes from an integer codebook that is optimal
+ * (Lloyd-Max) for Gaussian rows; rotated rows are nearly Gaussian. value = scale * codebook value.
  *
- * Codes of 4 and 2 bits lie LSB-first in bytes. Codes of 3 bits lie in two planes: the low two bits of all numbers of the row as
- * codes of 2 bits, and behind them the high bits, 8 to a byte.
+ * 4-bit and 2-bit codes are packed LSB-first. 3-bit codes are stored in two planes: first the low two bits of all values as 2-bit
+ * codes, then the high bits of all values, 8 per byte.
  */
 #ifndef FKV_TURBO_H
 #define FKV_TURBO_H
 
 #include "codec.h"
 
-enum { FKV_TURBO_LANES = 16 }; /* of the sum of squares: number j is added in lane j % 16, lanes from first to last */
+enum {
+    FKV_TURBO_LANES = 16
+}; /* lanes of the sum of squares: value j is added to lane j % 16, then the lanes are added from first to last */
 
 typedef struct fkv_turbo_book {
-    float unit;       /* scale of a row whose numbers have a mean square of 1 */
-    int8_t value[16]; /* from smallest to largest; repeated where there are fewer */
+    float unit;       /* scale of a row with mean square 1 */
+    int8_t value[16]; /* codebook values in ascending order; the whole codebook is repeated until 16 entries are filled */
 } fkv_turbo_book;
 
-/* By bits. Whole numbers near the points of Lloyd and Max: the squared error of a Gaussian grows by less than a thousandth. */
+/* Codebooks by bit width. The values are Lloyd-Max points rounded to integers, which increases the squared error of a Gaussian by
+ * less than 0.1 %. */
 static const fkv_turbo_book fkv_turbo_books[] = {
     [2] = {0x1.c1eb58p-7f, {-110, -33, 33, 110, -110, -33, 33, 110, -110, -33, 33, 110, -110, -33, 33, 110}},
     [3] = {0x1.908664p-6f, {-88, -55, -31, -10, 10, 31, 55, 88, -88, -55, -31, -10, 10, 31, 55, 88}},
     [4] = {0x1.ad7b5ap-6f, {-104, -79, -62, -48, -36, -25, -15, -5, 5, 15, 25, 36, 48, 62, 79, 104}},
 };
 
-/* Bytes of the row from which the high bits of 3-bit codes lie. */
+/* Returns the byte offset, within a row, of the plane that holds the high bits of 3-bit codes. */
 FKV_INLINE uint32_t fkv_turbo_plane(uint32_t dim) { return dim / 4; }
 
-/* The scale of a row before it is rounded. largest: of its numbers, without sign; lanes: sums of the squares of number / largest.
- */
+/* Returns the scale of a row before rounding. largest is max |x|, and lanes are the sums of (x / largest)^2. */
 float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[FKV_TURBO_LANES]);
 
-/* code: [D], a byte each -> row_bytes of codes. */
+/* Packs code: [D], stored one per byte, into the code bytes of a row. */
 void fkv_turbo_pack(const fkv_codec *codec, const uint8_t *code, uint8_t *bytes);
 
-/* What numbers are divided by before their code is looked for: scale, but never 0. */
+/* Returns the positive divisor that is applied to values before they are matched to the codebook. */
 FKV_INLINE float fkv_turbo_divisor(float scale) { return scale > 1e-30f ? scale : 1e-30f; }
 
 #endif

@@ -1,7 +1,7 @@
-/* The text of an answer as it may be shown: whole characters, nothing that could still become a stop string.
+/* Output text of an answer. Complete UTF-8 characters are released; text that may be the beginning of a stop string is held back.
  *
- * The buffer belongs to the request. What is held is at most a stop string less one byte, or a part of a character, before a
- * token is added, so its size is known when the request comes.
+ * The request owns the buffer. Before a token is added, the buffer holds at most an incomplete character or all but the last byte
+ * of a stop string, so its size is known when the request is submitted.
  */
 #ifndef FKV_ANSWER_TEXT_H
 #define FKV_ANSWER_TEXT_H
@@ -9,7 +9,7 @@
 #include "../base/base.h"
 
 typedef struct fkv_stop_list {
-    const char *const *stops; /* [n], none empty */
+    const char *const *stops; /* [n] non-empty strings */
     uint32_t n;
 } fkv_stop_list;
 
@@ -17,14 +17,15 @@ typedef struct fkv_answer_text {
     char *held;
     size_t capacity;
     size_t n;
-    size_t n_shown; /* bytes at the front that the last call released */
+    size_t n_shown; /* number of leading bytes of `held` that the last call released */
 } fkv_answer_text;
 
-/* Adds the bytes of a token. The first n_shown bytes of `held` may now be shown, and are dropped by the next call. Returns the
- * stop string that was found first (the text ends before it), or NULL. */
+/* Appends the bytes of a token. On return, the first n_shown bytes of `held` are released; the next call drops them. If the text
+ * contains a stop string, truncates the text before the first stop string in it and returns this stop string. Otherwise returns
+ * NULL. */
 const char *fkv_answer_text_add(fkv_answer_text *text, fkv_stop_list stops, const char *bytes, size_t n);
 
-/* The answer ends: everything held may be shown. */
+/* Releases all held text at the end of an answer. */
 void fkv_answer_text_end(fkv_answer_text *text);
 
 #endif

@@ -1,39 +1,44 @@
-/* Drafts by looking back: what followed the last tokens when they stood in the text before (prompt lookup). The model checks a
- * draft in one step; what it would have written itself stays, the rest is taken back. So drafts change the time, never the text.
+/* N-gram speculative decoding (prompt lookup): drafts the tokens that followed the previous occurrence of the last n-gram.
+ *
+ * The model verifies a draft in one step. A draft token is accepted if the model samples the same token; rejected tokens are
+ * removed from the cache. Drafts therefore affect only the speed, never the output.
  */
 #ifndef FKV_DRAFT_H
 #define FKV_DRAFT_H
 
 #include "../base/base.h"
 
-/* Writes up to `most` tokens that followed the last three (else two) tokens of the text where these stood last; returns how many.
- * tokens: [n_tokens]; draft: [most], not inside them. */
-uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most, uint32_t *draft);
+/* Searches backward for an earlier occurrence of the last three tokens, or else of the last two, and copies up to max_tokens
+ * tokens that followed it. Returns the number of tokens copied. tokens: [n_tokens]; draft: [max_tokens], must not overlap tokens.
+ */
+uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t max_tokens, uint32_t *draft);
 
-/* How good the drafts of an answer are. */
+/* Acceptance statistics of one answer. */
 typedef struct fkv_draft_record {
-    double right; /* the chance that a drafted token is right, if those before it were; of late */
-    bool guessed; /* there is a draft behind the text, tried or not */
+    double acceptance; /* estimated probability that a draft token is accepted if all draft tokens before it were accepted */
+    bool has_draft;    /* true if a draft is stored after the tokens of the answer; this step may verify it or not */
 } fkv_draft_record;
 
-fkv_draft_record fkv_draft_record_start(void);
+fkv_draft_record fkv_draft_record_init(void);
 
-enum { FKV_MAX_DRAFTED = 16 }; /* tokens, of a step */
+enum { FKV_MAX_STEP_DRAFTS = 16 }; /* maximum number of draft tokens per step, over all answers */
 
-/* What one answer could try. */
-typedef struct fkv_draft_offer {
-    double right; /* of its record */
-    uint32_t n_found;
-    uint32_t n_tried; /* what is chosen of them */
-    double next;      /* the chance of the one that would be tried next */
-} fkv_draft_offer;
+/* Draft of one answer, as input and output of fkv_draft_choose(). */
+typedef struct fkv_draft_candidate {
+    double acceptance;       /* fkv_draft_record.acceptance of the answer */
+    uint32_t n_proposed;     /* number of tokens in the draft */
+    uint32_t n_chosen;       /* number of leading draft tokens to verify in this step */
+    double next_probability; /* acceptance probability of the first token that is not chosen yet */
+} fkv_draft_candidate;
 
-/* Chooses what all answers of a step try together, the likeliest tokens first: as many as bring most beyond the time they take.
- * extra: [most + 1], seconds that so many rows more make the step longer; token_s: what a token takes without drafts. Returns how
- * many were chosen. most: FKV_MAX_DRAFTED at most. */
-uint32_t fkv_draft_choose(fkv_draft_offer *offers, uint32_t n_offers, const double *extra, uint32_t most, double token_s);
+/* Chooses the draft tokens to verify in a step, most likely tokens first, so as to maximize the expected time saved minus the
+ * extra step time. extra_s: [max_tokens + 1], extra_s[n] is the extra step time for n draft rows, in seconds. token_s: time per
+ * token without drafts, in seconds. max_tokens is at most FKV_MAX_STEP_DRAFTS. Returns the number of tokens chosen. */
+uint32_t fkv_draft_choose(fkv_draft_candidate *candidates, uint32_t n_candidates, const double *extra_s, uint32_t max_tokens,
+                          double token_s);
 
-/* Also of a draft that was not tried: whether its first token was the one drawn shows for nothing. */
-void fkv_draft_note(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_right);
+/* Updates the acceptance rate. A draft that was not verified may be recorded too: its first token can be compared with the
+ * sampled token at no cost. */
+void fkv_draft_update(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_accepted);
 
 #endif

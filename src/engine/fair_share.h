@@ -1,8 +1,9 @@
-/* Who was served how much: the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+/* Fair scheduling between tenants: the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI
+ * 2024).
  *
- * A tenant's counter is what it was served, in weighted tokens, divided by its weight; the least served goes first. A tenant that
- * comes back after it had nothing to do is lifted to the least counter of those who have: idle time gives no credit. Places are
- * given to others only while nobody lives in them.
+ * A tenant's counter is the weighted number of tokens computed for it so far, divided by the tenant's weight. The tenant with the
+ * smallest counter runs first. When an idle tenant becomes active, its counter is raised to the smallest counter of the active
+ * tenants, so idle time earns no credit. A tenant slot is reused only while its tenant has no requests.
  */
 #ifndef FKV_FAIR_SHARE_H
 #define FKV_FAIR_SHARE_H
@@ -13,21 +14,21 @@ typedef struct fkv_tenant {
     uint64_t name;
     double counter;
     double weight;
-    uint32_t n_live; /* requests, waiting or running */
-    uint64_t last;   /* turn of its last join or leave; of the free places the oldest is taken first */
+    uint32_t n_live;    /* number of queued and running requests */
+    uint64_t last_used; /* logical time of the last change of n_live; the free slot with the smallest value is reused first */
 } fkv_tenant;
 
 typedef struct fkv_fair_share {
     fkv_tenant *tenants; /* [capacity] */
     uint32_t capacity;
     uint32_t n;
-    uint64_t turn;
-    double left_at; /* counter of the last tenant that had nothing more to do */
+    uint64_t turn;            /* logical clock, incremented when a request joins or leaves */
+    double last_idle_counter; /* counter of the tenant that became idle last */
 } fkv_fair_share;
 
-/* A request of this tenant arrives. Its place: where `capacity` others live, one of theirs. */
+/* Adds a request of the tenant and returns its slot. If all slots have active tenants, the tenant shares one of them. */
 uint32_t fkv_fair_share_join(fkv_fair_share *share, uint64_t name, double weight);
-void fkv_fair_share_leave(fkv_fair_share *share, uint32_t place);
-void fkv_fair_share_serve(fkv_fair_share *share, uint32_t place, double tokens);
+void fkv_fair_share_leave(fkv_fair_share *share, uint32_t slot);
+void fkv_fair_share_serve(fkv_fair_share *share, uint32_t slot, double tokens);
 
 #endif

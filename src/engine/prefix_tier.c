@@ -3,11 +3,12 @@
 
 #include <stdio.h>
 
-static const double START_SECONDS = 10.0;
-static const double PAGE_STEP = 0.2;    /* how fast the time of a page follows what is measured */
-static const double FORGIVENESS = 0.98; /* a store that was too slow is tried again some time */
+static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore while the compute time cannot be predicted */
+static const double PAGE_TIME_STEP = 0.2; /* weight of the newest measurement in the moving average of the read time per page */
+static const double PAGE_TIME_DECAY =
+    0.98; /* factor applied to the read time when a restore is declined, so that a slow store is eventually tried again */
 
-fkv_status fkv_tier_name(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job) {
+fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job) {
     char number[32];
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)job->r.tenant);
     const char *name = tenant_name != NULL ? tenant_name : number;
@@ -20,118 +21,132 @@ fkv_status fkv_tier_name(const fkv_cache *cache, uint32_t page_tokens, const cha
     return FKV_OK;
 }
 
-/* ---- in ---- */
+/* ---- restores ---- */
 
-static void stop(fkv_prefix_tier *t) {
+static void finish_restore(fkv_prefix_tier *t) {
     t->stats.read_seconds += t->seconds(t->seconds_user) - t->started_at;
-    t->job->restored = true;
+    t->job->restore_done = true;
     t->job = NULL;
-    fkv_traffic_forget(t->traffic);
+    t->removing = false;
+    fkv_traffic_cancel(t->traffic);
 }
 
-/* What arrives for nobody was asked for by a job that has left. */
-static void take(fkv_prefix_tier *t, const fkv_arrival *a) {
-    if (a->removed || t->job == NULL) return;
-    const fkv_page_key *key = &t->job->keys[t->got];
+/* Inserts an arrived page into the prefix tree. A page that arrives after its job has ended is dropped. */
+static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
+    if (a->removed || t->job == NULL || t->removing) return;
+    const fkv_page_key *key = &t->job->keys[t->n_restored];
     double start = t->seconds(t->seconds_user);
     fkv_status status = a->status;
     if (status == FKV_OK)
-        status = fkv_prefix_unpack(t->cache, t->job->r.tenant, t->job->r.prompt, t->got + 1, key, a->packed, a->n_bytes);
+        status = fkv_prefix_unpack(t->cache, t->job->r.tenant, t->job->r.prompt, t->n_restored + 1, key, a->packed, a->n_bytes);
     double seconds = a->seconds + t->seconds(t->seconds_user) - start;
-    t->page_s = t->page_s > 0.0 ? t->page_s + PAGE_STEP * (seconds - t->page_s) : seconds;
+    t->page_s = t->page_s > 0.0 ? t->page_s + PAGE_TIME_STEP * (seconds - t->page_s) : seconds;
     if (status == FKV_OK) {
-        t->got++;
+        t->n_restored++;
         t->stats.read_pages++;
         t->stats.read_bytes += a->n_bytes;
         return;
     }
     if (status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN) {
         t->stats.damaged_pages++;
-        t->bad = *key;
-        t->has_bad = true;
+        t->removing = true;
+        t->n_removed = t->n_restored;
+        fkv_traffic_cancel(t->traffic);
+        return;
     }
-    stop(t);
+    finish_restore(t);
+}
+
+/* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all these pages are removed,
+ * so that the job writes each of them again. */
+static void remove_damaged_pages(fkv_prefix_tier *t, bool late) {
+    while (t->n_removed < t->end_page && fkv_traffic_request_removal(t->traffic, &t->job->keys[t->n_removed])) t->n_removed++;
+    if (late || (t->n_removed == t->end_page && fkv_traffic_pending(t->traffic) == 0)) finish_restore(t);
 }
 
 bool fkv_tier_busy(const fkv_prefix_tier *t) {
-    return t->traffic != NULL && (t->job != NULL || t->has_bad || fkv_traffic_asked(t->traffic) > 0);
+    return t->traffic != NULL && (t->job != NULL || fkv_traffic_pending(t->traffic) > 0);
 }
 
-void fkv_tier_pump(fkv_prefix_tier *t) {
+void fkv_tier_poll(fkv_prefix_tier *t) {
     fkv_arrival a;
     if (t->traffic == NULL) return;
-    while (fkv_traffic_arrived(t->traffic, &a)) {
-        take(t, &a);
+    while (fkv_traffic_next_arrival(t->traffic, &a)) {
+        receive_page(t, &a);
         fkv_traffic_release(t->traffic);
     }
-    if (t->has_bad && fkv_traffic_remove(t->traffic, &t->bad)) t->has_bad = false;
     if (t->job == NULL) return;
-    while (t->asked < t->until && fkv_traffic_ask(t->traffic, &t->job->keys[t->asked])) t->asked++;
     bool late = t->seconds(t->seconds_user) - t->started_at > t->limit_s;
-    if (t->got < t->until && !late) return;
-    t->store.used(t->store.self, t->job->keys, t->got);
-    if (t->got < t->until) {
-        double page_s = (t->seconds(t->seconds_user) - t->started_at) / (t->got - t->first + 1);
+    if (t->removing) {
+        remove_damaged_pages(t, late);
+        return;
+    }
+    while (t->n_requested < t->end_page && fkv_traffic_request_page(t->traffic, &t->job->keys[t->n_requested])) t->n_requested++;
+    if (t->n_restored < t->end_page && !late) return;
+    t->store.touch(t->store.self, t->job->keys, t->n_restored);
+    if (t->n_restored < t->end_page) {
+        double page_s = (t->seconds(t->seconds_user) - t->started_at) / (t->n_restored - t->first_page + 1);
         t->stats.late++;
         if (page_s > t->page_s) t->page_s = page_s;
     }
-    stop(t);
+    finish_restore(t);
 }
 
-/* There is room for n more pages that nobody was promised. */
-static bool room_for(const fkv_prefix_tier *t, uint32_t n) {
+/* Returns true if the first group has at least n free or cached pages beyond those promised to sequences. */
+static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     fkv_stats stats;
     if (fkv_cache_stats(t->cache, &stats) != FKV_OK) return false;
     const fkv_group_stats *g = &stats.groups[0];
     return g->free + g->cached >= g->promised + n;
 }
 
-/* The store has pages [first, until) of the prompt. It is asked again only where memory has other pages than it had: a page that
- * was lost since is missed when it is read. */
-static uint32_t look_until(const fkv_prefix_tier *t, fkv_job *job, uint32_t first) {
-    if (job->looked && job->looked_first == first) return job->looked_until;
+/* Returns the largest end_page such that the store holds all prompt pages [first_page, end_page). The result is kept in the job
+ * until first_page changes. If the store has evicted one of these pages in the meantime, reading this page fails. */
+static uint32_t stored_pages_end(const fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
+    if (job->store_checked && job->store_first == first_page) return job->store_end;
     uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
-    uint32_t until = first;
-    while (until < most && t->store.look(t->store.self, &job->keys[until])) until++;
-    job->looked = true;
-    job->looked_first = first;
-    return job->looked_until = until;
+    uint32_t end_page = first_page;
+    while (end_page < most && t->store.contains(t->store.self, &job->keys[end_page])) end_page++;
+    job->store_checked = true;
+    job->store_first = first_page;
+    return job->store_end = end_page;
 }
 
-bool fkv_tier_holds(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost) {
-    if (t->traffic == NULL || job->restored) return false;
+bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost) {
+    if (t->traffic == NULL || job->restore_done) return false;
     if (t->job == job) return true;
-    uint32_t first = job->n_known / t->page_tokens;
-    uint32_t until = look_until(t, job, first);
-    uint32_t n = until - first;
+    uint32_t first_page = job->n_matched / t->page_tokens;
+    uint32_t end_page = stored_pages_end(t, job, first_page);
+    uint32_t n = end_page - first_page;
     uint32_t n_tokens = n * t->page_tokens;
-    double computing =
-        fkv_step_cost_predict(cost, (fkv_step_work){.n_prefill = n_tokens, .history = fkv_step_history(job->n_known, n_tokens)});
+    double compute_s = fkv_step_cost_predict(
+        cost, (fkv_step_work){.n_prefill = n_tokens, .history = fkv_step_history(job->n_matched, n_tokens)});
     double now = t->seconds(t->seconds_user);
-    if (cost->n_seen == 0) computing = START_SECONDS;
-    if (n == 0 || n * t->page_s >= computing || (job->held_at > 0.0 && now - job->held_at > computing)) {
+    if (cost->n_steps == 0) compute_s = MAX_FIRST_WAIT_S;
+    if (n == 0 || n * t->page_s >= compute_s || (job->store_wait_since > 0.0 && now - job->store_wait_since > compute_s)) {
         t->stats.declined += n > 0;
-        t->page_s *= n > 0 ? FORGIVENESS : 1.0;
-        job->restored = true;
+        t->page_s *= n > 0 ? PAGE_TIME_DECAY : 1.0;
+        job->restore_done = true;
         return false;
     }
-    if (!room_for(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* its turn has not come; a wait for room in memory is no wait for the store */
-        if (job->held_at == 0.0) job->held_at = now;
+    if (!has_free_pages(t, n)) return false;
+    if (fkv_tier_busy(
+            t)) { /* another restore is running; the wait for free memory above is not counted as a wait for the store */
+        if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }
     t->job = job;
-    t->asked = t->got = t->first = first;
-    t->until = until;
+    t->n_requested = t->n_restored = t->first_page = first_page;
+    t->end_page = end_page;
     t->started_at = now;
-    t->limit_s = computing;
-    fkv_tier_pump(t);
+    t->limit_s = compute_s;
+    fkv_tier_poll(t);
     return t->job == job;
 }
 
-/* ---- out ---- */
+/* ---- writes ---- */
 
-static bool next_key(const fkv_prefix_tier *t, fkv_job *job) {
+static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     uint32_t i = job->n_sent;
     if (i < job->n_keys) return true;
     const uint32_t *tokens = job->answers[0].tokens + (size_t)i * t->page_tokens;
@@ -143,10 +158,10 @@ static bool next_key(const fkv_prefix_tier *t, fkv_job *job) {
 void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
     if (t->traffic == NULL) return;
     const fkv_answer *a = &job->answers[0];
-    uint32_t n_pages = a->n_offered / t->page_tokens;
-    for (; job->n_sent < n_pages && next_key(t, job); job->n_sent++) {
+    uint32_t n_pages = a->n_inserted / t->page_tokens;
+    for (; job->n_sent < n_pages && extend_keys(t, job); job->n_sent++) {
         const fkv_page_key *key = &job->keys[job->n_sent];
-        if (t->store.look(t->store.self, key)) continue;
+        if (t->store.contains(t->store.self, key)) continue;
         uint64_t n_bytes = 0;
         uint8_t *packed = fkv_traffic_buffer(t->traffic);
         if (packed == NULL) return;
@@ -155,10 +170,10 @@ void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
     }
 }
 
-void fkv_tier_leave(fkv_prefix_tier *t, fkv_job *job) {
+void fkv_tier_end_job(fkv_prefix_tier *t, fkv_job *job) {
     if (t->traffic == NULL) return;
-    if (t->job == job) stop(t);
+    if (t->job == job) finish_restore(t);
     fkv_tier_send(t, job);
-    t->stats.unsent_pages += job->answers[0].n_offered / t->page_tokens - job->n_sent;
-    t->store.used(t->store.self, job->keys, job->n_sent);
+    t->stats.unsent_pages += job->answers[0].n_inserted / t->page_tokens - job->n_sent;
+    t->store.touch(t->store.self, job->keys, job->n_sent);
 }

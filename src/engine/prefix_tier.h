@@ -1,13 +1,16 @@
-/* Which pages go to a store of prefixes, and which come back before a request is admitted. On the engine's thread.
+/* Second tier of the prefix cache: decides which pages are written to a prefix store, and which pages are restored from it before
+ * a request is admitted. Runs on the engine thread.
  *
- * Out: pages of a prompt and of its first answer, once the prefix tree has them, if the store does not. Where no buffer is free
- * it is tried again after the next step, while the request runs.
+ * Writes: full pages of the prompt and of the first answer are written to the store once the prefix tree holds them, unless the
+ * store already has them. If no buffer is free, the write is retried after the next step, as long as the request runs.
  *
- * In: one request at a time, the next in line whose pages the store has behind those in memory. It waits in the line meanwhile,
- * others pass. Reading must be predicted to be faster than computing, by the time that pages took so far; and a request that
- * waited as long as computing would have taken, for its pages or for its turn, goes on with what has come. Before the first step
- * nothing is known of computing: then reading goes first, for START_SECONDS at most. A page that is not what it should be is
- * removed from the store and computed.
+ * Restores: pages are restored for one request at a time, namely the first request in scheduling order whose next pages are in
+ * the store but not in memory. During the restore, the request stays queued, and other requests may overtake it. A restore starts
+ * only if it is predicted to be faster than computing the pages, based on the measured read time per page. A request that has
+ * waited longer than the predicted compute time continues with the pages restored so far. Before the first step, the compute time
+ * cannot be predicted, so a request waits up to MAX_FIRST_WAIT_S for its restore. A page that fails verification is removed from
+ * the store together with the later pages of the prompt, because one damaged page suggests that others are damaged, too. The
+ * request computes the removed pages, and they are written to the store again.
  */
 #ifndef FKV_PREFIX_TIER_H
 #define FKV_PREFIX_TIER_H
@@ -18,40 +21,42 @@
 
 typedef struct fkv_prefix_tier {
     fkv_prefix_store store;
-    fkv_prefix_traffic *traffic; /* NULL: there is no store */
+    fkv_prefix_traffic *traffic; /* NULL if there is no prefix store */
     fkv_cache *cache;
     uint32_t page_tokens;
     double (*seconds)(void *user);
     void *seconds_user;
-    fkv_job *job;   /* whose pages come in, or NULL */
-    uint32_t first; /* page that was asked for */
-    uint32_t asked; /* pages [0, asked) are here or asked for */
-    uint32_t got;   /* pages [0, got) are in the prefix tree */
-    uint32_t until; /* the store has pages [.., until) */
+    fkv_job *job;         /* job whose pages are being restored; NULL if there is none */
+    uint32_t first_page;  /* first page to restore */
+    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested from the store */
+    uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
+    uint32_t end_page;    /* the store holds pages [first_page, end_page) */
     double started_at;
-    double limit_s; /* what computing would take */
-    double page_s;  /* to bring in one page; 0: not known yet */
-    bool has_bad;
-    fkv_page_key bad; /* to be removed */
+    double limit_s;     /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
+    double page_s;      /* measured read time per restored page, in seconds; 0 if it is not known yet */
+    bool removing;      /* a page failed verification: pages [n_removed, end_page) have to be removed from the store */
+    uint32_t n_removed; /* index of the next page to remove; valid if `removing` is true */
     fkv_store_stats stats;
 } fkv_prefix_tier;
 
-/* Keys of the pages of the prompt. tenant_name NULL: its number. Any thread; the cache is only asked for constants. */
-fkv_status fkv_tier_name(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job);
+/* Computes the page keys of the job's prompt. If tenant_name is NULL, the tenant number identifies the tenant. May be called from
+ * any thread, because it reads only constants of the cache. */
+fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job);
 
-/* Pages are on their way in: there will be something to pump. */
+/* Returns true if reads or removals are in progress. As long as this is true, fkv_tier_poll() must be called again. */
 bool fkv_tier_busy(const fkv_prefix_tier *tier);
 
-/* Takes in what has arrived and asks for more. */
-void fkv_tier_pump(fkv_prefix_tier *tier);
+/* Inserts pages that have arrived into the prefix tree and requests the next pages. */
+void fkv_tier_poll(fkv_prefix_tier *tier);
 
-/* Whether the job should not be admitted yet, because pages of it are coming in or should be. n_known of it is right. */
-bool fkv_tier_holds(fkv_prefix_tier *tier, fkv_job *job, const fkv_step_cost *cost);
+/* Returns true if the job must not be admitted yet because its pages are being restored or will be restored. job->n_matched must
+ * be up to date. */
+bool fkv_tier_delays(fkv_prefix_tier *tier, fkv_job *job, const fkv_step_cost *cost);
 
-/* Sends pages that the prefix tree has and the store lacks. */
+/* Writes pages of the job that are in the prefix tree but not in the store, until no buffer is free. */
 void fkv_tier_send(fkv_prefix_tier *tier, fkv_job *job);
 
-/* The job ends. */
-void fkv_tier_leave(fkv_prefix_tier *tier, fkv_job *job);
+/* Ends the store activity of a job that is about to finish. */
+void fkv_tier_end_job(fkv_prefix_tier *tier, fkv_job *job);
 
 #endif

@@ -7,31 +7,32 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { LANE_BYTES = 16 << 20, LEAST_SLOTS = 2, MOST_SLOTS = 64 }; /* of buffers in each lane, if two pages fit */
+/* The buffers of a ring occupy up to RING_BYTES. A ring always has at least MIN_SLOTS and at most MAX_SLOTS buffers. */
+enum { RING_BYTES = 16 << 20, MIN_SLOTS = 2, MAX_SLOTS = 64 };
 
-typedef struct slot {
+typedef struct io_slot {
     fkv_page_key key;
     uint8_t *packed;
     uint64_t n_bytes;
     fkv_status status;
     bool remove;
     double seconds;
-} slot;
+} io_slot;
 
-typedef struct lane {
+typedef struct io_ring {
     fkv_prefix_traffic *traffic;
     pthread_mutex_t lock;
-    pthread_cond_t handed_over;
+    pthread_cond_t submitted;
     pthread_t thread;
     bool started;
     bool closing;
-    bool working; /* on the slot `done` */
+    bool busy; /* the thread is processing slot n_completed */
     uint32_t n_slots;
-    slot *slots;
-    uint64_t handed;
-    uint64_t done;
-    uint64_t released;
-} lane;
+    io_slot *slots;
+    uint64_t n_submitted;
+    uint64_t n_completed;
+    uint64_t n_released;
+} io_ring;
 
 struct fkv_prefix_traffic {
     fkv_prefix_store store;
@@ -39,115 +40,116 @@ struct fkv_prefix_traffic {
     uint64_t packed_bytes;
     void (*wake)(void *user);
     void *wake_user;
-    lane out;
-    lane in;
-    fkv_traffic_figures figures; /* under the lock of `out` */
+    io_ring out;
+    io_ring in;
+    fkv_traffic_stats stats; /* protected by the lock of `out` */
 };
 
-static uint32_t slots_of(uint64_t packed_bytes) {
-    uint64_t n = LANE_BYTES / (packed_bytes > 0 ? packed_bytes : 1);
-    if (n < LEAST_SLOTS) return LEAST_SLOTS;
-    return n < MOST_SLOTS ? (uint32_t)n : MOST_SLOTS;
+static uint32_t ring_slots(uint64_t packed_bytes) {
+    uint64_t n = RING_BYTES / (packed_bytes > 0 ? packed_bytes : 1);
+    if (n < MIN_SLOTS) return MIN_SLOTS;
+    return n < MAX_SLOTS ? (uint32_t)n : MAX_SLOTS;
 }
 
-static void layout_lane(fkv_carve *carve, uint64_t packed_bytes, lane *l) {
-    uint32_t n = slots_of(packed_bytes);
-    slot *slots = FKV_CARVE(carve, n, slot);
+static void layout_ring(fkv_carve *carve, uint64_t packed_bytes, io_ring *ring) {
+    uint32_t n = ring_slots(packed_bytes);
+    io_slot *slots = FKV_CARVE(carve, n, io_slot);
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *packed = fkv_carve_take(carve, 1, packed_bytes);
         if (slots != NULL) slots[i].packed = packed;
     }
-    if (l != NULL) *l = (lane){.n_slots = n, .slots = slots};
+    if (ring != NULL) *ring = (io_ring){.n_slots = n, .slots = slots};
 }
 
-static fkv_prefix_traffic *layout(fkv_carve *carve, uint64_t packed_bytes) {
+static fkv_prefix_traffic *layout_traffic(fkv_carve *carve, uint64_t packed_bytes) {
     fkv_prefix_traffic *t = FKV_CARVE(carve, 1, fkv_prefix_traffic);
-    layout_lane(carve, packed_bytes, t != NULL ? &t->out : NULL);
-    layout_lane(carve, packed_bytes, t != NULL ? &t->in : NULL);
+    layout_ring(carve, packed_bytes, t != NULL ? &t->out : NULL);
+    layout_ring(carve, packed_bytes, t != NULL ? &t->in : NULL);
     return t;
 }
 
 uint64_t fkv_traffic_bytes(uint64_t packed_bytes) {
     fkv_carve counting = {0};
-    (void)layout(&counting, packed_bytes);
+    (void)layout_traffic(&counting, packed_bytes);
     return counting.overflow ? UINT64_MAX : fkv_map_rounded(counting.used);
 }
 
-/* ---- the threads ---- */
+/* ---- I/O threads ---- */
 
-static double now_seconds(void) {
+static double io_seconds(void) {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* The next slot to work on, NULL: it is time to end. The lock is held. */
-static slot *next_slot(lane *l, bool finish) {
-    while (l->done == l->handed && !l->closing) (void)pthread_cond_wait(&l->handed_over, &l->lock);
-    l->working = l->done < l->handed && (!l->closing || finish);
-    if (!l->working) return NULL;
-    return &l->slots[l->done % l->n_slots];
+/* Waits for the next submitted slot and returns it. After the ring was closed, returns NULL; if `finish` is true, all slots that
+ * were already submitted are returned first. The caller must hold the lock. */
+static io_slot *next_slot(io_ring *ring, bool finish) {
+    while (ring->n_completed == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
+    ring->busy = ring->n_completed < ring->n_submitted && (!ring->closing || finish);
+    if (!ring->busy) return NULL;
+    return &ring->slots[ring->n_completed % ring->n_slots];
 }
 
-static void *write_pages(void *user) {
-    lane *l = user;
-    fkv_prefix_traffic *t = l->traffic;
-    (void)pthread_mutex_lock(&l->lock);
-    for (slot *s = next_slot(l, true); s != NULL; s = next_slot(l, true)) {
-        (void)pthread_mutex_unlock(&l->lock);
-        double start = now_seconds();
+static void *write_thread(void *user) {
+    io_ring *ring = user;
+    fkv_prefix_traffic *t = ring->traffic;
+    (void)pthread_mutex_lock(&ring->lock);
+    for (io_slot *s = next_slot(ring, true); s != NULL; s = next_slot(ring, true)) {
+        (void)pthread_mutex_unlock(&ring->lock);
+        double start = io_seconds();
         fkv_status status = t->store.write(t->store.self, &s->key, s->packed, s->n_bytes);
-        double seconds = now_seconds() - start;
-        (void)pthread_mutex_lock(&l->lock);
-        *(status == FKV_OK ? &t->figures.written : &t->figures.failed) += 1;
-        t->figures.write_seconds += seconds;
-        l->done++;
-        l->released++;
+        double seconds = io_seconds() - start;
+        (void)pthread_mutex_lock(&ring->lock);
+        *(status == FKV_OK ? &t->stats.written : &t->stats.failed) += 1;
+        t->stats.write_seconds += seconds;
+        ring->n_completed++;
+        ring->n_released++;
     }
-    (void)pthread_mutex_unlock(&l->lock);
+    (void)pthread_mutex_unlock(&ring->lock);
     return NULL;
 }
 
-static void *read_pages(void *user) {
-    lane *l = user;
-    fkv_prefix_traffic *t = l->traffic;
-    (void)pthread_mutex_lock(&l->lock);
-    for (slot *s = next_slot(l, false); s != NULL; s = next_slot(l, false)) {
-        (void)pthread_mutex_unlock(&l->lock);
-        double start = now_seconds();
+static void *read_thread(void *user) {
+    io_ring *ring = user;
+    fkv_prefix_traffic *t = ring->traffic;
+    (void)pthread_mutex_lock(&ring->lock);
+    for (io_slot *s = next_slot(ring, false); s != NULL; s = next_slot(ring, false)) {
+        (void)pthread_mutex_unlock(&ring->lock);
+        double start = io_seconds();
         s->status = FKV_OK;
         s->n_bytes = 0;
         if (s->remove)
             t->store.remove(t->store.self, &s->key);
         else
             s->status = t->store.read(t->store.self, &s->key, s->packed, t->packed_bytes, &s->n_bytes);
-        s->seconds = now_seconds() - start;
-        (void)pthread_mutex_lock(&l->lock);
-        l->done++;
-        l->working = false;
-        (void)pthread_mutex_unlock(&l->lock);
+        s->seconds = io_seconds() - start;
+        (void)pthread_mutex_lock(&ring->lock);
+        ring->n_completed++;
+        ring->busy = false;
+        (void)pthread_mutex_unlock(&ring->lock);
         t->wake(t->wake_user);
-        (void)pthread_mutex_lock(&l->lock);
+        (void)pthread_mutex_lock(&ring->lock);
     }
-    (void)pthread_mutex_unlock(&l->lock);
+    (void)pthread_mutex_unlock(&ring->lock);
     return NULL;
 }
 
-static void lane_start(lane *l, fkv_prefix_traffic *t, void *(*work)(void *)) {
-    l->traffic = t;
-    (void)pthread_mutex_init(&l->lock, NULL);
-    (void)pthread_cond_init(&l->handed_over, NULL);
-    l->started = pthread_create(&l->thread, NULL, work, l) == 0;
+static void ring_start(io_ring *ring, fkv_prefix_traffic *t, void *(*work)(void *)) {
+    ring->traffic = t;
+    (void)pthread_mutex_init(&ring->lock, NULL);
+    (void)pthread_cond_init(&ring->submitted, NULL);
+    ring->started = pthread_create(&ring->thread, NULL, work, ring) == 0;
 }
 
-static void lane_close(lane *l) {
-    (void)pthread_mutex_lock(&l->lock);
-    l->closing = true;
-    (void)pthread_cond_signal(&l->handed_over);
-    (void)pthread_mutex_unlock(&l->lock);
-    if (l->started) (void)pthread_join(l->thread, NULL);
-    (void)pthread_cond_destroy(&l->handed_over);
-    (void)pthread_mutex_destroy(&l->lock);
+static void ring_close(io_ring *ring) {
+    (void)pthread_mutex_lock(&ring->lock);
+    ring->closing = true;
+    (void)pthread_cond_signal(&ring->submitted);
+    (void)pthread_mutex_unlock(&ring->lock);
+    if (ring->started) (void)pthread_join(ring->thread, NULL);
+    (void)pthread_cond_destroy(&ring->submitted);
+    (void)pthread_mutex_destroy(&ring->lock);
 }
 
 fkv_status fkv_traffic_open(const fkv_prefix_store *store, uint64_t packed_bytes, void (*wake)(void *user), void *user,
@@ -156,17 +158,17 @@ fkv_status fkv_traffic_open(const fkv_prefix_store *store, uint64_t packed_bytes
     uint64_t bytes = fkv_traffic_bytes(packed_bytes);
     FKV_TRY(fkv_map_open(bytes, true, &map));
     fkv_carve carve = {.base = map, .size = bytes};
-    fkv_prefix_traffic *t = layout(&carve, packed_bytes);
+    fkv_prefix_traffic *t = layout_traffic(&carve, packed_bytes);
     t->store = *store;
     t->map_bytes = bytes;
     t->packed_bytes = packed_bytes;
     t->wake = wake;
     t->wake_user = user;
-    lane_start(&t->out, t, write_pages);
-    lane_start(&t->in, t, read_pages);
+    ring_start(&t->out, t, write_thread);
+    ring_start(&t->in, t, read_thread);
     if (!t->out.started || !t->in.started) {
         fkv_traffic_close(t);
-        return fkv_fail(FKV_NO_MEMORY, "the threads of the store of prefixes could not be started");
+        return fkv_fail(FKV_NO_MEMORY, "cannot start the I/O threads of the prefix store");
     }
     *traffic = t;
     return FKV_OK;
@@ -174,65 +176,66 @@ fkv_status fkv_traffic_open(const fkv_prefix_store *store, uint64_t packed_bytes
 
 void fkv_traffic_close(fkv_prefix_traffic *t) {
     if (t == NULL) return;
-    lane_close(&t->in);
-    lane_close(&t->out);
+    ring_close(&t->in);
+    ring_close(&t->out);
     fkv_map_close(t, t->map_bytes);
 }
 
-/* ---- the engine's side ---- */
+/* ---- engine thread ---- */
 
-/* The slot that is filled next, NULL: none is free. Only the engine's thread hands over, so it stays free after the lock. */
-static slot *free_slot(lane *l) {
-    (void)pthread_mutex_lock(&l->lock);
-    bool full = l->handed - l->released == l->n_slots;
-    (void)pthread_mutex_unlock(&l->lock);
-    return full ? NULL : &l->slots[l->handed % l->n_slots];
+/* Returns the next slot to fill, or NULL if the ring is full. Only the engine thread submits slots, so the slot stays free after
+ * the lock is released. */
+static io_slot *free_slot(io_ring *ring) {
+    (void)pthread_mutex_lock(&ring->lock);
+    bool full = ring->n_submitted - ring->n_released == ring->n_slots;
+    (void)pthread_mutex_unlock(&ring->lock);
+    return full ? NULL : &ring->slots[ring->n_submitted % ring->n_slots];
 }
 
-static void hand_over(lane *l) {
-    (void)pthread_mutex_lock(&l->lock);
-    l->handed++;
-    (void)pthread_cond_signal(&l->handed_over);
-    (void)pthread_mutex_unlock(&l->lock);
+static void submit_slot(io_ring *ring) {
+    (void)pthread_mutex_lock(&ring->lock);
+    ring->n_submitted++;
+    (void)pthread_cond_signal(&ring->submitted);
+    (void)pthread_mutex_unlock(&ring->lock);
 }
 
 uint8_t *fkv_traffic_buffer(fkv_prefix_traffic *t) {
-    slot *s = free_slot(&t->out);
+    io_slot *s = free_slot(&t->out);
     return s != NULL ? s->packed : NULL;
 }
 
 void fkv_traffic_send(fkv_prefix_traffic *t, const fkv_page_key *key, uint64_t n_bytes) {
-    slot *s = &t->out.slots[t->out.handed % t->out.n_slots];
+    io_slot *s = &t->out.slots[t->out.n_submitted % t->out.n_slots];
     s->key = *key;
     s->n_bytes = n_bytes;
-    hand_over(&t->out);
+    submit_slot(&t->out);
 }
 
-static bool ask(fkv_prefix_traffic *t, const fkv_page_key *key, bool remove) {
-    slot *s = free_slot(&t->in);
+static bool submit_read(fkv_prefix_traffic *t, const fkv_page_key *key, bool remove) {
+    io_slot *s = free_slot(&t->in);
     if (s == NULL) return false;
     s->key = *key;
     s->remove = remove;
-    hand_over(&t->in);
+    submit_slot(&t->in);
     return true;
 }
 
-bool fkv_traffic_ask(fkv_prefix_traffic *t, const fkv_page_key *key) { return ask(t, key, false); }
-bool fkv_traffic_remove(fkv_prefix_traffic *t, const fkv_page_key *key) { return ask(t, key, true); }
+bool fkv_traffic_request_page(fkv_prefix_traffic *t, const fkv_page_key *key) { return submit_read(t, key, false); }
+bool fkv_traffic_request_removal(fkv_prefix_traffic *t, const fkv_page_key *key) { return submit_read(t, key, true); }
 
-void fkv_traffic_forget(fkv_prefix_traffic *t) {
+void fkv_traffic_cancel(fkv_prefix_traffic *t) {
     (void)pthread_mutex_lock(&t->in.lock);
-    t->in.handed = t->in.done + (t->in.working ? 1 : 0);
+    t->in.n_submitted = t->in.n_completed + (t->in.busy ? 1 : 0);
     (void)pthread_mutex_unlock(&t->in.lock);
 }
 
-bool fkv_traffic_arrived(fkv_prefix_traffic *t, fkv_arrival *arrival) {
-    lane *l = &t->in;
-    (void)pthread_mutex_lock(&l->lock);
-    bool here = l->released < l->done;
-    (void)pthread_mutex_unlock(&l->lock);
+bool fkv_traffic_next_arrival(fkv_prefix_traffic *t, fkv_arrival *arrival) {
+    io_ring *ring = &t->in;
+    (void)pthread_mutex_lock(&ring->lock);
+    bool here = ring->n_released < ring->n_completed;
+    (void)pthread_mutex_unlock(&ring->lock);
     if (!here) return false;
-    const slot *s = &l->slots[l->released % l->n_slots];
+    const io_slot *s = &ring->slots[ring->n_released % ring->n_slots];
     *arrival = (fkv_arrival){
         .packed = s->packed, .n_bytes = s->n_bytes, .status = s->status, .removed = s->remove, .seconds = s->seconds};
     return true;
@@ -240,19 +243,19 @@ bool fkv_traffic_arrived(fkv_prefix_traffic *t, fkv_arrival *arrival) {
 
 void fkv_traffic_release(fkv_prefix_traffic *t) {
     (void)pthread_mutex_lock(&t->in.lock);
-    t->in.released++;
+    t->in.n_released++;
     (void)pthread_mutex_unlock(&t->in.lock);
 }
 
-uint32_t fkv_traffic_asked(fkv_prefix_traffic *t) {
+uint32_t fkv_traffic_pending(fkv_prefix_traffic *t) {
     (void)pthread_mutex_lock(&t->in.lock);
-    uint32_t n = (uint32_t)(t->in.handed - t->in.released);
+    uint32_t n = (uint32_t)(t->in.n_submitted - t->in.n_released);
     (void)pthread_mutex_unlock(&t->in.lock);
     return n;
 }
 
-void fkv_traffic_figures_now(fkv_prefix_traffic *t, fkv_traffic_figures *figures) {
+void fkv_traffic_stats_now(fkv_prefix_traffic *t, fkv_traffic_stats *stats) {
     (void)pthread_mutex_lock(&t->out.lock);
-    *figures = t->figures;
+    *stats = t->stats;
     (void)pthread_mutex_unlock(&t->out.lock);
 }

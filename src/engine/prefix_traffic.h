@@ -1,9 +1,11 @@
-/* The two threads between an engine and a store of prefixes, and the buffers that pages travel in: the engine's thread fills and
- * empties buffers and never waits for the store.
+/* Asynchronous I/O between the engine and a prefix store: two threads and a fixed set of page buffers. The engine thread fills
+ * and empties the buffers and never waits for the store.
  *
- * Owns one map: a lane of buffers for pages on their way out, one for pages on their way in, each a ring that one thread fills
- * and another empties:   released <= done <= handed <= released + n_slots. Going out, a slot is handed over by the engine, done
- * and released by the thread. Coming in, it is handed over with a key alone, done by the thread, released by the engine.
+ * All memory is one mapping. It holds two ring buffers, one for writes and one for reads. Each ring has one producer and one
+ * consumer, with the invariant
+ *     n_released <= n_completed <= n_submitted <= n_released + n_slots.
+ * Write ring: the engine submits a slot; the write thread completes and releases it. Read ring: the engine submits a slot with
+ * only a key; the read thread completes it; the engine releases it.
  */
 #ifndef FKV_PREFIX_TRAFFIC_H
 #define FKV_PREFIX_TRAFFIC_H
@@ -14,45 +16,53 @@
 
 typedef struct fkv_prefix_traffic fkv_prefix_traffic;
 
-/* Bytes that fkv_traffic_open() takes. packed_bytes: of the largest page. */
+/* Returns the number of bytes that fkv_traffic_open() allocates. packed_bytes: size of the largest packed page. */
 uint64_t fkv_traffic_bytes(uint64_t packed_bytes);
 
-/* wake: called by a thread when a page has arrived. The store outlives the traffic. */
+/* Allocates the buffers and starts both threads. The read thread calls wake(user) after each completed request. The store must
+ * stay open until fkv_traffic_close() returns. */
 fkv_status fkv_traffic_open(const fkv_prefix_store *store, uint64_t packed_bytes, void (*wake)(void *user), void *user,
                             fkv_prefix_traffic **traffic);
-/* Waits until what was sent is written; what was asked for is dropped. NULL is allowed. */
+
+/* Waits until all submitted pages are written. Pending reads are dropped. `traffic` may be NULL. */
 void fkv_traffic_close(fkv_prefix_traffic *traffic);
 
-/* A buffer of packed_bytes for the next page to send, NULL: all are on their way. */
+/* Returns a buffer of packed_bytes bytes for the next page to write, or NULL if all buffers are in use. */
 uint8_t *fkv_traffic_buffer(fkv_prefix_traffic *traffic);
+
+/* Submits the buffer from fkv_traffic_buffer() for writing. */
 void fkv_traffic_send(fkv_prefix_traffic *traffic, const fkv_page_key *key, uint64_t n_bytes);
 
-/* Asks for a page, or has it removed. False: every buffer is asked for. Pages arrive in the order they were asked for. */
-bool fkv_traffic_ask(fkv_prefix_traffic *traffic, const fkv_page_key *key);
-bool fkv_traffic_remove(fkv_prefix_traffic *traffic, const fkv_page_key *key);
+/* Requests that a page be read or removed. Returns false if the read ring is full. Requests complete in submission order. */
+bool fkv_traffic_request_page(fkv_prefix_traffic *traffic, const fkv_page_key *key);
+bool fkv_traffic_request_removal(fkv_prefix_traffic *traffic, const fkv_page_key *key);
 
-/* Takes back what was asked for and is not being read yet. */
-void fkv_traffic_forget(fkv_prefix_traffic *traffic);
+/* Cancels all read and removal requests that have not started yet. */
+void fkv_traffic_cancel(fkv_prefix_traffic *traffic);
 
 typedef struct fkv_arrival {
-    const uint8_t *packed; /* until fkv_traffic_release() */
+    const uint8_t *packed; /* valid until fkv_traffic_release() */
     uint64_t n_bytes;
     fkv_status status;
-    bool removed; /* this was a removal */
-    double seconds;
+    bool removed;   /* the request was a removal */
+    double seconds; /* time that the store needed for the request, in seconds */
 } fkv_arrival;
 
-/* The oldest page asked for, if it is here. */
-bool fkv_traffic_arrived(fkv_prefix_traffic *traffic, fkv_arrival *arrival);
+/* Returns true and fills in *arrival if the oldest request is complete. */
+bool fkv_traffic_next_arrival(fkv_prefix_traffic *traffic, fkv_arrival *arrival);
+
+/* Releases the buffer of the oldest completed request. */
 void fkv_traffic_release(fkv_prefix_traffic *traffic);
-uint32_t fkv_traffic_asked(fkv_prefix_traffic *traffic); /* and not released */
 
-typedef struct fkv_traffic_figures {
-    uint64_t written; /* pages */
-    uint64_t failed;  /* writes */
+/* Returns the number of submitted read and removal requests whose buffers are not released yet. */
+uint32_t fkv_traffic_pending(fkv_prefix_traffic *traffic);
+
+typedef struct fkv_traffic_stats {
+    uint64_t written; /* number of pages written */
+    uint64_t failed;  /* number of failed writes */
     double write_seconds;
-} fkv_traffic_figures;
+} fkv_traffic_stats;
 
-void fkv_traffic_figures_now(fkv_prefix_traffic *traffic, fkv_traffic_figures *figures);
+void fkv_traffic_stats_now(fkv_prefix_traffic *traffic, fkv_traffic_stats *stats);
 
 #endif

@@ -5,27 +5,29 @@
 #include <stdlib.h>
 
 fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
-    FKV_REQUIRE(r->event != NULL, FKV_BAD_ARGUMENT, "a request without a callback has no answer");
+    FKV_REQUIRE(r->event != NULL, FKV_BAD_ARGUMENT, "the request has no event callback");
     FKV_REQUIRE(r->prompt != NULL && r->n_prompt > 0, FKV_BAD_ARGUMENT, "the prompt is empty");
     for (uint32_t i = 0; i < r->n_prompt; i++)
-        FKV_REQUIRE(r->prompt[i] < n_vocab, FKV_BAD_ARGUMENT, "token %u of the prompt is %u, the vocabulary has %u", i,
-                    r->prompt[i], n_vocab);
-    FKV_REQUIRE(r->n <= FKV_MAX_ANSWERS, FKV_BAD_ARGUMENT, "%u answers: at most %d", r->n, FKV_MAX_ANSWERS);
-    FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "%u stop strings: at most %d", r->n_stops, FKV_MAX_STOPS);
-    FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "the stop strings are NULL");
+        FKV_REQUIRE(r->prompt[i] < n_vocab, FKV_BAD_ARGUMENT,
+                    "the prompt token at index %u is %u, but the vocabulary has only %u tokens", i, r->prompt[i], n_vocab);
+    FKV_REQUIRE(r->n <= FKV_MAX_ANSWERS, FKV_BAD_ARGUMENT, "n is %u: at most %d answers are allowed", r->n, FKV_MAX_ANSWERS);
+    FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "%u stop strings: at most %d are allowed", r->n_stops,
+                FKV_MAX_STOPS);
+    FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "n_stops is %u but stops is NULL", r->n_stops);
     for (uint32_t i = 0; i < r->n_stops; i++) {
         size_t n = r->stops[i] != NULL ? strlen(r->stops[i]) : 0;
-        FKV_REQUIRE(n > 0 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT, "stop string %u has %zu bytes: 1 to %d", i, n,
-                    FKV_MAX_STOP_BYTES);
+        FKV_REQUIRE(n > 0 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT,
+                    "the stop string at index %u has %zu bytes: expected 1 to %d", i, n, FKV_MAX_STOP_BYTES);
     }
-    FKV_REQUIRE(r->n_top <= FKV_MAX_LOGPROBS, FKV_BAD_ARGUMENT, "%u log probabilities: at most %d", r->n_top, FKV_MAX_LOGPROBS);
-    FKV_REQUIRE(isfinite(r->weight) && r->weight >= 0.0, FKV_BAD_ARGUMENT, "a weight of %g: 0 or above", r->weight);
-    FKV_REQUIRE(isfinite(r->deadline_s) && r->deadline_s >= 0.0, FKV_BAD_ARGUMENT, "a deadline of %g s: 0 or above",
+    FKV_REQUIRE(r->n_top <= FKV_MAX_LOGPROBS, FKV_BAD_ARGUMENT, "n_top is %u: at most %d log probabilities are allowed", r->n_top,
+                FKV_MAX_LOGPROBS);
+    FKV_REQUIRE(isfinite(r->weight) && r->weight >= 0.0, FKV_BAD_ARGUMENT, "weight is %g: expected 0 or more", r->weight);
+    FKV_REQUIRE(isfinite(r->deadline_s) && r->deadline_s >= 0.0, FKV_BAD_ARGUMENT, "deadline_s is %g: expected 0 or more",
                 r->deadline_s);
     for (uint32_t i = 0; i < r->sampler.n_bias; i++)
-        FKV_REQUIRE(r->sampler.bias[i].token < n_vocab, FKV_BAD_ARGUMENT, "a bias for token %u, the vocabulary has %u",
-                    r->sampler.bias[i].token, n_vocab);
-    fkv_sampler_config options = r->sampler; /* the sampler knows its own */
+        FKV_REQUIRE(r->sampler.bias[i].token < n_vocab, FKV_BAD_ARGUMENT,
+                    "a logit bias is set for token %u, but the vocabulary has only %u tokens", r->sampler.bias[i].token, n_vocab);
+    fkv_sampler_config options = r->sampler; /* opening a sampler validates the sampling options */
     fkv_sampler *probe = NULL;
     options.n_bias = 0;
     FKV_TRY(fkv_sampler_open(&options, 1, &probe));
@@ -34,7 +36,7 @@ fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
 }
 
 static size_t longest_stop(const fkv_request *r) {
-    size_t most = 4; /* a character */
+    size_t most = 4; /* size of the longest UTF-8 character */
     for (uint32_t i = 0; i < r->n_stops; i++)
         if (strlen(r->stops[i]) > most) most = strlen(r->stops[i]);
     return most;
@@ -66,7 +68,7 @@ fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_b
     for (uint32_t i = 0; i < n; i++) {
         job->answers[i].tokens = tokens + i * n_tokens;
         memcpy(job->answers[i].tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
-        job->answers[i].drafts = fkv_draft_record_start();
+        job->answers[i].drafts = fkv_draft_record_init();
         job->answers[i].text = (fkv_answer_text){.held = bytes, .capacity = held_bytes};
         bytes += held_bytes;
     }
@@ -83,7 +85,7 @@ fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_b
 
 void fkv_job_cancel(fkv_job *job, uint64_t n_steps) {
     if (atomic_load_explicit(&job->cancelled, memory_order_relaxed)) return;
-    job->cancelled_in = n_steps;
+    job->cancelled_at_step = n_steps;
     atomic_store_explicit(&job->cancelled, true, memory_order_release);
 }
 

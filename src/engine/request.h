@@ -1,9 +1,9 @@
-/* A request inside the engine: one block of memory with everything that it says and will need, taken by the thread that hands it
- * in and given back by the engine's thread after its last event.
+/* Internal representation of a request: one memory block that holds the copied request and all per-answer state. The submitting
+ * thread allocates it, and the engine thread frees it after the last event.
  *
- * prompt and answer i lie behind each other in answers[i].tokens, because the prefix tree is offered both. A sequence of an
- * answer is open from admission to the end of the answer: that of answer 0 on the prompt, the others as a promise of the pages
- * that their fork will take, until the prompt is computed.
+ * answers[i].tokens holds the prompt followed by answer i, because both are inserted into the prefix tree. Each answer has an
+ * open sequence from admission to its end. During prefill only the sequence of answer 0 holds the prompt; the sequences of the
+ * other answers only reserve the pages that their forks will need.
  */
 #ifndef FKV_ENGINE_REQUEST_H
 #define FKV_ENGINE_REQUEST_H
@@ -16,12 +16,12 @@
 #include <stdatomic.h>
 
 typedef struct fkv_answer {
-    fkv_seq seq; /* 0: not open */
+    fkv_seq seq; /* handle of the answer's sequence; 0 if no sequence is open */
     fkv_sampler *sampler;
-    uint32_t *tokens;   /* [n_prompt + max_new] */
-    uint32_t n_new;     /* written */
-    uint32_t n_fed;     /* in the cache */
-    uint32_t n_offered; /* of those, offered to the prefix tree */
+    uint32_t *tokens;    /* [n_prompt + max_new] prompt tokens, then generated tokens */
+    uint32_t n_new;      /* number of generated tokens */
+    uint32_t n_fed;      /* number of tokens in the cache */
+    uint32_t n_inserted; /* number of tokens that were in the cache at the last insertion into the prefix tree */
     bool finished;
     fkv_finish reason;
     fkv_answer_text text;
@@ -29,48 +29,51 @@ typedef struct fkv_answer {
 } fkv_answer;
 
 typedef struct fkv_job {
-    fkv_request r;             /* prompt, stops and bias point into this block; n, max_new and weight are never 0 */
-    struct fkv_job *next;      /* in the line of those who wait */
-    struct fkv_job *next_live; /* of all jobs, under the engine's lock */
+    fkv_request r;             /* prompt, stops and bias point into this block; n and max_new are never 0 */
+    struct fkv_job *next;      /* next job in the queue */
+    struct fkv_job *next_live; /* next job in the list of all jobs, protected by the engine's lock */
     uint64_t id;
     _Atomic bool cancelled;
-    uint64_t cancelled_in; /* steps that had ended then */
+    uint64_t cancelled_at_step; /* number of completed steps at cancellation */
     fkv_phase phase;
-    double asked_at; /* first; before arrived_at, where it was refused then */
+    double first_attempt_at; /* time of the first attempt; earlier than arrived_at if the request was rejected before */
     double arrived_at;
     double admitted_at;
-    double deadline_at; /* INFINITY: none */
-    uint32_t place;     /* of the tenant, in the fair share */
-    uint32_t n_cached;
-    uint32_t n_known; /* cached tokens when it was last looked at */
-    bool waits_for_page;
-    uint64_t passed_over; /* the turn in which it was looked at and could not go */
+    double deadline_at;    /* time of the deadline; INFINITY if there is no deadline */
+    uint32_t tenant_slot;  /* slot of the tenant in fkv_fair_share */
+    uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
+    uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
+    uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
+    bool waits_for_page;   /* the job has waited at least once for a page that another job computes */
+    uint64_t skipped_turn; /* number of the last scheduler iteration (turn) in which the job was considered but not admitted */
     fkv_stop_list stops;
-    uint32_t n_unfinished;
-    fkv_page_key root;  /* of its tenant, where there is a store of prefixes */
-    fkv_page_key *keys; /* [n_keys] of the pages of answer 0, prompt included; room for all it may have */
+    uint32_t n_unfinished; /* number of answers that are not finished */
+    fkv_page_key root;     /* tenant's root key, if there is a prefix store */
+    fkv_page_key *keys;    /* [max_keys] keys of the pages of the prompt and answer 0; the first n_keys keys have been computed */
     uint32_t n_keys;
-    uint32_t n_sent; /* pages that were sent to the store, or that it has */
-    double held_at;  /* when it began to wait for the store, 0: it did not */
-    bool restored;   /* what the store has of the prompt is in memory, or is not worth it */
-    bool looked;     /* the store was asked for the pages behind page looked_first: it has those up to looked_until */
-    uint32_t looked_first;
-    uint32_t looked_until;
-    char message[512];    /* why it failed */
+    uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
+    double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
+    bool restore_done;       /* the restore is finished or was skipped */
+    bool store_checked;      /* the store was found to hold pages [store_first, store_end) */
+    uint32_t store_first;
+    uint32_t store_end;
+    char message[512];    /* error message if the job failed */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;
 
-/* A copy of the request, without the tenant's name. NULL: no memory. max_token_bytes: of any token's text; max_keys: of pages. */
+/* Returns a copy of the request, except for tenant_name, or NULL if out of memory. max_token_bytes: size of the longest token
+ * text. max_keys: number of page keys to allocate. */
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
-void fkv_job_free(fkv_job *job); /* NULL is allowed */
+void fkv_job_free(fkv_job *job); /* job may be NULL */
 
-/* Any thread, one at a time: it ends at the end of the step that runs. */
+/* Marks a job as cancelled. The job ends when the current step ends. May be called from any thread, but calls must be serialized.
+ * n_steps: number of steps completed so far. */
 void fkv_job_cancel(fkv_job *job, uint64_t n_steps);
 
-/* The same for requests that ask for the same: what somebody who comes back is known by. */
+/* Returns a hash of prompt, n and max_new, which identifies a retried request. */
 uint64_t fkv_job_hash(const fkv_job *job);
 
-/* Checks what a caller may get wrong: FKV_BAD_ARGUMENT. */
+/* Validates the caller's arguments. Returns FKV_BAD_ARGUMENT if one is invalid. */
 fkv_status fkv_request_check(const fkv_request *request, uint32_t n_vocab);
 
 #endif

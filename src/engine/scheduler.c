@@ -1,52 +1,55 @@
 /* See scheduler.h. */
 #include "scheduler.h"
 
-#include "token_odds.h"
+#include "token_logprobs.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum {
-    LEAST_CHUNK = 16,  /* prefill goes on by this much in every step, however slow decode is */
-    ROW_BLOCK = 16,    /* rows that products take together; a part of a block costs more for each row ... */
-    MOST_OF_BLOCK = 12 /* ... and so many as much as a whole one */
+    MIN_CHUNK = 16,      /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
+    ROW_BLOCK = 16,      /* the matrix product processes rows in blocks of this size; a partial block costs more per row */
+    MIN_BLOCK_FILL = 12, /* a partial block with at least this many rows costs as much as a full block */
+    UNIT_PROMPT = 256,   /* number of prompt tokens of a typical request */
+    UNIT_NEW = 256,      /* max_new of a typical request; its expected answer length is max_new * used_fraction */
+    MAX_COMPARED = 16    /* maximum number of queued jobs whose prompts are compared with a new prompt */
 };
-static const double RATE_SECONDS = 30.0;    /* over which predictions are held against what turns took */
-static const double USED_SHARE_STEP = 0.05; /* at least: the first answers count more */
+static const double SLOWDOWN_WINDOW_S = 30.0;  /* time constant, in seconds, of the average of measured / predicted time */
+static const double USED_FRACTION_STEP = 0.05; /* minimum weight of a new answer in used_fraction */
 
-/* ---- open and check ---- */
+/* ---- open and validation ---- */
 
 static size_t mask_words(uint32_t n_vocab) { return ((size_t)n_vocab + 31) / 32; }
 
 fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device) {
     const fkv_engine_device *d = device;
     memset(s, 0, sizeof *s);
-    FKV_REQUIRE(isfinite(config->step_ms) && config->step_ms > 0.0, FKV_BAD_CONFIG, "steps of %g ms: more than 0",
+    FKV_REQUIRE(isfinite(config->step_ms) && config->step_ms > 0.0, FKV_BAD_CONFIG, "step_ms is %g, but it must be positive",
                 config->step_ms);
     FKV_REQUIRE(config->max_queue > 0 && config->max_tenants > 0 && config->default_new > 0, FKV_BAD_CONFIG,
-                "an engine needs room for a request that waits, a tenant and a new token");
+                "max_queue, max_tenants and default_new must be at least 1");
     FKV_REQUIRE(config->max_wait_s >= 0.0 && config->ageing_s >= 0.0 && config->output_weight >= 0.0, FKV_BAD_CONFIG,
-                "waits, ageing and weights are 0 or above");
+                "max_wait_s, ageing_s and output_weight must not be negative");
     FKV_REQUIRE(d->max_step_tokens > d->max_seqs, FKV_BAD_CONFIG,
-                "steps of %u tokens leave no room for prefill beside %u answers: raise max_step_tokens", d->max_step_tokens,
-                d->max_seqs);
+                "max_step_tokens is %u, which leaves no tokens for prefill in a step with %u answers: raise max_step_tokens",
+                d->max_step_tokens, d->max_seqs);
     s->config = *config;
     s->device = *d;
-    s->cost = fkv_step_cost_start();
-    s->used_share = 1.0;
-    s->n_shares = 1;
+    s->cost = fkv_step_cost_init();
+    s->used_fraction = 1.0;
+    s->n_used_samples = 1;
     s->share = (fkv_fair_share){.tenants = calloc(config->max_tenants, sizeof(fkv_tenant)), .capacity = config->max_tenants};
     s->running = calloc(d->max_seqs, sizeof *s->running);
     s->rows = calloc(d->max_seqs, sizeof *s->rows);
     s->owners = calloc(d->max_seqs, sizeof *s->owners);
-    s->offers = calloc(d->max_seqs, sizeof *s->offers);
+    s->candidates = calloc(d->max_seqs, sizeof *s->candidates);
     s->masked = calloc(d->n_vocab, sizeof *s->masked);
     s->mask_bits = calloc(mask_words(d->n_vocab), sizeof *s->mask_bits);
-    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->offers == NULL ||
+    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->candidates == NULL ||
         s->masked == NULL || s->mask_bits == NULL) {
         fkv_scheduler_close(s);
-        return fkv_fail(FKV_NO_MEMORY, "no memory for the engine's tables");
+        return fkv_fail(FKV_NO_MEMORY, "out of memory allocating the scheduler");
     }
     for (uint32_t i = 0; i < d->n_vocab; i++) {
         size_t n = 0;
@@ -60,18 +63,19 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
 }
 
 void fkv_scheduler_close(fkv_scheduler *s) {
-    FKV_ASSERT(s->n_running == 0 && s->line.n == 0);
+    FKV_ASSERT(s->n_running == 0 && s->queue.n == 0);
     free(s->share.tenants);
     free(s->running);
     free(s->rows);
     free(s->owners);
-    free(s->offers);
+    free(s->candidates);
     free(s->masked);
     free(s->mask_bits);
 }
 
-/* What the forks of an answer take beyond the pages that they share: their own tokens, the page that is copied, and the one that
- * they end in. Promises of window groups have no share in them. */
+/* Returns the number of tokens to reserve for a fork in addition to the shared pages: its own tokens, one page for the copy of
+ * the last prompt page, and one for the page in which the answer ends. In a cache with window groups, a fork shares no pages, so
+ * its reservation also includes the prompt. */
 static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
     return s->device.windowed ? n_prompt + max_new : max_new + 2 * s->device.page_tokens;
 }
@@ -80,63 +84,75 @@ fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uin
     uint32_t n = r->n != 0 ? r->n : 1;
     uint32_t most = s->stats.max_request_tokens;
     FKV_TRY(fkv_request_check(r, s->device.n_vocab));
-    FKV_REQUIRE(r->n_prompt < most, FKV_POOL_FULL, "the prompt has %u tokens; a request has room for %u, its answer included",
+    FKV_REQUIRE(r->n_prompt < most, FKV_POOL_FULL, "the prompt has %u tokens, but prompt and answer together are limited to %u",
                 r->n_prompt, most);
     uint32_t wanted = r->max_new;
     if (wanted == 0) wanted = fkv_min_u32(s->config.default_new, most - r->n_prompt);
     FKV_REQUIRE(wanted <= most - r->n_prompt, FKV_POOL_FULL,
-                "%u prompt tokens and %u new ones are %llu; a request has room for %u: ask for at most %u new tokens",
+                "%u prompt tokens plus %u new tokens are %llu, but a request is limited to %u: request at most %u new tokens",
                 r->n_prompt, wanted, (unsigned long long)r->n_prompt + wanted, most, most - r->n_prompt);
-    FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "%u answers at once; the engine runs at most %u", n, s->device.max_seqs);
+    FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "n is %u, but the engine runs at most %u answers at once", n,
+                s->device.max_seqs);
     uint64_t total = (uint64_t)r->n_prompt + wanted + (uint64_t)(n - 1) * fork_tokens(s, r->n_prompt, wanted);
     FKV_REQUIRE(total <= s->device.max_tokens, FKV_POOL_FULL,
-                "%u answers of %u tokens take %llu tokens of the cache, which has %u", n, wanted, (unsigned long long)total,
-                s->device.max_tokens);
+                "%u answers of %u tokens each, plus the prompt, need a cache of %llu tokens, but the cache has only %u", n,
+                wanted, (unsigned long long)total, s->device.max_tokens);
     *max_new = wanted;
     return FKV_OK;
 }
 
-/* ---- figures ---- */
+/* ---- predictions and statistics ---- */
 
 fkv_forecast fkv_scheduler_forecast(const fkv_scheduler *s) {
-    const bool full = s->line.n > 0 && s->n_seqs > 0; /* by answers or by pages */
+    const bool full = s->pages_limited && s->queue.n > 0 && s->n_seqs > 0;
     return (fkv_forecast){.cost = s->cost,
-                          .slowness = s->predicted_s > 0.0 ? s->taken_s / s->predicted_s : 1.0,
-                          .used_share = s->used_share,
+                          .slowdown = s->predicted_s > 0.0 ? s->taken_s / s->predicted_s : 1.0,
+                          .used_fraction = s->used_fraction,
                           .batch = full ? s->n_seqs : s->device.max_seqs};
 }
 
-double fkv_forecast_seconds(const fkv_forecast *f, const fkv_job *job) {
-    uint32_t done = job->phase == FKV_PHASE_WAITING ? job->n_known : fkv_min_u32(job->answers[0].n_fed, job->r.n_prompt);
+double fkv_forecast_job_seconds(const fkv_forecast *f, const fkv_job *job) {
+    uint32_t done = job->phase == FKV_PHASE_WAITING ? fkv_max_u32(job->n_matched, job->n_expected)
+                                                    : fkv_min_u32(job->answers[0].n_fed, job->r.n_prompt);
     double rest = 0.0;
     for (uint32_t i = 0; i < job->r.n; i++) {
         const fkv_answer *a = &job->answers[i];
-        double left = job->r.max_new * f->used_share - a->n_new;
+        double left = job->r.max_new * f->used_fraction - a->n_new;
         if (!a->finished && left > 0.0) rest += left;
     }
-    return f->slowness * fkv_step_cost_request(&f->cost, done, job->r.n_prompt - done, rest, f->batch);
+    return f->slowdown * fkv_step_cost_request(&f->cost, done, job->r.n_prompt - done, rest, f->batch);
+}
+
+double fkv_forecast_unit_seconds(const fkv_forecast *f) {
+    return f->slowdown * fkv_step_cost_request(&f->cost, 0, UNIT_PROMPT, (double)UNIT_NEW * f->used_fraction, f->batch);
+}
+
+double fkv_scheduler_next_start(const fkv_scheduler *s) {
+    const fkv_forecast f = fkv_scheduler_forecast(s);
+    double running = 0.0;
+    double first = INFINITY; /* predicted remaining machine time, in seconds, of the running job that ends first */
+    if (s->n_running == 0 || (s->queue.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        double seconds = fkv_forecast_job_seconds(&f, s->running[i]);
+        running += seconds;
+        if (seconds < first) first = seconds;
+    }
+    double soon = first * s->n_running; /* until that job ends, the other running jobs share the machine */
+    return soon < running ? soon : running;
 }
 
 double fkv_scheduler_wait(const fkv_scheduler *s) {
     const fkv_forecast f = fkv_scheduler_forecast(s);
     double ahead = 0.0;
-    double running = 0.0;
-    double first = INFINITY; /* the job that ends first makes room */
-    if (s->n_running == 0 || (s->line.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
-    for (const fkv_job *j = s->line.first; j != NULL; j = j->next) ahead += fkv_forecast_seconds(&f, j);
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        double seconds = fkv_forecast_seconds(&f, s->running[i]);
-        running += seconds;
-        if (seconds < first) first = seconds;
-    }
-    double soon = first * s->n_running; /* all that run go on beside it */
-    return ahead + (soon < running ? soon : running);
+    if (s->n_running == 0 || (s->queue.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
+    for (const fkv_job *j = s->queue.first; j != NULL; j = j->next) ahead += fkv_forecast_job_seconds(&f, j);
+    return ahead + fkv_scheduler_next_start(s);
 }
 
 uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity) {
     uint32_t n = 0;
     double now = s->device.seconds(s->device.user);
-    const fkv_job *waiting = s->line.first;
+    const fkv_job *waiting = s->queue.first;
     while (n < capacity && (n < s->n_running || waiting != NULL)) {
         const fkv_job *j = n < s->n_running ? s->running[n] : waiting;
         if (n >= s->n_running) waiting = waiting->next;
@@ -146,7 +162,7 @@ uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint
                                        .tenant = j->r.tenant,
                                        .phase = j->phase,
                                        .n_prompt = j->r.n_prompt,
-                                       .n_cached = j->phase == FKV_PHASE_WAITING ? j->n_known : j->n_cached,
+                                       .n_cached = j->phase == FKV_PHASE_WAITING ? j->n_matched : j->n_cached,
                                        .n_computed = fkv_min_u32(j->answers[0].n_fed, j->r.n_prompt),
                                        .n_new = n_new,
                                        .max_new = j->r.max_new * j->r.n,
@@ -155,9 +171,9 @@ uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint
     return n;
 }
 
-/* ---- ends ---- */
+/* ---- ending jobs ---- */
 
-static void tell(const fkv_job *job, fkv_event event) {
+static void emit_event(const fkv_job *job, fkv_event event) {
     event.request = job->id;
     event.n_prompt = job->r.n_prompt;
     event.n_cached = job->n_cached;
@@ -166,7 +182,7 @@ static void tell(const fkv_job *job, fkv_event event) {
     job->r.event(job->r.user, &event);
 }
 
-/* Why the job failed: kept with it, because the thread's one message may change before it is told. */
+/* Copies a failure message into the job, because the thread-local message may change before the event is emitted. */
 static const char *keep_message(fkv_job *job, const char *message) {
     if (message != job->message) (void)snprintf(job->message, sizeof job->message, "%s", message);
     return job->message;
@@ -180,7 +196,8 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
     job->n_unfinished--;
     s->stats.finished[event.reason]++;
     if (event.reason == FKV_FINISH_END || event.reason == FKV_FINISH_STOP || event.reason == FKV_FINISH_LENGTH)
-        s->used_share += fmax(USED_SHARE_STEP, 1.0 / ++s->n_shares) * ((double)a->n_new / job->r.max_new - s->used_share);
+        s->used_fraction +=
+            fmax(USED_FRACTION_STEP, 1.0 / ++s->n_used_samples) * ((double)a->n_new / job->r.max_new - s->used_fraction);
     if (a->seq != 0) {
         (void)fkv_seq_close(s->device.cache, a->seq);
         a->seq = 0;
@@ -192,23 +209,23 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
     event.text = a->text.held;
     event.n_text = a->text.n_shown;
     event.n_new = a->n_new;
-    tell(job, event);
+    emit_event(job, event);
 }
 
-/* The job is in no list any more. */
+/* Ends all answers and emits the DONE event. The job must already be removed from the queue and from the running list. */
 static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const char *message) {
     uint32_t n_new = 0;
-    if (reason == FKV_FINISH_CANCELLED && s->stats.steps - job->cancelled_in > s->stats.cancel_steps_most)
-        s->stats.cancel_steps_most = s->stats.steps - job->cancelled_in;
-    fkv_tier_leave(&s->tier, job);
+    if (reason == FKV_FINISH_CANCELLED && s->stats.steps - job->cancelled_at_step > s->stats.max_cancel_steps)
+        s->stats.max_cancel_steps = s->stats.steps - job->cancelled_at_step;
+    fkv_tier_end_job(&s->tier, job);
     for (uint32_t i = 0; i < job->r.n; i++) {
         if (!job->answers[i].finished) end_answer(s, job, i, (fkv_event){.reason = reason, .message = message});
         n_new += job->answers[i].n_new;
     }
-    fkv_fair_share_leave(&s->share, job->place);
+    fkv_fair_share_leave(&s->share, job->tenant_slot);
     fkv_event done = {.kind = FKV_EVENT_DONE, .reason = job->answers[0].reason, .n_new = n_new};
     if (done.reason == FKV_FINISH_FAILED) done.message = job->message;
-    tell(job, done);
+    emit_event(job, done);
     s->retire(s->retire_user, job);
 }
 
@@ -219,21 +236,21 @@ static void end_running(fkv_scheduler *s, uint32_t at, fkv_finish reason, const 
     end_job(s, job, reason, message);
 }
 
-static bool must_end(const fkv_job *job, double now, fkv_finish *reason) {
+static bool end_reason(const fkv_job *job, double now, fkv_finish *reason) {
     *reason = FKV_FINISH_CANCELLED;
     if (atomic_load_explicit(&job->cancelled, memory_order_acquire)) return true;
     *reason = FKV_FINISH_DEADLINE;
     return now >= job->deadline_at;
 }
 
-static void end_those_who_must(fkv_scheduler *s, double now) {
+static void end_cancelled_and_expired(fkv_scheduler *s, double now) {
     fkv_finish reason;
     for (uint32_t i = s->n_running; i-- > 0;)
-        if (must_end(s->running[i], now, &reason)) end_running(s, i, reason, NULL);
-    for (fkv_job *job = s->line.first; job != NULL;) {
+        if (end_reason(s->running[i], now, &reason)) end_running(s, i, reason, NULL);
+    for (fkv_job *job = s->queue.first; job != NULL;) {
         fkv_job *next = job->next;
-        if (must_end(job, now, &reason)) {
-            fkv_waiting_line_remove(&s->line, job);
+        if (end_reason(job, now, &reason)) {
+            fkv_request_queue_remove(&s->queue, job);
             job->admitted_at = now;
             end_job(s, job, reason, NULL);
         }
@@ -243,7 +260,7 @@ static void end_those_who_must(fkv_scheduler *s, double now) {
 
 /* ---- admission ---- */
 
-/* One token is left to compute, for its logits. */
+/* Excludes the last prompt token from prefix matching, because its logits must be computed. */
 static fkv_seq_config prompt_config(const fkv_job *job) {
     return (fkv_seq_config){.max_tokens = job->r.n_prompt + job->r.max_new,
                             .tenant = job->r.tenant,
@@ -257,13 +274,7 @@ static uint32_t cached_tokens(const fkv_scheduler *s, const fkv_job *job) {
     return fkv_prefix_match(s->device.cache, &config, &n) == FKV_OK ? n : 0;
 }
 
-void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job) {
-    job->place = fkv_fair_share_join(&s->share, job->r.tenant, job->r.weight);
-    job->n_known = cached_tokens(s, job);
-    fkv_waiting_line_add(&s->line, job);
-}
-
-/* Whole pages at the front of both prompts that are the same. */
+/* Returns the length of the common prompt prefix, in whole pages. */
 static uint32_t common_tokens(const fkv_scheduler *s, const fkv_job *a, const fkv_job *b) {
     uint32_t most = fkv_min_u32(a->r.n_prompt, b->r.n_prompt) - 1;
     uint32_t n = 0;
@@ -271,18 +282,37 @@ static uint32_t common_tokens(const fkv_scheduler *s, const fkv_job *a, const fk
     return n - n % s->device.page_tokens;
 }
 
-/* Somebody is computing the next page of this prompt. */
-static bool waits_for_page(const fkv_scheduler *s, const fkv_job *job) {
+/* Returns the number of prompt tokens that an earlier job computes or has computed, and that this job will therefore reuse. */
+static uint32_t expected_tokens(const fkv_scheduler *s, const fkv_job *job) {
+    uint32_t most = job->n_matched;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->phase == FKV_PHASE_PREFILL && s->running[i]->r.tenant == job->r.tenant)
+            most = fkv_max_u32(most, common_tokens(s, job, s->running[i]));
+    uint32_t n_compared = 0;
+    for (const fkv_job *j = s->queue.first; j != NULL && n_compared < MAX_COMPARED; j = j->next, n_compared++)
+        if (j->r.tenant == job->r.tenant) most = fkv_max_u32(most, common_tokens(s, job, j));
+    return most;
+}
+
+void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job) {
+    job->tenant_slot = fkv_fair_share_join(&s->share, job->r.tenant, job->r.weight);
+    job->n_matched = cached_tokens(s, job);
+    job->n_expected = expected_tokens(s, job);
+    fkv_request_queue_add(&s->queue, job);
+}
+
+/* Returns true if a running job is computing the next prompt page of this job. */
+static bool shares_pending_page(const fkv_scheduler *s, const fkv_job *job) {
     for (uint32_t i = 0; i < s->n_running; i++) {
         const fkv_job *other = s->running[i];
         if (other->phase != FKV_PHASE_PREFILL || other->r.tenant != job->r.tenant) continue;
         uint32_t common = common_tokens(s, job, other);
-        if (common > job->n_known && other->answers[0].n_fed < common) return true;
+        if (common > job->n_matched && other->answers[0].n_fed < common) return true;
     }
     return false;
 }
 
-static void close_all(fkv_scheduler *s, fkv_job *job) {
+static void close_sequences(fkv_scheduler *s, fkv_job *job) {
     for (uint32_t i = 0; i < job->r.n; i++) {
         if (job->answers[i].seq == 0) continue;
         (void)fkv_seq_close(s->device.cache, job->answers[i].seq);
@@ -291,8 +321,8 @@ static void close_all(fkv_scheduler *s, fkv_job *job) {
     }
 }
 
-/* A sequence for each answer. FKV_POOL_FULL and FKV_SEQS_FULL: not now. */
-static fkv_status open_all(fkv_scheduler *s, fkv_job *job) {
+/* Opens a sequence and a sampler for each answer. FKV_POOL_FULL and FKV_SEQS_FULL mean that the job must keep waiting. */
+static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
     fkv_seq_config config = prompt_config(job);
     uint32_t n_shared = 0;
     fkv_status status = FKV_OK;
@@ -307,67 +337,68 @@ static fkv_status open_all(fkv_scheduler *s, fkv_job *job) {
         if (job->answers[i].sampler != NULL) continue;
         status = fkv_sampler_open(&sampler, s->device.n_vocab, &job->answers[i].sampler);
         const bool repeats = sampler.repetition_penalty != 0.0f && sampler.repetition_penalty != 1.0f;
-        if (status == FKV_OK && repeats) /* the other penalties count what was written */
+        if (status == FKV_OK && repeats) /* only this penalty applies to prompt tokens, too */
             status = fkv_sampler_note(job->answers[i].sampler, job->r.prompt, job->r.n_prompt);
     }
     if (status != FKV_OK) {
         (void)keep_message(job, fkv_message());
-        close_all(s, job);
+        close_sequences(s, job);
     }
     job->n_cached = n_shared;
-    job->answers[0].n_fed = job->answers[0].n_offered = n_shared;
+    job->answers[0].n_fed = job->answers[0].n_inserted = n_shared;
     return status;
 }
 
-static void start(fkv_scheduler *s, fkv_job *job, double now) {
-    fkv_waiting_line_remove(&s->line, job);
+static void start_job(fkv_scheduler *s, fkv_job *job, double now) {
+    fkv_request_queue_remove(&s->queue, job);
     job->phase = FKV_PHASE_PREFILL;
     job->admitted_at = now;
     s->running[s->n_running++] = job;
     s->stats.prompt_tokens += job->r.n_prompt;
     s->stats.cached_tokens += job->n_cached;
     s->stats.page_waits += job->waits_for_page;
-    fkv_fair_share_serve(&s->share, job->place, (double)(job->r.n_prompt - job->n_cached));
-    tell(job, (fkv_event){.kind = FKV_EVENT_STARTED});
+    fkv_fair_share_serve(&s->share, job->tenant_slot, (double)(job->r.n_prompt - job->n_cached));
+    emit_event(job, (fkv_event){.kind = FKV_EVENT_STARTED});
 }
 
-static void admit(fkv_scheduler *s, double now) {
+static void admit_jobs(fkv_scheduler *s, double now) {
     fkv_job *job;
+    s->pages_limited = false;
     while (s->n_seqs < s->device.max_seqs &&
-           (job = fkv_waiting_line_next(&s->line, &s->share, now, s->config.ageing_s, s->turn)) != NULL) {
-        job->n_known = cached_tokens(s, job);
-        if (waits_for_page(s, job)) {
+           (job = fkv_request_queue_next(&s->queue, &s->share, now, s->config.ageing_s, s->turn)) != NULL) {
+        job->n_matched = cached_tokens(s, job);
+        if (shares_pending_page(s, job)) {
             job->waits_for_page = true;
-            job->passed_over = s->turn;
+            job->skipped_turn = s->turn;
             continue;
         }
-        if (fkv_tier_holds(&s->tier, job, &s->cost)) {
-            job->passed_over = s->turn;
+        if (fkv_tier_delays(&s->tier, job, &s->cost)) {
+            job->skipped_turn = s->turn;
             continue;
         }
-        fkv_status status = s->n_seqs + job->r.n <= s->device.max_seqs ? open_all(s, job) : FKV_SEQS_FULL;
+        fkv_status status = s->n_seqs + job->r.n <= s->device.max_seqs ? open_sequences(s, job) : FKV_SEQS_FULL;
         if (status == FKV_OK) {
-            start(s, job, now);
+            start_job(s, job, now);
         } else if (s->n_running > 0 && (status == FKV_POOL_FULL || status == FKV_SEQS_FULL)) {
-            break; /* nobody overtakes who is next: what runs will make room for it */
+            s->pages_limited = true;
+            break; /* later jobs must not overtake this job, because running jobs will free the memory it needs */
         } else {
-            fkv_waiting_line_remove(&s->line, job);
+            fkv_request_queue_remove(&s->queue, job);
             job->admitted_at = now;
             end_job(s, job, FKV_FINISH_FAILED, job->message);
         }
     }
 }
 
-/* ---- the step ---- */
+/* ---- steps ---- */
 
-static void add_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n, fkv_logits logits) {
+static void add_step_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n, fkv_logits logits) {
     const fkv_answer *a = &job->answers[answer];
     s->rows[s->n_rows] = (fkv_tokens){a->seq, a->tokens + a->n_fed, n, logits};
     s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
 }
 
-/* What stood behind the last tokens of each answer before. The draft lies behind the tokens of the answer, where what is drawn
- * will overwrite it. */
+/* Looks up a draft for each decode row. The draft is stored after the tokens of the answer, where sampled tokens overwrite it. */
 static void find_drafts(fkv_scheduler *s) {
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
@@ -375,13 +406,13 @@ static void find_drafts(fkv_scheduler *s) {
         uint32_t end = job->r.n_prompt + a->n_new;
         uint32_t most = fkv_min_u32(s->device.draft_tokens, job->r.max_new - a->n_new - 1);
         uint32_t n = most > 0 ? fkv_draft_find(a->tokens, end, most, a->tokens + end) : 0;
-        a->drafts.guessed = n > 0;
-        s->offers[i] = (fkv_draft_offer){.right = a->drafts.right, .n_found = n};
+        a->drafts.has_draft = n > 0;
+        s->candidates[i] = (fkv_draft_candidate){.acceptance = a->drafts.acceptance, .n_proposed = n};
     }
 }
 
-/* Lets decode rows try tokens where that is worth its time. A drafted token is a row of decode: it has logits too. Drafts fill a
- * block of rows up and begin none. */
+/* Adds draft tokens to decode rows if the expected gain exceeds the cost. Each draft token costs as much as a decode row, because
+ * it needs logits. Drafts fill the last partial row block and never start a new block. */
 static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     s->n_drafted = 0;
     if (s->device.draft_tokens == 0 || s->n_rows == 0) return;
@@ -389,15 +420,15 @@ static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     uint32_t most = fkv_min_u32(s->device.draft_rows, fkv_ceil_div(s->n_rows, ROW_BLOCK) * ROW_BLOCK - s->n_rows);
     most = fkv_min_u32(most, s->device.max_step_tokens - s->n_rows);
     const double without = fkv_step_cost_predict(&s->cost, *work);
-    double extra[FKV_MAX_DRAFTED + 1];
+    double extra[FKV_MAX_STEP_DRAFTS + 1];
     for (uint32_t n = 0; n <= most; n++) {
         fkv_step_work with = {work->n_rows + n, work->n_prefill, work->history * (1.0 + (double)n / s->n_rows)};
         extra[n] = fkv_step_cost_predict(&s->cost, with) - without;
     }
-    s->n_drafted = fkv_draft_choose(s->offers, s->n_rows, extra, most, without / s->n_rows);
+    s->n_drafted = fkv_draft_choose(s->candidates, s->n_rows, extra, most, without / s->n_rows);
     work->n_rows += s->n_drafted;
     for (uint32_t i = 0; i < s->n_rows; i++) {
-        const uint32_t n = s->offers[i].n_tried;
+        const uint32_t n = s->candidates[i].n_chosen;
         if (n == 0) continue;
         const fkv_answer *a = &s->owners[i].job->answers[s->owners[i].answer];
         work->history += fkv_step_history(a->n_fed + 1, n);
@@ -406,15 +437,15 @@ static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     }
 }
 
-/* About n more tokens, so that the step ends with a block of rows. */
-static uint32_t whole_blocks(uint32_t before, uint32_t n, uint32_t most) {
+/* Rounds n so that `before` + n, the total number of rows in the step, is a multiple of ROW_BLOCK if possible. */
+static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) {
     const uint32_t over = (before + n) % ROW_BLOCK;
-    if (over >= MOST_OF_BLOCK && n + (ROW_BLOCK - over) <= most) return n + (ROW_BLOCK - over);
+    if (over >= MIN_BLOCK_FILL && n + (ROW_BLOCK - over) <= most) return n + (ROW_BLOCK - over);
     return n > over ? n - over : 0;
 }
 
-/* Decode rows first, then prefill in the order of admission. */
-static fkv_step_work compose(fkv_scheduler *s) {
+/* Builds the next step: decode rows first, then prefill in admission order. */
+static fkv_step_work build_step(fkv_scheduler *s) {
     fkv_step_work work = {0};
     s->n_rows = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -423,7 +454,7 @@ static fkv_step_work compose(fkv_scheduler *s) {
             if (job->answers[k].finished) continue;
             work.n_rows++;
             work.history += fkv_step_history(job->answers[k].n_fed, 1);
-            add_row(s, job, k, 1, FKV_LOGITS_LAST);
+            add_step_row(s, job, k, 1, FKV_LOGITS_LAST);
         }
     }
     add_drafts(s, &work);
@@ -434,35 +465,35 @@ static fkv_step_work compose(fkv_scheduler *s) {
         if (job->phase != FKV_PHASE_PREFILL) continue;
         uint32_t from = job->answers[0].n_fed;
         uint32_t most = fkv_min_u32(left, job->r.n_prompt - from);
-        uint32_t n = fkv_step_cost_chunk(&s->cost, work, from, most, s->config.step_ms / 1000.0);
-        if (n < most) n = whole_blocks(s->device.max_step_tokens - left, n, most);
-        if (n == 0 && first) n = fkv_min_u32(most, LEAST_CHUNK);
+        uint32_t n = fkv_step_cost_max_prefill(&s->cost, work, from, most, s->config.step_ms / 1000.0);
+        if (n < most) n = round_to_row_blocks(s->device.max_step_tokens - left, n, most);
+        if (n == 0 && first) n = fkv_min_u32(most, MIN_CHUNK);
         if (n == 0) break;
         first = false;
         work.n_prefill += n;
         work.history += fkv_step_history(from, n);
         left -= n;
-        add_row(s, job, 0, n, from + n == job->r.n_prompt ? FKV_LOGITS_LAST : FKV_LOGITS_NONE);
+        add_step_row(s, job, 0, n, from + n == job->r.n_prompt ? FKV_LOGITS_LAST : FKV_LOGITS_NONE);
     }
     return work;
 }
 
-/* Full pages go to the prefix tree as soon as they are full. A refusal costs later requests their hit and nothing else. */
-static void offer(fkv_scheduler *s, fkv_answer *a) {
+/* Inserts newly filled pages into the prefix tree. A failure is ignored, because it only costs later requests a cache hit. */
+static void insert_prefix(fkv_scheduler *s, fkv_answer *a) {
     uint32_t page = s->device.page_tokens;
-    if (a->n_fed / page == a->n_offered / page) return;
+    if (a->n_fed / page == a->n_inserted / page) return;
     (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, a->n_fed);
-    a->n_offered = a->n_fed;
+    a->n_inserted = a->n_fed;
 }
 
-static bool is_end(const fkv_scheduler *s, uint32_t token) {
+static bool is_end_token(const fkv_scheduler *s, uint32_t token) {
     for (uint32_t i = 0; i < s->device.n_end; i++)
         if (s->device.end[i] == token) return true;
     return false;
 }
 
-/* The logits of the tokens that the mask of a job allows, -INFINITY for all others; NULL: there are none, and *why may say why.
- */
+/* Returns the logits with all masked tokens set to -INFINITY. Returns NULL if no token is allowed or if computing the mask
+ * failed. In the second case, *why receives the error message. */
 static const float *mask_logits(fkv_scheduler *s, const fkv_job *job, uint32_t i, const float *logits, const char **why) {
     const fkv_answer *a = &job->answers[i];
     uint32_t n_vocab = s->device.n_vocab;
@@ -474,8 +505,8 @@ static const float *mask_logits(fkv_scheduler *s, const fkv_job *job, uint32_t i
     return *why == NULL && any != 0 ? s->masked : NULL;
 }
 
-/* Draws the next token of an answer and tells it. */
-static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits) {
+/* Samples the next token of an answer and emits its event. */
+static void sample_token(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits) {
     fkv_answer *a = &job->answers[i];
     fkv_logprob top[FKV_MAX_LOGPROBS];
     fkv_event event = {.kind = FKV_EVENT_TOKEN, .answer = i, .top = top};
@@ -489,15 +520,15 @@ static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = why != NULL ? why : fkv_message()});
         return;
     }
-    if (!job->r.ignore_end && is_end(s, event.token)) {
+    if (!job->r.ignore_end && is_end_token(s, event.token)) {
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_END});
         return;
     }
     a->tokens[job->r.n_prompt + a->n_new++] = event.token;
     s->stats.new_tokens++;
-    fkv_fair_share_serve(&s->share, job->place, s->config.output_weight);
+    fkv_fair_share_serve(&s->share, job->tenant_slot, s->config.output_weight);
     if (job->r.logprobs) {
-        event.logprob = fkv_token_odds(logits, s->device.n_vocab, event.token, top, job->r.n_top);
+        event.logprob = fkv_token_logprobs(logits, s->device.n_vocab, event.token, top, job->r.n_top);
         event.n_top = fkv_min_u32(job->r.n_top, s->device.n_vocab);
     }
     size_t n_bytes = 0;
@@ -506,15 +537,16 @@ static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits
     event.text = a->text.held;
     event.n_text = a->text.n_shown;
     event.n_new = a->n_new;
-    tell(job, event);
+    emit_event(job, event);
     if (stop != NULL)
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_STOP, .stop = stop});
     else if (a->n_new == job->r.max_new)
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_LENGTH});
 }
 
-/* The prompt is computed: the promises of the other answers become forks, and each draws its first token. */
-static void begin_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
+/* Starts decoding after prefill: replaces the placeholder sequences by forks of answer 0 and samples the first token of each
+ * answer. */
+static void start_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
     job->phase = FKV_PHASE_DECODE;
     for (uint32_t i = 1; i < job->r.n; i++) {
         fkv_answer *a = &job->answers[i];
@@ -527,37 +559,38 @@ static void begin_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
             continue;
         }
         s->n_seqs++;
-        a->n_fed = a->n_offered = job->r.n_prompt;
+        a->n_fed = a->n_inserted = job->r.n_prompt;
     }
     for (uint32_t i = 0; i < job->r.n; i++)
-        if (!job->answers[i].finished) draw(s, job, i, logits);
+        if (!job->answers[i].finished) sample_token(s, job, i, logits);
 }
 
-/* A decode row: draws a token, and one more for each drafted token that was the one drawn. What was wrong is taken back. */
-static void draw_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
+/* Samples the tokens of a decode row: one, plus one for each accepted draft token. Rejected draft tokens are removed from the
+ * cache. */
+static void sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
     fkv_answer *a = &job->answers[answer];
-    const bool guessed = a->drafts.guessed;
-    uint32_t n_right = 0;
+    const bool has_draft = a->drafts.has_draft;
+    uint32_t n_accepted = 0;
     for (;;) {
         uint32_t at = job->r.n_prompt + a->n_new;
-        uint32_t guess = n_right < n_drafted || (n_drafted == 0 && guessed) ? a->tokens[at] : 0;
-        draw(s, job, answer, logits + (size_t)n_right * s->device.n_vocab);
-        if (n_drafted == 0 && guessed && !a->finished) fkv_draft_note(&a->drafts, 1, a->tokens[at] == guess);
-        if (n_right == n_drafted || a->finished || a->tokens[at] != guess) break;
-        n_right++;
+        uint32_t draft_token = n_accepted < n_drafted || (n_drafted == 0 && has_draft) ? a->tokens[at] : 0;
+        sample_token(s, job, answer, logits + (size_t)n_accepted * s->device.n_vocab);
+        if (n_drafted == 0 && has_draft && !a->finished) fkv_draft_update(&a->drafts, 1, a->tokens[at] == draft_token);
+        if (n_accepted == n_drafted || a->finished || a->tokens[at] != draft_token) break;
+        n_accepted++;
         a->n_fed++;
     }
     if (n_drafted == 0) return;
     s->stats.drafted_tokens += n_drafted;
-    s->stats.accepted_tokens += n_right;
-    fkv_draft_note(&a->drafts, n_drafted, n_right);
+    s->stats.accepted_tokens += n_accepted;
+    fkv_draft_update(&a->drafts, n_drafted, n_accepted);
     if (a->finished) return;
-    offer(s, a);
-    if (n_right < n_drafted && fkv_seq_truncate(s->device.cache, a->seq, a->n_fed) != FKV_OK)
+    insert_prefix(s, a);
+    if (n_accepted < n_drafted && fkv_seq_truncate(s->device.cache, a->seq, a->n_fed) != FKV_OK)
         end_answer(s, job, answer, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
 }
 
-static void settle(fkv_scheduler *s, const float *logits) {
+static void process_logits(fkv_scheduler *s, const float *logits) {
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
@@ -566,12 +599,12 @@ static void settle(fkv_scheduler *s, const float *logits) {
         if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
         a->n_fed += s->rows[i].n_tokens - n_drafted;
         if (job->phase == FKV_PHASE_PREFILL) s->stats.computed_tokens += s->rows[i].n_tokens;
-        offer(s, a);
+        insert_prefix(s, a);
         if (s->rows[i].logits == FKV_LOGITS_NONE) continue;
         if (job->phase == FKV_PHASE_PREFILL)
-            begin_answers(s, job, row);
+            start_answers(s, job, row);
         else
-            draw_row(s, job, s->owners[i].answer, row, n_drafted);
+            sample_decode_row(s, job, s->owners[i].answer, row, n_drafted);
     }
     for (uint32_t i = s->n_running; i-- > 0;) {
         fkv_tier_send(&s->tier, s->running[i]);
@@ -580,7 +613,7 @@ static void settle(fkv_scheduler *s, const float *logits) {
 }
 
 static void fail_step(fkv_scheduler *s) {
-    char message[sizeof s->running[0]->message]; /* ends may fail too, and say so in the same place */
+    char message[sizeof s->running[0]->message]; /* copied, because ending a job may overwrite fkv_message() */
     (void)snprintf(message, sizeof message, "%s", fkv_message());
     for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
 }
@@ -588,10 +621,10 @@ static void fail_step(fkv_scheduler *s) {
 bool fkv_scheduler_turn(fkv_scheduler *s) {
     const double turn_at = s->device.seconds(s->device.user);
     s->turn++;
-    end_those_who_must(s, turn_at);
-    fkv_tier_pump(&s->tier);
-    admit(s, turn_at);
-    fkv_step_work work = compose(s);
+    end_cancelled_and_expired(s, turn_at);
+    fkv_tier_poll(&s->tier);
+    admit_jobs(s, turn_at);
+    fkv_step_work work = build_step(s);
     if (s->n_rows == 0) return false;
     const float *logits = NULL;
     const double start_at = s->device.seconds(s->device.user);
@@ -604,13 +637,13 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     s->stats.steps++;
     s->stats.step_seconds += seconds;
     s->stats.predicted_seconds += predicted;
-    settle(s, logits);
+    process_logits(s, logits);
     const double end_at = s->device.seconds(s->device.user);
-    end_those_who_must(s, end_at); /* here too: who left during the step gives its pages back with it */
-    const double taken = fkv_step_cost_believed(&s->cost, predicted, end_at - turn_at);
-    const double keep = exp(-taken / RATE_SECONDS);
+    end_cancelled_and_expired(s, end_at); /* requests cancelled during the step release their pages when the step ends */
+    const double taken = fkv_step_cost_clamp(&s->cost, predicted, end_at - turn_at);
+    const double keep = exp(-taken / SLOWDOWN_WINDOW_S);
     s->predicted_s = s->predicted_s * keep + predicted;
     s->taken_s = s->taken_s * keep + taken;
-    fkv_step_cost_learn(&s->cost, work, seconds);
+    fkv_step_cost_update(&s->cost, work, seconds);
     return true;
 }

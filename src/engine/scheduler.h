@@ -1,11 +1,13 @@
-/* The engine without its thread: requests go in, turns are taken, events come out.
+/* The scheduler is the engine without its thread. The caller adds requests and runs the scheduler's iterations, which are called
+ * turns. The scheduler reports events through callbacks.
  *
- * A turn admits who fits, fills one step with a decode row of every running answer and with prefill up to the predicted step
- * time, runs it, and draws the next tokens. It takes no memory but for the samplers of those it admits. The model and the clock
- * are behind fkv_engine_device, so that tests take turns with a model of their own and a clock that only steps move.
+ * A turn admits the queued requests that fit, builds a step, runs it, and samples the next tokens. The step consists of one
+ * decode row per running answer and of as much prefill as fits into the target step time. The only memory allocated during a turn
+ * is for the samplers of newly admitted requests. The model and the clock are accessed through fkv_engine_device, so tests can
+ * use a mock model and a simulated clock.
  *
- * Invariants: every running job has an open sequence for each unfinished answer, promised for its whole life; running jobs lie in
- * the order of their admission; a job is in the line or running or done.
+ * Invariants: every running job has an open sequence for each unfinished answer, with all its pages reserved. Running jobs are in
+ * admission order. A job is queued, running or done.
  */
 #ifndef FKV_ENGINE_SCHEDULER_H
 #define FKV_ENGINE_SCHEDULER_H
@@ -13,8 +15,8 @@
 #include "fair_share.h"
 #include "prefix_tier.h"
 #include "request.h"
+#include "request_queue.h"
 #include "step_cost.h"
-#include "waiting_line.h"
 
 typedef struct fkv_engine_device {
     void *user;
@@ -23,14 +25,14 @@ typedef struct fkv_engine_device {
     const char *(*token_text)(void *user, uint32_t token, size_t *n_bytes);
     fkv_cache *cache;
     uint32_t n_vocab;
-    uint32_t max_tokens; /* of the cache */
-    uint32_t context;    /* of one sequence */
+    uint32_t max_tokens; /* capacity of the cache, in tokens */
+    uint32_t context;    /* maximum length of one sequence, in tokens */
     uint32_t max_seqs;
-    uint32_t max_step_tokens; /* more than max_seqs */
+    uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
-    bool windowed;         /* it has window groups, whose pages a fork needs whatever it shares */
-    uint32_t draft_tokens; /* most tokens drafted for an answer */
-    uint32_t draft_rows;   /* of logits, for all drafts of a step */
+    bool windowed;         /* the cache has window groups, whose pages a fork cannot share */
+    uint32_t draft_tokens; /* maximum number of draft tokens per answer */
+    uint32_t draft_rows;   /* number of logit rows available for all drafts of a step together */
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
 } fkv_engine_device;
@@ -45,49 +47,71 @@ typedef struct fkv_scheduler {
     fkv_engine_device device;
     fkv_fair_share share;
     fkv_step_cost cost;
-    fkv_waiting_line line;
+    fkv_request_queue queue;
     fkv_job **running; /* [max_seqs] */
     uint32_t n_running;
-    uint32_t n_seqs; /* open */
-    uint64_t turn;
-    fkv_tokens *rows;      /* [max_seqs] of the step */
-    fkv_row_owner *owners; /* [max_seqs] */
+    uint32_t n_seqs;       /* number of open sequences */
+    uint64_t turn;         /* number of turns run so far */
+    bool pages_limited;    /* true if, in the last turn, there were too few free pages or sequences for the next queued job */
+    fkv_tokens *rows;      /* [max_seqs] rows of the current step */
+    fkv_row_owner *owners; /* [max_seqs] answer to which each row belongs */
     uint32_t n_rows;
-    fkv_draft_offer *offers; /* [max_seqs] */
-    uint32_t n_drafted;      /* tokens of the step */
-    float *masked;           /* [n_vocab] logits of the tokens that a mask allows, and its bits */
-    uint32_t *mask_bits;
-    size_t max_token_bytes;
-    double predicted_s; /* of the steps of the last half minute or so, and what their turns took */
-    double taken_s;
-    double used_share;                        /* of max_new, that answers turn out to write */
-    double n_shares;                          /* answers that it comes from */
-    fkv_prefix_tier tier;                     /* without traffic where there is no store */
-    void (*retire)(void *user, fkv_job *job); /* after its last event: takes the job over */
+    fkv_draft_candidate *candidates;          /* [max_seqs] */
+    uint32_t n_drafted;                       /* number of draft tokens in the current step */
+    float *masked;                            /* [n_vocab] logits after masking */
+    uint32_t *mask_bits;                      /* [ceil(n_vocab / 32)] */
+    size_t max_token_bytes;                   /* size of the longest token text */
+    double predicted_s;                       /* exponentially decaying sum of predicted step times, in seconds */
+    double taken_s;                           /* exponentially decaying sum of measured turn times, in seconds */
+    double used_fraction;                     /* moving average of (generated tokens / max_new) over finished answers */
+    double n_used_samples;                    /* number of answers averaged in used_fraction */
+    fkv_prefix_tier tier;                     /* tier.traffic is NULL if there is no prefix store */
+    void (*retire)(void *user, fkv_job *job); /* takes ownership of a job after its last event */
     void *retire_user;
-    fkv_engine_stats stats; /* without those of the cache */
+    fkv_engine_stats stats; /* the scheduler maintains all fields except cache and plan */
 } fkv_scheduler;
 
 fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device);
-void fkv_scheduler_close(fkv_scheduler *s); /* no job may be left */
+void fkv_scheduler_close(fkv_scheduler *s); /* requires that no job is queued or running */
 
-/* What a request may be, or why not: FKV_BAD_ARGUMENT, or FKV_POOL_FULL with the numbers. Any thread: reads constants only. */
+/* Runs and measures a few steps before the first request, so that the first predictions are based on the speed of this machine. A
+ * failing step is ignored, because the first request reports the error. Must be called before the first request. */
+void fkv_scheduler_warm_up(fkv_scheduler *s);
+
+/* Validates a request and returns its effective max_new. Returns FKV_BAD_ARGUMENT if an argument is invalid, or FKV_POOL_FULL if
+ * the request can never fit. May be called from any thread, because it reads only constants. */
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *request, uint32_t *max_new);
 
-void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job); /* into the line */
-bool fkv_scheduler_turn(fkv_scheduler *s);                 /* false: there was nothing to do */
+/* Adds a job to the queue. */
+void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job);
 
-/* What is needed to foresee what a request takes; a copy may be asked by any thread. */
+/* Runs one turn. Returns false if there was nothing to compute. */
+bool fkv_scheduler_turn(fkv_scheduler *s);
+
+/* Snapshot of the state from which the machine time of a request is predicted. Any thread may use a copy of it. */
 typedef struct fkv_forecast {
     fkv_step_cost cost;
-    double slowness;   /* seconds of a turn for each predicted second of its step */
-    double used_share; /* of max_new */
-    uint32_t batch;    /* answers at once */
+    double slowdown;      /* ratio of measured turn time to predicted step time */
+    double used_fraction; /* expected ratio of generated tokens to max_new */
+    uint32_t batch;       /* number of answers decoded in one step */
 } fkv_forecast;
 
 fkv_forecast fkv_scheduler_forecast(const fkv_scheduler *s);
-double fkv_forecast_seconds(const fkv_forecast *f, const fkv_job *job); /* of the machine, that a job still takes */
-double fkv_scheduler_wait(const fkv_scheduler *s);                      /* seconds of a request that would come now */
+
+/* Predicts the remaining machine time of a job, in seconds. */
+double fkv_forecast_job_seconds(const fkv_forecast *f, const fkv_job *job);
+
+/* Predicts the machine time, in seconds, of a typical request. Admission measures reserved work in multiples of this time, so
+ * that retry times follow the latest prediction. */
+double fkv_forecast_unit_seconds(const fkv_forecast *f);
+
+/* Predicts the queue time, in seconds, of a request submitted now. */
+double fkv_scheduler_wait(const fkv_scheduler *s);
+
+/* Predicts the time, in seconds, until the next queued request starts. */
+double fkv_scheduler_next_start(const fkv_scheduler *s);
+
+/* Lists up to `capacity` jobs, running ones first. Returns the number of entries written. */
 uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity);
 
 #endif

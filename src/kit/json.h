@@ -1,5 +1,7 @@
-/* One JSON object, written member by member, on one line. It is kept in memory and printed when it is whole, so that a program
- * that fails on the way prints none. Members stand in the order of the calls; a key is NULL inside arrays.
+/* Writer for one JSON object on one line.
+ *
+ * The object is built in memory and printed only when it is complete, so a program that fails halfway prints no partial JSON.
+ * Members appear in the order in which they are added. Inside arrays, the key must be NULL.
  */
 #ifndef FKV_KIT_JSON_H
 #define FKV_KIT_JSON_H
@@ -10,23 +12,26 @@
 
 typedef struct kit_json kit_json;
 
-kit_json *kit_json_begin(void); /* opens the object; ends the program where there is no memory */
+/* Opens the top-level object. Exits the program if memory is exhausted. */
+kit_json *kit_json_begin(void);
 
-/* Closes what is open, prints all of it and a newline on standard output, and frees it. Returns an exit code, with a message on
- * failure. */
+/* Closes all open objects and arrays, prints the JSON and a newline to standard output, and frees the writer. Returns an exit
+ * code; on failure the error has been printed. */
 int kit_json_print(kit_json *json);
 
-/* Frees it unprinted. */
-void kit_json_drop(kit_json *json);
+/* Frees the writer without printing. */
+void kit_json_free(kit_json *json);
 
 void kit_json_object(kit_json *json, const char *key);
 void kit_json_array(kit_json *json, const char *key);
-void kit_json_close(kit_json *json); /* the innermost object or array */
+void kit_json_close(kit_json *json); /* closes the innermost open object or array */
 
-void kit_json_text(kit_json *json, const char *key, const char *text); /* what is not UTF-8 becomes U+FFFD */
+/* Strings: invalid UTF-8 becomes U+FFFD. Control characters, bidirectional controls and line separators are \u-escaped, so that
+ * the output is safe to show on a terminal. */
+void kit_json_text(kit_json *json, const char *key, const char *text);
 void kit_json_bytes(kit_json *json, const char *key, const char *bytes, size_t n);
 void kit_json_integer(kit_json *json, const char *key, uint64_t value);
-void kit_json_real(kit_json *json, const char *key, double value); /* 9 digits; null where it is not finite */
+void kit_json_real(kit_json *json, const char *key, double value); /* 9 significant digits; null for non-finite values */
 void kit_json_bool(kit_json *json, const char *key, bool value);
 
 #endif

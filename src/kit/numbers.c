@@ -40,7 +40,7 @@ uint64_t kit_random(uint64_t *state) {
 void kit_gaussian(uint64_t *state, size_t n, float *values) {
     for (size_t i = 0; i < n; i++) {
         uint64_t bits = kit_random(state);
-        float sum = 0; /* of four uniforms */
+        float sum = 0; /* sum of four uniform values in [-0.5, 0.5), which has variance 1/3 */
         for (int part = 0; part < 4; part++) sum += (float)(bits >> 16 * part & 0xffff) / 65536.0f - 0.5f;
         values[i] = sum * 1.7320508f;
     }

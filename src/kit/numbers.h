@@ -1,4 +1,4 @@
-/* A clock, medians and seeded random numbers, for programs that measure. Knows nothing of flatkv.
+/* Monotonic clock, quantiles and seeded random numbers for benchmarks. Does not depend on the flatkv library.
  */
 #ifndef FKV_KIT_NUMBERS_H
 #define FKV_KIT_NUMBERS_H
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-double kit_seconds(void); /* monotonic */
+double kit_seconds(void); /* monotonic clock, in seconds */
 
 typedef struct kit_spread {
     double p10;
@@ -14,16 +14,16 @@ typedef struct kit_spread {
     double p90;
 } kit_spread;
 
-/* Sorts the values. n > 0. */
+/* Returns the 10th, 50th and 90th percentiles. Sorts the values in place. n must be positive. */
 kit_spread kit_spread_of(double *values, size_t n);
 
-/* Of sorted values, n > 0, q from 0 to 1: between neighbours in proportion, so that 0.5 of an even count is the mean of the
- * middle two. */
+/* Returns quantile q (0 to 1) of n > 0 sorted values. Interpolates linearly, so the median (q = 0.5) of an even number of values
+ * is the mean of the two middle ones. */
 double kit_quantile(const double *sorted, size_t n, double q);
 
 void kit_sort(double *values, size_t n); /* ascending */
 
 uint64_t kit_random(uint64_t *state);                        /* splitmix64 */
-void kit_gaussian(uint64_t *state, size_t n, float *values); /* mean 0, deviation 1, near enough */
+void kit_gaussian(uint64_t *state, size_t n, float *values); /* approximately Gaussian: mean 0, standard deviation 1 */
 
 #endif

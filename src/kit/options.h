@@ -1,7 +1,7 @@
-/* Options of a program or command as a table: what is parsed and what --help prints come from the same lines.
+/* Command-line options from a table: the parser and --help read the same entries.
  *
- * --name VALUE, --name=VALUE and -n VALUE; --help and -h print the help. What a program writes for other programs is asked for by
- * --json: one object on standard output, and what people read goes to standard error or nowhere.
+ * Accepts --name VALUE, --name=VALUE and -n VALUE; --help and -h print the help. With --json a program writes one JSON object to
+ * standard output and sends human-readable text to standard error.
  */
 #ifndef FKV_KIT_OPTIONS_H
 #define FKV_KIT_OPTIONS_H
@@ -10,16 +10,18 @@
 #include <stdint.h>
 
 typedef enum option_kind {
-    OPTION_FLAG,   /* bool */
-    OPTION_U32,    /* uint32_t, at most max */
-    OPTION_COUNT,  /* uint32_t, 1 to max */
-    OPTION_U64,    /* uint64_t, at most max */
-    OPTION_REAL,   /* double, not negative */
-    OPTION_TEXT,   /* const char * */
-    OPTION_OUTPUT, /* const char *: a file to write, in a folder that can be written to */
-    OPTION_CHOICE, /* int: the place of the word in `value` */
-    OPTION_TEXTS,  /* kit_texts: may be given several times */
-    OPTION_WORDS,  /* kit_texts: what stands there without an option; the name is not written */
+    OPTION_FLAG,       /* bool */
+    OPTION_U32,        /* uint32_t, at most max */
+    OPTION_COUNT,      /* uint32_t, 1 to max */
+    OPTION_U64,        /* uint64_t, at most max */
+    OPTION_SIZE,       /* uint64_t: bytes of memory or disk, at most max; see kit_size() */
+    OPTION_REAL,       /* double, not negative */
+    OPTION_TEXT,       /* const char * */
+    OPTION_OUTPUT,     /* const char *: path of an output file, whose folder must be writable */
+    OPTION_CHOICE,     /* int: index of the chosen word in `value` */
+    OPTION_TEXTS,      /* kit_texts: repeatable option */
+    OPTION_POSITIONAL, /* kit_texts: positional arguments; `name` appears only in --help */
+    OPTION_HEADING,    /* not an option: --help prints `name` as a heading above the following options */
 } option_kind;
 
 enum { KIT_MAX_TEXTS = 1024 };
@@ -30,20 +32,28 @@ typedef struct kit_texts {
 } kit_texts;
 
 typedef struct kit_option {
-    const char *name; /* without dashes; NULL: the end of the table */
-    char letter;      /* 0: none */
+    const char *name; /* without dashes; NULL ends the table */
+    char letter;      /* short option; 0 if there is none */
     option_kind kind;
     void *target;
     uint64_t max;
-    const char *value; /* what --help calls the argument; for a choice its words: "none|k|v|kv" */
-    const char *help;  /* further lines follow a newline */
+    const char *value; /* placeholder for the argument in --help, or the words to choose from, as in "none|k|v|kv" */
+    const char *help;  /* may span several lines */
 } kit_option;
 
-/* Fills the targets from the command line. True: go on. False: *code is how the program ends; --help was printed, or what was
- * wrong. `usage` opens the help, the tables follow in their order. */
+/* Entry that starts a group of options in --help. */
+#define KIT_HEADING(text) {text, 0, OPTION_HEADING, NULL, 0, NULL, NULL}
+
+/* Stores each value of the command line in the target of its option. Returns true on success. Returns false and sets *code to the
+ * exit code if --help was printed or the command line is invalid; in the latter case an error has been printed. --help prints
+ * `usage`, then the tables in order. */
 bool kit_options_parse(const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
-/* Whether a file could be made there, with a message where not: told before a long computation, not behind it. */
+/* Sets the last line of every --help text. The string must remain valid while options are parsed. */
+void kit_options_set_footer(const char *text);
+
+/* Returns whether the file at `path` can be created or overwritten, and prints an error if not. A command calls this function
+ * before a long computation, so that no result is lost because of an unwritable file. */
 bool kit_can_write(const char *path);
 
 #endif

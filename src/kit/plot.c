@@ -1,5 +1,5 @@
-/* See plot.h. Owns the layout: one frame of fixed size, the legend in two columns above it, the values at the right ends
- * moved apart where they would lie on each other.
+/* See plot.h. Layout: one frame of fixed size, the legend in two columns above it, and end values at the right, spread apart
+ * vertically so that they do not overlap.
  */
 #include "plot.h"
 
@@ -12,7 +12,7 @@
 enum { WIDTH = 960, MAX_LINES = 16 };
 
 static const double LEFT = 84;
-static const double RIGHT = 862; /* of the frame; the values at the line ends go beyond */
+static const double RIGHT = 862; /* right edge of the frame; end values are printed to the right of it */
 static const double TOP_WITHOUT_LEGEND = 92;
 static const double LEGEND_ROW = 22;
 static const double LEGEND_COLUMN = 400;
@@ -21,7 +21,7 @@ static const double BELOW_FRAME = 86;
 static const double MAX_TICKS = 8;
 static const double MAX_LOG_TICKS = 11;
 static const double DOT = 3.5;      /* radius */
-static const double LABEL_GAP = 17; /* least distance of two values at the right */
+static const double LABEL_GAP = 17; /* minimum vertical distance between two end values */
 
 static const char *const token_suffixes[] = {"", "K", "M", "G"};
 static const char *const byte_suffixes[] = {" B", " KiB", " MiB", " GiB", " TiB"};
@@ -32,15 +32,15 @@ const plot_axis PLOT_BYTES = {"memory", byte_suffixes, sizeof byte_suffixes / si
 const plot_axis PLOT_NUMBER = {"", no_suffix, 1, false};
 const plot_axis PLOT_MILLISECONDS = {"time", millisecond_suffix, 1, false};
 
-/* An axis with its numbers: the frame spans bottom to top. */
+/* Mapping from values to pixels on one axis. */
 typedef struct scale {
-    double bottom; /* 0, or above it: then doublings take the same way */
-    double top;
-    double step; /* between ticks; a factor where doublings take the same way */
-    double unit; /* the power of 1024 that the labels count in */
+    double bottom; /* value at `from`: 0 on a linear axis, positive on a logarithmic axis */
+    double top;    /* value at `to` */
+    double step;   /* difference between consecutive ticks on a linear axis, or their ratio on a logarithmic axis */
+    double unit;   /* labels show values divided by this number, a power of 1024 */
     const char *suffix;
     double from; /* pixels */
-    double to;
+    double to;   /* pixels */
 } scale;
 
 typedef struct range {
@@ -50,7 +50,7 @@ typedef struct range {
 
 static bool is_log(const scale *s) { return s->bottom > 0; }
 
-/* The next power of two from a value, down or up. */
+/* Round a value down or up to a power of two. */
 static double power_below(double value) { return exp2(floor(log2(value))); }
 static double power_above(double value) { return exp2(ceil(log2(value))); }
 
@@ -141,7 +141,7 @@ static void draw_legend(FILE *file, const plot *p) {
     }
 }
 
-/* The last value of each line, from the lowest up, each at least LABEL_GAP above the one before. */
+/* Prints the last value of each line, from the lowest to the highest, each at least LABEL_GAP above the previous one. */
 static void draw_ends(FILE *file, const plot *p, const scale *x, const scale *y) {
     bool done[MAX_LINES] = {false};
     double floor = INFINITY;

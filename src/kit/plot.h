@@ -1,4 +1,5 @@
-/* A line chart as an SVG file, drawn without any tool: axes with ticks in human units, a legend, the last value beside each line.
+/* Line chart as an SVG file, written without external tools: axes with ticks in human-readable units, a legend, and the last
+ * value at the right end of each line.
  */
 #ifndef FKV_KIT_PLOT_H
 #define FKV_KIT_PLOT_H
@@ -13,18 +14,18 @@ typedef struct plot_line {
     size_t n;
     const char *color; /* "#rrggbb" */
     double width;
-    const char *dash;         /* SVG dash pattern; NULL: solid */
-    const char *ink;          /* of the value at its end, for a line too pale to write in; NULL: color, "": no value */
-    bool dots;                /* at its points, for a line of few */
-    const char *const *names; /* beside the points, [n]; NULL: none */
+    const char *dash; /* SVG dash pattern; NULL: solid */
+    const char *ink;  /* text color of the value printed at the end of the line; NULL: same as `color`; "": no value is printed */
+    bool dots;        /* draws a dot at each point */
+    const char *const *names; /* [n] labels printed above the points; NULL: no labels */
 } plot_line;
 
-/* Values in powers of two: suffixes[i] names 1024^i. */
+/* Axis whose labels use powers of 1024: suffixes[i] is the unit printed after multiples of 1024^i. */
 typedef struct plot_axis {
     const char *label;
     const char *const *suffixes;
     size_t n_suffixes;
-    bool is_log; /* every doubling takes the same way, and all values are above 0; otherwise the axis begins at 0 */
+    bool is_log; /* logarithmic, for positive values; a linear axis starts at 0 */
 } plot_axis;
 
 typedef struct plot {
@@ -33,7 +34,7 @@ typedef struct plot {
     const char *footnote;
     plot_axis x;
     plot_axis y;
-    const plot_line *lines; /* later ones lie on top */
+    const plot_line *lines; /* lines are drawn in order, with later ones on top */
     size_t n_lines;
 } plot;
 
@@ -42,7 +43,7 @@ extern const plot_axis PLOT_BYTES;
 extern const plot_axis PLOT_NUMBER;
 extern const plot_axis PLOT_MILLISECONDS;
 
-/* False, with errno set, where the file cannot be written. */
+/* Returns false and sets errno if the file cannot be written. */
 bool plot_write_svg(const plot *p, const char *path);
 
 #endif

@@ -28,7 +28,7 @@ bool process_program_path(char *path, size_t capacity) {
 
 #else
 
-/* A file under /proc, whole, through the stack: measuring must not take memory. */
+/* Files under /proc are read into a stack buffer, because measuring must not allocate memory. */
 enum { PROC_TEXT = 8192 };
 
 static bool proc_read(const char *path, char text[PROC_TEXT]) {
@@ -42,7 +42,7 @@ static bool proc_read(const char *path, char text[PROC_TEXT]) {
     return used > 0;
 }
 
-/* The KiB after `key` where key begins a line. */
+/* Finds the line that starts with `key` and converts its value from KiB to bytes. */
 static bool proc_bytes(const char *text, const char *key, uint64_t *bytes) {
     for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
         line += *line == '\n';
@@ -53,7 +53,8 @@ static bool proc_bytes(const char *text, const char *key, uint64_t *bytes) {
     return false;
 }
 
-/* smaps_rollup walks the page tables and is exact; the counters in status lag by some pages for each core, so they are second. */
+/* smaps_rollup walks the page tables and is exact. The counters in /proc/self/status lag by several pages per core, so they are
+ * only the fallback. */
 bool process_memory_now(process_memory *now) {
     char text[PROC_TEXT];
     uint64_t anonymous = 0;

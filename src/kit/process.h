@@ -1,7 +1,7 @@
-/* What a program asks of the system about itself: what it occupies, and where it lies.
+/* Information about the running process: its memory use and the path of its executable.
  *
- * Programs see the public headers of flatkv only, so src/base, where operating system switches live for the library, is out of
- * their reach: theirs are here.
+ * Programs include only the public headers of flatkv, so they cannot use src/base, where the library keeps its operating-system
+ * conditionals. This module contains the operating-system conditionals of the programs.
  */
 #ifndef FKV_KIT_PROCESS_H
 #define FKV_KIT_PROCESS_H
@@ -10,20 +10,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the process holds in memory now. Linux: anonymous pages, counted page by page, and file pages apart. macOS: the physical
- * footprint, which leaves clean file pages out, and no figure for those. */
+/* Current memory use of the process. Linux: anonymous pages and file-backed pages, counted exactly. macOS: the physical
+ * footprint, which excludes clean file-backed pages; file_bytes is 0. */
 typedef struct process_memory {
     uint64_t anonymous_bytes;
     uint64_t file_bytes;
 } process_memory;
 
-/* False where the system does not say; *now is then 0. Takes no memory. */
+/* Reads the current memory use without allocating. Returns false and zeroes *now if the system does not report it. */
 bool process_memory_now(process_memory *now);
 
-/* The most that anonymous and file pages together ever were, as the system kept it; 0 where it does not say. */
+/* Returns the peak resident size (anonymous and file-backed pages together), or 0 if the system does not record it. */
 uint64_t process_memory_peak(void);
 
-/* The file the running program was started from. False where the system does not say or `capacity` is too small. */
+/* Writes the path of the running executable. Returns false if the system does not report it or `capacity` is too small. */
 bool process_program_path(char *path, size_t capacity);
 
 #endif

@@ -1,26 +1,37 @@
 /* See program.h. */
 #include "program.h"
 
+#include "utf8.h"
+
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *program = "flatkv";
 
 void kit_set_program(const char *name) { program = name; }
 
-static void say(const char *format, va_list values) {
+/* Prints a message line by line, with control characters escaped. Long messages are truncated. */
+static void print_message(const char *format, va_list values) {
+    char message[16384];
+    (void)vsnprintf(message, sizeof message, format, values);
     (void)fprintf(stderr, "%s: ", program);
-    (void)vfprintf(stderr, format, values);
-    (void)fputc('\n', stderr);
+    for (char *line = message, *next; line != NULL; line = next) {
+        next = strchr(line, '\n');
+        if (next != NULL) *next++ = 0;
+        utf8_print_escaped(stderr, line);
+        (void)fputc('\n', stderr);
+    }
 }
 
 int kit_fail(int code, const char *format, ...) {
     va_list values;
     va_start(values, format);
-    say(format, values);
+    print_message(format, values);
     va_end(values);
     return code;
 }
@@ -28,7 +39,7 @@ int kit_fail(int code, const char *format, ...) {
 noreturn void kit_die(int code, const char *format, ...) {
     va_list values;
     va_start(values, format);
-    say(format, values);
+    print_message(format, values);
     va_end(values);
     exit(code);
 }
@@ -47,7 +58,35 @@ bool kit_number(const char *option, const char *text, uint64_t max, uint64_t *ou
         if (shift != 0) end++;
     }
     if (end == NULL || *end != 0 || errno != 0 || value > max >> shift) {
-        (void)kit_fail(0, "%s %s: a whole number up to %llu is needed", option, text, (unsigned long long)max);
+        (void)kit_fail(0, "%s %s: expected an integer from 0 to %llu, such as 4096 or 4K", option, text, (unsigned long long)max);
+        return false;
+    }
+    *out = (uint64_t)value << shift;
+    return true;
+}
+
+/* Returns log2 of the factor that a unit stands for: 10 for K, KB or KiB, up to 40 for T, in upper or lower case. Returns 0 if
+ * there is no unit, or -1 if the unit is unknown. */
+static int unit_shift(const char *unit) {
+    static const char letters[] = "KMGT";
+    if (unit[0] == 0 || strcasecmp(unit, "B") == 0) return 0;
+    const char *letter = strchr(letters, toupper((unsigned char)unit[0]));
+    bool known = letter != NULL && (unit[1] == 0 || strcasecmp(unit + 1, "B") == 0 || strcasecmp(unit + 1, "iB") == 0);
+    return known ? 10 * (int)(letter - letters + 1) : -1;
+}
+
+bool kit_size(const char *option, const char *text, uint64_t max, uint64_t *out) {
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : 0;
+    int shift = end != NULL ? unit_shift(end + strspn(end, " ")) : -1;
+    if (shift < 0 || errno != 0 || value > max >> shift) {
+        (void)kit_fail(0, "%s %s: expected a size such as 500M, 16G or 16 GB", option, text);
+        return false;
+    }
+    if (shift == 0 && value > 0 && value < 1024) {
+        (void)kit_fail(0, "%s %s: a size of %llu bytes is too small; add a unit, such as %s %lluG", option, text, value, option,
+                       value);
         return false;
     }
     *out = (uint64_t)value << shift;
@@ -93,14 +132,14 @@ const char *kit_bytes(uint64_t bytes, char text[32]) {
 
 /* ---- memory ---- */
 
-void *kit_take_more(void *block, size_t bytes) {
+void *kit_realloc(void *block, size_t bytes) {
     void *more = realloc(block, bytes > 0 ? bytes : 1);
-    if (more == NULL) kit_die(EXIT_NO_FIT, "the system has no %zu bytes left", bytes);
+    if (more == NULL) kit_die(EXIT_NO_FIT, "out of memory allocating %zu bytes", bytes);
     return more;
 }
 
-void *kit_take(size_t bytes) {
-    void *block = kit_take_more(NULL, bytes);
+void *kit_alloc(size_t bytes) {
+    void *block = kit_realloc(NULL, bytes);
     memset(block, 0, bytes);
     return block;
 }

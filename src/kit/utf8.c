@@ -30,11 +30,25 @@ bool utf8_is_control(const char *bytes, int length) {
     return c < 0x20 || c == 0x7f || (c == 0xc2 && length == 2 && (unsigned char)bytes[1] < 0xa0);
 }
 
-void utf8_print_shown(FILE *file, const char *text) {
+uint32_t utf8_code_point(const char *bytes, int length) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    if (length <= 1) return p[0];
+    uint32_t code = p[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++) code = code << 6 | (p[i] & 0x3fu);
+    return code;
+}
+
+bool utf8_is_unsafe(const char *bytes, int length) {
+    uint32_t code = utf8_code_point(bytes, length);
+    bool is_bidi = (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+    return utf8_is_control(bytes, length) || is_bidi || code == 0x2028 || code == 0x2029;
+}
+
+void utf8_print_escaped(FILE *file, const char *text) {
     for (size_t left = strlen(text); left > 0;) {
         int length = utf8_length(text, left);
         size_t n = length > 0 ? (size_t)length : 1;
-        if (length > 0 && !utf8_is_control(text, length))
+        if (length > 0 && !utf8_is_unsafe(text, length))
             (void)fwrite(text, 1, n, file);
         else
             for (size_t i = 0; i < n; i++) (void)fprintf(file, "\\x%02x", (unsigned char)text[i]);

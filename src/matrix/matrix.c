@@ -1,6 +1,6 @@
-/* Panels of weights: sizes, filling a row in, reading one back. See matrix.h; the layout is that of panels.h.
+/* Weight panels: computes their sizes, and sets and reads rows. See matrix.h; panels.h specifies the layout.
  *
- * Everything here is plain C and runs at load or for one row; product.c is what runs at every step.
+ * All code here is portable C and runs at load time or for single rows. product.c runs in every step.
  */
 #include "matrix.h"
 
@@ -11,14 +11,14 @@ enum { QUAD = 4 };
 static fkv_panel_layout layout_of(const fkv_matrix *m) { return fkv_panel_layout_of(m->kind); }
 
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix) {
-    FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE2 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "there is no matrix of kind %d",
-                (int)kind);
+    FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE2 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "unknown matrix kind %d", (int)kind);
     FKV_REQUIRE(n_rows > 0 && n_cols > 0 && n_cols % FKV_UNIT_COLS == 0, FKV_UNSUPPORTED,
-                "a matrix of %u rows and %u columns; it needs at least one row, and columns that are a multiple of %d", n_rows,
-                n_cols, FKV_UNIT_COLS);
+                "unsupported matrix with %u rows and %u columns: there must be at least one row, "
+                "and the number of columns must be a multiple of %d",
+                n_rows, n_cols, FKV_UNIT_COLS);
     fkv_panel_layout layout = fkv_panel_layout_of(kind);
-    FKV_REQUIRE(group == layout.group, FKV_UNSUPPORTED, "groups of %u columns for a matrix of kind %d, which has groups of %u",
-                group, (int)kind, layout.group);
+    FKV_REQUIRE(group == layout.group, FKV_UNSUPPORTED, "unsupported group size %u for matrix kind %d: expected %u", group,
+                (int)kind, layout.group);
     *matrix = (fkv_matrix){.kind = kind, .group = group, .n_rows = n_rows, .n_cols = n_cols};
     matrix->panel_bytes = fkv_panel_bytes(layout, n_cols);
     return FKV_OK;
@@ -45,7 +45,7 @@ static void put_quad(uint8_t *line, uint32_t quad) { memcpy(line, &quad, sizeof 
 
 static uint32_t in_every_byte(uint32_t bits) { return bits * 0x01010101u; }
 
-/* One or two bits of 8 quads, from bit `shift` on: byte by byte as many as fit, in lines of their own. */
+/* Takes one or two bits, from bit `shift` upward, of each code of 8 quads and packs them into separate lines. */
 static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
     FKV_ASSERT(width == 1 || width == 2);
     uint32_t per_byte = 8 / width;
@@ -57,8 +57,8 @@ static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint
     }
 }
 
-/* One row of a unit, from its 32 codes. line: where the row has its dword of the first line. */
-static void put_unit(uint32_t bits, const uint8_t *codes, uint8_t *line) {
+/* Packs 32 codes of one row into a unit. line points to the row's dword in the first line. */
+static void put_unit_codes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
         for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) put_quad(line + (size_t)j * FKV_LINE_BYTES, quad_at(codes, j));
         return;
@@ -73,28 +73,28 @@ static void put_unit(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits > low) put_field(codes, low, bits - low, line + (size_t)low * FKV_LINE_BYTES);
 }
 
-/* What put_field() wrote of quad j, not shifted. */
+/* Returns the bits that put_field() wrote for quad j. */
 static uint32_t field_at(uint32_t width, uint32_t j, const uint8_t *line) {
     uint32_t per_byte = 8 / width;
     return (uint32_t)line[j / per_byte * FKV_LINE_BYTES] >> j % per_byte * width & ((1u << width) - 1);
 }
 
-/* The code of quad j in those bytes. */
-static uint32_t code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
+/* Returns one code of quad j. line points to the byte of this code in the first line of the unit. */
+static uint32_t panel_code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
     if (bits == 8) return line[j * FKV_LINE_BYTES];
     uint32_t low = fkv_panel_low_bits(bits);
     uint32_t code = low == 4 ? (uint32_t)line[j % 4 * FKV_LINE_BYTES] >> j / 4 * 4 & 15 : field_at(2, j, line);
     return bits == low ? code : code | field_at(bits - low, j, line + (size_t)low * FKV_LINE_BYTES) << low;
 }
 
-/* Whether it is finite. */
+/* Stores x as f16. Returns whether the stored value is finite. */
 static bool put_half(uint8_t *halves, uint32_t lane, float x) {
     uint16_t h = fkv_f32_to_f16(x);
     memcpy(halves + 2 * (size_t)lane, &h, sizeof h);
     return (h & 0x7c00) != 0x7c00;
 }
 
-static float half_at(const uint8_t *halves, uint32_t lane) {
+static float panel_half_at(const uint8_t *halves, uint32_t lane) {
     uint16_t h;
     memcpy(&h, halves + 2 * (size_t)lane, sizeof h);
     return fkv_f16_to_f32(h);
@@ -108,7 +108,7 @@ bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes
     uint8_t *halves = panel_of(matrix, row) + fkv_panel_code_bytes(layout, matrix->n_cols);
     bool finite = true;
     for (uint32_t c = 0; c < matrix->n_cols; c += FKV_UNIT_COLS, line += (size_t)layout.bits * FKV_LINE_BYTES)
-        put_unit(layout.bits, codes + c, line);
+        put_unit_codes(layout.bits, codes + c, line);
     for (uint32_t g = 0; g < matrix->n_cols / layout.group; g++, halves += fkv_panel_group_bytes(layout)) {
         finite = put_half(halves, lane, scales[g]) && finite;
         if (layout.biased) finite = put_half(halves + FKV_HALVES_BYTES, lane, biases[g]) && finite;
@@ -125,9 +125,9 @@ static void get_coded_row(const fkv_matrix *m, uint32_t row, float *out) {
     for (uint32_t c = 0; c < m->n_cols; c++) {
         const uint8_t *line = panel + (size_t)(c / FKV_UNIT_COLS) * layout.bits * FKV_LINE_BYTES + (size_t)lane * QUAD;
         const uint8_t *group = halves + c / layout.group * fkv_panel_group_bytes(layout);
-        float scale = half_at(group, lane);
-        float bias = layout.biased ? half_at(group + FKV_HALVES_BYTES, lane) : -(float)fkv_panel_center(layout) * scale;
-        uint32_t code = code_at(layout.bits, c % FKV_UNIT_COLS / QUAD, line + c % QUAD);
+        float scale = panel_half_at(group, lane);
+        float bias = layout.biased ? panel_half_at(group + FKV_HALVES_BYTES, lane) : -(float)fkv_panel_center(layout) * scale;
+        uint32_t code = panel_code_at(layout.bits, c % FKV_UNIT_COLS / QUAD, line + c % QUAD);
         if (layout.table) code = (uint32_t)(m->table[code] + 128);
         out[c] = scale * (float)code + bias;
     }

@@ -1,21 +1,19 @@
-/* How weights lie in panels, for those who write them (src/matrix) and the kernels that read them. What a panel is for is said in
- * src/matrix/matrix.h.
+/* Panel layout of weights, shared by src/matrix, which writes panels, and the kernels that read them. src/matrix/matrix.h
+ * explains why panels exist.
  *
- * A line is 64 bytes: a dword for each of the 16 rows, side by side. Packed forms go by units of 32 columns, which are 8 quads of
- * four columns: byte k of a dword of quad j belongs to column 4 j + k.
+ * A line has 64 bytes: one dword for each of the 16 rows. Packed kinds consist of units of 32 columns, or 8 quads of four
+ * columns: byte k of a dword of quad j is column 4 * j + k.
  *
- *   8 bits      8 lines, one for each quad
- *   4 bits      4 lines: quad j in the low halves of line j, quad j + 4 in the high ones
- *   5 bits      those 4, and a line with the fifth bits: that of quad j is bit j of each byte
- *   6 bits      those 4, and two lines with the upper two bits: those of quad j are bits 2 (j % 4) on of line j / 4
- *   2 bits      two such lines alone
- *   3 bits      those two, and a line with the third bits, laid out as the fifth ones
+ *   8 bits      8 lines, one per quad
+ *   4 bits      4 lines: quad j in the low nibbles of line j, quad j + 4 in the high nibbles
+ *   5 bits      the lines of 4 bits, and a line with the fifth bits: bit j of each byte belongs to quad j
+ *   6 bits      the lines of 4 bits, and two lines with the upper two bits: quad j starts at bit 2 * (j % 4) of line j / 4
+ *   2 bits      two lines in the layout of these upper two bits
+ *   3 bits      the lines of 2 bits, and a line with the third bits in the layout of the fifth bits
  *
- * So a unit of b bits has b lines. A panel has the lines of all its units, then for each group 16 scales and, where the form has
- * them, 16 biases (f16). Forms without are centered: value = scale * (code - 2 ^ (bits - 1)). A code of a table form stands for
- * one of 16 signed bytes, which take the place of code - 2 ^ (bits - 1).
- *
- * Floats: for each column 16 numbers side by side.
+ * A unit of b bits therefore has b lines. A panel stores the lines of all units, then for each group 16 scales and, if the kind
+ * has them, 16 biases (f16). Kinds without biases are centered: value = scale * (code - 2 ^ (bits - 1)). A code of a table kind
+ * selects one of 16 signed bytes, which replaces code - 2 ^ (bits - 1). Float kinds store 16 values per column.
  */
 #ifndef FKV_PANELS_H
 #define FKV_PANELS_H
@@ -25,7 +23,7 @@
 enum {
     FKV_PANEL_ROWS = 16,
     FKV_LINE_BYTES = 4 * FKV_PANEL_ROWS,
-    FKV_HALVES_BYTES = 2 * FKV_PANEL_ROWS, /* a scale, or a bias, of every row */
+    FKV_HALVES_BYTES = 2 * FKV_PANEL_ROWS, /* one 16-bit scale or bias for each row of a panel */
     FKV_UNIT_COLS = 32,
     FKV_UNIT_QUADS = FKV_UNIT_COLS / 4
 };
@@ -50,10 +48,10 @@ typedef enum fkv_matrix_kind {
     FKV_MATRIX_F32
 } fkv_matrix_kind;
 
-/* Rows of blocks as weight files have them, for the forms that some kernels make panels of by themselves (product_kernels.h).
- * The blocks are ggml's: src/model/files/block_formats.c has them in full. */
+/* Block formats of weight files that some kernels convert to panels themselves (product_kernels.h). These are the formats of
+ * ggml, described in src/model/files/block_formats.c. */
 typedef enum fkv_row_form {
-    FKV_ROWS_OTHER, /* no kernel knows them */
+    FKV_ROWS_OTHER, /* formats that no product kernel converts to panels */
     FKV_ROWS_Q4_0,
     FKV_ROWS_Q8_0,
     FKV_ROWS_Q4_K,
@@ -62,8 +60,8 @@ typedef enum fkv_row_form {
 } fkv_row_form;
 
 typedef struct fkv_panel_layout {
-    uint32_t bits;  /* of a code, or of a float */
-    uint32_t group; /* columns that share a scale; 0: floats */
+    uint32_t bits;  /* bits per code or float */
+    uint32_t group; /* number of columns that share a scale; 0 for float kinds */
     bool biased;
     bool table;
 } fkv_panel_layout;
@@ -89,18 +87,19 @@ FKV_INLINE fkv_panel_layout fkv_panel_layout_of(fkv_matrix_kind kind) {
     }
 }
 
-/* Bits of a code that are in the first lines of a unit; the others are in the lines behind. */
+/* Returns how many of the low bits of a code are stored in the first lines of a unit. The remaining high bits are stored in the
+ * following lines. */
 FKV_INLINE uint32_t fkv_panel_low_bits(uint32_t bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 
-/* What a centered form subtracts from a code. The bytes of a table are kept unsigned, 128 above what they mean. */
+/* Returns the value that a centered kind subtracts from a code. Table bytes are stored as unsigned, with an offset of 128. */
 FKV_INLINE int fkv_panel_center(fkv_panel_layout layout) { return layout.table ? 128 : 1 << (layout.bits - 1); }
 
-/* Of the scales, and biases, of one group. */
+/* Returns the number of bytes of scales and biases per group. */
 FKV_INLINE size_t fkv_panel_group_bytes(fkv_panel_layout layout) {
     return layout.biased ? 2 * FKV_HALVES_BYTES : FKV_HALVES_BYTES;
 }
 
-/* Where the scales of a panel begin. */
+/* Returns the offset of the scales in a panel. */
 FKV_INLINE size_t fkv_panel_code_bytes(fkv_panel_layout layout, uint32_t n_cols) {
     return (size_t)(n_cols / FKV_UNIT_COLS) * layout.bits * FKV_LINE_BYTES;
 }

@@ -1,23 +1,26 @@
-/* Products of activations with up to four matrices: readies the activations once, cuts the work into items for the threads.
+/* Products of activations with up to four matrices: prepares the activations once and distributes the work over threads.
  *
- * An item is some panels of one matrix and some tokens: panels few enough to stay in a core's own cache while all the item's
- * tokens pass over them. How the work is cut changes no bit of a result (product_kernels.h promises it for each row), so the cut
- * is free to depend on the number of threads.
+ * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item fit in a core's
+ * private cache and stay there while all tokens of the item are processed. The division into items does not affect results (see
+ * product_kernels.h), so it may depend on the number of threads.
  */
 #include "matrix.h"
 
 #include "cpu/product_kernels.h"
 
 enum {
-    ITEM_BYTES = 128 * 1024, /* of weights: half a core's cache in most machines, and long enough to be worth handing out */
-    ITEM_PANELS = 8,         /* at least, for a block of tokens and more: they share what is fetched of the activations */
+    ITEM_BYTES = 128 * 1024, /* weight bytes per item: half of a typical core's cache, and large enough to amortize scheduling */
+    ITEM_PANELS = 8, /* minimum number of panels per work item if there is at least one full block of tokens, because the panels
+                        of an item share the activations in cache */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
-    ITEMS_PER_THREAD = 4, /* at least, where there are panels enough: threads then end together */
+    ITEMS_PER_THREAD =
+        4, /* minimum number of work items per thread if there are enough panels, so that threads finish at about the same time */
     PREPARE_TOKENS = 4,
-    ALONE_TOKENS = 2 /* so few are readied before another thread has heard of it */
+    CALLER_TOKENS = 2 /* the calling thread prepares up to this many tokens itself, because waking another thread takes longer */
 };
 
-/* How the panels of one product are cut; item = (panel cut, token cut), tokens fastest. */
+/* Division of one product into work items. A work item is a pair (panel range, token range); consecutive items differ first in
+ * the token range. */
 typedef struct cut {
     uint32_t first_item;
     uint32_t n_panels;
@@ -35,9 +38,9 @@ typedef struct job {
 
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fkv_activation_bytes(n_tokens, n_cols); }
 
-/* Tokens [token, token + n_tokens), n_panels panels that lie at `first`, all of them whole. */
-static void whole_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t n_panels, uint32_t token,
-                         uint32_t n_tokens, float *out, size_t out_stride) {
+/* Computes the products of tokens [token, token + n_tokens) with n_panels complete panels at `first`. */
+static void run_whole_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t n_panels, uint32_t token,
+                             uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_matrix *m = p->matrix;
     fkv_panels panels = {.kind = m->kind,
                          .n_cols = m->n_cols,
@@ -48,30 +51,30 @@ static void whole_panels(const job *j, const fkv_product *p, const uint8_t *firs
     j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
 }
 
-/* The last panel when it has rows of padding: there is no room for them in out. */
-static void padded_panel(const job *j, const fkv_product *p, const uint8_t *panel, uint32_t token, uint32_t n_tokens,
-                         float *out) {
+/* Computes the products of the tokens with the last panel if this panel has padding rows, which must not be written to out. */
+static void run_padded_panel(const job *j, const fkv_product *p, const uint8_t *panel, uint32_t token, uint32_t n_tokens,
+                             float *out) {
     size_t n_rows = p->matrix->n_rows % FKV_PANEL_ROWS;
     for (uint32_t t = 0; t < n_tokens; t += FKV_BLOCK_TOKENS) {
         float block[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS];
         uint32_t n = fkv_min_u32(n_tokens - t, FKV_BLOCK_TOKENS);
-        whole_panels(j, p, panel, 1, token + t, n, block[0], FKV_PANEL_ROWS);
+        run_whole_panels(j, p, panel, 1, token + t, n, block[0], FKV_PANEL_ROWS);
         for (uint32_t i = 0; i < n; i++) memcpy(out + (size_t)(t + i) * p->out_stride, block[i], n_rows * sizeof **block);
     }
 }
 
-/* Panels [panel, end), which lie at `first`. */
+/* Computes the products of the tokens with panels [panel, end), which are stored at `first`. */
 static void run_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t panel, uint32_t end, uint32_t token,
                        uint32_t n_tokens) {
     uint32_t whole = fkv_min_u32(end, p->matrix->n_rows / FKV_PANEL_ROWS);
     float *out = p->out + (size_t)token * p->out_stride + (size_t)panel * FKV_PANEL_ROWS;
-    if (whole > panel) whole_panels(j, p, first, whole - panel, token, n_tokens, out, p->out_stride);
+    if (whole > panel) run_whole_panels(j, p, first, whole - panel, token, n_tokens, out, p->out_stride);
     if (end <= whole) return;
     size_t n_before = whole - panel;
-    padded_panel(j, p, first + n_before * p->matrix->panel_bytes, token, n_tokens, out + n_before * FKV_PANEL_ROWS);
+    run_padded_panel(j, p, first + n_before * p->matrix->panel_bytes, token, n_tokens, out + n_before * FKV_PANEL_ROWS);
 }
 
-/* ---- panels that are made on the way ---- */
+/* ---- panels built from mapped rows ---- */
 
 static uint32_t panels_in_room(const fkv_matrix *m) {
     return m->panel_bytes >= ITEM_BYTES ? 1 : (uint32_t)(ITEM_BYTES / m->panel_bytes);
@@ -85,8 +88,8 @@ void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix) {
     room->thread_bytes = room->scratch_bytes + (panels > largest ? panels : largest);
 }
 
-/* Whether it is the matrix's: all scales are finite. */
-static bool fill_panel(const job *j, const fkv_matrix *m, uint32_t panel, uint8_t *out, void *scratch) {
+/* Builds one panel from mapped rows. Returns whether all its scales and biases are finite in f16. */
+static bool fill_one_panel(const job *j, const fkv_matrix *m, uint32_t panel, uint8_t *out, void *scratch) {
     const fkv_matrix_rows *rows = &m->rows;
     uint32_t row = panel * FKV_PANEL_ROWS;
     uint32_t n_rows = fkv_min_u32(m->n_rows - row, FKV_PANEL_ROWS);
@@ -111,7 +114,8 @@ static void fill_and_run(const job *j, const fkv_product *p, uint32_t panel, uin
     for (uint32_t first = panel; first < end; first += step) {
         uint32_t n = fkv_min_u32(end - first, step);
         bool is_right = true;
-        for (uint32_t i = 0; i < n; i++) is_right = fill_panel(j, m, first + i, panels + i * m->panel_bytes, scratch) && is_right;
+        for (uint32_t i = 0; i < n; i++)
+            is_right = fill_one_panel(j, m, first + i, panels + i * m->panel_bytes, scratch) && is_right;
         if (!is_right) atomic_store_explicit(&room->lost, true, memory_order_relaxed);
         run_panels(j, p, panels, first, first + n, token, n_tokens);
     }
@@ -163,7 +167,7 @@ static bool wants_preparation(const job *j) {
     return false;
 }
 
-/* Returns the number of items. */
+/* Divides the products into work items and returns the number of items. */
 static uint32_t cut_panels(job *j, uint32_t n_threads) {
     uint64_t n_panels = 0;
     for (uint32_t i = 0; i < j->n_products; i++) n_panels += fkv_ceil_div(j->products[i].matrix->n_rows, FKV_PANEL_ROWS);
@@ -180,10 +184,10 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
-/* Products that want their input prepared alike. */
+/* Runs those products of a call that use the same form of prepared activations (as tiles or not). */
 static void run_job(fkv_workers *workers, job *j) {
     if (wants_preparation(j)) {
-        if (j->in.n_tokens <= ALONE_TOKENS)
+        if (j->in.n_tokens <= CALLER_TOKENS)
             j->kernels->prepare_tokens(&j->in, 0, j->in.n_tokens);
         else
             fkv_workers_run(workers, prepare_item, j, fkv_ceil_div(j->in.n_tokens, PREPARE_TOKENS));

@@ -1,7 +1,8 @@
 /* See mlx_codec.h.
  *
- * mlx.core.quantize gives the codes of affine groups exactly. Rotated rows of 4 bits and fewer have a line of our own
- * (src/codec/affine.h): its sums must be added in the order of fkv_refit, and a cumulative sum adds from first to last.
+ * mlx.core.quantize produces the exact codes of affine groups. Rotated rows of 4 bits or fewer use a least-squares fit of scale
+ * and bias (src/codec/affine.h). The fit (fkv_refit) requires sums with a fixed order of additions, so the sums are computed
+ * with a cumulative sum, which adds the elements from first to last.
  */
 #include "mlx_codec.h"
 
@@ -18,7 +19,7 @@ mlx_array fkv_mlx_storable(fkv_mlx_state *mlx, mlx_array x) {
     return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
 }
 
-/* size: float32 [G, S, n], of what the numbers of `part` stand for -> as take_odd(). */
+/* Implements take_odd(). size: float32 [G, S, n], magnitudes of the decoded values of `part`. */
 static mlx_array take_odd_of(fkv_mlx_graph *g, mlx_array size, mlx_array *part, mlx_array *other) {
     const mlx_array zero = fkv_mlx_astype(g, fkv_mlx_number(g, 0.0f), MLX_UINT16);
     const mlx_array finite = fkv_mlx_less_equal(g, size, fkv_mlx_number(g, FLT_MAX));
@@ -52,13 +53,13 @@ static mlx_array take_odd_half(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arr
 
 /* ---- affine groups ---- */
 
-/* A line for each group: [rows, 1] each. */
+/* Scale and bias of each group: [rows, 1] each. */
 typedef struct fitted_line {
     mlx_array scale;
     mlx_array bias;
 } fitted_line;
 
-/* x: [rows, group] -> where its numbers lie on the line, in codes. */
+/* Returns the unrounded codes of x: [rows, group]. */
 static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
     return fkv_mlx_divide(g, fkv_mlx_subtract(g, x, line.bias), line.scale);
 }
@@ -67,8 +68,8 @@ static mlx_array nearest_codes(fkv_mlx_graph *g, mlx_array places, float bins) {
     return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, fkv_mlx_number(g, 0.0f)), fkv_mlx_number(g, bins)));
 }
 
-/* fkv_codec_refit(), for every group at once. x: [rows, group] */
-static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int rows, int group, float bins) {
+/* Computes the result of fkv_codec_refit() for all groups. x: [rows, group] */
+static fitted_line refit_groups(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int rows, int group, float bins) {
     fkv_mlx_graph *g = &mlx->graph;
     const mlx_array limit = mlx->constants.limit;
     mlx_array place = places_of(g, x, line);
@@ -92,8 +93,8 @@ static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int 
                          .bias = fkv_mlx_where(g, good, fitted.bias, line.bias)};
 }
 
-/* codes: whole numbers as floats, [rows, group] -> words of 32 bits, the first code in the lowest. */
-static mlx_array packed(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
+/* Packs codes into 32-bit words, first code in the lowest bits. codes: integers as floats, [rows, group]. */
+static mlx_array pack_code_words(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
     const int per_word = 32 / bits;
     uint32_t place[32];
     for (int i = 0; i < per_word; i++) place[i] = 1u << i * bits;
@@ -102,8 +103,8 @@ static mlx_array packed(fkv_mlx_graph *g, mlx_array codes, int rows, int group, 
     return fkv_mlx_sum_last(g, fkv_mlx_multiply(g, words, places));
 }
 
-/* What fkv_mlx_quantize() is for other rows: rotated ones of 4 bits and fewer have a fitted line, see src/codec/affine.h.
- * x: [T, G, D] */
+/* Quantizes rotated rows of 4 bits or fewer with fitted scales and biases (src/codec/affine.h); fkv_mlx_quantize() handles all
+ * other rows. x: [T, G, D] */
 static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv_codec *codec) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_affine out = {.bits = (int)codec->bits, .group = (int)codec->group};
@@ -118,9 +119,9 @@ static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv
     mlx_array lo = fkv_mlx_min_last(g, groups);
     mlx_array step = fkv_mlx_divide(g, fkv_mlx_subtract(g, fkv_mlx_max_last(g, groups), lo), fkv_mlx_number(g, bins));
     fitted_line line = {.scale = fkv_mlx_maximum(g, step, fkv_mlx_number(g, 1e-7f)), .bias = lo};
-    for (int i = 0; i < FKV_REFITS; i++) line = refit(mlx, groups, line, rows, out.group, bins);
+    for (int i = 0; i < FKV_REFITS; i++) line = refit_groups(mlx, groups, line, rows, out.group, bins);
     mlx_array codes = nearest_codes(g, places_of(g, groups, line), bins);
-    out.codes = fkv_mlx_reshape(g, packed(g, codes, rows, out.group, out.bits), of_words);
+    out.codes = fkv_mlx_reshape(g, pack_code_words(g, codes, rows, out.group, out.bits), of_words);
     out.scales = fkv_mlx_reshape(g, line.scale, of_lines);
     out.biases = fkv_mlx_reshape(g, line.bias, of_lines);
     return out;
@@ -155,7 +156,7 @@ static mlx_array values_affine(fkv_mlx_graph *g, const fkv_codec *codec, const m
     return fkv_mlx_quantized_matmul(g, p, &rows, false);
 }
 
-/* 8 bits, as the open blocks of sealed layers are. */
+/* The 8-bit codec of open blocks in sealed layers. */
 static mlx_array affine_numbers(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
     if (g->failed) return part[FKV_PART_CODES];
     const int *shape = mlx_array_shape(part[FKV_PART_CODES]);
@@ -175,7 +176,7 @@ mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const ml
     return fkv_mlx_storable(mlx, codec->bits == 8 ? affine_numbers(g, codec, part) : half_rows(g, codec, part));
 }
 
-/* The largest number that a group can stand for. */
+/* Returns the largest magnitude that the scale and bias of each group can represent. */
 static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
     const fkv_mlx_affine rows = affine_rows(g, codec, part);
     const mlx_array bins = fkv_mlx_number(g, (float)((1u << codec->bits) - 1));
@@ -185,7 +186,7 @@ static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_a
 
 /* ---- TurboQuant ---- */
 
-/* The scale of each row, as fkv_turbo_scale(). x: [rows, D] -> [rows, 1] */
+/* Computes the result of fkv_turbo_scale() for each row. x: [rows, D] -> [rows, 1] */
 static mlx_array turbo_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int rows) {
     const mlx_array largest = fkv_mlx_max_last(g, fkv_mlx_abs(g, x));
     const mlx_array zero = fkv_mlx_number(g, 0.0f);
@@ -196,7 +197,7 @@ static mlx_array turbo_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arra
     return fkv_mlx_multiply(g, fkv_mlx_multiply(g, largest, root), fkv_mlx_number(g, fkv_turbo_books[codec->bits].unit));
 }
 
-/* x: [rows, D] -> codes as whole floats. */
+/* Returns the codes of x as integer-valued floats. x: [rows, D] */
 static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array scales) {
     const int8_t *value = fkv_turbo_books[codec->bits].value;
     const mlx_array place = fkv_mlx_divide(g, x, fkv_mlx_maximum(g, scales, fkv_mlx_number(g, 1e-30f)));
@@ -208,12 +209,12 @@ static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array
     return code;
 }
 
-/* Codes of 3 bits in their two planes: [rows, 3 D / 32] words. */
+/* Packs 3-bit codes into their two planes: [rows, 3 * D / 32] words. */
 static mlx_array packed_planes(fkv_mlx_graph *g, mlx_array codes, int rows, int dim) {
     const mlx_array high = fkv_mlx_astype(g, fkv_mlx_less(g, fkv_mlx_number(g, 3.5f), codes), MLX_FLOAT32);
     const mlx_array low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, fkv_mlx_number(g, 4.0f)));
-    mlx_array words = fkv_mlx_reshape(g, packed(g, low, rows, dim, 2), FKV_MLX_SHAPE(rows, dim / 16));
-    mlx_array plane = fkv_mlx_reshape(g, packed(g, high, rows, dim, 1), FKV_MLX_SHAPE(rows, dim / 32));
+    mlx_array words = fkv_mlx_reshape(g, pack_code_words(g, low, rows, dim, 2), FKV_MLX_SHAPE(rows, dim / 16));
+    mlx_array plane = fkv_mlx_reshape(g, pack_code_words(g, high, rows, dim, 1), FKV_MLX_SHAPE(rows, dim / 32));
     const fkv_mlx_shape turned = FKV_MLX_SHAPE(1, 0);
     words = fkv_mlx_concatenate_first(g, fkv_mlx_transpose(g, words, turned), fkv_mlx_transpose(g, plane, turned));
     return fkv_mlx_transpose(g, words, turned);
@@ -230,14 +231,15 @@ static void encode_turbo(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x
     const mlx_array flat = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, dim));
     const mlx_array scales = turbo_scales(g, codec, flat, rows);
     const mlx_array codes = turbo_codes(g, codec, flat, scales);
-    mlx_array words = codec->bits == 3 ? packed_planes(g, codes, rows, dim) : packed(g, codes, rows, dim, (int)codec->bits);
+    mlx_array words =
+        codec->bits == 3 ? packed_planes(g, codes, rows, dim) : pack_code_words(g, codes, rows, dim, (int)codec->bits);
     part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_reshape(g, words, of_words), MLX_UINT16);
     part[FKV_PART_SCALES] =
         fkv_mlx_view(g, fkv_mlx_astype(g, fkv_mlx_reshape(g, scales, of_scales), fkv_mlx_page_type(codec)), MLX_UINT16);
 }
 
-/* words: [G, S, n] of 32 bits -> [G, S, 32 n / bits], a code each. */
-static mlx_array unpacked(fkv_mlx_graph *g, mlx_array words, int bits) {
+/* Unpacks 32-bit words into codes: [G, S, n] -> [G, S, 32 * n / bits]. */
+static mlx_array unpack_codes(fkv_mlx_graph *g, mlx_array words, int bits) {
     if (g->failed) return words;
     const int *shape = mlx_array_shape(words);
     const int per_word = 32 / bits;
@@ -253,19 +255,19 @@ static mlx_array unpacked(fkv_mlx_graph *g, mlx_array words, int bits) {
 }
 
 static mlx_array turbo_indices(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array words) {
-    if (codec->bits != 3 || g->failed) return unpacked(g, words, (int)codec->bits);
+    if (codec->bits != 3 || g->failed) return unpack_codes(g, words, (int)codec->bits);
     const int *shape = mlx_array_shape(words);
     const int n = (int)codec->dim / 16;
     const fkv_mlx_shape end = FKV_MLX_SHAPE(shape[0], shape[1], shape[2]);
     const fkv_mlx_shape middle = FKV_MLX_SHAPE(shape[0], shape[1], n);
-    const mlx_array low = unpacked(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, 0), middle), 2);
-    const mlx_array high = unpacked(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, n), end), 1);
+    const mlx_array low = unpack_codes(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, 0), middle), 2);
+    const mlx_array high = unpack_codes(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, n), end), 1);
     const uint32_t four = 4;
     const mlx_array fours = fkv_mlx_adopt(g, mlx_array_new_data(&four, (const int[]){1}, 1, MLX_UINT32));
     return fkv_mlx_add(g, low, fkv_mlx_multiply(g, high, fours));
 }
 
-static mlx_array turbo_scale_of(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+static mlx_array turbo_row_scales(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
     return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], fkv_mlx_page_type(codec)), MLX_FLOAT32);
 }
 
@@ -275,7 +277,7 @@ static mlx_array turbo_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_
     for (int i = 0; i < 16; i++) value[i] = (float)fkv_turbo_books[codec->bits].value[i];
     const mlx_array book = fkv_mlx_adopt(g, mlx_array_new_data(value, (const int[]){16}, 1, MLX_FLOAT32));
     const mlx_array indices = turbo_indices(g, codec, fkv_mlx_view(g, part[FKV_PART_CODES], MLX_UINT32));
-    return fkv_mlx_multiply(g, fkv_mlx_take_first(g, book, indices), turbo_scale_of(g, codec, part));
+    return fkv_mlx_multiply(g, fkv_mlx_take_first(g, book, indices), turbo_row_scales(g, codec, part));
 }
 
 static mlx_array scores_turbo(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
@@ -287,11 +289,11 @@ static mlx_array values_turbo(fkv_mlx_graph *g, const fkv_codec *codec, const ml
 }
 
 static mlx_array take_odd_turbo(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
-    const mlx_array size = fkv_mlx_multiply(g, fkv_mlx_abs(g, turbo_scale_of(g, codec, part)), fkv_mlx_number(g, 128.0f));
+    const mlx_array size = fkv_mlx_multiply(g, fkv_mlx_abs(g, turbo_row_scales(g, codec, part)), fkv_mlx_number(g, 128.0f));
     return take_odd_of(g, size, &part[FKV_PART_SCALES], NULL);
 }
 
-/* ---- the table ---- */
+/* ---- codec table ---- */
 
 static const fkv_mlx_codec half = {encode_half, scores_half, values_half, take_odd_half, NULL, NULL};
 static const fkv_mlx_codec affine = {encode_affine, scores_affine, values_affine, take_odd_affine, NULL, NULL};

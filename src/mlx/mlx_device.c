@@ -1,5 +1,5 @@
-/* MLX as a device: pools, step tables, the bytes of pages for copies and files, and the public calls of flatkv/mlx.h. How rows
- * are written and attended is mlx_plain's and mlx_fused's.
+/* The MLX device: pools, step tables, page bytes for copies and files, and the public functions of flatkv/mlx.h. mlx_plain.c and
+ * mlx_fused.c implement write and attend.
  */
 #include "mlx_state.h"
 
@@ -10,8 +10,9 @@
 
 /* ---- state ---- */
 
-/* One walk that counts or places; see carve.h. */
-static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
+/* Lays out the state of the MLX device (carve.h). If the carve has no base address, only counts bytes; otherwise also assigns
+ * addresses. */
+static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
     fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);
     fkv_mlx_layer *layers = FKV_CARVE(carve, n_pools, fkv_mlx_layer);
     mlx_array *tables = FKV_CARVE(carve, (uint64_t)n_groups * max_seqs, mlx_array);
@@ -26,13 +27,13 @@ static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_pools, uint32_t n_grou
 
 static uint64_t mlx_state_bytes(const fkv_shape *shape) {
     fkv_carve carve = {0};
-    (void)layout(&carve, shape->slab.n_layers, shape->pager.n_groups, shape->pager.max_seqs);
+    (void)layout_state(&carve, shape->slab.n_layers, shape->pager.n_groups, shape->pager.max_seqs);
     return carve.overflow ? UINT64_MAX : carve.used;
 }
 
-/* ---- which stream, which way ---- */
+/* ---- selection of stream and method ---- */
 
-/* A new handle of the stream asked for, or of the default one. */
+/* Returns a new handle of the requested stream, or of the default stream. */
 static fkv_status open_stream(const fkv_mlx_config *config, mlx_stream *stream) {
     if (config->stream.ctx != NULL) return fkv_mlx_check(mlx_stream_set(stream, config->stream), "opening the stream");
     mlx_device device = mlx_device_new();
@@ -49,21 +50,22 @@ static fkv_status is_gpu_stream(mlx_stream stream, bool *is_gpu) {
     if (code == 0) code = mlx_device_get_type(&type, device);
     (void)mlx_device_free(device);
     *is_gpu = type == MLX_GPU;
-    return fkv_mlx_check(code, "asking for the stream's device");
+    return fkv_mlx_check(code, "querying the stream's device");
 }
 
 static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     bool is_gpu = false;
     bool has_metal = false;
-    FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
+    FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG,
+                "invalid way %d: expected FKV_MLX_AUTO, FKV_MLX_PLAIN or FKV_MLX_FUSED", (int)wanted);
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
-    FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
+    FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal"));
     bool calibrated = false;
     for (uint32_t l = 0; l < mlx->n_layers; l++) calibrated |= mlx->layers[l].attn->calibrated;
     FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels have no calibrated keys yet: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
+                "the fused kernels do not support calibrated keys: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
+                "the fused kernels need a GPU stream but the stream is on the CPU: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
     mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !calibrated ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
@@ -79,9 +81,9 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* On a GPU MLX gives whole pages of memory for an array. The fused way on CUDA has a ring of pages that blocks of prefill unpack
- * for each other, the largest of all layers'. */
-static uint64_t mlx_beside_bytes(const fkv_shape *shape, const void *options) {
+/* On a GPU, MLX rounds the size of an array up to whole memory pages. The fused method on CUDA also allocates a ring buffer, in
+ * which the thread blocks of a prefill share unpacked pages. The ring buffer is large enough for every layer. */
+static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
     const fkv_mlx_config *config = options != NULL ? options : &usual;
@@ -100,7 +102,7 @@ static uint64_t mlx_beside_bytes(const fkv_shape *shape, const void *options) {
     return rounding + most + MLX_PAGE_BYTES;
 }
 
-/* On a GPU: MLX's own limit, less what is taken of it. */
+/* Returns the available memory, which on a GPU is MLX's memory limit minus the memory that MLX uses. */
 static uint64_t mlx_available(const void *options, const char **source) {
     size_t limit = 0;
     size_t taken = 0;
@@ -112,7 +114,7 @@ static uint64_t mlx_available(const void *options, const char **source) {
 
 /* ---- open and close ---- */
 
-static void let_go(mlx_array *a) {
+static void release_array(mlx_array *a) {
     (void)mlx_array_free(*a);
     *a = (mlx_array){NULL};
 }
@@ -123,7 +125,7 @@ static mlx_array signs_of(fkv_mlx_graph *g, const fkv_rotation *rotation) {
     return fkv_mlx_adopt(g, mlx_array_new_data(signs, (const int[]){(int)rotation->dim}, 1, MLX_FLOAT32));
 }
 
-/* Of H numbers, and 8 at least: Metal takes what has fewer for a constant. */
+/* Creates the array of sink logits, [H] padded to at least 8 elements, because MLX passes smaller Metal inputs as constants. */
 static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
     const int n = (int)fkv_max_u32(attn->n_q_heads, 8);
     const mlx_array zeroes = fkv_mlx_zeros(g, FKV_MLX_SHAPE(n), MLX_FLOAT32);
@@ -137,7 +139,7 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
     const fkv_attn_layer *attn = layer->attn;
     const mlx_array pool =
         fkv_mlx_zeros(g, FKV_MLX_SHAPE((int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)), MLX_UINT16);
-    fkv_mlx_eval_one(g, pool); /* committed from here on */
+    fkv_mlx_eval_one(g, pool); /* evaluation commits the memory of the pool */
     fkv_mlx_keep(g, &layer->pool, pool);
     fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));
     if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
@@ -147,10 +149,10 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
 
 static void close_channels(fkv_mlx_channels *c) {
     mlx_array *const one[] = {&c->bins, &c->channel, &c->place, &c->packed, &c->there};
-    for (size_t i = 0; i < sizeof one / sizeof one[0]; i++) let_go(one[i]);
+    for (size_t i = 0; i < sizeof one / sizeof one[0]; i++) release_array(one[i]);
     for (int d = 0; d < FKV_MAX_DIGITS; d++) {
-        let_go(&c->digit[d]);
-        let_go(&c->weight[d]);
+        release_array(&c->digit[d]);
+        release_array(&c->weight[d]);
     }
 }
 
@@ -167,7 +169,7 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
     fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
 }
 
-/* Which pool is whose: those of open pages lie behind all layers, in the layers' order. */
+/* Assigns pools to layers. The pools of open pages are stored after those of all layers, in layer order. */
 static void place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
     mlx->n_layers = place->config->n_layers;
     uint32_t n_open = 0;
@@ -187,8 +189,8 @@ static void place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
 
 static void free_tables(fkv_mlx_state *mlx) {
     for (size_t i = 0; i < (size_t)mlx->n_groups * mlx->max_seqs; i++)
-        if (mlx->tables[i].ctx != NULL) let_go(&mlx->tables[i]);
-    for (uint32_t l = 0; l < mlx->n_pools; l++) let_go(&mlx->layers[l].table);
+        if (mlx->tables[i].ctx != NULL) release_array(&mlx->tables[i]);
+    for (uint32_t l = 0; l < mlx->n_pools; l++) release_array(&mlx->layers[l].table);
 }
 
 static void mlx_close(void *state) {
@@ -198,16 +200,16 @@ static void mlx_close(void *state) {
                                     &c->lowest, &c->zero_u16, &c->zero_u32};
     fkv_mlx_graph_release(&mlx->graph, 0);
     free_tables(mlx);
-    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) let_go(constants[i]);
-    let_go(&mlx->ring);
-    let_go(&mlx->ring_ticket);
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) release_array(constants[i]);
+    release_array(&mlx->ring);
+    release_array(&mlx->ring_dependency);
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_fused_close(&mlx->layers[l]);
-        let_go(&mlx->layers[l].ticket);
-        let_go(&mlx->layers[l].pool);
-        let_go(&mlx->layers[l].sink_logits);
+        release_array(&mlx->layers[l].dependency);
+        release_array(&mlx->layers[l].pool);
+        release_array(&mlx->layers[l].sink_logits);
         close_channels(&mlx->layers[l].channels);
-        for (int side = 0; side < FKV_N_SIDES; side++) let_go(&mlx->layers[l].signs[side]);
+        for (int side = 0; side < FKV_N_SIDES; side++) release_array(&mlx->layers[l].signs[side]);
     }
     (void)mlx_stream_free(mlx->stream);
 }
@@ -218,7 +220,7 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     const fkv_mlx_config *config = place->options;
     fkv_slab *slab = place->slab;
     fkv_carve carve = {.base = place->state, .size = UINT64_MAX};
-    fkv_mlx_state *mlx = layout(&carve, slab->n_layers, slab->n_groups, place->config->max_seqs);
+    fkv_mlx_state *mlx = layout_state(&carve, slab->n_layers, slab->n_groups, place->config->max_seqs);
     mlx->slab = slab;
     mlx->stream = mlx_stream_new();
     fkv_status status = open_stream(config, &mlx->stream);
@@ -253,7 +255,7 @@ static void mlx_step_end(void *state) {
     mlx->step = (fkv_device_step){0};
 }
 
-/* The page table of each row, as far as its tokens reach. */
+/* Creates a page table for each row of the step. The table covers the sequence up to the last token of the row. */
 static fkv_status begin_plain(fkv_mlx_state *mlx) {
     const fkv_device_step *step = &mlx->step;
     for (uint32_t g = 0; g < mlx->n_groups; g++) {
@@ -277,13 +279,14 @@ static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
     return status;
 }
 
-/* ---- the bytes of pages: outside of steps, evaluated at once ---- */
+/* ---- page bytes outside of steps ---- */
 
-/* The run of (layer, page) from number `from` on: a new array that shares nothing with the pool. */
-static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n) {
+/* Returns n 16-bit words of a page in one layer, starting at word `from`, as an evaluated array that does not share memory with
+ * the pool. */
+static mlx_array read_page_words(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n) {
     fkv_mlx_graph *g = &mlx->graph;
     mlx_array view = {NULL};
-    if (mlx->way == FKV_MLX_FUSED) fkv_mlx_eval_one(g, layer->ticket);
+    if (mlx->way == FKV_MLX_FUSED) fkv_mlx_eval_one(g, layer->dependency);
     if (g->failed) return view;
     const uint64_t run = (uint64_t)layer->attn->n_kv_heads * layer->block->bytes / 2;
     int code =
@@ -294,7 +297,7 @@ static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
     return fresh;
 }
 
-/* numbers: the run from number `from` on. One update for each KV head that they reach into. */
+/* Writes `numbers` into the page, starting at word `from`, with one slice update for each KV head in the range. */
 static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t block = layer->block->bytes / 2;
@@ -328,7 +331,7 @@ static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t
         }
         const uint64_t n = fkv_slab_run_bytes(mlx->slab, l) / 2;
         mlx_array page = {NULL};
-        fkv_mlx_keep(&mlx->graph, &page, read_numbers(mlx, layer, from, 0, n));
+        fkv_mlx_keep(&mlx->graph, &page, read_page_words(mlx, layer, from, 0, n));
         fkv_mlx_graph_release(&mlx->graph, 0);
         write_numbers(mlx, layer, to, 0, n, page);
         (void)mlx_array_free(page);
@@ -339,7 +342,7 @@ static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t
 static fkv_status store_read(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out) {
     fkv_mlx_state *mlx = self;
     FKV_ASSERT(from % 2 == 0 && bytes % 2 == 0);
-    mlx_array numbers = read_numbers(mlx, &mlx->layers[layer], page, from / 2, bytes / 2);
+    mlx_array numbers = read_page_words(mlx, &mlx->layers[layer], page, from / 2, bytes / 2);
     const uint16_t *data = mlx->graph.failed ? NULL : mlx_array_data_uint16(numbers);
     if (data != NULL) memcpy(out, data, bytes);
     if (data == NULL) mlx->graph.failed = true;
@@ -362,7 +365,7 @@ static const fkv_page_store page_store = {.copy = store_copy, .read = store_read
 const fkv_device fkv_device_mlx = {.on_host = false,
                                    .calls = "fkv_mlx_write() and fkv_mlx_attend() of flatkv/mlx.h",
                                    .state_bytes = mlx_state_bytes,
-                                   .beside_bytes = mlx_beside_bytes,
+                                   .extra_bytes = mlx_extra_bytes,
                                    .available = mlx_available,
                                    .open = mlx_open,
                                    .close = mlx_close,
@@ -370,7 +373,7 @@ const fkv_device fkv_device_mlx = {.on_host = false,
                                    .step_begin = mlx_step_begin,
                                    .step_end = mlx_step_end};
 
-/* ---- the public calls ---- */
+/* ---- public functions ---- */
 
 fkv_mlx_config fkv_mlx_config_default(void) { return (fkv_mlx_config){.way = FKV_MLX_AUTO}; }
 
@@ -392,26 +395,26 @@ fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache) {
     return mlx != NULL ? mlx->way : FKV_MLX_AUTO;
 }
 
-/* a: [T, heads, D] of a type that rows may have, or the same numbers as [T, heads, 1, D] where kernels read them. */
+/* Checks the shape and type of rows: [T, heads, D], or [T, heads, 1, D] for the fused kernels. */
 static fkv_status check_rows(const fkv_mlx_state *mlx, mlx_array a, uint32_t n_heads, uint32_t dim, const char *what) {
     const uint32_t n_tokens = mlx->step.n_tokens;
     FKV_REQUIRE(a.ctx != NULL, FKV_BAD_ARGUMENT, "%s is an empty array", what);
     const mlx_dtype type = mlx_array_dtype(a);
     FKV_REQUIRE(type == MLX_FLOAT16 || type == MLX_BFLOAT16 || type == MLX_FLOAT32, FKV_BAD_ARGUMENT,
-                "%s is of MLX type %d: float16, bfloat16 or float32", what, (int)type);
+                "%s has MLX type %d: expected float16, bfloat16 or float32", what, (int)type);
     const size_t n_dims = mlx_array_ndim(a);
     const int *shape = mlx_array_shape(a);
     const bool of_one = n_dims == 4 && shape[2] == 1 && mlx->way == FKV_MLX_FUSED;
-    FKV_REQUIRE(n_dims == 3 || of_one, FKV_BAD_ARGUMENT, "%s has %zu dimensions: [%u, %u, %u] is expected", what, n_dims,
-                n_tokens, n_heads, dim);
+    FKV_REQUIRE(n_dims == 3 || of_one, FKV_BAD_ARGUMENT, "%s has %zu dimensions: expected [%u, %u, %u]", what, n_dims, n_tokens,
+                n_heads, dim);
     const int last = shape[n_dims - 1];
     FKV_REQUIRE(shape[0] == (int)n_tokens && shape[1] == (int)n_heads && last == (int)dim, FKV_BAD_ARGUMENT,
-                "%s is [%d, %d, %d]: [%u, %u, %u] is expected", what, shape[0], shape[1], last, n_tokens, n_heads, dim);
+                "%s has shape [%d, %d, %d]: expected [%u, %u, %u]", what, shape[0], shape[1], last, n_tokens, n_heads, dim);
     return FKV_OK;
 }
 
 fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v) {
-    FKV_TRY(fkv_step_check_write(step, &fkv_device_mlx, layer, "fkv_mlx_write"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_UNWRITTEN, "fkv_mlx_write"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
     FKV_TRY(check_rows(mlx, k, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
@@ -421,7 +424,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     return FKV_OK;
 }
 
-/* Of the pages that the queries of the step see; in a sealed layer each once sealed, and the first and the last once open. */
+/* Returns the packed bytes visible to the queries of the step. In a sealed layer, every page is counted in sealed form, and the
+ * first and the last pages are counted in open form as well. */
 static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     const fkv_attn_layer *attn = layer->attn;
     const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
@@ -437,7 +441,7 @@ static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *laye
 }
 
 fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out) {
-    FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, layer, "fkv_mlx_attend"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_WRITTEN, "fkv_mlx_attend"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
     FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
@@ -448,21 +452,23 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
 }
 
 fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
-    FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, 0, "fkv_mlx_step_pending"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, 0, FKV_LAYER_WRITTEN, "fkv_mlx_step_pending"));
     const fkv_mlx_state *mlx = fkv_step_device_state(step);
-    for (uint32_t l = 0; l < mlx->n_layers; l++) FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
+    for (uint32_t l = 1; l < mlx->n_layers; l++)
+        FKV_TRY(fkv_step_check(step, &fkv_device_mlx, l, FKV_LAYER_WRITTEN, "fkv_mlx_step_pending"));
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
-        const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
+        const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].dependency : mlx->layers[l].pool;
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
     }
     return FKV_OK;
 }
 
-/* The state of an open step of the fused way. */
+/* Returns the MLX state of an open step. Fails if the cache does not use the fused method. */
 static fkv_status kept_step(fkv_step *step, const char *call, fkv_mlx_state **mlx) {
-    FKV_TRY(fkv_step_check_layer(step, &fkv_device_mlx, 0, call));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, 0, FKV_LAYER_ANY, call));
     *mlx = fkv_step_device_state(step);
-    FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED, "%s: only graphs of the fused way can be kept", call);
+    FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "%s: the cache uses the plain method, whose graphs depend on sequence lengths; open it with FKV_MLX_FUSED", call);
     return FKV_OK;
 }
 
@@ -476,27 +482,33 @@ fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t 
         const fkv_mlx_layer *layer = &mlx->layers[l];
         FKV_REQUIRE(
             layer->open == NULL || mlx->layers[layer->table_of].header[FKV_STEP_N_TILES] == 0, FKV_UNSUPPORTED,
-            "fkv_mlx_step_state: a step that prefills sealed layers is not kept: keep steps of up to %d tokens a sequence",
+            "fkv_mlx_step_state: a step that prefills sealed layers has no reusable graph; use at most %d tokens per sequence",
             FKV_ITEM_QUERIES);
         if (layer->table_of != l) continue;
-        FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: there is room for %u tables", room);
+        FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: n_tables %u is too small for the tables of the step",
+                    room);
         fkv_mlx_fused_form(mlx, layer, form + (size_t)*n_tables * FKV_MLX_FORM_WORDS);
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, layer->table), "fkv_mlx_step_state"));
         ++*n_tables;
     }
     for (uint32_t l = 0; l < mlx->n_pools; l++)
-        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, mlx->layers[l].ticket), "fkv_mlx_step_state"));
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, mlx->layers[l].dependency), "fkv_mlx_step_state"));
     return FKV_OK;
 }
 
 fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool replayed) {
     fkv_mlx_state *mlx = NULL;
     FKV_TRY(kept_step(step, "fkv_mlx_step_put_state", &mlx));
+    size_t n_expected = mlx->n_pools;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) n_expected += mlx->layers[l].table_of == l;
+    FKV_REQUIRE(mlx_vector_array_size(arrays) == n_expected, FKV_BAD_ARGUMENT,
+                "fkv_mlx_step_put_state: got %zu arrays, expected %zu as returned by fkv_mlx_step_state()",
+                mlx_vector_array_size(arrays), n_expected);
     int code = 0;
     size_t at = 0;
     for (uint32_t l = 0; l < mlx->n_layers; l++)
         if (mlx->layers[l].table_of == l) code |= mlx_vector_array_get(&mlx->layers[l].table, arrays, at++);
-    for (uint32_t l = 0; l < mlx->n_pools; l++) code |= mlx_vector_array_get(&mlx->layers[l].ticket, arrays, at++);
+    for (uint32_t l = 0; l < mlx->n_pools; l++) code |= mlx_vector_array_get(&mlx->layers[l].dependency, arrays, at++);
     FKV_TRY(fkv_mlx_check(code, "fkv_mlx_step_put_state"));
     for (uint32_t l = 0; replayed && l < mlx->n_layers; l++) {
         fkv_step_wrote(step, l);
@@ -507,7 +519,7 @@ fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool 
 
 fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
     FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
-    (void)mlx_config; /* the plain way is the one that needs most */
+    (void)mlx_config; /* upper bound for both methods: the plain method needs more memory */
     *bytes = 0;
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);

@@ -1,15 +1,17 @@
-/* The fused way: flatkv's own kernels, from the texts of src/attn/gpu, on Metal and CUDA streams.
+/* The fused method: flatkv's kernels from src/attn/gpu on Metal and CUDA streams.
  *
- * In place. A pool is an input of every kernel that touches it, also of those that write: they do so through a cast, which MLX
- * knows nothing about. What orders them is a chain of small arrays for each layer, the tickets: a write takes the ticket before
- * it and makes the next; attention takes the write's; and the write after that takes one that the attention made, so that a page
- * is never overwritten while somebody still reads it. MLX runs kernels that share no such array in any order, or at once.
+ * Kernels update pools in place. A pool is an input of every kernel that accesses it. Kernels that write to the pool cast away
+ * const, so MLX does not know that the pool changes. A chain of small dependency arrays per pool orders the kernels: a write
+ * takes the previous dependency array and produces the next one, attention takes the array produced by the write, and the next
+ * write takes an array produced by attention. A page is therefore never overwritten while it is read. Kernels that are not
+ * ordered by a dependency array may run in any order or concurrently.
  *
- * A sealed layer has two pools and a chain for each; whoever touches both takes both tickets, and what it makes is the next of
- * both. Prefill of sealed layers also writes into a ring that all layers have together, with a ticket of its own.
+ * A sealed layer has two pools with one chain each. A kernel that accesses both pools takes both dependency arrays and produces
+ * the next array of each chain. Prefill of sealed layers also writes to a ring buffer, which is shared by all layers and has
+ * its own chain of dependency arrays.
  *
- * A step's table goes up once, shared by all layers that cut their histories alike. Kernels are made at their first use, one text
- * for each shape of layer, and stay.
+ * The table of a step is uploaded once and shared by all layers that split their work in the same way. Kernels are created on
+ * first use, once per layer shape, and kept until the cache is closed.
  */
 #include "mlx_include.h"
 #include "mlx_state.h"
@@ -18,69 +20,45 @@
 #include <stdlib.h>
 
 enum {
-    LARGE_ANSWER_BYTES = 64 * 1024, /* an answer above this is not kept alive as a ticket */
-    TABLE_STEP = 1024, /* words: a table that grows page by page rarely changes its shape, see fkv_mlx_step_state() */
-    TICKET_WORDS = 8   /* Metal takes what has fewer for a constant, and would compile every kernel twice */
+    LARGE_ANSWER_BYTES = 64 * 1024, /* a larger result is not used as a dependency array itself, so that MLX can free it */
+    TABLE_STEP = 1024,              /* tables are padded to a multiple of this many words, so that their shape rarely changes; see
+                                       fkv_mlx_step_state() */
+    DEPENDENCY_WORDS =
+        8 /* minimum array size; MLX passes smaller Metal inputs as constants and would compile every kernel twice */
 };
 
-/* ---- texts ---- */
+/* ---- kernel source ---- */
 
-/* Without comments, indentation and empty lines: what MLX copies and hashes at every call where it is given the whole text. */
-static void strip(char *text) {
-    char *to = text;
-    bool at_line_start = true;
-    for (const char *from = text; *from != 0;) {
-        if (from[0] == '/' && from[1] == '*') {
-            const char *end = strstr(from + 2, "*/");
-            from = end != NULL ? end + 2 : from + strlen(from);
-        } else if (from[0] == '/' && from[1] == '/') {
-            while (*from != 0 && *from != '\n') from++;
-        } else if (*from == '"') { /* as it is, to its end on the same line */
-            do *to++ = *from++;
-            while (*from != 0 && *from != '"' && *from != '\n');
-            if (*from == '"') *to++ = *from++;
-            at_line_start = false;
-        } else if (at_line_start && (*from == ' ' || *from == '\n')) {
-            from++;
-        } else {
-            at_line_start = *from == '\n';
-            *to++ = *from++;
-        }
-    }
-    *to = 0;
-}
-
-static uint64_t hash_of(const char *text) { /* FNV-1a */
+static uint64_t source_hash(const char *text) { /* FNV-1a */
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *text != 0; text++) hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
     return hash;
 }
 
-/* The text, with a name that no other text has: MLX finds compiled kernels by name. */
+/* Creates the kernel under a name unique to its source, because MLX looks up compiled kernels by name. */
 static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *layer, fkv_kernel which, uint32_t decode_rows,
                               fkv_mlx_kernel *kernel) {
     const size_t length = fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, NULL, 0);
     char *header = malloc(length + 1);
-    FKV_REQUIRE(header != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the text of a kernel", length + 1);
+    FKV_REQUIRE(header != NULL, FKV_NO_MEMORY, "out of memory allocating %zu bytes of kernel source", length + 1);
     (void)fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, header, length + 1);
-    strip(header);
-    const uint64_t hash = hash_of(header);
+    const uint64_t hash = source_hash(header);
     char name[48];
     (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash);
-    char line[FKV_MLX_INCLUDE_CHARS]; /* Metal's compiler has no files */
+    char line[FKV_MLX_INCLUDE_CHARS]; /* the Metal compiler cannot include files */
     const bool as_file = mlx->kernels_for == FKV_KERNEL_CUDA && fkv_mlx_include(header, hash, line);
-    const fkv_mlx_kernel_text text = {.name = name,
-                                      .header = as_file ? line : header,
-                                      .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
-                                      .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which, layer, decode_rows),
-                                      .inputs = fkv_kernel_inputs(which, layer->sealed),
-                                      .outputs = fkv_kernel_outputs(which)};
+    const fkv_mlx_kernel_source text = {.name = name,
+                                        .header = as_file ? line : header,
+                                        .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
+                                        .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which, layer, decode_rows),
+                                        .inputs = fkv_kernel_inputs(which, layer->sealed),
+                                        .outputs = fkv_kernel_outputs(which)};
     fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);
     free(header);
     return status;
 }
 
-/* The kernel for rows of this type, made if it is the first time; NULL after a failure, which the graph then has. */
+/* Returns the kernel for rows of this type, creating it on first use, or NULL after setting the failure flag of the graph. */
 static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which, fkv_type rows,
                                   uint32_t decode_rows) {
     fkv_mlx_kernels *kernels = &mlx->layers[layer->kind].kernels;
@@ -89,7 +67,7 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer
     if (mlx->graph.failed || kernel->is_open) return kernel;
     fkv_attn_layer shape = *layer->attn;
     shape.row_type = rows;
-    shape.block = *layer->block; /* of open pages: as of a layer of its own */
+    shape.block = *layer->block; /* kernels treat the pool of open pages as a separate layer */
     shape.sealed = layer->open != NULL;
     if (open_kernel(mlx, &shape, which, decode_rows, kernel) != FKV_OK) mlx->graph.failed = true;
     return kernel;
@@ -106,7 +84,7 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-/* Whether two pools of one cache, which has one rotation for a head dimension, have the same texts. */
+/* Returns true if two pools of one cache use the same kernel source. A cache has one rotation per head dimension. */
 static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
     const fkv_attn_layer *a = one->attn;
     const fkv_attn_layer *b = other->attn;
@@ -118,39 +96,39 @@ static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
            fkv_codec_same(&one->block->codec[FKV_SIDE_V], &other->block->codec[FKV_SIDE_V]);
 }
 
-static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
+static bool same_cut(const fkv_step_plan *a, const fkv_step_plan *b) {
     return a->page_tokens == b->page_tokens && a->window == b->window && a->n_sinks == b->n_sinks &&
            a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries &&
            a->sealed == b->sealed;
 }
 
-static mlx_array first_ticket(fkv_mlx_graph *g) {
-    const uint32_t words[TICKET_WORDS] = {0};
-    return fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){TICKET_WORDS}, 1, MLX_UINT32));
+static mlx_array first_dependency(fkv_mlx_graph *g) {
+    const uint32_t words[DEPENDENCY_WORDS] = {0};
+    return fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){DEPENDENCY_WORDS}, 1, MLX_UINT32));
 }
 
-/* Of all sealed layers the largest. */
+/* Creates the ring buffer, or replaces it with a larger one if this layer needs more memory. */
 static void open_ring(fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t bytes = fkv_prefill_ring_bytes(mlx->kernels_for, layer->attn);
-    const int words = (int)fkv_max_u32((uint32_t)(bytes / sizeof(uint32_t)), TICKET_WORDS);
+    const int words = (int)fkv_max_u32((uint32_t)(bytes / sizeof(uint32_t)), DEPENDENCY_WORDS);
     if (g->failed || (mlx->ring.ctx != NULL && mlx_array_size(mlx->ring) >= (size_t)words)) return;
     const mlx_array ring = fkv_mlx_zeros(g, FKV_MLX_SHAPE(words), MLX_UINT32);
     fkv_mlx_eval_one(g, ring);
     fkv_mlx_keep(g, &mlx->ring, ring);
-    fkv_mlx_keep(g, &mlx->ring_ticket, first_ticket(g));
+    fkv_mlx_keep(g, &mlx->ring_dependency, first_dependency(g));
 }
 
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_layer *layer = &mlx->layers[l];
-    layer->cut = fkv_step_cut_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
+    layer->cut = fkv_step_plan_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
     layer->kind = 0;
     while (!same_kind(&mlx->layers[layer->kind], layer)) layer->kind++;
     layer->table_of = 0;
     while (mlx->layers[layer->table_of].group != layer->group || !same_cut(&mlx->layers[layer->table_of].cut, &layer->cut))
         layer->table_of++;
     fkv_mlx_graph *g = &mlx->graph;
-    fkv_mlx_keep(g, &layer->ticket, first_ticket(g));
+    fkv_mlx_keep(g, &layer->dependency, first_dependency(g));
     if (layer->open != NULL) open_ring(mlx, layer);
     bool in_rows = false;
     if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;
@@ -165,16 +143,18 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 
 /* ---- steps ---- */
 
-/* The table of every cut. MLX frees the words when it has them. */
+/* Uploads one table for each distinct `cut` (the way in which a layer splits its work). MLX frees the host copy after the
+ * upload. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
-    for (uint32_t l = 0; l < mlx->n_layers; l++) { /* the pools behind them have no table */
+    for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no table */
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->table_of != l) continue;
         const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
         uint32_t n = fkv_step_table_words(&layer->cut, rows, mlx->step.n_rows);
         n = fkv_ceil_div(n, TABLE_STEP) * TABLE_STEP;
         uint32_t *words = calloc(n, sizeof *words);
-        FKV_REQUIRE(words != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the table of a step", n * sizeof *words);
+        FKV_REQUIRE(words != NULL, FKV_NO_MEMORY, "out of memory allocating %zu bytes for the table of a step",
+                    n * sizeof *words);
         fkv_step_table_fill(&layer->cut, rows, mlx->step.n_rows, words);
         memcpy(layer->header, words, sizeof layer->header);
         layer->table_words = n;
@@ -184,38 +164,38 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
-/* Grids and shapes follow from these alone. */
+/* The grid sizes and array shapes of a step depend only on the values written to form. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
     const uint32_t *words = layer->header;
     const uint32_t of[FKV_MLX_FORM_WORDS] = {
-        mlx->step.n_tokens,      words[FKV_STEP_N_ITEMS], words[FKV_STEP_N_PIECES], words[FKV_STEP_ITEM_QUERIES],
+        mlx->step.n_tokens,      words[FKV_STEP_N_ITEMS], words[FKV_STEP_N_SPLITS], words[FKV_STEP_ITEM_QUERIES],
         words[FKV_STEP_N_TILES], words[FKV_STEP_N_SEALS], layer->table_words};
     memcpy(form, of, sizeof of);
 }
 
-/* The newest state of the layer's pools. */
-static void keep_ticket(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array ticket) {
-    fkv_mlx_keep(g, &layer->ticket, ticket);
-    if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->ticket, ticket);
+/* Sets the newest dependency array of the layer's pools. */
+static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array dependency) {
+    fkv_mlx_keep(g, &layer->dependency, dependency);
+    if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->dependency, dependency);
 }
 
 /* ---- write ---- */
 
-static const fkv_mlx_launch TICKET = {.out_shape = {1, {TICKET_WORDS}}, .out_type = MLX_UINT32};
+static const fkv_mlx_launch DEPENDENCY = {.out_shape = {1, {DEPENDENCY_WORDS}}, .out_type = MLX_UINT32};
 
-/* Pages that the step fills, once their last rows are written. */
+/* Seals the pages that the step fills, after their last rows were written. */
 static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
     if (shared->header[FKV_STEP_N_SEALS] == 0) return;
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_SEAL, FKV_F32, 0);
-    fkv_mlx_launch launch = TICKET;
+    fkv_mlx_launch launch = DEPENDENCY;
     launch.threads = threads_of(mlx, layer, FKV_KERNEL_SEAL);
     launch.blocks[0] = shared->header[FKV_STEP_N_SEALS];
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {layer->open->pool, layer->pool, shared->table, layer->ticket, layer->open->ticket};
-    keep_ticket(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    const mlx_array inputs[] = {layer->open->pool, layer->pool, shared->table, layer->dependency, layer->open->dependency};
+    keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
 }
 
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
@@ -223,13 +203,13 @@ fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
     if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
     fkv_mlx_kernel *kernel = kernel_for(mlx, to, FKV_KERNEL_WRITE, rows_type(k), 0);
-    fkv_mlx_launch launch = TICKET;
+    fkv_mlx_launch launch = DEPENDENCY;
     launch.threads = threads_of(mlx, to, FKV_KERNEL_WRITE);
     launch.blocks[0] = mlx->step.n_tokens;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {k, v, to->pool, mlx->layers[layer->table_of].table, to->ticket};
-    fkv_mlx_keep(g, &to->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    const mlx_array inputs[] = {k, v, to->pool, mlx->layers[layer->table_of].table, to->dependency};
+    fkv_mlx_keep(g, &to->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
     if (layer->open != NULL && !g->failed) seal(mlx, layer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_write");
@@ -238,58 +218,58 @@ fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
 void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from, uint32_t to) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_COPY_PAGES, FKV_F32, 0);
-    const uint32_t pairs[TICKET_WORDS] = {from, to}; /* padded for the same reason */
+    const uint32_t pairs[DEPENDENCY_WORDS] = {from, to}; /* padded; see DEPENDENCY_WORDS */
     mlx_array pair = fkv_mlx_adopt(g, mlx_array_new_data(pairs, (const int[]){4, 2}, 2, MLX_UINT32));
-    fkv_mlx_launch launch = TICKET;
+    fkv_mlx_launch launch = DEPENDENCY;
     launch.threads = threads_of(mlx, layer, FKV_KERNEL_COPY_PAGES);
     launch.blocks[0] = 1;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = 1;
-    const mlx_array inputs[] = {pair, layer->pool, layer->ticket};
-    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    const mlx_array inputs[] = {pair, layer->pool, layer->dependency};
+    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
     fkv_mlx_graph_release(g, 0);
 }
 
 void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, uint32_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_PUT_NUMBERS, FKV_F32, 0);
-    const uint32_t words[TICKET_WORDS] = {(uint32_t)at, (uint32_t)(at >> 32), n};
+    const uint32_t words[DEPENDENCY_WORDS] = {(uint32_t)at, (uint32_t)(at >> 32), n};
     mlx_array where = fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){8}, 1, MLX_UINT32));
-    fkv_mlx_launch launch = TICKET;
+    fkv_mlx_launch launch = DEPENDENCY;
     launch.threads = threads_of(mlx, layer, FKV_KERNEL_PUT_NUMBERS);
     launch.blocks[0] = fkv_ceil_div(n, launch.threads);
     launch.blocks[1] = 1;
     launch.blocks[2] = 1;
-    const mlx_array inputs[] = {numbers, where, layer->pool, layer->ticket};
-    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    const mlx_array inputs[] = {numbers, where, layer->pool, layer->dependency};
+    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
     fkv_mlx_graph_release(g, 0);
-    fkv_mlx_eval_one(g, layer->ticket);
+    fkv_mlx_eval_one(g, layer->dependency);
 }
 
 /* ---- attend ---- */
 
-/* The inputs of an attention over the layer's pages, in the order of fkv_kernel_inputs(). */
+/* Collects the inputs of an attention kernel in the order of fkv_kernel_inputs(). */
 typedef struct attend_inputs {
     mlx_array at[FKV_MLX_KERNEL_INPUTS];
     uint32_t n;
 } attend_inputs;
 
-static void add_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
+static void add_kernel_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
 
-/* ring: empty where the kernel has none. */
+/* ring: the ring buffer; an empty handle if the kernel does not use it. */
 static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
     attend_inputs inputs = {.n = 0};
-    add_input(&inputs, q);
-    add_input(&inputs, layer->pool);
-    if (layer->open != NULL) add_input(&inputs, layer->open->pool);
-    if (ring.ctx != NULL) add_input(&inputs, ring);
-    add_input(&inputs, table);
+    add_kernel_input(&inputs, q);
+    add_kernel_input(&inputs, layer->pool);
+    if (layer->open != NULL) add_kernel_input(&inputs, layer->open->pool);
+    if (ring.ctx != NULL) add_kernel_input(&inputs, ring);
+    add_kernel_input(&inputs, table);
     return inputs;
 }
 
-static void add_tickets(const fkv_mlx_layer *layer, attend_inputs *to) {
-    if (layer->open != NULL) add_input(to, layer->open->ticket);
-    add_input(to, layer->ticket);
+static void add_dependencies(const fkv_mlx_layer *layer, attend_inputs *to) {
+    if (layer->open != NULL) add_kernel_input(to, layer->open->dependency);
+    add_kernel_input(to, layer->dependency);
 }
 
 /* [T, H, D] or [T, H, 1, D] */
@@ -299,8 +279,8 @@ static fkv_mlx_shape shape_of(mlx_array q) {
     return shape;
 }
 
-/* All rows that are decoded: [T, H, D], what other rows have there is not to be looked at. */
-static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
+/* Computes attention for all decode rows: [T, H, D]. The other rows of the result are undefined. */
+static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
@@ -308,14 +288,14 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     const uint32_t queries = words[FKV_STEP_ITEM_QUERIES];
     const uint32_t rows = fkv_decode_rows(mlx->kernels_for, attn, queries);
     const uint32_t shares = fkv_ceil_div(attn->n_q_heads / attn->n_kv_heads * queries, rows);
-    const fkv_mlx_launch pieces = {.blocks = {words[FKV_STEP_N_PIECES] * shares, attn->n_kv_heads, 1},
+    const fkv_mlx_launch splits = {.blocks = {words[FKV_STEP_N_SPLITS] * shares, attn->n_kv_heads, 1},
                                    .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
     attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
-    add_tickets(layer, &read);
+    add_dependencies(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
-    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &pieces, read.at);
+    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &splits, read.at);
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
@@ -326,13 +306,14 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
 }
 
-/* The rows that are not decoded, beside those that are: [T, H, D]. decoded: empty if there are none. */
-static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
+/* Computes attention for all prefill rows and copies the results of the decode rows: [T, H, D]. decoded: result of the decode
+ * rows; an empty handle if there are no decode rows. */
+static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
     const bool beside = decoded.ctx != NULL;
-    const fkv_kernel which = beside ? FKV_KERNEL_PREFILL_BESIDE : FKV_KERNEL_PREFILL;
+    const fkv_kernel which = beside ? FKV_KERNEL_COPY_DECODED : FKV_KERNEL_PREFILL;
     const uint32_t rows = layer->cut.tile_queries * (attn->n_q_heads / attn->n_kv_heads);
     const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
                                              fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
@@ -341,22 +322,22 @@ static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, 
                                   .out_type = mlx_array_dtype(q)};
     const bool shares = layer->open != NULL;
     attend_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
-    add_input(&inputs, layer->sink_logits);
-    if (beside) add_input(&inputs, decoded);
-    if (shares) add_input(&inputs, mlx->ring_ticket);
-    add_tickets(layer, &inputs);
+    add_kernel_input(&inputs, layer->sink_logits);
+    if (beside) add_kernel_input(&inputs, decoded);
+    if (shares) add_kernel_input(&inputs, mlx->ring_dependency);
+    add_dependencies(layer, &inputs);
     return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at);
 }
 
-/* A small array that is there only once the answer is. */
-static mlx_array ticket_of(fkv_mlx_state *mlx, mlx_array out) {
+/* Returns a small array that depends on the result of attention. */
+static mlx_array dependency_of(fkv_mlx_state *mlx, mlx_array out) {
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return out;
     mlx_array words = fkv_mlx_view(g, out, MLX_UINT32);
     if (mlx_array_nbytes(out) <= LARGE_ANSWER_BYTES) return words;
     fkv_mlx_shape begin = {.n = (int)mlx_array_ndim(out)};
     fkv_mlx_shape end = {.n = begin.n, .at = {1, 1, 1, 1}};
-    end.at[end.n - 1] = TICKET_WORDS;
+    end.at[end.n - 1] = DEPENDENCY_WORDS;
     mlx_array some = fkv_mlx_slice(g, words, begin, end);
     return fkv_mlx_fresh(g, some, mlx->constants.zero_u32);
 }
@@ -365,11 +346,11 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     fkv_mlx_graph *g = &mlx->graph;
     const uint32_t *words = mlx->layers[layer->table_of].header;
     mlx_array answer = {NULL};
-    if (words[FKV_STEP_N_ITEMS] > 0) answer = decode(mlx, layer, q);
-    if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill(mlx, layer, q, answer);
-    const mlx_array ticket = ticket_of(mlx, answer);
-    keep_ticket(g, layer, ticket);
-    if (layer->open != NULL && words[FKV_STEP_N_TILES] > 0) fkv_mlx_keep(g, &mlx->ring_ticket, ticket);
+    if (words[FKV_STEP_N_ITEMS] > 0) answer = decode_rows(mlx, layer, q);
+    if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill_rows(mlx, layer, q, answer);
+    const mlx_array dependency = dependency_of(mlx, answer);
+    keep_dependency(g, layer, dependency);
+    if (layer->open != NULL && words[FKV_STEP_N_TILES] > 0) fkv_mlx_keep(g, &mlx->ring_dependency, dependency);
     fkv_mlx_keep(g, out, answer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_attend");

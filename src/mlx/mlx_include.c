@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { MAX_TEXTS = 256 }; /* more kinds of layers than a process has: the next ones are given whole */
+enum { MAX_TEXTS = 256 }; /* maximum number of files; all further kernel sources are passed as text */
 
 static struct {
     uint64_t hash;
@@ -16,14 +16,14 @@ static struct {
 static uint32_t n_texts;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void line_of(int fd, const char *before, const char *after, char line[FKV_MLX_INCLUDE_CHARS]) {
+static void format_line(int fd, const char *before, const char *after, char line[FKV_MLX_INCLUDE_CHARS]) {
     (void)snprintf(line, FKV_MLX_INCLUDE_CHARS, "%s/proc/self/fd/%d%s", before, fd, after);
 }
 
-/* Whether the compiler will find it: a sandbox may have no /proc. */
+/* Returns true if the compiler can open the file. A sandbox may lack /proc. */
 static bool is_reachable(int fd) {
     char path[FKV_MLX_INCLUDE_CHARS];
-    line_of(fd, "", "", path);
+    format_line(fd, "", "", path);
     return access(path, R_OK) == 0;
 }
 
@@ -41,7 +41,7 @@ bool fkv_mlx_include(const char *text, uint64_t hash, char line[FKV_MLX_INCLUDE_
         }
     }
     const bool found = i < n_texts;
-    if (found) line_of(texts[i].fd, "#include \"", "\"\n", line);
+    if (found) format_line(texts[i].fd, "#include \"", "\"\n", line);
     (void)pthread_mutex_unlock(&lock);
     return found;
 }

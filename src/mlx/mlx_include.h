@@ -1,6 +1,6 @@
-/* Texts of kernels as files in memory. MLX's CUDA kernels copy and hash their whole text at every call, a microsecond for each 6
- * KB; a text that includes such a file is one line. The files live as long as the process: MLX compiles a text when it first
- * runs.
+/* Stores kernel sources as in-memory files. MLX copies and hashes the source of a CUDA kernel at every call, which costs about
+ * a microsecond per 6 KB, so a kernel is passed as one #include line that names an in-memory file. The files exist until the
+ * process ends, because MLX compiles a kernel at its first evaluation.
  */
 #ifndef FKV_MLX_INCLUDE_H
 #define FKV_MLX_INCLUDE_H
@@ -9,8 +9,8 @@
 
 enum { FKV_MLX_INCLUDE_CHARS = 40 };
 
-/* One line that includes a file of this text, which has this hash. False where the system has no such files: take the text
- * itself. */
+/* Writes a line that includes a file with this text. hash: hash of the text. Returns false if the system does not support
+ * in-memory files; the caller then passes the text itself. */
 bool fkv_mlx_include(const char *text, uint64_t hash, char line[FKV_MLX_INCLUDE_CHARS]);
 
 #endif

@@ -12,7 +12,7 @@ static mlx_vector_string names_of(const char *const *names) {
     return vector;
 }
 
-fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_text *text) {
+fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_source *text) {
     mlx_vector_string inputs = names_of(text->inputs);
     mlx_vector_string outputs = names_of(text->outputs);
     *kernel = (fkv_mlx_kernel){.is_metal = is_metal};
@@ -60,7 +60,7 @@ static int new_config(fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
     k->threads = (int)launch->threads;
     k->out_shape = *shape;
     k->out_type = launch->out_type;
-    k->grid[0] = 0; /* not set yet */
+    k->grid[0] = 0; /* the grid size has not been set yet */
     int code = 0;
     if (k->is_metal) {
         k->config = mlx_fast_metal_kernel_config_new().ctx;

@@ -1,5 +1,5 @@
-/* One custom kernel of MLX, for Metal or CUDA: the text is handed over once, and what stays the same between calls is not made
- * anew. mlx-c has two families of the same functions; this is the only place that tells them apart.
+/* A custom MLX kernel for Metal or CUDA. The source is passed to MLX once, and launch configurations are reused between calls.
+ * mlx-c has separate functions for Metal and CUDA; only mlx_kernel.c distinguishes them.
  */
 #ifndef FKV_MLX_KERNEL_H
 #define FKV_MLX_KERNEL_H
@@ -12,29 +12,29 @@ typedef struct fkv_mlx_kernel {
     bool is_metal;
     bool is_open;
     uint32_t n_inputs;
-    void *kernel; /* the ctx of mlx-c's handle */
-    void *config; /* of the last call; NULL until there was one */
-    int grid[3];  /* of the config, in threads */
+    void *kernel; /* ctx of the mlx-c handle */
+    void *config; /* configuration of the last call; NULL before the first call */
+    int grid[3];  /* grid size of the configuration, in threads */
     int threads;
     fkv_mlx_shape out_shape;
     mlx_dtype out_type;
 } fkv_mlx_kernel;
 
-/* The text of a kernel; inputs and outputs are names, ended by NULL. There is one output. */
-typedef struct fkv_mlx_kernel_text {
+/* Source of a kernel. inputs and outputs are NULL-terminated lists of names. A kernel has exactly one output. */
+typedef struct fkv_mlx_kernel_source {
     const char *name;
     const char *header;
     const char *source;
-    int shared_bytes; /* of shared memory that the launch asks for, beside what the text declares; CUDA only */
+    int shared_bytes; /* dynamic shared memory of the launch; CUDA only */
     const char *const *inputs;
     const char *const *outputs;
-} fkv_mlx_kernel_text;
+} fkv_mlx_kernel_source;
 
-/* Nothing is compiled before the first evaluation. */
-fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_text *text);
+/* Creates the kernel. MLX compiles it at the first evaluation. */
+fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_source *text);
 void fkv_mlx_kernel_close(fkv_mlx_kernel *kernel);
 
-/* What one call makes, and with how many blocks of how many threads. */
+/* Launch geometry and output of one call. */
 typedef struct fkv_mlx_launch {
     uint32_t blocks[3];
     uint32_t threads;
@@ -42,7 +42,8 @@ typedef struct fkv_mlx_launch {
     mlx_dtype out_type;
 } fkv_mlx_launch;
 
-/* inputs: as many as the text names. Arrays that are not row contiguous are copied by MLX first. */
+/* Applies the kernel. inputs: one array for each input name of the kernel source. MLX copies arrays that are not
+ * row-contiguous. */
 mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *kernel, const fkv_mlx_launch *launch, const mlx_array *inputs);
 
 #endif

@@ -1,34 +1,34 @@
-/* The plain way: rows into pages and queries over pages with MLX's own operations, on any stream.
+/* The plain method: write and attend with MLX operations, on any stream.
  *
- * Write. A row is made storable, rotated and packed as docs/page_format.md says; packing is mlx_codec.c's. On MLX's CPU the
- * Hadamard transform does the format's additions in the format's order. Each part of the rows of one page is one slice update of
- * the pool. Pages of a sealed layer that the rows have filled are gathered from its open pool, packed anew and put into its own.
+ * Write. Rows are made storable, rotated and packed as specified in docs/page_format.md; mlx_codec.c packs them. On the MLX CPU
+ * backend, the Hadamard transform performs the additions in the order that the format specifies. Each part (codes, scales or
+ * biases) of the rows written to one page is one slice update of the pool. Full pages of a sealed layer are gathered from its
+ * open pool, sealed, and written to its own pool.
  *
- * Attend. One sequence at a time, a block of its queries at a time, over tiles of TILE_TOKENS tokens: the packed pages of a tile
- * are gathered, scored by the functions of their codec, and folded into a running {out, max, denominator}. Each tile is ordered
- * after the one before it, so that one tile's intermediate results are all that lives, whatever MLX would like to do ahead of
- * time.
+ * Attend. The queries of each sequence are processed in blocks, over tiles of TILE_TOKENS tokens. The packed pages of a tile
+ * are gathered, scored by the functions of their codec, and merged into a running {out, max, denominator}. Each tile depends on
+ * the previous one, so that the intermediate results of only one tile exist at a time.
  *
- * In a sealed layer a block of queries lies within one page, so that all its queries see the same pages open.
+ * In a sealed layer, all queries of a block belong to the same page, so they all read the same pages in open form.
  *
- * Tiles are cut at fixed positions and sequences never share an operation: neither the rows beside a sequence in the step nor the
- * numbers of its pages change a bit of its answer.
+ * Tile boundaries are fixed positions, and sequences never share an operation. Results therefore depend neither on other rows
+ * of the step nor on the page numbers in the pool.
  */
 #include "mlx_codec.h"
 
 #include <math.h>
 
 enum {
-    TILE_TOKENS = 1024,       /* a multiple of every page size */
-    SEALED_TOKENS = 512,      /* the same for sealed pages, which become floats on the way */
-    SEAL_TOKENS = 256,        /* the same for pages that are sealed together */
-    MAX_TILE_SCORES = 1 << 21 /* queries of a block * H * TILE_TOKENS */
+    TILE_TOKENS = 1024,       /* tokens per tile; a multiple of every page size */
+    SEALED_TOKENS = 512,      /* tile size of sealed pages, which are decoded to floats */
+    SEAL_TOKENS = 256,        /* maximum number of tokens in the pages that are sealed together */
+    MAX_TILE_SCORES = 1 << 21 /* upper bound on (queries per block) * H * TILE_TOKENS */
 };
 
 /* ---- rotation ---- */
 
-/* x: [.., D] of any shape with D last. */
-static mlx_array hadamard(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation) {
+/* x: any shape with D as the last axis. */
+static mlx_array hadamard_arrays(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation) {
     if (g->failed) return x;
     const int n_blocks = (int)(mlx_array_size(x) / rotation->block);
     fkv_mlx_shape whole = {(int)mlx_array_ndim(x), {0}};
@@ -39,17 +39,18 @@ static mlx_array hadamard(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rot
 }
 
 mlx_array fkv_mlx_rotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs) {
-    return hadamard(g, fkv_mlx_multiply(g, x, signs), rotation);
+    return hadamard_arrays(g, fkv_mlx_multiply(g, x, signs), rotation);
 }
 
 mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs) {
-    return fkv_mlx_multiply(g, hadamard(g, x, rotation), signs);
+    return fkv_mlx_multiply(g, hadamard_arrays(g, x, rotation), signs);
 }
 
 /* ---- write ---- */
 
-/* rows: [T, G, D] -> the parts of one side. */
-static void encode(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array rows, mlx_array part[FKV_N_PARTS]) {
+/* Encodes rows [T, G, D] of one side (K or V) into its parts. */
+static void encode_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array rows,
+                        mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_codec *codec = &layer->block->codec[side];
     const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
@@ -58,7 +59,7 @@ static void encode(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side
     fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
 }
 
-/* Tokens [first, first + n) of the step into slots of one page. */
+/* Tokens [first, first + n) of the step, which are written to one page, starting at `slot`. */
 typedef struct page_share {
     uint32_t first;
     uint32_t n;
@@ -85,11 +86,11 @@ static void put_part(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array numbers
     fkv_mlx_graph_release(g, mark);
 }
 
-static void put_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, mlx_array rows) {
+static void write_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, mlx_array rows) {
     const fkv_block *block = layer->block;
     const fkv_attn_row *row = fkv_mlx_rows(mlx, layer);
     mlx_array part[FKV_N_PARTS] = {{NULL}};
-    encode(mlx, layer, side, rows, part);
+    encode_side(mlx, layer, side, rows, part);
     uint32_t first = 0;
     for (uint32_t r = 0; r < mlx->step.n_rows; r++, row++) {
         for (uint32_t i = 0; i < row->n_tokens;) {
@@ -110,9 +111,9 @@ static void put_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, ml
     fkv_mlx_graph_release(&mlx->graph, 0);
 }
 
-/* ---- pages as operands ---- */
+/* ---- gathering pages ---- */
 
-/* The numbers of logical pages [first, end) of a row. table: the row's, as `view` is. */
+/* Returns the pool indices of the logical pages [first, end) of a row. table: page table of the row. */
 static mlx_array page_numbers(fkv_mlx_graph *g, mlx_array table, fkv_page_view view, uint32_t first, uint32_t end) {
     mlx_array numbers = {NULL};
     while (first < end) {
@@ -135,7 +136,7 @@ static mlx_array table_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, 
     return mlx->tables[(size_t)layer->group * mlx->max_seqs + r];
 }
 
-/* One part of n gathered pages, [n, G, bytes / 2]. pages: [n, G, W]. */
+/* Returns one part of n gathered pages: [n, G, W] -> [n, G, bytes / 2], where W is the number of words per page and head. */
 static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_array pages, uint32_t n_pages, fkv_side side,
                            fkv_part part) {
     const fkv_block *block = layer->block;
@@ -146,9 +147,9 @@ static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_arr
 
 /* ---- sealing ---- */
 
-/* x: float32 [n * G, T, D] -> the parts of one side of n pages, [n * G, bytes / 2] each. */
-static void seal_rows(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array x, int n_blocks,
-                      mlx_array part[FKV_N_PARTS]) {
+/* Seals the keys or the values of n pages. x: float32 [n * G, T, D] -> parts of [n * G, bytes / 2]. */
+static void seal_row_pages(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array x, int n_blocks,
+                           mlx_array part[FKV_N_PARTS]) {
     const fkv_codec *codec = &layer->block->codec[side];
     const int page_tokens = (int)layer->block->page_tokens;
     const fkv_mlx_codec *of_kind = fkv_mlx_codec_of(codec);
@@ -156,13 +157,13 @@ static void seal_rows(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side s
         of_kind->seal(mlx, codec, &layer->channels, x, part);
         return;
     }
-    of_kind->encode(mlx, codec, x, part); /* a V that codes rows */
+    of_kind->encode(mlx, codec, x, part); /* V codecs without seal() encode rows */
     for (int p = 0; p < FKV_N_PARTS; p++)
         if (codec->row_bytes[p] != 0)
             part[p] = fkv_mlx_reshape(&mlx->graph, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens * (int)codec->row_bytes[p] / 2));
 }
 
-/* One side of pages [first, end) of row r. */
+/* Seals the keys or the values of pages [first, end) of row r. */
 static void seal_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t r, uint32_t first, uint32_t end, fkv_side side) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint32_t mark = fkv_mlx_graph_mark(g);
@@ -182,7 +183,7 @@ static void seal_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t r, uint
         part[p] = fkv_mlx_reshape(g, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens, (int)from->row_bytes[p] / 2));
     }
     mlx_array sealed[FKV_N_PARTS] = {{NULL}};
-    seal_rows(mlx, layer, side, fkv_mlx_open_rows(mlx, from, part), n_blocks, sealed);
+    seal_row_pages(mlx, layer, side, fkv_mlx_open_rows(mlx, from, part), n_blocks, sealed);
     for (int p = 0; p < FKV_N_PARTS; p++) {
         const int numbers = (int)(fkv_codec_part_bytes(to, (fkv_part)p, layer->block->page_tokens) / 2);
         const int at = (int)(layer->block->offset[side][p] / 2);
@@ -201,7 +202,7 @@ static void seal_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t r, uint
     fkv_mlx_graph_release(g, mark);
 }
 
-/* Pages that the step has filled, some at a time, each after the one before it. */
+/* Seals the pages that the step has filled, in batches. Each batch depends on the previous one. */
 static void seal_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     const uint32_t page_tokens = layer->block->page_tokens;
     for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
@@ -218,31 +219,32 @@ static void seal_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
 
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
-    put_side(mlx, to, FKV_SIDE_K, k);
-    put_side(mlx, to, FKV_SIDE_V, v);
+    write_side(mlx, to, FKV_SIDE_K, k);
+    write_side(mlx, to, FKV_SIDE_V, v);
     if (layer->open != NULL) seal_pages(mlx, layer);
     return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_write");
 }
 
 /* ---- attend ---- */
 
-/* A block of queries of one sequence on its way over the tiles. The handles are the block's own. */
+/* Running state of a block of queries of one sequence. It owns its handles. */
 typedef struct query_block {
     fkv_mlx_state *mlx;
     const fkv_mlx_layer *layer;
     uint32_t r;        /* the row */
-    mlx_array q;       /* float32 [G, n * R, D], scaled and rotated; R query heads for each KV head */
-    uint32_t position; /* of the first query */
+    mlx_array q;       /* float32 [G, n * R, D], scaled and rotated, with R query heads per KV head */
+    uint32_t position; /* position of the first query */
     uint32_t n;        /* queries */
-    uint32_t n_tiles;  /* folded so far */
+    uint32_t n_tiles;  /* number of tiles merged so far */
     mlx_array out;     /* float32 [G, n * R, D] */
     mlx_array max;     /* float32 [G, n * R, 1] */
     mlx_array total;   /* float32 [G, n * R, 1] */
-    mlx_array *last;   /* what the next tile waits for: the last result of the whole call */
+    mlx_array *last;   /* result of the latest tile; the next tile depends on this array */
 } query_block;
 
-/* The parts of one side of a tile, tokens from `skip` on: [G, n_tokens, row_bytes / 2] each, or as the codec's rows() gives them.
- * pages: [n, G, W]. */
+/* Returns the parts of the keys or the values of a tile, starting at token `skip`. Each part is [G, n_tokens, row_bytes / 2];
+ * for sealed kinds, part 0 is the result of the codec's rows(). pages: [n, G, W], where W is the number of words per page and
+ * head. */
 static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_array pages, uint32_t n_pages, fkv_side side,
                           uint32_t skip, uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &b->mlx->graph;
@@ -269,8 +271,8 @@ static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_a
 
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }
 
-/* scores: [G, n * R, S], capped where the layer says so. A cap below 1e-30 would be 0 where denormals are flushed; all weights
- * are 1 with either. */
+/* Applies the soft cap of the layer to scores [G, n * R, S]. A cap below 1e-30 is raised to 1e-30, because denormals may be
+ * flushed to 0. Such a cap makes all scores so small that exp(score) rounds to 1. */
 static mlx_array capped(const query_block *b, mlx_array scores) {
     fkv_mlx_graph *g = &b->mlx->graph;
     if (!(b->layer->attn->softcap > 0)) return scores;
@@ -278,7 +280,7 @@ static mlx_array capped(const query_block *b, mlx_array scores) {
     return fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
 }
 
-/* Whether some query of the block does not see some of the tokens [begin, end). */
+/* Returns true if any of the tokens [begin, end) is masked for any query of the block. */
 static bool hides_earlier(const query_block *b, uint32_t begin, uint32_t end) {
     const fkv_attn_layer *attn = b->layer->attn;
     const uint32_t last = b->position + b->n - 1;
@@ -289,7 +291,7 @@ static bool hides(const query_block *b, uint32_t begin, uint32_t end) {
     return end > b->position + 1 || hides_earlier(b, begin, end);
 }
 
-/* scores: [G, n * R, S] of tokens [begin, end) -> the same, minus infinity where a query does not see a token. */
+/* Sets scores of masked tokens to minus infinity. scores: [G, n * R, S] of tokens [begin, end). */
 static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
@@ -310,7 +312,8 @@ static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, 
     return fkv_mlx_reshape(g, apart, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, n_tokens));
 }
 
-/* Folds tokens [begin, end), which lie in one tile, into the block. form: the layer's pool that they are seen in. */
+/* Merges tokens [begin, end) of one tile into the running state of the block. form: the pool to read from, that of open or of
+ * sealed pages. */
 static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const uint32_t mark = fkv_mlx_graph_mark(g);
@@ -332,8 +335,8 @@ static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin,
 
     mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
     if (hides(b, begin, end)) {
-        /* A weight of 0 does not hide a value that is not finite: the score of its token becomes NaN instead, which masked()
-         * takes from the queries that do not see it. */
+        /* A weight of 0 does not cancel a non-finite value. The score of such a token is set to NaN instead, which masked()
+         * removes for queries that do not see the token. */
         mlx_array odd = v->take_odd(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V]);
         scores = masked(b, fkv_mlx_add(g, scores, fkv_mlx_transpose(g, odd, FKV_MLX_SHAPE(0, 2, 1))), begin, end);
     }
@@ -363,21 +366,22 @@ static void fold_range(query_block *b, const fkv_mlx_layer *form, uint32_t begin
     }
 }
 
-/* The same, in the forms in which the block's queries see these tokens. */
+/* Merges tokens [begin, end) into the running state of the block, reading each page in the form (open or sealed) that is
+ * visible to the block's queries. */
 static void fold_seen(query_block *b, uint32_t begin, uint32_t end) {
     const fkv_mlx_layer *layer = b->layer;
     if (layer->open == NULL) {
         fold_range(b, layer, begin, end);
         return;
     }
-    const uint32_t first = layer->block->page_tokens; /* the end of the first page */
+    const uint32_t first = layer->block->page_tokens; /* tokens per page, which is also the end of the first page */
     const uint32_t own = fkv_max_u32(first, fkv_attn_first_open(b->position / first) * first);
     fold_range(b, layer->open, begin, fkv_min_u32(end, first));
     fold_range(b, layer, fkv_max_u32(begin, first), fkv_min_u32(end, own));
     fold_range(b, layer->open, fkv_max_u32(begin, own), end);
 }
 
-/* q: [n, H, D] of any type -> float32 [G, n * R, D], scaled and rotated. */
+/* Scales and rotates queries: [n, H, D] of any type -> float32 [G, n * R, D]. */
 static mlx_array prepared(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_array q, int n) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
@@ -391,8 +395,8 @@ static mlx_array prepared(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_ar
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n * per_kv, dim));
 }
 
-/* [G, n * R, 1]: what the block's sums are divided by, learned sinks with it. */
-static mlx_array denominator(const query_block *b) {
+/* Returns the softmax denominators including learned sinks: [G, n * R, 1]. */
+static mlx_array merged_denominator(const query_block *b) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
     const int heads = (int)attn->n_kv_heads;
@@ -405,21 +409,21 @@ static mlx_array denominator(const query_block *b) {
     return fkv_mlx_add(g, b->total, fkv_mlx_reshape(g, sinks, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, 1)));
 }
 
-/* The block's answer: [n, H, D] of `type`. */
-static mlx_array answer(const query_block *b, mlx_dtype type) {
+/* Returns the attention output of the block: [n, H, D] of `type`. */
+static mlx_array block_result(const query_block *b, mlx_dtype type) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
     const int heads = (int)attn->n_kv_heads;
     const int per_kv = (int)(attn->n_q_heads / attn->n_kv_heads);
     const int dim = (int)attn->head_dim;
-    mlx_array x = fkv_mlx_divide(g, b->out, denominator(b));
+    mlx_array x = fkv_mlx_divide(g, b->out, merged_denominator(b));
     x = fkv_mlx_transpose(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, (int)b->n, per_kv, dim)), FKV_MLX_SHAPE(1, 0, 2, 3));
     x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE((int)b->n, heads * per_kv, dim));
     if (attn->rotate_v != NULL) x = fkv_mlx_unrotate(g, x, attn->rotate_v, b->layer->signs[FKV_SIDE_V]);
     return fkv_mlx_astype(g, x, type);
 }
 
-/* The answer to queries [first, first + n) of q. */
+/* Computes attention for queries [first, first + n) of q. */
 static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
@@ -430,7 +434,7 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     const uint32_t begin = attn->window != 0 && b->position + 1 > attn->window ? b->position + 1 - attn->window : 0;
     fold_seen(b, 0, fkv_min_u32(attn->n_sinks, begin));
     fold_seen(b, begin, end);
-    mlx_array done = g->failed ? (mlx_array){NULL} : answer(b, mlx_array_dtype(q));
+    mlx_array done = g->failed ? (mlx_array){NULL} : block_result(b, mlx_array_dtype(q));
     (void)mlx_array_free(b->out);
     (void)mlx_array_free(b->max);
     (void)mlx_array_free(b->total);
@@ -439,7 +443,7 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
 
 static uint32_t block_queries(uint32_t n_q_heads) { return fkv_max_u32(1, MAX_TILE_SCORES / (n_q_heads * TILE_TOKENS)); }
 
-/* Queries of one row in blocks; *all is what there is so far, [.., H, D], and grows. */
+/* Computes attention for the queries of one row, block by block, and appends the results to *all: [.., H, D]. */
 static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first, mlx_array *all,
                        mlx_array *last) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -464,8 +468,8 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     }
 }
 
-/* Four forms of a tile's scores, of its keys and values, and of the step's rows: an operation's input and output, twice, because
- * MLX begins an operation before the one before it is done. */
+/* Counts four copies of a tile's scores, of its keys and values, and of the step's rows. MLX starts an operation before the
+ * previous one has finished, so the inputs and outputs of two operations exist at the same time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
     const uint64_t dim = layer->head_dim;
     const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));
@@ -480,8 +484,8 @@ fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     mlx_array all = {NULL};
     mlx_array last = {NULL};
     uint32_t first = 0;
-    /* Pages are sealed before anybody attends, also those that nobody sees yet: what is left for the next step would make it copy
-     * the open pool that they are sealed from. */
+    /* Pages are sealed before attention, including pages that no query reads yet. Otherwise the pending seal operation would
+     * still refer to the open pool when the next step writes to it, and MLX would copy the pool. */
     if (layer->open != NULL) fkv_mlx_keep(&mlx->graph, &last, layer->pool);
     for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
         attend_row(mlx, layer, r, q, first, &all, &last);

@@ -1,9 +1,11 @@
-/* Sealed blocks in MLX's own operations: packing whole pages anew, bit for bit as src/codec/seal.c does it, and unpacking them to
- * rows of floats. docs/page_format.md says where codes lie.
+/* Sealed blocks with MLX operations: sealing pages, bit-identical to src/codec/seal.c, and decoding them to rows of floats.
+ * docs/page_format.md specifies the layout of codes.
  *
- * Both sides lie alike, K with its tokens and V with its channels in the 16 lanes of a line: so codes are moved to [blocks of 16
- * tokens, 16 lanes, D], where the last axis is what shares a lane's dwords: the channels of K; of V units of 16 channels, and
- * the 16 tokens of each. A plane of `bits` bits has 32 / bits of these in a dword, number e at bit 8 * (e % 4) + bits * (e / 4).
+ * K and V have the same layout. The 16 lanes of a line are tokens for K and channels for V. Codes are therefore arranged as
+ * [blocks of 16 tokens, 16 lanes, D], where the values along the last axis are packed into the dwords of a lane. For K, the
+ * last axis has the D channels of the lane's token. For V, the last axis has the 16 tokens of each of the D / 16 units of 16
+ * channels; in unit u, the lane is channel 16 * u + lane. A plane of `bits` bits packs 32 / bits codes into a dword; code e is
+ * at bit 8 * (e % 4) + bits * (e / 4).
  */
 #include "mlx_codec.h"
 
@@ -14,17 +16,17 @@
 
 enum { LANES = FKV_SEALED_TOKENS };
 
-/* ---- places ---- */
+/* ---- code layout ---- */
 
-/* Lines of the plane that holds the lower bits of 3, or all of 4 and 2. */
+/* Returns the number of lines in the low plane, which holds the low bits of 3-bit codes, or all bits of 4-bit and 2-bit codes. */
 static int low_lines(const fkv_codec *codec) { return (int)codec->dim / 16 * (codec->bits == 4 ? 2 : 1); }
 
 static int low_bits(const fkv_codec *codec) { return codec->bits == 4 ? 4 : 2; }
 
 static uint32_t place_in_dword(uint32_t e, uint32_t bits) { return 8 * (e % 4) + bits * (e / 4); }
 
-/* [B, 16 tokens, D] to [B, 16 lanes, D] and back: it is its own inverse but for the order of the two sixteens, which are alike.
- */
+/* Converts codes from token order [B, 16 tokens, D] to lane order [B, 16 lanes, D], or back. The conversion is its own
+ * inverse. */
 static mlx_array to_lanes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
     if (codec->kind == FKV_CODEC_SEALED || g->failed) return x;
     const int blocks = mlx_array_shape(x)[0];
@@ -34,7 +36,7 @@ static mlx_array to_lanes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x)
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, LANES, (int)codec->dim));
 }
 
-/* codes: uint32 [B, 16, D]; those [from, end) of the last axis, `per` in a dword -> [lines, B, 16] dwords. */
+/* Packs codes [from, end) of the last axis, `per` codes per dword. codes: uint32 [B, 16, D] -> [lines, B, 16] dwords. */
 static mlx_array packed_lines(fkv_mlx_graph *g, mlx_array codes, int from, int end, int per, uint32_t bits) {
     if (g->failed) return codes;
     const int blocks = mlx_array_shape(codes)[0];
@@ -48,15 +50,15 @@ static mlx_array packed_lines(fkv_mlx_graph *g, mlx_array codes, int from, int e
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(2, 0, 1));
 }
 
-/* lines: [lines, B, 16] dwords of N pages -> [N, T * row_bytes / 2] of 16-bit numbers. */
+/* Converts lines [lines, B, 16] of N pages to 16-bit words [N, T * row_bytes / 2]. */
 static mlx_array pages_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array lines, int n, int page_tokens) {
     const int row_numbers = (int)codec->row_bytes[FKV_PART_CODES] / 2;
     const mlx_array dwords = fkv_mlx_transpose(g, lines, FKV_MLX_SHAPE(1, 0, 2));
     return fkv_mlx_view(g, fkv_mlx_reshape(g, dwords, FKV_MLX_SHAPE(n, page_tokens * row_numbers / 2)), MLX_UINT16);
 }
 
-/* codes: float32 [N, T, D], whole -> [N, T * row_bytes / 2] of 16-bit numbers. */
-static mlx_array packed(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, int n, int page_tokens) {
+/* Packs codes of N pages. codes: integer-valued float32 [N, T, D] -> 16-bit words [N, T * row_bytes / 2]. */
+static mlx_array packed_words(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, int n, int page_tokens) {
     const int dim = (int)codec->dim;
     const int blocks = n * page_tokens / LANES;
     codes = to_lanes(g, codec, fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, LANES, dim)));
@@ -69,18 +71,18 @@ static mlx_array packed(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array code
     }
     const int per = 32 / low_bits(codec);
     mlx_array lines = packed_lines(g, fkv_mlx_astype(g, low, MLX_UINT32), 0, dim, per, (uint32_t)low_bits(codec));
-    if (codec->bits == 3) { /* the last line of the high plane may be half full */
+    if (codec->bits == 3) { /* the last line of the high plane may be half-filled */
         if (dim >= 32) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, 0, dim / 32 * 32, 32, 1));
         if (dim % 32 != 0) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, dim - 16, dim, 16, 1));
     }
     return pages_of(g, codec, lines, n, page_tokens);
 }
 
-/* dwords: [B, 16, lines], of which [from, end) are a plane -> its codes, uint8 [B, 16, n]. */
+/* Unpacks the codes of the plane in lines [from, end). dwords: [B, 16, lines] -> uint8 [B, 16, n]. */
 static mlx_array unpacked_lines(fkv_mlx_graph *g, mlx_array dwords, int from, int end, uint32_t bits, int n) {
     if (g->failed) return dwords;
     const int blocks = mlx_array_shape(dwords)[0];
-    const int quads = 8 / (int)bits; /* of a byte */
+    const int quads = 8 / (int)bits; /* codes per byte */
     const uint8_t mask = (uint8_t)((1u << bits) - 1u);
     uint8_t shift[8];
     for (int i = 0; i < quads; i++) shift[i] = (uint8_t)(i * (int)bits);
@@ -93,15 +95,15 @@ static mlx_array unpacked_lines(fkv_mlx_graph *g, mlx_array dwords, int from, in
     return fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(blocks, LANES, n));
 }
 
-/* codes: 16-bit numbers of so many blocks of 16 tokens -> [B, 16, lines] */
+/* Converts the 16-bit words of B blocks of 16 tokens to [B, 16, lines] dwords. */
 static mlx_array dwords_of(fkv_mlx_graph *g, mlx_array codes, int blocks, int lines) {
     const mlx_array x = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, lines * FKV_SEALED_LINE / 2));
     const mlx_array dwords = fkv_mlx_reshape(g, fkv_mlx_view(g, x, MLX_UINT32), FKV_MLX_SHAPE(blocks, lines, LANES));
     return fkv_mlx_transpose(g, dwords, FKV_MLX_SHAPE(0, 2, 1));
 }
 
-/* The code of every number, uint8 [G, n, T, D]. codes: [n, G, T * row_bytes / 2]. */
-static mlx_array unpacked(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, uint32_t page_tokens) {
+/* Unpacks all codes of n pages: words [n, G, T * row_bytes / 2] -> uint8 [G, n, T, D]. */
+static mlx_array unpacked_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, uint32_t page_tokens) {
     if (g->failed) return codes;
     const int n = mlx_array_shape(codes)[0];
     const int heads = mlx_array_shape(codes)[1];
@@ -120,9 +122,9 @@ static mlx_array unpacked(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array co
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2, 3));
 }
 
-/* ---- rows of floats ---- */
+/* ---- decoding to floats ---- */
 
-/* numbers: 16-bit, of the page type, [n, G, rows * columns] -> float32 [G, n, rows, columns]. */
+/* Converts values of the page type to floats: [n, G, rows * columns] -> float32 [G, n, rows, columns]. */
 static mlx_array floats_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array numbers, int rows, int columns) {
     if (g->failed) return numbers;
     const int n = mlx_array_shape(numbers)[0];
@@ -133,7 +135,7 @@ static mlx_array floats_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array n
 }
 
 /* x: [G, n, T, D] -> [G, n * T, D] */
-static mlx_array rows_of(fkv_mlx_graph *g, mlx_array x) {
+static mlx_array page_rows(fkv_mlx_graph *g, mlx_array x) {
     if (g->failed) return x;
     const int *shape = mlx_array_shape(x);
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(shape[0], shape[1] * shape[2], shape[3]));
@@ -143,9 +145,9 @@ static mlx_array key_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_ml
                           const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
     (void)channels;
     const int dim = (int)codec->dim;
-    mlx_array x = fkv_mlx_astype(g, unpacked(g, codec, part[FKV_PART_CODES], page_tokens), MLX_FLOAT32);
+    mlx_array x = fkv_mlx_astype(g, unpacked_codes(g, codec, part[FKV_PART_CODES], page_tokens), MLX_FLOAT32);
     x = fkv_mlx_multiply(g, x, floats_of(g, codec, part[FKV_PART_SCALES], 1, dim));
-    return rows_of(g, fkv_mlx_add(g, x, floats_of(g, codec, part[FKV_PART_BIASES], 1, dim)));
+    return page_rows(g, fkv_mlx_add(g, x, floats_of(g, codec, part[FKV_PART_BIASES], 1, dim)));
 }
 
 static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
@@ -158,11 +160,11 @@ static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_
         value[i] = (float)book->level[i & (sign - 1)] * ((i & sign) != 0 ? -0x1p-7f : 0x1p-7f);
     const mlx_array values = fkv_mlx_adopt(g, mlx_array_new_data(value, (const int[]){2 * FKV_SEALED_LEVELS}, 1, MLX_FLOAT32));
     const mlx_array norms = fkv_mlx_abs(g, floats_of(g, codec, part[FKV_PART_SCALES], (int)page_tokens, 1));
-    const mlx_array x = fkv_mlx_take_first(g, values, unpacked(g, codec, part[FKV_PART_CODES], page_tokens));
-    return rows_of(g, fkv_mlx_multiply(g, x, norms));
+    const mlx_array x = fkv_mlx_take_first(g, values, unpacked_codes(g, codec, part[FKV_PART_CODES], page_tokens));
+    return page_rows(g, fkv_mlx_multiply(g, x, norms));
 }
 
-/* ---- products, over rows of floats as part 0 ---- */
+/* ---- products with decoded rows as part 0 ---- */
 
 static mlx_array scores(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
     (void)codec;
@@ -184,15 +186,15 @@ static mlx_array take_odd(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array pa
 
 /* ---- sealing ---- */
 
-/* x: float32, not negative -> rounded to the page type, 0 below FKV_SEALED_SMALLEST; still float32. */
+/* Rounds nonnegative float32 values to the page type. Values below FKV_SEALED_SMALLEST become 0. */
 static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
     const mlx_array half = fkv_mlx_astype(g, fkv_mlx_astype(g, x, fkv_mlx_page_type(codec)), MLX_FLOAT32);
     return fkv_mlx_where(g, fkv_mlx_less(g, half, fkv_mlx_number(g, FKV_SEALED_SMALLEST)), fkv_mlx_number(g, 0.0f), half);
 }
 
-/* As rounded(), then to seven significant bits. */
+/* Like rounded(), but additionally rounds to seven significant bits. */
 static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
-    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* of the last bit that stays */
+    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the value of the lowest kept bit */
     const uint16_t kept = (uint16_t)~(2 * half - 1);
     const mlx_array halves = fkv_mlx_adopt(g, mlx_array_new_data(&half, (const int[]){1}, 1, MLX_UINT16));
     const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&kept, (const int[]){1}, 1, MLX_UINT16));
@@ -202,41 +204,54 @@ static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array 
     return fkv_mlx_astype(g, fkv_mlx_view(g, x, type), MLX_FLOAT32);
 }
 
-/* x: float32 that the page type holds -> [N, n] of 16-bit numbers. */
+/* Stores float32 values representable in the page type as 16-bit words [N, n]. */
 static mlx_array halves_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int blocks, int n) {
     const mlx_array halves = fkv_mlx_astype(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, n)), fkv_mlx_page_type(codec));
     return fkv_mlx_view(g, halves, MLX_UINT16);
 }
 
-static mlx_array whole(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
+static mlx_array integral(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
     return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), most));
 }
 
-/* Keys by channel. */
+/* Quantized keys, channel by channel. */
 typedef struct key_lines {
-    mlx_array scale; /* float32 [n, G, D, 1], as the page type holds it */
+    mlx_array scale; /* float32 [n, G, D, 1], representable in the page type */
     mlx_array bias;
-    mlx_array codes; /* float32 [n, G, D, T], whole */
+    mlx_array codes; /* float32 [n, G, D, T], integer-valued */
 } key_lines;
 
-/* x: float32 [n, G, T, D]; bins: the largest code, of all or of each channel: [G, D, 1] */
+/* Returns a bool [n, G, T, 1] mask of the outlier rows of x: float32 [n, G, T, D], see FKV_SEALED_OUTLIER. */
+static mlx_array outlier_rows(fkv_mlx_graph *g, mlx_array x) {
+    const mlx_array magnitude = fkv_mlx_max_last(g, fkv_mlx_abs(g, x));
+    const mlx_array others = fkv_mlx_transpose(g, magnitude, FKV_MLX_SHAPE(0, 1, 3, 2));
+    const mlx_array ratio = fkv_mlx_number(g, FKV_SEALED_OUTLIER_RATIO);
+    const mlx_array smaller = fkv_mlx_less(g, fkv_mlx_multiply(g, others, ratio), magnitude);
+    const mlx_array n_smaller = fkv_mlx_sum_last(g, fkv_mlx_astype(g, smaller, MLX_FLOAT32));
+    const mlx_array half = fkv_mlx_number(g, (float)mlx_array_shape(x)[2] / 2);
+    return fkv_mlx_logical_and(g, fkv_mlx_less(g, fkv_mlx_number(g, FKV_SEALED_OUTLIER), magnitude),
+                               fkv_mlx_less_equal(g, half, n_smaller));
+}
+
+/* Quantizes keys per channel. x: float32 [n, G, T, D]; bins: largest code, a scalar or per channel [G, D, 1]. */
 static key_lines key_lines_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array bins) {
     const mlx_array zero = fkv_mlx_number(g, 0.0f);
     const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 1, 3, 2));
-    const mlx_array lo = fkv_mlx_min_last(g, channels);
-    const mlx_array range = fkv_mlx_subtract(g, fkv_mlx_max_last(g, channels), lo);
+    const mlx_array outlier = fkv_mlx_transpose(g, outlier_rows(g, x), FKV_MLX_SHAPE(0, 1, 3, 2));
+    const mlx_array lo = fkv_mlx_min_last(g, fkv_mlx_where(g, outlier, fkv_mlx_number(g, INFINITY), channels));
+    const mlx_array hi = fkv_mlx_max_last(g, fkv_mlx_where(g, outlier, fkv_mlx_number(g, -INFINITY), channels));
+    const mlx_array range = fkv_mlx_subtract(g, hi, lo);
     key_lines k = {.scale = key_scales(g, codec, fkv_mlx_divide(g, range, bins))};
-    const mlx_array bias =
-        fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* -0 would depend on the order */
+    const mlx_array bias = fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* adding 0 turns -0 into 0 */
     k.bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);
     const mlx_array one_over = fkv_mlx_divide(g, fkv_mlx_number(g, 1.0f), k.scale);
     const mlx_array inverse = fkv_mlx_where(g, fkv_mlx_less(g, zero, k.scale), one_over, zero);
-    k.codes = whole(g, fkv_mlx_multiply(g, fkv_mlx_subtract(g, channels, k.bias), inverse), bins);
+    k.codes = integral(g, fkv_mlx_multiply(g, fkv_mlx_subtract(g, channels, k.bias), inverse), bins);
     return k;
 }
 
-static void seal_keys(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
-                      mlx_array part[FKV_N_PARTS]) {
+static void seal_key_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                           mlx_array part[FKV_N_PARTS]) {
     (void)channels;
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return;
@@ -245,21 +260,21 @@ static void seal_keys(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_
     const int dim = (int)codec->dim;
     const mlx_array blocks = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, 1, page_tokens, dim));
     const key_lines k = key_lines_of(g, codec, blocks, fkv_mlx_number(g, (float)((1u << codec->bits) - 1u)));
-    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_transpose(g, k.codes, FKV_MLX_SHAPE(0, 1, 3, 2)), n, page_tokens);
+    part[FKV_PART_CODES] = packed_words(g, codec, fkv_mlx_transpose(g, k.codes, FKV_MLX_SHAPE(0, 1, 3, 2)), n, page_tokens);
     part[FKV_PART_SCALES] = halves_of(g, codec, k.scale, n, dim);
     part[FKV_PART_BIASES] = halves_of(g, codec, k.bias, n, dim);
 }
 
-/* norm: [rows, 1] -> what a number is multiplied by to be in 128ths of it. */
+/* Returns 128 / norm, the factor that expresses a value in units of 1/128 of its row norm; 0 for tiny norms. norm: [rows, 1] */
 static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
     const mlx_array small = fkv_mlx_less(g, norm, fkv_mlx_number(g, FKV_SEALED_SMALLEST));
     return fkv_mlx_where(g, small, fkv_mlx_number(g, 0.0f), fkv_mlx_divide(g, fkv_mlx_number(g, 128.0f), norm));
 }
 
-/* magnitude: [rows, D] -> the size of each code, as a float. */
-static mlx_array sizes_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, mlx_array inverse) {
+/* Returns the index of each value's magnitude in the codebook, as a float. magnitude: [rows, D] */
+static mlx_array code_magnitudes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, mlx_array inverse) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
-    const mlx_array m = whole(g, fkv_mlx_multiply(g, magnitude, inverse), fkv_mlx_number(g, 127.0f));
+    const mlx_array m = integral(g, fkv_mlx_multiply(g, magnitude, inverse), fkv_mlx_number(g, 127.0f));
     mlx_array size = fkv_mlx_number(g, 0.0f);
     for (uint32_t i = 0; i + 1 < 1u << (codec->bits - 1); i++) {
         const mlx_array above = fkv_mlx_less(g, fkv_mlx_number(g, (float)book->above[i]), m);
@@ -268,7 +283,7 @@ static mlx_array sizes_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array ma
     return size;
 }
 
-/* The norm of each row, before it is rounded: [rows, 1]. magnitude: [rows, D] */
+/* Returns the unrounded norm of each row: [rows, 1]. magnitude: [rows, D] */
 static mlx_array norms_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, int rows) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
     const int dim = (int)codec->dim;
@@ -278,7 +293,7 @@ static mlx_array norms_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array ma
     mlx_array norm = fkv_mlx_divide(g, fkv_mlx_sum_in_lanes(g, magnitude, rows, dim), fkv_mlx_number(g, (float)dim));
     norm = fkv_mlx_multiply(g, norm, fkv_mlx_number(g, book->start));
     for (int i = 0; i < FKV_SEALED_REFITS; i++) {
-        const mlx_array sizes = fkv_mlx_astype(g, sizes_of(g, codec, magnitude, inverse_of(g, norm)), MLX_UINT32);
+        const mlx_array sizes = fkv_mlx_astype(g, code_magnitudes(g, codec, magnitude, inverse_of(g, norm)), MLX_UINT32);
         const mlx_array of_row = fkv_mlx_take_first(g, levels, sizes);
         const mlx_array products = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, magnitude, of_row), rows, dim);
         const mlx_array squares = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, of_row, of_row), rows, dim);
@@ -287,8 +302,8 @@ static mlx_array norms_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array ma
     return norm;
 }
 
-static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
-                        mlx_array part[FKV_N_PARTS]) {
+static void seal_value_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                             mlx_array part[FKV_N_PARTS]) {
     (void)channels;
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return;
@@ -299,32 +314,34 @@ static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_ml
     const mlx_array magnitude = fkv_mlx_abs(g, y);
     mlx_array norm = fkv_mlx_minimum(g, norms_of(g, codec, magnitude, rows), mlx->constants.limit);
     norm = rounded(g, codec, norm);
-    const mlx_array size = sizes_of(g, codec, magnitude, inverse_of(g, norm));
+    const mlx_array size = code_magnitudes(g, codec, magnitude, inverse_of(g, norm));
     const mlx_array negative = fkv_mlx_astype(g, fkv_mlx_less(g, y, fkv_mlx_number(g, 0.0f)), MLX_FLOAT32);
     const mlx_array sign = fkv_mlx_multiply(g, negative, fkv_mlx_number(g, (float)(1u << (codec->bits - 1))));
-    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_add(g, size, sign), n, page_tokens);
+    part[FKV_PART_CODES] = packed_words(g, codec, fkv_mlx_add(g, size, sign), n, page_tokens);
     part[FKV_PART_SCALES] = halves_of(g, codec, norm, n, page_tokens);
 }
 
-/* ---- calibrated keys: heads that differ in the order and the bits of their channels ----
+/* ---- calibrated keys ----
  *
- * Rows and channels are gathered by index, of all heads at once: the first axis is heads and channels, or heads and digits.
+ * Heads differ in the order and bits of their channels. A code consists of one to three digits of 2 bits (channel_order.h).
+ * Rows are gathered by index for all heads at once: the first axis of an array combines heads and channels, or heads and
+ * digits.
  */
 
-/* Digits of a head, those that fill its last line with it. */
-static uint32_t digits_of(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
+/* Returns the number of 2-bit digits of a head, including the padding digits in its last line. */
+static uint32_t head_digits(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
 
-/* The numbers of one more head behind those of the heads before it. */
-static void append(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
+/* Appends n values of one head to those of the previous heads. */
+static void append_values(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
     const mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, (const int[]){(int)n}, 1, MLX_UINT32));
     fkv_mlx_keep(g, kept, kept->ctx == NULL ? made : fkv_mlx_concatenate_first(g, *kept, made));
 }
 
-/* One head: h of n_heads. */
+/* Appends the channel tables of head h of n_heads. */
 static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, uint32_t n_heads, fkv_mlx_channels *channels) {
     const fkv_channel_order *order = codec->channels;
     const uint32_t dim = codec->dim;
-    const uint32_t n_digits = digits_of(codec);
+    const uint32_t n_digits = head_digits(codec);
     uint32_t bins[FKV_MAX_HEAD_DIM] = {0};
     uint32_t channel[FKV_MAX_HEAD_DIM] = {0};
     uint32_t place[FKV_MAX_HEAD_DIM] = {0};
@@ -335,7 +352,7 @@ static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, ui
     for (uint32_t p = 0; p < dim; p++) {
         const uint32_t c = order->channel[p];
         const uint32_t n = fkv_channel_digits(order, p);
-        uint32_t at = p; /* of a digit, counted through the planes */
+        uint32_t at = p; /* index of the digit in the sequence of all digit planes */
         bins[c] = (1u << 2 * n) - 1;
         channel[p] = h * dim + c;
         place[c] = h * dim + p;
@@ -346,14 +363,14 @@ static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, ui
             weight[d][c] = 1u << 2 * d;
         }
     }
-    append(g, bins, dim, &channels->bins);
-    append(g, channel, dim, &channels->channel);
-    append(g, place, dim, &channels->place);
-    append(g, packed_at, n_digits, &channels->packed);
-    append(g, there, n_digits, &channels->there);
+    append_values(g, bins, dim, &channels->bins);
+    append_values(g, channel, dim, &channels->channel);
+    append_values(g, place, dim, &channels->place);
+    append_values(g, packed_at, n_digits, &channels->packed);
+    append_values(g, there, n_digits, &channels->there);
     for (int d = 0; d < FKV_MAX_DIGITS; d++) {
-        append(g, digit[d], dim, &channels->digit[d]);
-        append(g, weight[d], dim, &channels->weight[d]);
+        append_values(g, digit[d], dim, &channels->digit[d]);
+        append_values(g, weight[d], dim, &channels->weight[d]);
     }
 }
 
@@ -366,7 +383,7 @@ void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx
         fkv_mlx_graph_release(g, mark);
     }
     if (g->failed) return;
-    const int n_digits = heads * (int)digits_of(&attn->block.codec[FKV_SIDE_K]);
+    const int n_digits = heads * (int)head_digits(&attn->block.codec[FKV_SIDE_K]);
     const mlx_array bins = fkv_mlx_astype(g, channels->bins, MLX_FLOAT32);
     fkv_mlx_keep(g, &channels->bins, fkv_mlx_reshape(g, bins, FKV_MLX_SHAPE(heads, dim, 1)));
     fkv_mlx_keep(g, &channels->there, fkv_mlx_reshape(g, channels->there, FKV_MLX_SHAPE(n_digits, 1)));
@@ -377,13 +394,14 @@ void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx
     fkv_mlx_graph_release(g, mark);
 }
 
-/* x: [G * D, n] by place or by channel -> [G, D, n] in the order of `rows`. */
+/* Reorders rows: row i of the result [G, D, n] is row rows[i] of x: [G * D, n]. `rows` maps channels to positions, or positions
+ * to channels. */
 static mlx_array reordered(fkv_mlx_graph *g, mlx_array x, mlx_array rows, int heads, int dim, int n) {
     x = fkv_mlx_take_first(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads * dim, n)), rows);
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, dim, n));
 }
 
-/* numbers: [n, G, D], scales or biases by place -> float32 [G, n, 1, D] by channel. */
+/* Converts scales or biases from position order to channel order: [n, G, D] -> float32 [G, n, 1, D]. */
 static mlx_array by_channel(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers) {
     if (g->failed) return numbers;
     const int n = mlx_array_shape(numbers)[0];
@@ -401,7 +419,7 @@ static mlx_array calibrated_rows(fkv_mlx_graph *g, const fkv_codec *codec, const
     const int heads = mlx_array_shape(part[FKV_PART_CODES])[1];
     const int tokens = (int)page_tokens;
     const int dim = (int)codec->dim;
-    const int n_digits = (int)digits_of(codec);
+    const int n_digits = (int)head_digits(codec);
     const int lines = n_digits / LANES;
     const mlx_array dwords = dwords_of(g, part[FKV_PART_CODES], n * heads * tokens / LANES, lines);
     mlx_array digits = unpacked_lines(g, dwords, 0, lines, 2, n_digits);
@@ -417,10 +435,10 @@ static mlx_array calibrated_rows(fkv_mlx_graph *g, const fkv_codec *codec, const
     x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, dim, n, tokens));
     x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 3, 1));
     x = fkv_mlx_multiply(g, x, by_channel(g, codec, channels, part[FKV_PART_SCALES]));
-    return rows_of(g, fkv_mlx_add(g, x, by_channel(g, codec, channels, part[FKV_PART_BIASES])));
+    return page_rows(g, fkv_mlx_add(g, x, by_channel(g, codec, channels, part[FKV_PART_BIASES])));
 }
 
-/* numbers: float32 [n, G, D, 1] by channel -> [n * G, D] of 16-bit numbers by place. */
+/* Converts scales or biases from channel order to stored words in position order: float32 [n, G, D, 1] -> [n * G, D]. */
 static mlx_array by_place(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers, int n,
                           int heads) {
     const int dim = (int)codec->dim;
@@ -429,7 +447,7 @@ static mlx_array by_place(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_ml
     return halves_of(g, codec, fkv_mlx_transpose(g, placed, FKV_MLX_SHAPE(2, 0, 1)), n * heads, dim);
 }
 
-/* codes: uint32 [G * D, n] -> their digits, [digits * G * D, n] */
+/* Splits codes into FKV_MAX_DIGITS digits of 2 bits, lowest digit first: uint32 [G * D, n] -> [FKV_MAX_DIGITS * G * D, n]. */
 static mlx_array cut_in_digits(fkv_mlx_graph *g, mlx_array codes) {
     const uint32_t three = 3;
     const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&three, (const int[]){1}, 1, MLX_UINT32));
@@ -450,7 +468,7 @@ static void seal_calibrated(fkv_mlx_state *mlx, const fkv_codec *codec, const fk
     const int n = mlx_array_shape(x)[0] / heads;
     const int tokens = mlx_array_shape(x)[1];
     const int dim = (int)codec->dim;
-    const int n_digits = (int)digits_of(codec);
+    const int n_digits = (int)head_digits(codec);
     const key_lines k = key_lines_of(g, codec, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, heads, tokens, dim)), channels->bins);
     mlx_array codes = fkv_mlx_transpose(g, fkv_mlx_astype(g, k.codes, MLX_UINT32), FKV_MLX_SHAPE(1, 2, 0, 3));
     codes = cut_in_digits(g, fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(heads * dim, n * tokens)));
@@ -466,6 +484,6 @@ const fkv_mlx_codec fkv_mlx_calibrated_keys = {
     .scores = scores, .values = values, .take_odd = take_odd, .rows = calibrated_rows, .seal = seal_calibrated};
 
 const fkv_mlx_codec fkv_mlx_sealed_keys = {
-    .scores = scores, .values = values, .take_odd = take_odd, .rows = key_rows, .seal = seal_keys};
+    .scores = scores, .values = values, .take_odd = take_odd, .rows = key_rows, .seal = seal_key_pages};
 const fkv_mlx_codec fkv_mlx_sealed_values = {
-    .scores = scores, .values = values, .take_odd = take_odd, .rows = value_rows, .seal = seal_values};
+    .scores = scores, .values = values, .take_odd = take_odd, .rows = value_rows, .seal = seal_value_pages};

@@ -1,21 +1,21 @@
-/* The table. See architecture.h. A new architecture that differs in these ways only is one line here, its model_type in
- * files/hf_config.c, and nothing elsewhere. */
+/* The table of supported architectures; see architecture.h. A new architecture that differs only in the features of the table
+ * needs one entry in the table and its model_type in files/hf_config.c. */
 #include "architecture.h"
 
 #include "rope_scaling.h"
 
 #include <stdio.h>
 
-/* What a norm behind attention and one behind the feed-forward are called in safetensors. */
-#define NAMES_OF_GEMMA                                                                                                           \
+/* Names of the norms before and after attention and feed-forward blocks in the safetensors files of Gemma and OLMo. */
+#define GEMMA_NORM_NAMES                                                                                                         \
     {{"post_attention_layernorm", "post_attention_norm"},                                                                        \
      {"pre_feedforward_layernorm", "ffn_norm"},                                                                                  \
      {"post_feedforward_layernorm", "post_ffw_norm"}}
-#define NAMES_OF_OLMO {{"post_attention_layernorm", "post_attention_norm"}, {"post_feedforward_layernorm", "post_ffw_norm"}}
+#define OLMO_NORM_NAMES {{"post_attention_layernorm", "post_attention_norm"}, {"post_feedforward_layernorm", "post_ffw_norm"}}
 
 static const fkv_architecture ARCHITECTURES[] = {
     {.name = "llama", .features = {.norm_experts = true}, .gguf_interleaved = true},
-    {.name = "mistral3", .gguf_interleaved = true},
+    {.name = "mistral3", .gguf_interleaved = true, .gguf_yarn_log_multiplier = true},
     {.name = "qwen2", .features = {.qkv_bias = true}},
     {.name = "qwen3", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
     {.name = "qwen3vl", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
@@ -27,20 +27,20 @@ static const fkv_architecture ARCHITECTURES[] = {
     {.name = "gemma", .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true}, .hf_norm_plus_one = true},
     {.name = "gemma2",
      .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true, .post_norms = true, .window_period = 2},
-     .hf_names = NAMES_OF_GEMMA,
+     .hf_names = GEMMA_NORM_NAMES,
      .hf_norm_plus_one = true,
-     .layers_of_large = 46},
+     .large_n_layers = 46},
     {.name = "gemma3",
      .features = {.activation = FKV_GELU_TANH,
                   .embedding_sqrt_dim = true,
                   .post_norms = true,
                   .qk_norm = FKV_QK_NORM_HEADS,
-                  .rope_by_kind = true,
+                  .separate_local_rope = true,
                   .window_period = 6},
-     .hf_names = NAMES_OF_GEMMA,
+     .hf_names = GEMMA_NORM_NAMES,
      .hf_norm_plus_one = true,
      .rope_base_local = 10000.0f,
-     .layers_of_large = 62},
+     .large_n_layers = 62},
     {.name = "gemma4",
      .features = {.activation = FKV_GELU_TANH,
                   .embedding_sqrt_dim = true,
@@ -49,9 +49,9 @@ static const fkv_architecture ARCHITECTURES[] = {
                   .v_norm = true,
                   .k_may_be_v = true,
                   .layer_scales = true,
-                  .experts_beside = true,
+                  .parallel_experts = true,
                   .norm_experts = true,
-                  .rope_by_kind = true,
+                  .separate_local_rope = true,
                   .window_period = 6},
      .hf_names = {{"post_attention_layernorm", "post_attention_norm"},
                   {"pre_feedforward_layernorm", "ffn_norm"},
@@ -76,12 +76,12 @@ static const fkv_architecture ARCHITECTURES[] = {
     {.name = "granite",
      .hf_names = {{"shared_mlp.input_linear", "ffn_up"}, {"shared_mlp.output_linear", "ffn_down"}},
      .gguf_interleaved = true,
-     .logits_divided = true},
-    {.name = "granitemoe", .features = {.norm_experts = true}, .gguf_interleaved = true, .logits_divided = true},
+     .divides_logits = true},
+    {.name = "granitemoe", .features = {.norm_experts = true}, .gguf_interleaved = true, .divides_logits = true},
     {.name = "olmo2",
      .features =
-         {.no_pre_norms = true, .post_norms = true, .qk_norm = FKV_QK_NORM_ROWS, .rope_by_kind = true, .window_period = 4},
-     .hf_names = NAMES_OF_OLMO},
+         {.no_pre_norms = true, .post_norms = true, .qk_norm = FKV_QK_NORM_ROWS, .separate_local_rope = true, .window_period = 4},
+     .hf_names = OLMO_NORM_NAMES},
     {.name = "command-r",
      .features = {.norm = FKV_NORM_LAYER, .parallel = true},
      .gguf_interleaved = true,
@@ -103,7 +103,7 @@ static const fkv_architecture ARCHITECTURES[] = {
                   .qkv_bias = true,
                   .sinks = true,
                   .norm_experts = true,
-                  .keeps_fractions = true,
+                  .yarn_unrounded = true,
                   .window_period = 2},
      .gguf_post_attn_is_ffn_norm = true},
 };
@@ -120,9 +120,8 @@ const char *fkv_architecture_names(void) {
 }
 
 #define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
-#define ALTERNATING                                                                                                              \
-    "several rows that layers add to (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
-#define LATENT "attention over latent keys and values (MLA) is not supported"
+#define ALTUP "multiple residual streams (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
+#define LATENT "multi-head latent attention (MLA) is not supported"
 
 const char *fkv_architecture_refusal(const char *name) {
     static const struct {
@@ -164,30 +163,31 @@ const char *fkv_architecture_refusal(const char *name) {
         {"glm4_moe_lite", LATENT},
         {"mistral4", LATENT},
         {"minicpm3", LATENT},
-        {"gemma3n", ALTERNATING},
-        {"gemma3n_text", ALTERNATING},
+        {"gemma3n", ALTUP},
+        {"gemma3n_text", ALTUP},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strcmp(refused[i].name, name) == 0) return refused[i].why;
     return NULL;
 }
 
-static bool is_of_period(uint32_t layer, uint32_t period) {
+static bool is_period_end(uint32_t layer, uint32_t period) {
     return period != 0 && period != FKV_NO_PERIOD && (layer + 1) % period == 0;
 }
 
 void fkv_architecture_set_layers(fkv_hparams *h) {
     const fkv_features *f = &h->features;
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
-        bool windowed = h->window != 0 && f->window_period != 0 && !is_of_period(i, f->window_period);
+        bool windowed = h->window != 0 && f->window_period != 0 && !is_period_end(i, f->window_period);
         h->layers[i] =
-            (uint8_t)((windowed ? FKV_LAYER_WINDOW : 0) | (is_of_period(i, f->no_rope_period) ? FKV_LAYER_NO_ROPE : 0));
+            (uint8_t)((windowed ? FKV_LAYER_WINDOW : 0) | (is_period_end(i, f->no_rope_period) ? FKV_LAYER_NO_ROPE : 0));
     }
 }
 
-/* What a file left open of the layers' shapes. Without a layer of its kind before the sharing ones, one attends over itself,
- * which model.c refuses. */
-static void finish_shapes(fkv_hparams *h) {
+/* Fills in missing layer shapes and assigns kv_layer. A layer that stores no keys reads the pages of the last layer of its kind
+ * (windowed or full) that stores keys. If no layer of its kind stores keys, kv_layer is the layer's own index, and model.c
+ * rejects the model. */
+static void complete_layer_shapes(fkv_hparams *h) {
     uint32_t n = fkv_min_u32(h->n_layers, FKV_MAX_LAYERS);
     uint32_t n_kv = fkv_architecture_n_kv_layers(h);
     for (uint32_t i = 0; i < n; i++) {
@@ -201,17 +201,17 @@ static void finish_shapes(fkv_hparams *h) {
     }
 }
 
-/* The feed-forward that layers with experts have beside them has the shape of the layer. */
-static void finish_experts(fkv_hparams *h) {
+/* Fills in missing expert dimensions. In layers with a shared expert, ffn_dim is the dimension of that expert. */
+static void complete_expert_dims(fkv_hparams *h) {
     if (h->expert_dim == 0) h->expert_dim = h->ffn_dim;
     if (h->n_experts == 0) return;
-    if (h->n_dense == 0 && !h->features.experts_beside) h->ffn_dim = h->expert_dim;
+    if (h->n_dense == 0 && !h->features.parallel_experts) h->ffn_dim = h->expert_dim;
     for (uint32_t i = h->n_dense; h->shared_dim != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         h->shapes[i].ffn_dim = h->shared_dim;
 }
 
 uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {
-    return h->n_sharing < h->n_layers ? h->n_layers - h->n_sharing : 0;
+    return h->n_shared_kv_layers < h->n_layers ? h->n_layers - h->n_shared_kv_layers : 0;
 }
 
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *h) {
@@ -221,13 +221,13 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
     float base = architecture != NULL && architecture->rope_base != 0.0f ? architecture->rope_base : 10000.0f;
     float local = architecture != NULL ? architecture->rope_base_local : 0.0f;
     if (h->rope.base == 0.0f) h->rope.base = base;
-    if (f->rope_by_kind && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
+    if (f->separate_local_rope && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
     if (h->local_rope.dim == 0) h->local_rope.dim = h->rope.dim;
     if (h->query_scale == 0.0f && architecture != NULL) h->query_scale = architecture->query_scale;
-    finish_experts(h);
-    finish_shapes(h);
-    h->rope.keeps_fractions = h->rope.keeps_fractions || f->keeps_fractions;
-    if (architecture != NULL && architecture->logits_divided && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;
+    complete_expert_dims(h);
+    complete_layer_shapes(h);
+    h->rope.yarn_unrounded = h->rope.yarn_unrounded || f->yarn_unrounded;
+    if (architecture != NULL && architecture->divides_logits && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;
 }
 
 uint32_t fkv_architecture_window(const fkv_hparams *h, uint32_t layer) {
@@ -240,15 +240,15 @@ static bool has_windows(const fkv_hparams *h) {
     return has;
 }
 
-/* Not behind a norm, which would undo what is known of the bias, nor under a soft cap or beside a learned logit, which shifts do
- * not pass. */
+/* Centering requires that the K bias reaches the keys unnormalized, and that softmax is invariant to shifted scores. Models
+ * with QK norms, soft caps or attention sinks do not meet these conditions. */
 bool fkv_architecture_centers_keys(const fkv_hparams *h) {
     const fkv_features *f = &h->features;
     return f->qkv_bias && f->qk_norm == FKV_QK_PLAIN && !f->sinks && h->softcap == 0.0f;
 }
 
-/* Of frequencies as floats, by FNV-1a: names them, protects nothing. */
-static uint32_t frequencies_name(const fkv_hparams *h, bool is_long) {
+/* Returns an FNV-1a checksum of the RoPE frequencies, rounded to float, and the attention factor. */
+static uint32_t frequencies_checksum(const fkv_hparams *h, bool is_long) {
     double frequencies[FKV_MAX_HEAD_DIM / 2 + 1];
     frequencies[h->rope.dim / 2] = fkv_rope_frequencies(&h->rope, h, is_long, frequencies);
     uint32_t name = 2166136261u;
@@ -272,13 +272,13 @@ fkv_status fkv_architecture_rope_id(const fkv_hparams *h, bool is_long, char rop
     }
     if (h->rope.scaling != FKV_ROPE_LINEAR || h->rope.short_factors != NULL ||
         (h->rope.attention_factor != 0.0f && h->rope.attention_factor != 1.0f))
-        (void)snprintf(scale, sizeof scale, " %s=%08x", scalings[h->rope.scaling], frequencies_name(h, is_long));
+        (void)snprintf(scale, sizeof scale, " %s=%08x", scalings[h->rope.scaling], frequencies_checksum(h, is_long));
     else if (h->rope.factor != 1.0f)
         (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)h->rope.factor);
     if (fkv_architecture_centers_keys(h)) (void)snprintf(center, sizeof center, " center=%u", h->context);
     int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", h->rope_interleaved ? "pairs" : "neox", h->rope.dim,
                           (double)h->rope.base, local, scale, center);
-    FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED, "the RoPE of this model takes %d characters to name and 63 are kept",
-                length);
+    FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED,
+                "the RoPE description of this model has %d characters, more than the 63 that page files store", length);
     return FKV_OK;
 }

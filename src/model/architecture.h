@@ -1,14 +1,14 @@
-/* What tells one architecture from another: a table, one line each. The readers of weight files take a line's features, change
- * what the file says otherwise, and from then on nobody asks for a name again.
+/* The table of supported architectures. Weight-file readers start from the features of an architecture's entry and override them
+ * with the values in the file. All later code looks only at the resulting hyperparameters, never at the architecture's name.
  *
- * Nothing here needs a file: hparams are numbers.
+ * Functions in this header do not access files.
  */
 #ifndef FKV_ARCHITECTURE_H
 #define FKV_ARCHITECTURE_H
 
 #include "files/weights.h"
 
-/* A tensor that Hugging Face calls otherwise than most models do. */
+/* A tensor name in Hugging Face checkpoints and its GGUF equivalent. */
 typedef struct fkv_name_pair {
     const char *hf;
     const char *gguf;
@@ -19,50 +19,54 @@ enum { FKV_MAX_OWN_NAMES = 16 };
 typedef struct fkv_architecture {
     const char *name; /* general.architecture of GGUF */
     fkv_features features;
-    fkv_name_pair hf_names[FKV_MAX_OWN_NAMES]; /* before the common ones */
-    bool gguf_interleaved;                     /* pairs of RoPE lie side by side in GGUF; */
-    bool hf_interleaved;                       /* in safetensors */
-    bool hf_norm_plus_one;                     /* norm weights of safetensors mean 1 + w */
-    bool gguf_post_attn_is_ffn_norm;           /* the norm before the feed-forward has the name of the one behind attention */
-    bool logits_divided;                       /* by the logit scale of the file, which multiplies else */
-    float rope_base;                           /* where the file does not say; 0: 10000 */
-    float rope_base_local;                     /* with rope_by_kind; 0: that of the others */
-    float query_scale;                         /* where the file does not say; 0: 1 / sqrt(head_dim) */
-    uint32_t layers_of_large; /* GGUF: the model of so many layers scales scores by dim / heads and no file says so */
+    fkv_name_pair hf_names[FKV_MAX_OWN_NAMES]; /* tensor names that take precedence over the common names */
+    bool gguf_interleaved;                     /* GGUF files interleave RoPE pairs: (2i, 2i+1) */
+    bool hf_interleaved;                       /* safetensors files interleave RoPE pairs */
+    bool hf_norm_plus_one;                     /* norm weights in safetensors files must be increased by 1 */
+    bool gguf_post_attn_is_ffn_norm; /* the GGUF tensor post_attention_norm is the input norm of the feed-forward block */
+    bool gguf_yarn_log_multiplier;   /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
+    bool divides_logits;             /* the logit scale in the file divides the logits instead of multiplying them */
+    float rope_base;                 /* RoPE base if the file does not state one; 0 means 10000 */
+    float rope_base_local;   /* with separate_local_rope: default RoPE base of windowed layers; 0: the base of the other layers */
+    float query_scale;       /* default attention scale; 0: 1 / sqrt(head_dim) */
+    uint32_t large_n_layers; /* GGUF models with this number of layers scale scores by 1 / sqrt(dim / n_q_heads), which GGUF does
+                                not store */
 } fkv_architecture;
 
-/* NULL for a name that is not in the table. */
+/* Returns the table entry of a GGUF architecture name, or NULL if the architecture is not supported. */
 const fkv_architecture *fkv_architecture_find(const char *name);
 
-/* Names of the table, for messages: "llama, qwen2, ...". */
+/* Returns the supported architecture names, as a list for error messages: "llama, qwen2, ...". */
 const char *fkv_architecture_names(void);
 
-/* Why models of a name (GGUF's or a model_type) that is not in the table cannot run here: "layers with a recurrent state ...".
- * NULL: nothing is known of them. */
+/* Returns the reason why an architecture or model_type is unsupported ("layers with a recurrent state ..."), or NULL if no
+ * reason is known for the name.
+ */
 const char *fkv_architecture_refusal(const char *name);
 
-/* Which layers have the window and which do not rotate, by the periods of the features, for a file that has no list. Numbers of
- * layers that cannot be are left to model.c. */
+/* Sets the window and no-RoPE flags of all layers from the layer periods in the features, for files that do not list the layers
+ * explicitly. Ignores layers beyond FKV_MAX_LAYERS; model.c rejects such models. */
 void fkv_architecture_set_layers(fkv_hparams *hparams);
 
-/* Behind all that a file says: what follows from it, and what it left open. */
+/* Completes hyperparameters after a file was read: fills in missing values and derives dependent ones. */
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *hparams);
 
-/* The window of a layer; 0: it sees everything. */
+/* Returns the sliding window of a layer, or 0 for full attention. */
 uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
 
-/* Of the layers that keep keys and values, which are the first ones. */
-FKV_SEAM uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
+/* Returns the number of layers that store keys and values. These are the first layers of the model; the remaining layers read
+ * pages of these layers. */
+FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
-/* Whether keys are stored less a vector that is the same for every token of a head: the mean over the context of what RoPE makes
- * of the K bias. A score loses the same for every key, so softmax gives the same weights; what is lost is the range that a few
- * large biases (Qwen2 has some of several hundred, in pairs that hardly turn) would take from all other numbers of their group.
- */
-FKV_SEAM bool fkv_architecture_centers_keys(const fkv_hparams *hparams);
+/* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated
+ * K bias averaged over the context. This shifts all scores of a query by the same amount, so softmax is unchanged. Without
+ * centering, large biases (several hundred in the slowly rotating pairs of Qwen2) would dominate the range of their
+ * quantization groups. */
+FKV_INTERNAL bool fkv_architecture_centers_keys(const fkv_hparams *hparams);
 
-/* RoPE in words, for page files: style, numbers that rotate, bases, scale, what is taken off keys; a scaling that takes more than
- * a factor by its name and a checksum of the frequencies it makes. is_long: as fkv_rope_frequencies(). FKV_UNSUPPORTED if it
- * takes more words than fit. */
+/* Writes the RoPE description stored in page files: pair layout, rotated dimensions, bases, scaling and key centering. RoPE
+ * scaling by a plain factor is written as that factor; any other scaling is written as its name and a checksum of the
+ * frequencies. is_long: see fkv_rope_frequencies(). Returns FKV_UNSUPPORTED if the description is longer than 63 characters. */
 fkv_status fkv_architecture_rope_id(const fkv_hparams *hparams, bool is_long, char rope_id[64]);
 
 #endif

@@ -1,14 +1,13 @@
-/* Calibration files: reading, writing, and the sharing out of bits. See calibration.h. Statistics are forward/calibrate.c's.
- */
+/* Reads and writes calibration files and assigns bits to channels; see calibration.h. forward/calibrate.c collects the
+ * statistics. */
 #include "calibration.h"
 
 #include "../base/checksum.h"
 #include "../base/file_sync.h"
-#include "../base/shown.h"
+#include "../base/printable.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +16,11 @@
 
 enum {
     VERSION = 1,
-    QUAD = 4,              /* channels of 4 bits, and of 6, are multiples of it */
-    MAX_HEADS = 65536,     /* KV heads of a layer */
-    MAX_BYTES = 256 << 20, /* of a file */
-    LOWEST = 2,            /* bits */
-    N_AVERAGES = 2         /* 4 and 3 bits */
+    QUAD = 4,              /* the numbers of 4-bit channels and of 6-bit channels are multiples of this */
+    MAX_HEADS = 65536,     /* maximum number of KV heads per layer */
+    MAX_BYTES = 256 << 20, /* largest file accepted */
+    LOWEST = 2,            /* minimum number of bits per channel */
+    N_AVERAGES = 2         /* bit assignments per file, with averages of 4 and 3 bits */
 };
 
 #define MAGIC                                                                                                                    \
@@ -38,13 +37,13 @@ typedef struct file_header {
     uint64_t n_tokens;
     uint8_t zero[24];
     uint8_t weights_id[32];
-    uint8_t sha256[FKV_SHA256_BYTES]; /* of all bytes of the file but these */
+    uint8_t sha256[FKV_SHA256_BYTES]; /* SHA-256 of all other bytes of the file */
 } file_header;
 
-_Static_assert(sizeof(file_header) == 128 && offsetof(file_header, sha256) == 96, "the header is 128 bytes");
-_Static_assert(sizeof(fkv_calibration_layer) == 8, "a layer is two numbers");
+_Static_assert(sizeof(file_header) == 128 && offsetof(file_header, sha256) == 96, "the header has 128 bytes");
+_Static_assert(sizeof(fkv_calibration_layer) == 8, "a layer entry is two 32-bit integers");
 
-static fkv_status digest(const uint8_t *file, size_t n_bytes, uint8_t out[FKV_SHA256_BYTES]) {
+static fkv_status calibration_digest(const uint8_t *file, size_t n_bytes, uint8_t out[FKV_SHA256_BYTES]) {
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
     fkv_sha256_add(&sha, file, offsetof(file_header, sha256));
@@ -52,8 +51,8 @@ static fkv_status digest(const uint8_t *file, size_t n_bytes, uint8_t out[FKV_SH
     return fkv_sha256_close(&sha, out);
 }
 
-/* Where layers and bits lie in c->file, of c->n_layers layers. */
-static void place(fkv_calibration *c) {
+/* Sets the pointers into c->file, for c->n_layers layers. */
+static void set_calibration_pointers(fkv_calibration *c) {
     c->layers = (const fkv_calibration_layer *)(c->file + sizeof(file_header));
     c->both = c->file + sizeof(file_header) + (size_t)c->n_layers * sizeof *c->layers;
     memcpy(c->weights_id, c->file + offsetof(file_header, weights_id), sizeof c->weights_id);
@@ -61,16 +60,18 @@ static void place(fkv_calibration *c) {
 
 /* ---- reading ---- */
 
-static fkv_status check_header(const file_header *h, size_t n_bytes, const char *path) {
+static fkv_status check_calibration_header(const file_header *h, size_t n_bytes, const char *path) {
     FKV_REQUIRE(h->file_bytes == n_bytes, FKV_FILE_DAMAGED,
-                "damaged calibration: file_bytes is %" PRIu64 " and the file has %zu: %s", h->file_bytes, n_bytes, path);
+                "damaged calibration: file_bytes is %llu but the file has %zu bytes: %s", (unsigned long long)h->file_bytes,
+                n_bytes, path);
     FKV_REQUIRE(h->header_bytes == sizeof *h && h->layer_bytes == sizeof(fkv_calibration_layer), FKV_FILE_DAMAGED,
-                "damaged calibration: header_bytes %u and layer_bytes %u instead of %zu and %zu: %s", h->header_bytes,
+                "damaged calibration: header_bytes is %u and layer_bytes is %u, expected %zu and %zu: %s", h->header_bytes,
                 h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer), path);
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS && (uint64_t)h->n_layers * h->layer_bytes <= n_bytes - sizeof *h,
-                FKV_FILE_DAMAGED, "damaged calibration: n_layers is %u: %s", h->n_layers, path);
+                FKV_FILE_DAMAGED, "damaged calibration: n_layers is %u, which is 0, too large, or does not fit the file: %s",
+                h->n_layers, path);
     for (size_t i = 0; i < sizeof h->zero; i++)
-        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "damaged calibration: byte %zu is not 0: %s",
+        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "damaged calibration: reserved byte %zu is not 0: %s",
                     offsetof(file_header, zero) + i, path);
     return FKV_OK;
 }
@@ -80,32 +81,34 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
         fkv_calibration_layer layer = c->layers[l];
         FKV_REQUIRE(layer.n_kv_heads > 0 && layer.n_kv_heads <= MAX_HEADS && layer.head_dim > 0 && layer.head_dim % 16 == 0 &&
                         layer.head_dim <= FKV_MAX_HEAD_DIM,
-                    FKV_FILE_DAMAGED, "damaged calibration: layer %u has %u KV heads of dimension %u: %s", l, layer.n_kv_heads,
-                    layer.head_dim, path);
+                    FKV_FILE_DAMAGED, "damaged calibration: layer %u has invalid sizes, %u KV heads of dimension %u: %s", l,
+                    layer.n_kv_heads, layer.head_dim, path);
         c->n_channels += (uint64_t)layer.n_kv_heads * layer.head_dim;
     }
     size_t left = c->n_bytes - (size_t)(c->both - c->file);
     FKV_REQUIRE(c->n_channels == left, FKV_FILE_DAMAGED,
-                "damaged calibration: the layers have %" PRIu64 " channels and the file bits for %zu: %s", c->n_channels, left,
-                path);
+                "damaged calibration: the layers have %llu channels but the file assigns bits to %zu channels: %s",
+                (unsigned long long)c->n_channels, left, path);
     return FKV_OK;
 }
 
-/* The bits of one head for one average. */
+/* Validates one of the two bit assignments of a head: the one with the given average, 4 or 3 bits. */
 static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average, uint32_t layer, uint32_t head,
                              const char *path) {
-    uint32_t n[8] = {0}; /* channels by half their bits */
+    uint32_t n[8] = {0}; /* number of channels, indexed by bits / 2 */
     for (uint32_t d = 0; d < dim; d++) {
         uint32_t bits = average == 4 ? both[d] & 15u : both[d] >> 4;
-        FKV_REQUIRE(bits == 2 || bits == 4 || bits == 6, FKV_FILE_DAMAGED,
-                    "damaged calibration: channel %u of KV head %u, layer %u, has %u bits of %u on average, not 2, 4 or 6: %s", d,
-                    head, layer, bits, average, path);
+        FKV_REQUIRE(
+            bits == 2 || bits == 4 || bits == 6, FKV_FILE_DAMAGED,
+            "damaged calibration: channel %u of KV head %u, layer %u, has %u bits in the %u-bit assignment, expected 2, 4 or 6: %s",
+            d, head, layer, bits, average, path);
         n[bits / 2]++;
     }
-    FKV_REQUIRE(2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
-                "damaged calibration: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, which is not %u on "
-                "average in multiples of %d: %s",
-                head, layer, n[1], n[2], n[3], average, QUAD, path);
+    FKV_REQUIRE(
+        2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
+        "damaged calibration: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
+        "%u bits, and multiples of %d for the numbers of 4-bit and 6-bit channels: %s",
+        head, layer, n[1], n[2], n[3], average, QUAD, path);
     return FKV_OK;
 }
 
@@ -119,30 +122,30 @@ static fkv_status check_bits(const fkv_calibration *c, const char *path) {
     return FKV_OK;
 }
 
-static fkv_status read_all(fkv_calibration *c, const char *path) {
+static fkv_status parse_calibration(fkv_calibration *c, const char *path) {
     file_header h;
     uint8_t wanted[FKV_SHA256_BYTES];
     FKV_REQUIRE(c->n_bytes >= sizeof h.magic && memcmp(c->file, MAGIC, sizeof h.magic) == 0, FKV_FILE_FORMAT,
-                "not a calibration: it does not begin as one: %s", path);
-    FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED, "damaged calibration: %zu bytes, the header alone has %zu: %s",
-                c->n_bytes, sizeof h, path);
+                "not a calibration file: the first 8 bytes are not its signature: %s", path);
+    FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED,
+                "damaged calibration: the file has %zu bytes, less than its %zu-byte header: %s", c->n_bytes, sizeof h, path);
     memcpy(&h, c->file, sizeof h);
-    FKV_REQUIRE(h.version == VERSION, FKV_FILE_VERSION, "a calibration of version %u; this library reads version %d: %s",
-                h.version, VERSION, path);
-    FKV_TRY(check_header(&h, c->n_bytes, path));
-    FKV_TRY(digest(c->file, c->n_bytes, wanted));
+    FKV_REQUIRE(h.version == VERSION, FKV_FILE_VERSION,
+                "unsupported calibration file version %u: this library reads version %d: %s", h.version, VERSION, path);
+    FKV_TRY(check_calibration_header(&h, c->n_bytes, path));
+    FKV_TRY(calibration_digest(c->file, c->n_bytes, wanted));
     FKV_REQUIRE(memcmp(wanted, h.sha256, sizeof wanted) == 0, FKV_FILE_DAMAGED,
-                "damaged calibration: its SHA-256 does not agree; make it again with flatkv calibrate: %s", path);
+                "damaged calibration: SHA-256 mismatch; create the file again with flatkv calibrate: %s", path);
     c->n_layers = h.n_layers;
     c->n_tokens = h.n_tokens;
-    place(c);
+    set_calibration_pointers(c);
     FKV_TRY(check_layers(c, path));
     return check_bits(c, path);
 }
 
 fkv_status fkv_calibration_read(uint8_t *bytes, size_t n_bytes, const char *path, fkv_calibration *calibration) {
     fkv_calibration c = {.file = bytes, .n_bytes = n_bytes};
-    fkv_status status = read_all(&c, path);
+    fkv_status status = parse_calibration(&c, path);
     if (status == FKV_OK)
         *calibration = c;
     else
@@ -154,7 +157,7 @@ static fkv_status os_failed(const char *what, const char *path) {
     return fkv_fail(FKV_IO, "%s: %s: %s", what, strerror(errno), path);
 }
 
-static bool read_whole(int fd, uint8_t *to, size_t n) {
+static bool read_fully(int fd, uint8_t *to, size_t n) {
     for (size_t at = 0; at < n;) {
         ssize_t got = read(fd, to + at, n - at);
         if (got < 0 && errno == EINTR) continue;
@@ -166,23 +169,23 @@ static bool read_whole(int fd, uint8_t *to, size_t n) {
 
 static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration) {
     struct stat about;
-    if (fstat(fd, &about) != 0) return os_failed("a calibration cannot be read", path);
-    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a calibration: it is no regular file: %s", path);
-    FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT, "not a calibration: %lld bytes are more than any has: %s",
-                (long long)about.st_size, path);
+    if (fstat(fd, &about) != 0) return os_failed("cannot read calibration file", path);
+    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a calibration file: not a regular file: %s", path);
+    FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT,
+                "not a calibration file: %lld bytes exceed the largest possible size: %s", (long long)about.st_size, path);
     size_t n = (size_t)about.st_size;
     uint8_t *bytes = malloc(n + 1);
-    FKV_REQUIRE(bytes != NULL, FKV_NO_MEMORY, "no memory for a calibration of %zu bytes: %s", n, path);
+    FKV_REQUIRE(bytes != NULL, FKV_NO_MEMORY, "out of memory reading a calibration file of %zu bytes: %s", n, path);
     errno = 0;
-    if (read_whole(fd, bytes, n)) return fkv_calibration_read(bytes, n, path, calibration);
+    if (read_fully(fd, bytes, n)) return fkv_calibration_read(bytes, n, path, calibration);
     free(bytes);
-    return errno != 0 ? os_failed("a calibration cannot be read", path)
-                      : fkv_fail(FKV_FILE_DAMAGED, "damaged calibration: it became shorter while it was read: %s", path);
+    return errno != 0 ? os_failed("cannot read calibration file", path)
+                      : fkv_fail(FKV_FILE_DAMAGED, "damaged calibration: the file was truncated while it was read: %s", path);
 }
 
 fkv_status fkv_calibration_open(const char *path, fkv_calibration *calibration) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a pipe by that name must not make us wait */
-    if (fd < 0) return os_failed("a calibration cannot be opened", path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* O_NONBLOCK: opening a FIFO must not block */
+    if (fd < 0) return os_failed("cannot open calibration file", path);
     fkv_status status = read_fd(fd, path, calibration);
     (void)close(fd);
     return status;
@@ -200,9 +203,10 @@ fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_l
     fkv_calibration c = {.n_layers = n_layers};
     for (uint32_t l = 0; l < n_layers; l++) c.n_channels += (uint64_t)layers[l].n_kv_heads * layers[l].head_dim;
     c.n_bytes = sizeof(file_header) + n_layers * sizeof *layers + (size_t)c.n_channels;
-    FKV_REQUIRE(c.n_bytes <= MAX_BYTES, FKV_UNSUPPORTED, "a calibration of %zu bytes: at most %d", c.n_bytes, MAX_BYTES);
+    FKV_REQUIRE(c.n_bytes <= MAX_BYTES, FKV_UNSUPPORTED, "the calibration file would have %zu bytes, more than the limit of %d",
+                c.n_bytes, MAX_BYTES);
     c.file = calloc(1, c.n_bytes);
-    FKV_REQUIRE(c.file != NULL, FKV_NO_MEMORY, "no memory for a calibration of %zu bytes", c.n_bytes);
+    FKV_REQUIRE(c.file != NULL, FKV_NO_MEMORY, "out of memory allocating a calibration of %zu bytes", c.n_bytes);
     file_header h = {.version = VERSION,
                      .header_bytes = sizeof h,
                      .n_layers = n_layers,
@@ -212,12 +216,12 @@ fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_l
     memcpy(h.weights_id, weights_id, sizeof h.weights_id);
     memcpy(c.file, &h, sizeof h);
     memcpy(c.file + sizeof h, layers, n_layers * sizeof *layers);
-    place(&c);
+    set_calibration_pointers(&c);
     *calibration = c;
     return FKV_OK;
 }
 
-static bool write_whole(int fd, const uint8_t *from, size_t n) {
+static bool write_fully(int fd, const uint8_t *from, size_t n) {
     for (size_t at = 0; at < n;) {
         ssize_t put = write(fd, from + at, n - at);
         if (put < 0 && errno == EINTR) continue;
@@ -230,23 +234,23 @@ static bool write_whole(int fd, const uint8_t *from, size_t n) {
 fkv_status fkv_calibration_write(fkv_calibration *calibration, const char *path) {
     char part[FKV_PATH_BYTES];
     int length = snprintf(part, sizeof part, "%s.part", path);
-    FKV_REQUIRE(length > 0 && (size_t)length < sizeof part, FKV_BAD_ARGUMENT, "the path of a calibration has %zu bytes: %s",
+    FKV_REQUIRE(length > 0 && (size_t)length < sizeof part, FKV_BAD_ARGUMENT, "calibration path is too long (%zu bytes): %s",
                 strlen(path), path);
     memcpy(calibration->file + offsetof(file_header, n_tokens), &calibration->n_tokens, sizeof calibration->n_tokens);
-    FKV_TRY(digest(calibration->file, calibration->n_bytes, calibration->file + offsetof(file_header, sha256)));
+    FKV_TRY(calibration_digest(calibration->file, calibration->n_bytes, calibration->file + offsetof(file_header, sha256)));
     int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644);
-    if (fd < 0) return os_failed("a calibration cannot be written", part);
-    bool good = write_whole(fd, calibration->file, calibration->n_bytes) && fkv_file_sync(fd) == 0;
-    int why = errno;
+    if (fd < 0) return os_failed("cannot write calibration file", part);
+    bool good = write_fully(fd, calibration->file, calibration->n_bytes) && fkv_file_sync(fd) == 0;
+    int write_error = errno;
     good = close(fd) == 0 && good;
     if (good && rename(part, path) == 0) return FKV_OK;
-    if (!good) errno = why;
-    fkv_status status = os_failed("a calibration cannot be written", path);
+    if (!good) errno = write_error;
+    fkv_status status = os_failed("cannot write calibration file", path);
     (void)unlink(part);
     return status;
 }
 
-/* ---- bits ---- */
+/* ---- bit assignment ---- */
 
 void fkv_calibration_choose(fkv_calibration *calibration, uint32_t average) {
     FKV_ASSERT(average == 4 || average == 3);
@@ -254,7 +258,7 @@ void fkv_calibration_choose(fkv_calibration *calibration, uint32_t average) {
         calibration->both[i] = average == 4 ? calibration->both[i] & 15u : (uint8_t)(calibration->both[i] >> 4);
 }
 
-/* order: channels by falling cost, those that cost as much by rising number. */
+/* Sorts channels by descending cost, and channels of equal cost by index. order: [dim] */
 static void order_channels(const double *cost, uint32_t dim, uint16_t *order) {
     for (uint32_t d = 0; d < dim; d++) {
         uint32_t at = d;
@@ -263,12 +267,17 @@ static void order_channels(const double *cost, uint32_t dim, uint16_t *order) {
     }
 }
 
-static uint8_t bits_at(uint32_t place, uint32_t n6, uint32_t n_more) { return place < n6 ? 6 : place < n_more - n6 ? 4 : 2; }
+static uint8_t bits_at(uint32_t set_calibration_pointers, uint32_t n6, uint32_t n_more) {
+    return set_calibration_pointers < n6 ? 6 : set_calibration_pointers < n_more - n6 ? 4 : 2;
+}
 
-/* With the costly ones first, only how many have 6 bits is left to choose: those of 4 follow from the average. */
+/* Channels are sorted by descending cost; the first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. The number
+ * of 6-bit channels determines the number of 4-bit channels, because the average is given. All possible numbers of 6-bit
+ * channels are tried. */
 void fkv_channels_share(const double *cost, uint32_t dim, uint32_t average, uint8_t *bits) {
     uint16_t order[FKV_MAX_HEAD_DIM];
-    uint32_t n_more = dim * (average - LOWEST) / 2; /* digits of 2 bits beside the first of each channel */
+    /* number of additional bit pairs to distribute: every channel has at least one pair (2 bits) */
+    uint32_t n_more = dim * (average - LOWEST) / 2;
     uint32_t best = 0;
     double least = INFINITY;
     order_channels(cost, dim, order);
@@ -282,14 +291,14 @@ void fkv_channels_share(const double *cost, uint32_t dim, uint32_t average, uint
     for (uint32_t p = 0; p < dim; p++) bits[order[p]] = bits_at(p, best, n_more);
 }
 
-/* ---- the public side ---- */
+/* ---- public functions ---- */
 
-fkv_status fkv_calibration_beside(const char *model_path, char *path, size_t room) {
+fkv_status fkv_calibration_default_path(const char *model_path, char *path, size_t capacity) {
     struct stat about;
     bool folder = stat(model_path, &about) == 0 && S_ISDIR(about.st_mode);
-    int length = snprintf(path, room, "%s%s", model_path, folder ? "/calibration.fkc" : ".fkc");
-    FKV_REQUIRE(length > 0 && (size_t)length < room, FKV_BAD_ARGUMENT, "the path of a calibration has %d bytes, at most %zu",
-                length, room - 1);
+    int length = snprintf(path, capacity, "%s%s", model_path, folder ? "/calibration.fkc" : ".fkc");
+    FKV_REQUIRE(length > 0 && (size_t)length < capacity, FKV_BAD_ARGUMENT,
+                "calibration path is too long (%d bytes): at most %zu bytes fit", length, capacity - 1);
     return FKV_OK;
 }
 

@@ -1,53 +1,57 @@
-/* From a weight file to a model in memory: finds every tensor that an architecture needs; the backend then takes them. See
- * model.h.
+/* Loads a model: validates its hyperparameters, locates every tensor the architecture needs, and passes the weights to the
+ * backend. See model.h.
  *
- * Owns the checks of a model against itself: sizes that cannot be, tensors that are missing, misshapen, or not known. A tensor
- * that nobody asked for would mean a model that is not computed as it was trained, so it is refused.
+ * Models with invalid sizes, missing tensors or tensors of the wrong shape are rejected. So are models with unknown tensors,
+ * because ignoring a tensor would mean computing something other than the trained model.
  */
 #include "model.h"
 
 #include "../base/workers.h"
+#include "files/config_tensors.h"
 #include "files/tensor_rows.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
 
-/* ---- sizes that can be ---- */
+/* ---- validation of hyperparameters ---- */
 
 static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
     const fkv_layer_shape *s = &h->shapes[layer];
     const fkv_layer_shape *kv = &h->shapes[s->kv_layer];
     FKV_REQUIRE(h->n_q_heads > 0 && s->n_kv_heads > 0 && h->n_q_heads % s->n_kv_heads == 0, FKV_UNSUPPORTED,
-                "%u query heads cannot share %u KV heads", h->n_q_heads, s->n_kv_heads);
+                "the number of query heads (%u) is not a multiple of the number of KV heads (%u)", h->n_q_heads, s->n_kv_heads);
     FKV_REQUIRE(s->head_dim > 0 && s->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / s->head_dim, FKV_UNSUPPORTED,
-                "%u heads of dimension %u: the dimension is 1 to %d, all heads together %d", h->n_q_heads, s->head_dim,
-                FKV_MAX_HEAD_DIM, MAX_DIM);
-    FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED, "layer %u has a feed-forward of %u: 1 to %d", layer,
-                s->ffn_dim, MAX_DIM);
+                "unsupported attention shape: %u heads of dimension %u (head_dim must be 1 to %d, heads * head_dim at most %d)",
+                h->n_q_heads, s->head_dim, FKV_MAX_HEAD_DIM, MAX_DIM);
+    FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED,
+                "layer %u has a feed-forward dimension of %u, expected 1 to %d", layer, s->ffn_dim, MAX_DIM);
     FKV_REQUIRE(layer < fkv_architecture_n_kv_layers(h) || s->kv_layer != layer, FKV_UNSUPPORTED,
-                "layer %u has no keys and values, and none before it of its kind has", layer);
+                "layer %u stores no keys and values, and no earlier layer of the same kind stores them", layer);
     FKV_REQUIRE(kv->n_kv_heads == s->n_kv_heads && kv->head_dim == s->head_dim, FKV_UNSUPPORTED,
-                "layer %u of %u/%u heads cannot attend over the pages of layer %u of %u/%u", layer, s->n_kv_heads, s->head_dim,
-                s->kv_layer, kv->n_kv_heads, kv->head_dim);
+                "layer %u (%u KV heads of dimension %u) cannot share the pages of layer %u (%u KV heads of dimension %u)", layer,
+                s->n_kv_heads, s->head_dim, s->kv_layer, kv->n_kv_heads, kv->head_dim);
     return FKV_OK;
 }
 
 static fkv_status check_shape(const fkv_hparams *h) {
-    FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS, FKV_UNSUPPORTED, "the model has %u layers: 1 to %d",
+    FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS, FKV_UNSUPPORTED, "the model has %u layers, expected 1 to %d",
                 h->n_layers, FKV_MAX_LAYERS);
     FKV_REQUIRE(h->dim > 0 && h->dim <= MAX_DIM && h->ffn_dim > 0 && h->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED,
-                "the model has a dimension of %u and a feed-forward of %u: 1 to %d", h->dim, h->ffn_dim, MAX_DIM);
-    FKV_REQUIRE(h->n_vocab > 0 && h->n_vocab <= MAX_VOCAB, FKV_UNSUPPORTED, "the model has %u tokens: 1 to %d", h->n_vocab,
-                MAX_VOCAB);
-    FKV_REQUIRE(h->context > 0 && h->context <= INT32_MAX, FKV_UNSUPPORTED, "a context of %u tokens", h->context);
-    FKV_REQUIRE(h->n_sharing < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers attend over the pages of others", h->n_sharing,
+                "the model has a hidden dimension of %u and a feed-forward dimension of %u, expected 1 to %d", h->dim, h->ffn_dim,
+                MAX_DIM);
+    FKV_REQUIRE(h->n_vocab > 0 && h->n_vocab <= MAX_VOCAB, FKV_UNSUPPORTED,
+                "the model has a vocabulary of %u tokens, expected 1 to %d", h->n_vocab, MAX_VOCAB);
+    FKV_REQUIRE(h->context > 0 && h->context <= INT32_MAX, FKV_UNSUPPORTED,
+                "the model has a context of %u tokens, expected 1 to 2^31 - 1", h->context);
+    FKV_REQUIRE(h->n_shared_kv_layers < h->n_layers, FKV_UNSUPPORTED,
+                "%u of %u layers share pages, but at least one layer must store keys and values", h->n_shared_kv_layers,
                 h->n_layers);
-    FKV_REQUIRE(h->input_dim <= MAX_DIM / h->n_layers, FKV_UNSUPPORTED, "inputs of %u numbers for each of %u layers: %d together",
-                h->input_dim, h->n_layers, MAX_DIM);
+    FKV_REQUIRE(h->input_dim <= MAX_DIM / h->n_layers, FKV_UNSUPPORTED,
+                "per-layer inputs of dimension %u for %u layers exceed the limit of %d in total", h->input_dim, h->n_layers,
+                MAX_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(check_layer_shape(h, i));
     return FKV_OK;
 }
@@ -57,39 +61,40 @@ static fkv_status check_expert_groups(const fkv_hparams *h) {
     uint32_t used = n > 1 ? h->n_expert_groups_used : 1;
     FKV_REQUIRE(n <= FKV_MAX_EXPERT_GROUPS && h->n_experts % n == 0 && used > 0 && used <= n &&
                     h->n_experts / n >= (n > 1 ? 2 : 1) && h->n_experts_used <= h->n_experts / n * used,
-                FKV_UNSUPPORTED, "%u of %u experts out of %u of %u groups", h->n_experts_used, h->n_experts, used, n);
-    FKV_REQUIRE(n == 1 || h->features.sigmoid_router, FKV_UNSUPPORTED,
-                "groups of experts whose scores are a softmax are not supported");
-    FKV_REQUIRE(h->n_dense < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers without experts", h->n_dense, h->n_layers);
-    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
-                "experts of %u beside one of %u: 1 to %d", h->expert_dim, h->shared_dim, MAX_DIM);
+                FKV_UNSUPPORTED, "cannot select %u of %u experts from %u of %u groups", h->n_experts_used, h->n_experts, used, n);
+    FKV_REQUIRE(n == 1 || h->features.sigmoid_router, FKV_UNSUPPORTED, "expert groups with softmax scores are not supported");
+    FKV_REQUIRE(h->n_dense < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers are dense, but at least one layer must have experts",
+                h->n_dense, h->n_layers);
     return FKV_OK;
 }
 
 static fkv_status check_experts(const fkv_hparams *h) {
-    FKV_REQUIRE(h->n_experts <= FKV_MAX_EXPERTS, FKV_UNSUPPORTED, "a mixture of %u experts: at most %d", h->n_experts,
-                FKV_MAX_EXPERTS);
-    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM, FKV_UNSUPPORTED, "experts of a dimension of %u: 1 to %d",
-                h->expert_dim, MAX_DIM);
+    FKV_REQUIRE(h->n_experts <= FKV_MAX_EXPERTS, FKV_UNSUPPORTED, "the model has %u experts; at most %d are supported",
+                h->n_experts, FKV_MAX_EXPERTS);
+    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
+                "the model has an expert dimension of %u and a shared expert dimension of %u, expected 1 to %d", h->expert_dim,
+                h->shared_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 ||
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
-                FKV_UNSUPPORTED, "%u of %u experts for each token: 1 to %d", h->n_experts_used, h->n_experts,
+                FKV_UNSUPPORTED, "each token uses %u of %u experts, expected 1 to %d", h->n_experts_used, h->n_experts,
                 FKV_MAX_EXPERTS_USED);
     FKV_REQUIRE(h->n_experts == 0 || !h->features.parallel, FKV_UNSUPPORTED,
-                "experts in layers whose feed-forward reads what attention reads are not supported");
-    FKV_REQUIRE(h->shared_dim == 0 || !h->features.experts_beside, FKV_UNSUPPORTED,
-                "a shared expert in layers whose experts stand beside a feed-forward is not supported");
+                "experts in parallel blocks (attention and feed-forward with the same input) are not supported");
+    FKV_REQUIRE(h->shared_dim == 0 || !h->features.parallel_experts, FKV_UNSUPPORTED,
+                "a shared expert in layers with a parallel dense feed-forward is not supported");
     return h->n_experts != 0 ? check_expert_groups(h) : FKV_OK;
 }
 
-/* Every layer that rotates has numbers enough; and tables of frequencies, which no layer may use, have an end. */
+/* Checks that RoPE rotates no more dimensions than the heads of each layer have, and limits the size of the frequency tables
+ * even if no layer uses RoPE. */
 static fkv_status check_rope_dims(const fkv_hparams *h) {
     FKV_REQUIRE(h->rope.dim <= FKV_MAX_HEAD_DIM && h->local_rope.dim <= FKV_MAX_HEAD_DIM, FKV_UNSUPPORTED,
-                "RoPE over %u or %u numbers of a head: at most %d", h->rope.dim, h->local_rope.dim, FKV_MAX_HEAD_DIM);
+                "RoPE rotates %u or %u dimensions of a head; at most %d are supported", h->rope.dim, h->local_rope.dim,
+                FKV_MAX_HEAD_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
         FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= h->shapes[i].head_dim, FKV_UNSUPPORTED,
-                    "RoPE over %u numbers of heads of %u: an even number of them", dim, h->shapes[i].head_dim);
+                    "RoPE rotates %u of %u head dimensions, expected an even number", dim, h->shapes[i].head_dim);
     }
     return FKV_OK;
 }
@@ -99,105 +104,131 @@ static fkv_status check_rope(const fkv_hparams *h) {
     FKV_TRY(check_rope_dims(h));
     FKV_REQUIRE(isfinite(r->base) && r->base > 1.0f && isfinite(h->local_rope.base) &&
                     (h->local_rope.base == 0.0f || h->local_rope.base > 1.0f) && isfinite(r->factor) && r->factor > 0.0f,
-                FKV_UNSUPPORTED, "RoPE with bases %g and %g and scale %g: bases above 1, a scale above 0", (double)r->base,
-                (double)h->local_rope.base, (double)r->factor);
+                FKV_UNSUPPORTED,
+                "invalid RoPE bases %g and %g or scale %g: bases must be greater than 1 and the scale must be positive",
+                (double)r->base, (double)h->local_rope.base, (double)r->factor);
     FKV_REQUIRE(isfinite(r->attention_factor) && r->low_freq > 0.0f && r->high_freq > r->low_freq && isfinite(r->high_freq),
-                FKV_UNSUPPORTED, "RoPE with attention factor %g, low and high frequencies %g and %g", (double)r->attention_factor,
-                (double)r->low_freq, (double)r->high_freq);
+                FKV_UNSUPPORTED, "invalid RoPE attention factor %g, low_freq_factor %g or high_freq_factor %g",
+                (double)r->attention_factor, (double)r->low_freq, (double)r->high_freq);
     FKV_REQUIRE(r->beta_slow > 0.0f && r->beta_fast > r->beta_slow && isfinite(r->beta_fast) && isfinite(r->mscale) &&
                     isfinite(r->mscale_all),
-                FKV_UNSUPPORTED, "RoPE with betas %g and %g, mscale %g and %g", (double)r->beta_fast, (double)r->beta_slow,
-                (double)r->mscale, (double)r->mscale_all);
-    FKV_REQUIRE(r->original_context != 1, FKV_UNSUPPORTED, "RoPE stretched from a context of 1 token");
+                FKV_UNSUPPORTED, "invalid YaRN parameters: beta_fast %g, beta_slow %g, mscale %g, mscale_all_dim %g",
+                (double)r->beta_fast, (double)r->beta_slow, (double)r->mscale, (double)r->mscale_all);
+    FKV_REQUIRE(r->original_context != 1, FKV_UNSUPPORTED,
+                "invalid RoPE scaling: the original context is 1 token, expected at least 2");
     bool has_both = (r->short_factors == NULL) == (r->long_factors == NULL);
     FKV_REQUIRE(has_both && (r->scaling != FKV_ROPE_LONG || r->long_factors != NULL), FKV_FILE_DAMAGED,
-                "the short or the long factors of RoPE are missing");
+                "the short or the long RoPE factors are missing");
     for (uint32_t i = 0; i < r->n_factors; i++)
         FKV_REQUIRE(isfinite(r->short_factors[i]) && isfinite(r->long_factors[i]) && r->short_factors[i] > 0.0f &&
                         r->long_factors[i] > 0.0f,
-                    FKV_FILE_DAMAGED, "factor %u of RoPE is not above 0", i);
+                    FKV_FILE_DAMAGED, "RoPE factor at index %u must be positive and finite", i);
     return FKV_OK;
 }
 
-static fkv_status check_numbers(const fkv_hparams *h) {
+static fkv_status check_scalars(const fkv_hparams *h) {
     const struct {
         const char *name;
         float number;
-    } numbers[] = {{"softcap of scores", h->softcap},          {"softcap of logits", h->final_softcap},
-                   {"scale of scores", h->query_scale},        {"scale of embeddings", h->embedding_scale},
-                   {"scale of residuals", h->residual_scale},  {"scale of logits", h->logit_scale},
-                   {"temperature of queries", h->temperature}, {"limit of the activation", h->swiglu_limit},
-                   {"scale of experts", h->experts_scale}};
+    } numbers[] = {
+        {"attention soft cap", h->softcap},        {"final soft cap", h->final_softcap},  {"attention scale", h->query_scale},
+        {"embedding scale", h->embedding_scale},   {"residual scale", h->residual_scale}, {"logit scale", h->logit_scale},
+        {"attention temperature", h->temperature}, {"SwiGLU limit", h->swiglu_limit},     {"expert scale", h->experts_scale}};
     FKV_REQUIRE(isfinite(h->norm_eps) && h->norm_eps > 0.0f, FKV_FILE_FORMAT,
-                "the file has no epsilon of its norms above 0: %s.attention.layer_norm_rms_epsilon of a GGUF file, rms_norm_eps "
-                "of a config.json",
+                "the norm epsilon is missing or not above 0: expected %s.attention.layer_norm_rms_epsilon in a GGUF file, or "
+                "rms_norm_eps in config.json",
                 h->architecture);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        FKV_REQUIRE(isfinite(numbers[i].number) && numbers[i].number >= 0.0f, FKV_UNSUPPORTED, "a %s of %g", numbers[i].name,
-                    (double)numbers[i].number);
-    FKV_REQUIRE(h->window <= INT32_MAX, FKV_UNSUPPORTED, "a window of %u tokens", h->window);
-    FKV_REQUIRE(h->temperature == 0.0f || h->temperature_context > 0, FKV_UNSUPPORTED, "a temperature by 0 tokens");
+        FKV_REQUIRE(isfinite(numbers[i].number) && numbers[i].number >= 0.0f, FKV_UNSUPPORTED,
+                    "invalid %s %g: must be finite and at least 0", numbers[i].name, (double)numbers[i].number);
+    FKV_REQUIRE(h->window <= INT32_MAX, FKV_UNSUPPORTED, "the sliding window has %u tokens; at most 2^31 - 1 are supported",
+                h->window);
+    FKV_REQUIRE(h->temperature == 0.0f || h->temperature_context > 0, FKV_UNSUPPORTED,
+                "attention temperature requires the original context length");
     FKV_TRY(check_experts(h));
     return check_rope(h);
 }
 
-/* ---- what a model is made of ---- */
+/* ---- tensor search ---- */
 
-typedef struct search {
+typedef struct tensor_search {
     fkv_model *model;
-    bool *used; /* [n_tensors] of the file */
+    bool *used; /* [n_tensors] true for each tensor of the file that the architecture defines */
     fkv_tensor *next_view;
     const fkv_tensor **next_expert;
     uint32_t layer;
-    const fkv_layer_shape *shape; /* of the layer */
-} search;
+    const fkv_layer_shape *shape; /* shape of the current layer */
+} tensor_search;
 
-/* The tensor of a name, of exactly that shape; *tensor is NULL where it is not there and need not be. */
-static fkv_status find(search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed, const fkv_tensor **tensor) {
+/* Declares a tensor of a model whose only file is config.json, unless config.json states that the model does not have this
+ * tensor.
+ */
+static fkv_status declare_tensor(const tensor_search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
+                                 const fkv_tensor **tensor) {
+    fkv_model *m = s->model;
+    char prefix[32];
+    const int n = snprintf(prefix, sizeof prefix, "blk.%u.", s->layer);
+    const char *suffix = strncmp(name, prefix, (size_t)n) == 0 ? name + n : name;
+    *tensor = NULL;
+    if (!needed && !fkv_config_has_tensor(m->weights, s->layer, suffix)) return FKV_OK;
+    m->info.n_parameters += n_rows * n_cols;
+    return fkv_config_declare(m->weights, name, n_rows, n_cols, tensor);
+}
+
+/* Finds a tensor by name and checks its shape. If a required tensor is missing, returns FKV_FILE_DAMAGED. If an optional tensor
+ * is missing, sets *tensor to NULL. */
+static fkv_status find_tensor(tensor_search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
+                              const fkv_tensor **tensor) {
     const fkv_weights *weights = s->model->weights;
+    if (fkv_weights_is_config(weights)) return declare_tensor(s, name, n_rows, n_cols, needed, tensor);
     const fkv_tensor *found = fkv_weights_find(weights, name);
     *tensor = found;
     if (found == NULL) {
-        FKV_REQUIRE(!needed, FKV_FILE_DAMAGED, "the file has no tensor %s, which a %s model needs", name,
-                    s->model->architecture->name);
+        FKV_REQUIRE(!needed, FKV_FILE_DAMAGED, "tensor %s is missing; %s models require it", name, s->model->architecture->name);
         return FKV_OK;
     }
     s->used[found - fkv_weights_tensor(weights, 0)] = true;
     FKV_REQUIRE(found->n_rows == n_rows && found->n_cols == n_cols, FKV_FILE_DAMAGED,
-                "tensor %s is %u x %u and the sizes the file states make it %" PRIu64 " x %u", name, found->n_rows, found->n_cols,
-                n_rows, n_cols);
+                "tensor %s is %u x %u, but the model's hyperparameters require %llu x %u", name, found->n_rows, found->n_cols,
+                (unsigned long long)n_rows, n_cols);
     return FKV_OK;
 }
 
 static const char *layer_name(char text[FKV_MAX_TENSOR_NAME], uint32_t layer, const char *name) {
-    (void)snprintf(text, FKV_MAX_TENSOR_NAME, "blk.%" PRIu32 ".%s", layer, name);
+    (void)snprintf(text, FKV_MAX_TENSOR_NAME, "blk.%u.%s", layer, name);
     return text;
 }
 
-static fkv_status find_part(search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
-                            const fkv_tensor **tensor) {
+static fkv_status find_layer_tensor(tensor_search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
+                                    const fkv_tensor **tensor) {
     char text[FKV_MAX_TENSOR_NAME];
-    return find(s, layer_name(text, s->layer, name), n_rows, n_cols, needed, tensor);
+    return find_tensor(s, layer_name(text, s->layer, name), n_rows, n_cols, needed, tensor);
 }
 
-static bool has_part(const search *s, const char *name) {
+static bool has_layer_tensor(const tensor_search *s, const char *name) {
     char text[FKV_MAX_TENSOR_NAME];
+    if (fkv_weights_is_config(s->model->weights)) return fkv_config_has_tensor(s->model->weights, s->layer, name);
     return fkv_weights_find(s->model->weights, layer_name(text, s->layer, name)) != NULL;
 }
 
-/* Some rows of a tensor. */
-static const fkv_tensor *rows_of(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
+/* Returns a view of n rows of a tensor. */
+static const fkv_tensor *view_rows(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
     fkv_tensor *view = s->next_view++;
     *view = fkv_tensor_rows(whole, first, n);
     return view;
 }
 
-/* Some numbers of a vector; NULL of none. Vectors are floats. */
-static fkv_status numbers_of(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n, const fkv_tensor **out) {
+static fkv_status require_float_tensor(const fkv_tensor *tensor, const char *kind) {
+    FKV_REQUIRE(tensor->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s has type %s: %s must be F32, F16 or BF16",
+                tensor->name, fkv_tensor_type_name(tensor->type), kind);
+    return FKV_OK;
+}
+
+/* Makes a view of n elements of a float vector. *out is set to NULL if the vector is NULL. */
+static fkv_status view_vector(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n, const fkv_tensor **out) {
     *out = NULL;
     if (whole == NULL) return FKV_OK;
-    FKV_REQUIRE(whole->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; biases are F32, F16 or BF16",
-                whole->name, fkv_tensor_type_name(whole->type));
+    FKV_TRY(require_float_tensor(whole, "biases"));
     uint64_t bytes = whole->row_bytes / whole->n_cols;
     fkv_tensor *view = s->next_view++;
     *view = *whole;
@@ -208,78 +239,92 @@ static fkv_status numbers_of(search *s, const fkv_tensor *whole, uint32_t first,
     return FKV_OK;
 }
 
-/* Some files have keys and values of layers that do not use them; they are not read. */
-static fkv_status find_unused_kv(search *s, uint32_t kv_dim) {
-    const fkv_tensor *unread = NULL;
-    FKV_TRY(find_part(s, "attn_k.weight", kv_dim, s->model->hparams->dim, false, &unread));
-    FKV_TRY(find_part(s, "attn_v.weight", kv_dim, s->model->hparams->dim, false, &unread));
-    return find_part(s, "attn_k_norm.weight", 1, s->shape->head_dim, false, &unread);
+/* A matrix of a layer, stored as a separate tensor or as rows of a fused tensor. */
+typedef struct fused_part {
+    const char *name;
+    uint32_t n_rows;
+    bool needed;
+    const fkv_tensor **weight, **bias;
+} fused_part;
+
+/* Finds n matrices and their biases: as consecutive row ranges of the tensor `fused`, or as separate tensors if fused is
+ * NULL. */
+static fkv_status find_fused_parts(tensor_search *s, const char *fused, bool needs_bias, const fused_part *parts, uint32_t n) {
+    const uint32_t dim = s->model->hparams->dim;
+    char name[64];
+    uint32_t n_rows = 0;
+    const fkv_tensor *whole = NULL;
+    const fkv_tensor *bias = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        n_rows += parts[i].n_rows;
+        if (fused != NULL) continue;
+        (void)snprintf(name, sizeof name, "%s.weight", parts[i].name);
+        FKV_TRY(find_layer_tensor(s, name, parts[i].n_rows, dim, parts[i].needed, parts[i].weight));
+        (void)snprintf(name, sizeof name, "%s.bias", parts[i].name);
+        FKV_TRY(find_layer_tensor(s, name, 1, parts[i].n_rows, needs_bias, parts[i].bias));
+    }
+    if (fused == NULL) return FKV_OK;
+    (void)snprintf(name, sizeof name, "%s.weight", fused);
+    FKV_TRY(find_layer_tensor(s, name, n_rows, dim, true, &whole));
+    (void)snprintf(name, sizeof name, "%s.bias", fused);
+    FKV_TRY(find_layer_tensor(s, name, 1, n_rows, needs_bias, &bias));
+    for (uint32_t i = 0, first = 0; i < n; first += parts[i].n_rows, i++) {
+        *parts[i].weight = view_rows(s, whole, first, parts[i].n_rows);
+        FKV_TRY(view_vector(s, bias, first, parts[i].n_rows, parts[i].bias));
+    }
+    return FKV_OK;
 }
 
-/* q, k and v: three tensors, or rows of one. */
-static fkv_status find_qkv(search *s, fkv_layer_tensors *t) {
+/* Marks the K and V tensors of layers that share pages as found. Some files contain these tensors, but they are not used. */
+static fkv_status find_unused_kv(tensor_search *s, uint32_t kv_dim) {
+    const fkv_tensor *unread = NULL;
+    FKV_TRY(find_layer_tensor(s, "attn_k.weight", kv_dim, s->model->hparams->dim, false, &unread));
+    FKV_TRY(find_layer_tensor(s, "attn_v.weight", kv_dim, s->model->hparams->dim, false, &unread));
+    return find_layer_tensor(s, "attn_k_norm.weight", 1, s->shape->head_dim, false, &unread);
+}
+
+static fkv_status find_qkv(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t q_dim = h->n_q_heads * s->shape->head_dim;
     const uint32_t kv_dim = s->shape->n_kv_heads * s->shape->head_dim;
-    const bool needs_bias = h->features.qkv_bias;
-    const fkv_tensor *whole = NULL;
-    const fkv_tensor *bias = NULL;
-    if (!has_part(s, "attn_qkv.weight")) {
-        FKV_TRY(find_part(s, "attn_q.weight", q_dim, h->dim, true, &t->q));
-        if (s->shape->kv_layer != s->layer) return find_unused_kv(s, kv_dim);
-        FKV_TRY(find_part(s, "attn_k.weight", kv_dim, h->dim, true, &t->k));
-        FKV_TRY(find_part(s, "attn_v.weight", kv_dim, h->dim, !h->features.k_may_be_v, &t->v));
-        FKV_TRY(find_part(s, "attn_q.bias", 1, q_dim, needs_bias, &t->q_bias));
-        FKV_TRY(find_part(s, "attn_k.bias", 1, kv_dim, needs_bias, &t->k_bias));
-        return find_part(s, "attn_v.bias", 1, kv_dim, needs_bias, &t->v_bias);
+    const bool is_fused = has_layer_tensor(s, "attn_qkv.weight");
+    const fused_part parts[] = {{"attn_q", q_dim, true, &t->q, &t->q_bias},
+                                {"attn_k", kv_dim, true, &t->k, &t->k_bias},
+                                {"attn_v", kv_dim, !h->features.k_may_be_v, &t->v, &t->v_bias}};
+    if (!is_fused && s->shape->kv_layer != s->layer) {
+        FKV_TRY(find_layer_tensor(s, "attn_q.weight", q_dim, h->dim, true, &t->q));
+        return find_unused_kv(s, kv_dim);
     }
-    FKV_TRY(find_part(s, "attn_qkv.weight", q_dim + 2 * kv_dim, h->dim, true, &whole));
-    FKV_TRY(find_part(s, "attn_qkv.bias", 1, q_dim + 2 * kv_dim, needs_bias, &bias));
-    t->q = rows_of(s, whole, 0, q_dim);
-    t->k = rows_of(s, whole, q_dim, kv_dim);
-    t->v = rows_of(s, whole, q_dim + kv_dim, kv_dim);
-    FKV_TRY(numbers_of(s, bias, 0, q_dim, &t->q_bias));
-    FKV_TRY(numbers_of(s, bias, q_dim, kv_dim, &t->k_bias));
-    return numbers_of(s, bias, q_dim + kv_dim, kv_dim, &t->v_bias);
+    return find_fused_parts(s, is_fused ? "attn_qkv" : NULL, h->features.qkv_bias, parts, 3);
 }
 
-/* The feed-forward beside experts. */
-static fkv_status find_shared(search *s, fkv_layer_tensors *t) {
+/* Finds the shared expert. */
+static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = s->shape->ffn_dim;
-    FKV_TRY(find_part(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
-    FKV_TRY(find_part(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
-    FKV_TRY(find_part(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
-    return find_part(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
+    FKV_TRY(find_layer_tensor(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
+    FKV_TRY(find_layer_tensor(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
+    FKV_TRY(find_layer_tensor(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
+    return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
 }
 
-/* gate and up: two tensors, or rows of one. */
-static fkv_status find_ffn(search *s, fkv_layer_tensors *t) {
+/* Finds the feed-forward matrices. If the tensor ffn_up has twice the usual number of rows, it holds both gate and up. */
+static fkv_status find_ffn(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = s->shape->ffn_dim;
-    const fkv_tensor *whole = NULL;
-    const fkv_tensor *bias = NULL;
-    FKV_TRY(find_part(s, "ffn_down.weight", h->dim, f, true, &t->down));
-    FKV_TRY(find_part(s, "ffn_down.bias", 1, h->dim, false, &t->down_bias));
+    const fused_part parts[] = {{"ffn_gate", f, true, &t->gate, &t->gate_bias}, {"ffn_up", f, true, &t->up, &t->up_bias}};
     char text[FKV_MAX_TENSOR_NAME];
+    FKV_TRY(find_layer_tensor(s, "ffn_down.weight", h->dim, f, true, &t->down));
+    FKV_TRY(find_layer_tensor(s, "ffn_down.bias", 1, h->dim, false, &t->down_bias));
     const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up.weight"));
-    if (has_part(s, "ffn_gate.weight") || up == NULL || up->n_rows != 2 * f) {
-        FKV_TRY(find_part(s, "ffn_gate.weight", f, h->dim, true, &t->gate));
-        FKV_TRY(find_part(s, "ffn_up.weight", f, h->dim, true, &t->up));
-        FKV_TRY(find_part(s, "ffn_gate.bias", 1, f, false, &t->gate_bias));
-        return find_part(s, "ffn_up.bias", 1, f, false, &t->up_bias);
-    }
-    FKV_TRY(find_part(s, "ffn_up.weight", 2 * f, h->dim, true, &whole));
-    FKV_TRY(find_part(s, "ffn_up.bias", 1, 2 * f, false, &bias));
-    t->gate = rows_of(s, whole, 0, f);
-    t->up = rows_of(s, whole, f, f);
-    FKV_TRY(numbers_of(s, bias, 0, f, &t->gate_bias));
-    return numbers_of(s, bias, f, f, &t->up_bias);
+    const bool is_fused = !has_layer_tensor(s, "ffn_gate.weight") && up != NULL && up->n_rows == 2 * f;
+    return find_fused_parts(s, is_fused ? "ffn_up" : NULL, false, parts, 2);
 }
 
-/* One part of all experts, [n_rows, n_cols] each: tensors of their own, or every `stride` rows of one that has them all. */
-static fkv_status find_expert_part(search *s, const char *part, const char *stacked, uint32_t n_rows, uint32_t n_cols,
-                                   uint32_t from, uint32_t stride, const fkv_tensor ***out) {
+/* Finds one matrix, [n_rows, n_cols], of every expert. Experts are separate tensors, or row ranges of a stacked tensor with
+ * `stride` rows per expert. */
+static fkv_status find_expert_matrices(tensor_search *s, const char *part, const char *stacked, uint32_t n_rows, uint32_t n_cols,
+                                       uint32_t from, uint32_t stride, const fkv_tensor ***out) {
     const uint32_t n_experts = s->model->hparams->n_experts;
     const fkv_tensor **experts = s->next_expert;
     const fkv_tensor *whole = NULL;
@@ -287,20 +332,20 @@ static fkv_status find_expert_part(search *s, const char *part, const char *stac
     s->next_expert += n_experts;
     *out = experts;
     (void)snprintf(text, sizeof text, "%s_exps.weight", stacked);
-    if (has_part(s, text)) {
-        FKV_TRY(find_part(s, text, (uint64_t)n_experts * stride, n_cols, true, &whole));
-        for (uint32_t e = 0; e < n_experts; e++) experts[e] = rows_of(s, whole, e * stride + from, n_rows);
+    if (has_layer_tensor(s, text)) {
+        FKV_TRY(find_layer_tensor(s, text, (uint64_t)n_experts * stride, n_cols, true, &whole));
+        for (uint32_t e = 0; e < n_experts; e++) experts[e] = view_rows(s, whole, e * stride + from, n_rows);
         return FKV_OK;
     }
     for (uint32_t e = 0; e < n_experts; e++) {
         (void)snprintf(text, sizeof text, "%s.%u.weight", part, e);
-        FKV_TRY(find_part(s, text, n_rows, n_cols, true, &experts[e]));
+        FKV_TRY(find_layer_tensor(s, text, n_rows, n_cols, true, &experts[e]));
     }
     return FKV_OK;
 }
 
-/* Every second number of the rows of a table of floats, as a view: [n_rows, n] */
-static const fkv_tensor *every_second(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
+/* Returns a view of every second column of a float tensor: [n_rows, n] */
+static const fkv_tensor *view_every_second_column(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
     if (whole == NULL) return NULL;
     fkv_tensor *view = s->next_view++;
     uint64_t bytes = whole->row_bytes / whole->n_cols;
@@ -311,18 +356,24 @@ static const fkv_tensor *every_second(search *s, const fkv_tensor *whole, uint32
     return view;
 }
 
-/* gpt-oss in safetensors as it is published: codes [E, rows, columns], and gate and up take turns in the rows. */
-static fkv_status find_coded_experts(search *s, fkv_layer_tensors *t) {
+/* Finds the expert biases of gpt-oss in safetensors files, which interleave gate and up values. */
+static fkv_status find_interleaved_biases(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_tensor *bias = NULL;
+    FKV_TRY(find_layer_tensor(s, "ffn_up_exps.bias", h->n_experts, 2 * h->expert_dim, true, &bias));
+    FKV_TRY(require_float_tensor(bias, "biases"));
+    t->gate_experts_bias = view_every_second_column(s, bias, 0, h->expert_dim);
+    t->up_experts_bias = view_every_second_column(s, bias, 1, h->expert_dim);
+    return FKV_OK;
+}
+
+/* Finds the MXFP4 experts of gpt-oss in safetensors files: codes [E, rows, columns], with gate and up rows interleaved. */
+static fkv_status find_mxfp4_experts(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
     const fkv_tensor *up = NULL;
-    const fkv_tensor *bias = NULL;
-    FKV_TRY(find_part(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * 2 * f, h->dim, true, &up));
-    FKV_TRY(find_part(s, "ffn_up_exps.bias", h->n_experts, 2 * f, true, &bias));
-    FKV_REQUIRE(bias->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; biases are F32, F16 or BF16",
-                bias->name, fkv_tensor_type_name(bias->type));
-    t->gate_experts_bias = every_second(s, bias, 0, f);
-    t->up_experts_bias = every_second(s, bias, 1, f);
+    FKV_TRY(find_layer_tensor(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * 2 * f, h->dim, true, &up));
+    FKV_TRY(find_interleaved_biases(s, t));
     const fkv_tensor ***lists[] = {&t->gate_experts, &t->up_experts};
     for (uint32_t part = 0; part < 2; part++) {
         *lists[part] = s->next_expert;
@@ -332,75 +383,78 @@ static fkv_status find_coded_experts(search *s, fkv_layer_tensors *t) {
             *s->next_expert++ = view;
         }
     }
-    return find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts);
+    return find_expert_matrices(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts);
 }
 
-static bool is_coded(const search *s, const char *name) {
+static bool is_quantized(const tensor_search *s, const char *name) {
     char text[FKV_MAX_TENSOR_NAME];
     const fkv_tensor *tensor = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
     return tensor != NULL && tensor->bits != 0;
 }
 
-/* The same as floats: [E, columns, rows]. */
-static fkv_status find_turned_experts(search *s, fkv_layer_tensors *t) {
+/* Finds the float experts of gpt-oss in safetensors files: transposed matrices [E, columns, rows], with gate and up
+ * interleaved. */
+static fkv_status find_transposed_experts(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
     const fkv_tensor *up = NULL;
     const fkv_tensor *down = NULL;
-    const fkv_tensor *bias = NULL;
-    FKV_TRY(find_part(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * h->dim, 2 * f, true, &up));
-    FKV_TRY(find_part(s, "ffn_down_exps.weight", (uint64_t)h->n_experts * f, h->dim, true, &down));
-    FKV_TRY(find_part(s, "ffn_up_exps.bias", h->n_experts, 2 * f, true, &bias));
-    FKV_REQUIRE(up->type <= FKV_TENSOR_BF16 && down->type <= FKV_TENSOR_BF16 && bias->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED,
-                "tensor %s is of type %s; turned experts are F32, F16 or BF16", up->name, fkv_tensor_type_name(up->type));
-    t->gate_experts_bias = every_second(s, bias, 0, f);
-    t->up_experts_bias = every_second(s, bias, 1, f);
-    const fkv_tensor ***lists[] = {&t->gate_experts, &t->up_experts, &t->down_experts};
+    FKV_TRY(find_layer_tensor(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * h->dim, 2 * f, true, &up));
+    FKV_TRY(find_layer_tensor(s, "ffn_down_exps.weight", (uint64_t)h->n_experts * f, h->dim, true, &down));
+    FKV_TRY(require_float_tensor(up, "transposed experts"));
+    FKV_TRY(require_float_tensor(down, "transposed experts"));
+    FKV_TRY(find_interleaved_biases(s, t));
+    const struct {
+        const fkv_tensor *whole;
+        uint32_t n_rows, first, step; /* row i of an expert is column first + i * step of the tensor */
+        const fkv_tensor ***list;
+    } parts[N_EXPERT_PARTS] = {
+        {up, f, 0, 2, &t->gate_experts}, {up, f, 1, 2, &t->up_experts}, {down, h->dim, 0, 1, &t->down_experts}};
     for (uint32_t part = 0; part < N_EXPERT_PARTS; part++) {
-        const fkv_tensor *whole = part < 2 ? up : down;
-        uint64_t bytes = whole->row_bytes / whole->n_cols;
-        *lists[part] = s->next_expert;
+        const fkv_tensor *whole = parts[part].whole;
+        const uint64_t bytes = whole->row_bytes / whole->n_cols;
+        *parts[part].list = s->next_expert;
         for (uint32_t e = 0; e < h->n_experts; e++) {
             fkv_tensor *view = s->next_view++;
             *view = *whole;
             view->n_cols = whole->n_rows / h->n_experts;
-            view->n_rows = part < 2 ? f : h->dim;
-            view->data += (uint64_t)e * view->n_cols * whole->row_bytes + (part == 1 ? bytes : 0);
+            view->n_rows = parts[part].n_rows;
+            view->data += (uint64_t)e * view->n_cols * whole->row_bytes + parts[part].first * bytes;
             view->col_step = whole->row_bytes;
-            view->row_bytes = part < 2 ? 2 * bytes : bytes;
+            view->row_bytes = parts[part].step * bytes;
             *s->next_expert++ = view;
         }
     }
     return FKV_OK;
 }
 
-static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
+static fkv_status find_experts(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
-    const char *up = has_part(s, "ffn_gate_up_exps.weight") ? "ffn_gate_up" : "ffn_up"; /* both in one */
-    const bool fused = !has_part(s, "ffn_gate_exps.weight") && (has_part(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
-    FKV_TRY(find_part(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
-    FKV_TRY(find_part(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
-    FKV_TRY(find_part(s, "exp_probs_b.bias", 1, h->n_experts, false, &t->router_correction));
+    const char *up = has_layer_tensor(s, "ffn_gate_up_exps.weight") ? "ffn_gate_up" : "ffn_up"; /* fused gate and up */
+    const bool fused =
+        !has_layer_tensor(s, "ffn_gate_exps.weight") && (has_layer_tensor(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
+    FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
+    FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
+    FKV_TRY(find_layer_tensor(s, "exp_probs_b.bias", 1, h->n_experts, false, &t->router_correction));
     FKV_REQUIRE(t->router_correction == NULL || h->features.sigmoid_router, FKV_UNSUPPORTED,
-                "tensor %s with scores that are a softmax is not supported", t->router_correction->name);
+                "tensor %s is not supported for models with softmax scores", t->router_correction->name);
     if (h->shared_dim != 0) FKV_TRY(find_shared(s, t));
-    FKV_TRY(find_part(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
+    FKV_TRY(find_layer_tensor(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
     if (fused && h->features.activation == FKV_SWIGLU_CLAMPED)
-        return is_coded(s, "ffn_up_exps.weight") ? find_coded_experts(s, t) : find_turned_experts(s, t);
-    FKV_TRY(find_expert_part(s, "ffn_gate", fused ? up : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
-    FKV_TRY(find_expert_part(s, "ffn_up", up, f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
-    FKV_TRY(find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));
-    FKV_TRY(find_part(s, "ffn_gate_exps.bias", h->n_experts, f, false, &t->gate_experts_bias));
-    return find_part(s, "ffn_up_exps.bias", h->n_experts, f, false, &t->up_experts_bias);
+        return is_quantized(s, "ffn_up_exps.weight") ? find_mxfp4_experts(s, t) : find_transposed_experts(s, t);
+    FKV_TRY(find_expert_matrices(s, "ffn_gate", fused ? up : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
+    FKV_TRY(find_expert_matrices(s, "ffn_up", up, f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
+    FKV_TRY(find_expert_matrices(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));
+    FKV_TRY(find_layer_tensor(s, "ffn_gate_exps.bias", h->n_experts, f, false, &t->gate_experts_bias));
+    return find_layer_tensor(s, "ffn_up_exps.bias", h->n_experts, f, false, &t->up_experts_bias);
 }
 
-/* Weights for each head as one row: [1, n_heads D] */
-static fkv_status find_head_norms(search *s, const char *name, uint32_t n_heads, const fkv_tensor **out) {
+/* Finds per-head norm weights and returns a view of them as a single row: [1, n_heads * D] */
+static fkv_status find_head_norms(tensor_search *s, const char *name, uint32_t n_heads, const fkv_tensor **out) {
     const fkv_tensor *whole = NULL;
-    FKV_TRY(find_part(s, name, n_heads, s->shape->head_dim, true, &whole));
-    FKV_REQUIRE(whole->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; norms are F32, F16 or BF16",
-                whole->name, fkv_tensor_type_name(whole->type));
+    FKV_TRY(find_layer_tensor(s, name, n_heads, s->shape->head_dim, true, &whole));
+    FKV_TRY(require_float_tensor(whole, "norms"));
     fkv_tensor *view = s->next_view++;
     *view = *whole;
     view->n_rows = 1;
@@ -410,27 +464,28 @@ static fkv_status find_head_norms(search *s, const char *name, uint32_t n_heads,
     return FKV_OK;
 }
 
-static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
+static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const fkv_features *f = &h->features;
     const bool by_row = f->qk_norm == FKV_QK_NORM_ROWS;
-    const bool beside = f->experts_beside && h->n_experts != 0;
+    const bool has_parallel_experts = f->parallel_experts && h->n_experts != 0;
     const bool has_kv = s->shape->kv_layer == s->layer;
     const bool own_heads = f->qk_norm == FKV_QK_NORM_OWN_HEADS;
     const bool has_norms = f->qk_norm != FKV_QK_PLAIN && !own_heads;
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
-    const bool renamed = s->model->architecture->gguf_post_attn_is_ffn_norm && !has_part(s, "ffn_norm.weight");
+    const bool uses_post_attn_name =
+        s->model->architecture->gguf_post_attn_is_ffn_norm && !has_layer_tensor(s, "ffn_norm.weight");
     const struct {
         const char *name;
         uint32_t n_cols;
-        bool known; /* to the model */
+        bool known; /* the model may have this tensor */
         bool needed;
         const fkv_tensor **out;
     } parts[] = {
         {"attn_norm.weight", h->dim, !f->no_pre_norms, true, &t->attn_norm},
         {"attn_norm.bias", h->dim, has_bias, false, &t->attn_norm_bias},
-        {renamed ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
+        {uses_post_attn_name ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
          &t->ffn_norm},
         {"ffn_norm.bias", h->dim, has_bias && !f->parallel, false, &t->ffn_norm_bias},
         {"attn_q_norm.weight", by_row ? h->n_q_heads * d : d, has_norms, true, &t->q_norm},
@@ -439,57 +494,58 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
         {"post_ffw_norm.weight", h->dim, f->post_norms, true, &t->post_ffn_norm},
         {"layer_output_scale.weight", 1, f->layer_scales, false, &t->out_scale},
         {"post_norm.weight", h->dim, h->input_dim != 0, true, &t->input_norm},
-        {"post_ffw_norm_1.weight", h->dim, beside, true, &t->post_dense_norm},
-        {"post_ffw_norm_2.weight", h->dim, beside, true, &t->post_experts_norm},
-        {"pre_ffw_norm_2.weight", h->dim, beside, true, &t->experts_norm},
-        {"ffn_gate_inp.scale", h->dim, beside, true, &t->router_scale},
-        {"ffn_down_exps.scale", h->n_experts, beside, false, &t->expert_scales},
+        {"post_ffw_norm_1.weight", h->dim, has_parallel_experts, true, &t->post_dense_norm},
+        {"post_ffw_norm_2.weight", h->dim, has_parallel_experts, true, &t->post_experts_norm},
+        {"pre_ffw_norm_2.weight", h->dim, has_parallel_experts, true, &t->experts_norm},
+        {"ffn_gate_inp.scale", h->dim, has_parallel_experts, true, &t->router_scale},
+        {"ffn_down_exps.scale", h->n_experts, has_parallel_experts, false, &t->expert_scales},
         {"attn_sinks.weight", h->n_q_heads, f->sinks, true, &t->sinks},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
-        if (parts[p].known) FKV_TRY(find_part(s, parts[p].name, 1, parts[p].n_cols, parts[p].needed, parts[p].out));
+        if (parts[p].known) FKV_TRY(find_layer_tensor(s, parts[p].name, 1, parts[p].n_cols, parts[p].needed, parts[p].out));
     if (!own_heads) return FKV_OK;
     FKV_TRY(find_head_norms(s, "attn_q_norm.weight", h->n_q_heads, &t->q_norm));
     return find_head_norms(s, "attn_k_norm.weight", s->shape->n_kv_heads, &t->k_norm);
 }
 
-static fkv_status find_layer(search *s, fkv_layer_tensors *t) {
+static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
     FKV_TRY(find_qkv(s, t));
-    FKV_TRY(find_part(s, "attn_output.weight", h->dim, h->n_q_heads * s->shape->head_dim, true, &t->o));
-    FKV_TRY(find_part(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
+    FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, h->n_q_heads * s->shape->head_dim, true, &t->o));
+    FKV_TRY(find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
     if (h->input_dim != 0) {
-        FKV_TRY(find_part(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
-        FKV_TRY(find_part(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
+        FKV_TRY(find_layer_tensor(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
+        FKV_TRY(find_layer_tensor(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
     }
     const bool is_mixed = h->n_experts != 0 && s->layer >= h->n_dense;
     if (is_mixed) FKV_TRY(find_experts(s, t));
-    return !is_mixed || h->features.experts_beside ? find_ffn(s, t) : FKV_OK;
+    return !is_mixed || h->features.parallel_experts ? find_ffn(s, t) : FKV_OK;
 }
 
-/* What layers read of tokens. */
-static fkv_status find_inputs(search *s) {
+/* Finds the tensors of per-layer inputs. */
+static fkv_status find_inputs(tensor_search *s) {
     fkv_model *m = s->model;
     const uint32_t n = m->hparams->n_layers * m->hparams->input_dim;
     if (n == 0) return FKV_OK;
-    FKV_TRY(find(s, "per_layer_token_embd.weight", m->hparams->n_vocab, n, true, &m->inputs));
-    FKV_TRY(find(s, "per_layer_model_proj.weight", n, m->hparams->dim, true, &m->inputs_proj));
-    return find(s, "per_layer_proj_norm.weight", 1, m->hparams->input_dim, true, &m->inputs_norm);
+    FKV_TRY(find_tensor(s, "per_layer_token_embd.weight", m->hparams->n_vocab, n, true, &m->inputs));
+    FKV_TRY(find_tensor(s, "per_layer_model_proj.weight", n, m->hparams->dim, true, &m->inputs_proj));
+    return find_tensor(s, "per_layer_proj_norm.weight", 1, m->hparams->input_dim, true, &m->inputs_norm);
 }
 
-static fkv_status find_all(search *s) {
+static fkv_status find_model_tensors(tensor_search *s) {
     static const char *const factors[] = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"};
     fkv_model *m = s->model;
     const fkv_hparams *h = m->hparams;
     const fkv_tensor *unread = NULL;
-    FKV_TRY(find(s, "token_embd.weight", h->n_vocab, h->dim, true, &m->embedding));
-    FKV_TRY(find(s, "output.weight", h->n_vocab, h->dim, false, &m->output));
+    FKV_TRY(find_tensor(s, "token_embd.weight", h->n_vocab, h->dim, true, &m->embedding));
+    FKV_TRY(find_tensor(s, "output.weight", h->n_vocab, h->dim, false, &m->output));
     if (m->output == NULL) m->output = m->embedding;
-    FKV_TRY(find(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
-    if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
-    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) /* their numbers are in hparams */
-        FKV_TRY(find(s, factors[i], 1, h->rope.dim / 2, false, &unread));
+    FKV_TRY(find_tensor(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
+    if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find_tensor(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
+    /* these tensors are not read: their values are already in the hyperparameters */
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
+        FKV_TRY(find_tensor(s, factors[i], 1, h->rope.dim / 2, false, &unread));
     FKV_TRY(find_inputs(s));
     for (s->layer = 0; s->layer < h->n_layers; s->layer++) {
         s->shape = &h->shapes[s->layer];
@@ -498,22 +554,23 @@ static fkv_status find_all(search *s) {
     return FKV_OK;
 }
 
-/* ---- load ---- */
+/* ---- loading ---- */
 
-/* A layer that guesses further tokens, which this one's do not depend on. */
-static bool is_of_next_layers(const fkv_model *m, const char *name) {
+/* Returns whether a tensor belongs to a multi-token prediction layer, which is not used. */
+static bool is_prediction_tensor(const fkv_model *m, const char *name) {
     unsigned layer = 0;
     if (sscanf(name, "blk.%4u.", &layer) != 1 && sscanf(name, "model.layers.%4u.", &layer) != 1) return false;
     return layer >= m->hparams->n_layers && layer - m->hparams->n_layers < m->hparams->n_next;
 }
 
-/* Every tensor of the file was asked for: else a message with the first that was not. */
-static fkv_status check_all_known(const search *s) {
+/* Rejects the model if its files contain a tensor that the architecture does not define. */
+static fkv_status check_unknown_tensors(const tensor_search *s) {
     const fkv_model *m = s->model;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++)
-        FKV_REQUIRE(s->used[i] || is_of_next_layers(m, fkv_weights_tensor(m->weights, i)->name), FKV_UNSUPPORTED,
-                    "the file has a tensor %s, which a %s model as it is known here does not use: it would not run as trained",
-                    fkv_weights_tensor(m->weights, i)->name, m->architecture->name);
+        FKV_REQUIRE(
+            s->used[i] || is_prediction_tensor(m, fkv_weights_tensor(m->weights, i)->name), FKV_UNSUPPORTED,
+            "unknown tensor %s: flatkv's %s implementation does not use it, so results would differ from the trained model",
+            fkv_weights_tensor(m->weights, i)->name, m->architecture->name);
     return FKV_OK;
 }
 
@@ -524,38 +581,43 @@ static fkv_status find_tensors(fkv_model *m) {
     m->views = calloc((size_t)h->n_layers * LAYER_VIEWS + n_experts, sizeof *m->views);
     m->experts = calloc(n_experts + 1, sizeof *m->experts);
     bool *used = calloc((size_t)fkv_weights_n_tensors(m->weights) + 1, sizeof *used);
-    search s = {.model = m, .used = used, .next_view = m->views, .next_expert = m->experts};
+    tensor_search s = {.model = m, .used = used, .next_view = m->views, .next_expert = m->experts};
     fkv_status status = m->tensors != NULL && m->views != NULL && m->experts != NULL && used != NULL
-                            ? find_all(&s)
-                            : fkv_fail(FKV_NO_MEMORY, "no memory for the tables of %u layers", h->n_layers);
-    if (status == FKV_OK && used != NULL) status = check_all_known(&s);
+                            ? find_model_tensors(&s)
+                            : fkv_fail(FKV_NO_MEMORY, "out of memory allocating the tables of %u layers", h->n_layers);
+    if (status == FKV_OK && used != NULL) status = check_unknown_tensors(&s);
     free(used);
     return status;
 }
 
-/* The learned logits of every layer, which the cache is opened with. */
+/* Converts the sink logits of all layers to floats, for the cache configuration. */
 static fkv_status read_sinks(fkv_model *m) {
     const fkv_hparams *h = m->hparams;
+    const bool is_config = fkv_weights_is_config(m->weights); /* without weights, the sink logits stay 0 */
     if (!h->features.sinks) return FKV_OK;
     m->sinks = calloc((size_t)h->n_layers * h->n_q_heads, sizeof *m->sinks);
-    FKV_REQUIRE(m->sinks != NULL, FKV_NO_MEMORY, "no memory for the sinks of %u layers", h->n_layers);
-    for (uint32_t i = 0; i < h->n_layers; i++) fkv_tensor_row_floats(m->tensors[i].sinks, 0, m->sinks + (size_t)i * h->n_q_heads);
+    FKV_REQUIRE(m->sinks != NULL, FKV_NO_MEMORY, "out of memory allocating the sinks of %u layers", h->n_layers);
+    for (uint32_t i = 0; !is_config && i < h->n_layers; i++)
+        fkv_tensor_row_floats(m->tensors[i].sinks, 0, m->sinks + (size_t)i * h->n_q_heads);
     return FKV_OK;
 }
 
-/* The vocabulary, and all of info that it is enough for. */
+/* Opens the tokenizer and the chat template, unless config.json is the only file, and fills in the properties that do not
+ * depend on tensors. */
 static fkv_status open_vocabulary(fkv_model *m) {
     const fkv_hparams *h = m->hparams;
     const fkv_vocab_source *vocab = fkv_weights_vocab(m->weights);
     fkv_model_info *info = &m->info;
-    FKV_TRY(fkv_tokenizer_open(vocab, &m->tokenizer));
-    FKV_TRY(fkv_chat_open(vocab, m->tokenizer, &m->chat));
     info->architecture = h->architecture;
     info->name = h->name != NULL ? h->name : "";
-    info->tokenizer = fkv_tokenizer_name(m->tokenizer);
+    info->tokenizer = "";
     info->context = h->context;
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;
+    if (fkv_weights_is_config(m->weights)) return FKV_OK;
+    FKV_TRY(fkv_tokenizer_open(vocab, &m->tokenizer));
+    FKV_TRY(fkv_chat_open(vocab, m->tokenizer, &m->chat));
+    info->tokenizer = fkv_tokenizer_name(m->tokenizer);
     info->add_bos = vocab->add_bos && vocab->bos != FKV_NO_TOKEN;
     info->has_chat = fkv_chat_refusal(m->chat)[0] == 0;
     info->n_end = fkv_tokenizer_ends(m->tokenizer, info->end);
@@ -584,15 +646,25 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     FKV_TRY(fkv_weights_open(path, &m->weights));
     const fkv_hparams *h = fkv_weights_hparams(m->weights);
     m->hparams = h;
-    if (fkv_weights_n_tensors(m->weights) == 0) return open_vocabulary(m); /* its sizes are not looked at: no runner opens */
+    const bool is_config = fkv_weights_is_config(m->weights);
+    m->info.config_only = is_config;
+    FKV_REQUIRE(
+        !is_config || m->config.plan_only, FKV_UNSUPPORTED,
+        "a config.json without weights can only be used for planning (plan_only); pass the folder that contains the weights: %s",
+        path);
+    FKV_REQUIRE(is_config || fkv_weights_n_tensors(m->weights) > 0 || fkv_weights_vocab(m->weights)->model.size > 0,
+                FKV_UNSUPPORTED, "%s contains neither tensors nor a tokenizer (architecture %s)", path, h->architecture);
+    if (!is_config && fkv_weights_n_tensors(m->weights) == 0)
+        return open_vocabulary(m); /* the file has only a vocabulary: no runner can be opened, so hyperparameters need no check */
     m->architecture = fkv_architecture_find(h->architecture);
     const char *why = fkv_architecture_refusal(h->architecture);
-    FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s is of architecture %s: %s", path, h->architecture,
-                why);
-    FKV_REQUIRE(m->architecture != NULL, FKV_UNSUPPORTED, "%s is of architecture %s; known are %s", path, h->architecture,
+    FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s has the unsupported architecture %s: %s", path,
+                h->architecture, why);
+    FKV_REQUIRE(m->architecture != NULL, FKV_UNSUPPORTED,
+                "%s has the unsupported architecture %s; supported architectures are %s", path, h->architecture,
                 fkv_architecture_names());
     FKV_TRY(check_shape(h));
-    FKV_TRY(check_numbers(h));
+    FKV_TRY(check_scalars(h));
     m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
     m->residual_scale = h->residual_scale != 0.0f ? h->residual_scale : 1.0f;
@@ -610,25 +682,26 @@ fkv_model_config fkv_model_config_default(void) { return (fkv_model_config){0}; 
 fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_model **model) {
     FKV_REQUIRE(path != NULL && config != NULL && model != NULL, FKV_BAD_ARGUMENT,
                 "fkv_model_load: path, config or model is NULL");
-    FKV_REQUIRE(config->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "%u threads: at most %d", config->n_threads,
-                FKV_MAX_THREADS);
+    FKV_REQUIRE(config->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u: at most %d threads are supported",
+                config->n_threads, FKV_MAX_THREADS);
     const fkv_model_backend *backend = NULL;
     FKV_TRY(fkv_model_backend_find(config->backend, &backend));
     fkv_model *m = calloc(1, sizeof *m);
-    FKV_REQUIRE(m != NULL, FKV_NO_MEMORY, "no memory for a model");
+    FKV_REQUIRE(m != NULL, FKV_NO_MEMORY, "out of memory allocating the model");
     m->config = *config;
     m->backend = backend;
     m->path = strdup(path);
-    fkv_status status = m->path != NULL ? open_model(path, m) : fkv_fail(FKV_NO_MEMORY, "no memory for a model");
+    fkv_status status = m->path != NULL ? open_model(path, m) : fkv_fail(FKV_NO_MEMORY, "out of memory allocating the model");
     if (status != FKV_OK) {
         fkv_model_close(m);
         return status;
     }
     if (config->log != NULL) {
         char line[256];
-        (void)snprintf(
-            line, sizeof line, "flatkv %s: %s of %u layers, %" PRIu64 " parameters: %" PRIu64 " bytes packed, %" PRIu64 " mapped",
-            fkv_version(), m->info.architecture, m->info.n_layers, m->info.n_parameters, m->info.packed_bytes, m->mapped_bytes);
+        (void)snprintf(line, sizeof line,
+                       "flatkv %s: %s model with %u layers and %llu parameters, %llu bytes packed and %llu mapped", fkv_version(),
+                       m->info.architecture, m->info.n_layers, (unsigned long long)m->info.n_parameters,
+                       (unsigned long long)m->info.packed_bytes, (unsigned long long)m->mapped_bytes);
         config->log(config->log_user, line);
     }
     *model = m;
@@ -651,20 +724,39 @@ void fkv_model_close(fkv_model *model) {
 
 const fkv_model_info *fkv_model_about(const fkv_model *model) { return model != NULL ? &model->info : NULL; }
 
-/* ---- tokens: the tokenizer's answers, behind a check for NULL ---- */
+fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_model_layer *info) {
+    FKV_REQUIRE(model != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_model_layer_about: model or info is NULL");
+    FKV_REQUIRE(layer < model->info.n_layers, FKV_BAD_ARGUMENT, "invalid layer %u: the model has %u layers", layer,
+                model->info.n_layers);
+    const fkv_layer_shape *s = &model->hparams->shapes[layer];
+    *info = (fkv_model_layer){.n_kv_heads = s->n_kv_heads,
+                              .head_dim = s->head_dim,
+                              .window = fkv_architecture_window(model->hparams, layer),
+                              .kv_layer = s->kv_layer};
+    return FKV_OK;
+}
+
+/* ---- tokens ---- */
+
+static fkv_status require_tokenizer(const fkv_model *model) {
+    FKV_REQUIRE(model->tokenizer != NULL, FKV_UNSUPPORTED,
+                "the model was loaded from a config.json alone and has no tokenizer: %s", model->path);
+    return FKV_OK;
+}
 
 fkv_status fkv_tokenize(const fkv_model *model, const char *text, size_t n_bytes, unsigned flags, uint32_t *tokens,
                         size_t capacity, size_t *n_tokens) {
     FKV_REQUIRE(model != NULL && (text != NULL || n_bytes == 0) && (tokens != NULL || capacity == 0) && n_tokens != NULL,
                 FKV_BAD_ARGUMENT, "fkv_tokenize: model, text, tokens or n_tokens is NULL");
+    FKV_TRY(require_tokenizer(model));
     return fkv_tokenizer_encode(model->tokenizer, text != NULL ? text : "", NULL, n_bytes, flags, tokens, capacity, n_tokens);
 }
 
 const char *fkv_token_text(const fkv_model *model, uint32_t token, bool special, size_t *n_bytes) {
-    size_t unasked = 0;
-    size_t *n = n_bytes != NULL ? n_bytes : &unasked;
+    size_t ignored = 0;
+    size_t *n = n_bytes != NULL ? n_bytes : &ignored;
     *n = 0;
-    return model != NULL ? fkv_tokenizer_text(model->tokenizer, token, special, n) : "";
+    return model != NULL && model->tokenizer != NULL ? fkv_tokenizer_text(model->tokenizer, token, special, n) : "";
 }
 
 /* ---- chat ---- */
@@ -673,6 +765,7 @@ fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, s
                              uint32_t *tokens, size_t capacity, size_t *n_tokens) {
     FKV_REQUIRE(model != NULL && conversation != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL, FKV_BAD_ARGUMENT,
                 "fkv_chat_tokenize: model, conversation, tokens or n_tokens is NULL");
+    FKV_TRY(require_tokenizer(model));
     fkv_rendered text = {0};
     FKV_TRY(fkv_chat_run(model->chat, conversation, n_bytes, now, &text));
     fkv_status status = fkv_tokenizer_encode(model->tokenizer, text.text, text.given, text.n_bytes, FKV_TOKENIZE_SPECIAL, tokens,
@@ -685,6 +778,7 @@ fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, siz
                            uint8_t *given, size_t capacity, size_t *n_text) {
     FKV_REQUIRE(model != NULL && conversation != NULL && (text != NULL || capacity == 0) && n_text != NULL, FKV_BAD_ARGUMENT,
                 "fkv_chat_render: model, conversation, text or n_text is NULL");
+    FKV_TRY(require_tokenizer(model));
     fkv_rendered rendered = {0};
     FKV_TRY(fkv_chat_run(model->chat, conversation, n_bytes, now, &rendered));
     size_t n = rendered.n_bytes < capacity ? rendered.n_bytes : capacity;
@@ -699,5 +793,6 @@ fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const ui
                               size_t capacity, size_t *n_tokens) {
     FKV_REQUIRE(model != NULL && text != NULL && given != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL,
                 FKV_BAD_ARGUMENT, "fkv_tokenize_given: model, text, given, tokens or n_tokens is NULL");
+    FKV_TRY(require_tokenizer(model));
     return fkv_tokenizer_encode(model->tokenizer, text, given, n_bytes, FKV_TOKENIZE_SPECIAL, tokens, capacity, n_tokens);
 }

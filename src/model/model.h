@@ -1,40 +1,43 @@
-/* A loaded model: which tensor of the file is which part of it, the vocabulary, and its weights as its backend holds them.
+/* A loaded model: the tensors of each layer, the vocabulary, and the weights in the backend's format.
  *
- * Made by fkv_model_load(), read-only from then on. What the parts are and that they have the right shape is found out once, for
- * every backend; packed_weights.h has the CPU's form of them, src/model/mlx that of MLX.
+ * fkv_model_load() creates a model, which is read-only afterwards. All backends share the code that locates tensors and checks
+ * their shapes. packed_weights.h declares the weights of the CPU backend, and src/model/mlx contains those of MLX.
  */
 #ifndef FKV_MODEL_STATE_H
 #define FKV_MODEL_STATE_H
 
+#include "../text/chat/chat.h"
+#include "../text/tokenizer/tokenizer.h"
 #include "architecture.h"
-#include "chat/chat.h"
 #include "model_backend.h"
-#include "tokenizer/tokenizer.h"
 
-/* Of one layer; NULL where it has none. Parts of a fused tensor are views of its rows. */
+/* Tensors of one layer. NULL marks a tensor that the layer does not have. Parts of a fused tensor are views of its rows. */
 typedef struct fkv_layer_tensors {
-    const fkv_tensor *q, *k, *v; /* [H D, dim], [G D, dim], [G D, dim]; of a layer that shares pages q alone */
-    const fkv_tensor *o;         /* [dim, H D] */
+    /* [H * D, dim], [G * D, dim], [G * D, dim]; layers that share another layer's pages have only q */
+    const fkv_tensor *q, *k, *v;
+    const fkv_tensor *o;         /* [dim, H * D] */
     const fkv_tensor *gate, *up; /* [ffn_dim, dim] */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
-    const fkv_tensor *q_norm, *k_norm;      /* [D], or [H D] and [G D] */
+    const fkv_tensor *q_norm, *k_norm;      /* [D], or [H * D] and [G * D] */
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
-    const fkv_tensor *out_scale;                    /* [1] */
-    const fkv_tensor *input_gate, *input_proj;      /* [input_dim, dim], [dim, input_dim] */
-    const fkv_tensor *input_norm;                   /* [dim] */
-    const fkv_tensor *sinks;                        /* [H] */
-    const fkv_tensor *router;                       /* [E, dim]; gate, up and down are NULL then, unless both are there */
+    const fkv_tensor *out_scale;               /* [1] */
+    const fkv_tensor *input_gate, *input_proj; /* [input_dim, dim], [dim, input_dim] */
+    const fkv_tensor *input_norm;              /* [dim] */
+    const fkv_tensor *sinks;                   /* [H] */
+    const fkv_tensor
+        *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
-    const fkv_tensor *experts_norm;                 /* [dim] before experts beside a feed-forward; ffn_norm is before that one */
-    const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] behind each of them, before both are added */
-    const fkv_tensor *router_correction;                   /* [E] of the scores that experts are chosen by */
-    const fkv_tensor *shared_gate; /* [1, dim] of the feed-forward beside experts, whose gate, up and down are the layer's */
+    const fkv_tensor *experts_norm; /* [dim] input norm of the experts if a dense feed-forward with ffn_norm runs in parallel */
+    const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] norms of the outputs of the dense feed-forward and of the
+                                                              experts, applied before the outputs are added */
+    const fkv_tensor *router_correction;                   /* [E] correction added to the scores when experts are selected */
+    const fkv_tensor *shared_gate; /* [1, dim] gate of the shared expert, whose matrices are gate, up and down */
     const fkv_tensor *router_bias; /* [E] */
-    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] of gate, up, down */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] matrices, one per expert */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
 } fkv_layer_tensors;
 
@@ -44,7 +47,7 @@ typedef struct fkv_array_weights fkv_array_weights;
 struct fkv_model {
     fkv_model_info info;
     fkv_model_config config;
-    char *path; /* as it was given */
+    char *path; /* path passed to fkv_model_load() */
     const fkv_model_backend *backend;
     const fkv_architecture *architecture;
     const fkv_hparams *hparams;
@@ -53,21 +56,21 @@ struct fkv_model {
     float query_scale;
     fkv_layer_tensors *tensors;   /* [n_layers] */
     const fkv_tensor *embedding;  /* [n_vocab, dim] */
-    const fkv_tensor *output;     /* [n_vocab, dim]; the embedding where the file has none of its own */
+    const fkv_tensor *output;     /* [n_vocab, dim]; equals embedding if the embeddings are tied */
     const fkv_tensor *final_norm; /* [dim] */
     const fkv_tensor *final_norm_bias;
-    const fkv_tensor *inputs;      /* [n_vocab, n_layers input_dim] what each layer reads of a token, or NULL */
-    const fkv_tensor *inputs_proj; /* [n_layers input_dim, dim] what it reads of the embedding */
-    const fkv_tensor *inputs_norm; /* [input_dim] of that */
-    float *sinks;                  /* [n_layers, H] learned logits, or NULL */
+    const fkv_tensor *inputs;      /* [n_vocab, n_layers * input_dim] per-layer token embeddings, or NULL */
+    const fkv_tensor *inputs_proj; /* [n_layers * input_dim, dim] matrix that projects the embedding to the per-layer inputs */
+    const fkv_tensor *inputs_norm; /* [input_dim] norm of the projected inputs */
+    float *sinks;                  /* [n_layers, H] learned sink logits, or NULL */
     fkv_tensor *views;             /* [n_views] parts of fused tensors */
-    const fkv_tensor **experts;    /* what the layers' lists of experts lie in */
-    uint64_t mapped_bytes;         /* of what is used where the file is mapped */
-    uint64_t touched_bytes;        /* of that, what one token reads */
-    uint64_t room_bytes;           /* of each thread, to make panels in of what is mapped */
-    uint64_t room_scratch;         /* of those */
-    fkv_packed_weights *packed;    /* the CPU's, else NULL */
-    fkv_array_weights *arrays;     /* MLX's, else NULL */
+    const fkv_tensor **experts;    /* storage of the expert lists of all layers */
+    uint64_t mapped_bytes;         /* size of the weights that are read from the mapped file */
+    uint64_t touched_bytes;        /* part of mapped_bytes that one token reads */
+    uint64_t panel_bytes;          /* size of the per-thread buffers in which mapped weights are packed into panels */
+    uint64_t panel_scratch_bytes;  /* part of panel_bytes that holds temporary rows */
+    fkv_packed_weights *packed;    /* CPU weights, or NULL */
+    fkv_array_weights *arrays;     /* MLX weights, or NULL */
     fkv_weights *weights;
     fkv_tokenizer *tokenizer;
     fkv_chat *chat;

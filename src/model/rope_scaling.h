@@ -1,14 +1,14 @@
-/* From what a file says of RoPE to frequencies. */
+/* RoPE frequencies of a model. */
 #ifndef FKV_ROPE_SCALING_H
 #define FKV_ROPE_SCALING_H
 
 #include "files/weights.h"
 
-/* Radians a position for each of the dim / 2 pairs; gives what cosines and sines are multiplied by. is_long: sequences may
- * grow beyond the original context (longrope has other factors then). */
+/* Computes the frequency (radians per position) of each of the dim / 2 pairs, and returns the factor by which cosines and sines
+ * are multiplied. is_long: use the long factors of longrope, because sequences may exceed the original context. */
 double fkv_rope_frequencies(const fkv_rope *rope, const fkv_hparams *hparams, bool is_long, double *frequencies);
 
-/* Whether is_long makes a difference, and sequences of so many tokens are long. */
+/* Returns whether sequences of up to max_tokens tokens need the long factors of longrope. */
 bool fkv_rope_is_long(const fkv_hparams *hparams, uint32_t max_tokens);
 
 #endif

@@ -1,5 +1,6 @@
-/* Owns the order of the nodes in a heap, not the nodes. Invariants: no item is older than its parent in the heap; items and
- * place are each other's inverse.
+/* Indexed binary heap over prefix-tree nodes. The heap stores node indices; the nodes themselves are in the tree.
+ *
+ * Invariants: no node is older than its parent in the heap; the arrays items and place are inverses of each other.
  */
 #include "node_heap.h"
 
@@ -17,49 +18,50 @@ void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes) {
     }
 }
 
-/* Sinks are seen by every later query, so among pages of one age they are given up last. */
-static uint32_t rank(const fkv_node_heap *heap, const fkv_node *node) {
+/* Returns a node's rank among nodes with the same last_use; the node with the lowest rank is evicted first. Nodes of sink pages
+ * have the highest ranks, because sink pages are visible to every later query. */
+static uint32_t eviction_rank(const fkv_node_heap *heap, const fkv_node *node) {
     return node->depth < heap->n_fixed ? UINT32_MAX - heap->n_fixed + node->depth : node->depth;
 }
 
-static bool older(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t a, uint32_t b) {
+static bool is_older(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t a, uint32_t b) {
     if (nodes[a].last_use != nodes[b].last_use) return nodes[a].last_use < nodes[b].last_use;
-    return rank(heap, &nodes[a]) < rank(heap, &nodes[b]);
+    return eviction_rank(heap, &nodes[a]) < eviction_rank(heap, &nodes[b]);
 }
 
-static void put(fkv_node_heap *heap, uint32_t place, uint32_t node) {
+static void set_heap_item(fkv_node_heap *heap, uint32_t place, uint32_t node) {
     heap->items[place] = node;
     heap->place[node] = place;
 }
 
-static void sift_up(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
+static void sift_node_up(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
     uint32_t node = heap->items[place];
     while (place > 0) {
         uint32_t above = (place - 1) / 2;
-        if (!older(heap, nodes, node, heap->items[above])) break;
-        put(heap, place, heap->items[above]);
+        if (!is_older(heap, nodes, node, heap->items[above])) break;
+        set_heap_item(heap, place, heap->items[above]);
         place = above;
     }
-    put(heap, place, node);
+    set_heap_item(heap, place, node);
 }
 
-static void sift_down(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
+static void sift_node_down(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
     uint32_t node = heap->items[place];
     for (;;) {
         uint32_t below = 2 * place + 1;
         if (below >= heap->n) break;
-        if (below + 1 < heap->n && older(heap, nodes, heap->items[below + 1], heap->items[below])) below++;
-        if (!older(heap, nodes, heap->items[below], node)) break;
-        put(heap, place, heap->items[below]);
+        if (below + 1 < heap->n && is_older(heap, nodes, heap->items[below + 1], heap->items[below])) below++;
+        if (!is_older(heap, nodes, heap->items[below], node)) break;
+        set_heap_item(heap, place, heap->items[below]);
         place = below;
     }
-    put(heap, place, node);
+    set_heap_item(heap, place, node);
 }
 
 void fkv_heap_push(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
     FKV_ASSERT(!fkv_heap_has(heap, node));
-    put(heap, heap->n++, node);
-    sift_up(heap, nodes, heap->n - 1);
+    set_heap_item(heap, heap->n++, node);
+    sift_node_up(heap, nodes, heap->n - 1);
 }
 
 void fkv_heap_remove(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
@@ -68,13 +70,13 @@ void fkv_heap_remove(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) 
     uint32_t last = heap->items[--heap->n];
     heap->place[node] = FKV_NO_PLACE;
     if (last == node) return;
-    put(heap, place, last);
-    sift_up(heap, nodes, place);
-    sift_down(heap, nodes, heap->place[last]);
+    set_heap_item(heap, place, last);
+    sift_node_up(heap, nodes, place);
+    sift_node_down(heap, nodes, heap->place[last]);
 }
 
 void fkv_heap_aged(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
-    if (fkv_heap_has(heap, node)) sift_down(heap, nodes, heap->place[node]);
+    if (fkv_heap_has(heap, node)) sift_node_down(heap, nodes, heap->place[node]);
 }
 
 bool fkv_heap_consistent(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t n_nodes) {
@@ -82,7 +84,7 @@ bool fkv_heap_consistent(const fkv_node_heap *heap, const fkv_node *nodes, uint3
     for (uint32_t place = 0; place < heap->n; place++) {
         uint32_t node = heap->items[place];
         if (node >= n_nodes || heap->place[node] != place) return false;
-        if (place > 0 && older(heap, nodes, node, heap->items[(place - 1) / 2])) return false;
+        if (place > 0 && is_older(heap, nodes, node, heap->items[(place - 1) / 2])) return false;
     }
     uint32_t n = 0;
     for (uint32_t node = 0; node < n_nodes; node++) n += fkv_heap_has(heap, node);

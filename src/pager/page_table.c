@@ -1,15 +1,17 @@
-/* Owns the shape of page tables: fixed entries for sinks (or for everything, in the full group), then a ring. Does not own the
- * pages in them.
+/* Shapes of page tables, and checks of the pages that they hold. A table consists of fixed entries for sink pages (in the full
+ * group, for all pages), followed by a ring of entries. Tables do not own pages.
  *
- * The ring is wide enough for the worst alignment: a step at length L touches tokens L - window + 1 .. L + n - 1, that is
- * window - 1 + n tokens, and pages are let go only when it commits. T tokens in a row touch at most (T + page - 2) / page + 1
- * pages. Spare pages come in front of them, and those before them of the span that they are in.
+ * Ring size. In the following formulas, `page` is the number of tokens per page. A step that appends n tokens to a sequence of
+ * length L accesses positions L - window + 1 to L + n - 1, which are window - 1 + n tokens. Pages are released only at commit. T
+ * consecutive tokens occupy at most (T + page - 2) / page + 1 pages. The ring also has entries for the spare pages and for the
+ * pages that precede the first of these pages in its span.
  *
- * Of that, n_step pages are needed once and not for every sequence. A row of n tokens fills at most
- *     held(n) = (window - 1 + n + page - 2) / page + what is in front
- * entries. Let n0, from 1 to page, be where the division leaves no rest: then held(n) - held(n0) <= (n - n0) / page, whole pages,
- * and nothing for n < n0. Rows of a step have max_step_tokens together, so all of them fill at most (max_step_tokens - n0) / page
- * entries beyond held(n0) each.
+ * n_step pages are reserved once for all sequences together, not once per sequence. A sequence with n new tokens uses at most
+ *     held(n) = (window - 1 + n + page - 2) / page + (spare pages and span)
+ * entries. Let n0 be the number from 1 to page for which the division has no remainder. For n >= n0, held(n) - held(n0) is at
+ * most (n - n0) / page, rounded down; for n < n0, held(n) is not larger than held(n0). All rows of a step together have at most
+ * max_step_tokens tokens. Beyond held(n0) entries per row, they therefore use at most (max_step_tokens - n0) / page entries in
+ * total.
  */
 #include "page_table.h"
 
@@ -52,20 +54,33 @@ fkv_window_pages fkv_pager_window_pages(const fkv_pager_spec *spec, uint32_t gro
     return (fkv_window_pages){fkv_min_u32(shape.n_rest, n_pages), fkv_min_u32(shape.width, n_pages), shape.n_step};
 }
 
-static uint32_t rest_of(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+/* Returns the maximum number of pages that a sequence of max_tokens holds between steps. */
+static uint32_t pages_between_steps(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
     return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].n_rest);
 }
 
-static uint32_t cap_of(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+/* Returns the maximum number of pages that a sequence of max_tokens holds during a step. */
+static uint32_t pages_within_step(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
     return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].width);
 }
 
 fkv_group fkv_table_reserve(const fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less) {
     fkv_group g = pager->groups[group];
-    uint32_t rest[] = {rest_of(pager, group, more), rest_of(pager, group, less)};
+    uint32_t rest[] = {pages_between_steps(pager, group, more), pages_between_steps(pager, group, less)};
     g.reserved = g.reserved + rest[0] - rest[1];
-    g.in_steps = g.in_steps + (cap_of(pager, group, more) - rest[0]) - (cap_of(pager, group, less) - rest[1]);
+    g.in_steps =
+        g.in_steps + (pages_within_step(pager, group, more) - rest[0]) - (pages_within_step(pager, group, less) - rest[1]);
     return g;
+}
+
+void fkv_table_prepare(fkv_pager *pager, uint32_t slot) {
+    if (slot < pager->n_slots_used) return;
+    FKV_ASSERT(slot == pager->n_slots_used);
+    pager->n_slots_used++;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        const fkv_group *group = &pager->groups[g];
+        for (uint32_t i = 0; i < group->width; i++) group->entries[(uint64_t)slot * group->width + i] = FKV_NO_PAGE;
+    }
 }
 
 bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted) {
@@ -83,6 +98,10 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
     uint64_t entered = 0;
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         const fkv_sequence *s = &pager->sequences[slot];
+        if (slot >= pager->n_slots_used) {
+            if (s->open) return false;
+            continue;
+        }
         uint32_t n_expected = 0;
         if (s->open) {
             if (s->len > s->max_tokens || s->spare_from > fkv_table_joins(pager, s->len)) return false;
@@ -96,8 +115,8 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
                 tails[page] += fkv_has_tail(pager, s) && i == s->len / page_tokens;
                 n_expected++;
             }
-            uint32_t rest = rest_of(pager, group, s->max_tokens);
-            uint32_t cap = cap_of(pager, group, s->max_tokens);
+            uint32_t rest = pages_between_steps(pager, group, s->max_tokens);
+            uint32_t cap = pages_within_step(pager, group, s->max_tokens);
             if (n_expected > (s->row == FKV_NO_ROW ? rest : cap)) return false;
             reserved += rest;
             in_steps += cap - rest;

@@ -1,5 +1,5 @@
-/* Puts the pager together: layout, the law of the pool (promised <= free + cached), replenishing, figures for other threads, and
- * the check of everything against everything. Sequences are in sequence.c, prefixes in prefix.c, steps in step.c.
+/* Pager layout, the pool invariant (promised <= free + cached), replenishing of the free list, counters, and consistency checks.
+ * Sequences are in sequence.c, prefixes in prefix.c and steps in step.c.
  */
 #include "pager.h"
 
@@ -8,12 +8,11 @@
 #include "pool.h"
 #include "prefix_tree.h"
 
-static void reset(fkv_pager *pager) {
+static void reset_pager(fkv_pager *pager) {
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
         group->pins = pager->full == FKV_NO_GROUP || pager->full == g;
         fkv_pool_reset(&group->pool);
-        for (uint64_t i = 0; i < (uint64_t)pager->spec.max_seqs * group->width; i++) group->entries[i] = FKV_NO_PAGE;
     }
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         pager->slots[slot] = slot;
@@ -65,10 +64,10 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
     p->step = (fkv_step_state){.rows = rows, .copies = copies};
     memset(rows, 0, n_rows * sizeof *rows);
     memset(copies, 0, (size_t)n_rows * spec->n_groups * sizeof *copies);
-    reset(p);
+    reset_pager(p);
 }
 
-/* ---- the law of the pool ---- */
+/* ---- pool invariant ---- */
 
 uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group) {
     const fkv_group *g = &pager->groups[group];
@@ -93,9 +92,9 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n) {
     }
 }
 
-/* An upper bound on what one step takes: a row of n tokens takes at most 1 + ceil((n - 1) / page_tokens) <= n pages, a copy of
- * its last page included. */
-static uint64_t step_pages(const fkv_pager *pager) {
+/* Returns an upper bound on the number of pages that one step allocates. A row of n tokens allocates at most 1 + ceil((n - 1) /
+ * page_tokens) <= n pages, including the copy of its last page. */
+static uint64_t max_step_pages(const fkv_pager *pager) {
     uint64_t n_tokens = pager->spec.max_step_tokens;
     uint64_t by_rows = 2 * (uint64_t)pager->n_seqs + n_tokens / pager->spec.page_tokens;
     return n_tokens < by_rows ? n_tokens : by_rows;
@@ -103,18 +102,18 @@ static uint64_t step_pages(const fkv_pager *pager) {
 
 static uint64_t pages_to_keep_free(const fkv_pager *pager, uint32_t group) {
     uint64_t promised = fkv_group_promised(pager, group);
-    uint64_t step = step_pages(pager);
+    uint64_t step = max_step_pages(pager);
     return promised < step ? promised : step;
 }
 
 void fkv_pager_settle(fkv_pager *pager) {
-    /* the full group first: a node evicted for its sake gives up its window pages too */
+    /* the full group comes first, because evicting a node also frees the node's window pages */
     if (pager->full != FKV_NO_GROUP) fkv_group_make_free(pager, pager->full, pages_to_keep_free(pager, pager->full));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) fkv_group_make_free(pager, g, pages_to_keep_free(pager, g));
     fkv_pager_publish(pager);
 }
 
-/* ---- figures ---- */
+/* ---- counters ---- */
 
 static fkv_group_stats group_stats(const fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
@@ -128,51 +127,54 @@ static fkv_group_stats group_stats(const fkv_pager *pager, uint32_t group) {
                              .promised = (uint32_t)fkv_group_promised(pager, group)};
 }
 
-static void set(_Atomic uint32_t *figure, uint32_t value) { atomic_store_explicit(figure, value, memory_order_relaxed); }
-static uint32_t get(const _Atomic uint32_t *figure) { return atomic_load_explicit(figure, memory_order_relaxed); }
-static uint64_t get_sum(const _Atomic uint64_t *figure) { return atomic_load_explicit(figure, memory_order_relaxed); }
+static void store_counter(_Atomic uint32_t *counter, uint32_t value) {
+    atomic_store_explicit(counter, value, memory_order_relaxed);
+}
+static uint32_t load_counter(const _Atomic uint32_t *counter) { return atomic_load_explicit(counter, memory_order_relaxed); }
+static uint64_t load_counter64(const _Atomic uint64_t *counter) { return atomic_load_explicit(counter, memory_order_relaxed); }
 
 void fkv_pager_publish(fkv_pager *pager) {
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group_stats now = group_stats(pager, g);
-        fkv_group_figures *figures = &pager->figures.groups[g];
-        set(&figures->free, now.free);
-        set(&figures->held, now.held);
-        set(&figures->shared, now.shared);
-        set(&figures->cached, now.cached);
-        set(&figures->pinned, now.pinned);
-        set(&figures->promised, now.promised);
+        fkv_group_counters *counters = &pager->counters.groups[g];
+        store_counter(&counters->free, now.free);
+        store_counter(&counters->held, now.held);
+        store_counter(&counters->shared, now.shared);
+        store_counter(&counters->cached, now.cached);
+        store_counter(&counters->pinned, now.pinned);
+        store_counter(&counters->promised, now.promised);
     }
-    set(&pager->figures.seqs, pager->n_seqs - pager->step.n_closing);
+    store_counter(&pager->counters.seqs, pager->n_seqs - pager->step.n_closing);
     FKV_ASSERT_DEEP(fkv_pager_consistent(pager));
 }
 
 void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats) {
-    const fkv_figures *figures = &pager->figures;
+    const fkv_pager_counters *counters = &pager->counters;
     stats->n_groups = pager->spec.n_groups;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         stats->groups[g] = (fkv_group_stats){.pages = pager->spec.groups[g].n_pages,
-                                             .free = get(&figures->groups[g].free),
-                                             .held = get(&figures->groups[g].held),
-                                             .shared = get(&figures->groups[g].shared),
-                                             .cached = get(&figures->groups[g].cached),
-                                             .pinned = get(&figures->groups[g].pinned),
-                                             .promised = get(&figures->groups[g].promised)};
+                                             .free = load_counter(&counters->groups[g].free),
+                                             .held = load_counter(&counters->groups[g].held),
+                                             .shared = load_counter(&counters->groups[g].shared),
+                                             .cached = load_counter(&counters->groups[g].cached),
+                                             .pinned = load_counter(&counters->groups[g].pinned),
+                                             .promised = load_counter(&counters->groups[g].promised)};
     }
-    stats->seqs = get(&figures->seqs);
-    stats->steps = get_sum(&figures->steps);
-    stats->aborts = get_sum(&figures->aborts);
-    stats->tokens = get_sum(&figures->tokens);
-    stats->page_copies = get_sum(&figures->page_copies);
-    stats->hit_tokens = get_sum(&figures->hit_tokens);
-    stats->hits = get_sum(&figures->hits);
-    stats->evictions = get_sum(&figures->evictions);
+    stats->seqs = load_counter(&counters->seqs);
+    stats->steps = load_counter64(&counters->steps);
+    stats->aborts = load_counter64(&counters->aborts);
+    stats->tokens = load_counter64(&counters->tokens);
+    stats->page_copies = load_counter64(&counters->page_copies);
+    stats->hit_tokens = load_counter64(&counters->hit_tokens);
+    stats->hits = load_counter64(&counters->hits);
+    stats->evictions = load_counter64(&counters->evictions);
 }
 
-/* ---- checking ---- */
+/* ---- consistency checks ---- */
 
-/* refs and tails of every page, counted again from the tables, the tree and the open step. */
-static bool holders_consistent(const fkv_pager *pager, uint32_t group) {
+/* Counts the references and tails of every page in the tables, the tree and the open step, and compares the results with the
+ * counts in the pools. */
+static bool refs_consistent(const fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
     uint32_t *refs = pager->audit;
     uint32_t *tails = pager->audit + pager->n_audit;
@@ -193,7 +195,7 @@ static bool holders_consistent(const fkv_pager *pager, uint32_t group) {
     return true;
 }
 
-static bool figures_consistent(const fkv_pager *pager) {
+static bool counters_consistent(const fkv_pager *pager) {
     fkv_stats stats = {0};
     fkv_pager_stats(pager, &stats);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
@@ -237,7 +239,8 @@ uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *
     const uint64_t n_pages = g->pool.n_pages;
     const uint64_t n = n_pages < capacity ? n_pages : capacity;
     for (uint64_t i = 0; i < n; i++) list[i] = page_info(pager, &g->pool, (uint32_t)(i * n_pages / n));
-    for (uint32_t slot = 0; n > 0 && slot < pager->spec.max_seqs; slot++) { /* pages that the tree does not have know no tenant */
+    for (uint32_t slot = 0; n > 0 && slot < pager->spec.max_seqs;
+         slot++) { /* for pages outside of the tree, the tenant comes from the sequence */
         if (!pager->sequences[slot].open) continue;
         for (uint32_t place = 0; place < g->width; place++) {
             const uint64_t page = g->entries[(uint64_t)slot * g->width + place];
@@ -251,11 +254,11 @@ uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *
 bool fkv_pager_consistent(const fkv_pager *pager) {
     if (!sequences_consistent(pager)) return false;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
-        if (!fkv_pool_consistent(&pager->groups[g].pool, pager->audit) || !holders_consistent(pager, g)) return false;
+        if (!fkv_pool_consistent(&pager->groups[g].pool, pager->audit) || !refs_consistent(pager, g)) return false;
         if (fkv_group_promised(pager, g) > fkv_group_room(pager, g)) return false;
         if (!pager->step.open) {
             if (pager->groups[g].taken != 0 || pager->groups[g].pool.n_free < pages_to_keep_free(pager, g)) return false;
         }
     }
-    return fkv_tree_consistent(pager, pager->audit, pager->audit + pager->n_audit) && figures_consistent(pager);
+    return fkv_tree_consistent(pager, pager->audit, pager->audit + pager->n_audit) && counters_consistent(pager);
 }

@@ -1,8 +1,7 @@
-/* Owns the free list, the holders of every page and the counters over them; knows neither tables nor tree.
+/* Free list, reference counts and counters of a page pool. This file is independent of page tables and the prefix tree.
  *
- * Every change takes the page's share out of the counters, changes the page and adds the new share, so the counters are
- * exact by construction:
- *     counts = sum over pages share(refs, tails, node).
+ * Every change of a page subtracts the page's contribution from the counters, updates the page, and adds its new contribution.
+ * Invariant: counts = sum over pages of contribution(refs, tails, node).
  */
 #include "pool.h"
 
@@ -35,7 +34,7 @@ uint32_t fkv_pool_copies(uint32_t refs, uint32_t tails) {
     return tails == refs ? tails - 1 : tails;
 }
 
-static fkv_pool_counts share(const fkv_pool *pool, uint32_t page) {
+static fkv_pool_counts contribution(const fkv_pool *pool, uint32_t page) {
     bool in_tree = pool->node[page] != FKV_NO_NODE;
     return (fkv_pool_counts){.used = pool->refs[page] > (in_tree ? 1u : 0u),
                              .shared = pool->refs[page] >= 2,
@@ -43,29 +42,29 @@ static fkv_pool_counts share(const fkv_pool *pool, uint32_t page) {
                              .copies = fkv_pool_copies(pool->refs[page], pool->tails[page])};
 }
 
-static void add(fkv_pool_counts *sum, fkv_pool_counts one) {
+static void add_counts(fkv_pool_counts *sum, fkv_pool_counts one) {
     sum->used += one.used;
     sum->shared += one.shared;
     sum->in_tree += one.in_tree;
     sum->copies += one.copies;
 }
 
-static void subtract(fkv_pool_counts *sum, fkv_pool_counts one) {
+static void subtract_counts(fkv_pool_counts *sum, fkv_pool_counts one) {
     sum->used -= one.used;
     sum->shared -= one.shared;
     sum->in_tree -= one.in_tree;
     sum->copies -= one.copies;
 }
 
-static void change(fkv_pool *pool, uint32_t page, int d_refs, int d_tails, uint32_t node) {
+static void change_page(fkv_pool *pool, uint32_t page, int d_refs, int d_tails, uint32_t node) {
     FKV_ASSERT(page < pool->n_pages);
     uint32_t before = pool->refs[page];
-    subtract(&pool->counts, share(pool, page));
+    subtract_counts(&pool->counts, contribution(pool, page));
     pool->refs[page] = before + (uint32_t)d_refs;
     pool->tails[page] += (uint32_t)d_tails;
     pool->node[page] = node;
     FKV_ASSERT(pool->refs[page] <= UINT16_MAX + 1u && pool->tails[page] <= pool->refs[page]);
-    add(&pool->counts, share(pool, page));
+    add_counts(&pool->counts, contribution(pool, page));
 
     uint32_t after = pool->refs[page];
     if (before == 0 && after != 0) {
@@ -77,7 +76,7 @@ static void change(fkv_pool *pool, uint32_t page, int d_refs, int d_tails, uint3
 }
 
 void fkv_pool_change(fkv_pool *pool, uint32_t page, int d_refs, int d_tails) {
-    change(pool, page, d_refs, d_tails, pool->node[page]);
+    change_page(pool, page, d_refs, d_tails, pool->node[page]);
 }
 
 uint32_t fkv_pool_take(fkv_pool *pool) {
@@ -89,12 +88,12 @@ uint32_t fkv_pool_take(fkv_pool *pool) {
 
 void fkv_pool_adopt(fkv_pool *pool, uint32_t page, uint32_t node) {
     FKV_ASSERT(pool->node[page] == FKV_NO_NODE && pool->refs[page] > 0);
-    change(pool, page, 1, 0, node);
+    change_page(pool, page, 1, 0, node);
 }
 
 void fkv_pool_abandon(fkv_pool *pool, uint32_t page) {
     FKV_ASSERT(pool->node[page] != FKV_NO_NODE);
-    change(pool, page, -1, 0, FKV_NO_NODE);
+    change_page(pool, page, -1, 0, FKV_NO_NODE);
 }
 
 bool fkv_pool_consistent(const fkv_pool *pool, uint32_t *seen) {
@@ -109,7 +108,7 @@ bool fkv_pool_consistent(const fkv_pool *pool, uint32_t *seen) {
         if ((pool->refs[page] == 0) != (seen[page] == 1)) return false;
         if (pool->refs[page] == 0 && pool->node[page] != FKV_NO_NODE) return false;
         if (pool->tails[page] > pool->refs[page] || pool->writers[page] != 0 || pool->in_place[page] != 0) return false;
-        add(&sum, share(pool, page));
+        add_counts(&sum, contribution(pool, page));
     }
     return sum.used == pool->counts.used && sum.shared == pool->counts.shared && sum.in_tree == pool->counts.in_tree &&
            sum.copies == pool->counts.copies;

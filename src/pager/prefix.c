@@ -1,15 +1,19 @@
-/* Offers the pages of a sequence to the prefix tree, and empties the tree. Owns the rules of an offer, not the nodes:
+/* Inserts pages of a sequence into the prefix tree, and clears the tree. Insertion follows these rules:
  *
- * - what is there stays: where a node has the tokens already, the sequence keeps its page and the node its own;
- * - a page stands in the tree once: tokens that would put it elsewhere contradict what it was computed from;
- * - the law of the pool comes first: an offer that would pin cached pages which are promised to others ends there, quietly;
- * - of a group with spare pages the tree takes the sink pages: no sequence that joins needs another.
+ * - Existing nodes are kept: if a node with the same tokens exists, the sequence and the node each keep their own page.
+ * - A page is in the tree at most once. An insertion of the same page with different tokens is rejected, because a page is
+ * computed from only one token sequence.
+ * - The pool invariant takes precedence: an insertion ends early, without an error, if it would pin cached pages that are
+ * promised to other sequences.
+ * - In a group with spare pages, only sink pages are inserted, because a sequence that shares the prefix needs no other pages of
+ * this group.
  */
 #include "page_table.h"
 #include "pager_state.h"
 #include "prefix_tree.h"
 
-/* The page of logical page i that the sequence still holds, or FKV_NO_PAGE. */
+/* Returns the pool page that holds logical page i of the sequence, or FKV_NO_PAGE if the sequence does not hold logical page
+ * i. */
 static uint32_t held_page(const fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t i) {
     const fkv_group *g = &pager->groups[group];
     const fkv_sequence *s = &pager->sequences[slot];
@@ -17,14 +21,15 @@ static uint32_t held_page(const fkv_pager *pager, uint32_t group, uint32_t slot,
     return *fkv_table_entry(g, slot, i);
 }
 
-/* How far the tree has these tokens already. */
+/* Longest path in the tree that matches the leading pages of the tokens. */
 typedef struct known_path {
     uint32_t n_pages;
-    uint32_t n_idle; /* cached pages that a new node below would pin */
+    uint32_t n_idle; /* number of cached pages on the path that a new descendant would pin */
 } known_path;
 
-static fkv_status check_offer(const fkv_pager *pager, uint32_t slot, const uint32_t *tokens, uint32_t n_pages,
-                              known_path *known) {
+/* Checks that no page of the sequence is already in the tree with different tokens, and finds the existing path. */
+static fkv_status check_insertion(const fkv_pager *pager, uint32_t slot, const uint32_t *tokens, uint32_t n_pages,
+                                  known_path *known) {
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t node = FKV_NO_NODE;
     *known = (known_path){0};
@@ -38,10 +43,10 @@ static fkv_status check_offer(const fkv_pager *pager, uint32_t slot, const uint3
         }
         for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
             uint32_t page = held_page(pager, g, slot, i);
-            uint32_t stands = page == FKV_NO_PAGE ? FKV_NO_NODE : pager->groups[g].pool.node[page];
+            uint32_t present = page == FKV_NO_PAGE ? FKV_NO_NODE : pager->groups[g].pool.node[page];
             FKV_REQUIRE(
-                stands == FKV_NO_NODE || stands == node, FKV_BAD_ARGUMENT,
-                "the page of tokens %u to %u is in the prefix tree under other tokens: pass the tokens it was computed from",
+                present == FKV_NO_NODE || present == node, FKV_BAD_ARGUMENT,
+                "the page that holds positions %u to %u is in the prefix tree with different tokens; pass the tokens from which the page was computed",
                 i * page_tokens, (i + 1) * page_tokens - 1);
         }
     }
@@ -50,17 +55,16 @@ static fkv_status check_offer(const fkv_pager *pager, uint32_t slot, const uint3
 
 fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {
     uint32_t slot = 0;
-    FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "tokens is NULL and n_tokens is %u: pass the tokens, or 0",
-                n_tokens);
-    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT,
+                "tokens is NULL but n_tokens is %u; pass the tokens, or n_tokens 0", n_tokens);
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     const fkv_sequence *s = &pager->sequences[slot];
-    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u and the sequence has %u: offer what is there", n_tokens,
-                s->len);
+    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u but the sequence has only %u tokens", n_tokens, s->len);
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n_pages = n_tokens / page_tokens;
     known_path known;
-    FKV_TRY(check_offer(pager, slot, tokens, n_pages, &known));
+    FKV_TRY(check_insertion(pager, slot, tokens, n_pages, &known));
 
     if (pager->full != FKV_NO_GROUP && fkv_group_promised(pager, pager->full) + known.n_idle > fkv_group_room(pager, pager->full))
         n_pages = fkv_min_u32(n_pages, known.n_pages);
@@ -90,7 +94,7 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
 }
 
 fkv_status fkv_pager_clear(fkv_pager *pager) {
-    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
     while (pager->tree.leaves.n > 0) fkv_tree_evict_oldest(pager);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (g != pager->full)

@@ -1,14 +1,14 @@
-/* Single pages of the prefix tree, out and in: what a store beyond memory needs. Owns no node and no page.
+/* Looks up and inserts single pages of the prefix tree, for prefix stores. Owns neither nodes nor pages.
  *
- * A page that comes in is idle from the start: it moves from free to cached, so the law of the pool (promised <= free + cached)
- * holds as it did before. Only prefixes older than its own path are given up for it.
+ * An inserted page is idle: it changes from a free page to a cached page, so the pool invariant (promised <= free + cached) is
+ * preserved. To make room for the page, only prefixes that were used less recently than its own path are evicted.
  */
 #include "pager_state.h"
 #include "pool.h"
 #include "prefix_tree.h"
 
-/* The node of page n_pages - 1, or FKV_NO_NODE. */
-static uint32_t node_of(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages) {
+/* Returns the node of logical page n_pages - 1, or FKV_NO_NODE if the tree does not contain this page. */
+static uint32_t find_page_node(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages) {
     uint32_t node = FKV_NO_NODE;
     for (uint32_t i = 0; i < n_pages; i++) {
         node = fkv_tree_find(&pager->tree, tenant, node, tokens + (uint64_t)i * pager->spec.page_tokens);
@@ -19,7 +19,7 @@ static uint32_t node_of(const fkv_pager *pager, uint64_t tenant, const uint32_t 
 
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]) {
-    uint32_t node = node_of(pager, tenant, tokens, n_pages);
+    uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     if (node == FKV_NO_NODE) return false;
     memcpy(pages, pager->tree.nodes[node].pages, sizeof pager->tree.nodes[node].pages);
     return true;
@@ -34,8 +34,9 @@ bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t 
     return groups != 0 && groups < UINT32_C(1) << FKV_MAX_GROUPS;
 }
 
-/* One free page in a group; what goes for it is older than the path that was touched last. */
-static bool make_room(fkv_pager *pager, uint32_t group) {
+/* Ensures that the group has a free page. To free one, evicts only pages that are older than the most recently touched path.
+ * Returns false if no page can be freed. */
+static bool ensure_free_page(fkv_pager *pager, uint32_t group) {
     const fkv_tree *tree = &pager->tree;
     if (pager->groups[group].pool.n_free > 0) return true;
     const fkv_node_heap *heap = group == pager->full ? &tree->leaves : &tree->cached[group];
@@ -44,10 +45,11 @@ static bool make_room(fkv_pager *pager, uint32_t group) {
     return true;
 }
 
+/* Marks the nodes of the first n_pages logical pages as most recently used. *above receives the last of these nodes. */
 static fkv_status touch_path(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t *above) {
-    *above = node_of(pager, tenant, tokens, n_pages);
-    FKV_REQUIRE(n_pages == 0 || *above != FKV_NO_NODE, FKV_GONE, "the prefix tree does not have the %u pages before this one",
-                n_pages);
+    *above = find_page_node(pager, tenant, tokens, n_pages);
+    FKV_REQUIRE(n_pages == 0 || *above != FKV_NO_NODE, FKV_GONE,
+                "some of the %u pages that precede this page are not in the prefix tree", n_pages);
     pager->tree.clock++;
     for (uint32_t node = *above; node != FKV_NO_NODE; node = pager->tree.nodes[node].parent) fkv_tree_touch(pager, node);
     return FKV_OK;
@@ -55,39 +57,40 @@ static fkv_status touch_path(fkv_pager *pager, uint64_t tenant, const uint32_t *
 
 fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t groups,
                                   uint32_t pages[FKV_MAX_GROUPS]) {
-    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
     FKV_ASSERT(n_pages > 0 && fkv_pager_prefix_groups(pager, n_pages - 1, groups));
     const uint32_t *last = tokens + (uint64_t)(n_pages - 1) * pager->spec.page_tokens;
     uint32_t above = FKV_NO_NODE;
     FKV_TRY(touch_path(pager, tenant, tokens, n_pages - 1, &above));
     uint32_t node = fkv_tree_find(&pager->tree, tenant, above, last);
     if (node != FKV_NO_NODE) fkv_tree_touch(pager, node);
-    bool room = true;
-    for (uint32_t g = 0; g < pager->spec.n_groups && room; g++)
+    bool available = true;
+    for (uint32_t g = 0; g < pager->spec.n_groups && available; g++)
         if ((groups >> g & 1) != 0 && (node == FKV_NO_NODE || pager->tree.nodes[node].pages[g] == FKV_NO_PAGE))
-            room = make_room(pager, g);
-    if (room && node == FKV_NO_NODE) node = fkv_tree_add(pager, tenant, above, last);
-    if (!room || node == FKV_NO_NODE) {
+            available = ensure_free_page(pager, g);
+    if (available && node == FKV_NO_NODE) node = fkv_tree_add(pager, tenant, above, last);
+    if (!available || node == FKV_NO_NODE) {
         fkv_pager_settle(pager);
-        return fkv_fail(FKV_POOL_FULL, "no page is free or older than this prefix");
+        return fkv_fail(FKV_POOL_FULL, "no page is free, and no cached page is older than this prefix");
     }
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
         pages[g] = FKV_NO_PAGE;
         if ((groups >> g & 1) == 0 || pager->tree.nodes[node].pages[g] != FKV_NO_PAGE) continue;
         pages[g] = fkv_pool_take(&pager->groups[g].pool);
         fkv_tree_adopt(pager, node, g, pages[g]);
-        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* the tree is its only holder */
+        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* only the tree's own reference remains */
     }
     return FKV_OK;
 }
 
 void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                           const uint32_t pages[FKV_MAX_GROUPS], bool good) {
-    uint32_t node = node_of(pager, tenant, tokens, n_pages);
+    uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     FKV_ASSERT(node != FKV_NO_NODE);
     const fkv_node *n = &pager->tree.nodes[node];
-    bool came = pager->full == FKV_NO_GROUP || pages[pager->full] != FKV_NO_PAGE; /* the node itself, with this page */
-    if (!good && came && n->n_children == 0 && n->busy == 0) {
+    /* true if the node was added together with this page */
+    bool is_new = pager->full == FKV_NO_GROUP || pages[pager->full] != FKV_NO_PAGE;
+    if (!good && is_new && n->n_children == 0 && n->busy == 0) {
         fkv_tree_remove_leaf(pager, node);
     } else if (!good) {
         for (uint32_t g = 0; g < pager->spec.n_groups; g++)

@@ -1,13 +1,12 @@
-/* Owns the nodes of cached prefixes, the hash table over them and the heaps that say which goes next. A node is one full page of
- * tokens under (tenant, parent) and one holder of a page in each group.
+/* Nodes of the prefix tree, the hash table over them, and the heaps that determine the eviction order. A node represents one full
+ * page of tokens. It is identified by its tenant, parent and tokens, and holds a reference to a page in each group.
  *
- * Tokens are compared, the hash only finds candidates: colliding hashes cost time, never a wrong page. The hash is keyed with
- * the address of the pager, which an outsider cannot know.
+ * Tokens are always compared; the hash only finds candidates. Hash collisions therefore cost time but never return a wrong page.
+ * The hash is seeded with the address of the pager, which an attacker does not know.
  *
- * Pinned by holders, not by bookkeeping of its own: a node is busy while a sequence holds its page (refs > 1), or a node
- * below it is busy. So a page is idle exactly when nobody but the tree needs it, however the sequence came by the page.
- * Pages of the full group pin; where there is no full group, those of all window groups do. What is idle forms whole subtrees,
- * so that evicting idle leaves, oldest first, can reach every one of them.
+ * Pinning follows from the reference counts: a node is busy while a sequence references its page (refs > 1) or one of its
+ * descendants is busy. Pages of the full group pin their node. If there is no full group, the pages of all window groups pin it.
+ * All descendants of an idle node are idle, so evicting idle leaves in LRU order can eventually evict every idle node.
  */
 #include "prefix_tree.h"
 
@@ -67,32 +66,33 @@ void fkv_tree_reset(fkv_pager *pager) {
         if (pager->groups[g].window != 0) fkv_heap_reset(&tree->cached[g], tree->n_nodes);
 }
 
-/* ---- finding ---- */
+/* ---- lookup ---- */
 
-static uint32_t *tokens_of(const fkv_tree *tree, uint32_t node) { return &tree->tokens[(uint64_t)node * tree->page_tokens]; }
+static uint32_t *node_tokens(const fkv_tree *tree, uint32_t node) { return &tree->tokens[(uint64_t)node * tree->page_tokens]; }
 
-static uint32_t hash_of(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+static uint32_t node_hash(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
     uint64_t above[2] = {tenant, parent};
     uint64_t seed = XXH3_64bits_withSeed(above, sizeof above, tree->hash_seed);
     uint64_t hash = XXH3_64bits_withSeed(tokens, tree->page_tokens * sizeof *tokens, seed);
     return (uint32_t)(hash & tree->hash_mask);
 }
 
-static uint32_t *bucket_of(const fkv_tree *tree, uint32_t hash) { return &tree->buckets[hash & (tree->n_buckets - 1)]; }
+static uint32_t *tree_bucket(const fkv_tree *tree, uint32_t hash) { return &tree->buckets[hash & (tree->n_buckets - 1)]; }
 
 uint32_t fkv_tree_find(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
-    uint32_t hash = hash_of(tree, tenant, parent, tokens);
-    uint32_t node = *bucket_of(tree, hash);
+    uint32_t hash = node_hash(tree, tenant, parent, tokens);
+    uint32_t node = *tree_bucket(tree, hash);
     for (; node != FKV_NO_NODE; node = tree->nodes[node].next) {
         const fkv_node *n = &tree->nodes[node];
         if (n->hash == hash && n->parent == parent && n->tenant == tenant &&
-            memcmp(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens) == 0)
+            memcmp(node_tokens(tree, node), tokens, tree->page_tokens * sizeof *tokens) == 0)
             break;
     }
     return node;
 }
 
-/* Pages of one window group on the path so far: all sinks there, and how many in a row up to the deepest. */
+/* State of one group on the current path. sinks: true if all nodes of sink pages on the path have a page of this group. run:
+ * number of consecutive nodes, ending at the deepest node of the path, that have a page of this group. */
 typedef struct path_pages {
     bool sinks;
     uint32_t run;
@@ -135,9 +135,10 @@ void fkv_tree_touch(fkv_pager *pager, uint32_t node) {
         if (g != pager->full) fkv_heap_aged(&tree->cached[g], tree->nodes, node);
 }
 
-/* ---- pins ---- */
+/* ---- pinning ---- */
 
-static void set_leaf(fkv_tree *tree, uint32_t node) {
+/* Adds the node to the heap of evictable leaves if it is an idle leaf; otherwise removes it from the heap. */
+static void update_leaf(fkv_tree *tree, uint32_t node) {
     const fkv_node *n = &tree->nodes[node];
     bool leaf = n->busy == 0 && n->n_children == 0;
     if (leaf == fkv_heap_has(&tree->leaves, node)) return;
@@ -147,20 +148,21 @@ static void set_leaf(fkv_tree *tree, uint32_t node) {
         fkv_heap_remove(&tree->leaves, tree->nodes, node);
 }
 
-static void pin(fkv_tree *tree, uint32_t node) {
+static void pin_node(fkv_tree *tree, uint32_t node) {
     for (; node != FKV_NO_NODE && tree->nodes[node].busy++ == 0; node = tree->nodes[node].parent) {
         tree->n_idle--;
-        set_leaf(tree, node);
+        update_leaf(tree, node);
     }
 }
 
-static void unpin(fkv_tree *tree, uint32_t node) {
+static void unpin_node(fkv_tree *tree, uint32_t node) {
     for (; node != FKV_NO_NODE && --tree->nodes[node].busy == 0; node = tree->nodes[node].parent) {
         tree->n_idle++;
-        set_leaf(tree, node);
+        update_leaf(tree, node);
     }
 }
 
+/* Records whether a sequence references the node's page of a group. */
 static void set_used(fkv_pager *pager, uint32_t node, uint32_t group, bool used) {
     fkv_tree *tree = &pager->tree;
     uint32_t bit = UINT32_C(1) << group;
@@ -174,9 +176,9 @@ static void set_used(fkv_pager *pager, uint32_t node, uint32_t group, bool used)
     }
     if (!pager->groups[group].pins) return;
     if (used)
-        pin(tree, node);
+        pin_node(tree, node);
     else
-        unpin(tree, node);
+        unpin_node(tree, node);
 }
 
 void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page) {
@@ -195,7 +197,7 @@ void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group) {
     if (pager->groups[group].window != 0) fkv_heap_remove(&tree->cached[group], tree->nodes, node);
     tree->nodes[node].pages[group] = FKV_NO_PAGE;
     fkv_pool_abandon(&pager->groups[group].pool, page);
-    fkv_figure_add(&pager->figures.evictions, 1);
+    fkv_counter_add(&pager->counters.evictions, 1);
 }
 
 void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails) {
@@ -209,18 +211,18 @@ void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d
         set_used(pager, node, group, pool->refs[page] > 1);
 }
 
-/* ---- coming and going ---- */
+/* ---- insertion and eviction ---- */
 
 uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
     fkv_tree *tree = &pager->tree;
     if (tree->n_free == 0) {
-        /* what was used at this tick of the clock is the path being inserted */
+        /* nodes with the current clock value belong to the path that is being inserted */
         if (tree->leaves.n == 0 || tree->nodes[tree->leaves.items[0]].last_use == tree->clock) return FKV_NO_NODE;
         fkv_tree_evict_oldest(pager);
     }
     uint32_t node = tree->free[--tree->n_free];
-    uint32_t hash = hash_of(tree, tenant, parent, tokens);
-    uint32_t *bucket = bucket_of(tree, hash);
+    uint32_t hash = node_hash(tree, tenant, parent, tokens);
+    uint32_t *bucket = tree_bucket(tree, hash);
     fkv_node *n = &tree->nodes[node];
     *n = (fkv_node){.tenant = tenant,
                     .last_use = tree->clock,
@@ -230,13 +232,13 @@ uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const 
                     .hash = hash,
                     .live = true};
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) n->pages[g] = FKV_NO_PAGE;
-    memcpy(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens);
+    memcpy(node_tokens(tree, node), tokens, tree->page_tokens * sizeof *tokens);
     *bucket = node;
     tree->n_idle++;
-    set_leaf(tree, node);
+    update_leaf(tree, node);
     if (parent != FKV_NO_NODE) {
         tree->nodes[parent].n_children++;
-        set_leaf(tree, parent);
+        update_leaf(tree, parent);
     }
     return node;
 }
@@ -248,14 +250,14 @@ void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node) {
     FKV_ASSERT(fkv_heap_has(&tree->leaves, node));
     fkv_heap_remove(&tree->leaves, tree->nodes, node);
 
-    uint32_t *link = bucket_of(tree, tree->nodes[node].hash);
+    uint32_t *link = tree_bucket(tree, tree->nodes[node].hash);
     while (*link != node) link = &tree->nodes[*link].next;
     *link = tree->nodes[node].next;
 
     uint32_t parent = tree->nodes[node].parent;
     if (parent != FKV_NO_NODE) {
         tree->nodes[parent].n_children--;
-        set_leaf(tree, parent);
+        update_leaf(tree, parent);
     }
     tree->n_idle--;
     tree->nodes[node] = (fkv_node){0};
@@ -278,12 +280,12 @@ void fkv_tree_forget(fkv_pager *pager, uint32_t node) {
     fkv_tree_remove_leaf(pager, node);
 }
 
-/* ---- checking ---- */
+/* ---- consistency checks ---- */
 
 static bool node_consistent(const fkv_pager *pager, uint32_t node) {
     const fkv_tree *tree = &pager->tree;
     const fkv_node *n = &tree->nodes[node];
-    if (n->last_use > tree->clock || fkv_tree_find(tree, n->tenant, n->parent, tokens_of(tree, node)) != node) return false;
+    if (n->last_use > tree->clock || fkv_tree_find(tree, n->tenant, n->parent, node_tokens(tree, node)) != node) return false;
     if (n->parent == FKV_NO_NODE) {
         if (n->depth != 0) return false;
     } else {

@@ -1,49 +1,56 @@
-/* Full pages by their exact tokens: finding, pinning, ageing, giving up. */
+/* Prefix tree: cached full pages, keyed by their exact tokens, with pinning and LRU eviction. */
 #ifndef FKV_PREFIX_TREE_H
 #define FKV_PREFIX_TREE_H
 
 #include "pager_state.h"
 
-/* n_pages tokens of a prompt that the tree holds and whose pages every group can use. */
+/* Longest prefix of a prompt that is in the tree and for which every group has all pages that it needs. */
 typedef struct fkv_match {
-    uint32_t node; /* the deepest, FKV_NO_NODE where n_pages is 0 */
+    uint32_t node; /* deepest node, or FKV_NO_NODE if n_pages is 0 */
     uint32_t n_pages;
-    uint32_t n_idle; /* of the path: cached pages that a sequence on it would pin */
+    uint32_t n_idle; /* number of cached pages on the path; a sequence that shares the path pins them */
 } fkv_match;
 
-/* tree NULL while counting. Nodes: as many as the full group has pages, else as the largest window group. */
+/* Carves the tree; tree is NULL in the counting pass (carve.h). The number of nodes is the number of pages in the full group or,
+ * without a full group, in the largest window group. */
 void fkv_tree_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_tree *tree);
 void fkv_tree_reset(fkv_pager *pager);
 
-/* The node of exactly these page_tokens tokens below parent (FKV_NO_NODE: at the front), or FKV_NO_NODE. */
+/* Returns the child of `parent` that has exactly these page_tokens tokens, or FKV_NO_NODE if there is none. parent: FKV_NO_NODE
+ * for the first page of a prompt. */
 uint32_t fkv_tree_find(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens);
 
-/* The deepest usable match of at most n_tokens tokens. Changes nothing. */
+/* Returns the longest usable match within the first n_tokens tokens. Does not change the tree. */
 fkv_match fkv_tree_match(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens);
 
-/* The node was used now. The caller has moved the clock and touches all above it too. */
+/* Marks a node as most recently used by setting its last_use to the current value of the clock. The caller must increment the
+ * clock first and must also call this function for all ancestors of the node. */
 void fkv_tree_touch(fkv_pager *pager, uint32_t node);
 
-/* A new idle node without pages, used now; FKV_NO_NODE where every node is in use by a sequence or by this very insertion. */
+/* Adds an idle node that has no pages yet, and marks it as most recently used. Returns FKV_NO_NODE if every node is busy or
+ * belongs to the current insertion. */
 uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens);
 
-/* Gives the node a page that a sequence holds. */
+/* Adds an allocated page to a node, as the node's page of `group`. */
 void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page);
 
-/* Lets go of a page of the node: in a window group, or of a node that is about to be removed. */
+/* Removes the page of `group` from a node. In the full group, the caller must remove the node as well. */
 void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group);
 
-/* fkv_pool_change() for pages that may be in the tree: keeps busy, heaps and idle counts. In a window group the tree gives up a
- * page when all its other holders are about to write to it: they are owed no copy for its sake. */
+/* Like fkv_pool_change(), for pages that may be in the tree. Also updates busy counts, heaps and n_idle. In a window group, the
+ * tree drops its reference to a page if all other references belong to sequences that may write to the page. The last of these
+ * sequences then needs no copy. */
 void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails);
 
-void fkv_tree_evict_oldest(fkv_pager *pager);                 /* there is an idle leaf */
-void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node);   /* idle or about to be: letting go of its pages unpins it */
-void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group); /* there is a cached page in this window group */
+void fkv_tree_evict_oldest(fkv_pager *pager);               /* requires an idle leaf */
+void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node); /* the node must be idle, or become idle when its pages are removed */
+void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group); /* requires a cached page in window group `group` */
 
-/* Removes a node that one sequence alone uses; everything below it is idle and goes before it, oldest leaves first. */
+/* Removes a node whose page is in use but whose descendants are all idle. First evicts idle leaves of the tree in LRU order until
+ * the node has no children. */
 void fkv_tree_forget(fkv_pager *pager, uint32_t node);
 
-bool fkv_tree_consistent(const fkv_pager *pager, uint32_t *busy, uint32_t *n_children); /* scratch: [n_nodes] each */
+/* Checks the invariants of the tree. busy, n_children: [n_nodes] scratch memory. */
+bool fkv_tree_consistent(const fkv_pager *pager, uint32_t *busy, uint32_t *n_children);
 
 #endif

@@ -1,8 +1,8 @@
-/* Owns the life of a sequence: open, fork, reserve, truncate, fill, close, and the questions about one. A sequence is admitted
- * for its whole life or not at all; after that nothing here can run out of pages.
+/* Lifecycle of sequences: open, fork, reserve, truncate, fill and close, and queries about a sequence. A sequence is admitted
+ * with pages for max_tokens or not at all, so later calls cannot run out of pages.
  *
- * Every entry in a table is one holder of its page (fkv_tree_page_change keeps the books); which entries there are is a function
- * of the length (page_table.h).
+ * Every used table entry counts as one reference to its page; fkv_tree_page_change() maintains these counts. The set of used
+ * entries follows from the length of the sequence (page_table.h).
  */
 #include "page_table.h"
 #include "pager_state.h"
@@ -13,7 +13,7 @@ enum { SLOT_BITS = 16 };
 
 _Atomic uint64_t fkv_sequences_opened;
 
-/* Never 0. The first to come again is the one after 2^48 - 1 others. */
+/* Returns a new generation number, which is never 0. A number repeats only after all 2^48 - 1 numbers have been used. */
 static uint64_t next_generation(void) {
     const uint64_t n_generations = (UINT64_C(1) << (64 - SLOT_BITS)) - 1;
     return atomic_fetch_add_explicit(&fkv_sequences_opened, 1, memory_order_relaxed) % n_generations + 1;
@@ -23,7 +23,7 @@ fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot) {
     uint32_t at = (uint32_t)(seq & ((UINT32_C(1) << SLOT_BITS) - 1));
     uint64_t generation = seq >> SLOT_BITS;
     bool known = generation != 0 && at < pager->spec.max_seqs && pager->sequences[at].generation == generation;
-    FKV_REQUIRE(known, FKV_BAD_SEQ, "%llu is no open sequence of this cache: it was closed or never opened",
+    FKV_REQUIRE(known, FKV_BAD_SEQ, "sequence handle %llu is not open in this cache; the sequence was closed or never opened",
                 (unsigned long long)seq);
     *slot = at;
     return FKV_OK;
@@ -31,7 +31,7 @@ fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot) {
 
 fkv_status fkv_pager_length(const fkv_pager *pager, fkv_seq seq, uint32_t *n_tokens) {
     uint32_t slot = 0;
-    FKV_REQUIRE(n_tokens != NULL, FKV_BAD_ARGUMENT, "n_tokens is NULL: pass a place for the length");
+    FKV_REQUIRE(n_tokens != NULL, FKV_BAD_ARGUMENT, "n_tokens is NULL");
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     *n_tokens = pager->sequences[slot].len;
     return FKV_OK;
@@ -56,25 +56,27 @@ bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) 
 }
 
 static fkv_status require_no_step(const fkv_pager *pager) {
-    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
     return FKV_OK;
 }
 
 /* ---- admission ---- */
 
-static fkv_status check_longest(const fkv_pager *pager, uint32_t max_tokens) {
+/* Checks max_tokens against the maximum length of a sequence. */
+static fkv_status check_max_tokens(const fkv_pager *pager, uint32_t max_tokens) {
     FKV_REQUIRE(max_tokens <= pager->spec.max_seq_tokens, FKV_POOL_FULL,
-                "max_tokens is %u and the longest sequence of this cache is %u: ask for less, or open the cache with more",
+                "max_tokens is %u but the cache holds at most %u tokens; lower it, or open the cache with a larger max_tokens",
                 max_tokens, pager->spec.max_seq_tokens);
     return FKV_OK;
 }
 
-/* Room for one more sequence of max_tokens: in the full group it brings n_shared pages, pins n_pinned cached ones and costs
- * n_copies of a page that was nobody's to copy before. */
-static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_shared, uint32_t n_pinned, uint32_t n_copies) {
-    FKV_TRY(check_longest(pager, max_tokens));
+/* Checks whether a new sequence with this max_tokens can be admitted. In the full group, the new sequence shares n_shared pages,
+ * pins n_pinned cached pages, and requires n_copies additional page copies. */
+static fkv_status check_admission(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_shared, uint32_t n_pinned,
+                                  uint32_t n_copies) {
+    FKV_TRY(check_max_tokens(pager, max_tokens));
     FKV_REQUIRE(pager->n_seqs < pager->spec.max_seqs, FKV_SEQS_FULL,
-                "all %u sequences are open: close one, or open the cache with more max_seqs", pager->spec.max_seqs);
+                "all %u sequences are open; close one, or open the cache with a larger max_seqs", pager->spec.max_seqs);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group with = fkv_table_reserve(pager, g, max_tokens, 0);
         uint64_t reserved = fkv_group_reserved(&pager->groups[g]);
@@ -84,23 +86,28 @@ static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_
             needed = needed - n_shared + n_copies + n_pinned;
             room = fkv_group_room(pager, g) - fkv_group_promised(pager, g);
         }
-        FKV_REQUIRE(needed <= room, FKV_POOL_FULL,
-                    "a sequence of %u tokens needs %llu pages of group %u and %llu of its %u pages are not promised to others: "
-                    "close sequences, ask for fewer tokens, or open the cache with more max_tokens",
-                    max_tokens, (unsigned long long)needed, g, (unsigned long long)room, pager->groups[g].pool.n_pages);
+        FKV_REQUIRE(
+            needed <= room, FKV_POOL_FULL,
+            "a sequence of %u tokens needs %llu pages of group %u, but only %llu of this group's %u pages are not reserved: close "
+            "sequences, lower max_tokens, or open the cache with a larger max_tokens",
+            max_tokens, (unsigned long long)needed, g, (unsigned long long)room, pager->groups[g].pool.n_pages);
     }
     return FKV_OK;
 }
 
-/* Pages of the group that a sequence of `more` tokens reserves, instead of one of `less`; 0: none. */
+/* Adds the reservation of a sequence with max_tokens = `more` to the group, and removes the reservation of a sequence with
+ * max_tokens = `less`. If `more` is 0, nothing is added; if `less` is 0, nothing is removed.
+ */
 static void reserve_pages(fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less) {
     fkv_group with = fkv_table_reserve(pager, group, more, less);
     pager->groups[group].reserved = with.reserved;
     pager->groups[group].in_steps = with.in_steps;
 }
 
-static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens, uint32_t spare_from) {
+/* Initializes a free slot and reserves the pages of its sequence. */
+static uint32_t allocate_slot(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens, uint32_t spare_from) {
     uint32_t slot = pager->slots[pager->n_seqs++];
+    fkv_table_prepare(pager, slot);
     fkv_sequence *s = &pager->sequences[slot];
     *s = (fkv_sequence){.generation = next_generation(),
                         .tenant = tenant,
@@ -116,17 +123,19 @@ static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint3
     return slot;
 }
 
-static fkv_seq seq_of(const fkv_pager *pager, uint32_t slot) { return pager->sequences[slot].generation << SLOT_BITS | slot; }
+static fkv_seq slot_handle(const fkv_pager *pager, uint32_t slot) {
+    return pager->sequences[slot].generation << SLOT_BITS | slot;
+}
 
-/* Whether logical page i is the partly filled last page that s may still write to. */
+/* Returns whether logical page i is the partially filled last page to which s may still append. */
 static bool is_tail(const fkv_pager *pager, const fkv_sequence *s, uint32_t i) {
     return fkv_has_tail(pager, s) && i == s->len / pager->spec.page_tokens;
 }
 
 /* ---- open, fork ---- */
 
-/* Shares the pages of the path that ends in `node`, from the last to the first, and makes the path the youngest. */
-static void enter_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
+/* Shares the pages of the path that ends in `node`, and marks the path as most recently used. */
+static void share_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
     const fkv_sequence *s = &pager->sequences[slot];
     pager->tree.clock++;
     for (; node != FKV_NO_NODE; node = pager->tree.nodes[node].parent) {
@@ -142,49 +151,49 @@ static void enter_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
     }
 }
 
-static fkv_status check_config(const fkv_seq_config *config) {
-    FKV_REQUIRE(config != NULL, FKV_BAD_ARGUMENT, "config is NULL: it says which sequence is meant");
+static fkv_status check_seq_config(const fkv_seq_config *config) {
+    FKV_REQUIRE(config != NULL, FKV_BAD_ARGUMENT, "config is NULL");
     FKV_REQUIRE(config->max_tokens > 0, FKV_BAD_ARGUMENT,
-                "max_tokens is 0: say how long the sequence may become, prompt included");
+                "max_tokens is 0; set it to the maximum length of the sequence, prompt included");
     FKV_REQUIRE(config->prompt != NULL || config->n_prompt == 0, FKV_BAD_ARGUMENT,
-                "prompt is NULL and n_prompt is %u: pass the tokens, or 0", config->n_prompt);
+                "prompt is NULL but n_prompt is %u; pass the tokens, or n_prompt 0", config->n_prompt);
     return FKV_OK;
 }
 
-/* What the tree has of the prompt. */
+/* Looks up the prompt in the prefix tree. */
 static fkv_match match_prompt(const fkv_pager *pager, const fkv_seq_config *config) {
     uint32_t n_tokens = fkv_min_u32(config->n_prompt, fkv_min_u32(config->max_tokens, pager->spec.max_seq_tokens));
     return fkv_tree_match(pager, config->tenant, config->prompt, n_tokens);
 }
 
 fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared) {
-    FKV_REQUIRE(n_shared != NULL, FKV_BAD_ARGUMENT, "n_shared is NULL: pass a place for the answer");
-    FKV_TRY(check_config(config));
+    FKV_REQUIRE(n_shared != NULL, FKV_BAD_ARGUMENT, "n_shared is NULL");
+    FKV_TRY(check_seq_config(config));
     *n_shared = match_prompt(pager, config).n_pages * pager->spec.page_tokens;
     return FKV_OK;
 }
 
 fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
-    FKV_REQUIRE(seq != NULL, FKV_BAD_ARGUMENT, "seq is NULL: pass a place for the sequence");
-    FKV_TRY(check_config(config));
+    FKV_REQUIRE(seq != NULL, FKV_BAD_ARGUMENT, "seq is NULL");
+    FKV_TRY(check_seq_config(config));
     FKV_TRY(require_no_step(pager));
     fkv_match match = match_prompt(pager, config);
-    FKV_TRY(admit(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
+    FKV_TRY(check_admission(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
 
     uint32_t len = match.n_pages * pager->spec.page_tokens;
-    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens, fkv_table_joins(pager, len));
+    uint32_t slot = allocate_slot(pager, config->tenant, len, config->max_tokens, fkv_table_joins(pager, len));
     if (len > 0) {
-        enter_path(pager, slot, match.node);
-        fkv_figure_add(&pager->figures.hits, 1);
-        fkv_figure_add(&pager->figures.hit_tokens, len);
+        share_path(pager, slot, match.node);
+        fkv_counter_add(&pager->counters.hits, 1);
+        fkv_counter_add(&pager->counters.hit_tokens, len);
     }
-    *seq = seq_of(pager, slot);
+    *seq = slot_handle(pager, slot);
     if (n_shared != NULL) *n_shared = len;
     fkv_pager_settle(pager);
     return FKV_OK;
 }
 
-/* Copies of the partly filled last page that one more holder makes necessary. */
+/* Returns the number of copies of the partially filled last page that a fork adds. */
 static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     if (pager->full == FKV_NO_GROUP || s->len % pager->spec.page_tokens == 0) return 0;
@@ -196,17 +205,18 @@ static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_
 
 fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child) {
     uint32_t slot = 0;
-    FKV_REQUIRE(child != NULL, FKV_BAD_ARGUMENT, "child is NULL: pass a place for the new sequence");
+    FKV_REQUIRE(child != NULL, FKV_BAD_ARGUMENT, "child is NULL");
     FKV_TRY(require_no_step(pager));
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     const fkv_sequence *parent = &pager->sequences[slot];
     FKV_REQUIRE(max_tokens > 0 && max_tokens >= parent->len, FKV_BAD_ARGUMENT,
-                "max_tokens is %u and the sequence has %u tokens: a fork starts with all of them", max_tokens, parent->len);
+                "max_tokens is %u but the fork starts with the %u tokens of its parent; reserve at least as many", max_tokens,
+                parent->len);
 
     uint32_t n_pages = fkv_pages_of(pager, parent->len);
-    FKV_TRY(admit(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
+    FKV_TRY(check_admission(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
 
-    uint32_t other = slot_take(pager, parent->tenant, parent->len, max_tokens, parent->spare_from);
+    uint32_t other = allocate_slot(pager, parent->tenant, parent->len, max_tokens, parent->spare_from);
     const fkv_sequence *s = &pager->sequences[other];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
@@ -217,15 +227,15 @@ fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fk
             fkv_tree_page_change(pager, g, page, 1, is_tail(pager, s, i) ? 1 : 0);
         }
     }
-    *child = seq_of(pager, other);
+    *child = slot_handle(pager, other);
     fkv_pager_settle(pager);
     return FKV_OK;
 }
 
 /* ---- truncate, close ---- */
 
-/* Lets go of the pages behind the first n_tokens tokens; length and entries stay for the caller to change. */
-static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
+/* Releases all pages that hold only tokens after the first n_tokens. The caller then updates the length and the table entries. */
+static void release_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
     const fkv_group *g = &pager->groups[group];
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
@@ -233,7 +243,7 @@ static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_toke
     uint32_t ring = fkv_table_skip(g, page_tokens, s, s->len, g->n_fixed);
     for (uint32_t i = fkv_pages_of(pager, s->len); i-- > n_kept;) {
         if (i >= g->n_fixed && i < ring) {
-            i = g->n_fixed; /* over all that has left the window */
+            i = g->n_fixed; /* skips the pages that have left the window */
             continue;
         }
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), -1, is_tail(pager, s, i) ? -1 : 0);
@@ -242,8 +252,8 @@ static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_toke
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, n_kept - 1), 0, 1);
 }
 
-/* Takes a cut() back, in the opposite order: the free list ends up as it was. */
-static void uncut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
+/* Undoes release_pages() in reverse order, so that the free list is restored exactly. */
+static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
     const fkv_group *g = &pager->groups[group];
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t n_kept = fkv_pages_of(pager, n_tokens);
@@ -253,47 +263,50 @@ static void uncut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_to
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, is_tail(pager, s, i) ? 1 : 0);
 }
 
-/* Whether the tree is the only holder of a page that does not want to write to it, and needs it for no page below: by giving it
- * up it saves a copy. */
-static bool tree_is_in_the_way(const fkv_pager *pager, uint32_t page) {
+/* Returns whether evicting the page from the tree saves a copy. This is true if all references except that of the tree belong to
+ * sequences that may write to the page, and if no descendant of the page's node is busy. */
+static bool eviction_saves_copy(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
     uint32_t node = pool->node[page];
     return node != FKV_NO_NODE && pager->tree.nodes[node].busy == 1 && pool->tails[page] == pool->refs[page] - 1;
 }
 
-/* Whether the full group's promises fit. Where they are one page too many for the sake of the tree, the tree gives up `page`, the
- * partly filled last one of a sequence or FKV_NO_PAGE. */
-static bool full_fits(fkv_pager *pager, uint32_t page) {
+/* Returns whether the pool invariant holds in the full group. If the invariant is violated by one page and dropping the tree's
+ * reference to `page` saves a copy, drops this reference and returns true. page: the partially filled last page of a sequence, or
+ * FKV_NO_PAGE. */
+static bool full_group_fits(fkv_pager *pager, uint32_t page) {
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
     if (promised <= room) return true;
-    if (page == FKV_NO_PAGE || promised > room + 1 || !tree_is_in_the_way(pager, page)) return false;
+    if (page == FKV_NO_PAGE || promised > room + 1 || !eviction_saves_copy(pager, page)) return false;
     fkv_tree_forget(pager, pager->groups[pager->full].pool.node[page]);
     return true;
 }
 
-/* In the full group the promise of max_tokens is made again for pages that others keep; it may not fit. */
-static fkv_status cut_full(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+/* Truncates a sequence in the full group. Fails if other sequences still use the released pages and the pool has too few pages to
+ * promise a new page for each of them. */
+static fkv_status truncate_full_group(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     fkv_group *g = &pager->groups[pager->full];
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n_dropped = fkv_pages_of(pager, pager->sequences[slot].len) - fkv_pages_of(pager, n_tokens);
-    cut(pager, pager->full, slot, n_tokens);
+    release_pages(pager, pager->full, slot, n_tokens);
     g->entered -= n_dropped;
     uint32_t page = n_tokens % page_tokens == 0 ? FKV_NO_PAGE : *fkv_table_entry(g, slot, n_tokens / page_tokens);
-    if (full_fits(pager, page)) return FKV_OK;
+    if (full_group_fits(pager, page)) return FKV_OK;
 
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
     g->entered += n_dropped;
-    uncut(pager, pager->full, slot, n_tokens);
+    unrelease_pages(pager, pager->full, slot, n_tokens);
     return fkv_fail(
         FKV_POOL_FULL,
-        "cutting back to %u tokens gives up pages that others keep, and %llu pages would be promised where %llu can be "
-        "had: close a sequence that shares them first, or close this one",
+        "cannot truncate to %u tokens: released pages are still shared, and %llu pages would be promised but only %llu are "
+        "available; close a sequence that shares them, or close this sequence",
         n_tokens, (unsigned long long)promised, (unsigned long long)room);
 }
 
-static void forget_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+/* Clears the table entries of the pages after the first n_tokens tokens. */
+static void clear_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
@@ -304,7 +317,7 @@ static void forget_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     }
 }
 
-/* What the sequence lacks of spare pages once it is cut back to n_tokens. */
+/* Updates spare_from for a truncation to n_tokens. */
 static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_tokens) {
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t from = s->spare_from;
@@ -314,22 +327,24 @@ static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_t
     s->spare_from = fkv_min_u32(from, fkv_table_joins(pager, n_tokens));
 }
 
-static fkv_status refuse_truncate(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+static fkv_status fail_truncate(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
         uint32_t below = fkv_table_first(group, page_tokens, n_tokens) * page_tokens;
         if (group->n_spare == 0 || fkv_table_covers(pager, g, s, n_tokens) || !fkv_pager_covers(pager, slot, below)) continue;
-        return fkv_fail(FKV_GONE,
-                        "token %u is among pages that are sealed: truncate to %u, where they begin, and compute the rest again, "
-                        "or to %u or more",
-                        n_tokens, below, fkv_min_u32(fkv_table_first_held(group, page_tokens, s, s->len) * page_tokens, s->len));
+        return fkv_fail(
+            FKV_GONE,
+            "cannot truncate to %u tokens: pages of the last span are already sealed; truncate to %u tokens, the start of the "
+            "span, and recompute the rest, or keep at least %u tokens",
+            n_tokens, below, fkv_min_u32(fkv_table_first_held(group, page_tokens, s, s->len) * page_tokens, s->len));
     }
-    return fkv_fail(FKV_GONE,
-                    "at %u tokens a windowed layer would have to see tokens that left its window at %u: truncate less, or start "
-                    "again",
-                    n_tokens, s->len);
+    return fkv_fail(
+        FKV_GONE,
+        "cannot truncate to %u tokens: a sliding-window layer has dropped tokens that left its window before length %u; "
+        "truncate less, or recompute the sequence",
+        n_tokens, s->len);
 }
 
 fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
@@ -337,36 +352,36 @@ fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) 
     FKV_TRY(require_no_step(pager));
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     fkv_sequence *s = &pager->sequences[slot];
-    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u and the sequence has %u: it can only become shorter",
-                n_tokens, s->len);
-    if (!fkv_pager_covers(pager, slot, n_tokens)) return refuse_truncate(pager, slot, n_tokens);
+    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u but the sequence has only %u tokens", n_tokens, s->len);
+    if (!fkv_pager_covers(pager, slot, n_tokens)) return fail_truncate(pager, slot, n_tokens);
     if (n_tokens == s->len) return FKV_OK;
 
-    if (pager->full != FKV_NO_GROUP) FKV_TRY(cut_full(pager, slot, n_tokens));
+    if (pager->full != FKV_NO_GROUP) FKV_TRY(truncate_full_group(pager, slot, n_tokens));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-        if (g != pager->full) cut(pager, g, slot, n_tokens);
-    forget_entries(pager, slot, n_tokens);
+        if (g != pager->full) release_pages(pager, g, slot, n_tokens);
+    clear_entries(pager, slot, n_tokens);
     set_spare_from(pager, s, n_tokens);
     s->len = n_tokens;
     fkv_pager_settle(pager);
     return FKV_OK;
 }
 
-static void let_go(fkv_pager *pager, uint32_t slot) {
+/* Releases all pages and the reservation of a sequence, and frees its slot. */
+static void release_slot(fkv_pager *pager, uint32_t slot) {
     fkv_sequence *s = &pager->sequences[slot];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
-        cut(pager, g, slot, 0);
+        release_pages(pager, g, slot, 0);
         reserve_pages(pager, g, 0, s->max_tokens);
         if (g == pager->full) pager->groups[g].entered -= fkv_pages_of(pager, s->len);
     }
-    forget_entries(pager, slot, 0);
+    clear_entries(pager, slot, 0);
     *s = (fkv_sequence){.row = FKV_NO_ROW};
     pager->slots[--pager->n_seqs] = slot;
 }
 
 void fkv_pager_end_closing(fkv_pager *pager) {
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++)
-        if (pager->sequences[slot].open && pager->sequences[slot].generation == 0) let_go(pager, slot);
+        if (pager->sequences[slot].open && pager->sequences[slot].generation == 0) release_slot(pager, slot);
     pager->step.n_closing = 0;
 }
 
@@ -379,37 +394,39 @@ fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq) {
         fkv_pager_publish(pager);
         return FKV_OK;
     }
-    let_go(pager, slot);
+    release_slot(pager, slot);
     fkv_pager_settle(pager);
     return FKV_OK;
 }
 
 /* ---- reserve ---- */
 
-static fkv_status refuse_reserve(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t group, uint64_t needed,
-                                 uint64_t room) {
+static fkv_status fail_reserve(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t group, uint64_t needed,
+                               uint64_t room) {
     return fkv_fail(
         FKV_POOL_FULL,
-        "%u tokens instead of %u need %llu more pages of group %u and %llu of its %u pages are not promised to others: "
-        "close sequences, reserve fewer tokens, or open the cache with more max_tokens",
+        "cannot reserve %u tokens instead of %u: this needs %llu more pages of group %u, but only %llu of this group's %u pages are not "
+        "reserved; close sequences, reserve less, or open the cache with a larger max_tokens",
         max_tokens, pager->sequences[slot].max_tokens, (unsigned long long)needed, group, (unsigned long long)room,
         pager->groups[group].pool.n_pages);
 }
 
-/* d_tails: the sequence becomes (1) or stops being (-1) one that may write to its partly filled last page, FKV_NO_PAGE: none. */
-static fkv_status reserve_full(fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t page, int d_tails) {
+/* Changes a reservation in the full group. page: the partially filled last page of the sequence, or FKV_NO_PAGE if its last page
+ * is full. d_tails: change of the page's tails: 1 if the sequence becomes able to append to the page, -1 if it no longer can, 0
+ * otherwise. */
+static fkv_status reserve_full_group(fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t page, int d_tails) {
     fkv_group *g = &pager->groups[pager->full];
     uint64_t reserved = g->reserved;
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
     reserve_pages(pager, pager->full, max_tokens, pager->sequences[slot].max_tokens);
     if (d_tails != 0) fkv_tree_page_change(pager, pager->full, page, 0, d_tails);
-    if (full_fits(pager, page)) return FKV_OK;
+    if (full_group_fits(pager, page)) return FKV_OK;
 
     uint64_t needed = fkv_group_promised(pager, pager->full) - promised;
     if (d_tails != 0) fkv_tree_page_change(pager, pager->full, page, 0, -d_tails);
     g->reserved = reserved;
-    return refuse_reserve(pager, slot, max_tokens, pager->full, needed, room - promised);
+    return fail_reserve(pager, slot, max_tokens, pager->full, needed, room - promised);
 }
 
 fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens) {
@@ -418,23 +435,23 @@ fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens)
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     fkv_sequence *s = &pager->sequences[slot];
     FKV_REQUIRE(max_tokens > 0 && max_tokens >= s->len, FKV_BAD_ARGUMENT,
-                "max_tokens is %u and the sequence has %u tokens: reserve for all of them and at least one, or truncate it first",
+                "max_tokens is %u but the sequence has %u tokens; reserve at least as many and at least 1, or truncate it first",
                 max_tokens, s->len);
-    FKV_TRY(check_longest(pager, max_tokens));
+    FKV_TRY(check_max_tokens(pager, max_tokens));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;
         fkv_group with = fkv_table_reserve(pager, g, max_tokens, s->max_tokens);
         uint64_t before = fkv_group_reserved(&pager->groups[g]);
         uint64_t after = fkv_group_reserved(&with);
         uint64_t room = pager->groups[g].pool.n_pages - before;
-        if (after > before && after - before > room) return refuse_reserve(pager, slot, max_tokens, g, after - before, room);
+        if (after > before && after - before > room) return fail_reserve(pager, slot, max_tokens, g, after - before, room);
     }
     bool has_part = s->len % pager->spec.page_tokens != 0;
     uint32_t last = s->len / pager->spec.page_tokens;
     int d_tails = has_part ? (s->len < max_tokens) - (s->len < s->max_tokens) : 0;
     if (pager->full != FKV_NO_GROUP) {
         uint32_t page = has_part ? *fkv_table_entry(&pager->groups[pager->full], slot, last) : FKV_NO_PAGE;
-        FKV_TRY(reserve_full(pager, slot, max_tokens, page, d_tails));
+        FKV_TRY(reserve_full_group(pager, slot, max_tokens, page, d_tails));
     }
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;
@@ -453,8 +470,8 @@ fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
     FKV_TRY(require_no_step(pager));
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     fkv_sequence *s = &pager->sequences[slot];
-    FKV_REQUIRE(s->len == 0, FKV_BAD_STATE, "the sequence has %u tokens: only an empty one can be filled", s->len);
-    FKV_REQUIRE(n_tokens <= s->max_tokens, FKV_SEQ_FULL, "%u tokens do not fit a sequence that reserved %u", n_tokens,
+    FKV_REQUIRE(s->len == 0, FKV_BAD_STATE, "the sequence has %u tokens; only an empty sequence can be filled", s->len);
+    FKV_REQUIRE(n_tokens <= s->max_tokens, FKV_SEQ_FULL, "%u tokens exceed the reservation of %u tokens", n_tokens,
                 s->max_tokens);
 
     uint32_t n_pages = fkv_pages_of(pager, n_tokens);

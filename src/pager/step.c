@@ -1,12 +1,13 @@
-/* Owns the step transaction: which pages the new tokens of every row go to. begin() takes the pages and puts them into the
- * tables beyond the lengths; commit() moves the lengths and lets go of what is behind the windows; abort() puts the tables back
- * and the pages onto the free list in the opposite order.
+/* Step transactions: allocate pages for the new tokens of every row. begin() allocates the pages and enters them into the tables,
+ * after the pages of the existing tokens. commit() updates the lengths and releases the pages that have left the windows. abort()
+ * restores the tables and returns the pages to the free list in reverse order.
  *
- * begin() changes nothing that abort() could not restore to the byte: a page that is copied keeps its holder until commit(), so
- * neither the tree nor another page's counts move in between. While a step is open
- *     refs(page) = tables + tree + copies of the step that read the page,
- * and the full group's promises are lower by the pages taken. A sequence that is closed meanwhile keeps its row and its pages
- * until the end: what the device works on stays as it is. Then it is committed or put back like the others, and let go.
+ * begin() changes nothing that abort() cannot restore exactly. A page that is copied keeps its reference until commit(), so
+ * between begin() and commit() neither the tree nor the counts of other pages change. While a step is open, refs(page) is the
+ * number of tables that hold the page, plus 1 if the tree holds it, plus the number of copies in the step that read it. The
+ * number of promised pages in the full group is lower by the number of pages that the step has allocated. A sequence that is
+ * closed during the step keeps its row and its pages until the step ends, because the device still uses them. When the step ends,
+ * this sequence is committed or restored like the others and is then released.
  */
 #include "page_table.h"
 #include "pager_state.h"
@@ -22,21 +23,22 @@ static void unmark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) 
 static fkv_status check_row(const fkv_pager *pager, const fkv_row *row, uint64_t *n_tokens, uint32_t *slot) {
     FKV_TRY(fkv_pager_slot(pager, row->seq, slot));
     const fkv_sequence *s = &pager->sequences[*slot];
-    FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT, "sequence %llu is in the step twice: give all its tokens in one row",
+    FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT, "sequence %llu occurs twice in the step; pass all its tokens in one row",
                 (unsigned long long)row->seq);
-    FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "a row of sequence %llu has no tokens: leave it out",
+    FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "the row of sequence %llu has 0 tokens; omit it",
                 (unsigned long long)row->seq);
-    FKV_REQUIRE(row->n_tokens <= s->max_tokens - s->len, FKV_SEQ_FULL,
-                "%u tokens more than the %u of sequence %llu go beyond the %u it reserved: reserve more for it", row->n_tokens,
-                s->len, (unsigned long long)row->seq, s->max_tokens);
+    FKV_REQUIRE(
+        row->n_tokens <= s->max_tokens - s->len, FKV_SEQ_FULL,
+        "%u new tokens after the %u tokens of sequence %llu exceed its reservation of %u tokens; call fkv_seq_reserve() first",
+        row->n_tokens, s->len, (unsigned long long)row->seq, s->max_tokens);
     *n_tokens += row->n_tokens;
     FKV_REQUIRE(*n_tokens <= pager->spec.max_step_tokens, FKV_STEP_FULL,
-                "the rows have %llu tokens or more and a step takes %u: split them over several steps",
+                "the rows have at least %llu tokens but max_step_tokens is %u; split them over several steps",
                 (unsigned long long)*n_tokens, pager->spec.max_step_tokens);
     return FKV_OK;
 }
 
-/* Marks each row's sequence with the number of its row, or leaves no mark behind. */
+/* Checks all rows and stores the index of each row in its sequence. If a check fails, removes the stored indices. */
 static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) {
     uint64_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -53,14 +55,15 @@ static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_ro
 
 /* ---- begin ---- */
 
-/* The entry of the partly filled last page, which the row appends to; NULL where the row starts a new page. */
+/* Returns the entry of the partially filled last page to which the row appends, or NULL if the row starts a new page. */
 static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_step_row *row) {
     if (row->start % pager->spec.page_tokens == 0) return NULL;
     return fkv_table_entry(&pager->groups[group], row->slot, row->start / pager->spec.page_tokens);
 }
 
-/* Where every holder of a page is about to append to it, the longest may write in place: the others, who copy, see none of the
- * slots it writes, even if the step is aborted. */
+/* Counts the rows that append to each page. If all references to a page belong to rows that append to it, the row of the longest
+ * sequence may write in place. The other rows write to copies. They never read the slots that the row of the longest sequence
+ * writes, even if the step is aborted. */
 static void count_writers(fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
     const fkv_step_row *rows = pager->step.rows;
@@ -71,7 +74,7 @@ static void count_writers(fkv_pager *pager, uint32_t group) {
     }
 }
 
-static void forget_writers(fkv_pager *pager, uint32_t group) {
+static void clear_writers(fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
     for (uint32_t r = 0; r < pager->step.n_rows; r++) {
         const uint32_t *entry = tail_entry(pager, group, &pager->step.rows[r]);
@@ -86,18 +89,18 @@ static void forget_writers(fkv_pager *pager, uint32_t group) {
     }
 }
 
-static uint32_t take(fkv_group *group) {
+static uint32_t allocate_step_page(fkv_group *group) {
     if (group->window == 0) group->taken++;
     return fkv_pool_take(&group->pool);
 }
 
-/* The pages of row r in group g: a copy of its last page where it may not write in place, then new ones. */
-static void assign(fkv_pager *pager, uint32_t r, uint32_t g) {
+/* Allocates the pages of row r in group g: a copy of the last page if it cannot be written in place, then new pages. */
+static void assign_pages(fkv_pager *pager, uint32_t r, uint32_t g) {
     fkv_group *group = &pager->groups[g];
     const fkv_step_row *row = &pager->step.rows[r];
     uint32_t *entry = tail_entry(pager, g, row);
     if (entry != NULL && (group->pool.writers[*entry] != group->pool.refs[*entry] || group->pool.in_place[*entry] != r)) {
-        uint32_t to = take(group);
+        uint32_t to = allocate_step_page(group);
         fkv_pool_change(&group->pool, to, 0, 1);
         pager->step.copies[pager->step.n_copies++] = (fkv_page_copy){.group = g, .from = *entry, .to = to};
         *entry = to;
@@ -105,16 +108,16 @@ static void assign(fkv_pager *pager, uint32_t r, uint32_t g) {
     uint32_t end = fkv_pages_of(pager, row->start + row->n_tokens);
     for (uint32_t i = fkv_pages_of(pager, row->start); i < end; i++) {
         FKV_ASSERT(*fkv_table_entry(group, row->slot, i) == FKV_NO_PAGE);
-        *fkv_table_entry(group, row->slot, i) = take(group);
+        *fkv_table_entry(group, row->slot, i) = allocate_step_page(group);
     }
 }
 
 fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) {
     fkv_step_state *step = &pager->step;
-    FKV_REQUIRE(!step->open, FKV_BAD_STATE, "a step is open: commit or abort it first");
-    FKV_REQUIRE(rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT, "a step needs at least one row");
-    FKV_REQUIRE(n_rows <= pager->spec.max_seqs, FKV_BAD_ARGUMENT, "%u rows and at most %u sequences: one row for each", n_rows,
-                pager->spec.max_seqs);
+    FKV_REQUIRE(!step->open, FKV_BAD_STATE, "a step is open; commit or abort it first");
+    FKV_REQUIRE(rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT, "rows is NULL or n_rows is 0; a step needs at least one row");
+    FKV_REQUIRE(n_rows <= pager->spec.max_seqs, FKV_BAD_ARGUMENT,
+                "the step has %u rows but max_seqs is %u; pass one row per sequence", n_rows, pager->spec.max_seqs);
     FKV_TRY(mark_rows(pager, rows, n_rows));
 
     step->open = true;
@@ -126,8 +129,8 @@ fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t 
     }
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         count_writers(pager, g);
-        for (uint32_t r = 0; r < n_rows; r++) assign(pager, r, g);
-        forget_writers(pager, g);
+        for (uint32_t r = 0; r < n_rows; r++) assign_pages(pager, r, g);
+        clear_writers(pager, g);
     }
     fkv_pager_publish(pager);
     return FKV_OK;
@@ -145,8 +148,8 @@ const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows
 
 /* ---- commit, abort ---- */
 
-/* Sequences closed in the step had their rows like all others; only now their pages may go. */
-static void end(fkv_pager *pager) {
+/* Resets the step state and releases the sequences that were closed during the step. */
+static void finish_step(fkv_pager *pager) {
     fkv_step_state *step = &pager->step;
     for (uint32_t r = 0; r < step->n_rows; r++) pager->sequences[step->rows[r].slot].row = FKV_NO_ROW;
     memset(step->rows, 0, step->n_rows * sizeof *step->rows);
@@ -158,8 +161,8 @@ static void end(fkv_pager *pager) {
     fkv_pager_settle(pager);
 }
 
-/* The new length of one row: the last page is another one, and whole pages behind the window are let go. */
-static void advance(fkv_pager *pager, const fkv_step_row *row) {
+/* Applies the new length of one row's sequence: updates the tail counts and releases the pages that have left the window. */
+static void advance_row(fkv_pager *pager, const fkv_step_row *row) {
     fkv_sequence *s = &pager->sequences[row->slot];
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t len = row->start + row->n_tokens;
@@ -184,25 +187,25 @@ static void advance(fkv_pager *pager, const fkv_step_row *row) {
 
 fkv_status fkv_pager_step_commit(fkv_pager *pager) {
     fkv_step_state *step = &pager->step;
-    FKV_REQUIRE(step->open, FKV_BAD_STATE, "no step is open: begin one before committing it");
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "no step is open; call fkv_step_begin() first");
     if (pager->full != FKV_NO_GROUP) pager->groups[pager->full].taken = 0;
-    /* all copies are done before any row moves on: a page must not look as if only its copiers were left */
+    /* release all copied pages before any row advances, so that no page appears to be referenced only by rows that copy it */
     for (uint32_t c = 0; c < step->n_copies; c++)
         fkv_tree_page_change(pager, step->copies[c].group, step->copies[c].from, -1, -1);
     uint64_t n_tokens = 0;
     for (uint32_t r = 0; r < step->n_rows; r++) {
-        advance(pager, &step->rows[r]);
+        advance_row(pager, &step->rows[r]);
         if (pager->sequences[step->rows[r].slot].generation != 0) n_tokens += step->rows[r].n_tokens;
     }
-    fkv_figure_add(&pager->figures.steps, 1);
-    fkv_figure_add(&pager->figures.tokens, n_tokens);
-    fkv_figure_add(&pager->figures.page_copies, step->n_copies);
-    end(pager);
+    fkv_counter_add(&pager->counters.steps, 1);
+    fkv_counter_add(&pager->counters.tokens, n_tokens);
+    fkv_counter_add(&pager->counters.page_copies, step->n_copies);
+    finish_step(pager);
     return FKV_OK;
 }
 
-/* assign() backwards, to the order of the free list. */
-static void unassign(fkv_pager *pager, uint32_t r, uint32_t g) {
+/* Undoes assign_pages() and restores the order of the free list. */
+static void unassign_pages(fkv_pager *pager, uint32_t r, uint32_t g) {
     fkv_step_state *step = &pager->step;
     fkv_group *group = &pager->groups[g];
     const fkv_step_row *row = &step->rows[r];
@@ -223,12 +226,12 @@ static void unassign(fkv_pager *pager, uint32_t r, uint32_t g) {
 }
 
 fkv_status fkv_pager_step_abort(fkv_pager *pager) {
-    FKV_REQUIRE(pager->step.open, FKV_BAD_STATE, "no step is open: there is nothing to abort");
+    FKV_REQUIRE(pager->step.open, FKV_BAD_STATE, "no step is open");
     for (uint32_t g = pager->spec.n_groups; g-- > 0;) {
-        for (uint32_t r = pager->step.n_rows; r-- > 0;) unassign(pager, r, g);
+        for (uint32_t r = pager->step.n_rows; r-- > 0;) unassign_pages(pager, r, g);
         pager->groups[g].taken = 0;
     }
-    fkv_figure_add(&pager->figures.aborts, 1);
-    end(pager);
+    fkv_counter_add(&pager->counters.aborts, 1);
+    finish_step(pager);
     return FKV_OK;
 }

@@ -1,27 +1,27 @@
-/* Reading page files: opening and judging them, loading into pages, and the two public calls that need no cache.
+/* Reading page files: validation, loading into pages, and the public functions that need no cache.
  *
- * A file is judged in this order, and each step may trust the ones before it: regular file and magic (FKV_FILE_FORMAT), version
- * (FKV_FILE_VERSION), lengths and offsets against the file's own length, digest, numbers of header and layers, zeroes between the
- * parts (all FKV_FILE_DAMAGED), identity (FKV_FILE_FOREIGN), index and CRC of every page (FKV_FILE_DAMAGED).
+ * A file is checked in the following order, so that each check can rely on the previous ones. The status in parentheses is
+ * returned if the check fails: regular file and magic (FKV_FILE_FORMAT); version (FKV_FILE_VERSION); sizes and offsets against
+ * the file's length, digest, fields of header and layers, padding (FKV_FILE_DAMAGED); identity (FKV_FILE_FOREIGN); index and
+ * CRC32C of every page (FKV_FILE_DAMAGED).
  *
- * Works in one buffer, whatever the file claims:  layers | piece of the index | piece of anything else.
+ * All data is read into one fixed-size buffer: layers | part of the index | chunk of the file.
  */
 #include "page_file_format.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     LAYERS_BYTES = FKV_MAX_LAYERS * (int)sizeof(fkv_file_layer),
-    INDEX_ENTRIES = 340, /* read at once */
+    INDEX_ENTRIES = 340, /* index entries per read */
     INDEX_BYTES = 8 * 1024,
-    LOOK_BUFFER_BYTES = 64 * 1024 /* on the stack, for readers without a cache */
+    INSPECT_BUFFER_BYTES = 64 * 1024 /* size of the stack buffer in functions that are called without a cache */
 };
-_Static_assert(INDEX_ENTRIES * sizeof(fkv_file_entry) <= INDEX_BYTES, "a piece of the index fits its place");
-_Static_assert(LAYERS_BYTES + INDEX_BYTES + FKV_FILE_DATA_ALIGN <= LOOK_BUFFER_BYTES, "the zeroes before the pages fit a piece");
+_Static_assert(INDEX_ENTRIES * sizeof(fkv_file_entry) <= INDEX_BYTES, "INDEX_BYTES holds INDEX_ENTRIES entries");
+_Static_assert(LAYERS_BYTES + INDEX_BYTES + FKV_FILE_DATA_ALIGN <= INSPECT_BUFFER_BYTES, "the padding fits in one chunk");
 
 typedef struct page_reader {
     const char *path;
@@ -29,14 +29,14 @@ typedef struct page_reader {
     fkv_file_header header;
     fkv_file_plan plan;
     fkv_file_layer *layers;  /* [FKV_MAX_LAYERS] */
-    fkv_file_entry *entries; /* [INDEX_ENTRIES]: entries [entries_first, entries_end) of the index */
+    fkv_file_entry *entries; /* [INDEX_ENTRIES] buffer that holds entries [entries_first, entries_end) of the index */
     uint64_t entries_first;
     uint64_t entries_end;
-    uint8_t *piece;
-    uint64_t piece_bytes;
+    uint8_t *chunk;
+    uint64_t chunk_bytes;
 } page_reader;
 
-/* ---- opening and judging ------------------------------------------------------------------------------------- */
+/* ---- validation ---------------------------------------------------------------------------------------------- */
 
 static fkv_status read_at(const page_reader *reader, void *bytes, uint64_t n, uint64_t offset) {
     uint8_t *to = bytes;
@@ -44,8 +44,8 @@ static fkv_status read_at(const page_reader *reader, void *bytes, uint64_t n, ui
         ssize_t done = pread(reader->fd, to, n < FKV_FILE_CALL_BYTES ? n : FKV_FILE_CALL_BYTES, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) return fkv_file_os_failed("cannot read the page file", reader->path);
-        FKV_REQUIRE(done > 0, FKV_FILE_DAMAGED,
-                    "damaged page file: it ends at byte %" PRIu64 ", sooner than when it was opened: %s", offset, reader->path);
+        FKV_REQUIRE(done > 0, FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes while it was being read: %s",
+                    (unsigned long long)offset, reader->path);
         to += done;
         offset += (uint64_t)done;
         n -= (uint64_t)done;
@@ -53,49 +53,41 @@ static fkv_status read_at(const page_reader *reader, void *bytes, uint64_t n, ui
     return FKV_OK;
 }
 
-/* The rows behind the first layer depend on what the queries before them saw. */
-static fkv_status refuse_old_sealed(const page_reader *reader) {
-    return fkv_fail(FKV_FILE_VERSION,
-                    "a page file of version %u with sealed layers: their queries saw fewer pages open than now, and such files "
-                    "are read from version %d on: compute its tokens again: %s",
-                    reader->header.version, FKV_FILE_VERSION_8, reader->path);
-}
-
-/* Magic, version, and what the file's length alone can contradict. */
+/* Reads the header and checks the magic, the version, and all sizes and offsets that can be checked against the file's length. */
 static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     fkv_file_header *header = &reader->header;
     const uint64_t n = file_bytes < sizeof *header ? file_bytes : sizeof *header;
     FKV_TRY(read_at(reader, header, n, 0));
     FKV_REQUIRE(n >= sizeof header->magic && memcmp(header->magic, FKV_FILE_MAGIC, sizeof header->magic) == 0, FKV_FILE_FORMAT,
                 "not a page file: %s", reader->path);
-    FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED,
-                "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes, reader->path);
-    if (header->version == FKV_FILE_VERSION_4) return refuse_old_sealed(reader);
-    FKV_REQUIRE(fkv_file_layer_bytes(header->version) != 0, FKV_FILE_VERSION,
-                "a page file of version %u; this library reads versions %d, %d and %d: %s", header->version, FKV_FILE_VERSION_1,
-                FKV_FILE_VERSION_2, FKV_FILE_VERSION_8, reader->path);
-    FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes,
-                reader->path);
+    FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes: %s",
+                (unsigned long long)file_bytes, reader->path);
+    FKV_REQUIRE(header->version == FKV_FILE_FORMAT_VERSION, FKV_FILE_VERSION,
+                "page-file version %u is not supported (this library reads version %d): %s", header->version,
+                FKV_FILE_FORMAT_VERSION, reader->path);
+    FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes: %s",
+                (unsigned long long)file_bytes, reader->path);
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
-                "damaged page file: %" PRIu64 " bytes long instead of %" PRIu64 ": %s", file_bytes, header->file_bytes,
-                reader->path);
-    FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == fkv_file_layer_bytes(header->version) &&
+                "damaged page file: its size is %llu bytes (expected %llu): %s", (unsigned long long)file_bytes,
+                (unsigned long long)header->file_bytes, reader->path);
+    FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == sizeof(fkv_file_layer) &&
                     header->entry_bytes == sizeof(fkv_file_entry),
-                FKV_FILE_DAMAGED, "damaged page file: records of %u, %u and %u bytes: %s", header->header_bytes,
-                header->layer_bytes, header->entry_bytes, reader->path);
-    FKV_REQUIRE(header->n_layers >= 1 && header->n_layers <= FKV_MAX_LAYERS, FKV_FILE_DAMAGED, "damaged page file: %u layers: %s",
-                header->n_layers, reader->path);
+                FKV_FILE_DAMAGED,
+                "damaged page file: header, layer and index records of %u, %u and %u bytes (expected %zu, %zu and %zu): %s",
+                header->header_bytes, header->layer_bytes, header->entry_bytes, sizeof(fkv_file_header), sizeof(fkv_file_layer),
+                sizeof(fkv_file_entry), reader->path);
+    FKV_REQUIRE(header->n_layers >= 1 && header->n_layers <= FKV_MAX_LAYERS, FKV_FILE_DAMAGED,
+                "damaged page file: n_layers is %u (expected 1 to %d): %s", header->n_layers, FKV_MAX_LAYERS, reader->path);
     fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(fkv_file_plan_offsets(header, header->n_pages, plan) && header->tokens_offset == plan->tokens_offset &&
                     header->index_offset == plan->index_offset && header->data_offset == plan->data_offset &&
                     plan->data_offset <= file_bytes,
-                FKV_FILE_DAMAGED,
-                "damaged page file: %u tokens and %" PRIu64 " pages do not agree with its offsets or its length: %s",
-                header->n_tokens, header->n_pages, reader->path);
+                FKV_FILE_DAMAGED, "damaged page file: its offsets or its size do not match %u tokens and %llu pages: %s",
+                header->n_tokens, (unsigned long long)header->n_pages, reader->path);
     return FKV_OK;
 }
 
-/* The digest of everything before the pages. */
+/* Checks the SHA-256 of all bytes before the pages. */
 static fkv_status check_digest(const page_reader *reader) {
     uint8_t digest[FKV_SHA256_BYTES];
     fkv_status status = FKV_OK;
@@ -104,16 +96,16 @@ static fkv_status check_digest(const page_reader *reader) {
     fkv_sha256_add(&sha, &reader->header, offsetof(fkv_file_header, sha256));
     for (uint64_t at = sizeof reader->header; at < reader->header.data_offset && status == FKV_OK;) {
         const uint64_t left = reader->header.data_offset - at;
-        const uint64_t n = left < reader->piece_bytes ? left : reader->piece_bytes;
-        status = read_at(reader, reader->piece, n, at);
-        if (status == FKV_OK) fkv_sha256_add(&sha, reader->piece, n);
+        const uint64_t n = left < reader->chunk_bytes ? left : reader->chunk_bytes;
+        status = read_at(reader, reader->chunk, n, at);
+        if (status == FKV_OK) fkv_sha256_add(&sha, reader->chunk, n);
         at += n;
     }
     fkv_status closed = fkv_sha256_close(&sha, digest);
     FKV_TRY(status);
     FKV_TRY(closed);
     FKV_REQUIRE(memcmp(digest, reader->header.sha256, sizeof digest) == 0, FKV_FILE_DAMAGED,
-                "damaged page file: the SHA-256 of header, tokens and index does not agree: %s", reader->path);
+                "damaged page file: SHA-256 mismatch in the header, layers, tokens or index: %s", reader->path);
     return FKV_OK;
 }
 
@@ -124,73 +116,76 @@ static bool all_zero(const void *bytes, size_t n) {
     return any == 0;
 }
 
-static fkv_status check_zeroes(const page_reader *reader, uint64_t from, uint64_t to) {
-    FKV_ASSERT(to - from <= reader->piece_bytes);
-    FKV_TRY(read_at(reader, reader->piece, to - from, from));
-    FKV_REQUIRE(all_zero(reader->piece, to - from), FKV_FILE_DAMAGED,
-                "damaged page file: the bytes %" PRIu64 " to %" PRIu64 " are not 0: %s", from, to, reader->path);
+static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64_t to) {
+    FKV_ASSERT(to - from <= reader->chunk_bytes);
+    FKV_TRY(read_at(reader, reader->chunk, to - from, from));
+    FKV_REQUIRE(all_zero(reader->chunk, to - from), FKV_FILE_DAMAGED, "damaged page file: bytes %llu to %llu are not 0: %s",
+                (unsigned long long)from, (unsigned long long)to, reader->path);
     return FKV_OK;
 }
 
-/* Numbers whose digest is right but that no writer of this version writes. */
-static fkv_status check_numbers(page_reader *reader) {
+/* Returns whether the calibration hash is allowed: it must be 0 unless a layer is calibrated. */
+static bool calibration_is_valid(const page_reader *reader) {
+    for (uint32_t l = 0; l < reader->header.n_layers; l++)
+        if (reader->layers[l].k.kind == FKV_CODEC_CALIBRATED) return true;
+    return all_zero(reader->header.calibration, sizeof reader->header.calibration);
+}
+
+/* Checks all fields of the header and the layers, and the padding. A correct digest does not imply that the values are valid. */
+static fkv_status check_fields(page_reader *reader) {
     const fkv_file_header *header = &reader->header;
     FKV_REQUIRE(header->rotate <= FKV_ROTATE_KV && (header->rotate != FKV_ROTATE_NONE || header->rotation_seed == 0),
-                FKV_FILE_DAMAGED, "damaged page file: rotation %u with seed %" PRIu64 ": %s", header->rotate,
-                header->rotation_seed, reader->path);
+                FKV_FILE_DAMAGED, "damaged page file: rotate is %u with rotation_seed %llu, which is invalid: %s", header->rotate,
+                (unsigned long long)header->rotation_seed, reader->path);
     const size_t rope_bytes = strnlen(header->rope_id, sizeof header->rope_id);
     FKV_REQUIRE(rope_bytes < sizeof header->rope_id &&
-                    all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes) &&
-                    (header->version == FKV_FILE_VERSION_8 || all_zero(header->calibration, sizeof header->calibration)),
-                FKV_FILE_DAMAGED, "damaged page file: bytes of the header that must be 0 are not: %s", reader->path);
+                    all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes),
+                FKV_FILE_DAMAGED, "damaged page file: rope_id is not null-terminated and zero-padded: %s", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
-    fkv_file_layers_unpack(header->version, reader->layers, header->n_layers);
     for (uint32_t l = 0; l < header->n_layers; l++)
         FKV_REQUIRE(reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO, FKV_FILE_DAMAGED,
-                    "damaged page file: a codec of layer %u has no kind: %s", l, reader->path);
-    const uint32_t version = fkv_file_version_of(reader->layers, header->n_layers);
-    if (header->version == FKV_FILE_VERSION_2 && version == FKV_FILE_VERSION_8) return refuse_old_sealed(reader);
-    FKV_REQUIRE(header->version == version, FKV_FILE_DAMAGED,
-                "damaged page file: version %u for layers that are written in another: %s", header->version, reader->path);
+                    "damaged page file: a codec of layer %u has kind 0: %s", l, reader->path);
+    FKV_REQUIRE(calibration_is_valid(reader), FKV_FILE_DAMAGED,
+                "damaged page file: calibration must be 0 because no layer is calibrated: %s", reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
     const fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(header->n_groups == plan->n_groups && header->n_pages == plan->n_pages && header->file_bytes == plan->file_bytes,
                 FKV_FILE_DAMAGED,
-                "damaged page file: %u groups, %" PRIu64 " pages, %" PRIu64 " bytes instead of %u, %" PRIu64 ", %" PRIu64 ": %s",
-                header->n_groups, header->n_pages, header->file_bytes, plan->n_groups, plan->n_pages, plan->file_bytes,
-                reader->path);
-    FKV_TRY(check_zeroes(reader, plan->tokens_offset + (uint64_t)header->n_tokens * sizeof(uint32_t), plan->index_offset));
-    return check_zeroes(reader, plan->index_offset + plan->n_pages * sizeof(fkv_file_entry), plan->data_offset);
+                "damaged page file: the header states %u groups, %llu pages and %llu bytes (expected %u, %llu and %llu): %s",
+                header->n_groups, (unsigned long long)header->n_pages, (unsigned long long)header->file_bytes, plan->n_groups,
+                (unsigned long long)plan->n_pages, (unsigned long long)plan->file_bytes, reader->path);
+    FKV_TRY(check_padding(reader, plan->tokens_offset + (uint64_t)header->n_tokens * sizeof(uint32_t), plan->index_offset));
+    return check_padding(reader, plan->index_offset + plan->n_pages * sizeof(fkv_file_entry), plan->data_offset);
 }
 
 static void reader_close(const page_reader *reader) { (void)close(reader->fd); }
 
-/* Opens and judges all but the pages and the index. Nothing is open after a failure. */
+/* Opens a file and checks everything except the index and the pages. Closes the file on failure. */
 static fkv_status reader_open(page_reader *reader, const char *path, uint8_t *buffer, uint64_t buffer_bytes) {
     *reader = (page_reader){.path = path,
                             .layers = (fkv_file_layer *)(void *)buffer,
                             .entries = (fkv_file_entry *)(void *)(buffer + LAYERS_BYTES),
-                            .piece = buffer + LAYERS_BYTES + INDEX_BYTES,
-                            .piece_bytes = buffer_bytes - LAYERS_BYTES - INDEX_BYTES};
-    /* O_NONBLOCK: the open of a pipe must not wait for its writer */
+                            .chunk = buffer + LAYERS_BYTES + INDEX_BYTES,
+                            .chunk_bytes = buffer_bytes - LAYERS_BYTES - INDEX_BYTES};
+    /* O_NONBLOCK: if the path is a named pipe, open() must not wait for a writer */
     reader->fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (reader->fd < 0) return fkv_file_os_failed("cannot open the page file", path);
     struct stat info;
     fkv_status status = FKV_OK;
     if (fstat(reader->fd, &info) != 0)
-        status = fkv_file_os_failed("cannot look at the page file", path);
+        status = fkv_file_os_failed("cannot stat the page file", path);
     else if (!S_ISREG(info.st_mode))
-        status = fkv_fail(FKV_FILE_FORMAT, "not a page file, not even a regular file: %s", path);
+        status = fkv_fail(FKV_FILE_FORMAT, "not a page file: not a regular file: %s", path);
     if (status == FKV_OK) status = read_header(reader, (uint64_t)info.st_size);
     if (status == FKV_OK) status = check_digest(reader);
-    if (status == FKV_OK) status = check_numbers(reader);
+    if (status == FKV_OK) status = check_fields(reader);
     if (status != FKV_OK) reader_close(reader);
     return status;
 }
 
 /* ---- pages --------------------------------------------------------------------------------------------------- */
 
-/* Entry `number` of the index, which must be the expected one; *crc32c is what it says of the page. */
+/* Checks that index entry `number` equals the expected entry, and stores its checksum in *crc32c. */
 static fkv_status check_entry(page_reader *reader, uint64_t number, const fkv_file_entry *expected, uint32_t *crc32c) {
     if (number < reader->entries_first || number >= reader->entries_end) {
         const uint64_t left = reader->plan.n_pages - number;
@@ -201,25 +196,25 @@ static fkv_status check_entry(page_reader *reader, uint64_t number, const fkv_fi
         reader->entries_end = number + n;
     }
     const fkv_file_entry *entry = &reader->entries[number - reader->entries_first];
-    FKV_REQUIRE(entry->group == expected->group && entry->logical == expected->logical && entry->offset == expected->offset &&
-                    entry->zero == 0,
-                FKV_FILE_DAMAGED,
-                "damaged page file: entry %" PRIu64 " of the index is page %u of group %u at byte %" PRIu64
-                " instead of page %u of group %u at byte %" PRIu64 ": %s",
-                number, entry->logical, entry->group, entry->offset, expected->logical, expected->group, expected->offset,
-                reader->path);
+    FKV_REQUIRE(
+        entry->group == expected->group && entry->logical == expected->logical && entry->offset == expected->offset &&
+            entry->zero == 0,
+        FKV_FILE_DAMAGED,
+        "damaged page file: index entry %llu is page %u of group %u at byte %llu (expected page %u of group %u at byte %llu): %s",
+        (unsigned long long)number, entry->logical, entry->group, (unsigned long long)entry->offset, expected->logical,
+        expected->group, (unsigned long long)expected->offset, reader->path);
     *crc32c = entry->crc32c;
     return FKV_OK;
 }
 
 static fkv_status check_crc(const page_reader *reader, const fkv_file_entry *entry, uint32_t in_index, uint32_t of_bytes) {
     FKV_REQUIRE(in_index == of_bytes, FKV_FILE_DAMAGED,
-                "damaged page file: the CRC32C of page %u of group %u is %08x instead of %08x: %s", entry->logical, entry->group,
+                "damaged page file: CRC32C of page %u of group %u is %08x (expected %08x): %s", entry->logical, entry->group,
                 of_bytes, in_index, reader->path);
     return FKV_OK;
 }
 
-/* Every page against the index. */
+/* Checks the index and the checksum of every page. */
 static fkv_status verify_pages(page_reader *reader) {
     fkv_file_cursor cursor = {.offset = reader->plan.data_offset};
     fkv_file_entry entry;
@@ -229,9 +224,9 @@ static fkv_status verify_pages(page_reader *reader) {
         FKV_TRY(check_entry(reader, number, &entry, &in_index));
         for (uint64_t at = entry.offset; at < cursor.offset;) {
             const uint64_t left = cursor.offset - at;
-            const uint64_t n = left < reader->piece_bytes ? left : reader->piece_bytes;
-            FKV_TRY(read_at(reader, reader->piece, n, at));
-            crc = fkv_crc32c(crc, reader->piece, n);
+            const uint64_t n = left < reader->chunk_bytes ? left : reader->chunk_bytes;
+            FKV_TRY(read_at(reader, reader->chunk, n, at));
+            crc = fkv_crc32c(crc, reader->chunk, n);
             at += n;
         }
         FKV_TRY(check_crc(reader, &entry, in_index, crc));
@@ -239,8 +234,8 @@ static fkv_status verify_pages(page_reader *reader) {
     return FKV_OK;
 }
 
-/* One page into the slab, piece by piece, so that the CRC finds the bytes in the core's cache; *crc32c is that of the bytes read.
- * Slots and gaps that no token wrote become 0, whatever the file has there. */
+/* Reads one page into the slab in chunks, so that the CRC is computed while the bytes are in the CPU cache. *crc32c receives the
+ * checksum of the bytes read. Sets unwritten slots and padding to 0, regardless of the contents of the file. */
 static fkv_status read_page(const page_reader *reader, const fkv_slab *slab, const fkv_file_entry *entry, uint32_t page,
                             uint32_t *crc32c) {
     uint64_t at = entry->offset;
@@ -250,18 +245,18 @@ static fkv_status read_page(const page_reader *reader, const fkv_slab *slab, con
         const uint32_t n_live = fkv_slab_live_rows(slab, l, entry->logical, reader->header.n_tokens);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n, at += n) {
-            n = run_bytes - from < reader->piece_bytes ? run_bytes - from : reader->piece_bytes;
-            FKV_TRY(read_at(reader, reader->piece, n, at));
-            *crc32c = fkv_crc32c(*crc32c, reader->piece, n);
-            fkv_slab_blank(slab, l, reader->piece, from, n, n_live);
-            FKV_TRY(fkv_slab_write(slab, l, page, from, n, reader->piece));
+            n = run_bytes - from < reader->chunk_bytes ? run_bytes - from : reader->chunk_bytes;
+            FKV_TRY(read_at(reader, reader->chunk, n, at));
+            *crc32c = fkv_crc32c(*crc32c, reader->chunk, n);
+            fkv_slab_blank(slab, l, reader->chunk, from, n, n_live);
+            FKV_TRY(fkv_slab_write(slab, l, page, from, n, reader->chunk));
         }
     }
     return FKV_OK;
 }
 
-/* All pages into those of the sequence in `slot`, checked again: the file may have changed since it was verified. */
-static fkv_status read_pages(page_reader *reader, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot) {
+/* Reads all pages of the sequence in `slot` and checks them again, because the file may have changed since it was verified. */
+static fkv_status read_file_pages(page_reader *reader, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot) {
     fkv_file_cursor cursor = {.offset = reader->plan.data_offset};
     fkv_file_entry entry;
     reader->entries_end = 0;
@@ -279,46 +274,47 @@ static fkv_status read_pages(page_reader *reader, const fkv_slab *slab, const fk
 
 /* ---- load ---------------------------------------------------------------------------------------------------- */
 
-/* The prompt, where given, begins with the saved tokens. */
-static fkv_status check_prompt(const page_reader *reader, const fkv_seq_config *config) {
+/* Checks that the prompt, if given, begins with the saved tokens. */
+static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_config *config) {
     if (config->n_prompt == 0) return FKV_OK;
     const uint32_t n_tokens = reader->header.n_tokens;
-    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT, "prompt is NULL and n_prompt is %u: pass the tokens, or 0: %s",
+    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT, "prompt is NULL but n_prompt is %u; pass the tokens or n_prompt 0: %s",
                 config->n_prompt, reader->path);
     FKV_REQUIRE(config->n_prompt >= n_tokens, FKV_BAD_ARGUMENT,
-                "the prompt of %u tokens is shorter than the %u saved ones it must begin with: %s", config->n_prompt, n_tokens,
-                reader->path);
-    const uint32_t piece_tokens = (uint32_t)(reader->piece_bytes / sizeof(uint32_t));
+                "the prompt has %u tokens but must begin with the %u saved tokens: %s", config->n_prompt, n_tokens, reader->path);
+    const uint32_t chunk_tokens = (uint32_t)(reader->chunk_bytes / sizeof(uint32_t));
     for (uint32_t first = 0; first < n_tokens;) {
-        const uint32_t n = fkv_min_u32(n_tokens - first, piece_tokens);
-        const uint32_t *saved = (const uint32_t *)(const void *)reader->piece;
-        FKV_TRY(read_at(reader, reader->piece, n * sizeof saved[0], reader->plan.tokens_offset + first * sizeof saved[0]));
+        const uint32_t n = fkv_min_u32(n_tokens - first, chunk_tokens);
+        const uint32_t *saved = (const uint32_t *)(const void *)reader->chunk;
+        FKV_TRY(read_at(reader, reader->chunk, n * sizeof saved[0], reader->plan.tokens_offset + first * sizeof saved[0]));
         for (uint32_t i = 0; i < n; i++)
             FKV_REQUIRE(saved[i] == config->prompt[first + i], FKV_BAD_ARGUMENT,
-                        "the prompt has token %u at position %u where the file has %u: %s", config->prompt[first + i], first + i,
+                        "the prompt has token %u at position %u but the file has %u: %s", config->prompt[first + i], first + i,
                         saved[i], reader->path);
         first += n;
     }
     return FKV_OK;
 }
 
-static fkv_status load(page_reader *reader, const fkv_file_identity *identity, const fkv_slab *slab, fkv_pager *pager,
-                       const fkv_seq_config *config, fkv_seq *seq) {
+/* Loads an open file: checks its identity, the prompt and all pages, then opens a sequence and fills it. */
+static fkv_status load_sequence(page_reader *reader, const fkv_file_identity *identity, const fkv_slab *slab, fkv_pager *pager,
+                                const fkv_seq_config *config, fkv_seq *seq) {
     const uint32_t n_tokens = reader->header.n_tokens;
     FKV_TRY(fkv_file_identity_check(identity, &reader->header, reader->layers, reader->path));
-    FKV_REQUIRE(config->max_tokens >= n_tokens, FKV_SEQ_FULL, "max_tokens is %u and the file has %u tokens: %s",
-                config->max_tokens, n_tokens, reader->path);
-    FKV_TRY(check_prompt(reader, config));
+    FKV_REQUIRE(config->max_tokens >= n_tokens, FKV_SEQ_FULL,
+                "max_tokens is %u but the file has %u tokens; set max_tokens to at least this number: %s", config->max_tokens,
+                n_tokens, reader->path);
+    FKV_TRY(check_saved_prompt(reader, config));
     FKV_TRY(verify_pages(reader));
 
-    /* no prompt: the pages come from the file, not from the prefix tree */
+    /* opened without a prompt, so that all pages come from the file and none from the prefix tree */
     const fkv_seq_config empty = {.max_tokens = config->max_tokens, .tenant = config->tenant};
     fkv_seq opened = 0;
     uint32_t slot = 0;
     FKV_TRY(fkv_pager_open(pager, &empty, &opened, NULL));
     fkv_status status = fkv_pager_slot(pager, opened, &slot);
     if (status == FKV_OK && n_tokens > 0) status = fkv_pager_fill(pager, opened, n_tokens);
-    if (status == FKV_OK) status = read_pages(reader, slab, pager, slot);
+    if (status == FKV_OK) status = read_file_pages(reader, slab, pager, slot);
     if (status != FKV_OK)
         (void)fkv_pager_close(pager, opened);
     else
@@ -328,20 +324,19 @@ static fkv_status load(page_reader *reader, const fkv_file_identity *identity, c
 
 fkv_status fkv_page_file_load(const fkv_file_identity *identity, const fkv_slab *slab, fkv_pager *pager,
                               const fkv_seq_config *config, const char *path, uint8_t *buffer, fkv_seq *seq) {
-    FKV_REQUIRE(path != NULL && config != NULL && seq != NULL, FKV_BAD_ARGUMENT,
-                "a page file is loaded with a config, from a path, into a sequence: none of them may be NULL");
+    FKV_REQUIRE(path != NULL && config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "fkv_seq_load: config, path or seq is NULL");
     page_reader reader;
     FKV_TRY(reader_open(&reader, path, buffer, FKV_FILE_BUFFER_BYTES));
-    fkv_status status = load(&reader, identity, slab, pager, config, seq);
+    fkv_status status = load_sequence(&reader, identity, slab, pager, config, seq);
     reader_close(&reader);
     return status;
 }
 
-/* ---- looking without a cache --------------------------------------------------------------------------------- */
+/* ---- inspection without a cache ------------------------------------------------------------------------------ */
 
 fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) {
-    FKV_REQUIRE(path != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_file_inspect() needs a path and an info to fill in");
-    alignas(64) uint8_t buffer[LOOK_BUFFER_BYTES] = {0};
+    FKV_REQUIRE(path != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_file_inspect: path or info is NULL");
+    alignas(64) uint8_t buffer[INSPECT_BUFFER_BYTES] = {0};
     page_reader reader;
     FKV_TRY(reader_open(&reader, path, buffer, sizeof buffer));
     fkv_status status = verify ? verify_pages(&reader) : FKV_OK;
@@ -373,8 +368,8 @@ fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) 
 
 fkv_status fkv_file_tokens(const char *path, uint32_t *tokens, uint32_t capacity, uint32_t *n_tokens) {
     FKV_REQUIRE(path != NULL && n_tokens != NULL && (tokens != NULL || capacity == 0), FKV_BAD_ARGUMENT,
-                "fkv_file_tokens() needs a path, room for the tokens and for their number");
-    alignas(64) uint8_t buffer[LOOK_BUFFER_BYTES];
+                "fkv_file_tokens: path, tokens or n_tokens is NULL");
+    alignas(64) uint8_t buffer[INSPECT_BUFFER_BYTES];
     page_reader reader;
     FKV_TRY(reader_open(&reader, path, buffer, sizeof buffer));
     const uint32_t n = fkv_min_u32(capacity, reader.header.n_tokens);

@@ -1,15 +1,16 @@
-/* Writing a page file. Owns the part file from its creation to its new name.
+/* Writing page files. Owns the part file from its creation until it is renamed.
  *
- * Order of the bytes: layers and tokens, then page after page with the index following in pieces, the header last. The digest
- * takes header, layers, tokens and index in the order of the file; index entries are final when their page is written, so one
- * pass is enough and nothing is kept but a piece of the index.
+ * Write order: first the layers and tokens, then the pages interleaved with batches of index entries, and finally the header. The
+ * digest covers the header, layers, tokens and index, in file order. An index entry is final once its page is written. Therefore
+ * one pass over the pages suffices, and only one batch of index entries is kept in memory.
  *
- * Who holds the lock of `name.part` may truncate, rename or unlink it; nobody else touches it. A save that was killed leaves a
- * part file without a lock, which the next save to the name takes over. Names that end like a part file's are refused, so that no
- * finished file is ever taken for one.
+ * Only the process that holds the lock on the part file `name.part` may truncate, rename or unlink it. A killed save leaves an
+ * unlocked part file, which the next save to the same name reuses. Names that end in ".part" are rejected, so a finished file is
+ * never mistaken for a part file.
  *
- * Only a regular file is ever replaced. rename() cannot be told so, hence the name is looked at before anything is made and once
- * more just before the rename; who can change the folder between the two could as well remove the saved file.
+ * Only regular files are replaced. rename() cannot enforce this rule, so the type of the destination is checked before the part
+ * file is created and again just before the rename. Someone who can change the folder between the last check and the rename could
+ * also delete the saved file, so this race adds no risk.
  */
 #include "page_file_format.h"
 
@@ -21,22 +22,22 @@
 #include <sys/stat.h>
 
 enum {
-    FOLDER_BYTES = 4096,                                              /* longest path of a folder */
-    NAME_BYTES = 256,                                                 /* longest file name, its end included */
-    INDEX_ENTRIES = 512,                                              /* written at once */
-    INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* at the end of the buffer */
-    PIECE_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* of a page, written at once */
+    FOLDER_BYTES = 4096,                                              /* maximum length of a folder path */
+    NAME_BYTES = 256,                                                 /* maximum length of a file name, terminator included */
+    INDEX_ENTRIES = 512,                                              /* index entries per write */
+    INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* size of the index batch at the end of the buffer */
+    CHUNK_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* page bytes per write */
 };
 
-static const char PART_END[] = ".part";
+static const char PART_SUFFIX[] = ".part";
 
 typedef struct part_file {
-    const char *path; /* as the caller wrote it */
-    const char *name; /* its last component */
+    const char *path; /* path that the caller passed */
+    const char *name; /* last component of path */
     char part_name[NAME_BYTES];
     int folder;
     int fd;
-    bool published; /* the part file has its new name: there is nothing left to remove */
+    bool published; /* the part file was renamed to its final name, so it must not be removed */
 } part_file;
 
 typedef struct page_writer {
@@ -47,7 +48,7 @@ typedef struct page_writer {
     uint32_t n_tokens;
     int fd;
     const char *path;
-    uint8_t *piece; /* PIECE_BYTES */
+    uint8_t *chunk; /* [CHUNK_BYTES] */
 } page_writer;
 
 static fkv_status write_at(int fd, const void *bytes, uint64_t n, uint64_t offset, const char *path) {
@@ -63,7 +64,7 @@ static fkv_status write_at(int fd, const void *bytes, uint64_t n, uint64_t offse
     return FKV_OK;
 }
 
-/* ---- the part file ------------------------------------------------------------------------------------------- */
+/* ---- part file ----------------------------------------------------------------------------------------------- */
 
 static fkv_status part_open_folder(part_file *part) {
     char folder[FOLDER_BYTES] = ".";
@@ -71,28 +72,28 @@ static fkv_status part_open_folder(part_file *part) {
     part->name = slash == NULL ? part->path : slash + 1;
     if (slash != NULL) {
         size_t n = slash == part->path ? 1 : (size_t)(slash - part->path);
-        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save: the folder's name has %zu bytes, %d at most: %.200s", n,
+        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save: the folder path has %zu bytes (maximum %d): %.200s", n,
                     FOLDER_BYTES - 1, part->path);
         memcpy(folder, part->path, n);
         folder[n] = '\0';
     }
-    FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save: this names a folder, not a file: %s", part->path);
-    int n = snprintf(part->part_name, sizeof part->part_name, "%s%s", part->name, PART_END);
-    FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save: the file's name is longer than %d bytes: %s",
-                NAME_BYTES - (int)sizeof PART_END, part->name);
+    FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save: the path names a folder, not a file: %s", part->path);
+    int n = snprintf(part->part_name, sizeof part->part_name, "%s%s", part->name, PART_SUFFIX);
+    FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save: the file name is longer than %d bytes: %s",
+                NAME_BYTES - (int)sizeof PART_SUFFIX, part->name);
     part->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (part->folder < 0) return fkv_file_os_failed("cannot open the folder to save in", part->path);
+    if (part->folder < 0) return fkv_file_os_failed("cannot open the folder of the page file", part->path);
     return FKV_OK;
 }
 
-/* Of any case: some file systems do not tell them apart. */
-static bool names_part_file(const char *path) {
+/* Returns whether the path ends in ".part". Ignores case, because some file systems are case-insensitive. */
+static bool is_part_name(const char *path) {
     const size_t n = strlen(path);
-    const size_t n_end = strlen(PART_END);
-    return n >= n_end && strcasecmp(path + n - n_end, PART_END) == 0;
+    const size_t n_suffix = strlen(PART_SUFFIX);
+    return n >= n_suffix && strcasecmp(path + n - n_suffix, PART_SUFFIX) == 0;
 }
 
-static const char *kind_of(mode_t mode) {
+static const char *file_type_name(mode_t mode) {
     if (S_ISLNK(mode)) return "a symbolic link";
     if (S_ISDIR(mode)) return "a folder";
     if (S_ISFIFO(mode)) return "a pipe";
@@ -100,47 +101,47 @@ static const char *kind_of(mode_t mode) {
     return S_ISREG(mode) ? "a file" : "a device";
 }
 
-/* The name is free or a regular file. A link is looked at, not followed. */
-static fkv_status require_file_or_nothing(const part_file *part, const char *name) {
+/* Checks that `name` does not exist or is a regular file. Does not follow symbolic links. */
+static fkv_status require_replaceable(const part_file *part, const char *name) {
     struct stat there;
     if (fstatat(part->folder, name, &there, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) return FKV_OK;
-        return fkv_file_os_failed("cannot look at what is to be replaced", part->path);
+        return fkv_file_os_failed("cannot stat the file to be replaced", part->path);
     }
     FKV_REQUIRE(S_ISREG(there.st_mode), FKV_IO,
-                "cannot save: %.100s is %s and only a regular file is replaced; remove it, or save under another name: %.300s",
-                name, kind_of(there.st_mode), part->path);
+                "cannot save: %.100s is %s, and only regular files are replaced; remove it or use another name: %.300s", name,
+                file_type_name(there.st_mode), part->path);
     return FKV_OK;
 }
 
-/* Makes the part file ours alone: locked, still under its name, empty. */
-static fkv_status part_take(part_file *part) {
+/* Acquires exclusive ownership of the part file: locks it, checks that it still has its name, and truncates it. */
+static fkv_status part_lock(part_file *part) {
     struct stat opened;
     struct stat named;
     if (flock(part->fd, LOCK_EX | LOCK_NB) != 0) {
-        FKV_REQUIRE(errno != EWOULDBLOCK, FKV_IO, "cannot save: another save to this file is under way, try again later: %s",
+        FKV_REQUIRE(errno != EWOULDBLOCK, FKV_IO, "cannot save: another save to this file is in progress; retry later: %s",
                     part->path);
         return fkv_file_os_failed("cannot lock the part file", part->path);
     }
-    /* between open and lock the file may have become another save's finished file, or been removed by it */
+    /* between open and lock, another save may have renamed or removed the file */
     if (fstat(part->fd, &opened) != 0 || fstatat(part->folder, part->part_name, &named, AT_SYMLINK_NOFOLLOW) != 0 ||
         opened.st_dev != named.st_dev || opened.st_ino != named.st_ino)
-        return fkv_fail(FKV_IO, "cannot save: another save to this file has just ended, try again: %s", part->path);
+        return fkv_fail(FKV_IO, "cannot save: another save to this file has just finished; retry: %s", part->path);
     FKV_REQUIRE(S_ISREG(opened.st_mode) && opened.st_nlink == 1, FKV_IO,
-                "cannot save: the part file is not a file of its own (a device, a pipe, or linked elsewhere); remove it: %s.part",
-                part->path);
-    if (ftruncate(part->fd, 0) != 0) return fkv_file_os_failed("cannot empty the part file", part->path);
-    (void)fchmod(part->fd, S_IRUSR | S_IWUSR); /* one left behind may be open to others; not every file system has modes */
+                "cannot save: the part file is not a regular file with a single link; remove it: %s.part", part->path);
+    if (ftruncate(part->fd, 0) != 0) return fkv_file_os_failed("cannot truncate the part file", part->path);
+    /* a part file left by an earlier save may be world-readable; errors are ignored because some file systems have no modes */
+    (void)fchmod(part->fd, S_IRUSR | S_IWUSR);
     return FKV_OK;
 }
 
 static fkv_status part_create(part_file *part) {
-    FKV_TRY(require_file_or_nothing(part, part->name));
-    FKV_TRY(require_file_or_nothing(part, part->part_name)); /* opening a device can have effects of its own */
+    FKV_TRY(require_replaceable(part, part->name));
+    FKV_TRY(require_replaceable(part, part->part_name)); /* opening a device can have side effects */
     const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     part->fd = openat(part->folder, part->part_name, flags, S_IRUSR | S_IWUSR);
     if (part->fd < 0) return fkv_file_os_failed("cannot create the part file", part->path);
-    return part_take(part);
+    return part_lock(part);
 }
 
 static fkv_status part_open(part_file *part, const char *path) {
@@ -153,14 +154,14 @@ static fkv_status part_open(part_file *part, const char *path) {
     return status;
 }
 
-/* To the disk, then to its name. The lock is held until the name is right. */
+/* Syncs the part file and renames it. Holds the lock until the rename is done. */
 static fkv_status part_publish(part_file *part) {
     if (fkv_file_sync(part->fd) != 0) return fkv_file_os_failed("cannot sync the page file", part->path);
-    FKV_TRY(require_file_or_nothing(part, part->name));
+    FKV_TRY(require_replaceable(part, part->name));
     if (renameat(part->folder, part->part_name, part->folder, part->name) != 0)
         return fkv_file_os_failed("cannot rename the part file", part->path);
     part->published = true;
-    if (fkv_file_sync(part->folder) != 0 && errno != EINVAL) /* EINVAL: a file system that does not sync folders */
+    if (fkv_file_sync(part->folder) != 0 && errno != EINVAL) /* EINVAL: the file system cannot sync folders */
         return fkv_file_os_failed("the page file is saved, but its folder cannot be synced", part->path);
     return FKV_OK;
 }
@@ -171,9 +172,9 @@ static void part_close(const part_file *part) {
     (void)close(part->folder);
 }
 
-/* ---- the bytes ----------------------------------------------------------------------------------------------- */
+/* ---- contents ------------------------------------------------------------------------------------------------ */
 
-/* Writes one page where its entry says and completes the entry. */
+/* Writes one page at the offset of its index entry and sets the entry's checksum. */
 static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
     const fkv_slab *slab = writer->slab;
     const uint32_t page = fkv_page_at(fkv_pager_view(writer->pager, entry->group, writer->slot), entry->logical);
@@ -187,14 +188,14 @@ static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
         const uint32_t n_live = fkv_slab_live_rows(slab, l, entry->logical, writer->n_tokens);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n) {
-            n = run_bytes - from < PIECE_BYTES - used ? run_bytes - from : PIECE_BYTES - used;
-            FKV_TRY(fkv_slab_read(slab, l, page, from, n, writer->piece + used));
-            fkv_slab_blank(slab, l, writer->piece + used, from, n, n_live);
+            n = run_bytes - from < CHUNK_BYTES - used ? run_bytes - from : CHUNK_BYTES - used;
+            FKV_TRY(fkv_slab_read(slab, l, page, from, n, writer->chunk + used));
+            fkv_slab_blank(slab, l, writer->chunk + used, from, n, n_live);
             used += n;
             left -= n;
-            if (used < PIECE_BYTES && left > 0) continue;
-            entry->crc32c = fkv_crc32c(entry->crc32c, writer->piece, used);
-            FKV_TRY(write_at(writer->fd, writer->piece, used, offset, writer->path));
+            if (used < CHUNK_BYTES && left > 0) continue;
+            entry->crc32c = fkv_crc32c(entry->crc32c, writer->chunk, used);
+            FKV_TRY(write_at(writer->fd, writer->chunk, used, offset, writer->path));
             offset += used;
             used = 0;
         }
@@ -202,8 +203,8 @@ static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
     return FKV_OK;
 }
 
-/* Writes all pages and their index, and adds the index and the zeroes after it to the digest. */
-static fkv_status write_pages(const page_writer *writer, fkv_file_entry *entries, fkv_sha256 *sha) {
+/* Writes all pages and the index, and adds the index and the padding after it to the digest. */
+static fkv_status write_file_pages(const page_writer *writer, fkv_file_entry *entries, fkv_sha256 *sha) {
     const fkv_file_plan *plan = writer->plan;
     static const uint8_t zeroes[FKV_FILE_DATA_ALIGN];
     fkv_file_cursor cursor = {.offset = plan->data_offset};
@@ -224,8 +225,9 @@ static fkv_status write_pages(const page_writer *writer, fkv_file_entry *entries
     return write_at(writer->fd, zeroes, plan->data_offset - index_end, index_end, writer->path);
 }
 
-static fkv_status write_all(const page_writer *writer, fkv_file_header *header, const fkv_file_layer *layers,
-                            const uint32_t *tokens, fkv_file_entry *entries, fkv_sha256 *sha) {
+/* Writes everything except the header. */
+static fkv_status write_body(const page_writer *writer, fkv_file_header *header, const fkv_file_layer *layers,
+                             const uint32_t *tokens, fkv_file_entry *entries, fkv_sha256 *sha) {
     const fkv_file_plan *plan = writer->plan;
     static const uint8_t zeroes[FKV_FILE_INDEX_ALIGN];
     const uint64_t tokens_bytes = (uint64_t)header->n_tokens * sizeof tokens[0];
@@ -238,18 +240,17 @@ static fkv_status write_all(const page_writer *writer, fkv_file_header *header, 
     FKV_TRY(write_at(writer->fd, layers, layers_bytes, sizeof *header, writer->path));
     FKV_TRY(write_at(writer->fd, tokens, tokens_bytes, plan->tokens_offset, writer->path));
     FKV_TRY(write_at(writer->fd, zeroes, gap, plan->tokens_offset + tokens_bytes, writer->path));
-    return write_pages(writer, entries, sha);
+    return write_file_pages(writer, entries, sha);
 }
 
 /* ---- save ---------------------------------------------------------------------------------------------------- */
 
 fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot,
                               const uint32_t *tokens, uint32_t n_tokens, const char *path, uint8_t *buffer) {
-    FKV_REQUIRE(path != NULL && path[0] != '\0', FKV_BAD_ARGUMENT, "a page file needs a path to be saved to");
-    FKV_REQUIRE(!names_part_file(path), FKV_BAD_ARGUMENT,
-                "a name that ends in %s is kept for unfinished files: a later save may empty it; save under another name: %s",
-                PART_END, path);
-    FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "tokens is NULL: a page file is saved with its tokens");
+    FKV_REQUIRE(path != NULL && path[0] != '\0', FKV_BAD_ARGUMENT, "fkv_seq_save: path is NULL or empty");
+    FKV_REQUIRE(!is_part_name(path), FKV_BAD_ARGUMENT,
+                "cannot save: names that end in %s are reserved for unfinished files; use another name: %s", PART_SUFFIX, path);
+    FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "fkv_seq_save: tokens is NULL but n_tokens is %u", n_tokens);
     FKV_ASSERT(fkv_pager_covers(pager, slot, n_tokens));
     fkv_file_header header;
     fkv_file_layer layers[FKV_MAX_LAYERS];
@@ -266,7 +267,6 @@ fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab 
     for (uint32_t l = 0; l < header.n_layers; l++) FKV_ASSERT(slab->layers[l].group == plan.layer_group[l]);
     for (uint32_t g = 0; g < plan.n_groups; g++)
         FKV_ASSERT(plan.groups[g].first == fkv_max_u32(plan.groups[g].n_front, fkv_pager_first_page(pager, g, n_tokens)));
-    fkv_file_layers_pack(header.version, layers, header.n_layers);
 
     part_file part;
     FKV_TRY(part_open(&part, path));
@@ -277,10 +277,10 @@ fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab 
                                 .n_tokens = n_tokens,
                                 .fd = part.fd,
                                 .path = path,
-                                .piece = buffer};
+                                .chunk = buffer};
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
-    fkv_status status = write_all(&writer, &header, layers, tokens, (fkv_file_entry *)(void *)(buffer + PIECE_BYTES), &sha);
+    fkv_status status = write_body(&writer, &header, layers, tokens, (fkv_file_entry *)(void *)(buffer + CHUNK_BYTES), &sha);
     fkv_status digest = fkv_sha256_close(&sha, header.sha256);
     if (status == FKV_OK) status = digest;
     if (status == FKV_OK) status = write_at(part.fd, &header, sizeof header, 0, path);

@@ -1,13 +1,13 @@
-/* See prefix_pack.h. */
+/* Packing and verifying single pages of the prefix tree. See prefix_pack.h. */
 #include "prefix_pack.h"
 
 #include "page_file_format.h"
 
 enum { PACK_VERSION = 1, PACK_CRC_BYTES = 1 << 30 };
 
-/* As FKV_FILE_MAGIC, of another kind. */
-static const char MAGIC[] = "\x89"
-                            "FKP\r\n\x1a\n";
+/* Like FKV_FILE_MAGIC, but with the letter P in place of the letter V. */
+static const char PACK_MAGIC[] = "\x89"
+                                 "FKP\r\n\x1a\n";
 
 typedef struct pack_header {
     uint8_t magic[8];
@@ -15,13 +15,13 @@ typedef struct pack_header {
     uint32_t header_bytes;
     uint64_t total_bytes;
     uint32_t page_tokens;
-    uint32_t logical; /* page of the prompt */
-    uint32_t groups;  /* bit g: the page of group g is there */
-    uint32_t crc32c;  /* of the pages */
+    uint32_t logical; /* logical page number within the prompt */
+    uint32_t groups;  /* bit g: the page of group g is included */
+    uint32_t crc32c;  /* checksum of all pages */
     uint8_t identity[FKV_SHA256_BYTES];
     uint8_t key[FKV_PAGE_KEY_BYTES];
     uint8_t zero[24];
-    uint8_t sha256[FKV_SHA256_BYTES]; /* of the bytes before it, and of the tokens */
+    uint8_t sha256[FKV_SHA256_BYTES]; /* digest of the preceding header bytes and the tokens */
 } pack_header;
 
 _Static_assert(sizeof(pack_header) == 160 && offsetof(pack_header, sha256) == 128, "the header is 160 bytes");
@@ -57,28 +57,28 @@ uint64_t fkv_pack_bytes(const fkv_slab *slab, uint32_t groups) {
     return bytes;
 }
 
-static uint32_t crc_of(const uint8_t *bytes, uint64_t n) {
+static uint32_t pages_crc(const uint8_t *bytes, uint64_t n) {
     uint32_t crc = 0;
     for (uint64_t from = 0; from < n; from += PACK_CRC_BYTES)
         crc = fkv_crc32c(crc, bytes + from, n - from < PACK_CRC_BYTES ? n - from : PACK_CRC_BYTES);
     return crc;
 }
 
-/* All of the header but crc32c and sha256. */
-static pack_header header_of(const fkv_slab *slab, const fkv_pack_place *place, uint32_t groups) {
+/* Returns the header, with crc32c and sha256 set to 0. */
+static pack_header make_pack_header(const fkv_slab *slab, const fkv_pack_place *place, uint32_t groups) {
     pack_header h = {.version = PACK_VERSION,
                      .header_bytes = sizeof h,
                      .total_bytes = fkv_pack_bytes(slab, groups),
                      .page_tokens = slab->page_tokens,
                      .logical = place->logical,
                      .groups = groups};
-    memcpy(h.magic, MAGIC, sizeof h.magic);
+    memcpy(h.magic, PACK_MAGIC, sizeof h.magic);
     memcpy(h.identity, place->identity->digest, sizeof h.identity);
     memcpy(h.key, place->key->bytes, sizeof h.key);
     return h;
 }
 
-static fkv_status digest_of(const pack_header *h, const void *tokens, uint8_t digest[FKV_SHA256_BYTES]) {
+static fkv_status pack_digest(const pack_header *h, const void *tokens, uint8_t digest[FKV_SHA256_BYTES]) {
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
     fkv_sha256_add(&sha, h, offsetof(pack_header, sha256));
@@ -86,7 +86,7 @@ static fkv_status digest_of(const pack_header *h, const void *tokens, uint8_t di
     return fkv_sha256_close(&sha, digest);
 }
 
-/* ---- out and in ---- */
+/* ---- packing and unpacking ---- */
 
 fkv_status fkv_pack_write(const fkv_slab *slab, const fkv_pack_place *place, const uint32_t pages[FKV_MAX_GROUPS], uint8_t *out) {
     uint8_t *at = out + pages_offset(slab);
@@ -103,9 +103,9 @@ fkv_status fkv_pack_write(const fkv_slab *slab, const fkv_pack_place *place, con
             at += n;
         }
     }
-    pack_header h = header_of(slab, place, groups);
-    h.crc32c = crc_of(out + pages_offset(slab), (uint64_t)(at - out) - pages_offset(slab));
-    FKV_TRY(digest_of(&h, place->tokens, h.sha256));
+    pack_header h = make_pack_header(slab, place, groups);
+    h.crc32c = pages_crc(out + pages_offset(slab), (uint64_t)(at - out) - pages_offset(slab));
+    FKV_TRY(pack_digest(&h, place->tokens, h.sha256));
     memcpy(out, &h, sizeof h);
     memcpy(out + sizeof h, place->tokens, slab->page_tokens * sizeof(uint32_t));
     return FKV_OK;
@@ -116,26 +116,28 @@ fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, con
     pack_header got;
     uint8_t digest[FKV_SHA256_BYTES];
     const uint8_t *tokens = packed + sizeof got;
-    FKV_REQUIRE(n_bytes >= pages_offset(slab), FKV_FILE_DAMAGED, "a packed page of %llu bytes is cut short",
+    FKV_REQUIRE(n_bytes >= pages_offset(slab), FKV_FILE_DAMAGED, "damaged packed page: truncated to %llu bytes",
                 (unsigned long long)n_bytes);
     memcpy(&got, packed, sizeof got);
-    FKV_REQUIRE(memcmp(got.magic, MAGIC, sizeof got.magic) == 0 && got.version == PACK_VERSION, FKV_FILE_DAMAGED,
-                "not a packed page of version %d", PACK_VERSION);
-    FKV_REQUIRE(got.page_tokens == slab->page_tokens, FKV_FILE_FOREIGN, "a packed page of %u tokens, this cache has pages of %u",
-                got.page_tokens, slab->page_tokens);
-    FKV_TRY(digest_of(&got, tokens, digest));
-    FKV_REQUIRE(memcmp(digest, got.sha256, sizeof digest) == 0, FKV_FILE_DAMAGED, "the header of a packed page is damaged");
-    FKV_REQUIRE(got.groups >> slab->n_groups == 0, FKV_FILE_FOREIGN, "a packed page with groups that this cache does not have");
-    pack_header wanted = header_of(slab, place, got.groups);
-    FKV_REQUIRE(memcmp(&got, &wanted, offsetof(pack_header, crc32c)) == 0 && wanted.total_bytes == n_bytes, FKV_FILE_FOREIGN,
-                "a packed page of another length or place");
-    FKV_REQUIRE(memcmp(got.identity, wanted.identity, sizeof got.identity) == 0, FKV_FILE_FOREIGN,
-                "a packed page of another model, codec or RoPE");
-    FKV_REQUIRE(memcmp(got.key, wanted.key, sizeof got.key) == 0 && memcmp(got.zero, wanted.zero, sizeof got.zero) == 0 &&
+    FKV_REQUIRE(memcmp(got.magic, PACK_MAGIC, sizeof got.magic) == 0 && got.version == PACK_VERSION, FKV_FILE_DAMAGED,
+                "damaged packed page: not a packed page of version %d", PACK_VERSION);
+    FKV_REQUIRE(got.page_tokens == slab->page_tokens, FKV_FILE_FOREIGN,
+                "packed page mismatch: page_tokens is %u in the page but %u in this cache", got.page_tokens, slab->page_tokens);
+    FKV_TRY(pack_digest(&got, tokens, digest));
+    FKV_REQUIRE(memcmp(digest, got.sha256, sizeof digest) == 0, FKV_FILE_DAMAGED,
+                "damaged packed page: SHA-256 mismatch in the header or tokens");
+    FKV_REQUIRE(got.groups >> slab->n_groups == 0, FKV_FILE_FOREIGN,
+                "packed page mismatch: it has layer groups that this cache does not have");
+    pack_header expected = make_pack_header(slab, place, got.groups);
+    FKV_REQUIRE(memcmp(&got, &expected, offsetof(pack_header, crc32c)) == 0 && expected.total_bytes == n_bytes, FKV_FILE_FOREIGN,
+                "packed page mismatch: its size or its logical page differs from the expected page");
+    FKV_REQUIRE(memcmp(got.identity, expected.identity, sizeof got.identity) == 0, FKV_FILE_FOREIGN,
+                "packed page mismatch: it was saved with another model, codec or RoPE");
+    FKV_REQUIRE(memcmp(got.key, expected.key, sizeof got.key) == 0 && memcmp(got.zero, expected.zero, sizeof got.zero) == 0 &&
                     memcmp(tokens, place->tokens, slab->page_tokens * sizeof(uint32_t)) == 0,
-                FKV_FILE_FOREIGN, "a packed page of other tokens or of another tenant");
-    FKV_REQUIRE(crc_of(packed + pages_offset(slab), n_bytes - pages_offset(slab)) == got.crc32c, FKV_FILE_DAMAGED,
-                "the bytes of a packed page are damaged");
+                FKV_FILE_FOREIGN, "packed page mismatch: its tokens or its tenant differ from the expected page");
+    FKV_REQUIRE(pages_crc(packed + pages_offset(slab), n_bytes - pages_offset(slab)) == got.crc32c, FKV_FILE_DAMAGED,
+                "damaged packed page: CRC32C mismatch");
     *groups = got.groups;
     return FKV_OK;
 }

@@ -1,8 +1,8 @@
-/* Layout of the slab, copies of pages, their bytes in and out, and the blanking of slots that nobody wrote. Owns no memory: the
- * cache maps base, or a device has the pages.
+/* Slab layout, page copies, access to page bytes, and clearing of unwritten slots. This module owns no memory: the pages are in
+ * mapped memory at `base`, or in device memory.
  *
- * Invariant: layer.offset of layer l = sum over the layers before it of group_pages * n_heads * block_bytes; bytes is the same
- * sum over all layers.
+ * Invariant: the offset of layer l is the sum of group_pages * n_heads * block_bytes over the layers before l, and `bytes` is the
+ * same sum over all layers.
  */
 #include "slab.h"
 
@@ -14,16 +14,15 @@ fkv_status fkv_slab_layout(fkv_slab *slab) {
         fkv_slab_layer *layer = &slab->layers[l];
         FKV_ASSERT(layer->group < slab->n_groups);
         const uint32_t n_pages = slab->group_pages[layer->group];
-        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* 32 by 32 bits: fits */
+        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* cannot overflow, because both factors have 32 bits */
         uint64_t *page_bytes = &slab->group_page_bytes[layer->group];
         uint64_t layer_bytes = 0;
         layer->offset = used;
-        FKV_REQUIRE(
-            !fkv_mul_overflows(n_pages, run_bytes, &layer_bytes) && !fkv_add_overflows(used, layer_bytes, &used) &&
-                !fkv_add_overflows(*page_bytes, run_bytes, page_bytes),
-            FKV_BAD_CONFIG,
-            "the slab does not fit 64-bit addresses: layer %u alone has %u pages of %u heads of %u bytes; lower max_tokens", l,
-            n_pages, layer->n_heads, layer->block_bytes);
+        FKV_REQUIRE(!fkv_mul_overflows(n_pages, run_bytes, &layer_bytes) && !fkv_add_overflows(used, layer_bytes, &used) &&
+                        !fkv_add_overflows(*page_bytes, run_bytes, page_bytes),
+                    FKV_BAD_CONFIG,
+                    "the slab size overflows 64 bits: layer %u has %u pages of %u heads with %u bytes each; lower max_tokens", l,
+                    n_pages, layer->n_heads, layer->block_bytes);
     }
     slab->bytes = used;
     return FKV_OK;
@@ -52,28 +51,28 @@ fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, u
     return FKV_OK;
 }
 
-/* Zeroes the part of [start, end) of a run that lies in the piece. */
-static void blank_range(uint8_t *piece, uint64_t from, uint64_t bytes, uint64_t start, uint64_t end) {
+/* Sets to 0 the bytes of the chunk whose offsets in the run are in [start, end). */
+static void blank_range(uint8_t *chunk, uint64_t from, uint64_t bytes, uint64_t start, uint64_t end) {
     if (start < from) start = from;
     if (end > from + bytes) end = from + bytes;
-    if (start < end) memset(piece + (start - from), 0, end - start);
+    if (start < end) memset(chunk + (start - from), 0, end - start);
 }
 
-void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *piece, uint64_t from, uint64_t bytes, uint32_t n_tokens) {
+void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *chunk, uint64_t from, uint64_t bytes, uint32_t n_tokens) {
     const fkv_slab_layer *l = &slab->layers[layer];
     FKV_ASSERT(n_tokens <= slab->page_tokens && from + bytes <= fkv_slab_run_bytes(slab, layer));
     if (bytes == 0) return;
     const uint64_t last_head = (from + bytes - 1) / l->block_bytes;
     for (uint64_t head = from / l->block_bytes; head <= last_head; head++) {
         const uint64_t block = head * l->block_bytes;
-        uint64_t end = block + l->block_bytes; /* of the part at hand: where the next one starts */
+        uint64_t end = block + l->block_bytes; /* end of the current part, which is the start of the next part */
         for (int p = FKV_SLAB_PARTS - 1; p >= 0; p--) {
             const fkv_slab_part *part = &l->parts[p];
             if (part->row_bytes == 0 && part->page_bytes == 0) continue;
             const uint64_t start = block + part->offset;
             const uint64_t kept = (uint64_t)n_tokens * part->row_bytes + (n_tokens == slab->page_tokens ? part->page_bytes : 0);
             FKV_ASSERT(start + (uint64_t)slab->page_tokens * part->row_bytes + part->page_bytes <= end);
-            blank_range(piece, from, bytes, start + kept, end);
+            blank_range(chunk, from, bytes, start + kept, end);
             end = start;
         }
     }

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Makes stories260K.gguf, the smallest real language model there is a golden output for, from llama2.c's own files.
+"""Converts llama2.c's files to stories260K.gguf, the smallest real language model with a golden output.
 
     tests/data/make_stories.py stories260K.bin tok512.bin tests/data/stories260K.gguf
 
-The result is committed, so this runs only to make it again. The model (260 thousand parameters, trained on TinyStories, MIT: see
+The result is committed, so this is only needed to recreate it. The model (260 thousand parameters, trained on TinyStories, MIT: see
 stories_LICENSE) is stored as it is in llama2.c's file: float32, Q and K rows for RoPE over adjacent pairs, output tied to the
 embeddings. The tokenizer is SentencePiece with byte fallback; llama2.c writes spaces and control tokens as they print, GGUF as
-SentencePiece has them, so those are put back. stories_golden.txt is what llama2.c's run prints greedily: the 256 tokens that
-follow the one that begins a text, without the leading space of the first, and a newline.
+SentencePiece has them, so this script restores them. stories_golden.txt is the greedy output of llama2.c: the 256 tokens after
+the BOS token, without the leading space of the first, and a newline.
 """
 
 import struct
 import sys
 
 ALIGNMENT = 32
-# GGUF value types and SentencePiece token types, by the numbers of their formats.
+# Numeric codes of GGUF value types and SentencePiece token types.
 U32, F32, BOOL, STRING, ARRAY, I32 = 4, 6, 7, 8, 9, 5
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 N_CONTROL, N_BYTES = 3, 256
@@ -26,7 +26,7 @@ def string(text):
 
 
 def entry(key, kind, value):
-    """One key of the header; an array's value is (type of its elements, packed elements, how many)."""
+    """Encodes one key of the header. The value of an array is (element type, packed elements, count)."""
     head = string(key) + struct.pack("<I", kind)
     if kind == STRING:
         return head + string(value)
@@ -56,40 +56,40 @@ def read_tokens(path, n_vocab):
         else:
             tokens.append(text.replace(" ", "\u2581"))
             types.append(NORMAL)
-    assert at == len(data), "bytes are left in the tokenizer file"
+    assert at == len(data), "the tokenizer file is too long"
     return tokens, scores, types
 
 
 def read_tensors(path):
-    """The shape of the model and its tensors: name, dimensions (the fastest first, as GGUF lists them), bytes."""
+    """Returns the shape of the model and its tensors: name, dimensions (fastest first, as in GGUF) and bytes."""
     with open(path, "rb") as file:
         data = file.read()
     dim, ffn, n_layers, n_heads, n_kv_heads, n_vocab, context = struct.unpack_from("<7i", data)
-    assert n_vocab > 0, "a negative vocabulary means an output of its own, which this model has not"
+    assert n_vocab > 0, "a negative vocabulary size means an untied output, which is not supported"
     kv_dim = dim // n_heads * n_kv_heads
     at = 28
     tensors = []
 
-    def take(name, dims, layers=1):
+    def read_tensor(name, dims, layers=1):
         nonlocal at
         size = 4 * dims[0] * (dims[1] if len(dims) > 1 else 1)
         for layer in range(layers):
             tensors.append((name.format(layer), dims, data[at : at + size]))
             at += size
 
-    take("token_embd.weight", (dim, n_vocab))
-    take("blk.{}.attn_norm.weight", (dim,), n_layers)
-    take("blk.{}.attn_q.weight", (dim, dim), n_layers)
-    take("blk.{}.attn_k.weight", (dim, kv_dim), n_layers)
-    take("blk.{}.attn_v.weight", (dim, kv_dim), n_layers)
-    take("blk.{}.attn_output.weight", (dim, dim), n_layers)
-    take("blk.{}.ffn_norm.weight", (dim,), n_layers)
-    take("blk.{}.ffn_gate.weight", (dim, ffn), n_layers)
-    take("blk.{}.ffn_down.weight", (ffn, dim), n_layers)
-    take("blk.{}.ffn_up.weight", (dim, ffn), n_layers)
-    take("output_norm.weight", (dim,))
-    at += 2 * 4 * context * (dim // n_heads // 2)  # tables of sines and cosines that llama2.c itself no longer reads
-    assert at == len(data), "bytes are left in the model file"
+    read_tensor("token_embd.weight", (dim, n_vocab))
+    read_tensor("blk.{}.attn_norm.weight", (dim,), n_layers)
+    read_tensor("blk.{}.attn_q.weight", (dim, dim), n_layers)
+    read_tensor("blk.{}.attn_k.weight", (dim, kv_dim), n_layers)
+    read_tensor("blk.{}.attn_v.weight", (dim, kv_dim), n_layers)
+    read_tensor("blk.{}.attn_output.weight", (dim, dim), n_layers)
+    read_tensor("blk.{}.ffn_norm.weight", (dim,), n_layers)
+    read_tensor("blk.{}.ffn_gate.weight", (dim, ffn), n_layers)
+    read_tensor("blk.{}.ffn_down.weight", (ffn, dim), n_layers)
+    read_tensor("blk.{}.ffn_up.weight", (dim, ffn), n_layers)
+    read_tensor("output_norm.weight", (dim,))
+    at += 2 * 4 * context * (dim // n_heads // 2)  # RoPE tables that llama2.c no longer reads
+    assert at == len(data), "the model file is too long"
     shape = {"dim": dim, "ffn": ffn, "layers": n_layers, "heads": n_heads, "kv_heads": n_kv_heads, "vocab": n_vocab}
     return shape | {"context": context}, tensors
 

@@ -1,4 +1,4 @@
-/* The smallest honest user of an installed flatkv: plan, open, look, close. */
+/* Minimal program that uses an installed flatkv: plans, opens and closes a cache and reads its statistics. */
 #include <flatkv/flatkv.h>
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ int main(void) {
         printf("%s\n", fkv_message());
         return 1;
     }
-    printf("flatkv %s: planned %llu bytes, took %llu\n", fkv_version(), (unsigned long long)plan.total_bytes,
+    printf("flatkv %s: planned %llu bytes, allocated %llu\n", fkv_version(), (unsigned long long)plan.total_bytes,
            (unsigned long long)stats.planned_bytes);
     fkv_cache_close(cache);
     return plan.total_bytes == stats.planned_bytes ? 0 : 1;

@@ -1,4 +1,4 @@
-/* Which kernels this machine gets: aarch64. */
+/* Kernel selection for aarch64. */
 #include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"

@@ -1,4 +1,4 @@
-/* Which kernels this machine gets: x86_64. */
+/* Kernel selection for x86_64. */
 #include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"

@@ -1,31 +1,31 @@
-/* The kernels over AMX: 16 rows x 16 columns x 64 products of bytes at a time. Here are those for many rows (prefill); few rows
- * (decode) have theirs in few_scores_amx.h and few_values_amx.h. Sides without an integer kernel take the float kernels of
- * kernels_body.h.
+/* Attention kernels for AMX. One instruction multiplies 16 rows of 64 bytes by 16 columns of 64 bytes. This file contains the
+ * prefill kernels; decode is in decode_scores_amx.h and decode_values_amx.h. Codecs without integer kernels use the float kernels
+ * of kernels_body.h.
  *
- * Bits are those of kernels_vnni.h: sums of integers are exact in any order, and what happens to a sum afterwards is the same
- * float operations in the same order. What has no products, softmax and weights, is in rows16_avx512.h.
+ * Results are bit-identical to those of kernels_vnni.h: integer sums are exact in any order, and the float operations that follow
+ * are the same in the same order. Softmax and weights are in rows16_avx512.h.
  *
- * Scores: A = one byte of 16 queries x a chunk of the head dimension, as prepared; B = quads of codes x 16 tokens. Values: A =
- * one byte of the weights of 16 rows x 64 tokens; B = quads of tokens x 16 numbers. Codes of a tile are laid out once for all
- * rows.
+ * Scores: matrix A holds one byte of each query value, for 16 rows and one chunk of the head dimension; matrix B holds the codes
+ * of that chunk as quads, for 16 tokens. Values: matrix A holds one byte of each weight, for 16 rows and 64 tokens; matrix B
+ * holds the codes of these tokens as quads, for 16 values. The codes of a tile are rearranged once for all rows.
  *
- * Sums lie in two sets of tiles in turn. The products of one set are started before the sums of the other are stored and read, so
- * that the matrix unit works while the vector unit makes floats of what it did before.
+ * Sums alternate between two sets of tiles. The matrix multiplications of one set start before the sums of the other set are
+ * stored and converted, so that the matrix unit and the vector units work in parallel. These kernels are bound by arithmetic.
  */
-#include "few_scores_amx.h"
-#include "few_values_amx.h"
+#include "decode_scores_amx.h"
+#include "decode_values_amx.h"
 #include "sealed_run_amx.h"
 
-_Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
+_Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows must fill a tile");
 
 enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
-    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* of 16 numbers along the head dimension */
-    MAX_WEIGHTS = 16                   /* at once: groups x blocks of rows */
+    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* steps of 16 values along the head dimension */
+    MAX_WEIGHTS = 16 /* maximum number of row_weights in memory at the same time; there is one for each group and block of rows */
 };
 
-/* Sums of 16 rows x 16 columns. */
+/* Accumulated dot products of 16 rows x 16 columns. */
 typedef struct block_sums {
     alignas(64) int32_t at[BLOCK_ROWS][16];
 } block_sums;
@@ -34,18 +34,18 @@ FKV_INLINE __m512i sums_of(const block_sums *sums, uint32_t row) { return _mm512
 
 /* ---- scores ---- */
 
-/* The keys of a tile, in turns: one chunk of 16 tokens each (one unit of the head dimension, or two where groups are larger), all
- * chunks of the same tokens first. */
+/* One loop iteration processes one chunk of the head dimension for 16 tokens. A chunk is one unit, or two units if a group is
+ * larger than a unit. All chunks of 16 tokens are processed before the next 16 tokens. */
 typedef struct key_turn {
     uint32_t token;
     uint32_t chunk;
-    uint32_t at;                /* number along the head dimension */
-    const uint8_t (*codes)[64]; /* quads of it, as unit_quads() makes them */
+    uint32_t at;                /* offset along the head dimension */
+    const uint8_t (*codes)[64]; /* quads of the chunk, see unit_quads() */
     alignas(64) float scale[LANE_TOKENS];
     alignas(64) float bias[LANE_TOKENS];
 } key_turn;
 
-/* One tile of keys and the rows that look at it. */
+/* A tile of keys and the query rows that attend to it. */
 typedef struct score_job {
     int_queries queries;
     uint32_t dim;
@@ -55,13 +55,13 @@ typedef struct score_job {
     float *scores;
     key_turn turns[MAX_KEY_UNITS];
     alignas(64) uint8_t codes[MAX_KEY_UNITS][UNIT_QUADS][64];
-    block_sums sums[2][N_BYTES]; /* of this turn and of the one before */
+    block_sums sums[2][N_BYTES]; /* dot products of the current and the previous iteration */
 } score_job;
 
 FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
     uint32_t units = chunk_units(1u << t->group_shift);
-    uint32_t n = 0; /* units */
+    uint32_t n = 0; /* index of the unit */
     j->n_turns = 0;
     j->n_chunks = n_units / units;
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
@@ -84,7 +84,8 @@ FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_toke
     }
 }
 
-/* Tiles 0-2: sums of the high, low and rest bytes, 3-5: the other set of them; 6: a byte of the queries; 7: codes. */
+/* Configures the tiles. Tiles 0-2: sums of the high, low and remainder bytes; 3-5: second set of sums; 6: one byte of each query
+ * value; 7: codes. */
 static void score_tiles_open(uint32_t units) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -93,7 +94,7 @@ static void score_tiles_open(uint32_t units) {
     fkv_tiles_open(&shapes);
 }
 
-/* Rows [begin, end) from `row` on, as int_scores_chunk() ends. */
+/* Converts the sums of rows [begin, end), counted from `row`, to scores, with the same float operations as int_scores_chunk(). */
 FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const block_sums sums[N_BYTES], uint32_t row,
                             uint32_t begin, uint32_t end) {
     const float *step = j->queries.step + row;
@@ -111,8 +112,9 @@ FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const bloc
     }
 }
 
-/* Tiles of sums by number, a constant: an instruction names its tiles, so each has a case. */
-FKV_INLINE void zero_sums(uint32_t sums) {
+/* Zeroes an accumulator tile. Each tile number (a compile-time constant) needs its own case, because the instructions take
+ * literal tile numbers. */
+FKV_INLINE void zero_block_sums(uint32_t sums) {
     switch (sums) {
     case 0: _tile_zero(0); break;
     case 1: _tile_zero(1); break;
@@ -123,7 +125,7 @@ FKV_INLINE void zero_sums(uint32_t sums) {
     }
 }
 
-FKV_INLINE void store_sums(uint32_t sums, block_sums *to) {
+FKV_INLINE void store_block_sums(uint32_t sums, block_sums *to) {
     switch (sums) {
     case 0: _tile_stored(0, to->at, 64); break;
     case 1: _tile_stored(1, to->at, 64); break;
@@ -134,7 +136,7 @@ FKV_INLINE void store_sums(uint32_t sums, block_sums *to) {
     }
 }
 
-/* A byte of 16 queries, in tile 6, by a chunk of 16 tokens, in tile 7. */
+/* Multiplies one byte of each value of 16 queries (tile 6) by the codes of one chunk for 16 tokens (tile 7). */
 FKV_INLINE void multiply_queries(uint32_t sums) {
     switch (sums) {
     case 0: _tile_dpbsud(0, 6, 7); break;
@@ -146,7 +148,8 @@ FKV_INLINE void multiply_queries(uint32_t sums) {
     }
 }
 
-/* What a turn does beside the products of the next: makes scores of n_rows rows, from `row` on, of the turn before. */
+/* The part of the previous iteration's scores that is computed next: n_rows rows, starting at `row`. They are computed while the
+ * matrix unit works on the next iteration. */
 typedef struct scores_before {
     const key_turn *turn;
     const block_sums *sums;
@@ -154,14 +157,14 @@ typedef struct scores_before {
     uint32_t n_rows;
 } scores_before;
 
-/* With each byte of the queries, the next turn's sum is started, this turn's stored, and a third of the rows of the one before
- * become floats. So no instruction waits long for another, and the matrix unit works beside the vector units. `bytes`: of the
- * next turn's queries; set and byte are constants. */
+/* For one byte of the queries, starts the dot products of the next iteration, stores those of this iteration, and converts a
+ * third of the previous iteration's rows to scores. This hides latencies and keeps the matrix unit and the vector units busy.
+ * `bytes` are the query bytes of the next iteration. set and byte are compile-time constants. */
 FKV_INLINE void score_byte(score_job *j, uint32_t set, uint32_t byte, const int8_t *bytes, scores_before before) {
     _tile_loadd(6, bytes, j->dim);
-    zero_sums((1 - set) * N_BYTES + byte);
+    zero_block_sums((1 - set) * N_BYTES + byte);
     multiply_queries((1 - set) * N_BYTES + byte);
-    store_sums(set * N_BYTES + byte, &j->sums[set][byte]);
+    store_block_sums(set * N_BYTES + byte, &j->sums[set][byte]);
     scores_from(j, before.turn, before.sums, before.row, fkv_min_u32(before.n_rows, 5 * byte),
                 fkv_min_u32(before.n_rows, byte == 2 ? 16 : 5 * byte + 5));
 }
@@ -170,10 +173,10 @@ FKV_INLINE void score_set(score_job *j, uint32_t set, const key_turn *next, size
     _tile_loadd(7, next->codes, 64);
     score_byte(j, set, 0, j->queries.high + at, before);
     score_byte(j, set, 1, j->queries.low + at, before);
-    score_byte(j, set, 2, j->queries.rest + at, before);
+    score_byte(j, set, 2, j->queries.remainder + at, before);
 }
 
-/* row, n_rows: of the turn before; at: of the next turn, in the queries. */
+/* row and n_rows refer to the previous iteration, and `at` is the offset in the queries of the next iteration. */
 FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows,
                            const key_turn *next, size_t at) {
     if (set == 0)
@@ -186,10 +189,10 @@ static void score_turns(score_job *j, const tile *t) {
     uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
     const key_turn *before = j->turns;
     const key_turn *end = j->turns + j->n_turns;
-    uint32_t row = 0; /* of before */
+    uint32_t row = 0; /* first row of the previous iteration */
     uint32_t n_rows = 0;
     uint32_t set = 0;
-    score_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
+    score_turn(j, 1, before, 0, 0, j->turns, 0); /* there is no previous iteration, so the stored sums are ignored */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
         fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / n_blocks + 1);
@@ -197,7 +200,7 @@ static void score_turns(score_job *j, const tile *t) {
             const key_turn *next = turn + 1 < end ? turn + 1 : j->turns;
             size_t at = first + next->at;
             if (turn + 1 == end && block + 1 < n_blocks) at += (size_t)BLOCK_ROWS * j->dim;
-            if (n_rows == BLOCK_ROWS) /* a constant */
+            if (n_rows == BLOCK_ROWS) /* compile-time constant */
                 score_turn(j, set, before, row, BLOCK_ROWS, next, at);
             else
                 score_turn(j, set, before, row, n_rows, next, at);
@@ -210,8 +213,8 @@ static void score_turns(score_job *j, const tile *t) {
     scores_from(j, before, j->sums[1 - set], row, 0, n_rows);
 }
 
-static void many_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
-                        float *scores) {
+static void prefill_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
+                           float *scores) {
     score_job j;
     j.dim = codec->dim;
     j.n_rows = n_rows;
@@ -227,35 +230,35 @@ static void many_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens
 }
 
 static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
-    if (n_rows <= FEW_ROWS)
-        few_prepare(codec, q, n_rows, prepared);
+    if (n_rows <= DECODE_ROWS)
+        decode_prepare(codec, q, n_rows, prepared);
     else
         int_prepare(codec, q, n_rows, prepared);
 }
 
 static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (n_rows <= FEW_ROWS) {
-        few_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+    if (n_rows <= DECODE_ROWS) {
+        decode_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
         return;
     }
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
-    many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
+    prefill_scores(codec, &t, n_tokens, prepared, n_rows, scores);
     int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
     if (*iq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *iq.n_by_float, iq.by_float, scores);
 }
 
 /* ---- values ---- */
 
-/* The values of a tile: for each 16 numbers of the head dimension, quads of tokens, 16 numbers each. Quad k lies at
- * quad_place(k), where packing leaves the weights of its tokens. */
+/* Value codes of a tile, stored as quads of four tokens for every 16 values of the head dimension. Quad k is at index
+ * quad_place(k), which matches the order of the packed weights. */
 typedef struct value_blocks {
     alignas(64) uint8_t codes[MAX_STEPS][TILE_QUADS][64];
 } value_blocks;
 
-/* 64 codes of a row from number `first` on, a byte each, dwords transposed 4x4; what is behind the row is 0. */
-FKV_INLINE __m512i code_bytes(int bits, const uint8_t *row, uint32_t first, uint32_t dim) {
+/* Loads 64 codes of a row, starting at `first`, one byte each, with dwords transposed 4x4. Codes beyond the row are 0. */
+FKV_INLINE __m512i value_code_bytes(int bits, const uint8_t *row, uint32_t first, uint32_t dim) {
     uint32_t n = fkv_min_u32(64, dim - first);
     __m512i codes;
     if (bits == 8) {
@@ -275,7 +278,7 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
         for (uint32_t first = 0; first < dim; first += 64) {
             __m512i a[4];
             FKV_UNROLL
-            for (int i = 0; i < 4; i++) a[i] = code_bytes(bits, row + (size_t)i * t->row_bytes, first, dim);
+            for (int i = 0; i < 4; i++) a[i] = value_code_bytes(bits, row + (size_t)i * t->row_bytes, first, dim);
             __m512i v[4];
             token_quads(a, v);
             FKV_UNROLL
@@ -287,25 +290,25 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
         for (uint32_t i = 0; i < t->n_units; i++) _mm512_store_si512(values->codes[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-/* One tile of values and the rows that look at it. First the weights of as many groups as there is room for, then their products:
- * between products that are far apart the matrix unit powers down. */
+/* A tile of values and the query rows that attend to it. Weights are computed for as many groups as fit in memory before the
+ * matrix multiplications of these groups start, because the matrix unit powers down if multiplications are far apart in time. */
 typedef struct value_job {
-    token_facts facts;
+    token_affine affine;
     value_blocks values;
     row_weights weights[MAX_WEIGHTS]; /* [groups, blocks of rows] */
     uint32_t dim;
-    uint32_t group_steps; /* of 16 numbers */
+    uint32_t group_steps; /* steps of 16 values per group */
     uint32_t n_tokens;
     uint32_t n_rows;
-    uint32_t n_blocks; /* of rows */
+    uint32_t n_blocks; /* blocks of rows */
     const float *p;
     float *out;
-    block_sums sums[2][2]; /* of this turn and of the one before */
+    block_sums sums[2][2]; /* dot products of the current and the previous iteration */
 } value_job;
 
 FKV_INLINE uint32_t block_rows(uint32_t n_rows, uint32_t block) { return fkv_min_u32(BLOCK_ROWS, n_rows - block * BLOCK_ROWS); }
 
-/* The weights of one block of rows for n groups from `group` on, a block's apart. */
+/* Computes the weights of one block of rows for n groups, starting at `group`. */
 static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n) {
     const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
     uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
@@ -313,13 +316,14 @@ static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n)
     for (uint32_t g = 0; g < n; g++) {
         row_weights *w = &j->weights[g * j->n_blocks + block];
         if (n_vecs == 4)
-            rows16_weigh(4, w, &j->facts, group + g, p, n_rows);
+            rows16_weigh(4, w, &j->affine, group + g, p, n_rows);
         else
-            rows16_weigh(n_vecs, w, &j->facts, group + g, p, n_rows);
+            rows16_weigh(n_vecs, w, &j->affine, group + g, p, n_rows);
     }
 }
 
-/* Tiles 0, 1: sums of the high and low bytes, 2, 3: the other set of them; 4, 5: those bytes of the weights; 6: codes. */
+/* Configures the tiles. Tiles 0, 1: sums of the high and low bytes; 2, 3: second set of sums; 4, 5: high and low bytes of the
+ * weights; 6: codes. */
 static void value_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -327,11 +331,11 @@ static void value_tiles_open(void) {
     fkv_tiles_open(&shapes);
 }
 
-/* A turn: 16 numbers of one group for a block of rows. */
+/* One loop iteration covers 16 values of one group, for one block of rows. */
 typedef struct value_turn {
     const row_weights *weights;
     const uint8_t (*codes)[64];
-    float *out; /* of the first row */
+    float *out; /* output of the first row */
     uint32_t n_rows;
 } value_turn;
 
@@ -340,7 +344,7 @@ FKV_INLINE value_turn turn_at(const value_job *j, const row_weights *of_blocks, 
                         j->out + (size_t)block * BLOCK_ROWS * j->dim + (size_t)(first + step) * 16, block_rows(j->n_rows, block)};
 }
 
-/* Rows [begin, end) of a turn, as int_values_row() ends. */
+/* Adds the sums of rows [begin, end) of an iteration to the output, with the same float operations as int_values_row(). */
 FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uint32_t dim, uint32_t begin, uint32_t end) {
     const row_weights *w = turn->weights;
     for (uint32_t r = begin; r < end; r++) {
@@ -352,7 +356,7 @@ FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uin
     }
 }
 
-/* A byte of the weights, the high ones in tile 4 and the low ones in tile 5, by the codes in tile 6. */
+/* Multiplies the high bytes (tile 4) or low bytes (tile 5) of the weights by the codes (tile 6). */
 FKV_INLINE void multiply_weights(uint32_t sums) {
     switch (sums) {
     case 0: _tile_dpbsud(0, 4, 6); break;
@@ -362,11 +366,12 @@ FKV_INLINE void multiply_weights(uint32_t sums) {
     }
 }
 
-/* As score_byte(): with each byte of the weights the next turn is started, this one stored, half of the one before added. */
-FKV_INLINE void value_byte(value_job *j, uint32_t set, uint32_t byte, const value_turn *before, uint32_t n_rows) {
-    zero_sums((1 - set) * 2 + byte);
+/* Like score_byte(): for one byte of the weights, starts the dot products of the next iteration, stores those of this iteration,
+ * and adds half of the previous iteration's rows to the output. */
+FKV_INLINE void start_value_byte(value_job *j, uint32_t set, uint32_t byte, const value_turn *before, uint32_t n_rows) {
+    zero_block_sums((1 - set) * 2 + byte);
     multiply_weights((1 - set) * 2 + byte);
-    store_sums(set * 2 + byte, &j->sums[set][byte]);
+    store_block_sums(set * 2 + byte, &j->sums[set][byte]);
     add_values(before, j->sums[1 - set], j->dim, fkv_min_u32(n_rows, 8 * byte), fkv_min_u32(n_rows, 8 * byte + 8));
 }
 
@@ -378,11 +383,11 @@ static void value_step(value_job *j, uint32_t set, const value_turn *before, uin
     }
     _tile_loadd(6, next->codes, 64);
     if (set == 0) {
-        value_byte(j, 0, 0, before, n_rows);
-        value_byte(j, 0, 1, before, n_rows);
+        start_value_byte(j, 0, 0, before, n_rows);
+        start_value_byte(j, 0, 1, before, n_rows);
     } else {
-        value_byte(j, 1, 0, before, n_rows);
-        value_byte(j, 1, 1, before, n_rows);
+        start_value_byte(j, 1, 0, before, n_rows);
+        start_value_byte(j, 1, 1, before, n_rows);
     }
 }
 
@@ -390,13 +395,15 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     uint32_t first = group * j->group_steps;
     value_turn before = turn_at(j, of_blocks, first, 0, 0);
     value_turn now = before;
-    uint32_t n_rows = 0; /* of before */
+    uint32_t n_rows = 0; /* rows of the previous iteration */
     uint32_t set = 0;
     fkv_tiles_see_stores();
-    value_step(j, 1, &before, 0, &now, true); /* nothing is before, and what it stores is not read */
+    value_step(j, 1, &before, 0, &now, true); /* there is no previous iteration, so the stored sums are ignored */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
-            bool other = step + 1 == j->group_steps; /* behind the last block, this one is done once more and left */
+            /* the next iteration is in another block of rows; after the last block, the last multiplication is repeated and its
+             * result is ignored */
+            bool other = step + 1 == j->group_steps;
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)
                                                         : now;
@@ -410,9 +417,10 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     add_values(&before, j->sums[1 - set], j->dim, 0, n_rows);
 }
 
-static void many_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+static void prefill_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
+                           float *out) {
     value_job j;
-    facts_open(&j.facts, t, (1u << codec->bits) - 1, n_tokens);
+    token_affine_open(&j.affine, t, (1u << codec->bits) - 1, n_tokens);
     if (codec->bits == 8)
         values_open(8, &j.values, t, n_tokens);
     else
@@ -441,14 +449,14 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
                        const float *p, uint32_t n_rows, float *out) {
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
-    if (n_rows <= FEW_ROWS)
-        few_values(codec, &t, n_tokens, p, n_rows, out);
+    if (n_rows <= DECODE_ROWS)
+        decode_values(codec, &t, n_tokens, p, n_rows, out);
     else
-        many_values(codec, &t, n_tokens, p, n_rows, out);
+        prefill_values(codec, &t, n_tokens, p, n_rows, out);
 }
 
 static void amx_enter(const fkv_codec *k_codec, uint32_t n_rows) {
-    if (n_rows <= FEW_ROWS) few_tiles_open(k_codec);
+    if (n_rows <= DECODE_ROWS) decode_tiles_open(k_codec);
 }
 
 static void amx_leave(void) { fkv_tiles_close(); }

@@ -1,4 +1,4 @@
-/* The kernels over AVX2. */
+/* Attention kernels for AVX2. */
 #include "../../base/simd/vec_avx2.h"
 
 #include "kernels_body.h"

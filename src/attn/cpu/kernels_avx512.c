@@ -1,4 +1,4 @@
-/* The kernels over AVX-512. */
+/* Attention kernels for AVX-512. */
 #include "../../base/simd/vec_avx512.h"
 
 #include "kernels_body.h"

@@ -1,11 +1,11 @@
-/* The kernels over AVX-512 with VNNI: vpdpbusd multiplies unsigned codes by signed bytes. The order of codes in registers and
- * what they are multiplied by is in kernels_vnni.h.
- */
+/* Attention kernels for AVX-512 with VNNI: vpdpbusd multiplies unsigned codes by signed bytes. kernels_vnni.h describes the order
+ * of codes in registers and the quantization of queries and weights. */
 #include "turbo_vnni.h"
 
 /* ---- scores ---- */
 
-/* 16 tokens from `token` on, n_units units of one group, every row. */
+/* For every query row, computes what n_units units of 32 values of one group add to the scores of 16 tokens, starting at `token`.
+ */
 FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
                                  uint32_t n_rows, float *scores) {
     __m512i quads[2 * UNIT_QUADS];
@@ -19,11 +19,11 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
     for (uint32_t r = 0; r < n_rows; r++) {
         enum { QUERY_BYTES = 3 };
         size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
-        const int8_t *bytes[QUERY_BYTES] = {iq->high + at, iq->low + at, iq->rest + at};
+        const int8_t *bytes[QUERY_BYTES] = {iq->high + at, iq->low + at, iq->remainder + at};
         __m512i even[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
         __m512i odd[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
         dot_quads(QUERY_BYTES, n_units * UNIT_QUADS, quads, bytes, even, odd);
-        __m512i sum = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
+        __m512i sum = join_bytes(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
         sum = _mm512_add_epi32(sum, _mm512_srai_epi32(_mm512_add_epi32(even[2], odd[2]), 8));
         float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
         vf score = unit == 0 ? vf_set(0.0f) : vf_load(to);
@@ -58,21 +58,21 @@ static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- values ---- */
 
-/* One strip of 64 bytes of every value row, the codes of four tokens side by side: [quads of tokens, vectors, 64]. In vector v,
- * dword i of 128-bit lane L is byte 16 L + 4 v + i of the rows; for 4 bits, vectors 0-3 are the low halves and 4-7 the high ones.
- */
+/* A strip of 64 bytes of every value row, with the codes of four tokens per dword: [quads of tokens, vectors, 64]. In vector v,
+ * dword i of 128-bit lane L holds byte 16 * L + 4 * v + i of the four rows. For 4-bit codes, vectors 0-3 hold the low nibbles and
+ * vectors 4-7 the high nibbles. */
 typedef struct strip {
     strip_place place;
     uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
 } strip;
 
-/* The weights of one row for one strip: softmax weight times scale, as bytes, for each quad of tokens and each lane. */
+/* Quantized weights (softmax weight times scale) of one row for one strip, stored for each quad of tokens and each lane. */
 typedef struct weights {
-    int8_t high[4][4][16]; /* quad of tokens k is [k % 4][k / 4]; 4 tokens for each of 4 lanes */
+    int8_t high[4][4][16]; /* quad k of tokens is at [k % 4][k / 4]; 4 tokens for each of 4 lanes */
     int8_t low[4][4][16];
-    float step[4];   /* of each lane */
-    float offset[4]; /* of each lane: sum of p * offset */
-    int32_t zero[4]; /* of each lane: sum of weights * zero */
+    float step[4];   /* per lane */
+    float offset[4]; /* for each lane, the sum over tokens of p * offset */
+    int32_t zero[4]; /* for each lane, the sum over tokens of weight * zero code */
 } weights;
 
 FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
@@ -97,8 +97,9 @@ FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens,
     }
 }
 
-/* p * scale of one group for up to 64 tokens as bytes, 16 at a time; tokens behind n_tokens weigh nothing, whatever their slots
- * hold. */
+/* Products p * scale (softmax weight times value scale) of one group for up to 64 tokens, quantized to integers. Tokens beyond
+ * n_tokens have weight 0, even if their slots contain arbitrary bytes.
+ */
 typedef struct group_weights {
     __m512i high; /* byte t: token t */
     __m512i low;
@@ -107,7 +108,7 @@ typedef struct group_weights {
     int32_t zero;
 } group_weights;
 
-FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float *p, uint32_t n_tokens) {
+FKV_INLINE group_weights weigh(const token_affine *f, uint32_t group, const float *p, uint32_t n_tokens) {
     vf weight[4];
     vf max = vf_set(0.0f);
     vf offset = vf_set(0.0f);
@@ -124,19 +125,19 @@ FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float
     vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
     bytes2 bytes[4];
     FKV_UNROLL
-    for (uint32_t b = 0; b < 4; b++) bytes[b] = split(_mm512_cvtps_epi32(vf_mul(weight[b], inverse)));
+    for (uint32_t b = 0; b < 4; b++) bytes[b] = split_bytes(_mm512_cvtps_epi32(vf_mul(weight[b], inverse)));
     group_weights g = {.step = largest / LARGEST, .offset = vf_reduce_add(offset)};
     g.high = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].high), bytes[1].high, 1);
     g.high = _mm512_inserti32x4(_mm512_inserti32x4(g.high, bytes[2].high, 2), bytes[3].high, 3);
     g.low = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].low), bytes[1].low, 1);
     g.low = _mm512_inserti32x4(_mm512_inserti32x4(g.low, bytes[2].low, 2), bytes[3].low, 3);
     __m512i zero = _mm512_loadu_si512(f->zero[group]);
-    g.zero = _mm512_reduce_add_epi32(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.high),
-                                          _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.low)));
+    g.zero = _mm512_reduce_add_epi32(join_bytes(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.high),
+                                                _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.low)));
     return g;
 }
 
-/* Four registers of 16 dwords, a lane's each, to [k % 4][k / 4][lane]. */
+/* Stores dword k of lane[L] to dword L of to[k % 4][k / 4], for 16 dwords in each of four registers. */
 FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
     __m512i quad[4];
     transpose_dwords(lane, quad);
@@ -144,7 +145,7 @@ FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
     for (int k = 0; k < 4; k++) _mm512_storeu_si512(to[k], quad[k]);
 }
 
-static void weights_open(weights *w, const strip_place *s, const token_facts *f, const float *p, uint32_t n_tokens) {
+static void weights_open(weights *w, const strip_place *s, const token_affine *f, const float *p, uint32_t n_tokens) {
     __m512i high[4];
     __m512i low[4];
     group_weights g = {.step = 0.0f};
@@ -160,7 +161,7 @@ static void weights_open(weights *w, const strip_place *s, const token_facts *f,
     store_by_quad(low, w->low);
 }
 
-/* 128 bits to a register: dword L fills 128-bit lane L. */
+/* Broadcasts dword L of x to 128-bit lane L. */
 FKV_INLINE __m512i spread(__m128i x) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_castsi128_si512(x));
 }
@@ -188,19 +189,19 @@ FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint3
     vf x[MAX_VECS];
     FKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[v], low[v]), zero)), step, offset);
-    add_strip(bits, &s->place, x, out);
+        x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(join_bytes(high[v], low[v]), zero)), step, offset);
+    add_strip_values(bits, &s->place, x, out);
 }
 
 FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
-    token_facts facts;
+    token_affine affine;
     strip s;
     weights w;
-    facts_open(&facts, t, (1u << bits) - 1, n_tokens);
+    token_affine_open(&affine, t, (1u << bits) - 1, n_tokens);
     for (uint32_t at = 0; at < t->row_bytes; at += STRIP_BYTES) {
         strip_open(bits, &s, t, n_tokens, at);
         for (uint32_t r = 0; r < n_rows; r++) {
-            weights_open(&w, &s.place, &facts, p + (size_t)r * FKV_TILE_TOKENS, n_tokens);
+            weights_open(&w, &s.place, &affine, p + (size_t)r * FKV_TILE_TOKENS, n_tokens);
             int_values_row(bits, &s, &w, n_tokens, out + (size_t)r * t->n_units * 16);
         }
     }
@@ -218,7 +219,8 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- sealed blocks ---- */
 
-/* n rows (a constant) of digits by 16 tokens: added to sum[row][digit]. */
+/* Computes the dot products of n query rows (a compile-time constant) with the codes of 16 tokens and adds them to
+ * sum[row][digit]. The base-256 digits (bytes) of a query value have separate sums. */
 FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, __m512i (*sum)[DIGITS]) {
     for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
         const int8_t *of_chunk = digits.at + chunk * digits.chunk;
@@ -236,7 +238,7 @@ FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, d
     }
 }
 
-/* n rows (a constant) from r on by 16 tokens. */
+/* Computes the scores of 16 tokens for n query rows (a compile-time constant), starting at row r. */
 FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const sealed_rows *rows,
                            uint32_t r, float *scores) {
     __m512i sum[2][DIGITS];
@@ -277,7 +279,7 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     }
 }
 
-/* n units (a constant) of a row. */
+/* Adds the weighted values of n units of 16 values (a compile-time constant) to one output row. */
 FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t unit, const uint8_t *of_tokens, float step,
                            float *out) {
     __m512i high[4];
@@ -297,7 +299,7 @@ FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t uni
     FKV_UNROLL
     for (int u = 0; u < n; u++) {
         float *to = out + (unit + (uint32_t)u) * 16;
-        vf_store(to, vf_fma(_mm512_cvtepi32_ps(join(high[u], low[u])), vf_set(step), vf_load(to)));
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(join_bytes(high[u], low[u])), vf_set(step), vf_load(to)));
     }
 }
 
@@ -309,7 +311,7 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
     book_values_open(codec, part, n_tokens, &norms, &levels);
     fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
     for (uint32_t r = 0; r < n_rows; r++) {
-        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high and low bytes */
+        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high bytes, then low bytes */
         alignas(64) float step[BLOCK_ROWS];
         sealed_weigh(4, &norms, p + (size_t)r * FKV_TILE_TOKENS, n_tokens, 1, bytes, FKV_TILE_TOKENS, step);
         float *to = out + (size_t)r * codec->dim;
@@ -321,25 +323,26 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- TurboQuant rows ---- */
 
-/* Codes must not be negative: keys are levels plus this, and sums start with what that adds, taken off. */
-enum { MORE_THAN_LEVELS = 128 };
+/* Offset that makes codebook levels non-negative, as vpdpbusd requires. Sums are initialized to the negated contribution of this
+ * offset. */
+enum { LEVEL_OFFSET = 128 };
 
-/* of: one row of digits. */
-static void turbo_starts(digit_rows of, uint32_t dim, int32_t start[4]) {
+/* Computes the initial sums of one query row, one for each of its base-256 digits (bytes). */
+static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
     vf sums[4];
     for (size_t d = 0; d < 4; d++) {
         __m512i sum = _mm512_setzero_si512();
         for (uint32_t at = 0; d < DIGITS && at < dim; at += CHUNK_NUMBERS) {
             __mmask64 there = ~(__mmask64)0 >> (CHUNK_NUMBERS - fkv_min_u32(CHUNK_NUMBERS, dim - at));
             __m512i digits = _mm512_maskz_loadu_epi8(there, of.at + d * of.digit + at);
-            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)MORE_THAN_LEVELS), digits);
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)LEVEL_OFFSET), digits);
         }
         sums[d] = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_setzero_si512(), sum));
     }
     _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(WHOLE_SUM, 4, sums))));
 }
 
-/* n rows (a constant) by 16 tokens. */
+/* Computes the scores of 16 tokens for n query rows (a compile-time constant). */
 FKV_INLINE void turbo_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const int32_t (*start)[4],
                           const float *step, vf norms, float *scores) {
     __m512i sum[2][DIGITS];
@@ -366,11 +369,11 @@ static void int_turbo_scores(const fkv_codec *codec, const uint8_t *const part[F
     turbo_queries tq = turbo_queries_in(prepared, n_rows);
     const digit_rows digits = {tq.digits, codec->dim, (size_t)n_rows * codec->dim, CHUNK_NUMBERS};
     uint32_t n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
-    for (uint32_t r = 0; r < n_rows; r++) turbo_starts(digits_from(digits, r), codec->dim, start[r]);
-    widen(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), norms);
+    for (uint32_t r = 0; r < n_rows; r++) turbo_initial_sums(digits_from(digits, r), codec->dim, start[r]);
+    widen_halves(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), norms);
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
         fkv_fetch_some(next, LANE_TOKENS);
-        turbo_keys_of(MORE_THAN_LEVELS, codec, part, token, &keys);
+        turbo_keys_of(LEVEL_OFFSET, codec, part, token, &keys);
         vf norm = vf_load(norms + token);
         float *to = scores + token;
         uint32_t r = 0;

@@ -1,24 +1,17 @@
-/* The kernels of kernels.h, written once over the vector primitives of a vec_*.h that is included before this file:
+/* Float kernels, written once over the vector primitives of the vec_*.h header that is included before this file:
  *
- *   vf, VL             a vector of VL floats
- *   UNIT_VECS          vectors that hold one unit of 16 numbers along the head dimension
- *   BLOCK_TOKENS       tokens decoded side by side,  CHUNK_UNITS  units of each: together they fill half the registers
- *   MANY_ROWS          rows whose sums fill the registers, by 4 vectors each
- *   vf_affine, vf_decode, vf_load_f16, vf_load_bf16    a unit of packed bytes to floats
- *   vf_book_make, vf_book    the same through a book of up to 16 bytes
- *   vf_if_below(x, limit, y, z)   y where x < limit, else z, and so where x is NaN; vf_zero_below(x, limit, z): 0 where x < limit
+ *   vf, VL                         vector of VL floats
+ *   UNIT_VECS                      vectors per unit of 16 values along the head dimension
+ *   BLOCK_TOKENS, CHUNK_UNITS      tokens decoded at a time, and units decoded per token; their values fill half the registers
+ *   PREFILL_ROWS                   rows whose accumulators, 4 vectors each, fill the registers
+ *   vf_decode, vf_load_f16/bf16    convert a unit of packed bytes to floats; vf_book converts with a codebook
+ *   vf_if_below(x, limit, y, z)    y where x < limit, otherwise z (also for NaN)
+ *   vf_zero_below(x, limit, y)     0 where x < limit, otherwise y
  *
- * Shape of the loops. A block of tokens is decoded once into registers and used by every row of the tile (all query heads of the
- * KV head, and in prefill several queries): packed bytes are read once, nothing unpacked is ever stored. For each (row, token)
- * the order of operations does not depend on the number of rows or tokens, so results are the same to the bit however the tile is
- * cut.
- *
- * Ladder of many rows: 512 queries on 16384 tokens, 32 q / 8 kv / 128, two threads.
- *
- *                                                                              AVX2 K8/V4   AVX-512 16/16
- *   tokens decoded to registers for every row                                      1.90 s          1.28 s
- *   16 tokens to f32 in L1, three rows by four tokens: a sum more than registers   1.77 s
- *   the same with two rows (AVX-512: six)                                          1.52 s          0.95 s
+ * Decode keeps a block of tokens in registers and applies it to every row of the tile, so that packed bytes are read once and
+ * unpacked values are never stored. Prefill unpacks 16 tokens to floats in L1. For each (row, token) the order of operations does
+ * not depend on the number of rows or tokens, so results are bit-identical for any tiling. Decode of 16-bit rows is bound by
+ * memory, decode of other rows by unpacking, and prefill by FMA throughput.
  */
 #include "../../base/float16.h"
 #include "../../codec/affine.h"
@@ -27,11 +20,13 @@
 
 #include <math.h>
 
-/* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, one of the two 16-bit floats, or
- * the bits of codes of a book. */
+/* Storage form of a row, as a compile-time constant: the bit width of affine codes, a 16-bit float type, or FORM_BOOK plus the
+ * bit width of codebook codes. */
 enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_BOOK = 32 };
 
-enum { LEAST_MANY = 4 * MANY_ROWS }; /* rows: from here on floats of 16 tokens in L1 pay */
+enum {
+    PREFILL_MIN_ROWS = 4 * PREFILL_ROWS
+}; /* with at least this many query rows, unpacking 16 tokens to L1 is faster than decoding them in registers */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {
@@ -45,8 +40,8 @@ typedef struct tile {
     alignas(64) float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
 } tile;
 
-/* Scales and biases of the tile to floats, 16 at a time. */
-FKV_INLINE void widen_type(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
+/* Converts 16-bit scales or biases to floats, 16 at a time. */
+FKV_INLINE void widen_halves_of(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     for (const float *end = to + n; to < end; to += 16, from += 32) {
         vf unit[UNIT_VECS];
         if (type == FKV_BF16)
@@ -57,14 +52,14 @@ FKV_INLINE void widen_type(fkv_type type, const uint8_t *from, uint32_t n, float
     }
 }
 
-static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
+static void widen_halves(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     if (type == FKV_BF16)
-        widen_type(FKV_BF16, from, n, to);
+        widen_halves_of(FKV_BF16, from, n, to);
     else
-        widen_type(FKV_F16, from, n, to);
+        widen_halves_of(FKV_F16, from, n, to);
 }
 
-/* All but scales and biases. */
+/* Initializes all fields of a tile except its scales and biases. */
 FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
@@ -77,22 +72,24 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
-    /* whole slices, which are inside the part because a full tile is a multiple of 16 tokens */
+    /* Rounding n_tokens up to a multiple of 16 keeps the range inside the part, because the number of tokens of a full tile is a
+     * multiple of 16. */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
-    widen(codec->type, part[FKV_PART_SCALES], n, t->scales);
-    if (codec->row_bytes[FKV_PART_BIASES] != 0) widen(codec->type, part[FKV_PART_BIASES], n, t->biases);
+    widen_halves(codec->type, part[FKV_PART_SCALES], n, t->scales);
+    if (codec->row_bytes[FKV_PART_BIASES] != 0) widen_halves(codec->type, part[FKV_PART_BIASES], n, t->biases);
 }
 
-/* One unit of a row of book codes. */
-FKV_INLINE void decode_book(int bits, const uint8_t *row, uint32_t n_units, uint32_t unit, vf_affine a, vf out[UNIT_VECS]) {
+/* Decodes one unit of a row that is stored as codebook codes. */
+FKV_INLINE void decode_codebook(int bits, const uint8_t *row, uint32_t n_units, uint32_t unit, vf_affine a, vf out[UNIT_VECS]) {
     const uint8_t *codes = row + (size_t)unit * (bits == 4 ? 8 : 4);
     const uint8_t *plane = row + fkv_turbo_plane(16 * n_units) + (size_t)unit * 2;
     vf_book(bits, fkv_turbo_books[bits].value, codes, plane, a, out);
 }
 
-/* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
- * the form are constants at every call, so that `out` lives in registers. */
+/* Decodes n_units units of each of n_tokens tokens, starting at (token, unit). Every group_units consecutive units share a scale
+ * and a bias; group_units divides n_units. All counts and the form are compile-time constants, so that `out` stays in
+ * registers. */
 FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_units, const tile *t, uint32_t token, uint32_t unit,
                              vf out[BLOCK_TOKENS][CHUNK_VECS]) {
     FKV_UNROLL
@@ -114,7 +111,7 @@ FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_unit
                 else if (form == FORM_BF16)
                     vf_load_bf16(row + (size_t)(unit + (uint32_t)w) * 32, &out[i][w * UNIT_VECS]);
                 else if (form > FORM_BOOK)
-                    decode_book(form - FORM_BOOK, row, t->n_units, unit + (uint32_t)w, affine, &out[i][w * UNIT_VECS]);
+                    decode_codebook(form - FORM_BOOK, row, t->n_units, unit + (uint32_t)w, affine, &out[i][w * UNIT_VECS]);
                 else
                     vf_decode(form, row + (size_t)(unit + (uint32_t)w) * 2 * (size_t)form, affine, &out[i][w * UNIT_VECS]);
             }
@@ -124,7 +121,8 @@ FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_unit
 
 /* ---- scores ---- */
 
-/* One chunk of the head dimension for BLOCK_TOKENS tokens and all rows. Sums over lanes are taken once, after the last chunk. */
+/* Accumulates the dot products of BLOCK_TOKENS keys with all query rows, over one chunk of the head dimension. The lanes of an
+ * accumulator are summed once, after the last chunk. */
 FKV_INLINE void scores_chunk(int form, int group_units, int n_units, const tile *t, uint32_t token, uint32_t unit, const float *q,
                              uint32_t n_rows, vf (*lanes)[BLOCK_TOKENS], float *scores) {
     vf k[BLOCK_TOKENS][CHUNK_VECS];
@@ -193,7 +191,7 @@ FKV_INLINE void values_block(int form, int group_units, int n_block, const tile 
     for (; unit < t->n_units; unit++) values_chunk(form, 1, n_block, 1, t, token, unit, p, n_rows, out);
 }
 
-/* A slot behind n_tokens may hold any bits, NaN too: it is not read. */
+/* Slots beyond n_tokens may hold arbitrary bits, even NaN, and are not read. */
 FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
                             float *out) {
     uint32_t token = 0;
@@ -204,14 +202,16 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
     for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
 }
 
-/* ---- many rows (prefill): tokens are decoded once to floats that stay in L1, and a block of rows goes over them
- * with all its sums in registers. The order of operations for a (row, token) is that of the loops above. ---- */
+/* ---- prefill ---- */
 
-enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens, or vectors, that meet a block of rows at once */ };
-_Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "sums are taken for BLOCK_TOKENS tokens at a time");
+/* Prefill: tokens are decoded once to floats in L1, and a block of rows keeps all its sums in registers. For each (row, token)
+ * pair, the order of operations is the same as in the decode loops of this file. */
+
+enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (scores) or vectors (values) per inner step */ };
+_Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "a step must cover whole blocks of BLOCK_TOKENS tokens");
 
 typedef struct slice {
-    alignas(64) float x[SLICE_TOKENS][FKV_MAX_HEAD_DIM + 16]; /* rows begin in different sets of L1 */
+    alignas(64) float x[SLICE_TOKENS][FKV_MAX_HEAD_DIM + 16]; /* padding places consecutive rows in different L1 sets */
 } slice;
 
 FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile *t, uint32_t token, slice *s, uint32_t at) {
@@ -235,16 +235,16 @@ FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile 
     }
 }
 
-/* n <= SLICE_TOKENS tokens from `token` on, and none behind them. */
+/* Decodes n <= SLICE_TOKENS tokens, starting at `token`, and nothing beyond them. */
 FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t token, uint32_t n, slice *s) {
     uint32_t at = 0;
     for (; at + BLOCK_TOKENS <= n; at += BLOCK_TOKENS) slice_tokens(form, group_units, BLOCK_TOKENS, t, token + at, s, at);
     for (; at < n; at++) slice_tokens(form, group_units, 1, t, token + at, s, at);
 }
 
-/* n_rows rows (a constant) by SLICE_STEP tokens of the slice. */
+/* Computes the scores of SLICE_STEP tokens of the slice for n_rows rows (a compile-time constant). */
 FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const float *q, uint32_t dim, float *scores) {
-    vf sum[MANY_ROWS][SLICE_STEP];
+    vf sum[PREFILL_ROWS][SLICE_STEP];
     FKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         FKV_UNROLL
@@ -268,27 +268,28 @@ FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const floa
     }
 }
 
-FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
-                                 float *scores, slice *s) {
+FKV_INLINE void prefill_scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
+                                    float *scores, slice *s) {
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         fkv_fetch_some(t->next, SLICE_TOKENS);
-        /* slots behind n_tokens are there; their scores are not read */
+        /* Slots beyond n_tokens are readable, and their scores are ignored. */
         slice_open(form, group_units, t, token, SLICE_TOKENS, s);
         uint32_t r = 0;
-        for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
+        for (; r + PREFILL_ROWS <= n_rows; r += PREFILL_ROWS)
             for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
-                slice_scores(MANY_ROWS, s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
+                slice_scores(PREFILL_ROWS, s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
         for (; r < n_rows; r++)
             for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
                 slice_scores(1, s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
     }
 }
 
-/* n_rows rows by n_vecs vectors of numbers (constants), over n tokens of the slice. p: rows `stride` apart. */
+/* Adds the weighted values of n slice tokens to n_vecs vectors in each of n_rows output rows. n_vecs and n_rows are compile-time
+ * constants. Rows of p are `stride` floats apart. */
 FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, size_t stride,
                              float *out, uint32_t dim) {
-    vf sum[MANY_ROWS][SLICE_STEP];
+    vf sum[PREFILL_ROWS][SLICE_STEP];
     FKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         FKV_UNROLL
@@ -322,14 +323,14 @@ FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const 
 FKV_INLINE void slice_values_all(const slice *s, uint32_t n, const float *p, size_t stride, uint32_t n_rows, float *out,
                                  uint32_t dim) {
     uint32_t r = 0;
-    for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
-        slice_values_rows(MANY_ROWS, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
+    for (; r + PREFILL_ROWS <= n_rows; r += PREFILL_ROWS)
+        slice_values_rows(PREFILL_ROWS, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
     for (; r + 2 <= n_rows; r += 2) slice_values_rows(2, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
     for (; r < n_rows; r++) slice_values_rows(1, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
 }
 
-FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
-                                 float *out, slice *s) {
+FKV_INLINE void prefill_values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
+                                    float *out, slice *s) {
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         uint32_t n = fkv_min_u32(SLICE_TOKENS, n_tokens - token);
@@ -339,29 +340,32 @@ FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint3
     }
 }
 
-/* ---- one compiled loop for each form; a group of 32 is 2 units, a larger one covers any chunk ---- */
+/* ---- loops by storage form ---- */
+
+/* Each storage form has its own compiled loop. A group of 32 values has 2 units; a larger group covers a whole chunk. */
 
 enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
-static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) { /* floats are enough */
+static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
+                          void *prepared) { /* float kernels read q directly */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-/* s: one for all forms: where they do not share it, it overflows a stack. */
+/* The slice s is shared by all forms, because separate slices would overflow the stack. */
 FKV_INLINE void float_scores(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *q,
                              uint32_t n_rows, float *scores) {
-    if (n_rows < LEAST_MANY)
+    if (n_rows < PREFILL_MIN_ROWS)
         scores_form(form, group_units, t, n_tokens, q, n_rows, scores);
     else
-        many_scores_form(form, group_units, t, n_tokens, q, n_rows, scores, s);
+        prefill_scores_form(form, group_units, t, n_tokens, q, n_rows, scores, s);
 }
 
 FKV_INLINE void float_values(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *p,
                              uint32_t n_rows, float *out) {
-    if (n_rows < LEAST_MANY)
+    if (n_rows < PREFILL_MIN_ROWS)
         values_form(form, group_units, t, n_tokens, p, n_rows, out);
     else
-        many_values_form(form, group_units, t, n_tokens, p, n_rows, out, s);
+        prefill_values_form(form, group_units, t, n_tokens, p, n_rows, out, s);
 }
 
 static void half_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
@@ -409,7 +413,7 @@ FKV_INLINE void affine_values(int form, const fkv_codec *codec, const uint8_t *c
         float_values(form, CHUNK_UNITS, &t, &s, n_tokens, p, n_rows, out);
 }
 
-/* Affine codes of one width as floats: the kernels of it, where the instruction set has no better ones. */
+/* Defines the float kernels of one affine bit width, for instruction sets without integer kernels for it. */
 #define AFFINE_FLOATS(bits)                                                                                                      \
     static void affine_scores_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,            \
                                      uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {  \
@@ -424,7 +428,7 @@ FKV_INLINE void affine_values(int form, const fkv_codec *codec, const uint8_t *c
 
 AFFINE_FLOATS(2);
 
-/* Codes of a book as floats, of one width: one scale for a row, and no bias. */
+/* Defines the float kernels of one codebook bit width: one scale per row and no bias. */
 #define TURBO_FLOATS(bits)                                                                                                       \
     static void turbo_scores_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,             \
                                     uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {   \
@@ -439,13 +443,14 @@ AFFINE_FLOATS(2);
 
 /* ---- softmax ---- */
 
-/* What is not a number must come out as such, never as a plausible weight. On x86 the minimum and maximum of a pair with a NaN is
- * the second of the two: bounds come first where a NaN has to pass, second where it has to be left out. */
+/* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either is NaN.
+ * Therefore, the bound is the first operand where NaN must propagate, and the second operand where NaN must be replaced with the
+ * bound. */
 
-/* exp(x) for x <= 88, within 2 ulp; 0 below -87. Cephes' polynomial. */
+/* Computes exp(x) within 2 ulp for x <= 88, with the Cephes polynomial. The result is 0 for x < -87. */
 FKV_INLINE vf vf_exp(vf x) {
     vf clamped = vf_max(vf_set(-87.0f), x);
-    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: a small number added to it is rounded to a whole one */
+    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding it rounds a small value to an integer */
     vf n = vf_sub(vf_fma(clamped, vf_set(1.44269504088896341f), rounder), rounder);
     vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
@@ -466,8 +471,9 @@ static float exp_one(float x) {
     return lanes[0];
 }
 
-/* cap * tanh(x / cap) for any cap above 0, denormals too. Where |x / cap| < 5/8 it is x times Cephes' polynomial, so that a cap
- * far above the score leaves it as it is; else cap * (1 - 2 / (exp(2 x / cap) + 1)), which would cancel there. */
+/* Computes cap * tanh(x / cap) for any positive cap, even a denormal. For |x / cap| < 5/8 it uses x times the Cephes polynomial,
+ * so that a cap far above the score leaves the score unchanged. Otherwise it uses cap * (1 - 2 / (exp(2 * x / cap) + 1)), which
+ * would suffer from cancellation for small x. */
 FKV_INLINE vf vf_softcap(vf x, float cap) {
     vf y = vf_div(x, vf_set(cap));
     vf z = vf_mul(y, y);
@@ -492,7 +498,7 @@ static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
     for (uint32_t r = 0; r < n_rows; r++) {
         float *s = scores + (size_t)r * FKV_TILE_TOKENS;
         fkv_row_mask mask = masks[r];
-        if (mask.end == 0 || (mask.begin >= mask.end && mask.sinks == 0)) { /* sees nothing here */
+        if (mask.end == 0 || (mask.begin >= mask.end && mask.sinks == 0)) { /* no visible token */
             memset(s, 0, width * sizeof *s);
             continue;
         }
@@ -532,16 +538,16 @@ static uint16_t kernel_largest(const uint8_t *halves, size_t n) {
     return largest;
 }
 
-static void kernel_fold(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim) {
+static void kernel_fold(fkv_softmax into, fkv_softmax split, uint32_t n_rows, uint32_t dim) {
     for (uint32_t r = 0; r < n_rows; r++) {
-        if (piece.max[r] == -INFINITY && piece.sum[r] == 0.0f) continue; /* saw nothing */
-        float max = into.max[r] > piece.max[r] ? into.max[r] : piece.max[r];
+        if (split.max[r] == -INFINITY && split.sum[r] == 0.0f) continue; /* no visible token */
+        float max = into.max[r] > split.max[r] ? into.max[r] : split.max[r];
         float a = exp_one(into.max[r] - max);
-        float b = exp_one(piece.max[r] - max);
-        into.sum[r] = into.sum[r] * a + piece.sum[r] * b;
+        float b = exp_one(split.max[r] - max);
+        into.sum[r] = into.sum[r] * a + split.sum[r] * b;
         into.max[r] = max;
         float *to = into.out + (size_t)r * dim;
-        const float *from = piece.out + (size_t)r * dim;
+        const float *from = split.out + (size_t)r * dim;
         vf va = vf_set(a);
         vf vb = vf_set(b);
         for (uint32_t d = 0; d < dim; d += VL) vf_store(to + d, vf_fma(vf_load(from + d), vb, vf_mul(vf_load(to + d), va)));
@@ -556,8 +562,9 @@ FKV_INLINE uint64_t bytes8(const uint8_t *p) {
     return x;
 }
 
-/* n codes, one a byte, to `bits` each: neighbours are pushed together until eight codes are one run of bits. */
-static void pack(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) {
+/* Packs n codes from one byte each to `bits` bits each. Neighbouring codes are merged pairwise until the bits of eight codes are
+ * contiguous. */
+static void pack_row_codes(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) {
     if (bits == 8) {
         memcpy(out, codes, n);
         return;
@@ -579,7 +586,8 @@ static void pack(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) 
     }
 }
 
-/* 16 numbers as codes, not yet whole bytes; place: where they lie on the line. */
+/* Quantizes 16 values to codes, which are returned as floats. `place` receives the positions (x - bias) / scale, which are the
+ * codes before rounding and clamping. */
 FKV_INLINE void code_unit(const float *x, fkv_affine line, float n_bins, vf place[UNIT_VECS], vf code[UNIT_VECS]) {
     for (int v = 0; v < UNIT_VECS; v++) {
         place[v] = vf_div(vf_sub(vf_load(x + v * VL), vf_set(line.bias)), vf_set(line.scale));
@@ -587,7 +595,7 @@ FKV_INLINE void code_unit(const float *x, fkv_affine line, float n_bins, vf plac
     }
 }
 
-static fkv_affine refit(const fkv_codec *codec, const float *x, fkv_affine line, float n_bins) {
+static fkv_affine refit_line(const fkv_codec *codec, const float *x, fkv_affine line, float n_bins) {
     vf zero = vf_set(0.0f);
     vf c[UNIT_VECS];
     vf cc[UNIT_VECS];
@@ -615,7 +623,7 @@ static fkv_affine refit(const fkv_codec *codec, const float *x, fkv_affine line,
     return fkv_codec_refit(codec, line, &sums);
 }
 
-/* The arithmetic of src/codec/affine.c, 16 numbers at a time. */
+/* Vector version of the row encoder in src/codec/affine.c, 16 values at a time. */
 static void affine_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
     uint8_t codes[FKV_MAX_HEAD_DIM];
     vf limit = vf_set(fkv_codec_limit(codec->type));
@@ -633,7 +641,7 @@ static void affine_encode(const fkv_codec *codec, const float *x, uint8_t *const
             high = vf_max(high, value);
         }
         fkv_affine line = fkv_codec_line(codec, vf_reduce_min(low), vf_reduce_max(high), n_bins);
-        for (int i = 0; codec->fitted && i < FKV_REFITS; i++) line = refit(codec, clean, line, n_bins);
+        for (int i = 0; codec->fitted && i < FKV_REFITS; i++) line = refit_line(codec, clean, line, n_bins);
         for (uint32_t d = 0; d < codec->group; d += 16) {
             vf place[UNIT_VECS];
             vf code[UNIT_VECS];
@@ -645,11 +653,11 @@ static void affine_encode(const fkv_codec *codec, const float *x, uint8_t *const
         half = fkv_f32_to_half(codec->type, line.bias);
         memcpy(part[FKV_PART_BIASES] + 2 * (size_t)g, &half, 2);
     }
-    pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
+    pack_row_codes(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
-/* Sums of squares of 16 lanes, of numbers that are divided by the largest. */
-static float turbo_scale_of(const fkv_codec *codec, const float *x, float largest) {
+/* Computes the scale of a row from the squares of x / largest, summed in 16 lanes. */
+static float turbo_scale_from(const fkv_codec *codec, const float *x, float largest) {
     vf sums[UNIT_VECS];
     float lanes[FKV_TURBO_LANES];
     if (!(largest > 0.0f)) return 0.0f;
@@ -664,7 +672,7 @@ static float turbo_scale_of(const fkv_codec *codec, const float *x, float larges
     return fkv_turbo_scale(codec, largest, lanes);
 }
 
-/* The arithmetic of src/codec/turbo.c, 16 numbers at a time. */
+/* Vector version of the row encoder in src/codec/turbo.c, 16 values at a time. */
 static void turbo_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
     const int8_t *value = fkv_turbo_books[codec->bits].value;
     vf limit = vf_set(fkv_codec_limit(codec->type));
@@ -677,7 +685,7 @@ static void turbo_encode(const fkv_codec *codec, const float *x, uint8_t *const 
         vf_store(clean + d, number);
         high = vf_max(high, vf_max(number, vf_sub(vf_set(0.0f), number)));
     }
-    float scale = turbo_scale_of(codec, clean, vf_reduce_max(high));
+    float scale = turbo_scale_from(codec, clean, vf_reduce_max(high));
     vf divisor = vf_set(fkv_turbo_divisor(scale));
     for (uint32_t d = 0; d < codec->dim; d += 16) {
         vf code[UNIT_VECS];
@@ -696,11 +704,11 @@ static void turbo_encode(const fkv_codec *codec, const float *x, uint8_t *const 
     memcpy(part[FKV_PART_SCALES], &half, 2);
 }
 
-/* Vectors need nothing set up. */
+/* Vector kernels need no set-up, so enter() and leave() are empty. */
 FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
 FKV_INLINE void kernel_leave(void) {}
 
-/* ---- the table: a line for each width of each codec ---- */
+/* ---- codec table ---- */
 
 #include "seal_body.h"
 #include "sealed_body.h"
@@ -710,7 +718,7 @@ FKV_INLINE void kernel_leave(void) {}
 #define TURBO_CODECS TURBO_CODEC(4), TURBO_CODEC(3), TURBO_CODEC(2)
 #define HALF_CODEC {FKV_CODEC_HALF, 16, float_prepare, half_scores, half_values, fkv_codec_encode}
 
-/* An instruction set that has no kernels of its own for any codec. */
+/* Defines an instruction set that uses the float kernels for every codec. */
 #define FLOAT_KERNELS(isa)                                                                                                       \
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \

@@ -1,4 +1,4 @@
-/* The kernels over NEON. */
+/* Attention kernels for NEON. */
 #include "../../base/simd/vec_neon.h"
 
 #include "kernels_body.h"

@@ -1,4 +1,4 @@
-/* The kernels over plain C. */
+/* Attention kernels in portable C. */
 #include "../../base/simd/vec_scalar.h"
 
 #include "kernels_body.h"

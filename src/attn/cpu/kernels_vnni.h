@@ -1,26 +1,18 @@
-/* What the kernels with integer products share, AVX-512 with VNNI and AMX: 8- and 4-bit codes meet signed bytes without ever
- * becoming floats. 16- and 2-bit sides take the float kernels of kernels_body.h. The products themselves are in
- * kernels_avx512vnni.c, kernels_amx.c (many rows) and few_rows_amx.h.
+/* Shared parts of the integer kernels (AVX-512 VNNI and AMX): 8- and 4-bit codes are multiplied by signed bytes without
+ * conversion to float.
  *
- * The float side of a product is rounded to integers, with a step from the largest number of the row: softmax weights times
- * scales to 16 bits in two signed bytes, x = step * (256 * high + low); queries to 24, with what is left in a third byte, because
- * an error of a query is multiplied by keys whose large channels can be 20 times the others. A query whose largest channel is
- * hundreds of times the others would lose them all the same: its scores are the float kernel's. Sums of code * x are exact, so
- * neither their order nor the rows and tokens beside them can change a bit. What the rounding leaves is kept away from the bias,
- * which can be far larger than the numbers it serves: queries are summed after rounding, and weights meet codes less the code
- * that stands for 0.
+ * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
+ * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because keys can have channels with large
+ * values, by which the rounding errors of queries are multiplied. Queries with a channel hundreds of times larger than the others
+ * use the float kernels. Integer sums are exact, so they do not depend on the order of additions or on other rows. Two measures
+ * keep rounding errors from being multiplied by large biases: the values of a query are summed after rounding, and weights are
+ * multiplied by the code minus the zero code (the code whose value is nearest to 0).
  *
- * Scores: 16 tokens are the lanes; four numbers of each token (a quad) are one dword, so a 4x4 transpose of dwords feeds the dot
- * product and no sum over lanes is needed. score = sum over groups of scale * step * dot + bias * sum(q).
- *
- * Values: 16 numbers of the head dimension are the lanes; the codes of four tokens are one dword.
- * out += step * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)), zero being that code.
- *
- * Ladder: decode of 16384 tokens, 32 q / 8 kv / 128, K8/V4, one and two threads, pages in memory.
- *
- *   codes to f32 in registers (kernels_body.h)                                                          7.66 ms   4.73 ms
- *   integer dot products, queries and weights rounded once for each query tile                          6.93 ms   3.70 ms
- *   the next tile prefetched; scales and zero codes transposed once for all rows; third byte of queries 4.92 ms   3.43 ms
+ * Scores: the lanes are 16 tokens; a dword holds four values of a token (a quad). score = sum over groups of (scale * step * dot
+ * + bias * sum(q)), where dot is the integer dot product of the group's codes with the query, and sum(q) is the sum of the query
+ * over the group. Values: the lanes are 16 values of the head dimension; a dword holds the codes of four tokens. out += step *
+ * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)). The sums are over tokens, p is the softmax weight, x is the rounded p *
+ * scale, and zero is the zero code.
  */
 #ifndef FKV_KERNELS_VNNI_H
 #define FKV_KERNELS_VNNI_H
@@ -32,15 +24,16 @@
 
 enum {
     LANE_TOKENS = 16,
-    STRIP_BYTES = 64, /* of a value row: one register */
+    STRIP_BYTES = 64, /* bytes of a value row that fit in one register */
     MAX_STRIP_VECS = 8
 };
 
-/* Scales (or biases) of n_slots tokens, a multiple of 16, to floats, those of a group side by side: [groups, FKV_TILE_TOKENS]. */
+/* Converts the scales (or biases) of n_slots tokens to floats in the layout [groups, FKV_TILE_TOKENS]. n_slots is a multiple of
+ * 16. */
 FKV_INLINE void lay_groups(fkv_type type, const uint8_t *from, uint32_t n_groups, uint32_t n_slots, float *to) {
     __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (n_groups == 1) {
-        widen_type(type, from, n_slots, to);
+        widen_halves_of(type, from, n_slots, to);
     } else if (n_groups == 2) {
         __m512i even = _mm512_slli_epi32(lane, 1);
         __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
@@ -58,7 +51,7 @@ FKV_INLINE void lay_groups(fkv_type type, const uint8_t *from, uint32_t n_groups
         }
     } else {
         alignas(64) float by_token[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
-        widen_type(type, from, n_slots * n_groups, by_token);
+        widen_halves_of(type, from, n_slots * n_groups, by_token);
         __m512i index = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)n_groups));
         for (uint32_t g = 0; g < n_groups; g++)
             for (uint32_t token = 0; token < n_slots; token += LANE_TOKENS)
@@ -77,30 +70,31 @@ static void tile_lanes(tile *t, const fkv_codec *codec, const uint8_t *const par
     }
 }
 
-/* As tile_open(), with the scales of a group side by side, and so its biases. */
+/* Like tile_open(), with scales and biases in the layout [groups, FKV_TILE_TOKENS]. */
 static void int_tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                           uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
     tile_lanes(t, codec, part, n_tokens);
 }
 
-/* The scales (or biases) of one group for 16 tokens from `token` on, a lane each. all: [groups, FKV_TILE_TOKENS]. */
+/* Returns the scales (or biases) of one group for 16 tokens, starting at `token`. all: [groups, FKV_TILE_TOKENS]. */
 FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
     return vf_load(all + group * FKV_TILE_TOKENS + token);
 }
 
 /* ---- scores ---- */
 
-/* Rows of queries as bytes. The order of the numbers in a unit is that of the codes' quads: natural for 8 bits; for 4 bits first
- * the 16 even ones (low halves of the bytes), then the 16 odd ones. */
+/* Query rows as bytes. Values of a unit are in the order of the code quads: the natural order for 8 bits; for 4 bits, the 16 even
+ * values (low nibbles) come before the 16 odd values. */
 typedef struct int_queries {
-    uint32_t *n_by_float; /* rows whose scores are the float kernel's, */
-    uint32_t *by_float;   /* [rows]: and which they are */
+    uint32_t *n_by_float; /* number of rows that use the float kernels */
+    uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
     float *step;          /* [rows] */
-    float *sum;           /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
-    int8_t *high;         /* [rows, D] */
-    int8_t *low;          /* [rows, D] */
-    int8_t *rest;         /* [rows, D]: of a step's 256th */
+    float *
+        sum; /* [rows, chunks] sums of the rounded values, so that a rounding error of q is multiplied by k and not by k - bias */
+    int8_t *high;      /* [rows, D] */
+    int8_t *low;       /* [rows, D] */
+    int8_t *remainder; /* [rows, D] third byte: the remainder, as a multiple of step / 256 */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -117,28 +111,28 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     at += fkv_align_up((size_t)n_rows * dim, 64);
     iq.low = (int8_t *)at;
     at += fkv_align_up((size_t)n_rows * dim, 64);
-    iq.rest = (int8_t *)at;
+    iq.remainder = (int8_t *)at;
     return iq;
 }
 
-/* 16 numbers in steps to three bytes each; returns the sum of what was stored. */
+/* Stores 16 values, given as multiples of the step, as three bytes each. Returns the sum of the stored values. */
 FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     __m512i whole = _mm512_cvtps_epi32(x);
-    bytes2 bytes = split(whole);
-    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(256.0f)));
-    rest = _mm512_min_epi32(rest, _mm512_set1_epi32(127));
+    bytes2 bytes = split_bytes(whole);
+    __m512i remainder = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(256.0f)));
+    remainder = _mm512_min_epi32(remainder, _mm512_set1_epi32(127));
     _mm_storeu_si128((__m128i *)(iq->high + at), bytes.high);
     _mm_storeu_si128((__m128i *)(iq->low + at), bytes.low);
-    _mm_storeu_si128((__m128i *)(iq->rest + at), _mm512_cvtepi32_epi8(rest));
-    return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(rest) / 256.0f;
+    _mm_storeu_si128((__m128i *)(iq->remainder + at), _mm512_cvtepi32_epi8(remainder));
+    return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(remainder) / 256.0f;
 }
 
-/* Units that are summed in integers before a scale is applied: those of a group, but no more than two. */
+/* Returns the number of units summed as integers before a scale is applied: all units of a group, but at most two. */
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-/* Adds 1 to the lanes of numbers that a step leaves few bits of: below 1/1024 of the largest, but not 0. As whole numbers the
- * bits of sizes are in order, and 0 less 1 is the largest of them. */
+/* Adds 1 to each lane whose value keeps few significant bits after rounding, which is a nonzero value below 1/1024 of the largest
+ * value. The bits of absolute values compare like integers, and 0 - 1 wraps around to the largest integer. */
 FKV_INLINE __m512i count_small(__m512i n, vf x) {
     __m512i one = _mm512_set1_epi32(1);
     __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));
@@ -146,8 +140,9 @@ FKV_INLINE __m512i count_small(__m512i n, vf x) {
     return _mm512_mask_add_epi32(n, _mm512_cmplt_epu32_mask(size, limit), n, one);
 }
 
-/* One row of queries to bytes. Returns whether floats serve it better: an eighth of its numbers are small, or all too small for a
- * step. */
+/* Quantizes one query row to bytes. Returns whether the float kernels should compute the row. This is so if at least an eighth of
+ * its values are small (nonzero, but below 1/1024 of the largest value), or if all values are so small that the inverse of the
+ * step would overflow. */
 static bool prepare_row(const fkv_codec *codec, const float *row, const int_queries *iq, uint32_t r) {
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_numbers(codec);
@@ -162,7 +157,8 @@ static bool prepare_row(const fkv_codec *codec, const float *row, const int_quer
     }
     float largest = vf_reduce_max(max);
     vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-    float step = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
+    float step =
+        not_finite != 0 ? NAN : largest / LARGEST; /* non-finite queries must produce NaN instead of a plausible result */
     __m512i n_small = _mm512_setzero_si512();
     for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
         vf x = vf_mul(vf_load(row + d), inverse);
@@ -190,7 +186,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         if (prepare_row(codec, q + (size_t)r * codec->dim, &iq, r)) iq.by_float[(*iq.n_by_float)++] = r;
 }
 
-/* Of rows that floats serve better, after all rows have got their scores. */
+/* Recomputes the scores of the rows that use the float kernels. */
 static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
                             uint32_t n_by_float, const uint32_t *by_float, float *scores) {
     fkv_fetch nothing = {.n_ranges = 0};
@@ -209,7 +205,7 @@ static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FK
 
 FKV_INLINE __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
-/* 16 bytes of every fourth of 16 rows, stride apart: 128-bit lane L is row 4 L. */
+/* Loads 16 bytes of rows 0, 4, 8 and 12, where rows are `stride` bytes apart: 128-bit lane L receives row 4 * L. */
 FKV_INLINE __m512i load_lanes(const uint8_t *rows, size_t stride) {
     __m512i x = _mm512_castsi128_si512(load16(rows));
     x = _mm512_inserti32x4(x, load16(rows + 4 * stride), 1);
@@ -217,7 +213,7 @@ FKV_INLINE __m512i load_lanes(const uint8_t *rows, size_t stride) {
     return _mm512_inserti32x4(x, load16(rows + 12 * stride), 3);
 }
 
-/* 16 bytes of 16 rows, stride apart: lane t of to[i] is dword i of row t. */
+/* Loads 16 bytes of each of 16 rows that are `stride` bytes apart: lane t of to[i] receives dword i of row t. */
 FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) {
     __m512i a[4];
     FKV_UNROLL
@@ -225,7 +221,7 @@ FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) 
     transpose_dwords(a, to);
 }
 
-/* One unit of 16 tokens: quads[j] has, in lane t, the four codes of quad j of token t. */
+/* Loads one unit of 16 tokens: lane t of quads[j] holds the four codes of quad j of token t. */
 FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512i quads[UNIT_QUADS]) {
     FKV_UNROLL
     for (int quarter = 0; quarter < bits / 4; quarter++) load_columns(codes + 16 * quarter, stride, &quads[4 * quarter]);
@@ -234,31 +230,33 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
 
 /* ---- values ---- */
 
-/* Where a strip of 64 bytes lies in every value row. */
+/* Position of a strip of 64 bytes in every value row. */
 typedef struct strip_place {
-    uint32_t at;       /* byte of a row */
-    uint32_t bytes;    /* of a row, at most 64; the lanes behind are not used */
-    uint32_t first;    /* number along the head dimension of its first code */
-    uint32_t n_lanes;  /* of 128 bits, used */
-    uint32_t group[4]; /* of each lane; a lane behind the row repeats the last */
+    uint32_t at;       /* byte offset in a row */
+    uint32_t bytes;    /* number of row bytes in the strip, at most 64; lanes beyond these bytes are unused */
+    uint32_t first;    /* index along the head dimension of the first code */
+    uint32_t n_lanes;  /* number of 128-bit lanes in use */
+    uint32_t group[4]; /* group index of each lane; lanes beyond the end of the row repeat the last group */
 } strip_place;
 
-/* Of every group, a lane for each token: the scale, the code that stands for 0, as near as the group has it, and what it does
- * stand for. Tokens of the last vector that are behind n_tokens have 0, whatever their slots hold. */
-typedef struct token_facts {
+/* Affine parameters per group and token: the scale, the code nearest to the value 0, and the value of that code. In the last
+ * vector, all parameters of tokens beyond n_tokens are 0, even if their slots contain arbitrary bytes. */
+typedef struct token_affine {
     alignas(64) float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
     alignas(64) float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
     alignas(64) uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-} token_facts;
+} token_affine;
 
-static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_tokens) {
+static void token_affine_open(token_affine *f, const tile *t, uint32_t bins, uint32_t n_tokens) {
     for (uint32_t g = 0; g < t->n_groups; g++) {
         for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
             uint32_t left = n_tokens - token;
             __mmask16 there = left >= LANE_TOKENS ? 0xffff : (__mmask16)((1u << left) - 1);
             vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, g, token));
             vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, g, token));
-            vf zero = vf_mul(vf_sub(vf_set(0.0f), bias), _mm512_rcp14_ps(scale)); /* any code will do, so near is enough */
+            vf zero =
+                vf_mul(vf_sub(vf_set(0.0f), bias),
+                       _mm512_rcp14_ps(scale)); /* the result is correct for any zero code, so an approximate division suffices */
             zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
             vf_store(f->offset[g] + token, vf_fma(scale, zero, bias));
@@ -279,7 +277,7 @@ FKV_INLINE __mmask64 strip_mask(const strip_place *s) {
     return s->bytes == STRIP_BYTES ? ~(__mmask64)0 : ((__mmask64)1 << s->bytes) - 1;
 }
 
-/* The bytes of four tokens, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of each. */
+/* Interleaves the bytes of four tokens: dword i of 128-bit lane L of v[j] holds byte 16 * L + 4 * j + i of each token. */
 FKV_INLINE void token_quads(const __m512i a[4], __m512i v[4]) {
     __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
     __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
@@ -291,7 +289,7 @@ FKV_INLINE void token_quads(const __m512i a[4], __m512i v[4]) {
     v[3] = _mm512_unpackhi_epi16(high01, high23);
 }
 
-/* out[16 L .. 16 L + 15] of a 4x4 transpose of 128-bit lanes is added at to + L * apart, for L < n_lanes. */
+/* Transposes a 4x4 matrix of 128-bit lanes and adds lane L of the result to the floats at to + L * apart, for L < n_lanes. */
 FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uint32_t n_lanes) {
     vf ab02 = _mm512_shuffle_f32x4(a, b, 0x88);
     vf ab13 = _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -304,9 +302,9 @@ FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uin
         if (i < n_lanes) vf_store(to + i * apart, vf_add(vf_load(to + i * apart), lane[i]));
 }
 
-/* The numbers of a strip are added to a row of the output. x: a vector for each of strip_quads(); for 4 bits first those of the
- * low halves, then those of the high ones. */
-FKV_INLINE void add_strip(int bits, const strip_place *s, const vf *x, float *out) {
+/* Adds the values of a strip to an output row. x holds one result vector for each vector of the strip. For 4-bit codes, the
+ * results of the low nibbles precede those of the high nibbles. */
+FKV_INLINE void add_strip_values(int bits, const strip_place *s, const vf *x, float *out) {
     out += s->first;
     if (bits == 8) {
         add_lanes(x[0], x[1], x[2], x[3], out, 16, s->n_lanes);

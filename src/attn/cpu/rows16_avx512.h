@@ -1,7 +1,5 @@
-/* What is done to up to 16 rows at once in the kernels over AMX: softmax and its weights as bytes, over AVX-512 with VNNI. The
- * bits are those of kernel_softmax() and weigh(): where a row is summed over its lanes, all go through one tree of the same
- * shape instead of a tree each.
- */
+/* Softmax and weight quantization for up to 16 rows at once, used by the AMX kernels. Bit-identical to kernel_softmax() and
+ * weigh(), because the lanes of each row are reduced in the same tree order. The reductions of all rows run at once. */
 #ifndef FKV_ROWS16_AVX512_H
 #define FKV_ROWS16_AVX512_H
 
@@ -24,8 +22,8 @@ FKV_INLINE vf fold_pairs(fold how, vf x, vf y) {
     return fold_two(how, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
 }
 
-/* Lane r < n of the result: all lanes of x[r] together, lane l with l + 8 first, then 4, 2 and 1 apart, as vf_reduce_add() does.
- * n: 4, 8 or 16, a constant. x is used up. */
+/* Reduces each x[r], r < n, over its lanes and returns the results in lanes 0..n-1. Lanes 8 apart are combined first, then lanes
+ * 4, 2 and 1 apart, as in vf_reduce_add(). n is a compile-time constant: 4, 8 or 16. Overwrites x. */
 FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     FKV_UNROLL
     for (int i = 0; i < n / 2; i++) {
@@ -47,15 +45,17 @@ FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
 }
 
-/* x * 256, by moving bytes: while tiles are worked on, shifts and floats share one port of the processor and this has another. */
+/* Computes x * 256 with a byte shuffle, because shifts compete with float operations for an execution port while tiles are in
+ * use. */
 FKV_INLINE __m512i times_256(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
 /* ---- softmax ---- */
 
-/* kernel_softmax() for n_rows <= n rows that see all of a full tile, in steps. n: a constant. First the maximum: returns the rows
- * whose maximum grows, and what their numbers so far are multiplied by. All but out is up to date then. */
+/* First step of kernel_softmax() for a full tile that is visible to all n_rows <= n rows; n is a compile-time constant. Updates
+ * max and sum. Returns the mask of rows whose maximum increased. factor receives the factors by which softmax_rescale() must
+ * multiply the outputs of these rows. */
 FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows, fkv_softmax state, float factor[BLOCK_ROWS]) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
@@ -84,14 +84,14 @@ FKV_INLINE void softmax_rescale(uint32_t grown, const float *factor, uint32_t di
     }
 }
 
-/* lanes: of the weights of each row. Used up. */
+/* Reduces the lanes of each row to the sum of its weights and adds the result to state.sum. Overwrites lanes. */
 FKV_INLINE void softmax_add(int n, uint32_t n_rows, vf *lanes, fkv_softmax state) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
     _mm512_mask_storeu_ps(state.sum, there, sum);
 }
 
-/* Then the weights, and their sum. */
+/* Replaces scores with weights and adds the weights to the sums. */
 FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax state) {
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
@@ -115,7 +115,7 @@ FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t di
     softmax_weigh(n, scores, n_rows, state);
 }
 
-static bool all_seen(const fkv_row_mask *masks, uint32_t n_rows) {
+static bool all_visible(const fkv_row_mask *masks, uint32_t n_rows) {
     bool all = true;
     for (uint32_t r = 0; r < n_rows; r++) all &= masks[r].end == FKV_TILE_TOKENS && masks[r].begin <= masks[r].sinks;
     return all;
@@ -127,7 +127,7 @@ static void rows16_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
         uint32_t block_rows = fkv_min_u32(BLOCK_ROWS, n_rows - row);
         float *block = scores + (size_t)row * FKV_TILE_TOKENS;
         fkv_softmax rows = {state.max + row, state.sum + row, state.out + (size_t)row * dim};
-        if (softcap > 0.0f || !all_seen(masks + row, block_rows))
+        if (softcap > 0.0f || !all_visible(masks + row, block_rows))
             kernel_softmax(block, width, masks + row, block_rows, dim, softcap, rows);
         else if (block_rows == BLOCK_ROWS)
             softmax_block(16, block, BLOCK_ROWS, dim, rows);
@@ -142,17 +142,17 @@ static void rows16_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
 
 /* ---- weights ---- */
 
-/* The weights of up to 16 rows for one group. */
+/* Quantized weights of up to 16 rows for one group. */
 typedef struct row_weights {
     alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) float step[BLOCK_ROWS];
     alignas(64) float offset[BLOCK_ROWS]; /* sum of p * offset */
-    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum of weights * zero */
+    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum of weight * zero code */
 } row_weights;
 
-/* 64 numbers of at most 16 bits to bytes, low ones or high ones, dword 4 L + k holding the numbers 16 k + 4 L and on: the order
- * in which packs leave them. */
+/* 64 integers of up to 16 bits each, to be split into low and high bytes. Dword 4 * L + k holds the values that start at index 16
+ * * k + 4 * L. The pack instructions produce this order. */
 typedef struct packed_words {
     __m512i words01;
     __m512i words23;
@@ -165,18 +165,18 @@ FKV_INLINE __m512i low_bytes(packed_words x) {
     __m512i byte = _mm512_set1_epi16(255);
     return _mm512_packus_epi16(_mm512_and_si512(x.words01, byte), _mm512_and_si512(x.words23, byte));
 }
-/* Such that 256 * high + low is the number, low being signed. */
+/* Returns the high byte of each value, chosen so that 256 * high + low equals the value with a signed low byte. */
 FKV_INLINE __m512i high_bytes(packed_words x) {
     __m512i half = _mm512_set1_epi16(128);
     return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_add_epi16(x.words01, half), 8),
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
-/* Where a quad of tokens lies in that order. */
+/* Returns the position of a quad of tokens in the order of packed_words. */
 FKV_INLINE uint32_t quad_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
 
-/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
-FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
+/* Quantizes weights like weigh(), for up to 16 rows. n_vecs is the number of vectors of 16 tokens per row. */
+FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine *f, uint32_t group, const float *p,
                              uint32_t n_rows) {
     __m512i zeros[4];
     FKV_UNROLL
@@ -184,9 +184,9 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts 
     __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
-    vf taken[BLOCK_ROWS]; /* of whole numbers */
+    vf taken[BLOCK_ROWS]; /* sums of weight * zero code; the sums are integers */
     alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
-    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
+    enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps: maximum of the absolute values */
     FKV_UNROLL
     for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -198,7 +198,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts 
             vf probability = vf_load(row + b * 16);
             vf product = vf_mul(probability, vf_load(f->scale[group] + b * 16));
             vf_store(weight[r] + b * 16, product);
-            most = _mm512_range_ps(most, product, LARGER_SIZE);
+            most = _mm512_range_ps(most, product, LARGER_MAGNITUDE);
             sum = vf_fma(probability, vf_load(f->offset[group] + b * 16), sum);
         }
         largest[r] = most;
@@ -222,8 +222,8 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts 
         __m512i low = low_bytes(words);
         _mm512_store_si512(w->high[r], high);
         _mm512_store_si512(w->low[r], low);
-        taken[r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
-                                            _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
+        taken[r] = _mm512_castsi512_ps(join_bytes(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
+                                                  _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
     }
     _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, BLOCK_ROWS, taken)));
 }

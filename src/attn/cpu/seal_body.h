@@ -1,17 +1,12 @@
-/* fkv_seal_block() over the vector primitives of kernels_body.h, which includes this file: the arithmetic of src/codec/seal.c, 16
- * numbers at a time, to the same bits. Open blocks of other codecs than affine ones of 8 bits go the plain way.
- *
- * Ladder: a page of 64 tokens of 128 channels, 8/8 to s4/s4, the least of many on a busy machine.
- *
- *   plain C            177 us
- *   AVX-512             23 us
- */
+/* Vector version of fkv_seal_block(), over the vector primitives of kernels_body.h, which includes this file. It performs the
+ * arithmetic of src/codec/seal.c on 16 values at a time and produces bit-identical blocks. Open blocks that are not 8-bit affine
+ * are sealed by the scalar reference. */
 #ifndef FKV_SEAL_BODY_H
 #define FKV_SEAL_BODY_H
 
 #include "../../codec/sealed.h"
 
-/* The codes of 16 tokens and 16 channels from four quads: the other way round than sealed_unit(). */
+/* Packs the codes of 16 tokens and 16 channels, given as four quads. Inverse of sealed_unit(). */
 FKV_INLINE void seal_unit(const fkv_codec *codec, uint8_t (*quads)[FKV_SEALED_LINE], uint32_t unit, uint8_t *block) {
     uint8_t *line = block + (size_t)unit * FKV_SEALED_LINE * (codec->bits == 4 ? 2 : 1);
     if (codec->bits == 4) {
@@ -30,7 +25,7 @@ FKV_INLINE void seal_unit(const fkv_codec *codec, uint8_t (*quads)[FKV_SEALED_LI
     }
 }
 
-/* 16 storable numbers of a row of the open block. */
+/* Loads 16 storable values of a row of the open block. */
 FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit, vf x[UNIT_VECS]) {
     vf value[BLOCK_TOKENS][CHUNK_VECS];
     vf minus_limit = vf_sub(vf_set(0.0f), limit);
@@ -38,7 +33,7 @@ FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit
     for (int v = 0; v < UNIT_VECS; v++) x[v] = vf_min(vf_max(vf_not_nan(value[0][v]), minus_limit), limit);
 }
 
-/* A side of the open block, FKV_TILE_TOKENS tokens at a time. */
+/* One side of the open block, read FKV_TILE_TOKENS tokens at a time. */
 typedef struct seal_source {
     const fkv_block *block;
     const uint8_t *bytes;
@@ -90,14 +85,21 @@ static void seal_ranges(seal_source *s, float *lo, float *hi) {
     }
 }
 
-/* What the numbers of each channel become codes with. */
+/* Returns whether any value exceeds the minimum magnitude of an outlier row. */
+static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
+    bool any = false;
+    for (uint32_t c = 0; c < dim; c++) any |= hi[c] > FKV_SEALED_OUTLIER || lo[c] < -FKV_SEALED_OUTLIER;
+    return any;
+}
+
+/* Quantization parameters, indexed by channel. */
 typedef struct seal_lines {
-    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* the smallest number before */
+    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* the channel minimum at first; the bias once scales have been computed */
     alignas(64) float inverse[FKV_MAX_HEAD_DIM];
     alignas(64) float bins[FKV_MAX_HEAD_DIM];
 } seal_lines;
 
-/* 16 tokens from `token` of the tile on, one unit: [16, 16] codes. */
+/* Quantizes one unit of 16 channels for 16 tokens, starting at `token` of the tile, to one byte per code. */
 FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t unit, const seal_lines *lines, vf limit,
                                uint8_t (*codes)[SEAL_ROW_BYTES]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
@@ -112,7 +114,7 @@ FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t un
     }
 }
 
-/* Quads of the channels at places [16 unit, 16 unit + 16). */
+/* Gathers the quads of the channels at positions [16 * unit, 16 * unit + 16) of the channel order. */
 FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[SEAL_ROW_BYTES], uint32_t unit,
                                uint8_t (*quads)[FKV_SEALED_LINE]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
@@ -128,7 +130,8 @@ FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[
     }
 }
 
-/* calibrated_unit() the other way round. The planes of digits 1 and 2 are 0 where nothing was put. */
+/* Packs the 2-bit digits of calibrated codes. Inverse of calibrated_unit(). The planes of digits 1 and 2 must be zero on
+ * entry. */
 FKV_INLINE void seal_digits(const fkv_channel_order *order, uint8_t (*quads)[FKV_SEALED_LINE], uint32_t unit, uint8_t *block) {
     uint8_t *line = block + (size_t)unit * FKV_SEALED_LINE;
     for (int i = 0; i < FKV_SEALED_LINE; i++)
@@ -143,7 +146,7 @@ FKV_INLINE void seal_digits(const fkv_channel_order *order, uint8_t (*quads)[FKV
     }
 }
 
-static void seal_keys(seal_source *s, const fkv_block *sealed, uint8_t *to) {
+static void kernel_seal_keys(seal_source *s, const fkv_block *sealed, uint8_t *to) {
     const fkv_codec *codec = &sealed->codec[FKV_SIDE_K];
     uint8_t *codes = to + sealed->offset[FKV_SIDE_K][FKV_PART_CODES];
     vf limit = vf_set(fkv_codec_limit(codec->type));
@@ -151,6 +154,8 @@ static void seal_keys(seal_source *s, const fkv_block *sealed, uint8_t *to) {
     seal_lines lines;
     for (uint32_t p = 0; p < codec->dim; p++) lines.bins[fkv_sealed_channel(codec, p)] = fkv_sealed_bins(codec, p);
     seal_ranges(s, lines.bias, lines.inverse);
+    if (may_have_outliers(lines.bias, lines.inverse, codec->dim))
+        fkv_sealed_key_ranges(s->block, s->bytes, lines.bias, lines.inverse);
     fkv_sealed_key_lines(codec, lines.bias, lines.inverse, to + sealed->offset[FKV_SIDE_K][FKV_PART_SCALES],
                          to + sealed->offset[FKV_SIDE_K][FKV_PART_BIASES]);
     for (uint32_t token = 0; token < s->block->page_tokens; token += FKV_SEALED_TOKENS) {
@@ -173,7 +178,7 @@ static void seal_keys(seal_source *s, const fkv_block *sealed, uint8_t *to) {
 
 /* ---- values ---- */
 
-/* Sizes of the codes of a row, a byte each. y: without signs. */
+/* Computes the magnitude codes of a row, one byte each, from the absolute values y. */
 FKV_INLINE void seal_sizes(const fkv_sealed_book *book, const float *y, uint32_t dim, float inverse, uint8_t *sizes) {
     uint8_t m[SEAL_ROW_BYTES];
     for (uint32_t d = 0; d < dim; d += 16) {
@@ -191,7 +196,7 @@ FKV_INLINE void seal_sizes(const fkv_sealed_book *book, const float *y, uint32_t
 }
 
 FKV_INLINE float seal_norm(const fkv_sealed_book *book, const float *y, uint32_t dim) {
-    alignas(64) float sum[3][16]; /* of sizes; of products with levels; of squares of levels */
+    alignas(64) float sum[3][16]; /* sums of |y|, of |y| * level, and of level^2 */
     uint8_t table[16] = {0};
     memcpy(table, book->level, sizeof book->level);
     vf lane[UNIT_VECS];
@@ -224,7 +229,7 @@ FKV_INLINE float seal_norm(const fkv_sealed_book *book, const float *y, uint32_t
     return norm;
 }
 
-/* One row: its codes, a byte each; returns its norm. */
+/* Quantizes one row to codes, one byte each, and returns its norm. */
 static uint16_t seal_row(const fkv_codec *codec, const seal_source *s, uint32_t token, uint8_t *codes) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
     float limit = fkv_codec_limit(codec->type);
@@ -245,7 +250,7 @@ static uint16_t seal_row(const fkv_codec *codec, const seal_source *s, uint32_t 
     return half;
 }
 
-static void seal_values(seal_source *s, const fkv_block *sealed, uint8_t *to) {
+static void kernel_seal_values(seal_source *s, const fkv_block *sealed, uint8_t *to) {
     const fkv_codec *codec = &sealed->codec[FKV_SIDE_V];
     uint8_t *codes = to + sealed->offset[FKV_SIDE_V][FKV_PART_CODES];
     uint8_t *norms = to + sealed->offset[FKV_SIDE_V][FKV_PART_SCALES];
@@ -280,8 +285,8 @@ static void kernel_seal(const fkv_block *open, const uint8_t *from, const fkv_bl
     }
     seal_source k = {.block = open, .bytes = from, .side = FKV_SIDE_K};
     seal_source v = {.block = open, .bytes = from, .side = FKV_SIDE_V};
-    seal_keys(&k, sealed, to);
-    seal_values(&v, sealed, to);
+    kernel_seal_keys(&k, sealed, to);
+    kernel_seal_values(&v, sealed, to);
 }
 
 #endif

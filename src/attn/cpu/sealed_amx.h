@@ -1,71 +1,61 @@
-/* Sealed blocks and TurboQuant rows over AMX. Included by kernels_amx.c. Bits are those of the kernels over VNNI: sums are exact,
- * and what is done to them is the same.
+/* AMX kernels for sealed blocks and TurboQuant rows. Included by kernels_amx.c. Results are bit-identical to those of the VNNI
+ * kernels, because sums are exact and the float operations are the same.
  *
- * Pages are laid out for it: the codes of a page are the right matrix as they lie, but for their width, and the digits of queries
- * and the bytes of weights are the left one. Sums come out with tokens, or numbers, as lanes: nothing is transposed. Few rows
- * (decode) have all their digits in one matrix, four rows at a time; many rows (prefill) have one for each digit of 16 rows, and
- * the digits of the next 16 are made while the matrix unit works on these.
- *
- * Ladder: 32 q / 8 kv / 128 on 16384 tokens, one thread, K8/V4's time to this, by turns, processor time on a busy machine.
- *
- *   step                                                             decode    prefill of 128
- *   these kernels (8832 bytes a page and head to 13312)               1.29x             1.24x
- *   the same over VNNI                                                1.28x
- *
- * The same, two threads, K8/V4's time to this, by turns, wall time on a quiet machine; runs differ, for memory is shared.
- *
- *   keys laid out two blocks ahead of their products                  1.07x, 1.08x
- *   prefetch with the values' products too, less of it at once        1.06x to 1.18x in six runs, 1.15x in the middle
+ * The codes of a sealed page are stored in the order of the right-hand matrix and only need to be widened to bytes. The left-hand
+ * matrix holds query values, split into three base-256 digits (signed bytes), or weights, split into two bytes. The lanes of the
+ * sums are tokens (scores) or values of the head dimension (values), so nothing is transposed. Decode places all three digits of
+ * four rows in one matrix. Prefill uses one matrix per digit for 16 rows, and the digits of the next 16 rows are computed while
+ * the matrix unit works.
  */
 #ifndef FKV_SEALED_AMX_H
 #define FKV_SEALED_AMX_H
 
-#include "few_rows_amx.h"
+#include "decode_rows_amx.h"
 #include "turbo_vnni.h"
 
-/* When few rows prefetch the next page, as FETCH_SCORES and those beside it: here most with the values' products, which take long
- * and load little. */
+/* Prefetch shares for decode, like FETCH_SCORES. Most prefetching happens during the matrix multiplications for the values, which
+ * take long and issue few loads. */
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
-    SEALED_FETCH_SOFTMAX = 12, /* before it, and after */
-    SEALED_FETCH_WEIGHTS = 12, /* before them, and after */
+    SEALED_FETCH_SOFTMAX = 12, /* shares before softmax; the same number after softmax */
+    SEALED_FETCH_WEIGHTS = 12, /* shares before the weights are quantized; the same number afterwards */
     SEALED_FETCH_VALUES = 32
 };
 
-/* ---- scores of few rows ---- */
+/* ---- decode: scores ---- */
 
-/* Tile registers, shaped by few_tiles_open(): two sets of sums, digits of even and of odd chunks. Values have those of
- * few_rows_amx.h; keys are in CODES. */
+/* Tile registers, shaped by decode_tiles_open(): two accumulators, and the base-256 digits of queries for even and odd chunks.
+ * Keys use CODES, and values use the tiles of decode_rows_amx.h. */
 #define SEALED_EVEN 0
 #define SEALED_ODD 1
 #define SEALED_DIGITS 2
 #define SEALED_MORE_DIGITS 3
 
-/* Digits of four rows: row d * 4 + r is digit d of row r. */
-typedef struct few_digits {
+/* Base-256 digits (signed bytes) of four query rows: row d * 4 + r of the matrix holds digit d of query row r. */
+typedef struct decode_digits {
     alignas(64) int8_t at[MAX_CHUNKS][DIGITS * COLUMN_ROWS][CHUNK_NUMBERS];
-} few_digits;
+} decode_digits;
 
-typedef struct few_sums {
+typedef struct decode_sums {
     alignas(64) int32_t at[DIGITS * COLUMN_ROWS][16];
-} few_sums;
+} decode_sums;
 
-/* The digits of a pair of chunks. */
-FKV_INLINE void few_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits) {
+/* Loads the base-256 digits of the queries for two consecutive chunks into tiles. */
+FKV_INLINE void decode_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits) {
     _tile_loadd(SEALED_DIGITS, digits.at + chunk * digits.chunk, digits.row);
     if (chunk + 1 < n_chunks) _tile_loadd(SEALED_MORE_DIGITS, digits.at + (chunk + 1) * digits.chunk, digits.row);
 }
 
-/* Starts the products of 16 tokens; codes of sealed keys are below 128. odd: a constant. Up to two chunks of digits are held
- * already. */
-FKV_INLINE void few_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
+/* Starts the matrix multiplications of the queries with 16 keys. Codes of sealed keys are below 128, so they are valid signed
+ * bytes. `odd` is a compile-time constant. With up to two chunks, the query digits are already in tiles. */
+FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
     else
         _tile_zero(SEALED_EVEN);
     for (uint32_t chunk = 0; chunk < n_chunks; chunk += 2) {
-        if (n_chunks > 2) few_hold(chunk, n_chunks, digits);
+        if (n_chunks > 2) decode_hold(chunk, n_chunks, digits);
         _tile_loadd(CODES, keys->at[chunk], 64);
         if (odd)
             _tile_dpbssd(SEALED_ODD, SEALED_DIGITS, CODES);
@@ -80,9 +70,9 @@ FKV_INLINE void few_start(bool odd, uint32_t n_chunks, digit_rows digits, const 
     }
 }
 
-/* norms: of the 16 tokens; NULL: they have none. */
-FKV_INLINE void few_score_rows(const few_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, const float *norms,
-                               float *scores) {
+/* Converts the sums of n rows to scores. norms points to the norms of the 16 tokens, or is NULL for sealed keys. */
+FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, const float *norms,
+                                  float *scores) {
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
         if (r >= n) continue;
@@ -92,39 +82,39 @@ FKV_INLINE void few_score_rows(const few_sums *sums, const sealed_rows *rows, ui
     }
 }
 
-/* Blocks of 16 tokens against up to four rows. Codes are laid out while the products run, AHEAD blocks before theirs: a tile that
- * is loaded right behind the stores of its bytes waits for them. */
+/* Number of blocks of 16 tokens by which the rearrangement of codes runs ahead of the matrix multiplications. A tile load
+ * directly after the stores of its bytes would wait for these stores. */
 enum { AHEAD = 2 };
 
-typedef struct few_sealed_job {
+typedef struct decode_sealed_job {
     const fkv_codec *codec;
     const uint8_t *const *part;
     fkv_fetch *next;
     uint32_t n_blocks;
     uint32_t n_chunks;
-    const float *norms; /* of the tokens; NULL: sealed keys have none */
-    sealed_page page;   /* of sealed keys */
+    const float *norms; /* norms of the tokens; NULL for sealed keys */
+    sealed_page page;   /* sealed keys only */
     sealed_rows rows;
-    few_digits digits;                                            /* of sealed keys: TurboQuant's are prepared */
-    alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* few_keys() */
-    few_sums sums[2];
-} few_sealed_job;
+    decode_digits digits; /* base-256 digits of queries, for sealed keys only; those for TurboQuant are already prepared */
+    alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* see decode_keys() */
+    decode_sums sums[2];
+} decode_sealed_job;
 
-/* Those of a block lie close behind each other, whatever the head dimension: a kilobyte for each 64 numbers, so that a tile's do
- * not meet in the same lines of L1. */
-FKV_INLINE sealed_quads *few_keys(few_sealed_job *j, uint32_t block) {
+/* Returns the keys of one block of 16 tokens. Blocks are packed densely, 1 KiB per 64 values of the head dimension, so that the
+ * blocks of a tile do not compete for the same L1 sets. */
+FKV_INLINE sealed_quads *decode_keys(decode_sealed_job *j, uint32_t block) {
     return (sealed_quads *)(void *)(j->keys + (size_t)block * j->n_chunks * sizeof(sealed_quads) / MAX_CHUNKS);
 }
 
-FKV_INLINE void few_keys_open(few_sealed_job *j, uint32_t block) {
+FKV_INLINE void decode_keys_open(decode_sealed_job *j, uint32_t block) {
     uint32_t token = block * FKV_SEALED_TOKENS;
     if (j->norms != NULL)
-        turbo_keys_of(0, j->codec, j->part, token, few_keys(j, block));
+        turbo_keys_of(0, j->codec, j->part, token, decode_keys(j, block));
     else
-        sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, token), few_keys(j, block));
+        sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, token), decode_keys(j, block));
 }
 
-static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uint32_t n) {
+static void decode_digits_open(decode_sealed_job *j, const float *q, uint32_t row, uint32_t n) {
     vf bias[COLUMN_ROWS];
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
@@ -137,20 +127,20 @@ static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uin
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
 
-/* Rows [row, row + n) of a block of rows. */
-typedef struct few_rows {
+/* The rows [row, row + n) within a block of rows. */
+typedef struct decode_rows {
     uint32_t row;
     uint32_t n;
     digit_rows digits;
     float *scores;
-} few_rows;
+} decode_rows;
 
-FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, few_rows at) {
+FKV_INLINE void decode_sealed_step(bool odd, decode_sealed_job *j, uint32_t block, decode_rows at) {
     bool lay_out = at.row == 0;
-    if (lay_out && block + AHEAD < j->n_blocks) few_keys_open(j, block + AHEAD);
+    if (lay_out && block + AHEAD < j->n_blocks) decode_keys_open(j, block + AHEAD);
     if (block + 1 < j->n_blocks) {
         fkv_tiles_see_stores();
-        few_start(!odd, j->n_chunks, at.digits, few_keys(j, block + 1));
+        decode_start(!odd, j->n_chunks, at.digits, decode_keys(j, block + 1));
     }
     if (odd)
         _tile_stored(SEALED_ODD, j->sums[1].at, 64);
@@ -159,24 +149,24 @@ FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, few
     fkv_tiles_see_stores();
     if (lay_out) fkv_fetch_some(j->next, SEALED_FETCH_SCORES / j->n_blocks);
     uint32_t token = block * FKV_SEALED_TOKENS;
-    few_score_rows(&j->sums[odd], &j->rows, at.row, at.n, j->norms != NULL ? j->norms + token : NULL, at.scores + token);
+    decode_score_rows(&j->sums[odd], &j->rows, at.row, at.n, j->norms != NULL ? j->norms + token : NULL, at.scores + token);
 }
 
-static void few_score_tile(few_sealed_job *j, few_rows at) {
+static void decode_score_tile(decode_sealed_job *j, decode_rows at) {
     uint32_t n_first = at.row == 0 ? fkv_min_u32(AHEAD, j->n_blocks) : 0;
-    for (uint32_t block = 0; block < n_first; block++) few_keys_open(j, block);
+    for (uint32_t block = 0; block < n_first; block++) decode_keys_open(j, block);
     fkv_tiles_see_stores();
-    few_hold(0, j->n_chunks, at.digits);
-    few_start(false, j->n_chunks, at.digits, few_keys(j, 0));
+    decode_hold(0, j->n_chunks, at.digits);
+    decode_start(false, j->n_chunks, at.digits, decode_keys(j, 0));
     for (uint32_t block = 0; block < j->n_blocks; block += 2) {
-        few_sealed_step(false, j, block, at);
-        if (block + 1 < j->n_blocks) few_sealed_step(true, j, block + 1, at);
+        decode_sealed_step(false, j, block, at);
+        if (block + 1 < j->n_blocks) decode_sealed_step(true, j, block + 1, at);
     }
 }
 
-static void few_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    few_sealed_job j;
+static void decode_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                                 uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    decode_sealed_job j;
     j.codec = codec;
     j.part = part;
     j.next = next;
@@ -188,17 +178,17 @@ static void few_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     const digit_rows digits = {j.digits.at[0][0], CHUNK_NUMBERS, COLUMN_ROWS * CHUNK_NUMBERS, sizeof j.digits.at[0]};
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
         uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
-        few_digits_open(&j, q, row, n);
-        few_score_tile(&j, (few_rows){row, n, digits, scores + (size_t)row * FKV_TILE_TOKENS});
+        decode_digits_open(&j, q, row, n);
+        decode_score_tile(&j, (decode_rows){row, n, digits, scores + (size_t)row * FKV_TILE_TOKENS});
     }
-    few_stay_awake();
+    decode_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_SOFTMAX);
     if (j.rows.by_float != 0) sealed_by_float(codec, part, n_tokens, q, 0, j.rows.by_float, scores);
 }
 
-static void few_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                             const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    few_sealed_job j;
+static void decode_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                                uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    decode_sealed_job j;
     alignas(64) float norms[FKV_TILE_TOKENS];
     turbo_queries tq = turbo_queries_in(prepared, n_rows);
     size_t dim = codec->dim;
@@ -208,28 +198,28 @@ static void few_turbo_scores(const fkv_codec *codec, const uint8_t *const part[F
     j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
     j.n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     j.norms = norms;
-    widen(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
+    widen_halves(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
     for (uint32_t row = 0; row < n_rows; row++) {
         j.rows.step[row] = tq.step[row];
         j.rows.bias[row] = 0.0f;
     }
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
         const digit_rows digits = {tq.digits + row * DIGITS * dim, dim, COLUMN_ROWS * dim, CHUNK_NUMBERS};
-        few_score_tile(&j,
-                       (few_rows){row, fkv_min_u32(COLUMN_ROWS, n_rows - row), digits, scores + (size_t)row * FKV_TILE_TOKENS});
+        decode_score_tile(
+            &j, (decode_rows){row, fkv_min_u32(COLUMN_ROWS, n_rows - row), digits, scores + (size_t)row * FKV_TILE_TOKENS});
     }
-    few_stay_awake();
+    decode_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_SOFTMAX);
     if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
 }
 
-/* ---- values of few rows ---- */
+/* ---- decode: values ---- */
 
-typedef struct few_sealed_values_job {
+typedef struct decode_sealed_values_job {
     alignas(64) float step[BLOCK_ROWS];
-    alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high ones of four rows, then low ones */
+    alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high bytes of four rows, then low bytes */
     alignas(64) int32_t sums[2][2 * COLUMN_ROWS][16];
-} few_sealed_values_job;
+} decode_sealed_values_job;
 
 FKV_INLINE void sealed_start_values(bool odd, const sealed_levels_tile *levels, uint32_t unit) {
     _tile_loadd(CODES, levels->at[unit], 64);
@@ -242,7 +232,7 @@ FKV_INLINE void sealed_start_values(bool odd, const sealed_levels_tile *levels, 
     }
 }
 
-FKV_INLINE void sealed_store_values(bool odd, few_sealed_values_job *j) {
+FKV_INLINE void sealed_store_values(bool odd, decode_sealed_values_job *j) {
     if (odd)
         _tile_stored(VALUES_HIGH, j->sums[1], 64);
     else
@@ -250,7 +240,8 @@ FKV_INLINE void sealed_store_values(bool odd, few_sealed_values_job *j) {
     fkv_tiles_see_stores();
 }
 
-FKV_INLINE void sealed_add_values(bool odd, const few_sealed_values_job *j, uint32_t unit, uint32_t n, size_t dim, float *out) {
+FKV_INLINE void sealed_add_values(bool odd, const decode_sealed_values_job *j, uint32_t unit, uint32_t n, size_t dim,
+                                  float *out) {
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
         if (r >= n) continue;
@@ -261,23 +252,23 @@ FKV_INLINE void sealed_add_values(bool odd, const few_sealed_values_job *j, uint
     }
 }
 
-FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, const sealed_levels_tile *levels, uint32_t unit,
+FKV_INLINE void sealed_end_values(bool odd, decode_sealed_values_job *j, const sealed_levels_tile *levels, uint32_t unit,
                                   uint32_t n_units, uint32_t n, size_t dim, float *out) {
     if (unit + 1 < n_units) sealed_start_values(!odd, levels, unit + 1);
     sealed_store_values(odd, j);
     sealed_add_values(odd, j, unit, n, dim, out);
 }
 
-static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                            const float *p, uint32_t n_rows, float *out) {
-    few_sealed_values_job j;
+static void decode_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                               const float *p, uint32_t n_rows, float *out) {
+    decode_sealed_values_job j;
     sealed_norms norms;
     sealed_levels_tile levels;
     uint32_t n_units = codec->dim / 16;
-    few_stay_awake();
+    decode_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_SOFTMAX);
     book_values_open(codec, part, n_tokens, &norms, &levels);
-    few_stay_awake();
+    decode_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_WEIGHTS);
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
         uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
@@ -293,37 +284,38 @@ static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FK
             if (unit + 1 < n_units) sealed_end_values(true, &j, &levels, unit + 1, n_units, n, codec->dim, to);
         }
     }
-    few_stay_awake();
+    decode_stay_awake();
 }
 
-/* ---- scores of many rows ---- */
+/* ---- prefill: scores ---- */
 
 /* Digits of 16 rows. */
-typedef struct many_digits {
+typedef struct prefill_digits {
     alignas(64) int8_t at[MAX_CHUNKS][DIGITS][BLOCK_ROWS][CHUNK_NUMBERS];
-} many_digits;
+} prefill_digits;
 
-typedef struct many_sealed_job {
-    sealed_page page;  /* of sealed keys */
-    uint32_t n_blocks; /* of 16 tokens */
+typedef struct prefill_sealed_job {
+    sealed_page page;  /* sealed keys only */
+    uint32_t n_blocks; /* blocks of 16 tokens */
     uint32_t n_chunks;
-    const float *norms; /* as in few_sealed_job */
+    const float *norms; /* see decode_sealed_job */
     sealed_quads keys[TILE_BLOCKS];
-    sealed_rows rows[2]; /* at hand, and the next */
-    many_digits digits[2];
+    sealed_rows rows[2]; /* current and next block of rows */
+    prefill_digits digits[2];
     alignas(64) int32_t sums[2][DIGITS][BLOCK_ROWS][16];
-} many_sealed_job;
+} prefill_sealed_job;
 
-/* Digits of rows [begin, end) of a block of rows. */
-static void many_digits_open(const many_sealed_job *j, const float *q, uint32_t begin, uint32_t end, const sealed_rows *rows,
-                             float *bias, many_digits *digits) {
+/* Splits the queries of rows [begin, end) of a block of rows into base-256 digits (signed bytes). */
+static void prefill_digits_open(const prefill_sealed_job *j, const float *q, uint32_t begin, uint32_t end,
+                                const sealed_rows *rows, float *bias, prefill_digits *digits) {
     for (uint32_t r = begin; r < end; r++)
         bias[r] = vf_reduce_add(sealed_digits(j->page.n_units, &j->page, q + (size_t)r * j->page.dim, rows->inverse[r],
                                               digits->at[0][0][r], sizeof digits->at[0][0], sizeof digits->at[0]));
 }
 
-/* Tiles 0-2: sums of the digits, 3-5: the other set; 6: digits; 7: keys. set: a constant. */
-FKV_INLINE void many_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
+/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2: sums for the high, middle and low digits; 3-5: second
+ * set of sums; 6: query digits; 7: keys. `set` is a compile-time constant. */
+FKV_INLINE void prefill_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (set == 0) {
         _tile_zero(0);
         _tile_zero(1);
@@ -353,7 +345,7 @@ FKV_INLINE void many_start(int set, uint32_t n_chunks, digit_rows digits, const 
     }
 }
 
-FKV_INLINE void many_store(int set, many_sealed_job *j) {
+FKV_INLINE void prefill_store(int set, prefill_sealed_job *j) {
     if (set == 0) {
         _tile_stored(0, j->sums[0][0], 64);
         _tile_stored(1, j->sums[0][1], 64);
@@ -366,20 +358,21 @@ FKV_INLINE void many_store(int set, many_sealed_job *j) {
     fkv_tiles_see_stores();
 }
 
-/* What is left to do for a block of rows while its products run. */
-typedef struct many_rows {
-    uint32_t n; /* rows at hand */
+/* Vector work that runs in parallel with the matrix multiplications of a block of query rows: converting sums to scores, and
+ * quantizing the queries of the next block. */
+typedef struct prefill_rows {
+    uint32_t n; /* number of rows in the current block */
     digit_rows digits;
     const float *step;
-    const float *bias; /* NULL: none */
+    const float *bias; /* NULL if the keys have no bias */
     float *scores;
-    uint32_t n_next;        /* rows of the next block of sealed keys; 0: none */
-    const float *q;         /* of the next */
-    sealed_rows *next;      /* biases of them are made */
-    many_digits *to_digits; /* and their digits */
-} many_rows;
+    uint32_t n_next;           /* number of rows in the next block; 0 if there is no next block */
+    const float *q;            /* queries of the next block */
+    sealed_rows *next;         /* receives the biases of the next block */
+    prefill_digits *to_digits; /* receives the base-256 digits of the next block's queries */
+} prefill_rows;
 
-FKV_INLINE void many_score_rows(const many_sealed_job *j, int set, const many_rows *m, uint32_t token) {
+FKV_INLINE void prefill_score_rows(const prefill_sealed_job *j, int set, const prefill_rows *m, uint32_t token) {
     for (uint32_t r = 0; r < m->n; r++) {
         vf score = sealed_score(_mm512_load_si512(j->sums[set][0][r]), _mm512_load_si512(j->sums[set][1][r]),
                                 _mm512_load_si512(j->sums[set][2][r]), m->step[r], m->bias != NULL ? m->bias[r] : 0.0f);
@@ -388,34 +381,35 @@ FKV_INLINE void many_score_rows(const many_sealed_job *j, int set, const many_ro
     }
 }
 
-/* One step: the products of 16 tokens are under way in `set`. */
-FKV_INLINE void many_step(int set, many_sealed_job *j, const many_rows *m, uint32_t block) {
-    if (block + 1 < j->n_blocks) many_start(1 - set, j->n_chunks, m->digits, &j->keys[block + 1]);
+/* Converts the sums of one block of 16 tokens to scores and quantizes some queries of the next block of rows, while the matrix
+ * multiplications of the next 16 tokens run. The sums are in tile set `set`. */
+FKV_INLINE void prefill_step(int set, prefill_sealed_job *j, const prefill_rows *m, uint32_t block) {
+    if (block + 1 < j->n_blocks) prefill_start(1 - set, j->n_chunks, m->digits, &j->keys[block + 1]);
     uint32_t begin = fkv_min_u32(block * 16 / j->n_blocks, m->n_next);
     uint32_t end = fkv_min_u32((block + 1) * 16 / j->n_blocks, m->n_next);
-    if (begin < end) many_digits_open(j, m->q, begin, end, m->next, m->next->bias, m->to_digits);
-    many_store(set, j);
-    many_score_rows(j, set, m, block * FKV_SEALED_TOKENS);
+    if (begin < end) prefill_digits_open(j, m->q, begin, end, m->next, m->next->bias, m->to_digits);
+    prefill_store(set, j);
+    prefill_score_rows(j, set, m, block * FKV_SEALED_TOKENS);
 }
 
-static void many_score_tile(many_sealed_job *j, const many_rows *m) {
+static void prefill_score_tile(prefill_sealed_job *j, const prefill_rows *m) {
     fkv_tiles_see_stores();
-    many_start(0, j->n_chunks, m->digits, &j->keys[0]);
+    prefill_start(0, j->n_chunks, m->digits, &j->keys[0]);
     for (uint32_t block = 0; block < j->n_blocks; block += 2) {
-        many_step(0, j, m, block);
-        if (block + 1 < j->n_blocks) many_step(1, j, m, block + 1);
+        prefill_step(0, j, m, block);
+        if (block + 1 < j->n_blocks) prefill_step(1, j, m, block + 1);
     }
 }
 
-static void many_tiles_open(void) {
+static void prefill_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 8; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
     fkv_tiles_open(&shapes);
 }
 
-static void many_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                               const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    many_sealed_job j;
+static void prefill_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                                  uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    prefill_sealed_job j;
     size_t dim = codec->dim;
     uint32_t n_row_blocks = fkv_ceil_div(n_rows, BLOCK_ROWS);
     j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
@@ -424,15 +418,15 @@ static void many_sealed_scores(const fkv_codec *codec, const uint8_t *const part
     j.n_chunks = j.page.n_chunks;
     for (uint32_t block = 0; block < j.n_blocks; block++)
         sealed_quads_of(codec, &j.page, sealed_block(codec, part, block * FKV_SEALED_TOKENS), &j.keys[block]);
-    many_tiles_open();
+    prefill_tiles_open();
     sealed_rows_open(&j.page, prepared, n_rows, 0, &j.rows[0]);
-    many_digits_open(&j, q, 0, fkv_min_u32(BLOCK_ROWS, n_rows), &j.rows[0], j.rows[0].bias, &j.digits[0]);
+    prefill_digits_open(&j, q, 0, fkv_min_u32(BLOCK_ROWS, n_rows), &j.rows[0], j.rows[0].bias, &j.digits[0]);
     uint32_t by_float[FKV_MAX_TILE_ROWS / BLOCK_ROWS + 1];
     for (uint32_t i = 0; i < n_row_blocks; i++) {
         uint32_t row = i * BLOCK_ROWS;
         uint32_t after = row + BLOCK_ROWS;
-        const many_digits *digits = &j.digits[i % 2];
-        many_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .step = j.rows[i % 2].step, .bias = j.rows[i % 2].bias};
+        const prefill_digits *digits = &j.digits[i % 2];
+        prefill_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .step = j.rows[i % 2].step, .bias = j.rows[i % 2].bias};
         m.digits = (digit_rows){digits->at[0][0][0], CHUNK_NUMBERS, sizeof digits->at[0][0], sizeof digits->at[0]};
         m.scores = scores + (size_t)row * FKV_TILE_TOKENS;
         m.n_next = after < n_rows ? fkv_min_u32(BLOCK_ROWS, n_rows - after) : 0;
@@ -442,16 +436,16 @@ static void many_sealed_scores(const fkv_codec *codec, const uint8_t *const part
         if (m.n_next != 0) sealed_rows_open(&j.page, prepared, n_rows, after, m.next);
         by_float[i] = j.rows[i % 2].by_float;
         fkv_fetch_some(next, FKV_FETCH_SHARES / 2 / n_row_blocks + 1);
-        many_score_tile(&j, &m);
+        prefill_score_tile(&j, &m);
     }
     fkv_tiles_close();
     for (uint32_t i = 0; i < n_row_blocks; i++)
         if (by_float[i] != 0) sealed_by_float(codec, part, n_tokens, q, i * BLOCK_ROWS, by_float[i], scores);
 }
 
-static void many_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    many_sealed_job j;
+static void prefill_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                                 uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    prefill_sealed_job j;
     alignas(64) float norms[FKV_TILE_TOKENS];
     turbo_queries tq = turbo_queries_in(prepared, n_rows);
     size_t dim = codec->dim;
@@ -459,32 +453,34 @@ static void many_turbo_scores(const fkv_codec *codec, const uint8_t *const part[
     j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
     j.n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     j.norms = norms;
-    widen(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
+    widen_halves(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
     for (uint32_t block = 0; block < j.n_blocks; block++)
         turbo_keys_of(0, codec, part, block * FKV_SEALED_TOKENS, &j.keys[block]);
-    many_tiles_open();
+    prefill_tiles_open();
     for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
-        many_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .digits = digits_from(digits, row), .step = tq.step + row};
+        prefill_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .digits = digits_from(digits, row), .step = tq.step + row};
         m.scores = scores + (size_t)row * FKV_TILE_TOKENS;
         fkv_fetch_some(next, FKV_FETCH_SHARES / 2 / fkv_ceil_div(n_rows, BLOCK_ROWS) + 1);
-        many_score_tile(&j, &m);
+        prefill_score_tile(&j, &m);
     }
     fkv_tiles_close();
     if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
 }
 
-/* ---- values of many rows ---- */
+/* ---- prefill: values ---- */
 
-typedef struct many_sealed_values_job {
+typedef struct prefill_sealed_values_job {
     sealed_norms norms;
     alignas(64) float step[2][BLOCK_ROWS];
-    alignas(64) uint8_t bytes[2][2][BLOCK_ROWS][FKV_TILE_TOKENS]; /* of rows at hand and of the next: high and low */
+    alignas(64) uint8_t
+        bytes[2][2][BLOCK_ROWS][FKV_TILE_TOKENS]; /* high and low weight bytes, for the current and the next block of rows */
     sealed_levels_tile levels;
     alignas(64) int32_t sums[2][2][BLOCK_ROWS][16];
-} many_sealed_values_job;
+} prefill_sealed_values_job;
 
-/* Tiles 0, 1: sums over high and low bytes, 2, 3: the other set; 4, 5: those bytes; 6: levels. */
-FKV_INLINE void many_start_values(int set, const many_sealed_values_job *j, uint32_t unit) {
+/* Starts the matrix multiplications of the weights with one unit of 16 values. Tiles 0, 1: sums for the high and low bytes of the
+ * weights; 2, 3: second set of sums; 4, 5: high and low bytes; 6: codebook levels. */
+FKV_INLINE void prefill_start_values(int set, const prefill_sealed_values_job *j, uint32_t unit) {
     _tile_loadd(6, j->levels.at[unit], 64);
     if (set == 0) {
         _tile_zero(0);
@@ -499,9 +495,9 @@ FKV_INLINE void many_start_values(int set, const many_sealed_values_job *j, uint
     }
 }
 
-FKV_INLINE void many_end_values(int set, many_sealed_values_job *j, uint32_t unit, uint32_t n_units, uint32_t n,
-                                const float *step, size_t dim, float *out) {
-    if (unit + 1 < n_units) many_start_values(1 - set, j, unit + 1);
+FKV_INLINE void prefill_end_values(int set, prefill_sealed_values_job *j, uint32_t unit, uint32_t n_units, uint32_t n,
+                                   const float *step, size_t dim, float *out) {
+    if (unit + 1 < n_units) prefill_start_values(1 - set, j, unit + 1);
     if (set == 0) {
         _tile_stored(0, j->sums[0][0], 64);
         _tile_stored(1, j->sums[0][1], 64);
@@ -517,13 +513,13 @@ FKV_INLINE void many_end_values(int set, many_sealed_values_job *j, uint32_t uni
     }
 }
 
-static void many_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                             const float *p, uint32_t n_rows, float *out) {
-    many_sealed_values_job j;
+static void prefill_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                                uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+    prefill_sealed_values_job j;
     uint32_t n_units = codec->dim / 16;
     uint32_t n_row_blocks = fkv_ceil_div(n_rows, BLOCK_ROWS);
     book_values_open(codec, part, n_tokens, &j.norms, &j.levels);
-    many_tiles_open();
+    prefill_tiles_open();
     for (uint32_t i = 0; i < n_row_blocks; i++) {
         uint32_t row = i * BLOCK_ROWS;
         uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
@@ -534,44 +530,44 @@ static void many_book_values(const fkv_codec *codec, const uint8_t *const part[F
         fkv_tiles_see_stores();
         _tile_loadd(4, bytes[0], 64);
         _tile_loadd(5, bytes[1], 64);
-        many_start_values(0, &j, 0);
+        prefill_start_values(0, &j, 0);
         float *to = out + (size_t)row * codec->dim;
         for (uint32_t unit = 0; unit < n_units; unit += 2) {
-            many_end_values(0, &j, unit, n_units, n, step, codec->dim, to);
-            if (unit + 1 < n_units) many_end_values(1, &j, unit + 1, n_units, n, step, codec->dim, to);
+            prefill_end_values(0, &j, unit, n_units, n, step, codec->dim, to);
+            if (unit + 1 < n_units) prefill_end_values(1, &j, unit + 1, n_units, n, step, codec->dim, to);
         }
     }
     fkv_tiles_close();
 }
 
-/* ---- either ---- */
+/* ---- dispatch by number of rows ---- */
 
 static void amx_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                               const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (n_rows <= FEW_ROWS)
-        few_sealed_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+    if (n_rows <= DECODE_ROWS)
+        decode_sealed_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
     else
-        many_sealed_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+        prefill_sealed_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
 }
 
 static void amx_turbo_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
-    turbo_prepare_blocks(codec, q, n_rows, n_rows <= FEW_ROWS ? COLUMN_ROWS : n_rows, prepared);
+    turbo_prepare_blocks(codec, q, n_rows, n_rows <= DECODE_ROWS ? COLUMN_ROWS : n_rows, prepared);
 }
 
 static void amx_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (n_rows <= FEW_ROWS)
-        few_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+    if (n_rows <= DECODE_ROWS)
+        decode_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
     else
-        many_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+        prefill_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
 }
 
 static void amx_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                             const float *p, uint32_t n_rows, float *out) {
-    if (n_rows <= FEW_ROWS)
-        few_book_values(codec, part, next, n_tokens, p, n_rows, out);
+    if (n_rows <= DECODE_ROWS)
+        decode_book_values(codec, part, next, n_tokens, p, n_rows, out);
     else
-        many_book_values(codec, part, next, n_tokens, p, n_rows, out);
+        prefill_book_values(codec, part, next, n_tokens, p, n_rows, out);
 }
 
 #endif

@@ -1,16 +1,12 @@
-/* Sealed blocks (src/codec/sealed.h) as floats, over the vector primitives that kernels_body.h is written over; included by it.
+/* Float kernels for sealed blocks (src/codec/sealed.h), over the vector primitives of kernels_body.h, which includes this file.
  *
- * Keys: the scales of a page go into each query, once, and tokens are the lanes: a code meets one number of each row, and there
- * is no sum over lanes. Values: norms go into the weights, and a level of the book is a look-up. Few rows (decode) take codes
- * from bytes to floats in registers; for many rows they are floats in L1. For each (row, token) the order of operations does not
- * depend on the rows and tokens beside it, nor on where the floats are.
+ * Keys: the scales of a page are multiplied into each query once, and the lanes are tokens, so each code is multiplied by a
+ * single value per row, and no sum over lanes is needed. Values: norms are multiplied into the weights, and levels are table
+ * look-ups. Decode converts codes to floats in registers; prefill keeps them as floats in L1. For each (row, token) pair, the
+ * order of operations is the same in decode and prefill and does not depend on other rows and tokens.
  *
- * Ladder: 4 rows on 64 tokens of 4/4, head dimension 128, in L2; thousands of TSC cycles.      AVX2   AVX-512
- *   keys and values to scaled floats in L1                                                      9.0       7.2
- *   scales in the queries, norms in the weights; codes by vpshufb, levels looked up             6.3       4.6
- *   few rows decode in registers; values of four units at once (AVX-512)                        5.5       3.8
- *   codes counted from their middle, for accuracy                                               5.9       4.0
- *   (K8/V4                                                                                      7.5       4.9)
+ * The midpoint of the code range is subtracted from every code, so that the sum over codes is no larger than the differences
+ * between scores.
  */
 #ifndef FKV_SEALED_BODY_H
 #define FKV_SEALED_BODY_H
@@ -21,43 +17,44 @@ enum { MAX_SEALED_QUADS = FKV_MAX_HEAD_DIM / 4 };
 
 /* ---- codes ---- */
 
-FKV_INLINE uint64_t word_at(const uint8_t *line, int i) {
+FKV_INLINE uint64_t line_word(const uint8_t *line, int i) {
     uint64_t word;
     memcpy(&word, line + 8 * i, sizeof word);
     return word;
 }
 
-/* quads[q] = 64 codes of `n` bits, a byte each: bits [n * q + shift, ...) of each byte of the line. */
+/* Unpacks n_quads quads of 64 codes, one byte each. Quad q occupies bits [bits * q + shift, bits * (q + 1) + shift) of each byte
+ * of the line. */
 FKV_INLINE void spread_line(const uint8_t *line, int n_quads, int bits, int shift, uint8_t (*quads)[FKV_SEALED_LINE]) {
     uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1u);
     for (int q = 0; q < n_quads; q++) {
         for (int i = 0; i < 8; i++) {
-            uint64_t codes = word_at(line, i) >> (q * bits + shift) & mask;
+            uint64_t codes = line_word(line, i) >> (q * bits + shift) & mask;
             memcpy(quads[q] + 8 * i, &codes, sizeof codes);
         }
     }
 }
 
-/* codes |= digits of one quad, at bit `to` of their bytes. quad: its number, see fkv_channel_quad(). */
-FKV_INLINE void add_digits(const uint8_t *block, uint32_t quad, int to, uint8_t codes[FKV_SEALED_LINE]) {
+/* ORs the 2-bit digits of one quad into codes, at bit `to` of each byte. quad is the index returned by fkv_channel_quad(). */
+FKV_INLINE void or_code_digits(const uint8_t *block, uint32_t quad, int to, uint8_t codes[FKV_SEALED_LINE]) {
     const uint8_t *line = block + (size_t)(quad / 4) * FKV_SEALED_LINE;
     for (int i = 0; i < 8; i++) {
-        uint64_t digits = word_at(line, i) >> (quad % 4 * 2) & 0x0303030303030303u;
-        uint64_t sum = word_at(codes, i) | digits << to;
+        uint64_t digits = line_word(line, i) >> (quad % 4 * 2) & 0x0303030303030303u;
+        uint64_t sum = line_word(codes, i) | digits << to;
         memcpy(codes + 8 * i, &sum, sizeof sum);
     }
 }
 
-/* Of calibrated keys: digits are joined, a code is a byte whatever its bits. */
+/* Unpacks a unit of 16 channels of calibrated keys. The 2-bit digits of a code are joined into one byte. */
 FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *block, uint32_t unit,
                                 uint8_t (*quads)[FKV_SEALED_LINE]) {
     spread_line(block + (size_t)unit * FKV_SEALED_LINE, 4, 2, 0, quads);
     for (uint32_t d = 1; d < FKV_MAX_DIGITS; d++)
         for (uint32_t q = 0; q < 4 && unit * 16 + q * 4 < order->n[d]; q++)
-            add_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
+            or_code_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
 }
 
-/* The codes of 16 tokens and a unit of 16 channels as four quads. block: of the 16 tokens. */
+/* Unpacks the codes of 16 tokens and 16 channels as four quads. block points to the codes of these 16 tokens. */
 FKV_INLINE void sealed_unit(const fkv_codec *codec, const uint8_t *block, uint32_t unit, uint8_t (*quads)[FKV_SEALED_LINE]) {
     if (codec->channels != NULL) {
         calibrated_unit(codec->channels, block, unit, quads);
@@ -84,18 +81,19 @@ FKV_INLINE const uint8_t *sealed_block(const fkv_codec *codec, const uint8_t *co
 
 enum {
     TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS,
-    FOLD_ROWS = 48,                         /* rows that have the scales of a page in them at once */
-    MANY_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* go over floats of MANY_KEY_BLOCKS blocks */
-    MANY_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
-    FEW_KEY_ROWS = 4, /* go over codes, with FEW_KEY_SUMS vectors of sums: more than a product takes */
-    FEW_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,
-    MOST_KEY_SUMS = 16 /* of rows by blocks */
+    FOLD_ROWS = 48,                            /* query rows that are multiplied by the scales of a page at the same time */
+    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* prefill rows per step, each with PREFILL_KEY_BLOCKS blocks of 16 tokens */
+    PREFILL_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
+    DECODE_KEY_ROWS = 4, /* decode rows per step, with DECODE_KEY_SUMS accumulator vectors to hide the FMA latency */
+    DECODE_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,
+    MAX_KEY_SUMS = 16 /* maximum of (number of rows) * (number of blocks) per step */
 };
 
-/* Rows of queries on a page: score = sum of x_c * code_tc, + bias. */
+/* Query rows multiplied by the scales of a page. The score of token t is the sum over channels c of x_c * code_tc, plus bias. */
 typedef struct sealed_queries {
-    alignas(64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; rows begin in different sets of L1 */
-    float bias[FOLD_ROWS];                                 /* sum of q_c * bias_c */
+    alignas(
+        64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; padding places consecutive rows in different L1 sets */
+    float bias[FOLD_ROWS];                             /* sum of q_c * bias_c */
 } sealed_queries;
 
 FKV_INLINE void sealed_queries_open(const float *scales, const float *biases, const float *q, uint32_t n_rows, uint32_t dim,
@@ -111,7 +109,7 @@ FKV_INLINE void sealed_queries_open(const float *scales, const float *biases, co
     }
 }
 
-/* Channels [c, end) with codes of one width, counted from their middle: sums of them are no larger than what scores differ by. */
+/* A range of channels [c, end) with the same code width, and the midpoint of their codes. */
 typedef struct sealed_span {
     uint32_t end;
     uint32_t middle;
@@ -123,11 +121,12 @@ FKV_INLINE sealed_span sealed_span_at(const fkv_codec *codec, uint32_t c) {
     return (sealed_span){digits > 1 ? codec->channels->n[digits - 1] : codec->dim, 1u << (2 * digits - 1)};
 }
 
-/* The scales and biases of a page, for codes as vf_load_byte() gives them. */
+/* Loads the scales and biases of a page, adjusted to the midpoint of the codes and to the factor VF_BYTE_UNIT of
+ * vf_load_byte(). */
 FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *restrict scales,
                                   float *restrict biases) {
-    widen(codec->type, part[FKV_PART_SCALES], codec->dim, scales);
-    widen(codec->type, part[FKV_PART_BIASES], codec->dim, biases);
+    widen_halves(codec->type, part[FKV_PART_SCALES], codec->dim, scales);
+    widen_halves(codec->type, part[FKV_PART_BIASES], codec->dim, biases);
     for (uint32_t c = 0; c < codec->dim;) {
         sealed_span span = sealed_span_at(codec, c);
         for (; c < span.end; c++) {
@@ -137,7 +136,7 @@ FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const p
     }
 }
 
-/* The codes of a block of 16 tokens as signed bytes: quads of channels. */
+/* Codes of a block of 16 tokens as signed bytes, in quads of channels. */
 typedef uint8_t sealed_bytes[MAX_SEALED_QUADS][FKV_SEALED_LINE];
 
 FKV_INLINE void sealed_bytes_open(const fkv_codec *codec, const uint8_t *block, sealed_bytes bytes) {
@@ -150,15 +149,15 @@ FKV_INLINE void sealed_bytes_open(const fkv_codec *codec, const uint8_t *block, 
     }
 }
 
-/* The codes of MANY_KEY_BLOCKS blocks as floats. */
+/* Codes of PREFILL_KEY_BLOCKS blocks of 16 tokens, converted to float. */
 typedef struct sealed_keys {
-    alignas(64) float x[FKV_MAX_HEAD_DIM][MANY_KEY_BLOCKS][FKV_SEALED_TOKENS];
+    alignas(64) float x[FKV_MAX_HEAD_DIM][PREFILL_KEY_BLOCKS][FKV_SEALED_TOKENS];
 } sealed_keys;
 
 FKV_INLINE void sealed_keys_open(const sealed_bytes *codes, uint32_t dim, sealed_keys *keys) {
     for (uint32_t c = 0; c < dim; c += 4) {
         FKV_UNROLL
-        for (uint32_t i = 0; i < 4 * MANY_KEY_BLOCKS; i++) {
+        for (uint32_t i = 0; i < 4 * PREFILL_KEY_BLOCKS; i++) {
             vf code[UNIT_VECS];
             vf_load_byte(codes[i / 4][c / 4], (int)(i % 4), code);
             FKV_UNROLL
@@ -167,12 +166,13 @@ FKV_INLINE void sealed_keys_open(const sealed_bytes *codes, uint32_t dim, sealed
     }
 }
 
-/* n_rows rows from r on by n_blocks blocks (constants), of `keys`, or where that is NULL of `codes`. Prefetches with every
- * quarter: more lines at once would fill the buffers that L1 misses wait in. */
-FKV_INLINE void sealed_meet(uint32_t n_rows, uint32_t n_blocks, const sealed_bytes *codes, const sealed_keys *keys,
-                            fkv_fetch *next, const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
+/* Computes the scores of n_blocks blocks of tokens for n_rows rows, starting at row r. Both counts are compile-time constants.
+ * Codes are read from `keys`, or from `codes` if keys is NULL. Prefetches once per quarter of the head dimension, because more
+ * lines at once would occupy all line fill buffers. */
+FKV_INLINE void sealed_score_blocks(uint32_t n_rows, uint32_t n_blocks, const sealed_bytes *codes, const sealed_keys *keys,
+                                    fkv_fetch *next, const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
     const uint32_t step = keys == NULL ? 4 : 1;
-    vf sum[MOST_KEY_SUMS][UNIT_VECS];
+    vf sum[MAX_KEY_SUMS][UNIT_VECS];
     FKV_UNROLL
     for (uint32_t i = 0; i < n_rows * n_blocks * UNIT_VECS; i++) sum[i / UNIT_VECS][i % UNIT_VECS] = vf_set(0.0f);
     uint32_t c = 0;
@@ -205,25 +205,26 @@ FKV_INLINE void sealed_meet(uint32_t n_rows, uint32_t n_blocks, const sealed_byt
     }
 }
 
-/* n_rows: a constant. */
-FKV_INLINE void sealed_few(uint32_t n_rows, const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens,
-                           const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
-    const uint32_t most = FEW_KEY_SUMS / UNIT_VECS / n_rows;
+/* Computes the decode scores of n_rows rows (a compile-time constant). */
+FKV_INLINE void sealed_decode(uint32_t n_rows, const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens,
+                              const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
+    const uint32_t most = DECODE_KEY_SUMS / UNIT_VECS / n_rows;
     const uint32_t n_blocks = most >= 4 ? 4 : most >= 2 ? 2 : 1;
     for (uint32_t token = 0; token < n_tokens; token += n_blocks * FKV_SEALED_TOKENS, codes += n_blocks)
-        sealed_meet(n_rows, n_blocks, codes, NULL, next, queries, r, dim, scores + token);
+        sealed_score_blocks(n_rows, n_blocks, codes, NULL, next, queries, r, dim, scores + token);
 }
 
-/* Returns how many rows it served. */
-FKV_INLINE uint32_t sealed_many(const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens, const sealed_queries *queries,
-                                uint32_t n_rows, uint32_t dim, float *scores) {
+/* Computes the scores of full groups of PREFILL_KEY_ROWS rows and returns the number of rows covered. */
+FKV_INLINE uint32_t sealed_prefill(const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens, const sealed_queries *queries,
+                                   uint32_t n_rows, uint32_t dim, float *scores) {
     fkv_fetch nothing = {.n_ranges = 0};
     sealed_keys keys;
-    uint32_t n = n_rows / MANY_KEY_ROWS * MANY_KEY_ROWS;
-    for (uint32_t token = 0; token < n_tokens; token += MANY_KEY_BLOCKS * FKV_SEALED_TOKENS, codes += MANY_KEY_BLOCKS) {
+    uint32_t n = n_rows / PREFILL_KEY_ROWS * PREFILL_KEY_ROWS;
+    for (uint32_t token = 0; token < n_tokens; token += PREFILL_KEY_BLOCKS * FKV_SEALED_TOKENS, codes += PREFILL_KEY_BLOCKS) {
         sealed_keys_open(codes, dim, &keys);
-        for (uint32_t r = 0; r < n; r += MANY_KEY_ROWS)
-            sealed_meet(MANY_KEY_ROWS, MANY_KEY_BLOCKS, NULL, &keys, r == 0 ? next : &nothing, queries, r, dim, scores + token);
+        for (uint32_t r = 0; r < n; r += PREFILL_KEY_ROWS)
+            sealed_score_blocks(PREFILL_KEY_ROWS, PREFILL_KEY_BLOCKS, NULL, &keys, r == 0 ? next : &nothing, queries, r, dim,
+                                scores + token);
     }
     return n;
 }
@@ -241,30 +242,32 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
     for (uint32_t block = 0; block < TILE_BLOCKS; block++) {
         if (block * FKV_SEALED_TOKENS < n_tokens)
             sealed_bytes_open(codec, sealed_block(codec, part, block * FKV_SEALED_TOKENS), codes[block]);
-        else /* neighbours may take it along */
+        else /* zeroed, because a step over several blocks may read this block */
             memset(codes[block], 0, (size_t)dim / 4 * FKV_SEALED_LINE);
     }
     for (uint32_t row = 0; row < n_rows; row += FOLD_ROWS, scores += FOLD_ROWS * FKV_TILE_TOKENS, next = &nothing) {
         uint32_t n = fkv_min_u32(FOLD_ROWS, n_rows - row);
         uint32_t r = 0;
         sealed_queries_open(scales, biases, q + (size_t)row * dim, n, dim, &queries);
-        if (n >= 2 * MANY_KEY_ROWS) {
-            r = sealed_many(codes, next, n_tokens, &queries, n, dim, scores);
+        if (n >= 2 * PREFILL_KEY_ROWS) {
+            r = sealed_prefill(codes, next, n_tokens, &queries, n, dim, scores);
             next = &nothing;
         }
-        for (; r + FEW_KEY_ROWS <= n; r += FEW_KEY_ROWS, next = &nothing)
-            sealed_few(FEW_KEY_ROWS, codes, next, n_tokens, &queries, r, dim, scores);
-        if (n - r == 3) sealed_few(3, codes, next, n_tokens, &queries, r, dim, scores);
-        if (n - r == 2) sealed_few(2, codes, next, n_tokens, &queries, r, dim, scores);
-        if (n - r == 1) sealed_few(1, codes, next, n_tokens, &queries, r, dim, scores);
+        for (; r + DECODE_KEY_ROWS <= n; r += DECODE_KEY_ROWS, next = &nothing)
+            sealed_decode(DECODE_KEY_ROWS, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 3) sealed_decode(3, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 2) sealed_decode(2, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 1) sealed_decode(1, codes, next, n_tokens, &queries, r, dim, scores);
     }
 }
 
 /* ---- values ---- */
 
-enum { FEW_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* of four tokens: half the registers */
+enum {
+    DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1
+}; /* number of units per step; with four tokens each, they fill half the registers */
 
-/* What each code of a width stands for, in 128ths of the norm. */
+/* Returns a table with the signed level of each code, as a multiple of norm / 128. */
 FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {
     const fkv_sealed_book *book = fkv_sealed_book_of(bits);
     uint32_t sign = 1u << (bits - 1);
@@ -276,14 +279,15 @@ FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {
     return vf_book16_make(levels);
 }
 
-/* The norms of a tile without signs, in 128ths; 0 behind n_tokens, whatever the slots hold. */
+/* Loads the absolute norms of a tile, divided by 128. Norms of tokens beyond n_tokens are set to 0, even if their slots contain
+ * arbitrary bytes. */
 FKV_INLINE void sealed_norms_open(const fkv_codec *codec, const uint8_t *from, uint32_t n_tokens, float norms[FKV_TILE_TOKENS]) {
     uint32_t width = (uint32_t)fkv_align_up(n_tokens, FKV_SEALED_TOKENS);
-    widen(codec->type, from, width, norms);
+    widen_halves(codec->type, from, width, norms);
     for (uint32_t t = 0; t < width; t++) norms[t] = t < n_tokens ? fabsf(norms[t]) * 0x1p-7f : 0.0f;
 }
 
-/* weights[r][t] = p * norm for the 16 tokens of a block. */
+/* Computes weights[r][t] = p * norm for the 16 tokens of a block. */
 typedef float sealed_weights[FKV_SEALED_TOKENS];
 FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n_rows, sealed_weights *weights) {
     for (uint32_t r = 0; r < n_rows; r++)
@@ -291,14 +295,15 @@ FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n
             vf_store(weights[r] + t, vf_mul(vf_load(p + r * FKV_TILE_TOKENS + t), vf_load(norms + t)));
 }
 
-/* n_units units of four tokens (a constant), every row. quads: of the first unit; the next are four behind. */
+/* Adds the weighted values of four tokens to every output row, for n_units units (a compile-time constant). quads points to the
+ * first unit; consecutive units are 4 quads apart. */
 FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, const uint8_t (*quads)[FKV_SEALED_LINE],
                                    const float *weights, uint32_t n_rows, float *out, uint32_t dim) {
-    vf level[FEW_VALUE_UNITS][4][UNIT_VECS];
+    vf level[DECODE_VALUE_UNITS][4][UNIT_VECS];
     FKV_UNROLL
     for (uint32_t u = 0; u < n_units; u++) vf_look_up16(levels, quads[4 * u], level[u]);
     for (uint32_t r = 0; r < n_rows; r++, weights += FKV_SEALED_TOKENS, out += dim) {
-        vf sum[FEW_VALUE_UNITS * UNIT_VECS];
+        vf sum[DECODE_VALUE_UNITS * UNIT_VECS];
         FKV_UNROLL
         for (uint32_t v = 0; v < n_units * UNIT_VECS; v++) sum[v] = vf_load(out + v * VL);
         FKV_UNROLL
@@ -313,10 +318,10 @@ FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, co
     }
 }
 
-/* n_units units from `unit` on (a constant) of a block of 16 tokens. */
-FKV_INLINE void sealed_few_values(uint32_t n_units, const fkv_codec *codec, const vf_book16 *levels, const uint8_t *block,
-                                  fkv_fetch *next, uint32_t unit, const sealed_weights *weights, uint32_t n_rows, float *out) {
-    uint8_t quads[4 * FEW_VALUE_UNITS][FKV_SEALED_LINE];
+/* Adds the weighted values of a block of 16 tokens, for n_units units (a compile-time constant), starting at `unit`. */
+FKV_INLINE void sealed_decode_values(uint32_t n_units, const fkv_codec *codec, const vf_book16 *levels, const uint8_t *block,
+                                     fkv_fetch *next, uint32_t unit, const sealed_weights *weights, uint32_t n_rows, float *out) {
+    uint8_t quads[4 * DECODE_VALUE_UNITS][FKV_SEALED_LINE];
     fkv_fetch_some(next, fkv_ceil_div(n_units * FKV_SEALED_TOKENS, codec->dim / 16));
     for (uint32_t u = 0; u < n_units; u++) sealed_unit(codec, block, unit + u, quads + 4 * u);
     for (uint32_t q = 0; q < 4; q++)
@@ -350,20 +355,20 @@ FKV_INLINE void sealed_values(const fkv_codec *codec, const uint8_t *const part[
     for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
         const uint8_t *block = sealed_block(codec, part, token);
         sealed_weigh_rows(norms + token, p + token, n_rows, weights);
-        if (n_rows >= LEAST_MANY) {
+        if (n_rows >= PREFILL_MIN_ROWS) {
             fkv_fetch_some(next, FKV_SEALED_TOKENS);
             sealed_slice(codec, &levels, block, &s);
             slice_values_all(&s, FKV_SEALED_TOKENS, weights[0], FKV_SEALED_TOKENS, n_rows, out, codec->dim);
             continue;
         }
         uint32_t unit = 0;
-        for (; unit + FEW_VALUE_UNITS <= n_units; unit += FEW_VALUE_UNITS)
-            sealed_few_values(FEW_VALUE_UNITS, codec, &levels, block, next, unit, weights, n_rows, out);
-        for (; unit < n_units; unit++) sealed_few_values(1, codec, &levels, block, next, unit, weights, n_rows, out);
+        for (; unit + DECODE_VALUE_UNITS <= n_units; unit += DECODE_VALUE_UNITS)
+            sealed_decode_values(DECODE_VALUE_UNITS, codec, &levels, block, next, unit, weights, n_rows, out);
+        for (; unit < n_units; unit++) sealed_decode_values(1, codec, &levels, block, next, unit, weights, n_rows, out);
     }
 }
 
-/* Sealed blocks are never written row by row: they have no encode(). */
+/* Sealed blocks are not written row by row, so there is no encode(). */
 #define SEALED_CODECS                                                                                                            \
     {FKV_CODEC_SEALED, 4, float_prepare, sealed_scores, NULL, NULL},                                                             \
         {FKV_CODEC_SEALED, 3, float_prepare, sealed_scores, NULL, NULL},                                                         \

@@ -1,82 +1,74 @@
-/* Decode over a run of sealed pages: several are under way at once. Included by kernels_amx.c. What is done to a page is what
- * few_sealed_scores(), softmax and few_book_values() do, in the same order: the bits are theirs.
+/* Decode over a run of sealed pages with several pages in flight. Included by kernels_amx.c. Each page goes through the
+ * operations of decode_sealed_scores(), softmax and decode_book_values() in the same order, so results are bit-identical.
  *
- * One step of a page waits for the one before most of the time: for sums, the matrix unit, lanes folded into one, bytes that are
- * stored and read as a tile. So in each turn four pages have a step each, none of which waits for another of the turn:
+ * Each step of a page spends most of its time waiting for the previous step: for the matrix unit, for lane reductions, or for
+ * stores that are read back as tiles. Therefore each loop iteration (a turn) performs one step on each of four pages, and these
+ * four steps do not depend on each other:
  *
- *   queries   of page t + 2 as digits, its keys as bytes     vectors
- *   scores    of page t + 1                                  the matrix unit, then vectors
- *   weights   of page t: softmax, bytes; its levels          vectors
- *   values    of page t - 1                                  the matrix unit, then vectors
+ *   queries   of page t + 2: digits, and keys as bytes       vector units
+ *   scores    of page t + 1                                  matrix unit, then vector units
+ *   weights   of page t: softmax, bytes, levels              vector units
+ *   values    of page t - 1                                  matrix unit, then vector units
  *
- * A turn has four quarters, as a tile has four blocks of tokens and up to four rows, and each quarter a share of every step. Page
- * t + 4 is prefetched meanwhile. Keys and levels have room for one page: the products of a block or unit are started before that
- * of the next page is laid out in its place.
- *
- * Ladder: decode of 16384 tokens, 32 q / 8 kv / 128, by turns; the time of what was before, softmax and values of a page beside
- * the scores of the next, to this.
- *
- *   step                                                              one thread, pages in L2   two threads, pages in memory
- *   four pages in a turn, each quarter with work of its own                        0.91x
- *   quarters alike; rows, head dimension and bits are constants                    1.15x
- *   the book and addresses are found once, not for each unit               1.21x, 1.23x          1.04x to 1.17x in nine runs
- *   the page after the next one is prefetched (the next one: 1.01x to 1.12x)                     1.04x to 1.15x in eight
- *   the TLB is filled four pages ahead of that, no longer one; to K8/V4 then  1.25x in the middle of eleven runs
+ * A turn has four quarters, each of which processes one block of 16 tokens and one query row. During the turn, page t + 4 is
+ * prefetched. The buffers for keys and for levels hold only one page each, because the matrix multiplications of a block start
+ * before the next page overwrites the block's buffer. Memory latency and the matrix unit limit the speed.
  */
 #ifndef FKV_SEALED_RUN_AMX_H
 #define FKV_SEALED_RUN_AMX_H
 
 #include "sealed_amx.h"
 
-enum { RUN_FETCHES = 3 * TILE_BLOCKS /* of a turn: a page is prefetched in so many shares */ };
+enum { RUN_FETCHES = 3 * TILE_BLOCKS /* number of portions into which the prefetching of a loop iteration (turn) is divided */ };
 
-/* What the work of a turn is unrolled for, where it is a constant. */
+/* Parameters of a turn (one loop iteration). Where they are compile-time constants, the inner loops of the turn are unrolled. */
 typedef struct run_shape {
     uint32_t n_rows;
     uint32_t n_units;
     uint32_t n_chunks;
-    uint32_t block_bytes[FKV_N_SIDES]; /* of 16 tokens */
-    bool is_4_bit;                     /* both sides; else the codecs say it */
+    uint32_t block_bytes[FKV_N_SIDES]; /* bytes per 16 tokens */
+    bool is_4_bit;                     /* whether both sides use 4-bit codes; if not, the bit widths are read from the codecs */
 } run_shape;
 
-/* Up to four rows of queries as digits of one page. */
+/* Up to four query rows, multiplied by the scales of one page and split into base-256 digits (signed bytes). */
 typedef struct run_queries {
     sealed_rows rows;
-    few_digits digits;
+    decode_digits digits;
 } run_queries;
 
-/* Of two pages in turn: at [page % 2]. */
+/* State of a run of pages. Arrays of two elements are indexed by page % 2. */
 typedef struct sealed_run {
-    __m512i book;     /* of the values */
-    sealed_page page; /* of the queries at work */
+    __m512i book;     /* codebook of the values */
+    sealed_page page; /* page of the query step */
     vf bias[COLUMN_ROWS];
     run_queries queries[2];
-    alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* and weights */
+    alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* scores, then weights */
     sealed_norms norms;
-    vf sum[COLUMN_ROWS]; /* of the weights at work, and the largest of them */
+    vf sum[COLUMN_ROWS]; /* per-lane sums and maxima of the current page's weights */
     vf largest[COLUMN_ROWS];
-    few_sealed_values_job values[2];
-    few_sums sums;
-    alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* run_keys() */
+    decode_sealed_values_job values[2];
+    decode_sums sums;
+    alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* see run_keys() */
     sealed_levels_tile levels;
 } sealed_run;
 
-/* One turn: the block of each step's page, NULL where it has none. */
+/* One turn (loop iteration). queries, scores, weights and values point to the block of the page that the step of this name
+ * processes, or are NULL if the step has no page. */
 typedef struct run_turn {
-    uint32_t t; /* the weights' page, counted from the run's first */
+    uint32_t t; /* page of the weight step, relative to the first page of the run */
     const uint8_t *queries;
     const uint8_t *scores;
     const uint8_t *weights;
     const uint8_t *values;
-    const uint8_t *keys;   /* codes of the queries' page */
-    const uint8_t *levels; /* codes of the weights' page */
-    run_queries *asked;    /* what each step makes, or the one before it has made */
+    const uint8_t *keys;   /* codes of the query step's page */
+    const uint8_t *levels; /* codes of the weight step's page */
+    run_queries *asked;    /* from here to `valued`: outputs of the steps of this turn, and their inputs from earlier turns */
     run_queries *scored;
     float *to_weigh;
     float *to_score;
-    few_sealed_values_job *weighed;
-    few_sealed_values_job *valued;
-    const uint8_t *fetch; /* what is left to prefetch, in steps */
+    decode_sealed_values_job *weighed;
+    decode_sealed_values_job *valued;
+    const uint8_t *fetch; /* next prefetch address; n_fetch steps remain */
     uint32_t n_fetch;
     uint32_t fetch_share;
 } run_turn;
@@ -99,13 +91,13 @@ FKV_INLINE void run_fetch(run_turn *w) {
 
 /* ---- queries ---- */
 
-/* Blocks lie close behind each other, whatever the head dimension: a kilobyte for each 64 numbers, so that a tile's do not meet
- * in the same lines of L1. */
+/* Returns the keys of one block of 16 tokens. Blocks are packed densely, 1 KiB per 64 values of the head dimension, so that the
+ * blocks of a tile do not compete for the same L1 sets. */
 FKV_INLINE sealed_quads *run_keys(run_shape shape, sealed_run *s, uint32_t block) {
     return (sealed_quads *)(void *)(s->keys + (size_t)block * shape.n_chunks * sizeof(sealed_quads) / MAX_CHUNKS);
 }
 
-/* Scales of the page and steps of the rows, before their digits. */
+/* Loads the scales of the page and computes the quantization step of each query row. */
 FKV_INLINE void run_open_queries(const fkv_run *in, sealed_run *s, const run_turn *w) {
     const uint8_t *part[FKV_N_PARTS];
     run_parts(in, FKV_SIDE_K, w->queries, part);
@@ -114,7 +106,7 @@ FKV_INLINE void run_open_queries(const fkv_run *in, sealed_run *s, const run_tur
 }
 
 FKV_INLINE void run_make_digits(run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t row) {
-    few_digits *to = &w->asked->digits;
+    decode_digits *to = &w->asked->digits;
     s->bias[row] = sealed_digits(shape.n_units, &s->page, in->q + (size_t)row * shape.n_units * 16, w->asked->rows.inverse[row],
                                  to->at[0][row], sizeof to->at[0][0] * COLUMN_ROWS, sizeof to->at[0]);
 }
@@ -140,7 +132,7 @@ FKV_INLINE digit_rows run_digits(const run_queries *of) {
     return (digit_rows){of->digits.at[0][0], CHUNK_NUMBERS, COLUMN_ROWS * CHUNK_NUMBERS, sizeof of->digits.at[0]};
 }
 
-/* Rows that floats serve. */
+/* Recomputes the scores of rows that use the float kernels. */
 static void run_scores_by_float(const fkv_run *in, const uint8_t *block, uint32_t rows, float *scores) {
     const uint8_t *part[FKV_N_PARTS];
     run_parts(in, FKV_SIDE_K, block, part);
@@ -149,9 +141,9 @@ static void run_scores_by_float(const fkv_run *in, const uint8_t *block, uint32_
 
 /* ---- weights ---- */
 
-/* A row of softmax: weights p * norm in place of scores. */
+/* Computes softmax for one row and replaces scores with weights p * norm. */
 FKV_INLINE void run_softmax_row(const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t row) {
-    vf base = vf_set(in->piece.max[row]);
+    vf base = vf_set(in->split.max[row]);
     vf sum = vf_set(0.0f);
     __m512i most = _mm512_setzero_si512();
     float *scores = w->to_weigh + row * FKV_TILE_TOKENS;
@@ -161,15 +153,15 @@ FKV_INLINE void run_softmax_row(const fkv_run *in, sealed_run *s, const run_turn
         vf weight = vf_mul(p, vf_load(s->norms.at + t));
         vf_store(scores + t, weight);
         sum = vf_add(sum, p);
-        most = _mm512_max_epu32(most, sizes_of(weight));
+        most = _mm512_max_epu32(most, abs_bits_of(weight));
     }
     s->sum[row] = sum;
     s->largest[row] = _mm512_castsi512_ps(most);
 }
 
-/* Bytes of the weights, once all rows have theirs. */
+/* Quantizes the weights to bytes once all rows are complete. */
 FKV_INLINE void run_close_weights(run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w) {
-    few_sealed_values_job *to = w->weighed;
+    decode_sealed_values_job *to = w->weighed;
     alignas(64) float inverse[BLOCK_ROWS];
     vf sum[COLUMN_ROWS];
     vf largest[COLUMN_ROWS];
@@ -179,7 +171,7 @@ FKV_INLINE void run_close_weights(run_shape shape, const fkv_run *in, sealed_run
         largest[r] = r < shape.n_rows ? s->largest[r] : vf_set(0.0f);
     }
     sealed_steps(COLUMN_ROWS, s->norms.unit, largest, inverse, to->step);
-    softmax_add(COLUMN_ROWS, shape.n_rows, sum, in->piece);
+    softmax_add(COLUMN_ROWS, shape.n_rows, sum, in->split);
     for (uint32_t r = 0; r < shape.n_rows; r++) {
         __m512i whole[4];
         FKV_UNROLL
@@ -206,8 +198,8 @@ static void run_unit_levels_of(uint32_t bits, run_shape shape, sealed_run *s, co
         run_unit_levels(2, shape, s, codes, unit);
 }
 
-/* A unit of values, beside the levels of the next page for its place; then the sums of the unit before are added. odd: a
- * constant. */
+/* Starts the matrix multiplications of the weights with one unit of 16 values, stores the next page's levels for this unit, and
+ * adds the sums of the previous unit to the output. `odd` is a compile-time constant. */
 FKV_INLINE void run_unit(bool odd, run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t unit) {
     if (w->values != NULL) sealed_start_values(odd, &s->levels, unit);
     fkv_tiles_see_stores();
@@ -219,14 +211,14 @@ FKV_INLINE void run_unit(bool odd, run_shape shape, const fkv_run *in, sealed_ru
     }
     if (w->values == NULL) return;
     sealed_store_values(odd, w->valued);
-    if (unit != 0) sealed_add_values(!odd, w->valued, unit - 1, shape.n_rows, (size_t)shape.n_units * 16, in->piece.out);
+    if (unit != 0) sealed_add_values(!odd, w->valued, unit - 1, shape.n_rows, (size_t)shape.n_units * 16, in->split.out);
 }
 
 /* ---- turns ---- */
 
 FKV_INLINE void run_quarter(run_shape shape, const fkv_run *in, sealed_run *s, run_turn *w, uint32_t quarter) {
     uint32_t n_pairs = shape.n_units / 2;
-    if (w->scores != NULL) few_start(false, shape.n_chunks, run_digits(w->scored), run_keys(shape, s, quarter));
+    if (w->scores != NULL) decode_start(false, shape.n_chunks, run_digits(w->scored), run_keys(shape, s, quarter));
     fkv_tiles_see_stores();
     if (w->weights != NULL && quarter < shape.n_rows) run_softmax_row(in, s, w, quarter);
     run_fetch(w);
@@ -241,55 +233,56 @@ FKV_INLINE void run_quarter(run_shape shape, const fkv_run *in, sealed_run *s, r
     if (w->queries != NULL) run_lay_out_keys(shape, in, s, w, quarter);
     fkv_tiles_see_stores();
     if (w->scores != NULL)
-        few_score_rows(&s->sums, &w->scored->rows, 0, shape.n_rows, NULL, w->to_score + quarter * FKV_SEALED_TOKENS);
+        decode_score_rows(&s->sums, &w->scored->rows, 0, shape.n_rows, NULL, w->to_score + quarter * FKV_SEALED_TOKENS);
 }
 
-/* The piece that ends before this turn's weights is folded once its last values are added. */
-typedef struct run_piece {
+/* Softmax maxima and sums of the split that ends before the page whose weights are computed in the current loop iteration. The
+ * split is merged into the total once its last values have been added. */
+typedef struct run_split {
     bool ends;
     float max[COLUMN_ROWS];
     float sum[COLUMN_ROWS];
-} run_piece;
+} run_split;
 
-FKV_INLINE void run_piece_end(const fkv_run *in, uint32_t page, run_piece *before) {
+FKV_INLINE void run_split_end(const fkv_run *in, uint32_t page, run_split *before) {
     before->ends = page != in->first && page % in->split_pages == 0;
     if (!before->ends) return;
     for (uint32_t r = 0; r < in->n_rows; r++) {
-        before->max[r] = in->piece.max[r];
-        before->sum[r] = in->piece.sum[r];
-        in->piece.max[r] = -INFINITY;
-        in->piece.sum[r] = 0.0f;
+        before->max[r] = in->split.max[r];
+        before->sum[r] = in->split.sum[r];
+        in->split.max[r] = -INFINITY;
+        in->split.sum[r] = 0.0f;
     }
 }
 
-static void run_piece_fold(const fkv_run *in, run_piece before) {
+static void run_split_fold(const fkv_run *in, run_split before) {
     uint32_t dim = in->block->codec[FKV_SIDE_V].dim;
-    kernel_fold(in->total, (fkv_softmax){before.max, before.sum, in->piece.out}, in->n_rows, dim);
-    memset(in->piece.out, 0, in->n_rows * dim * sizeof *in->piece.out);
+    kernel_fold(in->total, (fkv_softmax){before.max, before.sum, in->split.out}, in->n_rows, dim);
+    memset(in->split.out, 0, in->n_rows * dim * sizeof *in->split.out);
 }
 
 FKV_INLINE void run_one_turn(run_shape shape, const fkv_run *in, sealed_run *s, run_turn *w) {
-    run_piece before = {.ends = false};
+    run_split before = {.ends = false};
     float factor[BLOCK_ROWS];
     uint32_t grown = 0;
     fkv_tiles_see_stores();
-    if (w->scores != NULL) few_hold(0, shape.n_chunks, run_digits(w->scored));
+    if (w->scores != NULL) decode_hold(0, shape.n_chunks, run_digits(w->scored));
     if (w->values != NULL) _tile_loadd(WEIGHTS, w->valued->bytes, 64);
     if (w->queries != NULL) run_open_queries(in, s, w);
     if (w->weights != NULL) {
         const uint8_t *part[FKV_N_PARTS];
         run_parts(in, FKV_SIDE_V, w->weights, part);
         (void)norms_open(&in->block->codec[FKV_SIDE_V], part, FKV_TILE_TOKENS, SEALED_UNIT, &s->norms);
-        run_piece_end(in, in->first + w->t, &before);
-        grown = softmax_largest(COLUMN_ROWS, w->to_weigh, shape.n_rows, in->piece, factor);
+        run_split_end(in, in->first + w->t, &before);
+        grown = softmax_largest(COLUMN_ROWS, w->to_weigh, shape.n_rows, in->split, factor);
     }
     for (uint32_t quarter = 0; quarter < TILE_BLOCKS; quarter++) run_quarter(shape, in, s, w, quarter);
     if (w->weights != NULL) run_close_weights(shape, in, s, w);
     if (w->queries != NULL) run_close_queries(shape, s, w);
     if (w->values != NULL)
-        sealed_add_values(true, w->valued, shape.n_units - 1, shape.n_rows, (size_t)shape.n_units * 16, in->piece.out);
-    if (before.ends) run_piece_fold(in, before);
-    if (grown != 0) softmax_rescale(grown, factor, shape.n_units * 16, in->piece.out);
+        sealed_add_values(true, w->valued, shape.n_units - 1, shape.n_rows, (size_t)shape.n_units * 16, in->split.out);
+    if (before.ends) run_split_fold(in, before);
+    if (grown != 0) softmax_rescale(grown, factor, shape.n_units * 16, in->split.out);
     if (w->scores != NULL && w->scored->rows.by_float != 0)
         run_scores_by_float(in, w->scores, w->scored->rows.by_float, w->to_score);
 }
@@ -298,7 +291,7 @@ FKV_INLINE const uint8_t *run_block(const fkv_run *in, uint32_t t) {
     return in->first + t < in->end ? in->pages + fkv_page_at(in->view, in->first + t) * in->page_bytes : NULL;
 }
 
-/* What turn t prefetches: page t + 4, or what is behind the last. */
+/* Selects the block that loop iteration (turn) t prefetches: page t + 4 of the run, or the block after the run. */
 FKV_INLINE void run_fetch_open(const fkv_run *in, run_turn *w) {
     const uint8_t *later = run_block(in, w->t + 8);
     uint64_t bytes = in->first + w->t + 4 < in->end ? in->block->bytes : in->first + w->t + 4 == in->end ? in->after_bytes : 0;

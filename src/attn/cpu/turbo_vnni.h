@@ -1,21 +1,16 @@
-/* TurboQuant rows for the integer kernels, AVX-512 with VNNI and AMX: queries as digits, codes as levels of the book. The
- * products are those of sealed blocks (sealed_vnni.h, sealed_amx.h, kernels_avx512vnni.c).
+/* TurboQuant rows for the integer kernels (AVX-512 VNNI and AMX): queries are split into base-256 digits (signed bytes), and
+ * codes are converted to codebook levels. The dot-product kernels are shared with sealed blocks (sealed_vnni.h, sealed_amx.h,
+ * kernels_avx512vnni.c).
  *
- * Scores: a query is rounded to 23 bits, once for all tiles, in the three digits of sealed keys, with a step from its largest
- * number; levels are whole numbers already. score = scale of the row * step * (sum of x * level), and the sum is exact. What
- * rounding leaves is no more than what floats leave, whatever the query: its numbers have one step, and so do a row's levels.
- * Only queries of numbers too small for a step are the float kernel's.
+ * Scores: a query is rounded to 23 bits once for all tiles and split into three digits, like the queries for sealed keys. The
+ * rounding step is derived from the query's largest value. Levels are integers. With x for the rounded integers of the query,
+ * score = row scale * step * (sum of x * level), and the sum is exact. The rounding error does not exceed that of the float
+ * kernels, because a query has a single step and a row has a single scale. Only queries whose values are so small that the
+ * inverse of the step would overflow use the float kernels.
  *
- * Values: weights p * scale in two unsigned bytes meet signed levels, as those of sealed blocks do.
+ * Values: weights p * scale are split into two unsigned bytes and multiplied by signed levels, as in sealed blocks.
  *
- * Rows lie token by token, four tokens or four numbers to a dword only after a transposition: that is what these kernels do more
- * than those of sealed blocks, once for a tile.
- *
- * Ladder: decode of 16384 tokens, 32 q / 8 kv / 128, one and two threads, pages in memory.
- *
- *                                           tq4/tq4           tq3/tq3           tq2/tq2      beside it: 2/2 in floats
- *   codes to f32 in registers               5.11 ms           5.26 ms           4.54 ms               5.01 ms
- *   these kernels over AMX           2.96 / 1.79 ms    3.32 / 2.06 ms    2.81 / 1.72 ms        5.05 / 2.97 ms
+ * Rows are stored token by token, so their codes are transposed once per tile. Sealed blocks need no transpose.
  */
 #ifndef FKV_TURBO_VNNI_H
 #define FKV_TURBO_VNNI_H
@@ -24,13 +19,13 @@
 
 /* ---- queries ---- */
 
-/* Rows of queries as digits, numbers in the order of the keys' quads, turbo_channel(). Blocks of rows: where few rows are one
- * matrix, as many as fit in it, else all. */
+/* Query rows as base-256 digits (signed bytes), with values in the order of the key quads (turbo_channel()). In decode, a block
+ * holds as many rows as fit in one matrix; otherwise it holds all rows. */
 typedef struct turbo_queries {
-    uint32_t *n_by_float; /* as in int_queries */
+    uint32_t *n_by_float; /* see int_queries */
     uint32_t *by_float;
     float *step;    /* [rows] */
-    int8_t *digits; /* [blocks of rows, digits, rows of a block, D] */
+    int8_t *digits; /* signed bytes: [blocks of rows, base-256 digits, rows of a block, D] */
 } turbo_queries;
 
 static turbo_queries turbo_queries_in(const void *prepared, uint32_t n_rows) {
@@ -44,7 +39,7 @@ static turbo_queries turbo_queries_in(const void *prepared, uint32_t n_rows) {
     return tq;
 }
 
-/* The number of a row that is at `place` of the quads, as turbo_quads() leaves them. */
+/* Returns the channel at index `place` in the order in which turbo_quads() unpacks codes. */
 FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     uint32_t quad = place / 4;
     uint32_t byte = place % 4;
@@ -52,7 +47,8 @@ FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     return place / 16 * 16 + byte * 4 + quad % 4;
 }
 
-/* One row; rows of a block lie D apart, digits `digit`. Returns whether floats serve it. */
+/* Quantizes one query row to base-256 digits (signed bytes). The digits of a value are `digit` bytes apart. Returns whether the
+ * float kernels should compute the row. */
 static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *step, int8_t *to, size_t digit) {
     alignas(64) float x[FKV_MAX_HEAD_DIM];
     vf max = vf_set(0.0f);
@@ -64,11 +60,11 @@ static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *s
         not_finite |= _mm512_cmp_ps_mask(size, vf_set(INFINITY), _CMP_NLT_UQ);
     }
     float largest = vf_reduce_max(max);
-    float inverse = not_finite == 0 && largest > SMALLEST ? MOST_STEPS / largest : 0.0f;
-    *step = not_finite != 0 ? NAN : largest / MOST_STEPS; /* such a query has no answer, and must not seem to have one */
+    float inverse = not_finite == 0 && largest > SMALLEST ? DIGIT_LIMIT / largest : 0.0f;
+    *step = not_finite != 0 ? NAN : largest / DIGIT_LIMIT; /* non-finite queries must produce NaN instead of a plausible result */
     for (uint32_t d = 0; d < codec->dim; d += VL) {
         vf number = not_finite != 0 ? vf_set(0.0f) : vf_load(x + d);
-        __m512i digits = digits_of(number, vf_set(inverse));
+        __m512i digits = round_to_digits(number, vf_set(inverse));
         FKV_UNROLL
         for (uint32_t i = 0; i < DIGITS; i++)
             _mm_storeu_si128((__m128i *)(to + i * digit + d),
@@ -77,7 +73,7 @@ static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *s
     return not_finite == 0 && largest > 0.0f && largest <= SMALLEST;
 }
 
-/* width: rows of a block. */
+/* Quantizes all query rows in blocks of `width` rows. */
 static void turbo_prepare_blocks(const fkv_codec *codec, const float *q, uint32_t n_rows, uint32_t width, void *prepared) {
     turbo_queries tq = turbo_queries_in(prepared, n_rows);
     size_t digit = (size_t)width * codec->dim;
@@ -90,12 +86,12 @@ static void turbo_prepare_blocks(const fkv_codec *codec, const float *q, uint32_
 
 /* ---- keys ---- */
 
-/* Rows of 3 bits: the high bits of 64 numbers of 16 tokens, from `plane` on, join the low ones. */
+/* For each of 16 tokens, ORs the high bits of 64 three-bit codes, stored at `plane`, into the quads. */
 FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i quads[CHUNK_QUADS]) {
     const __m512i high = _mm512_set1_epi8(4);
     const __m512i bytes[2] = {_mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000),
                               _mm512_set4_epi32(0x0f0f0e0e, 0x0b0b0a0a, 0x07070606, 0x03030202)};
-    __m512i of_tokens[4]; /* 8 numbers to a byte: two of them are used */
+    __m512i of_tokens[4]; /* the high bits of 8 values per byte; only two of the four registers are used */
     load_columns(plane, stride, of_tokens);
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -108,9 +104,9 @@ FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i qua
     }
 }
 
-/* The codes of 64 numbers of 16 tokens as quads: of 4 bits those of even numbers before those of odd ones, of fewer the first of
- * each four numbers, then the second, .... rows: the first token's. Behind a row lie other rows or the scales, and what is there
- * is not used. */
+/* Unpacks the codes of 64 values to quads, for 16 tokens. 4-bit quads hold even values before odd values; narrower quads hold the
+ * first of every four values, then the second, and so on. rows points to the first token. Loads may extend past a row into other
+ * rows or scales; the extra bytes are ignored. */
 FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *rows, uint32_t chunk, __m512i quads[CHUNK_QUADS]) {
     size_t stride = codec->row_bytes[FKV_PART_CODES];
     if (bits == 4) {
@@ -129,7 +125,8 @@ FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *row
     if (bits == 3) turbo_high_bits(rows + fkv_turbo_plane(codec->dim) + (size_t)chunk * 8, stride, quads);
 }
 
-/* 16 tokens as levels plus `more`: 0 where products take signed bytes, 128 where not. */
+/* Converts the keys of 16 tokens to levels and adds `more`, which is 0 for signed multiplication (AMX) and 128 for unsigned
+ * multiplication (VNNI). */
 FKV_INLINE void turbo_keys_open(int bits, int more, const fkv_codec *codec, const uint8_t *rows, sealed_quads *keys) {
     __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)fkv_turbo_books[bits].value));
     book = _mm512_xor_si512(book, _mm512_set1_epi8((char)more));
@@ -159,7 +156,9 @@ FKV_INLINE void turbo_keys_of(int more, const fkv_codec *codec, const uint8_t *c
 
 enum { STRIP_NUMBERS = 128, STRIP_UNITS = STRIP_NUMBERS / 16 };
 
-/* Bytes of four tokens side by side, as token_quads(): of each 16 bytes those of `order` in lanes, 16 bytes to a vector. */
+/* Interleaves the bytes of four tokens like token_quads(), with every 16 bytes permuted by `order`. Each output vector covers 16
+ * bytes of the rows.
+ */
 FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n_bytes, __m512i order, __m512i v[4]) {
     __m512i transposed = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __mmask64 there = ~(__mmask64)0 >> (64 - n_bytes);
@@ -172,7 +171,7 @@ FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n
     token_quads(a, v);
 }
 
-/* Codes of four tokens, units[u]: 16 numbers, a dword each. 4 bits: halves of 16 bytes are two units. */
+/* Unpacks the 4-bit codes of four tokens. units[u] holds 16 values, one dword each; the nibbles of 16 bytes form two units. */
 FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0706, 0x0d0c0504, 0x0b0a0302, 0x09080100);
     const __m512i half = _mm512_set1_epi8(15);
@@ -187,7 +186,7 @@ FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* 2 bits: quarters of 16 bytes are four units. */
+/* Unpacks 2-bit codes; 16 bytes form four units. */
 FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
     const __m512i low = _mm512_set1_epi8(3);
@@ -202,7 +201,8 @@ FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* The high bits of 3-bit codes join them: number k of lane L is bit 4 (L % 2) + k of byte L / 2 of a unit's two. */
+/* ORs the high bits of 3-bit codes into the unpacked low bits. The high bit of value k of lane L is bit 4 * (L % 2) + k of byte L
+ * / 2 of a unit's two bytes. */
 FKV_INLINE void turbo_strip_high(const uint8_t *plane, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0d0c, 0x0b0a0908, 0x07060504, 0x03020100);
     const __m512i high = _mm512_set1_epi8(4);
@@ -240,7 +240,8 @@ FKV_INLINE void turbo_levels_open(int bits, const fkv_codec *codec, const uint8_
     }
 }
 
-/* flatkv writes no scale below 0, but a file may have one: its levels change their signs, and weights stay above 0. */
+/* Negates the levels of tokens with negative scales, so that weights stay non-negative. flatkv never writes a negative scale, but
+ * a page file may contain one. */
 static void turbo_negate(uint64_t below, uint32_t n_units, sealed_levels_tile *levels) {
     for (; below != 0; below &= below - 1) {
         uint32_t token = (uint32_t)__builtin_ctzll(below);
@@ -253,14 +254,14 @@ static void turbo_negate(uint64_t below, uint32_t n_units, sealed_levels_tile *l
     }
 }
 
-/* Levels and norms of a tile of values of either kind. */
+/* Loads the levels and norms of a sealed or TurboQuant tile. */
 static void book_values_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
                              sealed_norms *norms, sealed_levels_tile *levels) {
     uint32_t n_units = codec->dim / 16;
     if (codec->kind != FKV_CODEC_TURBO) {
-        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* without their signs */
+        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* the signs of sealed norms are ignored */
         for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) sealed_levels_of(codec, part, token, levels);
-        levels_behind(n_tokens, n_units, levels);
+        clear_levels_beyond(n_tokens, n_units, levels);
         return;
     }
     uint64_t below = norms_open(codec, part, n_tokens, 1.0f, norms);
@@ -270,11 +271,11 @@ static void book_values_open(const fkv_codec *codec, const uint8_t *const part[F
         turbo_levels_open(3, codec, part[FKV_PART_CODES], n_tokens, levels);
     else
         turbo_levels_open(2, codec, part[FKV_PART_CODES], n_tokens, levels);
-    levels_behind(n_tokens, n_units, levels);
+    clear_levels_beyond(n_tokens, n_units, levels);
     turbo_negate(below, n_units, levels);
 }
 
-/* Lines of the table for all widths. */
+/* Codec table entries for all TurboQuant bit widths. */
 #define TURBO_INT_CODECS(prepare, scores, values)                                                                                \
     {FKV_CODEC_TURBO, 4, prepare, scores, values, turbo_encode}, {FKV_CODEC_TURBO, 3, prepare, scores, values, turbo_encode}, {  \
         FKV_CODEC_TURBO, 2, prepare, scores, values, turbo_encode                                                                \

@@ -1,33 +1,33 @@
-/* The step table on the host: how many words, and the words. See step_words.h for what they mean. */
+/* Computes the size of the step table and fills the table on the host. common/step_words.h defines the words of the table. */
 #ifndef FKV_STEP_TABLE_H
 #define FKV_STEP_TABLE_H
 
 #include "../attn.h"
 #include "common/step_words.h"
 
-/* How the queries of a layer's step are cut; layers for which these are equal share a table. */
-typedef struct fkv_step_cut {
+/* How a layer divides the queries and the history of a step into work items. Layers with equal plans share a step table. */
+typedef struct fkv_step_plan {
     uint32_t page_tokens;
-    uint32_t window; /* 0: all */
+    uint32_t window; /* sliding window in tokens; 0 means no window */
     uint32_t n_sinks;
-    uint32_t heads_per_kv;  /* R = H / G */
-    uint32_t blocks_per_kv; /* pieces of a long history */
-    uint32_t tile_queries;  /* of a prefill tile */
-    bool sealed;            /* the layer has open pages: fkv_attn_row.open counts */
-} fkv_step_cut;
+    uint32_t heads_per_kv;
+    uint32_t blocks_per_kv; /* maximum number of splits per KV head */
+    uint32_t tile_queries;  /* queries per prefill tile */
+    bool sealed;            /* true if the layer has open pages; otherwise, fkv_attn_row.open is not read */
+} fkv_step_plan;
 
-/* The cut of one layer. tile_queries: the prefill kernel's. */
-FKV_SEAM fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries);
+/* Returns the plan of one layer. tile_queries: the result of fkv_prefill_queries() for the device. */
+FKV_INTERNAL fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries);
 
-/* Seen pages of one piece for a query that sees n_seen pages. */
-uint32_t fkv_step_piece_pages(const fkv_step_cut *cut, uint32_t n_seen);
+/* Returns the number of pages per split for a query that attends to n_visible pages. */
+uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible);
 
-/* Words of the table of a step; fkv_step_table_fill() fills exactly so many. */
-FKV_SEAM uint32_t fkv_step_table_words(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows);
-FKV_SEAM void fkv_step_table_fill(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
+/* Returns the size of a step's table in words. fkv_step_table_fill() writes exactly this number of words. */
+FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);
+FKV_INTERNAL void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
-/* Floats that the decode kernel leaves for the merge kernel: sums [pieces, G, rows, D], then {max, total} [G, rows, pieces, 2],
- * where rows = R * queries of an item. */
-FKV_SEAM uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
+/* Returns the size, in floats, of the partial results that decode passes to the merge kernel: sums [splits, G, rows, D], then
+ * {max, total} [G, rows, splits, 2], where rows = R * queries per item. */
+FKV_INTERNAL uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
 
 #endif

@@ -1,7 +1,8 @@
-/* The shapes of the eight tile registers of AMX, which a thread sets before it uses them and gives back after: tiles in use
- * add 8 KiB to every context switch.
+/* Shapes of the eight AMX tile registers. A thread configures the tiles before use and releases them afterwards, because a thread
+ * with configured tiles has 8 KiB of additional state to save at every context switch.
  *
- * gcc's intrinsics do not say that they read memory: what a tile is to hold must be stored before fkv_tiles_see_stores().
+ * GCC's tile intrinsics do not declare that they read memory. fkv_tiles_see_stores() must be called between stores and a tile
+ * load that reads the stored bytes.
  */
 #ifndef FKV_AMX_TILES_H
 #define FKV_AMX_TILES_H
@@ -10,9 +11,9 @@
 
 #include <immintrin.h>
 
-enum { FKV_TILE_HEIGHT = 16, FKV_TILE_BYTES = 64 /* of a row */ };
+enum { FKV_TILE_HEIGHT = 16, FKV_TILE_BYTES = 64 /* per row */ };
 
-/* As ldtilecfg reads it. */
+/* Operand layout of ldtilecfg. */
 typedef struct fkv_tile_shapes {
     uint8_t palette;
     uint8_t start_row;
@@ -20,7 +21,7 @@ typedef struct fkv_tile_shapes {
     uint16_t row_bytes[16];
     uint8_t n_rows[16];
 } fkv_tile_shapes;
-_Static_assert(sizeof(fkv_tile_shapes) == 64, "the processor's layout");
+_Static_assert(sizeof(fkv_tile_shapes) == 64, "must match the operand size of ldtilecfg");
 
 FKV_INLINE void fkv_tiles_see_stores(void) { __asm__ volatile("" ::: "memory"); }
 

@@ -1,15 +1,15 @@
-/* What the integer kernels of attention and of the model's products share: floats as whole numbers in two signed bytes, and the
- * dot product of codes with them. The lanes are 16 rows of codes (keys, or rows of weights); four codes of a row (a quad) are one
- * dword of its lane. In files compiled with VNNI.
- */
+/* Integer dot products shared by the attention and weight-product kernels: floats are rounded to integers, split into two signed
+ * bytes, and multiplied by codes. The lanes are 16 rows of codes (keys or weight rows), and a dword of a lane holds four codes of
+ * its row (a quad). Requires VNNI. */
 #ifndef FKV_QUADS_AVX512_H
 #define FKV_QUADS_AVX512_H
 
 #include "vec_avx512.h"
 
-enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* along a row */
+enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* a unit has 32 consecutive values of a row */
 
-/* The largest |x| / step: 127 * 256. Numbers all below SMALLEST count as 0: their step would be no float's inverse. */
+/* LARGEST is the maximum of |x| / step after rounding: 127 * 256. A row whose values are all below SMALLEST is treated as 0,
+ * because the inverse of its step would overflow. */
 static const float LARGEST = 32512.0f;
 static const float SMALLEST = 1e-30f;
 
@@ -18,14 +18,14 @@ typedef struct bytes2 {
     __m128i low;
 } bytes2;
 
-/* 16 whole numbers of at most LARGEST to high and low bytes, both signed. */
-FKV_INLINE bytes2 split(__m512i x) {
+/* Splits 16 integers of magnitude up to LARGEST into signed high and low bytes. */
+FKV_INLINE bytes2 split_bytes(__m512i x) {
     __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
     __m512i low = _mm512_sub_epi32(x, _mm512_slli_epi32(high, 8));
     return (bytes2){_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low)};
 }
 
-FKV_INLINE __m512i join(__m512i high, __m512i low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+FKV_INLINE __m512i join_bytes(__m512i high, __m512i low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 
 FKV_INLINE int32_t dword(const int8_t *p) {
     int32_t x;
@@ -33,8 +33,10 @@ FKV_INLINE int32_t dword(const int8_t *p) {
     return x;
 }
 
-/* even[i] + odd[i] += in lane r the codes of row r times bytes[i], over n_quads quads. Counts are constants. Sums are exact, so
- * in any order; each is a chain of its own, and a caller with few of them gives odd quads their own, too (odd may be even). */
+/* For each i, computes the dot product of row r's codes with bytes[i] over n_quads quads, and adds the result to lane r of
+ * even[i] + odd[i]. Counts are compile-time constants. Sums are exact in any order. Additions to one accumulator form a
+ * dependency chain. Callers with few accumulators therefore pass separate accumulators for odd quads; all others pass odd =
+ * even. */
 FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
                           __m512i *odd) {
     FKV_UNROLL
@@ -46,7 +48,7 @@ FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const i
     }
 }
 
-/* Bytes of two codes of 4 bits: the low halves to quads[0..n), the high ones to quads[n..2n). */
+/* Splits bytes that hold two 4-bit codes: the low nibbles go to quads[0..n) and the high nibbles to quads[n..2n). */
 FKV_INLINE void split_halves(int n, __m512i *quads) {
     __m512i half = _mm512_set1_epi8(15);
     FKV_UNROLL

@@ -1,4 +1,4 @@
-/* Vector primitives over AVX2, FMA and F16C: 8 floats. See kernels_body.h for what each must do. */
+/* Vector primitives for AVX2, FMA and F16C: 8 floats. kernels_body.h and vec_avx512.h describe their contracts. */
 #ifndef FKV_VEC_AVX2_H
 #define FKV_VEC_AVX2_H
 
@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 typedef __m256 vf;
-enum { VL = 8, UNIT_VECS = 2, MANY_ROWS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
+enum { VL = 8, UNIT_VECS = 2, PREFILL_ROWS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
@@ -67,13 +67,14 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
 
 static const float VF_BYTE_UNIT = 0x1p-24f;
 FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
-    __m128i lane = _mm_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080); /* 0x80: a byte of 0 */
+    __m128i lane =
+        _mm_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080); /* index 0x80 makes the shuffle produce a zero byte */
     __m256i to_high = _mm256_broadcastsi128_si256(_mm_add_epi32(lane, _mm_set1_epi32(byte << 24)));
     for (int i = 0; i < UNIT_VECS; i++)
         out[i] = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), to_high));
 }
 
-/* As bfloat16: low and high bytes. */
+/* Codebook of 16 bfloat16 values, stored as separate low and high bytes. */
 typedef struct vf_book16 {
     __m256i low;
     __m256i high;
@@ -94,7 +95,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
         __m256i codes = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), pairs);
         __m256i low = _mm256_shuffle_epi8(book->low, codes);
         __m256i high = _mm256_shuffle_epi8(book->high, codes);
-        __m256i first = _mm256_unpacklo_epi8(low, high); /* of bytes 0 and 1 of each dword */
+        __m256i first = _mm256_unpacklo_epi8(low, high); /* bytes 0 and 1 of each dword */
         __m256i second = _mm256_unpackhi_epi8(low, high);
         out[0][i] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
         out[1][i] = _mm256_castsi256_ps(_mm256_and_si256(first, upper));
@@ -103,7 +104,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
     }
 }
 
-/* 64 bytes below 16, each to table[byte]. */
+/* Replaces each of 64 bytes, all below 16, with table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     for (int i = 0; i < 2; i++) {
@@ -153,7 +154,8 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
     }
 }
 
-/* Eight values of a book to a register: vpermps reads the low three bits of each lane. Books of 2 bits repeat in it. */
+/* Multiplies eight codebook values by a scale. vpermps uses the low three bits of each lane as the index; the four values of a
+ * 2-bit codebook are therefore stored twice. */
 FKV_INLINE vf vf_book_half(const int8_t *value, float scale) {
     return vf_mul(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)value))), vf_set(scale));
 }
@@ -161,7 +163,7 @@ FKV_INLINE vf vf_book_half(const int8_t *value, float scale) {
 FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale) {
     vf_affine a;
     a.scale = vf_book_half(value, scale);
-    a.bias = bits == 4 ? vf_book_half(value + 8, scale) : a.scale; /* the upper half */
+    a.bias = bits == 4 ? vf_book_half(value + 8, scale) : a.scale; /* upper half */
     return a;
 }
 
@@ -193,7 +195,8 @@ FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, 
 }
 
 FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
-    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1])); /* 0-3 8-11 4-7 12-15 */
+    /* elements are in the order 0-3, 8-11, 4-7, 12-15 */
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1]));
     words = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }

@@ -1,4 +1,5 @@
-/* Vector primitives over AVX-512 (F, BW, VL, DQ): 16 floats. See kernels_body.h for what each must do. */
+/* Vector primitives for AVX-512 (F, BW, VL, DQ): 16 floats. The comments in this file also apply to the primitives of the same
+ * name for the other instruction sets; see also kernels_body.h. */
 #ifndef FKV_VEC_AVX512_H
 #define FKV_VEC_AVX512_H
 
@@ -7,7 +8,7 @@
 #include <immintrin.h>
 
 typedef __m512 vf;
-enum { VL = 16, UNIT_VECS = 1, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
+enum { VL = 16, UNIT_VECS = 1, PREFILL_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
@@ -35,7 +36,7 @@ FKV_INLINE float vf_reduce_add(vf a) {
 FKV_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
 FKV_INLINE float vf_reduce_min(vf a) { return _mm512_reduce_min_ps(a); }
 
-/* out[i] = sum of a[i], i < BLOCK_TOKENS: a transpose of 4x4 lanes and three additions. */
+/* Stores out[i] = sum of the lanes of a[i], i < BLOCK_TOKENS, with a 4x4 lane transpose and three additions. */
 FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
@@ -45,7 +46,7 @@ FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
-/* 16 numbers of 16 bits. */
+/* Loads 16 half-precision values. */
 FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -53,48 +54,50 @@ FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* Of 16 dwords the bits from `shift` on that `mask` keeps. */
+/* Converts the bits of 16 dwords, shifted right by `shift` and masked, to floats. */
 FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
     __m512i dwords = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
     out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
-/* One byte of each of 16 dwords, signed, in VF_BYTE_UNIT; the lowest is byte 0. */
+/* Loads byte `byte` (0 is the lowest) of each of 16 dwords as a signed value, expressed as a multiple of VF_BYTE_UNIT. */
 static const float VF_BYTE_UNIT = 0x1p-24f;
 FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
-    __m512i to_high = _mm512_set4_epi32(0x0c808080, 0x08808080, 0x04808080, 0x00808080); /* 0x80: a byte of 0 */
+    __m512i to_high =
+        _mm512_set4_epi32(0x0c808080, 0x08808080, 0x04808080, 0x00808080); /* index 0x80 makes the shuffle produce a zero byte */
     to_high = _mm512_add_epi32(to_high, _mm512_set1_epi32(byte << 24));
     out[0] = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(_mm512_loadu_si512(p), to_high));
 }
 
-/* A book of 16 numbers; they must be bfloat16, which other instruction sets look up. */
+/* Codebook of 16 values. They must be representable as bfloat16, because other instruction sets store them in this type. */
 typedef vf vf_book16;
 FKV_INLINE vf_book16 vf_book16_make(const float number[16]) { return vf_load(number); }
 
-/* What the bytes of 16 dwords stand for, each below 16: out[i] of bytes i. */
+/* Looks up each byte of 16 dwords in the codebook. All bytes must be below 16. out[i] receives the codebook values for byte i of
+ * each dword. */
 FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][UNIT_VECS]) {
-    __m512i codes = _mm512_loadu_si512(p); /* vpermps reads the low 4 bits of each lane */
+    __m512i codes = _mm512_loadu_si512(p); /* vpermps uses the low 4 bits of each lane */
     FKV_UNROLL
     for (unsigned i = 0; i < 4; i++) out[i][0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * i), *book);
 }
 
-/* 64 bytes below 16, each to table[byte]. */
+/* Replaces each of 64 bytes, all below 16, with table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
     _mm512_storeu_si512(bytes, _mm512_shuffle_epi8(all, _mm512_loadu_si512(bytes)));
 }
 
-/* Of 64 bytes the four bits from `shift` on (0 or 4), through a table of bytes. out: 64-byte aligned. */
+/* For each of 64 bytes, looks up the four bits at `shift` (0 or 4) in a table of bytes. out is 64-byte aligned. */
 FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
     __m512i codes = _mm512_and_si512(_mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift), _mm512_set1_epi8(15));
     __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
     _mm512_store_si512(out, _mm512_shuffle_epi8(bytes, codes));
 }
 
-/* value = scale * code + bias. For 4 and 2 bits all values of a group fit one register, so that decoding is a table look-up:
- * vpermps reads the low 4 bits of each lane and needs no mask; for 2 bits the table repeats every 4 entries. */
+/* Parameters of value = scale * code + bias. For 4 and 2 bits, the values of all codes fit in one register, so decoding is a
+ * table look-up. vpermps uses the low 4 bits of each lane and needs no mask; the 2-bit table repeats every 4 entries. */
 typedef struct vf_affine {
-    vf scale; /* 8 bits; 4 and 2: the table */
+    vf scale; /* scale for 8 bits; look-up table for 4 and 2 bits */
     vf bias;
 } vf_affine;
 
@@ -107,7 +110,7 @@ FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
     return a;
 }
 
-/* 16 values from 2 * bits bytes of codes. */
+/* Decodes 16 values from 2 * bits bytes of codes. */
 FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
     if (bits == 8) {
         __m512i c = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
@@ -126,7 +129,10 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
     }
 }
 
-/* A book of 16 values, or of 4 that repeat; of 3 bits: its lower and its upper half, each repeated. */
+/* Multiplies 16 codebook values by a scale. A 4-bit codebook fills all 16 entries. A 2-bit codebook has 4 values, which are
+ * stored four times. A 3-bit codebook is split into its lower and upper four values; each half is stored four times in its own
+ * table.
+ */
 FKV_INLINE vf vf_book_values(__m128i bytes, float scale) {
     return vf_mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), vf_set(scale));
 }
@@ -143,7 +149,7 @@ FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale)
     return a;
 }
 
-/* 16 values; plane: the high bits of 3-bit codes. */
+/* Decodes 16 codebook codes to values. plane points to the high bits of 3-bit codes. */
 FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
                         vf out[UNIT_VECS]) {
     (void)value;
@@ -158,12 +164,12 @@ FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, 
     out[0] = _mm512_mask_permutexvar_ps(out[0], high, words, a.bias);
 }
 
-/* 16 whole numbers in 0..255 to bytes. */
+/* Stores 16 integers in 0..255 as bytes. */
 FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a[0])));
 }
 
-/* Within each 128-bit lane: dword k of to[i] is dword i of from[k]. */
+/* Transposes 4x4 dwords within each 128-bit lane: dword k of to[i] is dword i of from[k]. */
 FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
     __m512i low01 = _mm512_unpacklo_epi32(from[0], from[1]);
     __m512i high01 = _mm512_unpackhi_epi32(from[0], from[1]);

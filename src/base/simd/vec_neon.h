@@ -1,4 +1,4 @@
-/* Vector primitives over NEON (aarch64): 4 floats. See kernels_body.h for what each must do. */
+/* Vector primitives for NEON (aarch64): 4 floats. kernels_body.h and vec_avx512.h describe their contracts. */
 #ifndef FKV_VEC_NEON_H
 #define FKV_VEC_NEON_H
 
@@ -7,7 +7,7 @@
 #include <arm_neon.h>
 
 typedef float32x4_t vf;
-enum { VL = 4, UNIT_VECS = 4, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
+enum { VL = 4, UNIT_VECS = 4, PREFILL_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
 FKV_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
@@ -52,12 +52,13 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
 
 static const float VF_BYTE_UNIT = 0x1p-24f;
 FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
-    static const uint32_t lane[4] = {0x00ffffff, 0x04ffffff, 0x08ffffff, 0x0cffffff}; /* 0xff: a byte of 0 */
+    /* index 0xff makes the look-up produce a zero byte */
+    static const uint32_t lane[4] = {0x00ffffff, 0x04ffffff, 0x08ffffff, 0x0cffffff};
     uint8x16_t to_high = vreinterpretq_u8_u32(vaddq_u32(vld1q_u32(lane), vdupq_n_u32((uint32_t)byte << 24)));
     for (int i = 0; i < UNIT_VECS; i++) out[i] = vcvtq_f32_s32(vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(p + 16 * i), to_high)));
 }
 
-/* As bfloat16: low and high bytes. */
+/* Codebook of 16 bfloat16 values, stored as separate low and high bytes. */
 typedef struct vf_book16 {
     uint8x16_t low;
     uint8x16_t high;
@@ -74,7 +75,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
     for (int i = 0; i < UNIT_VECS; i++) {
         uint8x16_t codes = vqtbl1q_u8(vld1q_u8(p + 16 * i), vld1q_u8(pairs));
         uint8x16x2_t halves = vzipq_u8(vqtbl1q_u8(book->low, codes), vqtbl1q_u8(book->high, codes));
-        uint32x4_t first = vreinterpretq_u32_u8(halves.val[0]); /* of bytes 0 and 1 of each dword */
+        uint32x4_t first = vreinterpretq_u32_u8(halves.val[0]); /* bytes 0 and 1 of each dword */
         uint32x4_t second = vreinterpretq_u32_u8(halves.val[1]);
         out[0][i] = vreinterpretq_f32_u32(vshlq_n_u32(first, 16));
         out[1][i] = vreinterpretq_f32_u32(vandq_u32(first, upper));
@@ -83,7 +84,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
     }
 }
 
-/* 64 bytes below 16, each to table[byte]. */
+/* Replaces each of 64 bytes, all below 16, with table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     uint8x16_t all = vld1q_u8(table);
     for (int i = 0; i < 4; i++) vst1q_u8(bytes + 16 * i, vqtbl1q_u8(all, vld1q_u8(bytes + 16 * i)));
@@ -107,7 +108,7 @@ FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
     return (vf_affine){vf_set(scale), vf_set(bias)};
 }
 
-/* 16 codes of 4 or 2 bits as bytes. */
+/* Unpacks 16 codes of 4 or 2 bits to bytes. */
 FKV_INLINE uint8x16_t neon_codes(int bits, const uint8_t *codes) {
     if (bits == 4) {
         uint8x8_t b = vld1_u8(codes);

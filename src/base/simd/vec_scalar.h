@@ -1,4 +1,5 @@
-/* Vector primitives in plain C: 4 floats, for machines without a vector path. See kernels_body.h for what each must do. */
+/* Vector primitives in portable C: 4 floats, for machines without vector kernels. kernels_body.h and vec_avx512.h describe their
+ * contracts. */
 #ifndef FKV_VEC_SCALAR_H
 #define FKV_VEC_SCALAR_H
 
@@ -9,7 +10,7 @@
 typedef struct vf {
     float lane[4];
 } vf;
-enum { VL = 4, UNIT_VECS = 4, MANY_ROWS = 2, BLOCK_TOKENS = 1, CHUNK_UNITS = 1, PRODUCT_TOKENS = 1 };
+enum { VL = 4, UNIT_VECS = 4, PREFILL_ROWS = 2, BLOCK_TOKENS = 1, CHUNK_UNITS = 1, PRODUCT_TOKENS = 1 };
 
 #define EACH_LANE(expr)                                                                                                          \
     do {                                                                                                                         \
@@ -32,24 +33,27 @@ FKV_INLINE vf vf_round(vf a) { EACH_LANE(rintf(a.lane[i])); }
 FKV_INLINE vf vf_not_nan(vf a) { EACH_LANE(a.lane[i] == a.lane[i] ? a.lane[i] : 0.0f); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { EACH_LANE(x.lane[i] < limit.lane[i] ? 0.0f : y.lane[i]); }
 FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) { EACH_LANE(x.lane[i] < limit.lane[i] ? y.lane[i] : z.lane[i]); }
-FKV_INLINE int32_t whole(float n) { return n >= -126.0f && n <= 127.0f ? (int32_t)n : 0; } /* NaN: any number will do */
-FKV_INLINE vf vf_times_pow2(vf a, vf n) { EACH_LANE(a.lane[i] * fkv_float_of((uint32_t)(whole(n.lane[i]) + 127) << 23)); }
+/* callers ignore the result for NaN */
+FKV_INLINE int32_t clamp_exponent(float n) { return n >= -126.0f && n <= 127.0f ? (int32_t)n : 0; }
+FKV_INLINE vf vf_times_pow2(vf a, vf n) {
+    EACH_LANE(a.lane[i] * fkv_float_of((uint32_t)(clamp_exponent(n.lane[i]) + 127) << 23));
+}
 FKV_INLINE float vf_reduce_add(vf a) { return (a.lane[0] + a.lane[1]) + (a.lane[2] + a.lane[3]); }
 FKV_INLINE float vf_reduce_max(vf a) { return fmaxf(fmaxf(a.lane[0], a.lane[1]), fmaxf(a.lane[2], a.lane[3])); }
 FKV_INLINE float vf_reduce_min(vf a) { return fminf(fminf(a.lane[0], a.lane[1]), fminf(a.lane[2], a.lane[3])); }
 
 FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) { out[0] = vf_reduce_add(a[0]); }
 
-FKV_INLINE uint16_t half_at(const uint8_t *p, int i) {
+FKV_INLINE uint16_t load_half_bits(const uint8_t *p, int i) {
     uint16_t h;
     memcpy(&h, p + 2 * i, sizeof h);
     return h;
 }
 FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
-    for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = fkv_f16_to_f32(half_at(p, i));
+    for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = fkv_f16_to_f32(load_half_bits(p, i));
 }
 FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
-    for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = fkv_bf16_to_f32(half_at(p, i));
+    for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = fkv_bf16_to_f32(load_half_bits(p, i));
 }
 
 FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
@@ -79,7 +83,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
     for (int i = 0; i < 64; i++) out[i % 4][i / 4 / VL].lane[i / 4 % VL] = book->number[p[i] & 15];
 }
 
-/* 64 bytes below 16, each to table[byte]. */
+/* Replaces each of 64 bytes, all below 16, with table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i] & 15];
 }

@@ -1,7 +1,6 @@
-# bash completion for flatkv. Commands, options and their words are read from the program's own --help, so this file never lags
-# behind it.
+# bash completion for flatkv. Commands, options and choices are read from the program's --help, so they are always up to date.
 
-# What --help prints for the command and, where it has its own, the subcommand.
+# Prints the --help text of the subcommand if there is one, otherwise that of the command.
 _flatkv_help() { # program command word
     local help inner
     help=$("$1" "$2" --help 2>/dev/null)
@@ -15,12 +14,13 @@ _flatkv() {
     COMPREPLY=()
     if [ "$COMP_CWORD" = 1 ]; then
         words="$("$program" --help 2>/dev/null | sed -n 's/^  \([a-z]\{1,\}\) .*/\1/p') --help --version"
-        # shellcheck disable=SC2207 # words of letters
+        # shellcheck disable=SC2207 # the words contain only letters
         COMPREPLY=($(compgen -W "$words" -- "$current"))
         return
     fi
     help=$(_flatkv_help "$program" "$command" "${COMP_WORDS[2]}")
     case $before in
+    --codecs) choices="sealed calibrated 16/16 8/8 8/4 4/4 tq4 tq3 tq2" ;;
     -*) choices=$(sed -n "s/^  .*$before \([^ ]*|[^ ]*\).*/\1/p" <<<"$help" | tr '|' ' ') ;;
     esac
     case $before in

@@ -1,12 +1,9 @@
-/* Panels out of rows of blocks, as weight files have them, for products with matrices that stay mapped. Byte for byte what
- * fkv_matrix_set_codes() makes of the same rows.
+/* Converts rows of ggml blocks from weight files to panels, for products with mapped matrices. The result is byte-identical to
+ * fkv_matrix_set_codes() on the same rows.
  *
- * A line of a panel is a dword of each of 16 rows side by side: 16 loads and a transposition make 16 of them, and what a form
- * packs otherwise than panels do is shifts of whole lines.
- *
- * Measured with Q4_K, 2048 columns, one thread, bytes of the file a second: rows to codes to panels (matrix.c) 0.5 GB, dwords of
- * one row after another 2.1, gathers of a line 5.6, this 7.0; the product alone, over panels in memory, 7.3, with this before it
- * 4.8.
+ * A line of a panel holds one dword of each of 16 rows, so 16 loads and a transpose produce 16 lines. Differences between the bit
+ * layouts of blocks and panels are resolved by shifting whole lines. For Q4_K with 2048 columns, one thread converts 7.0 GB of
+ * file data per second.
  */
 #ifndef FKV_FILL_AVX512_H
 #define FKV_FILL_AVX512_H
@@ -16,7 +13,7 @@
 
 #include <immintrin.h>
 
-/* The same place in 16 rows. */
+/* Address of the same byte position in each of 16 rows, which are `stride` bytes apart. */
 typedef struct row_place {
     const uint8_t *at;
     uint64_t stride;
@@ -32,9 +29,9 @@ FKV_INLINE __m128i load_16_bytes(row_place rows, int row) {
     return _mm_loadu_si128((const __m128i *)(rows.at + (uint64_t)row * rows.stride));
 }
 
-/* 16 bytes of each row: four lines. */
-FKV_INLINE void turn_16_bytes(row_place rows, __m512i lines[4]) {
-    __m512i a[4]; /* rows i, 4 + i, 8 + i, 12 + i in its quarters */
+/* Transposes 16 bytes of each row to four lines. */
+FKV_INLINE void transpose_16_bytes(row_place rows, __m512i lines[4]) {
+    __m512i a[4]; /* the 128-bit lanes of a[i] hold rows i, 4 + i, 8 + i and 12 + i */
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {
         a[i] = _mm512_castsi128_si512(load_16_bytes(rows, i));
@@ -45,8 +42,8 @@ FKV_INLINE void turn_16_bytes(row_place rows, __m512i lines[4]) {
     transpose_dwords(a, lines);
 }
 
-/* 64 bytes of each row: 16 lines. */
-FKV_INLINE void turn_64_bytes(row_place rows, __m512i lines[16]) {
+/* Transposes 64 bytes of each row to 16 lines. */
+FKV_INLINE void transpose_64_bytes(row_place rows, __m512i lines[16]) {
     __m512i a[16];
     __m512i b[16];
     FKV_UNROLL
@@ -63,8 +60,9 @@ FKV_INLINE void turn_64_bytes(row_place rows, __m512i lines[16]) {
         b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+    /* b[4 * q + c] holds rows 4 * q to 4 * q + 3; its 128-bit lanes hold columns c, 4 + c, 8 + c and 12 + c */
     FKV_UNROLL
-    for (int c = 0; c < 4; c++) { /* b[4 q + c] has rows 4 q on, columns c, 4 + c, 8 + c, 12 + c in its quarters */
+    for (int c = 0; c < 4; c++) {
         __m512i even_0 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
         __m512i odd_0 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
         __m512i even_8 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
@@ -76,7 +74,7 @@ FKV_INLINE void turn_64_bytes(row_place rows, __m512i lines[16]) {
     }
 }
 
-/* A half of each row. */
+/* Loads a 16-bit value of each row. */
 FKV_INLINE __m256i load_halves(row_place rows) {
     alignas(32) uint16_t halves[FKV_PANEL_ROWS];
     for (int i = 0; i < FKV_PANEL_ROWS; i++) memcpy(&halves[i], rows.at + (uint64_t)i * rows.stride, sizeof *halves);
@@ -96,7 +94,7 @@ FKV_INLINE void write_halves(panel_writer *w, __m512 numbers) {
     w->halves += FKV_HALVES_BYTES;
 }
 
-/* The four lines of a unit whose 32 codes are the low, or the high, halves of 32 bytes of each row. */
+/* Writes the four lines of a unit whose 32 codes are the low or high nibbles of 32 bytes of each row. */
 FKV_INLINE void write_nibbles(panel_writer *w, const __m512i bytes[8], bool high) {
     const __m512i low_halves = _mm512_set1_epi32(0x0f0f0f0f);
     FKV_UNROLL
@@ -112,16 +110,16 @@ FKV_INLINE __m512 byte_floats(__m512i dwords, int byte, bool is_signed) {
     return _mm512_cvtepi32_ps(is_signed ? _mm512_srai_epi32(top, 24) : _mm512_srli_epi32(top, 24));
 }
 
-FKV_INLINE row_place place(row_place block, uint64_t offset) { return (row_place){block.at + offset, block.stride}; }
+FKV_INLINE row_place row_place_at(row_place block, uint64_t offset) { return (row_place){block.at + offset, block.stride}; }
 
-/* ---- the forms: one block of 16 rows each ---- */
+/* ---- block formats ---- */
 
 FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     const __m512i six = _mm512_set1_epi32(0x3f3f3f3f);
     const __m512i four = _mm512_set1_epi32(0x0f0f0f0f);
     const __m512i upper = _mm512_set1_epi32(0x30303030);
-    __m512i head[4]; /* d and dmin; scales; minima; the rest of both */
-    turn_16_bytes(block, head);
+    __m512i head[4]; /* the four dwords of a block header: d and dmin; scales; minima; remaining bits of scales and minima */
+    transpose_16_bytes(block, head);
     __m512 d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(head[0]));
     __m512 d_min = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(head[0], 16)));
     __m512i later = _mm512_and_si512(head[3], four);
@@ -138,13 +136,14 @@ FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     }
     for (int part = 0; part < 2; part++) {
         __m512i bytes[16];
-        turn_64_bytes(place(block, 16 + 64 * (uint64_t)part), bytes);
+        transpose_64_bytes(row_place_at(block, 16 + 64 * (uint64_t)part), bytes);
         FKV_UNROLL
         for (int i = 0; i < 4; i++) write_nibbles(w, bytes + i / 2 * 8, i % 2 != 0);
     }
 }
 
-/* The two lines of a unit with the upper pairs of its codes: bits 2 quarter on of 32 bytes of each row. */
+/* Writes the two lines that hold the upper two bits of a unit's codes. The bits come from bit 2 * quarter upward in 32 bytes of
+ * each row. */
 FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter) {
     FKV_UNROLL
     for (int line = 0; line < 2; line++) {
@@ -164,14 +163,14 @@ FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter
 FKV_INLINE void fill_q6_k(row_place block, panel_writer *w) {
     __m512i scales[4];
     __m512i pairs[16];
-    turn_16_bytes(place(block, 192), scales);
-    turn_64_bytes(place(block, 128), pairs);
-    __m512 d = _mm512_cvtph_ps(load_halves(place(block, 208)));
+    transpose_16_bytes(row_place_at(block, 192), scales);
+    transpose_64_bytes(row_place_at(block, 128), pairs);
+    __m512 d = _mm512_cvtph_ps(load_halves(row_place_at(block, 208)));
     FKV_UNROLL
     for (int g = 0; g < 16; g++) write_halves(w, _mm512_mul_ps(d, byte_floats(scales[g / 4], g % 4, true)));
     for (int half = 0; half < 2; half++) {
         __m512i low[16];
-        turn_64_bytes(place(block, 64 * (uint64_t)half), low);
+        transpose_64_bytes(row_place_at(block, 64 * (uint64_t)half), low);
         FKV_UNROLL
         for (int quarter = 0; quarter < 4; quarter++) {
             write_nibbles(w, low + quarter % 2 * 8, quarter >= 2);
@@ -180,17 +179,17 @@ FKV_INLINE void fill_q6_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Nibbles as panels have them already. */
+/* Writes nibbles that are already in panel order. */
 FKV_INLINE void fill_16_bytes(row_place bytes, panel_writer *w) {
     __m512i lines[4];
-    turn_16_bytes(bytes, lines);
+    transpose_16_bytes(bytes, lines);
     FKV_UNROLL
     for (int j = 0; j < 4; j++) write_line(w, lines[j]);
 }
 
 FKV_INLINE void fill_q4_0(row_place block, panel_writer *w) {
     write_halves(w, _mm512_cvtph_ps(load_halves(block)));
-    fill_16_bytes(place(block, 2), w);
+    fill_16_bytes(row_place_at(block, 2), w);
 }
 
 FKV_INLINE void fill_q8_0(row_place block, panel_writer *w) {
@@ -198,24 +197,25 @@ FKV_INLINE void fill_q8_0(row_place block, panel_writer *w) {
     FKV_UNROLL
     for (int part = 0; part < 2; part++) {
         __m512i lines[4];
-        turn_16_bytes(place(block, 2 + 16 * (uint64_t)part), lines);
+        transpose_16_bytes(row_place_at(block, 2 + 16 * (uint64_t)part), lines);
         FKV_UNROLL
         for (int j = 0; j < 4; j++) write_line(w, _mm512_xor_si512(lines[j], _mm512_set1_epi32((int)0x80808080)));
     }
 }
 
-/* 2 ^ (e - 128) has e - 1 for its exponent; below, f16 has only zero. */
+/* The scale 2 ^ (e - 128) has the biased float exponent e - 1. The exponent is clamped to at least 0, because scales with smaller
+ * exponents are 0 in f16. */
 FKV_INLINE void fill_mxfp4(row_place block, panel_writer *w) {
     const __m512i one = _mm512_set1_epi32(1);
     __m512i e = _mm512_and_si512(_mm512_cvtepu16_epi32(load_halves(block)), _mm512_set1_epi32(255));
     e = _mm512_sub_epi32(_mm512_max_epi32(e, one), one);
     write_halves(w, _mm512_castsi512_ps(_mm512_slli_epi32(e, 23)));
-    fill_16_bytes(place(block, 1), w);
+    fill_16_bytes(row_place_at(block, 1), w);
 }
 
-/* ---- all of them ---- */
+/* ---- dispatch by format ---- */
 
-/* What the next 16 rows have where these have one block; they lie behind. */
+/* Prefetches the block at the same position in the next 16 rows. */
 FKV_INLINE void prefetch_rows(const uint8_t *rows, uint64_t row_bytes, uint32_t block, uint32_t block_bytes) {
     const uint8_t *next = rows + FKV_PANEL_ROWS * (row_bytes + (uint64_t)block * block_bytes);
     for (uint32_t i = 0; i < FKV_PANEL_ROWS * block_bytes; i += 64) FKV_PREFETCH_FAR(next + i);
@@ -232,7 +232,7 @@ FKV_INLINE fkv_filled fill_blocks(fkv_matrix_kind kind, uint32_t block_cols, uin
     return w.not_finite != 0 ? FKV_FILLED_NOT_FINITE : FKV_FILLED;
 }
 
-static fkv_filled fill_panel(fkv_row_form form, const uint8_t *rows, uint64_t row_bytes, uint32_t n_cols, uint8_t *panel) {
+static fkv_filled fill_avx512_panel(fkv_row_form form, const uint8_t *rows, uint64_t row_bytes, uint32_t n_cols, uint8_t *panel) {
     switch (form) {
     case FKV_ROWS_Q4_0: return fill_blocks(FKV_MATRIX_CENTERED4, 32, 18, fill_q4_0, rows, row_bytes, n_cols, panel);
     case FKV_ROWS_Q8_0: return fill_blocks(FKV_MATRIX_CENTERED8, 32, 34, fill_q8_0, rows, row_bytes, n_cols, panel);

@@ -1,42 +1,42 @@
-/* The product of packed panels with blocks of 16 tokens over AMX, with the bits of product_vnni.h: sums of integers are exact in
- * any order, and what happens to a sum afterwards is the same float operations in the same order.
+/* AMX matrix products of packed weight panels with blocks of 16 tokens. Results are bit-identical to those of product_vnni.h:
+ * integer sums are exact in any order, and the float operations that follow are the same in the same order.
  *
- * A = the high or the low bytes of 16 tokens x a unit of columns; B = the unit's quads, unpacked to bytes. The matrix unit makes
- * the sums of one unit while the vector unit turns those of another into floats; the outputs of 16 tokens x 16 rows stay in
- * registers. Groups smaller than a unit would leave half of every tile empty and are as quick on vectors.
+ * Matrix A holds the high or the low bytes of 16 tokens for one unit of columns. Matrix B holds the quads of the unit as bytes.
+ * The matrix unit sums one unit while the vector units convert the sums of another; the outputs of 16 tokens x 16 rows stay in
+ * registers. Groups smaller than a unit would leave half of every tile empty, so they use the vector kernels instead.
  *
- * A span of columns of some panels is unpacked once for all tokens, and a block's bytes of that span stay in L1
- * while the panels pass over them. What has been summed before the span waits in out, as the same floats.
- *
- * Codes of 8 bits are tiles as they lie in the panel, so that one block of tokens is worth it: 16 tokens x 16 rows x 32 columns
- * in cache take 93 cycles of the clock, on vectors 142.
+ * A span of columns is unpacked for several panels at once and used by all tokens. The activation bytes of a block of tokens stay
+ * in L1 while these panels are processed. Partial sums are kept in out. 8-bit codes are loaded as tiles without unpacking, so AMX
+ * is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32 columns take 93
+ * cycles with AMX and 142 cycles with vectors.
  */
 #include "../../base/simd/amx_tiles.h"
 #include "fill_avx512.h"
 #include "product_amx_bf16.h"
 
 enum {
-    SPAN_UNITS = 16, /* 16 KiB of a block's bytes, 8 KiB of a panel's codes */
+    SPAN_UNITS = 16, /* units per span: 16 KiB of activations per block of tokens and 8 KiB of codes per panel */
     SPAN_PANELS = 8
 };
 
 typedef uint8_t unit_codes[UNIT_QUADS][FKV_LINE_BYTES];
 
-/* A span of one panel: a byte for each code, and where its scales are. */
+/* A span of one panel: one byte per code, and the address of its scales. */
 typedef struct span {
     alignas(64) unit_codes unpacked[SPAN_UNITS];
-    const unit_codes *codes; /* `unpacked`, or as they lie in the panel */
-    size_t ahead;            /* from there to those of the next panel, to be prefetched; 0: none is */
+    const unit_codes *codes; /* `unpacked`, or the codes in the panel */
+    size_t ahead;            /* distance, in bytes, to the codes of the next panel, for prefetching; 0 disables prefetching */
     const uint8_t *halves;
 } span;
 
-/* The sums of one unit with the high bytes, and with the low ones. */
+/* Dot products of one unit's codes with the high bytes and with the low bytes of the activations. */
 typedef struct unit_sums {
     alignas(64) int32_t high[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
     alignas(64) int32_t low[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
 } unit_sums;
 
-/* Units take turns with two sets of tiles. 0, 1 and 2, 3: sums of the high and the low bytes; 4, 5: those bytes; 6: codes. */
+/* Configures the tiles. Units alternate between two sets of sums. Tiles 0, 1 and 2, 3: sums of the high and low bytes; 4, 5: high
+ * and low bytes; 6: codes. */
 static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);
@@ -61,7 +61,8 @@ FKV_INLINE void span_open(fkv_panel_layout layout, const fkv_panels *p, uint32_t
     }
 }
 
-/* Tile numbers are part of the instruction, so that each set has its own lines. */
+/* Starts the matrix products of a unit. Each set of tiles has its own branch, because the instructions take literal tile numbers.
+ */
 FKV_INLINE void start_sums(int set, const span *s, const unit_bytes *bytes, uint32_t u) {
     bytes += (size_t)u * FKV_BLOCK_TOKENS;
     if (s->ahead != 0) {
@@ -85,7 +86,7 @@ FKV_INLINE void start_sums(int set, const span *s, const unit_bytes *bytes, uint
     }
 }
 
-FKV_INLINE void store_sums(int set, unit_sums *sums) {
+FKV_INLINE void store_unit_sums(int set, unit_sums *sums) {
     if (set == 0) {
         _tile_stored(0, sums->high, FKV_LINE_BYTES);
         _tile_stored(1, sums->low, FKV_LINE_BYTES);
@@ -96,50 +97,51 @@ FKV_INLINE void store_sums(int set, unit_sums *sums) {
     fkv_tiles_see_stores();
 }
 
-/* As int_product_group() ends. */
-FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums *sums, const unit_facts *facts, uint32_t u,
+/* Adds the sums of a unit to the output. */
+FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums *sums, const unit_scaling *scaling, uint32_t u,
                          vf *out) {
     vf scale;
     vf bias;
     load_affine(layout, s->halves + u * fkv_panel_group_bytes(layout), &scale, &bias);
-    facts += (size_t)u * FKV_BLOCK_TOKENS;
+    scaling += (size_t)u * FKV_BLOCK_TOKENS;
+    const vf larger = vf_mul(scale, vf_set(CODE_SUM_BOUND));
     FKV_UNROLL
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) {
-        vf dot = _mm512_cvtepi32_ps(join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
-        out[t] = vf_fma(bias, vf_set(facts[t].both), out[t]);
-        out[t] = vf_fma(vf_mul(dot, vf_set(facts[t].step)), vf_mul(scale, vf_set(CODES)), out[t]);
+        vf dot = _mm512_cvtepi32_ps(join_bytes(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
+        out[t] = add_group(vf_mul(dot, vf_set(scaling[t].step)), larger, bias, scaling[t].both, out[t]);
     }
 }
 
-/* One span of one panel for one block of tokens. Sums are read a turn after they were stored, when they have arrived. */
+/* Computes one span of one panel for one block of tokens. Sums are read one loop iteration after they are stored, so that the
+ * stores have completed. */
 FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit, uint32_t n_units, const token_block *block,
                            float *out, size_t out_stride) {
     const unit_bytes *bytes = block->bytes + (size_t)unit * FKV_BLOCK_TOKENS;
-    const unit_facts *facts = block->facts + (size_t)unit * FKV_BLOCK_TOKENS;
+    const unit_scaling *scaling = block->scaling + (size_t)unit * FKV_BLOCK_TOKENS;
     unit_sums sums[2];
     vf lanes[FKV_BLOCK_TOKENS];
     FKV_UNROLL
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) lanes[t] = unit == 0 ? vf_set(0.0f) : vf_load(out + (size_t)t * out_stride);
     start_sums(0, s, bytes, 0);
     for (uint32_t u = 0; u < n_units; u += 2) {
-        store_sums(0, &sums[0]);
+        store_unit_sums(0, &sums[0]);
         if (u + 1 < n_units) start_sums(1, s, bytes, u + 1);
-        if (u > 0) add_sums(layout, s, &sums[1], facts, u - 1, lanes);
-        if (u + 1 < n_units) store_sums(1, &sums[1]);
+        if (u > 0) add_sums(layout, s, &sums[1], scaling, u - 1, lanes);
+        if (u + 1 < n_units) store_unit_sums(1, &sums[1]);
         if (u + 2 < n_units) start_sums(0, s, bytes, u + 2);
-        add_sums(layout, s, &sums[0], facts, u, lanes);
+        add_sums(layout, s, &sums[0], scaling, u, lanes);
     }
-    if (n_units % 2 == 0) add_sums(layout, s, &sums[1], facts, n_units - 1, lanes);
+    if (n_units % 2 == 0) add_sums(layout, s, &sums[1], scaling, n_units - 1, lanes);
     FKV_UNROLL
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) vf_store(out + (size_t)t * out_stride, lanes[t]);
 }
 
-/* Whole blocks of tokens. */
+/* Computes the products of the panels with whole blocks of tokens. */
 FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                  uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);
     uint32_t all_units = in->n_cols / UNIT_NUMBERS;
-    uint32_t span_units = fkv_ceil_div(all_units, fkv_ceil_div(all_units, SPAN_UNITS)); /* spans of about the same size */
+    uint32_t span_units = even_span(all_units, SPAN_UNITS);
     span spans[SPAN_PANELS];
     product_tiles_open();
     for (uint32_t panel = 0; panel < p->n_panels; panel += SPAN_PANELS) {
@@ -153,7 +155,7 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
             }
             fkv_tiles_see_stores();
             for (uint32_t t = 0; t < n_tokens; t += FKV_BLOCK_TOKENS) {
-                token_block block = block_at(in, token + t);
+                token_block block = token_block_at(in, token + t);
                 float *to = out + t * out_stride + (size_t)panel * FKV_PANEL_ROWS;
                 for (uint32_t i = 0; i < n_panels; i++)
                     block_span(layout, &spans[i], unit, n_units, &block, to + (size_t)i * FKV_PANEL_ROWS, out_stride);
@@ -163,16 +165,18 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
     fkv_tiles_close();
 }
 
-/* Codes of 8 bits are bytes as they lie; two whole blocks and more share those that were unpacked. */
+/* Selects the kernel. Activations that were prepared as tiles use bfloat16 tiles. Whole blocks of tokens use byte tiles if the
+ * codes have 8 bits or if there are at least two such blocks, provided that the groups have 32 columns and bfloat16 products
+ * would not be exact. All other tokens use vectors. */
 FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                    uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);
-    if (bf16_has_kind(layout) && in->as_tiles) {
+    if (bf16_is_exact(layout) && in->as_tiles) {
         bf16_product(layout, p, in, token, n_tokens, out, out_stride);
         return;
     }
     uint32_t n_whole = n_tokens - n_tokens % FKV_BLOCK_TOKENS;
-    if ((n_whole <= FKV_BLOCK_TOKENS && layout.bits != 8) || layout.group != UNIT_NUMBERS || bf16_has_kind(layout)) n_whole = 0;
+    if ((n_whole <= FKV_BLOCK_TOKENS && layout.bits != 8) || layout.group != UNIT_NUMBERS || bf16_is_exact(layout)) n_whole = 0;
     if (n_whole > 0) amx_product_kind(kind, p, in, token, n_whole, out, out_stride);
     if (n_whole < n_tokens) int_product(p, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
 }
@@ -189,7 +193,7 @@ static void amx_prepare_tokens(const fkv_activations *in, uint32_t token, uint32
 }
 
 static bool amx_wants_tiles(fkv_matrix_kind kind, uint32_t n_tokens) {
-    return n_tokens >= BF16_LEAST && bf16_has_kind(fkv_panel_layout_of(kind));
+    return n_tokens >= BF16_MIN_TOKENS && bf16_is_exact(fkv_panel_layout_of(kind));
 }
 
-const fkv_product_kernels fkv_product_amx = {amx_wants_tiles, amx_prepare_tokens, amx_product, fill_panel};
+const fkv_product_kernels fkv_product_amx = {amx_wants_tiles, amx_prepare_tokens, amx_product, fill_avx512_panel};

@@ -1,17 +1,15 @@
-/* The product of panels of at most four bits with blocks of tokens over AMX's bfloat16 tiles, with the bits of product_vnni.h.
+/* AMX bfloat16 products of panels with up to four bits per code, bit-identical to those of product_vnni.h.
  *
- * Codes below 16 and the two bytes of an activation are whole numbers that bfloat16 has exactly, times a power of two as well; a
- * unit's sum of their products is below 15 * 32 * (127 * 256 + 128) < 2^24 steps, so that every partial sum is a float without
- * rounding, in any order. One tile then has dot * step, where two tiles of integers had to be joined, converted and multiplied.
+ * Codes below 16 and the two bytes of an activation are integers that bfloat16 represents exactly, even when multiplied by a
+ * power of two. The dot product of a unit of 32 columns is at most 15 * 32 * (127 * 256 + 128) < 2^24 quantization steps, so
+ * every partial sum is an exact float in any order. One accumulator tile then holds dot * step. Byte tiles need two accumulators,
+ * whose sums must be joined, converted to float and multiplied by the step.
  *
- * A = the high or the low bytes of the tokens x a unit of columns, prepared once for all panels; B = the unit's codes. Both have
- * the columns of a quad in the order 0 2 1 3, which is how pairs of codes lie in the halves of a dword. A span of the tokens'
- * columns stays in L1 while panels pass over it, and they do so without a pause: the tiles sum the next panel's first units while
- * vectors add the last ones of this. One block of tokens unpacks codes some units before a tile takes them, more blocks share
- * what was unpacked of some panels. What has been summed before the span waits in out, as the same floats.
- *
- * 16 tokens x 16 rows x 32 columns in cache take 75 cycles of the clock, of more blocks each 70. With the tokens' tiles made in
- * every item, a pause after every panel and the steps as factors of their own it was 100 to 130; with tiles of bytes 95 to 110.
+ * Matrix A holds the high or the low bytes of the tokens for one unit of columns, prepared once for all panels. Matrix B holds
+ * the codes of the unit. Both store the columns of a quad in the order 0 2 1 3, in which pairs of codes appear in the halves of a
+ * dword. A span of the tokens' columns stays in L1 while all panels are processed without a pause. With a single block of tokens,
+ * codes are unpacked a few units ahead; several blocks share the unpacked panels. Partial sums are kept in out. If the data is in
+ * cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
  */
 #ifndef FKV_PRODUCT_AMX_BF16_H
 #define FKV_PRODUCT_AMX_BF16_H
@@ -20,23 +18,24 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10,    /* of a span, at most: 20 KiB of tokens */
-    BF16_PANELS = 4,    /* that several blocks share: 40 KiB */
-    BF16_IN_FLIGHT = 4, /* tiles: a sum is ready three units after it was begun */
-    BF16_AHEAD = 6,     /* units between unpacking and adding */
-    BF16_RING = 8,      /* unpacked units that are kept; twice as many are slower */
+    BF16_UNITS = 10,    /* maximum units per span: 20 KiB of activations */
+    BF16_PANELS = 4,    /* unpacked panels shared by several blocks of tokens: 40 KiB */
+    BF16_IN_FLIGHT = 4, /* accumulator tiles in flight: a sum is complete three units after its start */
+    BF16_AHEAD = 6,     /* number of units between unpacking codes and adding their sums */
+    BF16_RING = 8,      /* unpacked units in the ring buffer; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
-    BF16_LEAST = 12 /* fewer tokens are quicker on vectors */
+    BF16_MIN_TOKENS = 12 /* with fewer tokens, the vector kernels are faster */
 };
 
-/* As CODES, of at most four bits: the steps of the smallest numbers would not be floats otherwise. */
-static const float BF16_CODES = 0x1p9f;
+/* Upper bound on the sum of a unit's codes, like CODE_SUM_BOUND, but for codes of at most four bits. With the larger
+ * CODE_SUM_BOUND, the steps of the smallest values would be denormal floats. */
+static const float BF16_CODE_SUM_BOUND = 0x1p9f;
 
 typedef uint16_t bf16_codes[BF16_PAIRS][2 * FKV_PANEL_ROWS];
 
-/* A unit of a block of tokens as tiles take it. */
+/* One unit of a block of tokens in tile layout. */
 typedef struct bf16_unit {
-    uint16_t high[FKV_BLOCK_TOKENS][UNIT_NUMBERS]; /* times 256 */
+    uint16_t high[FKV_BLOCK_TOKENS][UNIT_NUMBERS]; /* high bytes times 256 */
     uint16_t low[FKV_BLOCK_TOKENS][UNIT_NUMBERS];
 } bf16_unit;
 
@@ -44,21 +43,22 @@ typedef struct bf16_floats {
     float of[FKV_BLOCK_TOKENS];
 } bf16_floats;
 
-_Static_assert(sizeof(bf16_unit) + sizeof(bf16_floats) == FKV_BLOCK_TOKENS * FKV_PREPARED_BYTES, "as it is counted");
+_Static_assert(sizeof(bf16_unit) + sizeof(bf16_floats) == FKV_BLOCK_TOKENS * FKV_PREPARED_BYTES,
+               "FKV_PREPARED_BYTES must match the tile layout");
 
-/* One block of tokens. */
+/* One block of prepared tokens. */
 typedef struct bf16_block {
     bf16_unit *units;  /* [units] */
-    bf16_floats *sums; /* [units] of the numbers; those of tokens that are not there are 0 */
+    bf16_floats *sums; /* [units] sums of the rounded activations of each unit; 0 for tokens beyond the last one */
     uint32_t n_tokens;
 } bf16_block;
 
 typedef struct bf16_sums {
-    alignas(64) float dot[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS]; /* times the step, / BF16_CODES */
+    alignas(64) float dot[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS]; /* dot * step / BF16_CODE_SUM_BOUND */
 } bf16_sums;
 
-/* Whether sums of the kind are exact. */
-FKV_INLINE bool bf16_has_kind(fkv_panel_layout layout) {
+/* Returns whether bfloat16 products give exact sums for a matrix kind. */
+FKV_INLINE bool bf16_is_exact(fkv_panel_layout layout) {
     return layout.group == UNIT_NUMBERS && layout.bits <= 4 && !layout.table;
 }
 
@@ -70,63 +70,54 @@ FKV_INLINE bf16_block bf16_block_at(const fkv_activations *in, uint32_t token) {
     return (bf16_block){units + n_units * block, sums + n_units * block, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
 }
 
-/* ---- the tokens ---- */
+/* ---- tokens ---- */
 
-/* 32 numbers that bfloat16 has, as the upper words of dwords 0 2 1 3, 4 6 5 7, ... */
+/* Converts 32 values to bfloat16, which represents them exactly, and stores them in the order 0 2 1 3, 4 6 5 7, ... */
 FKV_INLINE __m512i bf16_of(vf first, vf second) {
     const __m512i order = _mm512_set_epi16(63, 59, 61, 57, 55, 51, 53, 49, 47, 43, 45, 41, 39, 35, 37, 33, 31, 27, 29, 25, 23, 19,
                                            21, 17, 15, 11, 13, 9, 7, 3, 5, 1);
     return _mm512_permutex2var_epi16(_mm512_castps_si512(first), order, _mm512_castps_si512(second));
 }
 
-FKV_INLINE vf bf16_nearest(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-
-/* As prepare_units(), of the units from `units` on; t: the token's place in its block. */
-static void bf16_prepare_units(const float *x, uint32_t n_units, bf16_unit *units, bf16_floats *sums_of, uint32_t t) {
+FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, uint32_t first, const float *x, uint32_t n_units) {
+    const bf16_block block = bf16_block_at(in, token - token % FKV_BLOCK_TOKENS);
+    const uint32_t t = token % FKV_BLOCK_TOKENS;
+    bf16_unit *units = &block.units[first];
     const unit_steps steps = steps_of(x, n_units);
     for (uint32_t u = 0; u < n_units; u += 2) {
-        vf whole[4];
-        float sums[4];
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
-            whole[i] = bf16_nearest(in_steps(x, &steps, unit, i % 2));
-        }
-        vf_sums(whole, sums); /* exact: below 2^24 */
+        const unit_pair pair = round_unit_pair(x, &steps, u, n_units);
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
-            const vf *number = whole + (size_t)(unit - u) * 2;
+            const uint32_t half = (unit - u) * 2; /* first half of the unit */
             const float step = steps.step[unit];
-            const vf tile_step = vf_set(step / BF16_CODES);
+            const vf tile_step = vf_set(step / BF16_CODE_SUM_BOUND);
             vf high[2];
             vf low[2];
             for (uint32_t i = 0; i < 2; i++) {
-                high[i] = vf_mul(bf16_nearest(vf_mul(number[i], vf_set(0x1p-8f))), vf_set(0x1p8f));
-                low[i] = vf_mul(_mm512_sub_ps(number[i], high[i]), tile_step);
+                vf number = pair.value[half + i];
+                high[i] = vf_mul(vf_round(vf_mul(number, vf_set(0x1p-8f))), vf_set(0x1p8f));
+                low[i] = vf_mul(vf_sub(number, high[i]), tile_step);
                 high[i] = vf_mul(high[i], tile_step);
             }
             _mm512_store_si512(units[unit].high[t], bf16_of(high[0], high[1]));
             _mm512_store_si512(units[unit].low[t], bf16_of(low[0], low[1]));
-            sums_of[unit].of[t] = sums[(unit - u) * 2] * step + sums[(unit - u) * 2 + 1] * step;
+            block.sums[first + unit].of[t] = pair.sum[half] * step + pair.sum[half + 1] * step;
         }
     }
 }
 
+/* Prepares tokens in tile layout. If the last block is incomplete, the sums of its missing tokens are set to 0. */
 static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
-    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
-    for (uint32_t t = token; t < token + n_tokens; t++) {
-        bf16_block block = bf16_block_at(in, t - t % FKV_BLOCK_TOKENS);
-        const float *x = in->x + t * in->x_stride;
-        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS)
-            bf16_prepare_units(x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS), &block.units[u],
-                               &block.sums[u], t % FKV_BLOCK_TOKENS);
-        if (t + 1 < in->n_tokens) continue;
-        for (uint32_t u = 0; u < n_units; u++)
-            for (uint32_t i = block.n_tokens; i < FKV_BLOCK_TOKENS; i++) block.sums[u].of[i] = 0.0f;
-    }
+    prepare_each_token(bf16_prepare_units, in, token, n_tokens);
+    if (token + n_tokens < in->n_tokens) return;
+    const uint32_t last = in->n_tokens - 1;
+    const bf16_block block = bf16_block_at(in, last - last % FKV_BLOCK_TOKENS);
+    for (uint32_t u = 0; u < in->n_cols / UNIT_NUMBERS; u++)
+        for (uint32_t i = block.n_tokens; i < FKV_BLOCK_TOKENS; i++) block.sums[u].of[i] = 0.0f;
 }
 
 /* ---- tiles ---- */
 
-/* 0 to 3: sums; 4, 5: high and low bytes; 6: codes. */
+/* Configures the tiles. Tiles 0-3: sums; 4, 5: high and low bytes; 6: codes. */
 static void bf16_tiles_open(uint32_t n_tokens) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, n_tokens, FKV_TILE_BYTES);
@@ -135,8 +126,8 @@ static void bf16_tiles_open(uint32_t n_tokens) {
 }
 
 FKV_INLINE void bf16_unpack(fkv_panel_layout layout, const uint8_t *lines, bf16_codes codes) {
-    const __m512i bf16 = _mm512_set_epi16(/* 15 to 0, twice: an index has five bits */
-                                          0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0,
+    /* the integers 15 to 0, stored twice, because a permutation index has five bits */
+    const __m512i bf16 = _mm512_set_epi16(0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0,
                                           0x4080, 0x4040, 0x4000, 0x3f80, 0, 0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120,
                                           0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0);
     __m512i quads[UNIT_QUADS];
@@ -154,7 +145,7 @@ FKV_INLINE void bf16_unpack(fkv_panel_layout layout, const uint8_t *lines, bf16_
     _tile_dpbf16ps(tile, 4, 6);                                                                                                  \
     _tile_dpbf16ps(tile, 5, 6)
 
-/* Tile numbers are part of the instruction, so that each has its own lines. */
+/* Starts the matrix products of a unit. Each tile has its own branch, because the instructions take literal tile numbers. */
 FKV_INLINE void bf16_start(int tile, const uint16_t (*codes)[2 * FKV_PANEL_ROWS], const bf16_unit *unit) {
     _tile_loadd(6, codes, FKV_TILE_BYTES);
     _tile_loadd(4, unit->high, FKV_TILE_BYTES);
@@ -182,28 +173,28 @@ FKV_INLINE void bf16_store(int tile, bf16_sums *sums) {
     fkv_tiles_see_stores();
 }
 
-/* ---- a span of some panels for one block ---- */
+/* ---- span pipeline ---- */
 
 typedef struct bf16_work {
-    const uint8_t *lines;  /* of the first panel's span */
-    const uint8_t *halves; /* its scales */
+    const uint8_t *lines;  /* lines of the first panel's span */
+    const uint8_t *halves; /* scales of the first panel's span */
     size_t panel_bytes;
     uint32_t n_panels;
-    uint32_t n_units;           /* of the span */
-    const bf16_codes *unpacked; /* [n_panels, n_units], where blocks share them */
-    const bf16_unit *tokens;    /* [n_units], as */
+    uint32_t n_units;           /* units of the span */
+    const bf16_codes *unpacked; /* [n_panels, n_units], if blocks share unpacked codes */
+    const bf16_unit *tokens;    /* [n_units], like sums */
     const bf16_floats *sums;
     uint32_t n_tokens;
-    bool is_first; /* span: nothing waits in out */
-    float *out;    /* of the first panel */
+    bool is_first; /* whether this is the first span, for which out holds no partial sums yet */
+    float *out;    /* output of the first panel */
     size_t out_stride;
 } bf16_work;
 
-/* Where one of the things that are done to every unit of every panel has got to. */
+/* Position of one pipeline stage that processes every unit of every panel. */
 typedef struct bf16_stage {
     uint32_t turn;
-    uint32_t unit;     /* of the span */
-    const uint8_t *at; /* its lines, or scales */
+    uint32_t unit;     /* index of the unit within the span */
+    const uint8_t *at; /* lines or scales of the unit */
 } bf16_stage;
 
 FKV_INLINE void bf16_next(const bf16_work *w, size_t bytes, bf16_stage *s) {
@@ -222,24 +213,23 @@ FKV_INLINE void bf16_load_lanes(int n_lanes, const bf16_work *w, const float *ou
     }
 }
 
-/* As int_product_group() ends. */
+/* Adds the sums of a unit to the output. */
 FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *w, const bf16_stage *s, const bf16_sums *sums,
                          vf *lanes) {
     vf scale;
     vf bias;
     load_affine(layout, s->at, &scale, &bias);
-    const vf larger = vf_mul(scale, vf_set(BF16_CODES));
+    const vf larger = vf_mul(scale, vf_set(BF16_CODE_SUM_BOUND));
     FKV_PREFETCH(s->at + w->panel_bytes);
     FKV_UNROLL
     for (int t = 0; t < n_lanes; t++) {
-        lanes[t] = vf_fma(bias, vf_set(w->sums[s->unit].of[t]), lanes[t]);
-        lanes[t] = vf_fma(vf_load(sums->dot[t]), larger, lanes[t]);
+        lanes[t] = add_group(vf_load(sums->dot[t]), larger, bias, w->sums[s->unit].of[t], lanes[t]);
     }
 }
 
-/* In its turn a unit is added, which was stored a turn ago and has arrived; the next one is stored, which was begun three turns
- * ago; the one whose tile is free begins, and one further on is unpacked. n_lanes, `fresh` (codes are unpacked on the way) and
- * the layout are constants. */
+/* Runs the pipeline. Each loop iteration adds the sums stored one iteration ago to the output, stores the sums started three
+ * iterations ago, starts a unit in the free tile, and unpacks a later unit. n_lanes, `fresh` (codes are unpacked on the fly) and
+ * the layout are compile-time constants. */
 FKV_INLINE void bf16_run(int n_lanes, bool fresh, fkv_panel_layout layout, const bf16_work *w) {
     const uint32_t n_turns = w->n_units * w->n_panels;
     const size_t line_bytes = (size_t)layout.bits * FKV_LINE_BYTES;
@@ -295,9 +285,9 @@ FKV_INLINE void bf16_run_block(bool fresh, fkv_panel_layout layout, const bf16_w
         bf16_run(FKV_BLOCK_TOKENS, fresh, layout, w);
 }
 
-/* ---- the product ---- */
+/* ---- product ---- */
 
-/* What does not depend on the tokens, of panels [panel, panel + n_panels). */
+/* Returns a bf16_work for panels [panel, panel + n_panels), with all fields set except those that depend on the tokens. */
 FKV_INLINE bf16_work bf16_work_of(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t n_panels, uint32_t unit,
                                   uint32_t n_units) {
     const uint8_t *first = p->first + panel * p->panel_bytes;
@@ -319,7 +309,7 @@ FKV_INLINE void bf16_set_tokens(const fkv_activations *in, uint32_t token, uint3
     w->out_stride = out_stride;
 }
 
-/* Panels [panel, panel + n_panels) and whole blocks, or a last one, behind each other. */
+/* Computes the products of panels [panel, panel + n_panels) with all blocks of tokens, one block after another. */
 FKV_INLINE void bf16_blocks(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t n_panels, uint32_t unit,
                             uint32_t n_units, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                             size_t out_stride) {
@@ -341,7 +331,7 @@ FKV_INLINE void bf16_blocks(fkv_panel_layout layout, const fkv_panels *p, uint32
 FKV_INLINE void bf16_product(fkv_panel_layout layout, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {
     const uint32_t all_units = in->n_cols / UNIT_NUMBERS;
-    const uint32_t n_units = fkv_ceil_div(all_units, fkv_ceil_div(all_units, BF16_UNITS)); /* spans of about the same size */
+    const uint32_t n_units = even_span(all_units, BF16_UNITS);
     const bool alone = n_tokens <= FKV_BLOCK_TOKENS;
     const uint32_t at_once = alone ? p->n_panels : BF16_PANELS;
     if (alone) bf16_tiles_open(n_tokens);

@@ -1,7 +1,7 @@
-/* The products over AVX-512. */
+/* Product kernels for AVX-512. */
 #include "../../base/simd/vec_avx512.h"
 
 #include "fill_avx512.h"
 #include "product_body.h"
 
-const fkv_product_kernels fkv_product_avx512 = {NULL, NULL, kernel_product, fill_panel};
+const fkv_product_kernels fkv_product_avx512 = {NULL, NULL, kernel_product, fill_avx512_panel};

@@ -1,6 +1,6 @@
-/* The products over AVX-512 with VNNI. */
+/* Product kernels for AVX-512 with VNNI. */
 #include "product_vnni.h"
 
 #include "fill_avx512.h"
 
-const fkv_product_kernels fkv_product_avx512vnni = {NULL, int_prepare_tokens, int_product, fill_panel};
+const fkv_product_kernels fkv_product_avx512vnni = {NULL, int_prepare_tokens, int_product, fill_avx512_panel};

@@ -1,13 +1,13 @@
-/* The product of panels of weights with rows of activations in floats, written once over the vector primitives of a vec_*.h (see
- * src/base/simd), which is included before this file, and
+/* Float products of weight panels with activations, written once over the vector primitives of the vec_*.h header (src/base/simd)
+ * that is included before this file. Additional primitives:
  *
- *   PRODUCT_TOKENS     tokens that meet a weight while it is in a register: with SUMS they fill half the registers
- *   vf_load_bits       the same few bits of 16 dwords to floats
- *   vf_look_up         the same four bits of 64 bytes to bytes of a table
+ *   PRODUCT_TOKENS     number of tokens that use a weight while it is in a register; with SUMS sums each, they fill half the
+ * registers vf_load_bits       converts a bit field of each of 16 dwords to floats vf_look_up         looks up one nibble of each
+ * of 64 bytes in a table of bytes
  *
- * The lanes are the 16 rows of a panel. Weights become floats in registers, column by column, and are used by PRODUCT_TOKENS
- * tokens. Even and odd columns have sums of their own, for two chains of additions; the order is that of the columns, whatever
- * tokens or panels are beside.
+ * The lanes are the 16 rows of a panel. Weights are converted to floats in registers, column by column, and used by
+ * PRODUCT_TOKENS tokens. Even and odd columns have separate accumulators, which gives two dependency chains. Columns are added in
+ * ascending order, independent of other tokens and panels.
  */
 #ifndef FKV_PRODUCT_BODY_H
 #define FKV_PRODUCT_BODY_H
@@ -18,14 +18,14 @@
 
 enum {
     SUMS = 2,
-    PREFETCH_BYTES = 2048 /* ahead of what is read, for a panel that comes from memory */
+    PREFETCH_BYTES = 2048 /* prefetch distance for panels that are not in a CPU cache */
 };
 
 typedef struct product_sums {
     vf sum[SUMS][PRODUCT_TOKENS][UNIT_VECS];
 } product_sums;
 
-/* One column: its weights, and from x on a number of every token. */
+/* For one column, adds weight * activation to the accumulators of each token. */
 FKV_INLINE void product_column(int n_tokens, const vf weight[UNIT_VECS], const float *x, size_t x_stride,
                                vf sum[PRODUCT_TOKENS][UNIT_VECS]) {
     FKV_UNROLL
@@ -36,7 +36,7 @@ FKV_INLINE void product_column(int n_tokens, const vf weight[UNIT_VECS], const f
     }
 }
 
-/* The codes of column 4 j + k of a unit, as panels.h lays them out. */
+/* Converts the codes of column 4 * j + k of a unit to floats (see panels.h). */
 FKV_INLINE void load_codes(int bits, const uint8_t *lines, int j, int k, vf code[UNIT_VECS]) {
     if (bits == 8) {
         vf_load_bits(lines + (size_t)j * FKV_LINE_BYTES, 8 * k, 255, code);
@@ -67,7 +67,7 @@ FKV_INLINE void load_affine(fkv_panel_layout layout, const uint8_t *halves, vf s
     }
 }
 
-/* 128 above what the bytes mean, as fkv_panel_center() has it. */
+/* Adds 128 to each table entry, which makes the entries unsigned. fkv_panel_center() returns this offset. */
 FKV_INLINE void unsigned_table(const int8_t *table, uint8_t out[16]) {
     for (int i = 0; i < 16; i++) out[i] = (uint8_t)(table[i] + 128);
 }
@@ -148,7 +148,8 @@ FKV_INLINE void product_tokens(int n_tokens, fkv_matrix_kind kind, const fkv_pan
     }
 }
 
-/* All tokens pass over a panel before the next one is touched; the panel then stays in a near cache. */
+/* Computes a product for one kind. All tokens pass over a panel before the next panel is read, so that the panel stays in a
+ * nearby cache. */
 FKV_INLINE void product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {
     for (uint32_t i = 0; i < p->n_panels; i++) {
@@ -177,7 +178,7 @@ static void float_product(const fkv_panels *panels, const fkv_activations *in, u
         product_kind(FKV_MATRIX_F32, panels, in, token, n_tokens, out, out_stride);
 }
 
-/* A function for each packed kind: its frame is on the stack, not that of all of them. Floats have their own function. */
+/* List of the packed matrix kinds. Each kind gets its own function, so that a call needs stack space for one kind only. */
 #define MATRIX_KINDS(DO, product)                                                                                                \
     DO(product, AFFINE2)                                                                                                         \
     DO(product, AFFINE2_16)                                                                                                      \
@@ -210,7 +211,8 @@ static void float_product(const fkv_panels *panels, const fkv_activations *in, u
 
 MATRIX_KINDS(KIND_FUNCTION, product_kind)
 
-/* Inline, because integer kernels do without it. */
+/* Declared inline, because files with integer product kernels do not call this function, and the compiler must not warn about an
+ * unused function. */
 static inline void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens,
                                   float *out, size_t out_stride) {
     EACH_MATRIX_KIND(product_kind)

@@ -1,4 +1,4 @@
-/* Which product kernels this machine gets: aarch64. */
+/* Product kernel selection for aarch64. */
 #include "../../base/cpu.h"
 #include "../../base/workers.h"
 #include "product_kernels.h"

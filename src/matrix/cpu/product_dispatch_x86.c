@@ -1,4 +1,4 @@
-/* Which product kernels this machine gets: x86_64. */
+/* Product kernel selection for x86_64. */
 #include "../../base/cpu.h"
 #include "../../base/workers.h"
 #include "product_kernels.h"

@@ -1,4 +1,4 @@
-/* The products over NEON. */
+/* Product kernels for NEON. */
 #include "../../base/simd/vec_neon.h"
 
 #include "product_body.h"

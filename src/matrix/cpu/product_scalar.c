@@ -1,4 +1,4 @@
-/* The products over plain C. */
+/* Product kernels in portable C. */
 #include "../../base/simd/vec_scalar.h"
 
 #include "product_body.h"

@@ -1,14 +1,15 @@
-/* The product of packed panels with rows of activations in integers (vpdpbusd), the score side of attention with weights for
- * keys: the lanes are the 16 rows of a panel, and its dwords are quads already. Panels of floats take product_body.h.
+/* Integer products (vpdpbusd) of packed panels with activations. The lanes are the 16 rows of a panel, and its dwords are quads.
+ * Float panels use product_body.h.
  *
- * Activations are rounded to 16 bits in two bytes with a step from the largest of their 32 columns (a unit), because a few
- * channels of a model can be a thousand times the others. out += (dot * step) * scale + bias * sum(x), group by group, with the
- * sum of the rounded numbers: what the rounding leaves then meets a weight, not a code. Sums of code * x are exact, and for one
- * output the order of the groups is fixed, so neither tokens nor panels beside it can change a bit. Steps are powers of two:
- * dot * step is exact too, and product_amx_bf16.h may multiply by the step before it sums.
+ * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own step, derived from its largest
+ * value, because some channels of a model can be a thousand times larger than others. For each group, out += (dot * step) * scale
+ * + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is the sum of the rounded
+ * activations. Because both use rounded values, a rounding error is multiplied by a weight and not by a code. Sums of code * x
+ * are exact, and the order of groups is fixed for each output, so results do not depend on other tokens and panels. Steps are
+ * powers of two, so dot * step is exact and product_amx_bf16.h may apply the step before summing.
  *
- * Prepared: for each block of up to 16 tokens [units, tokens, 64]: 32 high bytes, 32 low ones; behind all blocks, as many
- * [units, tokens] of four floats.
+ * Prepared activations start with [units, tokens, 64] bytes for each block of up to 16 tokens, with 32 high and 32 low bytes per
+ * unit and token. All blocks are followed by [units, tokens] entries of four floats.
  */
 #ifndef FKV_PRODUCT_VNNI_H
 #define FKV_PRODUCT_VNNI_H
@@ -17,43 +18,44 @@
 
 #include "product_body.h"
 
-_Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "units of panels are units of the dot products");
+_Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products must use the same unit size");
 
-/* More than a unit's codes add up to: what is multiplied by dots is made smaller by it, and scales larger, and no sum of finite
- * numbers is infinite on the way. */
-static const float CODES = 0x1p13f;
+/* Upper bound on the sum of a unit's codes. Steps are divided by this bound and scales are multiplied by it, so that no
+ * intermediate result of finite values overflows. */
+static const float CODE_SUM_BOUND = 0x1p13f;
 
-enum { MAX_TOKENS = 8 }; /* that meet a panel's codes while they are in registers */
+enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use a panel's codes while the codes are in registers */
 
-typedef struct unit_facts {
-    float step;   /* / CODES */
-    float sum[2]; /* of the first 16 numbers and of the others, after rounding */
+typedef struct unit_scaling {
+    float step;   /* step / CODE_SUM_BOUND */
+    float sum[2]; /* sums of the first and the last 16 values, after rounding */
     float both;   /* sum[0] + sum[1] */
-} unit_facts;
+} unit_scaling;
 
 typedef struct unit_bytes {
     int8_t high[UNIT_NUMBERS];
     int8_t low[UNIT_NUMBERS];
 } unit_bytes;
 
-_Static_assert(sizeof(unit_bytes) + sizeof(unit_facts) <= FKV_PREPARED_BYTES, "as fkv_activation_bytes() counts");
+_Static_assert(sizeof(unit_bytes) + sizeof(unit_scaling) <= FKV_PREPARED_BYTES,
+               "must match the size that fkv_activation_bytes() assumes");
 
-/* One block of tokens: that of unit u and token t is [u * n_tokens + t]. */
+/* One block of prepared tokens. Unit u of token t is at [u * n_tokens + t]. */
 typedef struct token_block {
     unit_bytes *bytes;
-    unit_facts *facts;
+    unit_scaling *scaling;
     uint32_t n_tokens;
 } token_block;
 
-FKV_INLINE token_block block_at(const fkv_activations *in, uint32_t token) {
+FKV_INLINE token_block token_block_at(const fkv_activations *in, uint32_t token) {
     size_t n_units = in->n_cols / UNIT_NUMBERS;
     unit_bytes *bytes = in->prepared;
-    unit_facts *facts = (unit_facts *)(void *)(bytes + n_units * in->n_tokens);
-    return (token_block){bytes + n_units * token, facts + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
+    unit_scaling *scaling = (unit_scaling *)(void *)(bytes + n_units * in->n_tokens);
+    return (token_block){bytes + n_units * token, scaling + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
 }
 
-/* Of 16 numbers in each of four registers the largest size. */
-FKV_INLINE __m128 largest_of(const vf a[4]) {
+/* Returns the maximum of each of four registers of 16 absolute values. */
+FKV_INLINE __m128 max_of_each(const vf a[4]) {
     vf ab = vf_max(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     vf cd = vf_max(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
     vf all = vf_max(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
@@ -62,17 +64,20 @@ FKV_INLINE __m128 largest_of(const vf a[4]) {
     return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-enum { PREPARED_UNITS = 4 }; /* side by side: four sums, or four maxima, cost little more than one */
+enum {
+    PREPARED_UNITS = 4
+}; /* number of units prepared together; reducing four vectors at once costs little more than reducing one */
 
-/* Of some units of one token: what a whole number stands for, and its inverse. */
+/* Quantization steps of up to PREPARED_UNITS units of one token, and the inverses of the steps. */
 typedef struct unit_steps {
-    float step[PREPARED_UNITS]; /* not a number where the unit has something that is none, or infinite */
+    float step[PREPARED_UNITS]; /* quantization step; NaN if a value of the unit is not finite */
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* The power of two that leaves the largest between LARGEST / 2 and LARGEST; 0 where all count as 0. */
+/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values count
+ * as 0. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
-    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* of an exponent: LARGEST is just below 2^15 */
+    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* offset added to the exponent: LARGEST is just below 2^15 */
     vf size[PREPARED_UNITS];
     unsigned not_finite = 0;
     for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
@@ -84,7 +89,7 @@ FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
                        (unsigned)_mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
         not_finite |= (off != 0 ? 1u : 0u) << u;
     }
-    __m128 largest = largest_of(size);
+    __m128 largest = max_of_each(size);
     __m128i exponent =
         _mm_and_si128(_mm_castps_si128(_mm_mul_ps(largest, _mm_set1_ps(0x1p15f / LARGEST))), _mm_set1_epi32(0x7f800000));
     __m128i step = _mm_sub_epi32(exponent, step_of_one);
@@ -96,54 +101,79 @@ FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
     return steps;
 }
 
-/* Half a unit's numbers in its steps, not yet rounded. */
-FKV_INLINE vf in_steps(const float *x, const unit_steps *steps, uint32_t unit, uint32_t half) {
-    return vf_mul(vf_load(x + (size_t)unit * UNIT_NUMBERS + half * VL), vf_set(steps->inverse[unit]));
+/* Two units of a token, rounded to integer multiples of their steps. Element 2 * unit + half holds one half of a unit. */
+typedef struct unit_pair {
+    vf value[4];
+    float sum[4]; /* sum of each half, exact because it is below 2^24 */
+} unit_pair;
+
+/* Rounds units u and u + 1 of a token. The last unit is repeated if unit u + 1 does not exist. */
+FKV_INLINE unit_pair round_unit_pair(const float *x, const unit_steps *steps, uint32_t u, uint32_t n_units) {
+    unit_pair pair;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
+        vf half = vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL);
+        pair.value[i] = vf_round(vf_mul(half, vf_set(steps->inverse[unit])));
+    }
+    vf_sums(pair.value, pair.sum);
+    return pair;
 }
 
-/* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
-static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
+/* Adds one group of columns to a sum. The order of the two additions affects the result and must not change. */
+FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
+    return vf_fma(dot, scale, vf_fma(bias, vf_set(x_sum), sum));
+}
+
+/* Returns a span size, in units. It divides n_units into the smallest possible number of spans of at most `most` units, all of
+ * nearly equal size. */
+FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
+
+/* Calls prepare() for all units of tokens [token, token + n_tokens), up to PREPARED_UNITS units of one token at a time. */
+typedef void prepare_units(const fkv_activations *in, uint32_t token, uint32_t unit, const float *x, uint32_t n_units);
+FKV_INLINE void prepare_each_token(prepare_units *prepare, const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
+    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
+    for (uint32_t t = token; t < token + n_tokens; t++) {
+        const float *x = in->x + t * in->x_stride;
+        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS)
+            prepare(in, t, u, x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS));
+    }
+}
+
+FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uint32_t first, const float *x, uint32_t n_units) {
+    const token_block block = token_block_at(in, token - token % FKV_BLOCK_TOKENS);
+    const size_t stride = block.n_tokens; /* distance from one unit to the next, in entries */
+    const size_t at = first * stride + token % FKV_BLOCK_TOKENS;
+    unit_bytes *bytes = &block.bytes[at];
+    unit_scaling *scaling = &block.scaling[at];
     const unit_steps steps = steps_of(x, n_units);
     for (uint32_t u = 0; u < n_units; u += 2) {
-        vf whole[4];
-        float sums[4];
+        const unit_pair pair = round_unit_pair(x, &steps, u, n_units);
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
-            __m512i number = _mm512_cvtps_epi32(in_steps(x, &steps, unit, i % 2));
-            bytes2 both = split(number);
+            bytes2 both = split_bytes(_mm512_cvtps_epi32(pair.value[i]));
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
-            whole[i] = _mm512_cvtepi32_ps(number);
         }
-        vf_sums(whole, sums); /* exact: below 2^24 */
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
-            unit_facts *to = &facts[unit * stride];
-            to->step = steps.step[unit] / CODES;
-            to->sum[0] = sums[(unit - u) * 2] * steps.step[unit];
-            to->sum[1] = sums[(unit - u) * 2 + 1] * steps.step[unit];
+            unit_scaling *to = &scaling[unit * stride];
+            to->step = steps.step[unit] / CODE_SUM_BOUND;
+            to->sum[0] = pair.sum[(unit - u) * 2] * steps.step[unit];
+            to->sum[1] = pair.sum[(unit - u) * 2 + 1] * steps.step[unit];
             to->both = to->sum[0] + to->sum[1];
         }
     }
 }
 
 static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
-    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
-    for (uint32_t t = token; t < token + n_tokens; t++) {
-        token_block block = block_at(in, t - t % FKV_BLOCK_TOKENS);
-        const float *x = in->x + t * in->x_stride;
-        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS) {
-            size_t at = (size_t)u * block.n_tokens + t % FKV_BLOCK_TOKENS;
-            prepare_units(x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS), &block.bytes[at],
-                          &block.facts[at], block.n_tokens);
-        }
-    }
+    prepare_each_token(int_prepare_units, in, token, n_tokens);
 }
 
-/* The dots of n_tokens tokens; their bytes begin `first` quads into the unit. A dot product takes five cycles and two begin in
- * each: it takes eight chains. With eight tokens the high bytes' sums, shifted, are where the low bytes' begin, and save an
- * addition; fewer tokens take both at once. */
+/* Computes the dot products of the codes with n_tokens tokens, whose bytes start `first` quads into the unit. vpdpbusd has a
+ * latency of five cycles and a throughput of two per cycle, so at least eight chains are needed. With eight tokens, the low-byte
+ * accumulators are initialized to the shifted sums of the high bytes, which saves an addition. With fewer tokens, the sums of
+ * both bytes are computed in parallel. */
 FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
-    const int8_t *parts[2 * MAX_TOKENS]; /* high of every token, low of every token */
+    const int8_t *parts[2 * MAX_TOKENS]; /* high bytes of every token, then low bytes */
     __m512i sums[2 * MAX_TOKENS];
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
@@ -161,19 +191,19 @@ FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *
     } else {
         dot_quads(2 * n_tokens, n_quads, quads, parts, sums, sums);
         FKV_UNROLL
-        for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(join(sums[t], sums[n_tokens + t]));
+        for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(join_bytes(sums[t], sums[n_tokens + t]));
     }
 }
 
-/* `width` bits (1 or 2) of quad j, as panels.h lays them out from `lines` on, moved to where they are bits `at` and above of
- * their bytes, with others around them. */
+/* Returns `width` bits (1 or 2) of quad j in the layout of panels.h, shifted to bit `at` of their bytes. The other bits are
+ * undefined. */
 FKV_INLINE __m512i load_field(int width, int at, int j, const uint8_t *lines) {
     __m512i field = _mm512_loadu_si512(lines + (size_t)(width == 1 ? 0 : j / 4) * FKV_LINE_BYTES);
     int left = at - (width == 1 ? j : j % 4 * 2);
     return left >= 0 ? _mm512_slli_epi32(field, (unsigned)left) : _mm512_srli_epi32(field, (unsigned)-left);
 }
 
-/* The quads of a unit, as panels.h lays them out. table: of the kinds with one, 128 above what its bytes mean, in each 16. */
+/* Unpacks the quads of a unit (see panels.h). table holds the bytes of a table kind plus 128, repeated in each 16 bytes. */
 FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512i table, __m512i quads[UNIT_QUADS]) {
     const int bits = (int)layout.bits;
     const int low = (int)fkv_panel_low_bits(layout.bits);
@@ -199,38 +229,38 @@ FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512
     }
 }
 
-/* Nothing for the kinds without a table. */
+/* Returns the table bytes plus 128, repeated in each 16 bytes, or zeros for kinds without a table. */
 FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
     if (!layout.table) return _mm512_setzero_si512();
     __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)0x80));
     return _mm512_broadcast_i32x4(bytes);
 }
 
-/* One group of n_quads quads, which begins `first` quads into its unit. */
+/* Accumulates one group of n_quads quads, which starts `first` quads into its unit. */
 FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
-                                  const unit_bytes *bytes, const unit_facts *facts, vf *sum) {
+                                  const unit_bytes *bytes, const unit_scaling *scaling, vf *sum) {
     vf dots[MAX_TOKENS];
+    const vf larger = vf_mul(scale, vf_set(CODE_SUM_BOUND));
     dot_tokens(n_tokens, n_quads, first, quads, bytes, dots);
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        float x = n_quads == UNIT_QUADS ? facts[t].both : facts[t].sum[first / 4];
-        sum[t] = vf_fma(bias, vf_set(x), sum[t]);
-        sum[t] = vf_fma(vf_mul(dots[t], vf_set(facts[t].step)), vf_mul(scale, vf_set(CODES)), sum[t]);
+        float x_sum = n_quads == UNIT_QUADS ? scaling[t].both : scaling[t].sum[first / 4];
+        sum[t] = add_group(vf_mul(dots[t], vf_set(scaling[t].step)), larger, bias, x_sum, sum[t]);
     }
 }
 
-/* n_tokens tokens of a block from `t` on, one panel. The layout and n_tokens are constants. */
+/* Computes n_tokens tokens of a block, starting at `t`, for one panel. The layout and n_tokens are compile-time constants. */
 FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel, __m512i table,
                                    const token_block *block, uint32_t t, float *out, size_t out_stride) {
     const int bits = (int)layout.bits;
     const int group_quads = (int)layout.group / 4;
     const uint8_t *halves = panel + fkv_panel_code_bytes(layout, n_units * UNIT_NUMBERS);
     const unit_bytes *bytes = block->bytes + t;
-    const unit_facts *facts = block->facts + t;
+    const unit_scaling *scaling = block->scaling + t;
     vf sum[MAX_TOKENS];
     FKV_UNROLL
     for (int i = 0; i < n_tokens; i++) sum[i] = vf_set(0.0f);
-    for (uint32_t u = 0; u < n_units; u++, bytes += block->n_tokens, facts += block->n_tokens) {
+    for (uint32_t u = 0; u < n_units; u++, bytes += block->n_tokens, scaling += block->n_tokens) {
         __m512i quads[UNIT_QUADS];
         FKV_UNROLL
         for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
@@ -242,7 +272,7 @@ FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32
             vf bias;
             load_affine(layout, halves, &scale, &bias);
             halves += fkv_panel_group_bytes(layout);
-            int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, facts, sum);
+            int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, scaling, sum);
         }
     }
     FKV_UNROLL
@@ -255,7 +285,7 @@ FKV_INLINE void int_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
     uint32_t n_units = in->n_cols / UNIT_NUMBERS;
     __m512i table = load_table(layout, p->table);
     for (uint32_t first = 0; first < n_tokens; first += FKV_BLOCK_TOKENS) {
-        token_block block = block_at(in, token + first);
+        token_block block = token_block_at(in, token + first);
         for (uint32_t i = 0; i < p->n_panels; i++) {
             const uint8_t *panel = p->first + i * p->panel_bytes;
             float *to = out + first * out_stride + (size_t)i * FKV_PANEL_ROWS;

@@ -1,31 +1,31 @@
-/* See block_formats.h. The formats, but for those of grid_blocks.c:
+/* Unpacking of ggml's block formats, except for those in grid_blocks.c; see block_formats.h.
  *
- *   Q4_0  32 numbers: f16 d, 16 bytes; byte i has number i low and number i + 16 high.    d * (q - 8)
- *   Q4_1  the same behind f16 d, f16 m.                                                   d * q + m
- *   Q5_0  f16 d, 32 fifth bits, then as Q4_0.                                             d * (q - 16)
- *   Q5_1  f16 d, f16 m, 32 fifth bits, then as Q4_0.                                      d * q + m
- *   Q8_0  f16 d, 32 signed bytes.                                                         d * q
- *   Q4_K  256 numbers in 8 groups: f16 d, f16 dmin, 8 scales and 8 minima of 6 bits packed into 12 bytes, 128 bytes of nibbles;
- *         32 bytes have one group low and the next one high.                              d * scale * q - dmin * min
- *   Q5_K  the same with 32 bytes of fifth bits before the nibbles: byte i has, for each group, that of its number i.
- *   Q2_K  256 numbers in 16 groups: 16 bytes with a scale low and a minimum high, 64 bytes of pairs, f16 d, f16 dmin. A byte has
- *         four numbers 32 apart.                                                          d * scale * q - dmin * min
- *   Q3_K  32 bytes of third bits (as Q5_K's fifth), 64 bytes of pairs as Q2_K's, 16 scales of 6 bits in 12 bytes, f16 d.
- *                                                                                         d * (scale - 32) * (q - 4)
- *   Q6_K  256 numbers in 16 groups: 128 bytes of low nibbles, 64 bytes of high pairs, 16 signed scales, f16 d.
- *                                                                                         d * scale * (q - 32)
- *   TQ2_0 256 numbers: 64 bytes of pairs as Q2_K's, f16 d.                                d * (q - 1)
- *   TQ1_0 48 bytes of five numbers each (digits of base 3 of a fraction of 256), 4 bytes of four, f16 d.
+ *   Q4_0   32 values: f16 d, 16 bytes; byte i holds value i (low nibble) and value i + 16 (high nibble).   d * (q - 8)
+ *   Q4_1   32 values: f16 d, f16 m, nibbles as in Q4_0.                                                    d * q + m
+ *   Q5_0   32 values: f16 d, 32 fifth bits, nibbles as in Q4_0.                                            d * (q - 16)
+ *   Q5_1   32 values: f16 d, f16 m, 32 fifth bits, nibbles as in Q4_0.                                     d * q + m
+ *   Q8_0   32 values: f16 d, 32 signed bytes.                                                              d * q
+ *   Q4_K   256 values in 8 groups: f16 d, f16 dmin, 6-bit scales and minima in 12 bytes, 128 bytes of nibbles; each 32 bytes hold
+ *          one group in the low nibbles and the next in the high nibbles.                     d * scale * q - dmin * min
+ *   Q5_K   Q4_K with 32 bytes of fifth bits before the nibbles; bit g of byte i belongs to value i of group g.
+ *   Q2_K   256 values in 16 groups: 16 bytes (scale low, minimum high), 64 bytes of 2-bit codes, f16 d, f16 dmin. A byte holds
+ *          four values that are 32 apart.                                                     d * scale * q - dmin * min
+ *   Q3_K   32 bytes of third bits (as in Q5_K), 2-bit codes as in Q2_K, 16 6-bit scales in 12 bytes, f16 d.
+ *                                                                                             d * (scale - 32) * (q - 4)
+ *   Q6_K   256 values in 16 groups: 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, f16 d.
+ *                                                                                             d * scale * (q - 32)
+ *   TQ2_0  256 values: 2-bit codes as in Q2_K, f16 d.                                         d * (q - 1)
+ *   TQ1_0  48 bytes of five base-3 digits each, 4 bytes of four digits, f16 d.                d * (q - 1)
  *
- * and those whose nibbles, laid out as Q4_0's, choose one of 16 numbers:
+ * Table formats, with nibbles as in Q4_0:
  *
- *   IQ4_NL  32 numbers: f16 d, nibbles.                                                   d * table[q]
- *   IQ4_XS  256 numbers in 8 groups: f16 d, 8 upper pairs of scales, 8 lower nibbles of them, nibbles.
- *                                                                                         d * (scale - 32) * table[q]
- *   MXFP4   32 numbers: an exponent e, nibbles.                                           2 ^ (e - 128) * table[q]
- *   NVFP4   64 numbers in 4 groups: 4 scales of 8 bits (E4M3 without a sign), nibbles.    scale / 2 * table[q]
+ *   IQ4_NL  32 values: f16 d, nibbles.                                                        d * table[q]
+ *   IQ4_XS  256 values in 8 groups: f16 d, 8 high bit pairs and 8 low nibbles of scales, nibbles.
+ *                                                                                             d * (scale - 32) * table[q]
+ *   MXFP4   32 values: exponent e, nibbles.                                                   2 ^ (e - 128) * table[q]
+ *   NVFP4   64 values in 4 groups: 4 unsigned E4M3 scales, nibbles.                           scale / 2 * table[q]
  *
- * Codes are what is stored, Q8_0's shifted by 128 to be unsigned.
+ * The unpacked codes are the stored integers q. The signed integers of Q8_0 are increased by 128, so that codes are unsigned.
  */
 #include "block_formats.h"
 
@@ -42,7 +42,7 @@ static float half_at(const uint8_t *bytes) {
 
 /* ---- affine ---- */
 
-static void nibbles(const uint8_t *bytes, uint32_t n, uint8_t *low, uint8_t *high) {
+static void unpack_nibbles(const uint8_t *bytes, uint32_t n, uint8_t *low, uint8_t *high) {
     for (uint32_t i = 0; i < n; i++) {
         low[i] = bytes[i] & 15;
         high[i] = bytes[i] >> 4;
@@ -52,33 +52,33 @@ static void nibbles(const uint8_t *bytes, uint32_t n, uint8_t *low, uint8_t *hig
 static void unpack_q4_0(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = half_at(block);
     biases[0] = -8 * scales[0];
-    nibbles(block + 2, 16, codes, codes + 16);
+    unpack_nibbles(block + 2, 16, codes, codes + 16);
 }
 
 static void unpack_q4_1(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = half_at(block);
     biases[0] = half_at(block + 2);
-    nibbles(block + 4, 16, codes, codes + 16);
+    unpack_nibbles(block + 4, 16, codes, codes + 16);
 }
 
-/* Fifth bits, then nibbles. */
-static void fives(const uint8_t *bytes, uint8_t *codes) {
+/* Unpacks 32 fifth bits followed by nibbles. */
+static void unpack_fives(const uint8_t *bytes, uint8_t *codes) {
     uint32_t fifth;
     memcpy(&fifth, bytes, sizeof fifth);
-    nibbles(bytes + 4, 16, codes, codes + 16);
+    unpack_nibbles(bytes + 4, 16, codes, codes + 16);
     for (uint32_t i = 0; i < 32; i++) codes[i] = (uint8_t)(codes[i] | (fifth >> i & 1) << 4);
 }
 
 static void unpack_q5_0(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = half_at(block);
     biases[0] = -16 * scales[0];
-    fives(block + 2, codes);
+    unpack_fives(block + 2, codes);
 }
 
 static void unpack_q5_1(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = half_at(block);
     biases[0] = half_at(block + 2);
-    fives(block + 4, codes);
+    unpack_fives(block + 4, codes);
 }
 
 static void unpack_q8_0(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
@@ -87,9 +87,10 @@ static void unpack_q8_0(const uint8_t *block, uint8_t *codes, float *scales, flo
     for (uint32_t i = 0; i < 32; i++) codes[i] = block[2 + i] ^ 0x80;
 }
 
-/* Scales and minima: the first four of each have 6 bits in a byte of their own; the others have 4 bits in the last four bytes and
- * their upper two on top of the first eight. */
-static void k_scales(const uint8_t *block, float *scales, float *biases) {
+/* Unpacks the 6-bit scales and minima of Q4_K and Q5_K. The first four scales and the first four minima are each stored in the
+ * low 6 bits of one of the first eight bytes. The low nibbles of the others are in the last four bytes, and their high bits are
+ * the top 2 bits of the first eight bytes. */
+static void unpack_k_scales(const uint8_t *block, float *scales, float *biases) {
     const float d = half_at(block);
     const float d_min = half_at(block + 2);
     const uint8_t *packed = block + 4;
@@ -102,20 +103,20 @@ static void k_scales(const uint8_t *block, float *scales, float *biases) {
 }
 
 static void unpack_q4_k(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
-    k_scales(block, scales, biases);
+    unpack_k_scales(block, scales, biases);
     for (uint32_t pair = 0; pair < 4; pair++)
-        nibbles(block + 16 + (size_t)32 * pair, 32, codes + (size_t)64 * pair, codes + (size_t)64 * pair + 32);
+        unpack_nibbles(block + 16 + (size_t)32 * pair, 32, codes + (size_t)64 * pair, codes + (size_t)64 * pair + 32);
 }
 
 static void unpack_q5_k(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
-    k_scales(block, scales, biases);
+    unpack_k_scales(block, scales, biases);
     for (uint32_t pair = 0; pair < 4; pair++)
-        nibbles(block + 48 + (size_t)32 * pair, 32, codes + (size_t)64 * pair, codes + (size_t)64 * pair + 32);
+        unpack_nibbles(block + 48 + (size_t)32 * pair, 32, codes + (size_t)64 * pair, codes + (size_t)64 * pair + 32);
     for (uint32_t i = 0; i < 256; i++) codes[i] = (uint8_t)(codes[i] | (block[16 + i % 32] >> i / 32 & 1) << 4);
 }
 
-/* 64 bytes of four numbers, 32 apart. */
-static void pairs(const uint8_t *bytes, uint8_t *codes) {
+/* Unpacks 64 bytes of four 2-bit codes each. The four codes of a byte belong to values whose indices are 32 apart. */
+static void unpack_pairs(const uint8_t *bytes, uint8_t *codes) {
     for (uint32_t i = 0; i < 256; i++) codes[i] = bytes[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
 }
 
@@ -126,18 +127,19 @@ static void unpack_q2_k(const uint8_t *block, uint8_t *codes, float *scales, flo
         scales[g] = d * (float)(block[g] & 15);
         biases[g] = -(d_min * (float)(block[g] >> 4));
     }
-    pairs(block + 16, codes);
+    unpack_pairs(block + 16, codes);
 }
 
 static void unpack_q3_k(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     const float d = half_at(block + 108);
-    const uint8_t *packed = block + 96; /* 8 bytes with the low nibbles of scale g and g + 8, 4 with the upper pairs of four */
+    const uint8_t *packed =
+        block + 96; /* 8 bytes with the low nibbles of scales g and g + 8, then 4 bytes with four high bit pairs each */
     for (uint32_t g = 0; g < 16; g++) {
         const uint32_t scale = ((uint32_t)packed[g % 8] >> g / 8 * 4 & 15) | ((uint32_t)packed[8 + g % 4] >> g / 4 * 2 & 3) << 4;
         scales[g] = d * ((float)scale - 32);
         biases[g] = -4 * scales[g];
     }
-    pairs(block + 32, codes);
+    unpack_pairs(block + 32, codes);
     for (uint32_t i = 0; i < 256; i++) codes[i] = (uint8_t)(codes[i] | (block[i % 32] >> i / 32 & 1) << 2);
 }
 
@@ -151,7 +153,7 @@ static void unpack_q6_k(const uint8_t *block, uint8_t *codes, float *scales, flo
         const uint8_t *low = block + (size_t)64 * half;
         const uint8_t *pairs = block + 128 + (size_t)32 * half;
         uint8_t *out = codes + (size_t)128 * half;
-        nibbles(low, 64, out, out + 64);
+        unpack_nibbles(low, 64, out, out + 64);
         for (uint32_t quarter = 0; quarter < 4; quarter++)
             for (uint32_t i = 0; i < 32; i++)
                 out[32 * quarter + i] = (uint8_t)(out[32 * quarter + i] | (pairs[i] >> (2 * quarter) & 3) << 4);
@@ -167,11 +169,12 @@ static void ternary_scales(const uint8_t *half, float *scales, float *biases) {
 
 static void unpack_tq2_0(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     ternary_scales(block + 64, scales, biases);
-    pairs(block, codes);
+    unpack_pairs(block, codes);
 }
 
-/* n bytes, each the first n_digits digits of a fraction: all the first ones, then all the second ones, and so on. */
-static uint8_t *digits(const uint8_t *bytes, uint32_t n, uint32_t n_digits, uint8_t *codes) {
+/* Unpacks n bytes of n_digits base-3 digits each. A byte b stores the digits of the fraction b / 256. Writes the first digits
+ * of all bytes, then the second digits, and so on. */
+static uint8_t *unpack_ternary_digits(const uint8_t *bytes, uint32_t n, uint32_t n_digits, uint8_t *codes) {
     for (uint32_t digit = 0, power = 1; digit < n_digits; digit++, power *= 3)
         for (uint32_t i = 0; i < n; i++) *codes++ = (uint8_t)((bytes[i] * power & 255) * 3 >> 8);
     return codes;
@@ -179,12 +182,12 @@ static uint8_t *digits(const uint8_t *bytes, uint32_t n, uint32_t n_digits, uint
 
 static void unpack_tq1_0(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     ternary_scales(block + 52, scales, biases);
-    codes = digits(block, 32, 5, codes);
-    codes = digits(block + 32, 16, 5, codes);
-    (void)digits(block + 48, 4, 4, codes);
+    codes = unpack_ternary_digits(block, 32, 5, codes);
+    codes = unpack_ternary_digits(block + 32, 16, 5, codes);
+    (void)unpack_ternary_digits(block + 48, 4, 4, codes);
 }
 
-/* ---- nibbles through a table ---- */
+/* ---- table formats ---- */
 
 static const int8_t TABLE_IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 const int8_t FKV_TABLE_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -192,7 +195,7 @@ const int8_t FKV_TABLE_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6
 static void unpack_iq4_nl(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = half_at(block);
     biases[0] = 0;
-    nibbles(block + 2, 16, codes, codes + 16);
+    unpack_nibbles(block + 2, 16, codes, codes + 16);
 }
 
 static void unpack_iq4_xs(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
@@ -202,27 +205,27 @@ static void unpack_iq4_xs(const uint8_t *block, uint8_t *codes, float *scales, f
         const uint32_t scale = ((uint32_t)block[4 + g / 2] >> g % 2 * 4 & 15) | upper << 4;
         scales[g] = d * ((float)scale - 32);
         biases[g] = 0;
-        nibbles(block + 8 + (size_t)16 * g, 16, codes + (size_t)32 * g, codes + (size_t)32 * g + 16);
+        unpack_nibbles(block + 8 + (size_t)16 * g, 16, codes + (size_t)32 * g, codes + (size_t)32 * g + 16);
     }
 }
 
 static void unpack_mxfp4(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     scales[0] = ldexpf(1, block[0] - 128);
     biases[0] = 0;
-    nibbles(block + 1, 16, codes, codes + 16);
+    unpack_nibbles(block + 1, 16, codes, codes + 16);
 }
 
 static void unpack_nvfp4(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     for (uint32_t g = 0; g < 4; g++) {
-        /* the exponent is rebased by one multiplication; 0x7f is E4M3's NaN, which ggml takes for 0 */
+        /* one multiplication corrects the exponent bias; 0x7f is NaN in E4M3, but ggml reads it as 0 */
         const float scale = fkv_float_of((block[g] & 0x7fu) << 20) * 0x1p120f;
         scales[g] = block[g] == 0x7f ? 0 : 0.5f * scale;
         biases[g] = 0;
-        nibbles(block + 4 + (size_t)8 * g, 8, codes + (size_t)16 * g, codes + (size_t)16 * g + 8);
+        unpack_nibbles(block + 4 + (size_t)8 * g, 8, codes + (size_t)16 * g, codes + (size_t)16 * g + 8);
     }
 }
 
-/* ---- all of them ---- */
+/* ---- format table ---- */
 
 static const fkv_block_format FORMATS[] = {
     [FKV_TENSOR_F32] = {NULL, FKV_MATRIX_F32, NULL},

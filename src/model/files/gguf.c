@@ -1,14 +1,12 @@
-/* GGUF versions 2 and 3 (one layout; 3 may be big-endian, which is not read): the head of the file, vocabulary, tensors.
- * Hyperparameters are in gguf_hparams.c, models of several files in gguf_split.c.
- *
- * What the file says is taken over as it is, what it does not say stays 0.
+/* Reads the header, the vocabulary and the tensors of GGUF files, versions 2 and 3 (which share a layout; big-endian files are
+ * rejected). gguf_hparams.c reads hyperparameters, gguf_split.c handles split models. Hyperparameters that the file does not
+ * contain remain 0.
  */
 #include "gguf.h"
 
 #include "gguf_hparams.h"
 #include "tensor_rows.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,19 +16,19 @@ enum {
     GGUF_MAX_DIMS = 4,
     DEFAULT_ALIGNMENT = 32,
     MIN_ALIGNMENT = 8,
-    MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8 /* a name of one letter, one dimension */
+    MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8 /* size of the smallest tensor description: a one-character name and one dimension */
 };
 
 static const uint8_t MAGIC[4] = {'G', 'G', 'U', 'F'};
 
-/* ---- vocabulary ---------------------------------------------------------------------------------------------- */
+/* ---- vocabulary ---- */
 
-static fkv_status get_token(const fkv_gguf_values *values, const char *key, uint32_t n_tokens, uint32_t *token) {
+static fkv_status get_special_token(const fkv_gguf_values *values, const char *key, uint32_t n_tokens, uint32_t *token) {
     uint32_t id = FKV_NO_TOKEN;
     FKV_TRY(fkv_gguf_get_u32(values, key, &id));
     if (n_tokens == 0) id = FKV_NO_TOKEN;
-    FKV_REQUIRE(id == FKV_NO_TOKEN || id < n_tokens, FKV_FILE_DAMAGED, "%s is %u, there are %u tokens: %s", key, id, n_tokens,
-                values->path);
+    FKV_REQUIRE(id == FKV_NO_TOKEN || id < n_tokens, FKV_FILE_DAMAGED, "%s is %u, but the vocabulary has %u tokens: %s", key, id,
+                n_tokens, values->path);
     *token = id;
     return FKV_OK;
 }
@@ -38,12 +36,12 @@ static fkv_status get_token(const fkv_gguf_values *values, const char *key, uint
 static fkv_status check_tokens(const fkv_weights *weights, uint32_t n_scores, uint32_t n_types, const char *path) {
     const uint32_t n_tokens = weights->vocab.n_tokens;
     FKV_REQUIRE((n_scores == 0 || n_scores == n_tokens) && (n_types == 0 || n_types == n_tokens), FKV_FILE_DAMAGED,
-                "%u tokens, but %u scores and %u types: %s", n_tokens, n_scores, n_types, path);
+                "the vocabulary has %u tokens, but %u scores and %u types: %s", n_tokens, n_scores, n_types, path);
     for (uint32_t i = 0; i < n_scores; i++)
         FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "the score of token %u is NaN: %s", i, path);
     for (uint32_t i = 0; i < n_types; i++)
-        FKV_REQUIRE(weights->types[i] >= 0 && weights->types[i] <= 6, FKV_FILE_DAMAGED, "token %u is of type %d: %s", i,
-                    (int)weights->types[i], path);
+        FKV_REQUIRE(weights->types[i] >= 0 && weights->types[i] <= 6, FKV_FILE_DAMAGED,
+                    "token %u has the invalid type %d, expected 0 to 6: %s", i, (int)weights->types[i], path);
     return FKV_OK;
 }
 
@@ -52,16 +50,16 @@ static fkv_status read_sampling(const fkv_gguf_values *values, fkv_sampling_sour
         const char *key;
         unsigned bit;
         float *target;
-    } reals[] = {{"general.sampling.temp", FKV_SAID_TEMPERATURE, &s->temperature},
-                 {"general.sampling.top_p", FKV_SAID_TOP_P, &s->top_p},
-                 {"general.sampling.min_p", FKV_SAID_MIN_P, &s->min_p},
-                 {"general.sampling.penalty_repeat", FKV_SAID_REPETITION, &s->repetition}};
+    } reals[] = {{"general.sampling.temp", FKV_SAMPLING_TEMPERATURE, &s->temperature},
+                 {"general.sampling.top_p", FKV_SAMPLING_TOP_P, &s->top_p},
+                 {"general.sampling.min_p", FKV_SAMPLING_MIN_P, &s->min_p},
+                 {"general.sampling.penalty_repeat", FKV_SAMPLING_REPETITION, &s->repetition}};
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
         FKV_TRY(fkv_gguf_get_f32(values, reals[i].key, reals[i].target));
-        if (fkv_gguf_find(values, reals[i].key) != NULL) s->said |= reals[i].bit;
+        if (fkv_gguf_find(values, reals[i].key) != NULL) s->fields |= reals[i].bit;
     }
     FKV_TRY(fkv_gguf_get_u32(values, "general.sampling.top_k", &s->top_k));
-    if (fkv_gguf_find(values, "general.sampling.top_k") != NULL) s->said |= FKV_SAID_TOP_K;
+    if (fkv_gguf_find(values, "general.sampling.top_k") != NULL) s->fields |= FKV_SAMPLING_TOP_K;
     return FKV_OK;
 }
 
@@ -82,28 +80,28 @@ static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights
     vocab->merges = weights->merges;
     vocab->scores = weights->scores;
     vocab->types = weights->types;
-    FKV_TRY(get_token(values, "tokenizer.ggml.bos_token_id", vocab->n_tokens, &vocab->bos));
-    FKV_TRY(get_token(values, "tokenizer.ggml.eos_token_id", vocab->n_tokens, &vocab->eos));
-    FKV_TRY(get_token(values, "tokenizer.ggml.eot_token_id", vocab->n_tokens, &vocab->eot));
-    FKV_TRY(get_token(values, "tokenizer.ggml.unknown_token_id", vocab->n_tokens, &vocab->unk));
-    vocab->add_bos = vocab->model.size == 5 &&
-                     memcmp(vocab->model.data, "llama", 5) == 0; /* SentencePiece models begin with it unless told not to */
+    FKV_TRY(get_special_token(values, "tokenizer.ggml.bos_token_id", vocab->n_tokens, &vocab->bos));
+    FKV_TRY(get_special_token(values, "tokenizer.ggml.eos_token_id", vocab->n_tokens, &vocab->eos));
+    FKV_TRY(get_special_token(values, "tokenizer.ggml.eot_token_id", vocab->n_tokens, &vocab->eot));
+    FKV_TRY(get_special_token(values, "tokenizer.ggml.unknown_token_id", vocab->n_tokens, &vocab->unk));
+    /* default if the file has no add_bos_token: true for SentencePiece models only */
+    vocab->add_bos = vocab->model.size == 5 && memcmp(vocab->model.data, "llama", 5) == 0;
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_bos_token", &vocab->add_bos));
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_space_prefix", &vocab->add_space_prefix));
     if (vocab->n_tokens > 0) weights->hparams.n_vocab = vocab->n_tokens;
     return FKV_OK;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
-/* The types of ggml by number, for those that are not read too: a message should name them. */
+/* Names of all ggml types, including unsupported ones, for error messages. */
 static const char *const GGML_TYPES[] = {
     "F32",      "F16",    "Q4_0",  "Q4_1",       "Q4_2",       "Q4_3",       "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",     "Q2_K",
     "Q3_K",     "Q4_K",   "Q5_K",  "Q6_K",       "Q8_K",       "IQ2_XXS",    "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",   "IQ3_S",
     "IQ2_S",    "IQ4_XS", "I8",    "I16",        "I32",        "I64",        "F64",    "IQ1_M",   "BF16",  "Q4_0_4_4", "Q4_0_4_8",
     "Q4_0_8_8", "TQ1_0",  "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",  "NVFP4",   "Q1_0"};
 
-static fkv_status type_of(uint32_t number, fkv_bytes name, const char *path, fkv_tensor_type *type) {
+static fkv_status ggml_tensor_type(uint32_t number, fkv_bytes name, const char *path, fkv_tensor_type *type) {
     const uint32_t n_types = sizeof GGML_TYPES / sizeof GGML_TYPES[0];
     const char *wanted = number < n_types ? GGML_TYPES[number] : "unknown";
     for (fkv_tensor_type t = FKV_TENSOR_F32; t < FKV_N_BLOCK_TYPES; t++) {
@@ -113,12 +111,12 @@ static fkv_status type_of(uint32_t number, fkv_bytes name, const char *path, fkv
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "tensor %s is of type %s (%u), which is not read; the floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4 are: %s",
+        "tensor %s has the unsupported type %s (%u); supported are floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4: %s",
         fkv_show(name).text, wanted, number, path);
 }
 
-/* *offset is that of the file's data part, *bytes the tensor's length. */
-static fkv_status take_tensor(fkv_gguf_reader *reader, fkv_tensor *tensor, uint64_t *offset, uint64_t *bytes) {
+/* Reads one tensor description. *offset is relative to the data section; *bytes is the size of the tensor. */
+static fkv_status read_tensor_info(fkv_gguf_reader *reader, fkv_tensor *tensor, uint64_t *offset, uint64_t *bytes) {
     fkv_bytes name = {0};
     uint32_t n_dims = 0;
     uint32_t number = 0;
@@ -126,26 +124,27 @@ static fkv_status take_tensor(fkv_gguf_reader *reader, fkv_tensor *tensor, uint6
     fkv_tensor_type type = FKV_TENSOR_F32;
     FKV_TRY(fkv_gguf_take_string(reader, &name));
     FKV_TRY(fkv_gguf_take_u32(reader, &n_dims));
-    FKV_REQUIRE(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS, FKV_FILE_DAMAGED, "tensor %s has %u dimensions: %s", fkv_show(name).text,
-                n_dims, reader->path);
-    for (uint32_t d = n_dims; d-- > 0;) FKV_TRY(fkv_gguf_take_u64(reader, &dims[d])); /* the file has the fastest first */
+    FKV_REQUIRE(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS, FKV_FILE_DAMAGED, "tensor %s has %u dimensions, expected 1 to 4: %s",
+                fkv_show(name).text, n_dims, reader->path);
+    for (uint32_t d = n_dims; d-- > 0;)
+        FKV_TRY(fkv_gguf_take_u64(reader, &dims[d])); /* GGUF stores the fastest dimension first */
     FKV_TRY(fkv_gguf_take_u32(reader, &number));
     FKV_TRY(fkv_gguf_take_u64(reader, offset));
-    FKV_TRY(type_of(number, name, reader->path, &type));
+    FKV_TRY(ggml_tensor_type(number, name, reader->path, &type));
     return fkv_tensor_describe(tensor, name, type, dims, n_dims, reader->path, bytes);
 }
 
-/* Divisors of RoPE's frequencies, which are a tensor in GGUF: copied, because they are no weights of a layer. */
-static fkv_status take_factors(fkv_weights *weights, const fkv_tensor *tensor, const char *path) {
+/* Copies RoPE frequency divisors, which GGUF stores as tensors, to the hyperparameters. */
+static fkv_status copy_rope_factors(fkv_weights *weights, const fkv_tensor *tensor, const char *path) {
     fkv_rope *rope = &weights->hparams.rope;
     bool is_long = strcmp(tensor->name, "rope_factors_long.weight") == 0;
     bool is_short = strcmp(tensor->name, "rope_factors_short.weight") == 0;
     if (!is_long && !is_short && strcmp(tensor->name, "rope_freqs.weight") != 0) return FKV_OK;
     FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope.dim / 2,
-                FKV_FILE_DAMAGED, "tensor %s is not one F32 for each of %u pairs: %s", tensor->name,
+                FKV_FILE_DAMAGED, "tensor %s must have one F32 value for each of %u pairs: %s", tensor->name,
                 weights->hparams.rope.dim / 2, path);
     float *factors = fkv_weights_keep(weights, tensor->n_cols * sizeof *factors);
-    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", tensor->n_cols, path);
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", tensor->n_cols, path);
     fkv_tensor_row_floats(tensor, 0, factors);
     rope->n_factors = tensor->n_cols;
     if (!is_short) rope->long_factors = factors;
@@ -153,29 +152,30 @@ static fkv_status take_factors(fkv_weights *weights, const fkv_tensor *tensor, c
     return FKV_OK;
 }
 
-static fkv_status place_tensors(fkv_weights *weights, uint64_t n, const uint64_t *spans, const uint8_t *data, uint64_t data_bytes,
-                                uint32_t alignment, const char *path) {
-    fkv_tensor *tensors = weights->tensors + weights->n_tensors - n; /* the last ones */
+static fkv_status locate_tensors(fkv_weights *weights, uint64_t n, const uint64_t *spans, const uint8_t *data,
+                                 uint64_t data_bytes, uint32_t alignment, const char *path) {
+    fkv_tensor *tensors = weights->tensors + weights->n_tensors - n; /* first tensor of this part of the split model */
     for (uint64_t i = 0; i < n; i++) {
         fkv_tensor *tensor = &tensors[i];
         const uint64_t offset = spans[2 * i];
         const uint64_t bytes = spans[2 * i + 1];
-        FKV_REQUIRE(offset % alignment == 0, FKV_FILE_DAMAGED, "tensor %s begins at %" PRIu64 ", not a multiple of %u: %s",
-                    tensor->name, offset, alignment, path);
+        FKV_REQUIRE(offset % alignment == 0, FKV_FILE_DAMAGED,
+                    "tensor %s starts at offset %llu, which is not a multiple of the alignment %u: %s", tensor->name,
+                    (unsigned long long)offset, alignment, path);
         FKV_REQUIRE(offset <= data_bytes && bytes <= data_bytes - offset, FKV_FILE_DAMAGED,
-                    "tensor %s needs %" PRIu64 " bytes at %" PRIu64 ", the file has %" PRIu64 "; is the download complete? %s",
-                    tensor->name, bytes, offset, data_bytes, path);
+                    "tensor %s needs %llu bytes at offset %llu, but the data section has only %llu (incomplete download?): %s",
+                    tensor->name, (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)data_bytes, path);
         tensor->data = data + offset;
-        FKV_TRY(take_factors(weights, tensor, path));
+        FKV_TRY(copy_rope_factors(weights, tensor, path));
     }
     return FKV_OK;
 }
 
-static fkv_status take_tensors(fkv_gguf_reader *reader, fkv_weights *weights, uint64_t n, uint64_t *spans) {
+static fkv_status read_tensor_infos(fkv_gguf_reader *reader, fkv_weights *weights, uint64_t n, uint64_t *spans) {
     fkv_tensor *tensors = NULL;
     FKV_TRY(fkv_weights_reserve(weights, n, &tensors));
     for (uint64_t i = 0; i < n; i++) {
-        FKV_TRY(take_tensor(reader, &tensors[i], &spans[2 * i], &spans[2 * i + 1]));
+        FKV_TRY(read_tensor_info(reader, &tensors[i], &spans[2 * i], &spans[2 * i + 1]));
     }
     weights->n_tensors += (uint32_t)n;
     return FKV_OK;
@@ -184,52 +184,56 @@ static fkv_status take_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
 static fkv_status read_tensors(fkv_gguf_reader *reader, fkv_weights *weights, uint64_t n, const uint8_t *file,
                                uint32_t alignment) {
     const uint64_t left = (uint64_t)(reader->end - reader->at);
-    FKV_REQUIRE(n <= left / MIN_TENSOR_BYTES, FKV_FILE_DAMAGED, "%" PRIu64 " tensors where %" PRIu64 " bytes are left: %s", n,
-                left, reader->path);
-    FKV_REQUIRE(n <= FKV_MAX_TENSORS, FKV_UNSUPPORTED, "%" PRIu64 " tensors, at most %d are read: %s", n, FKV_MAX_TENSORS,
-                reader->path);
+    FKV_REQUIRE(n <= left / MIN_TENSOR_BYTES, FKV_FILE_DAMAGED,
+                "the header declares %llu tensors, but only %llu bytes follow: %s", (unsigned long long)n,
+                (unsigned long long)left, reader->path);
+    FKV_REQUIRE(n <= FKV_MAX_TENSORS, FKV_UNSUPPORTED, "the file has %llu tensors, more than the limit of %d: %s",
+                (unsigned long long)n, FKV_MAX_TENSORS, reader->path);
     if (n == 0) return FKV_OK;
-    uint64_t *spans = calloc((size_t)n, 2 * sizeof *spans); /* offset and length of each */
-    FKV_REQUIRE(spans != NULL, FKV_NO_MEMORY, "no memory for %" PRIu64 " tensors: %s", n, reader->path);
-    fkv_status status = take_tensors(reader, weights, n, spans);
+    uint64_t *spans = calloc((size_t)n, 2 * sizeof *spans); /* offset and size of each tensor */
+    FKV_REQUIRE(spans != NULL, FKV_NO_MEMORY, "out of memory reading %llu tensors: %s", (unsigned long long)n, reader->path);
+    fkv_status status = read_tensor_infos(reader, weights, n, spans);
     const uint64_t size = (uint64_t)(reader->end - file);
     const uint64_t first = fkv_align_up((uint64_t)(reader->at - file), alignment);
     if (status == FKV_OK && first > size)
-        status = fkv_fail(FKV_FILE_DAMAGED, "the file ends before the data of its tensors: %s", reader->path);
-    if (status == FKV_OK) status = place_tensors(weights, n, spans, file + first, size - first, alignment, reader->path);
+        status = fkv_fail(FKV_FILE_DAMAGED, "the file ends before its tensor data: %s", reader->path);
+    if (status == FKV_OK) status = locate_tensors(weights, n, spans, file + first, size - first, alignment, reader->path);
     free(spans);
     return status;
 }
 
-/* ---- the file ------------------------------------------------------------------------------------------------ */
+/* ---- file ---- */
 
-static fkv_status read_head(fkv_gguf_reader *reader, uint64_t *n_tensors, uint64_t *n_values) {
+static fkv_status read_gguf_header(fkv_gguf_reader *reader, uint64_t *n_tensors, uint64_t *n_values) {
     uint32_t version = 0;
     FKV_REQUIRE(reader->end - reader->at >= 4 && memcmp(reader->at, MAGIC, sizeof MAGIC) == 0, FKV_FILE_FORMAT,
-                "neither a GGUF file nor a folder with safetensors: %s", reader->path);
+                "not a model: expected a GGUF file or a folder with safetensors: %s", reader->path);
     reader->at += sizeof MAGIC;
     FKV_TRY(fkv_gguf_take_u32(reader, &version));
-    FKV_REQUIRE(version != 0x02000000 && version != 0x03000000, FKV_UNSUPPORTED, "a big-endian GGUF file: %s", reader->path);
+    FKV_REQUIRE(version != 0x02000000 && version != 0x03000000, FKV_UNSUPPORTED, "big-endian GGUF files are not supported: %s",
+                reader->path);
     FKV_REQUIRE(version >= OLDEST_VERSION && version <= NEWEST_VERSION, FKV_UNSUPPORTED,
-                "GGUF version %u, only versions %d and %d are read; convert the model again: %s", version, OLDEST_VERSION,
-                NEWEST_VERSION, reader->path);
+                "unsupported GGUF version %u: versions %d and %d can be read; convert the model again: %s", version,
+                OLDEST_VERSION, NEWEST_VERSION, reader->path);
     FKV_TRY(fkv_gguf_take_u64(reader, n_tensors));
     return fkv_gguf_take_u64(reader, n_values);
 }
 
-/* Parts are counted from 0 in the file and from 1 in names and messages. */
+/* Reads the position of a file within a split model. Parts are numbered from 0 in the metadata (split.no), but from 1 in file
+ * names and messages. */
 static fkv_status read_part_numbers(const fkv_gguf_values *values, uint32_t expected, fkv_gguf_part *part) {
     *part = (fkv_gguf_part){.n_parts = 1};
     FKV_TRY(fkv_gguf_get_u32(values, "split.no", &part->number));
     FKV_TRY(fkv_gguf_get_u32(values, "split.count", &part->n_parts));
     FKV_TRY(fkv_gguf_get_u32(values, "split.tensors.count", &part->n_all_tensors));
-    if (part->n_parts == 0) part->n_parts = 1; /* llama.cpp's word for a file that is whole */
-    FKV_REQUIRE(part->number < part->n_parts, FKV_FILE_DAMAGED, "split.no is %u of a split.count of %u: %s", part->number,
+    if (part->n_parts == 0) part->n_parts = 1; /* llama.cpp writes 0 for single-file models */
+    FKV_REQUIRE(part->number < part->n_parts, FKV_FILE_DAMAGED, "split.no is %u, but split.count is %u: %s", part->number,
                 part->n_parts, values->path);
-    FKV_REQUIRE(part->n_parts <= FKV_MAX_SHARDS, FKV_UNSUPPORTED, "split.count is %u, at most %d parts are read: %s",
+    FKV_REQUIRE(part->n_parts <= FKV_MAX_SHARDS, FKV_UNSUPPORTED, "split.count is %u, which exceeds the limit of %d parts: %s",
                 part->n_parts, FKV_MAX_SHARDS, values->path);
-    FKV_REQUIRE(part->number == expected, FKV_FILE_FORMAT, "the file is part %u of %u (split.no %u) where part %u is needed: %s",
-                part->number + 1, part->n_parts, part->number, expected + 1, values->path);
+    FKV_REQUIRE(part->number == expected, FKV_FILE_FORMAT,
+                "the file is part %u of %u (split.no %u), but part %u was expected: %s", part->number + 1, part->n_parts,
+                part->number, expected + 1, values->path);
     return FKV_OK;
 }
 
@@ -238,8 +242,8 @@ static fkv_status read_contents(fkv_gguf_reader *reader, const fkv_gguf_values *
     uint32_t alignment = DEFAULT_ALIGNMENT;
     FKV_TRY(fkv_gguf_get_u32(values, "general.alignment", &alignment));
     FKV_REQUIRE(fkv_is_pow2(alignment) && alignment >= MIN_ALIGNMENT, FKV_FILE_DAMAGED,
-                "general.alignment is %u, not a power of two from %d: %s", alignment, MIN_ALIGNMENT, reader->path);
-    if (number == 0) { /* what all parts share is in the first */
+                "general.alignment is %u, expected a power of two of at least %d: %s", alignment, MIN_ALIGNMENT, reader->path);
+    if (number == 0) { /* only the first part has hyperparameters and vocabulary */
         FKV_TRY(fkv_gguf_read_hparams(values, weights));
         FKV_TRY(read_vocab(values, weights));
     }
@@ -253,7 +257,7 @@ fkv_status fkv_gguf_read_part(fkv_weights *weights, const uint8_t *bytes, uint64
     fkv_gguf_values values;
     uint64_t n_tensors = 0;
     uint64_t n_values = 0;
-    FKV_TRY(read_head(&reader, &n_tensors, &n_values));
+    FKV_TRY(read_gguf_header(&reader, &n_tensors, &n_values));
     FKV_TRY(fkv_gguf_values_read(&reader, n_values, &values));
     fkv_status status = read_part_numbers(&values, number, part);
     if (status == FKV_OK) status = read_contents(&reader, &values, n_tensors, bytes, number, weights);

@@ -1,4 +1,5 @@
-/* See gguf_hparams.h. What the file says goes before what its architecture is known for (architecture.h). */
+/* Reads GGUF hyperparameters; see gguf_hparams.h. Values in the file override the defaults of the architecture (architecture.h).
+ */
 #include "gguf_hparams.h"
 
 #include "../architecture.h"
@@ -7,12 +8,12 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* "<architecture>.<key>" */
+/* A full metadata key: "<architecture>.<key>". */
 typedef struct arch_key {
     char text[FKV_MAX_ARCHITECTURE + 64];
 } arch_key;
 
-static arch_key key_of(const fkv_weights *weights, const char *key) {
+static arch_key full_key(const fkv_weights *weights, const char *key) {
     arch_key full;
     const int n = snprintf(full.text, sizeof full.text, "%s.%s", weights->architecture, key);
     FKV_ASSERT(n > 0 && (size_t)n < sizeof full.text);
@@ -20,41 +21,42 @@ static arch_key key_of(const fkv_weights *weights, const char *key) {
     return full;
 }
 
-/* ---- tables of keys ---- */
+/* ---- getters ---- */
 
-typedef struct number_key {
+typedef struct float_key {
     const char *key;
     float *out;
-} number_key;
+} float_key;
 
-/* Floats that are never negative. */
-static fkv_status get_numbers(const fkv_gguf_values *values, const fkv_weights *weights, const number_key *keys, size_t n) {
+/* Reads float values, which must not be negative. */
+static fkv_status get_floats(const fkv_gguf_values *values, const fkv_weights *weights, const float_key *keys, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const arch_key key = key_of(weights, keys[i].key);
+        const arch_key key = full_key(weights, keys[i].key);
         FKV_TRY(fkv_gguf_get_f32(values, key.text, keys[i].out));
         FKV_REQUIRE(*keys[i].out >= 0, FKV_FILE_FORMAT, "%s is negative: %s", key.text, values->path);
     }
     return FKV_OK;
 }
 
-static fkv_status get_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *key, uint32_t *out) {
-    return fkv_gguf_get_u32(values, key_of(weights, key).text, out);
+static fkv_status get_arch_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *key, uint32_t *out) {
+    return fkv_gguf_get_u32(values, full_key(weights, key).text, out);
 }
 
-/* A number that some files have once for each layer. */
-static fkv_status get_layer_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *name, uint32_t *out) {
-    const arch_key key = key_of(weights, name);
+/* Reads a value that must be the same for all layers; arrays with one value per layer are rejected. */
+static fkv_status get_uniform_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *name, uint32_t *out) {
+    const arch_key key = full_key(weights, name);
     const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
     FKV_REQUIRE(value == NULL || value->type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED,
-                "%s differs by layer, which is not supported: %s", key.text, values->path);
+                "%s has per-layer values, which is not supported: %s", key.text, values->path);
     return fkv_gguf_get_u32(values, key.text, out);
 }
 
-/* The same where layers may differ: *out is that of the last one then, and `part` is set in the shape of each. */
-static fkv_status get_shapes_u32(const fkv_gguf_values *values, fkv_weights *weights, const char *name, size_t part,
-                                 uint32_t *out) {
+/* Reads a single value, or an array with one value per layer. A single value is stored in *out. The elements of an array are
+ * stored in the layer shapes, in the field at byte offset `part`, and *out receives the last element. */
+static fkv_status get_per_layer_u32(const fkv_gguf_values *values, fkv_weights *weights, const char *name, size_t part,
+                                    uint32_t *out) {
     fkv_hparams *h = &weights->hparams;
-    const arch_key key = key_of(weights, name);
+    const arch_key key = full_key(weights, name);
     const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
     if (value == NULL || value->type != FKV_GGUF_ARRAY) return fkv_gguf_get_u32(values, key.text, out);
     bool good = (value->item == FKV_GGUF_I32 || value->item == FKV_GGUF_U32) && value->count == h->n_layers &&
@@ -64,138 +66,154 @@ static fkv_status get_shapes_u32(const fkv_gguf_values *values, fkv_weights *wei
         memcpy((uint8_t *)&h->shapes[i] + part, out, sizeof *out);
         good = *out > 0 && *out <= INT32_MAX;
     }
-    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s is not one number above 0 for each of %u layers: %s", key.text, h->n_layers,
+    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s must have one value above 0 for each of %u layers: %s", key.text, h->n_layers,
                 values->path);
     return FKV_OK;
 }
 
-/* ---- parts ---- */
+/* ---- sections ---- */
 
 static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     uint32_t key_length = 0;
     uint32_t value_length = 0;
-    FKV_TRY(get_layer_u32(values, weights, "attention.head_count", &h->n_q_heads));
+    FKV_TRY(get_uniform_u32(values, weights, "attention.head_count", &h->n_q_heads));
     h->n_kv_heads = h->n_q_heads;
-    FKV_TRY(get_shapes_u32(values, weights, "attention.head_count_kv", offsetof(fkv_layer_shape, n_kv_heads), &h->n_kv_heads));
+    FKV_TRY(get_per_layer_u32(values, weights, "attention.head_count_kv", offsetof(fkv_layer_shape, n_kv_heads), &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) key_length = h->dim / h->n_q_heads;
     value_length = key_length;
-    FKV_TRY(get_u32(values, weights, "attention.key_length", &key_length));
-    FKV_TRY(get_u32(values, weights, "attention.value_length", &value_length));
-    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED, "keys of %u and values of %u numbers are not supported: %s",
-                key_length, value_length, values->path);
+    FKV_TRY(get_arch_u32(values, weights, "attention.key_length", &key_length));
+    FKV_TRY(get_arch_u32(values, weights, "attention.value_length", &value_length));
+    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED,
+                "key length %u and value length %u differ, which is not supported: %s", key_length, value_length, values->path);
     h->head_dim = key_length;
     return FKV_OK;
 }
 
-static bool says(fkv_bytes text, const char *word) {
+static bool bytes_equal(fkv_bytes text, const char *word) {
     return text.size == strlen(word) && memcmp(text.data, word, text.size) == 0;
 }
 
-static fkv_status set_scaling(const fkv_gguf_values *values, fkv_rope *rope, fkv_bytes type, float factor, float size) {
-    const bool is_yarn = says(type, "yarn");
-    const bool is_long = says(type, "longrope");
-    FKV_REQUIRE(type.size == 0 || says(type, "none") || says(type, "linear") || is_yarn || is_long, FKV_UNSUPPORTED,
-                "RoPE scaling '%s' is not supported; linear, yarn and longrope are: %s", fkv_show(type).text, values->path);
-    if (says(type, "none")) return FKV_OK;
+/* As in llama.cpp, yarn_log_multiplier means mscale_all_dim, mscale is 1, and the resulting factor is multiplied by
+ * attn_factor. Architectures without mscale_all_dim ignore yarn_log_multiplier. */
+static void set_yarn_attention(fkv_rope *rope, float log_multiplier, float attn_factor) {
+    const float log_factor = logf(fmaxf(rope->factor, 1));
+    if (log_multiplier > 0) {
+        rope->mscale = 1;
+        rope->mscale_all = log_multiplier;
+    }
+    if (attn_factor > 0 && attn_factor != 1)
+        rope->attention_factor = attn_factor * (1 + 0.1f * log_factor) / (1 + 0.1f * log_multiplier * log_factor);
+}
+
+static fkv_status set_rope_scaling(const fkv_gguf_values *values, fkv_rope *rope, fkv_bytes type, float factor, float attn_factor,
+                                   float log_multiplier) {
+    const bool is_yarn = bytes_equal(type, "yarn");
+    const bool is_long = bytes_equal(type, "longrope");
+    FKV_REQUIRE(type.size == 0 || bytes_equal(type, "none") || bytes_equal(type, "linear") || is_yarn || is_long, FKV_UNSUPPORTED,
+                "unsupported RoPE scaling '%s': expected linear, yarn or longrope: %s", fkv_show(type).text, values->path);
+    if (bytes_equal(type, "none")) return FKV_OK;
     rope->scaling = is_yarn ? FKV_ROPE_YARN : is_long ? FKV_ROPE_LONG : FKV_ROPE_LINEAR;
     if (factor > 0) rope->factor = factor;
-    if (is_yarn && size > 0 && size != 1) rope->attention_factor = size * (1 + 0.1f * logf(fmaxf(rope->factor, 1)));
-    if (!is_yarn && size > 0) rope->attention_factor = size;
+    if (is_yarn) set_yarn_attention(rope, log_multiplier, attn_factor);
+    if (!is_yarn && attn_factor > 0) rope->attention_factor = attn_factor;
     return FKV_OK;
 }
 
-static fkv_status read_rope(const fkv_gguf_values *values, fkv_weights *weights) {
+static fkv_status read_gguf_rope(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     fkv_rope *rope = &h->rope;
     fkv_bytes type = {0};
     float factor = 0;
-    float size = 0;
-    const number_key keys[] = {{"rope.freq_base", &rope->base},
-                               {"rope.freq_base_swa", &h->local_rope.base},
-                               {"rope.scale_linear", &factor}, /* of old files */
-                               {"rope.scaling.factor", &factor},
-                               {"rope.scaling.attn_factor", &size},
-                               {"rope.scaling.yarn_beta_fast", &rope->beta_fast},
-                               {"rope.scaling.yarn_beta_slow", &rope->beta_slow},
-                               {"rope.scaling.yarn_log_multiplier", &rope->mscale},
-                               {"attention.temperature_scale", &h->temperature}};
+    float attn_factor = 0;
+    float log_multiplier = 0;
+    const fkv_architecture *architecture = fkv_architecture_find(weights->architecture);
+    const float_key keys[] = {{"rope.freq_base", &rope->base},
+                              {"rope.freq_base_swa", &h->local_rope.base},
+                              {"rope.scale_linear", &factor}, /* key of old files */
+                              {"rope.scaling.factor", &factor},
+                              {"rope.scaling.attn_factor", &attn_factor},
+                              {"rope.scaling.yarn_beta_fast", &rope->beta_fast},
+                              {"rope.scaling.yarn_beta_slow", &rope->beta_slow},
+                              {"rope.scaling.yarn_log_multiplier", &log_multiplier},
+                              {"attention.temperature_scale", &h->temperature}};
     rope->dim = h->head_dim;
-    FKV_TRY(get_u32(values, weights, "rope.dimension_count", &rope->dim));
-    FKV_TRY(get_u32(values, weights, "rope.dimension_count_swa", &h->local_rope.dim));
-    FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
-    FKV_TRY(get_u32(values, weights, "rope.scaling.original_context_length", &rope->original_context));
-    FKV_TRY(fkv_gguf_get_string(values, key_of(weights, "rope.scaling.type").text, &type));
-    FKV_TRY(set_scaling(values, rope, type, factor, size));
-    rope->mscale_all = rope->mscale;
+    FKV_TRY(get_arch_u32(values, weights, "rope.dimension_count", &rope->dim));
+    FKV_TRY(get_arch_u32(values, weights, "rope.dimension_count_swa", &h->local_rope.dim));
+    FKV_TRY(get_floats(values, weights, keys, sizeof keys / sizeof keys[0]));
+    FKV_TRY(get_arch_u32(values, weights, "rope.scaling.original_context_length", &rope->original_context));
+    FKV_TRY(fkv_gguf_get_string(values, full_key(weights, "rope.scaling.type").text, &type));
+    if (architecture == NULL || !architecture->gguf_yarn_log_multiplier) log_multiplier = 0;
+    FKV_TRY(set_rope_scaling(values, rope, type, factor, attn_factor, log_multiplier));
     h->temperature_context = rope->original_context != 0 ? rope->original_context : h->context;
     return FKV_OK;
 }
 
-/* "attention.sliding_window_pattern": how often a layer is full, or for each layer whether it has the window. */
-static fkv_status read_window(const fkv_gguf_values *values, fkv_weights *weights) {
+/* Reads the sliding window. attention.sliding_window_pattern is either a number n (every n-th layer has full attention) or an
+ * array with one bool per layer (true: windowed). */
+static fkv_status read_gguf_window(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
-    const arch_key key = key_of(weights, "attention.sliding_window_pattern");
+    const arch_key key = full_key(weights, "attention.sliding_window_pattern");
     const fkv_gguf_value *pattern = fkv_gguf_find(values, key.text);
     const bool is_list = pattern != NULL && pattern->type == FKV_GGUF_ARRAY;
     uint32_t window = 0;
-    FKV_TRY(get_layer_u32(values, weights, "attention.sliding_window", &window));
+    FKV_TRY(get_uniform_u32(values, weights, "attention.sliding_window", &window));
     if (h->features.window_period != 0) h->window = window;
     if (pattern != NULL && !is_list) FKV_TRY(fkv_gguf_get_u32(values, key.text, &h->features.window_period));
     fkv_architecture_set_layers(h);
     if (!is_list || h->window == 0) return FKV_OK;
     FKV_REQUIRE(pattern->item == FKV_GGUF_BOOL && pattern->count == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "%s is not one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
+                "%s must have one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
     for (uint32_t i = 0; i < h->n_layers; i++)
         h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (pattern->data[i] != 0 ? FKV_LAYER_WINDOW : 0));
     return FKV_OK;
 }
 
-/* Windowed layers with heads of their own. */
+/* Reads the head dimension of windowed layers, if it differs from that of the other layers. */
 static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     uint32_t key_length = 0;
-    FKV_TRY(get_u32(values, weights, "attention.key_length_swa", &key_length));
+    FKV_TRY(get_arch_u32(values, weights, "attention.key_length_swa", &key_length));
     uint32_t value_length = key_length;
-    FKV_TRY(get_u32(values, weights, "attention.value_length_swa", &value_length));
-    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED, "keys of %u and values of %u numbers are not supported: %s",
-                key_length, value_length, values->path);
+    FKV_TRY(get_arch_u32(values, weights, "attention.value_length_swa", &value_length));
+    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED,
+                "key length %u and value length %u differ, which is not supported: %s", key_length, value_length, values->path);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if (fkv_architecture_window(h, i) != 0) h->shapes[i].head_dim = key_length;
     return FKV_OK;
 }
 
-static fkv_status read_experts(const fkv_gguf_values *values, fkv_weights *weights) {
+static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *weights) {
     enum { GATING_SIGMOID = 2 };
     static const char *const unknown[] = {"ssm.state_size", "attention.kv_lora_rank"};
     fkv_hparams *h = &weights->hparams;
     uint32_t gating = 0;
     uint32_t n_shared = 0;
-    const number_key scale = {"expert_weights_scale", &h->experts_scale};
-    FKV_TRY(get_u32(values, weights, "expert_count", &h->n_experts));
-    FKV_TRY(get_u32(values, weights, "expert_used_count", &h->n_experts_used));
-    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", &h->expert_dim));
-    FKV_TRY(get_u32(values, weights, "expert_shared_feed_forward_length", &h->shared_dim));
-    FKV_TRY(get_u32(values, weights, "expert_shared_count", &n_shared));
-    FKV_TRY(get_u32(values, weights, "leading_dense_block_count", &h->n_dense));
-    FKV_TRY(get_u32(values, weights, "expert_group_count", &h->n_expert_groups));
-    FKV_TRY(get_u32(values, weights, "expert_group_used_count", &h->n_expert_groups_used));
-    FKV_TRY(get_u32(values, weights, "nextn_predict_layers", &h->n_next));
-    FKV_TRY(get_numbers(values, weights, &scale, 1));
-    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s is %u of %u layers: %s",
-                key_of(weights, "nextn_predict_layers").text, h->n_next, h->n_layers, values->path);
+    const float_key scale = {"expert_weights_scale", &h->experts_scale};
+    FKV_TRY(get_arch_u32(values, weights, "expert_count", &h->n_experts));
+    FKV_TRY(get_arch_u32(values, weights, "expert_used_count", &h->n_experts_used));
+    if (h->n_experts != 0) FKV_TRY(get_arch_u32(values, weights, "expert_feed_forward_length", &h->expert_dim));
+    FKV_TRY(get_arch_u32(values, weights, "expert_shared_feed_forward_length", &h->shared_dim));
+    FKV_TRY(get_arch_u32(values, weights, "expert_shared_count", &n_shared));
+    FKV_TRY(get_arch_u32(values, weights, "leading_dense_block_count", &h->n_dense));
+    FKV_TRY(get_arch_u32(values, weights, "expert_group_count", &h->n_expert_groups));
+    FKV_TRY(get_arch_u32(values, weights, "expert_group_used_count", &h->n_expert_groups_used));
+    FKV_TRY(get_arch_u32(values, weights, "nextn_predict_layers", &h->n_next));
+    FKV_TRY(get_floats(values, weights, &scale, 1));
+    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s is %u, but the model has %u layers: %s",
+                full_key(weights, "nextn_predict_layers").text, h->n_next, h->n_layers, values->path);
     h->n_layers -= h->n_next;
-    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s is %u: %s",
-                key_of(weights, "expert_shared_count").text, n_shared, values->path);
+    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s is %u, which is too large: %s",
+                full_key(weights, "expert_shared_count").text, n_shared, values->path);
     if (n_shared != 0 && h->shared_dim == 0) h->shared_dim = n_shared * h->expert_dim;
-    FKV_TRY(fkv_gguf_get_bool(values, key_of(weights, "expert_weights_norm").text, &h->features.norm_experts));
-    FKV_TRY(get_u32(values, weights, "expert_gating_func", &gating));
+    FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "expert_weights_norm").text, &h->features.norm_experts));
+    FKV_TRY(get_arch_u32(values, weights, "expert_gating_func", &gating));
     if (gating == GATING_SIGMOID) h->features.sigmoid_router = true;
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         uint32_t number = 0;
-        FKV_TRY(get_u32(values, weights, unknown[i], &number));
-        FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported: %s", key_of(weights, unknown[i]).text,
-                    number, values->path);
+        FKV_TRY(get_arch_u32(values, weights, unknown[i], &number));
+        FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported (expected 0): %s",
+                    full_key(weights, unknown[i]).text, number, values->path);
     }
     return FKV_OK;
 }
@@ -203,8 +221,8 @@ static fkv_status read_experts(const fkv_gguf_values *values, fkv_weights *weigh
 static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_bytes text = {0};
     FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
-    FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT, "general.architecture is '%s': %s",
-                fkv_show(text).text, values->path);
+    FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT,
+                "general.architecture is missing or invalid ('%s'): %s", fkv_show(text).text, values->path);
     fkv_show_into(text, weights->architecture, sizeof weights->architecture);
     text = (fkv_bytes){0};
     FKV_TRY(fkv_gguf_get_string(values, "general.name", &text));
@@ -212,40 +230,41 @@ static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights
     return FKV_OK;
 }
 
-/* The largest Gemmas scale scores by their width over their heads, the smaller ones by the head dimension; files say neither. */
-static void say_unsaid_scale(const fkv_architecture *architecture, fkv_hparams *h) {
-    bool large = architecture->layers_of_large != 0 && h->n_layers == architecture->layers_of_large;
+/* The largest Gemma models scale scores by 1 / sqrt(dim / n_q_heads), smaller ones by 1 / sqrt(head_dim). GGUF files do not
+ * store which scale applies. */
+static void set_large_gemma_scale(const fkv_architecture *architecture, fkv_hparams *h) {
+    bool large = architecture->large_n_layers != 0 && h->n_layers == architecture->large_n_layers;
     if (large && h->query_scale == 0 && h->dim > 0) h->query_scale = sqrtf((float)h->n_q_heads / (float)h->dim);
 }
 
 fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     FKV_TRY(read_names(values, weights));
-    const fkv_architecture *architecture = fkv_architecture_find(weights->architecture); /* NULL is refused by model.c */
+    const fkv_architecture *architecture = fkv_architecture_find(weights->architecture); /* NULL is rejected by model.c */
     if (architecture != NULL) h->features = architecture->features;
-    const number_key keys[] = {{"attention.layer_norm_rms_epsilon", &h->norm_eps},
-                               {"attention.layer_norm_epsilon", &h->norm_eps},
-                               {"attn_logit_softcapping", &h->softcap},
-                               {"final_logit_softcapping", &h->final_softcap},
-                               {"attention.scale", &h->query_scale},
-                               {"embedding_scale", &h->embedding_scale},
-                               {"residual_scale", &h->residual_scale},
-                               {"logit_scale", &h->logit_scale}};
-    FKV_TRY(get_u32(values, weights, "block_count", &h->n_layers));
-    FKV_TRY(get_u32(values, weights, "embedding_length", &h->dim));
-    FKV_TRY(get_shapes_u32(values, weights, "feed_forward_length", offsetof(fkv_layer_shape, ffn_dim), &h->ffn_dim));
-    FKV_TRY(get_u32(values, weights, "attention.shared_kv_layers", &h->n_sharing));
-    FKV_TRY(get_u32(values, weights, "embedding_length_per_layer_input", &h->input_dim));
-    FKV_TRY(get_u32(values, weights, "context_length", &h->context));
-    FKV_TRY(get_u32(values, weights, "vocab_size", &h->n_vocab));
-    FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
+    const float_key keys[] = {{"attention.layer_norm_rms_epsilon", &h->norm_eps},
+                              {"attention.layer_norm_epsilon", &h->norm_eps},
+                              {"attn_logit_softcapping", &h->softcap},
+                              {"final_logit_softcapping", &h->final_softcap},
+                              {"attention.scale", &h->query_scale},
+                              {"embedding_scale", &h->embedding_scale},
+                              {"residual_scale", &h->residual_scale},
+                              {"logit_scale", &h->logit_scale}};
+    FKV_TRY(get_arch_u32(values, weights, "block_count", &h->n_layers));
+    FKV_TRY(get_arch_u32(values, weights, "embedding_length", &h->dim));
+    FKV_TRY(get_per_layer_u32(values, weights, "feed_forward_length", offsetof(fkv_layer_shape, ffn_dim), &h->ffn_dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.shared_kv_layers", &h->n_shared_kv_layers));
+    FKV_TRY(get_arch_u32(values, weights, "embedding_length_per_layer_input", &h->input_dim));
+    FKV_TRY(get_arch_u32(values, weights, "context_length", &h->context));
+    FKV_TRY(get_arch_u32(values, weights, "vocab_size", &h->n_vocab));
+    FKV_TRY(get_floats(values, weights, keys, sizeof keys / sizeof keys[0]));
     FKV_TRY(read_heads(values, weights));
-    FKV_TRY(read_rope(values, weights));
-    FKV_TRY(read_window(values, weights));
+    FKV_TRY(read_gguf_rope(values, weights));
+    FKV_TRY(read_gguf_window(values, weights));
     FKV_TRY(read_local_heads(values, weights));
-    FKV_TRY(read_experts(values, weights));
+    FKV_TRY(read_gguf_experts(values, weights));
     if (architecture != NULL) {
-        say_unsaid_scale(architecture, h);
+        set_large_gemma_scale(architecture, h);
         h->rope_interleaved = architecture->gguf_interleaved;
     }
     fkv_architecture_finish(architecture, h);

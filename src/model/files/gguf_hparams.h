@@ -1,11 +1,11 @@
-/* The hyperparameters of a GGUF file, from its key-value part. */
+/* Reads the hyperparameters of a GGUF file from its metadata. */
 #ifndef FKV_GGUF_HPARAMS_H
 #define FKV_GGUF_HPARAMS_H
 
 #include "gguf_values.h"
 
-/* Fills in architecture, name and hyperparameters. What would make the numbers of a model mean something else than this library
- * computes is FKV_UNSUPPORTED with its key. */
+/* Fills in architecture, name and hyperparameters. Returns FKV_UNSUPPORTED, naming the key, if a value requires a feature that
+ * this library does not implement. */
 fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *weights);
 
 #endif

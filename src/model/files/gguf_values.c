@@ -1,45 +1,46 @@
-/* Reads and answers the key-value part of a GGUF file. See gguf_values.h.
+/* Reads the metadata of a GGUF file; see gguf_values.h.
  *
- * Nothing is trusted twice: strings of an array are walked again with the same checks when they are asked for, because the file
- * is mapped and may have changed since. Arrays of arrays are refused: no model has them, and they would need a depth.
+ * String arrays are bounds-checked again on every access, because the file is mapped and may have changed since it was opened.
+ * Nested arrays are rejected; no model uses them.
  */
 #include "gguf_values.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
 enum {
     MAX_VALUES = 1 << 16,
-    MIN_VALUE_BYTES = 8 + 1 + 4 + 1, /* a key of one letter, its type, one byte */
-    MAX_KEY_BYTES = 65535,           /* the format's own limit */
-    MAX_ITEMS = 1 << 24              /* of an array that is asked for; skipped ones may be as long as the file */
+    MIN_VALUE_BYTES = 8 + 1 + 4 + 1, /* size of the smallest key-value pair: a one-character key, a type and a one-byte value */
+    MAX_KEY_BYTES = 65535,           /* limit of the GGUF format */
+    /* maximum number of elements of an array that a getter returns; arrays that no getter reads may be longer */
+    MAX_ITEMS = 1 << 24
 };
 
 static const char *const TYPE_NAMES[FKV_GGUF_N_TYPES] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                                          "bool", "string", "array", "u64", "i64", "f64"};
-static const uint8_t TYPE_BYTES[FKV_GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* 0: it depends */
+static const uint8_t TYPE_BYTES[FKV_GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* 0: variable size */
 
-/* ---- taking from the file ------------------------------------------------------------------------------------ */
+/* ---- reading ---- */
 
-static uint64_t left(const fkv_gguf_reader *reader) { return (uint64_t)(reader->end - reader->at); }
+static uint64_t bytes_left(const fkv_gguf_reader *reader) { return (uint64_t)(reader->end - reader->at); }
 
-static fkv_status take(fkv_gguf_reader *reader, void *out, size_t n) {
-    FKV_REQUIRE(n <= left(reader), FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
+static fkv_status read_bytes(fkv_gguf_reader *reader, void *out, size_t n) {
+    FKV_REQUIRE(n <= bytes_left(reader), FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
     memcpy(out, reader->at, n);
     reader->at += n;
     return FKV_OK;
 }
 
-fkv_status fkv_gguf_take_u32(fkv_gguf_reader *reader, uint32_t *number) { return take(reader, number, sizeof *number); }
-fkv_status fkv_gguf_take_u64(fkv_gguf_reader *reader, uint64_t *number) { return take(reader, number, sizeof *number); }
+fkv_status fkv_gguf_take_u32(fkv_gguf_reader *reader, uint32_t *number) { return read_bytes(reader, number, sizeof *number); }
+fkv_status fkv_gguf_take_u64(fkv_gguf_reader *reader, uint64_t *number) { return read_bytes(reader, number, sizeof *number); }
 
 fkv_status fkv_gguf_take_string(fkv_gguf_reader *reader, fkv_bytes *string) {
     uint64_t size = 0;
-    FKV_REQUIRE(left(reader) >= sizeof size, FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
+    FKV_REQUIRE(bytes_left(reader) >= sizeof size, FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
     memcpy(&size, reader->at, sizeof size);
-    FKV_REQUIRE(size <= left(reader) - sizeof size, FKV_FILE_DAMAGED,
-                "a string of %" PRIu64 " bytes where %" PRIu64 " are left: %s", size, left(reader) - sizeof size, reader->path);
+    FKV_REQUIRE(size <= bytes_left(reader) - sizeof size, FKV_FILE_DAMAGED,
+                "found a string of %llu bytes, but only %llu bytes are left: %s", (unsigned long long)size,
+                (unsigned long long)(bytes_left(reader) - sizeof size), reader->path);
     *string = (fkv_bytes){.data = (const char *)reader->at + sizeof size, .size = (size_t)size};
     reader->at += sizeof size + size;
     return FKV_OK;
@@ -52,29 +53,30 @@ static fkv_status skip_items(fkv_gguf_reader *reader, const fkv_gguf_value *valu
         return FKV_OK;
     }
     uint64_t bytes = 0;
-    FKV_REQUIRE(!fkv_mul_overflows(value->count, TYPE_BYTES[value->item], &bytes) && bytes <= left(reader), FKV_FILE_DAMAGED,
-                "%" PRIu64 " values under %s where %" PRIu64 " bytes are left: %s", value->count, fkv_show(value->key).text,
-                left(reader), reader->path);
+    FKV_REQUIRE(!fkv_mul_overflows(value->count, TYPE_BYTES[value->item], &bytes) && bytes <= bytes_left(reader),
+                FKV_FILE_DAMAGED, "found an array of %llu values under %s, but only %llu bytes are left: %s",
+                (unsigned long long)value->count, fkv_show(value->key).text, (unsigned long long)bytes_left(reader),
+                reader->path);
     reader->at += bytes;
     return FKV_OK;
 }
 
-static fkv_status take_value(fkv_gguf_reader *reader, fkv_gguf_value *value) {
+static fkv_status read_value(fkv_gguf_reader *reader, fkv_gguf_value *value) {
     uint32_t type = 0;
     FKV_TRY(fkv_gguf_take_string(reader, &value->key));
-    FKV_REQUIRE(value->key.size > 0 && value->key.size <= MAX_KEY_BYTES, FKV_FILE_DAMAGED, "a key of %zu bytes: %s",
+    FKV_REQUIRE(value->key.size > 0 && value->key.size <= MAX_KEY_BYTES, FKV_FILE_DAMAGED, "invalid key length of %zu bytes: %s",
                 value->key.size, reader->path);
     FKV_TRY(fkv_gguf_take_u32(reader, &type));
-    FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s is of type %u, which GGUF does not have: %s",
-                fkv_show(value->key).text, type, reader->path);
+    FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s has the invalid GGUF type %u: %s", fkv_show(value->key).text, type,
+                reader->path);
     value->type = (fkv_gguf_type)type;
     value->count = 1;
     if (value->type == FKV_GGUF_ARRAY) {
         FKV_TRY(fkv_gguf_take_u32(reader, &type));
         FKV_TRY(fkv_gguf_take_u64(reader, &value->count));
-        FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s is an array of type %u, which GGUF does not have: %s",
+        FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s is an array of the invalid GGUF type %u: %s",
                     fkv_show(value->key).text, type, reader->path);
-        FKV_REQUIRE(type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED, "%s is an array of arrays, which is not read here: %s",
+        FKV_REQUIRE(type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED, "%s is an array of arrays, which is not supported: %s",
                     fkv_show(value->key).text, reader->path);
     }
     value->item = (fkv_gguf_type)type;
@@ -82,7 +84,7 @@ static fkv_status take_value(fkv_gguf_reader *reader, fkv_gguf_value *value) {
     return skip_items(reader, value);
 }
 
-/* ---- the table ----------------------------------------------------------------------------------------------- */
+/* ---- table ---- */
 
 static int compare_bytes(fkv_bytes a, fkv_bytes b) {
     const int order = memcmp(a.data, b.data, a.size < b.size ? a.size : b.size);
@@ -93,25 +95,27 @@ static int compare_keys(const void *a, const void *b) {
     return compare_bytes(((const fkv_gguf_value *)a)->key, ((const fkv_gguf_value *)b)->key);
 }
 
-static fkv_status read_all(fkv_gguf_reader *reader, fkv_gguf_values *values) {
-    for (uint32_t i = 0; i < values->n_values; i++) FKV_TRY(take_value(reader, &values->values[i]));
+static fkv_status read_sorted_values(fkv_gguf_reader *reader, fkv_gguf_values *values) {
+    for (uint32_t i = 0; i < values->n_values; i++) FKV_TRY(read_value(reader, &values->values[i]));
     qsort(values->values, values->n_values, sizeof *values->values, compare_keys);
     for (uint32_t i = 1; i < values->n_values; i++)
-        FKV_REQUIRE(compare_keys(&values->values[i - 1], &values->values[i]) != 0, FKV_FILE_DAMAGED, "%s is there twice: %s",
+        FKV_REQUIRE(compare_keys(&values->values[i - 1], &values->values[i]) != 0, FKV_FILE_DAMAGED, "duplicate key %s: %s",
                     fkv_show(values->values[i].key).text, reader->path);
     return FKV_OK;
 }
 
 fkv_status fkv_gguf_values_read(fkv_gguf_reader *reader, uint64_t n, fkv_gguf_values *values) {
     *values = (fkv_gguf_values){.path = reader->path, .end = reader->end};
-    FKV_REQUIRE(n <= left(reader) / MIN_VALUE_BYTES, FKV_FILE_DAMAGED, "%" PRIu64 " keys where %" PRIu64 " bytes are left: %s", n,
-                left(reader), reader->path);
-    FKV_REQUIRE(n <= MAX_VALUES, FKV_UNSUPPORTED, "more than %d keys: %s", MAX_VALUES, reader->path);
+    FKV_REQUIRE(n <= bytes_left(reader) / MIN_VALUE_BYTES, FKV_FILE_DAMAGED,
+                "the header declares %llu keys, but only %llu bytes follow: %s", (unsigned long long)n,
+                (unsigned long long)bytes_left(reader), reader->path);
+    FKV_REQUIRE(n <= MAX_VALUES, FKV_UNSUPPORTED, "the file has more than %d keys: %s", MAX_VALUES, reader->path);
     if (n == 0) return FKV_OK;
     values->values = calloc(n, sizeof *values->values);
-    FKV_REQUIRE(values->values != NULL, FKV_NO_MEMORY, "no memory for %" PRIu64 " keys: %s", n, reader->path);
+    FKV_REQUIRE(values->values != NULL, FKV_NO_MEMORY, "out of memory reading %llu keys: %s", (unsigned long long)n,
+                reader->path);
     values->n_values = (uint32_t)n;
-    const fkv_status status = read_all(reader, values);
+    const fkv_status status = read_sorted_values(reader, values);
     if (status != FKV_OK) fkv_gguf_values_close(values);
     return status;
 }
@@ -127,18 +131,18 @@ const fkv_gguf_value *fkv_gguf_find(const fkv_gguf_values *values, const char *k
     return bsearch(&wanted, values->values, values->n_values, sizeof wanted, compare_keys);
 }
 
-/* ---- single values ------------------------------------------------------------------------------------------- */
+/* ---- scalars ---- */
 
 static fkv_status wrong_type(const fkv_gguf_values *values, const fkv_gguf_value *value, const char *wanted) {
     if (value->type == FKV_GGUF_ARRAY)
-        return fkv_fail(FKV_FILE_FORMAT, "%s is an array of %" PRIu64 " %s where %s is needed: %s", fkv_show(value->key).text,
-                        value->count, TYPE_NAMES[value->item], wanted, values->path);
-    return fkv_fail(FKV_FILE_FORMAT, "%s is of type %s where %s is needed: %s", fkv_show(value->key).text,
-                    TYPE_NAMES[value->type], wanted, values->path);
+        return fkv_fail(FKV_FILE_FORMAT, "%s is an array of %llu %s, expected %s: %s", fkv_show(value->key).text,
+                        (unsigned long long)value->count, TYPE_NAMES[value->item], wanted, values->path);
+    return fkv_fail(FKV_FILE_FORMAT, "%s has type %s, expected %s: %s", fkv_show(value->key).text, TYPE_NAMES[value->type],
+                    wanted, values->path);
 }
 
-/* The number under an integer type, as 64 bits with its sign apart; false for every other type. */
-static bool integer_of(const fkv_gguf_value *value, uint64_t *number, bool *negative) {
+/* Reads a value of any integer type as 64 bits and a sign. Returns false if the value is not an integer. */
+static bool integer_value(const fkv_gguf_value *value, uint64_t *number, bool *negative) {
     static const bool is_signed[FKV_GGUF_N_TYPES] = {
         [FKV_GGUF_I8] = true, [FKV_GGUF_I16] = true, [FKV_GGUF_I32] = true, [FKV_GGUF_I64] = true};
     switch (value->type) {
@@ -161,8 +165,9 @@ fkv_status fkv_gguf_get_u32(const fkv_gguf_values *values, const char *key, uint
     uint64_t number = 0;
     bool negative = false;
     if (value == NULL) return FKV_OK;
-    if (!integer_of(value, &number, &negative)) return wrong_type(values, value, "a whole number");
-    FKV_REQUIRE(!negative && number <= UINT32_MAX, FKV_FILE_FORMAT, "%s is negative or above 2^32: %s", key, values->path);
+    if (!integer_value(value, &number, &negative)) return wrong_type(values, value, "an integer");
+    FKV_REQUIRE(!negative && number <= UINT32_MAX, FKV_FILE_FORMAT, "%s is negative or does not fit in 32 bits: %s", key,
+                values->path);
     *out = (uint32_t)number;
     return FKV_OK;
 }
@@ -180,7 +185,7 @@ fkv_status fkv_gguf_get_f32(const fkv_gguf_values *values, const char *key, floa
     } else {
         return wrong_type(values, value, "a float");
     }
-    FKV_REQUIRE(isfinite(number), FKV_FILE_FORMAT, "%s is no finite number: %s", key, values->path);
+    FKV_REQUIRE(isfinite(number), FKV_FILE_FORMAT, "%s is not a finite number: %s", key, values->path);
     *out = number;
     return FKV_OK;
 }
@@ -201,29 +206,29 @@ fkv_status fkv_gguf_get_string(const fkv_gguf_values *values, const char *key, f
     return fkv_gguf_take_string(&reader, out);
 }
 
-/* ---- arrays -------------------------------------------------------------------------------------------------- */
+/* ---- arrays ---- */
 
-/* *value is NULL where there is nothing to read. */
+/* Finds an array and checks its element type. *value is set to NULL if the array is missing or empty. */
 static fkv_status find_array(const fkv_gguf_values *values, const char *key, fkv_gguf_type item, const char *wanted,
                              const fkv_gguf_value **value) {
     *value = fkv_gguf_find(values, key);
     if (*value == NULL) return FKV_OK;
     if ((*value)->type != FKV_GGUF_ARRAY || (*value)->item != item) return wrong_type(values, *value, wanted);
-    FKV_REQUIRE((*value)->count <= MAX_ITEMS, FKV_UNSUPPORTED, "%s has %" PRIu64 " items, more than %d: %s", key, (*value)->count,
-                MAX_ITEMS, values->path);
+    FKV_REQUIRE((*value)->count <= MAX_ITEMS, FKV_UNSUPPORTED, "%s has %llu elements, more than the limit of %d: %s", key,
+                (unsigned long long)(*value)->count, MAX_ITEMS, values->path);
     if ((*value)->count == 0) *value = NULL;
     return FKV_OK;
 }
 
-static fkv_status get_words(const fkv_gguf_values *values, const char *key, fkv_gguf_type item, const char *wanted, void **out,
-                            uint32_t *n) {
+static fkv_status get_32bit_array(const fkv_gguf_values *values, const char *key, fkv_gguf_type item, const char *wanted,
+                                  void **out, uint32_t *n) {
     const fkv_gguf_value *value = NULL;
     *out = NULL;
     *n = 0;
     FKV_TRY(find_array(values, key, item, wanted, &value));
     if (value == NULL) return FKV_OK;
     *out = malloc((size_t)value->count * 4);
-    FKV_REQUIRE(*out != NULL, FKV_NO_MEMORY, "no memory for %s: %s", key, values->path);
+    FKV_REQUIRE(*out != NULL, FKV_NO_MEMORY, "out of memory reading %s: %s", key, values->path);
     memcpy(*out, value->data, (size_t)value->count * 4);
     *n = (uint32_t)value->count;
     return FKV_OK;
@@ -231,14 +236,14 @@ static fkv_status get_words(const fkv_gguf_values *values, const char *key, fkv_
 
 fkv_status fkv_gguf_get_f32s(const fkv_gguf_values *values, const char *key, float **out, uint32_t *n) {
     void *words = NULL;
-    FKV_TRY(get_words(values, key, FKV_GGUF_F32, "an array of f32", &words, n));
+    FKV_TRY(get_32bit_array(values, key, FKV_GGUF_F32, "an array of f32", &words, n));
     *out = words;
     return FKV_OK;
 }
 
 fkv_status fkv_gguf_get_i32s(const fkv_gguf_values *values, const char *key, int32_t **out, uint32_t *n) {
     void *words = NULL;
-    FKV_TRY(get_words(values, key, FKV_GGUF_I32, "an array of i32", &words, n));
+    FKV_TRY(get_32bit_array(values, key, FKV_GGUF_I32, "an array of i32", &words, n));
     *out = words;
     return FKV_OK;
 }
@@ -250,7 +255,7 @@ fkv_status fkv_gguf_get_strings(const fkv_gguf_values *values, const char *key, 
     FKV_TRY(find_array(values, key, FKV_GGUF_STRING, "an array of strings", &value));
     if (value == NULL) return FKV_OK;
     fkv_bytes *strings = malloc((size_t)value->count * sizeof *strings);
-    FKV_REQUIRE(strings != NULL, FKV_NO_MEMORY, "no memory for %s: %s", key, values->path);
+    FKV_REQUIRE(strings != NULL, FKV_NO_MEMORY, "out of memory reading %s: %s", key, values->path);
     fkv_gguf_reader reader = {.at = value->data, .end = values->end, .path = values->path};
     fkv_status status = FKV_OK;
     for (uint64_t i = 0; i < value->count && status == FKV_OK; i++) status = fkv_gguf_take_string(&reader, &strings[i]);

@@ -1,7 +1,7 @@
-/* The key-value part of a GGUF file: a table sorted by key, asked by name and type.
+/* The metadata (key-value pairs) of a GGUF file, as a table sorted by key.
  *
- * Everything a value points to was inside the file when the table was read. The getters leave *out as it was, and answer FKV_OK,
- * where the file has no such key; a value of the wrong type is FKV_FILE_FORMAT with the key's name.
+ * All values were bounds-checked when the table was read. If a key is missing, getters return FKV_OK and leave *out unchanged. If
+ * it has the wrong type, they return FKV_FILE_FORMAT.
  */
 #ifndef FKV_GGUF_VALUES_H
 #define FKV_GGUF_VALUES_H
@@ -25,7 +25,7 @@ typedef enum fkv_gguf_type {
     FKV_GGUF_N_TYPES
 } fkv_gguf_type;
 
-/* A place in the file. Reading past the end is FKV_FILE_DAMAGED and leaves the place as it was. */
+/* A read position in the file. Reads past the end return FKV_FILE_DAMAGED and do not advance the position. */
 typedef struct fkv_gguf_reader {
     const uint8_t *at;
     const uint8_t *end;
@@ -39,31 +39,32 @@ fkv_status fkv_gguf_take_string(fkv_gguf_reader *reader, fkv_bytes *string);
 typedef struct fkv_gguf_value {
     fkv_bytes key;
     fkv_gguf_type type;
-    fkv_gguf_type item;  /* of an array; else as type */
-    uint64_t count;      /* of an array; else 1 */
-    const uint8_t *data; /* count items one after another */
+    fkv_gguf_type item;  /* element type of an array, otherwise equal to type */
+    uint64_t count;      /* elements of an array, otherwise 1 */
+    const uint8_t *data; /* `count` consecutive elements */
 } fkv_gguf_value;
 
 typedef struct fkv_gguf_values {
-    fkv_gguf_value *values; /* [n_values], sorted by key, no key twice */
+    fkv_gguf_value *values; /* [n_values], sorted by key; keys are unique */
     uint32_t n_values;
     const char *path;
-    const uint8_t *end; /* of the file */
+    const uint8_t *end; /* end of the file */
 } fkv_gguf_values;
 
-/* Reads n values; the reader then stands behind them. After a failure there is nothing to close. */
+/* Reads n key-value pairs and advances the reader past them. After a failure there is nothing to close. */
 fkv_status fkv_gguf_values_read(fkv_gguf_reader *reader, uint64_t n, fkv_gguf_values *values);
 void fkv_gguf_values_close(fkv_gguf_values *values);
 
-const fkv_gguf_value *fkv_gguf_find(const fkv_gguf_values *values, const char *key); /* NULL: not there */
+const fkv_gguf_value *fkv_gguf_find(const fkv_gguf_values *values, const char *key); /* NULL if missing */
 
-/* Any integer type is taken for a u32 that it fits in, f32 and f64 for a finite float. */
+/* fkv_gguf_get_u32() accepts every integer type if the value fits in 32 bits; fkv_gguf_get_f32() accepts finite f32 and f64
+ * values. */
 fkv_status fkv_gguf_get_u32(const fkv_gguf_values *values, const char *key, uint32_t *out);
 fkv_status fkv_gguf_get_f32(const fkv_gguf_values *values, const char *key, float *out);
 fkv_status fkv_gguf_get_bool(const fkv_gguf_values *values, const char *key, bool *out);
 fkv_status fkv_gguf_get_string(const fkv_gguf_values *values, const char *key, fkv_bytes *out);
 
-/* Arrays. *out is taken with malloc() and belongs to the caller; *n is 0 and *out NULL where the array is empty or not there. */
+/* Array getters. The caller frees *out. If the array is empty or missing, *n is 0 and *out is NULL. */
 fkv_status fkv_gguf_get_strings(const fkv_gguf_values *values, const char *key, fkv_bytes **out, uint32_t *n);
 fkv_status fkv_gguf_get_f32s(const fkv_gguf_values *values, const char *key, float **out, uint32_t *n);
 fkv_status fkv_gguf_get_i32s(const fkv_gguf_values *values, const char *key, int32_t **out, uint32_t *n);

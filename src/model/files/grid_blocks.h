@@ -1,4 +1,5 @@
-/* Blocks whose numbers come eight or four at a time out of a codebook: IQ1, IQ2 and IQ3 of ggml. For block_formats.c. */
+/* Unpacking of ggml's IQ1, IQ2 and IQ3 blocks, whose values are looked up in a codebook, eight or four at a time. Used by
+ * block_formats.c. */
 #ifndef FKV_GRID_BLOCKS_H
 #define FKV_GRID_BLOCKS_H
 
@@ -9,7 +10,7 @@ extern const int8_t FKV_TABLE_IQ2[16];
 extern const int8_t FKV_TABLE_IQ3_XXS[16];
 extern const int8_t FKV_TABLE_IQ3_S[16];
 
-/* As fkv_unpack_fn. */
+/* Implementations of fkv_unpack_fn. */
 void fkv_unpack_iq1_s(const uint8_t *block, uint8_t *codes, float *scales, float *biases);
 void fkv_unpack_iq1_m(const uint8_t *block, uint8_t *codes, float *scales, float *biases);
 void fkv_unpack_iq2_xxs(const uint8_t *block, uint8_t *codes, float *scales, float *biases);

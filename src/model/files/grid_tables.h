@@ -1,4 +1,4 @@
-/* The codebooks of IQ1, IQ2 and IQ3: see grid_tables.c. */
+/* Codebooks of the IQ1, IQ2 and IQ3 formats; see grid_tables.c. */
 #ifndef FKV_GRID_TABLES_H
 #define FKV_GRID_TABLES_H
 

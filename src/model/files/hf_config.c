@@ -1,90 +1,94 @@
-/* config.json as Hugging Face writes it, turned into hyperparameters.
+/* Converts a Hugging Face config.json to hyperparameters.
  *
- * Only models whose every number is understood are let through: a config that asks for another activation, another RoPE scaling
- * or other layers is refused by name, since running it anyway would give plausible nonsense. What the file says goes before what
- * its architecture is known for (architecture.h).
+ * A config that requires an unsupported activation, RoPE scaling or layer type is rejected, and the message names the field.
+ * Values in the file override the defaults of the architecture (architecture.h).
  */
 #include "hf_config.h"
 
+#include "../../text/vocab/json_read.h"
 #include "../architecture.h"
-#include "json_read.h"
 #include "quantization.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
-/* ---- values --------------------------------------------------------------------------------------------------- */
+/* ---- getters ---- */
 
-/* The getters leave *out as it was where the key is missing or null. */
+/* Getters leave *out unchanged if the key is missing or null. */
 
-static const json_t *get(const json_t *object, const char *key) {
+static const json_t *get_field(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     return json_is_null(value) ? NULL : value;
 }
 
 static fkv_status get_u32(const json_t *object, const char *key, const char *path, uint32_t *out) {
-    const json_t *value = get(object, key);
+    const json_t *value = get_field(object, key);
     if (value == NULL) return FKV_OK;
     const json_int_t number = json_integer_value(value);
     FKV_REQUIRE(json_is_integer(value) && number >= 0 && number <= UINT32_MAX, FKV_FILE_FORMAT,
-                "%s is not a whole number below 2^32: %s", key, path);
+                "%s must be an integer from 0 to 2^32 - 1: %s", key, path);
     *out = (uint32_t)number;
     return FKV_OK;
 }
 
 static fkv_status get_f32(const json_t *object, const char *key, const char *path, float *out) {
-    const json_t *value = get(object, key);
+    const json_t *value = get_field(object, key);
     if (value == NULL) return FKV_OK;
     const float number = (float)json_number_value(value);
-    FKV_REQUIRE(json_is_number(value) && isfinite(number) && number >= 0, FKV_FILE_FORMAT, "%s is not a number from 0 on: %s",
-                key, path);
+    FKV_REQUIRE(json_is_number(value) && isfinite(number) && number >= 0, FKV_FILE_FORMAT,
+                "%s must be a finite number of at least 0: %s", key, path);
     *out = number;
     return FKV_OK;
 }
 
 static fkv_status get_bool(const json_t *object, const char *key, const char *path, bool *out) {
-    const json_t *value = get(object, key);
+    const json_t *value = get_field(object, key);
     if (value == NULL) return FKV_OK;
-    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s is neither true nor false: %s", key, path);
+    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s must be true or false: %s", key, path);
     *out = json_is_true(value);
     return FKV_OK;
 }
 
 static fkv_status get_text(const json_t *object, const char *key, const char *path, const char **out) {
-    const json_t *value = get(object, key);
+    const json_t *value = get_field(object, key);
     if (value == NULL) return FKV_OK;
-    FKV_REQUIRE(json_is_string(value), FKV_FILE_FORMAT, "%s is not a string: %s", key, path);
+    FKV_REQUIRE(json_is_string(value), FKV_FILE_FORMAT, "%s must be a string: %s", key, path);
     *out = json_string_value(value);
     return FKV_OK;
 }
 
-/* ---- models --------------------------------------------------------------------------------------------------- */
+/* ---- model types ---- */
 
-typedef struct hf_model {
+typedef struct hf_model_type {
     const char *type;
     const char *architecture;
-    uint32_t window_period; /* where it is not the architecture's; 0: it is */
-    const char *defaults;   /* JSON of what files leave out, or NULL */
-} hf_model;
+    uint32_t window_period; /* overrides window_period of the architecture; 0: no override */
+    const char *defaults;   /* JSON object with default values for omitted fields; NULL: no defaults */
+} hf_model_type;
 
+static const char LLAMA_DEFAULTS[] =
+    "{\"vocab_size\": 32000, \"hidden_size\": 4096, \"intermediate_size\": 11008, \"num_hidden_layers\": 32,"
+    " \"num_attention_heads\": 32, \"rms_norm_eps\": 1e-6, \"max_position_embeddings\": 2048}";
+
+/* The text_config of vision-language models omits fields with default values. */
 static const char GEMMA3_DEFAULTS[] =
     "{\"vocab_size\": 262208, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"rms_norm_eps\": 1e-6,"
     " \"max_position_embeddings\": 131072, \"rope_theta\": 1e6, \"query_pre_attn_scalar\": 256}";
 
-#define GEMMA4_ALWAYS                                                                                                               \
+#define GEMMA4_COMMON                                                                                                               \
     "\"vocab_size\": 262144, \"hidden_size\": 2304, \"intermediate_size\": 9216, \"num_hidden_layers\": 30,"                        \
     " \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"global_head_dim\": 512, \"rms_norm_eps\": 1e-6," \
     " \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"partial_rotary_factor\": 0.25,"                 \
     " \"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}"
 
-static const char GEMMA4_DEFAULTS[] = "{" GEMMA4_ALWAYS ", \"max_position_embeddings\": 131072, \"sliding_window\": 512,"
+static const char GEMMA4_DEFAULTS[] = "{" GEMMA4_COMMON ", \"max_position_embeddings\": 131072, \"sliding_window\": 512,"
                                       " \"hidden_size_per_layer_input\": 256}";
 static const char GEMMA4_UNIFIED_DEFAULTS[] =
-    "{" GEMMA4_ALWAYS ", \"max_position_embeddings\": 262144, \"sliding_window\": 1024}";
+    "{" GEMMA4_COMMON ", \"max_position_embeddings\": 262144, \"sliding_window\": 1024}";
 
-static const hf_model MODELS[] = {
-    {"llama", "llama", 0, NULL},
+static const hf_model_type MODEL_TYPES[] = {
+    {"llama", "llama", 0, LLAMA_DEFAULTS},
     {"mistral", "llama", FKV_NO_PERIOD, NULL},
     {"ministral", "llama", FKV_NO_PERIOD, NULL},
     {"ministral3", "mistral3", FKV_NO_PERIOD, NULL},
@@ -116,24 +120,24 @@ static const hf_model MODELS[] = {
     {"gpt_oss", "gpt-oss", 0, NULL},
 };
 
-typedef struct reading {
-    json_t *root; /* of the text model */
+typedef struct config_reader {
+    json_t *root; /* config of the text model */
     const char *path;
-    const hf_model *model;
+    const hf_model_type *model;
     const fkv_architecture *architecture;
     fkv_hparams *h;
-    fkv_layer_shape local; /* of windowed layers; zeros: as the others */
-} reading;
+    fkv_layer_shape local; /* head shape of windowed layers; 0 in a field: the same value as in the other layers */
+} config_reader;
 
-static fkv_status find_model(reading *r) {
+static fkv_status find_model_type(config_reader *r) {
     const char *type = "";
     FKV_TRY(get_text(r->root, "model_type", r->path, &type));
-    for (size_t i = 0; i < sizeof MODELS / sizeof MODELS[0]; i++)
-        if (strcmp(type, MODELS[i].type) == 0) r->model = &MODELS[i];
+    for (size_t i = 0; i < sizeof MODEL_TYPES / sizeof MODEL_TYPES[0]; i++)
+        if (strcmp(type, MODEL_TYPES[i].type) == 0) r->model = &MODEL_TYPES[i];
     const char *why = fkv_architecture_refusal(type);
-    FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "model_type '%s': %s: %s", type, why, r->path);
-    FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "model_type '%s' is not supported; docs/models.md has those that are: %s",
-                fkv_show_text(type).text, r->path);
+    FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "unsupported model_type '%s': %s: %s", type, why, r->path);
+    FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "unsupported model_type '%s'; supported architectures are %s: %s",
+                fkv_show_text(type).text, fkv_architecture_names(), r->path);
     r->architecture = fkv_architecture_find(r->model->architecture);
     FKV_ASSERT(r->architecture != NULL);
     r->h->features = r->architecture->features;
@@ -141,18 +145,18 @@ static fkv_status find_model(reading *r) {
     return FKV_OK;
 }
 
-static fkv_status add_defaults(const reading *r) {
+static fkv_status add_defaults(const config_reader *r) {
     if (r->model->defaults == NULL) return FKV_OK;
     json_t *defaults = json_loads(r->model->defaults, 0, NULL);
     const int failed = defaults == NULL ? -1 : json_object_update_missing(r->root, defaults);
     json_decref(defaults);
-    FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "no memory for the defaults of %s: %s", r->model->type, r->path);
+    FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "out of memory reading the defaults of %s: %s", r->model->type, r->path);
     return FKV_OK;
 }
 
-/* Layers that share pages are known of one architecture, norms of queries and keys that a flag asks for of another; pictures,
- * whose tokens see each other, are not read at all. */
-static bool is_known_field(const reading *r, const char *key, const json_t *value) {
+/* Returns whether an architecture supports a field that is rejected for all others. Bidirectional attention among image tokens is
+ * accepted, because images are not processed. */
+static bool is_known_field(const config_reader *r, const char *key, const json_t *value) {
     static const char *const of_glm[] = {"first_k_dense_replace", "n_shared_experts", "use_qk_norm"};
     for (size_t i = 0; strcmp(r->model->architecture, "glm4moe") == 0 && i < sizeof of_glm / sizeof of_glm[0]; i++)
         if (strcmp(key, of_glm[i]) == 0) return true;
@@ -164,84 +168,104 @@ static bool is_known_field(const reading *r, const char *key, const json_t *valu
            (strcmp(key, "use_bidirectional_attention") == 0 && text != NULL && strcmp(text, "vision") == 0);
 }
 
-/* Fields that change what a model computes, and the one value that is computed here. */
-static fkv_status refuse_other_models(const reading *r) {
+/* Rejects configs that set fields for unsupported features. */
+static fkv_status reject_unsupported_fields(const config_reader *r) {
     static const struct {
         const char *key;
-        bool is_flag; /* must be false, else 0 or an empty list */
+        bool is_flag; /* the field is a boolean and must be false; other fields must be 0 or an empty list */
     } fields[] = {{"use_qk_norm", true},       {"add_cross_attention", true},    {"use_bidirectional_attention", true},
                   {"attn_output_gate", true},  {"kv_lora_rank", false},          {"q_lora_rank", false},
                   {"mlp_only_layers", false},  {"first_k_dense_replace", false}, {"num_kv_shared_layers", false},
                   {"n_shared_experts", false}, {"attention_chunk_size", false},  {"shared_expert_intermediate_size", false}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        const json_t *value = get(r->root, fields[i].key);
+        const json_t *value = get_field(r->root, fields[i].key);
         if (is_known_field(r, fields[i].key, value)) continue;
         bool unset = value == NULL || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
                      (json_is_array(value) && json_array_size(value) == 0);
-        FKV_REQUIRE(unset, FKV_UNSUPPORTED, "%s is set, which is not supported: %s", fields[i].key, r->path);
+        FKV_REQUIRE(unset, FKV_UNSUPPORTED, "unsupported field %s: %s", fields[i].key, r->path);
     }
-    if (json_is_true(get(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
+    if (json_is_true(get_field(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
     uint32_t step = 1;
     FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
-    FKV_REQUIRE(step == 1, FKV_UNSUPPORTED, "decoder_sparse_step is %u, only 1 is supported: %s", step, r->path);
+    FKV_REQUIRE(step == 1, FKV_UNSUPPORTED, "unsupported decoder_sparse_step %u: expected 1: %s", step, r->path);
     return FKV_OK;
 }
 
-static fkv_status read_activation(const reading *r) {
+/* If biases are optional, attention_bias states whether the model has them (qkv_bias in Qwen2-MoE). */
+static fkv_status read_biases(const config_reader *r) {
+    static const struct {
+        const char *type;
+        const char *key;
+        bool is_default;
+    } optional[] = {{"glm", "attention_bias", true},
+                    {"glm4_moe", "attention_bias", false},
+                    {"gpt_oss", "attention_bias", true},
+                    {"qwen2_moe", "qkv_bias", true}};
+    for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
+        if (strcmp(r->model->type, optional[i].type) != 0) continue;
+        r->h->features.qkv_bias = optional[i].is_default;
+        return get_bool(r->root, optional[i].key, r->path, &r->h->features.qkv_bias);
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_activation(const config_reader *r) {
     static const char *const names[] = {
         [FKV_SILU] = "silu", [FKV_GELU_TANH] = "gelu_pytorch_tanh", [FKV_SWIGLU_CLAMPED] = "silu"};
     const char *word = NULL;
     const char *wanted = names[r->h->features.activation];
     FKV_TRY(get_text(r->root, "hidden_act", r->path, &word));
-    FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* gemma's word for it */
+    FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* Gemma's name for the field */
     bool is_old_gemma = word != NULL && strcmp(word, "gelu") == 0 && strcmp(r->model->type, "gemma") == 0;
     FKV_REQUIRE(word == NULL || strcmp(word, wanted) == 0 || is_old_gemma, FKV_UNSUPPORTED,
-                "activation '%s' is not supported for %s, only %s is: %s", fkv_show_text(word == NULL ? "" : word).text,
+                "unsupported activation '%s' for model_type %s: expected %s: %s", fkv_show_text(word == NULL ? "" : word).text,
                 r->model->type, wanted, r->path);
     FKV_TRY(get_f32(r->root, "swiglu_alpha", r->path, &r->h->swiglu_alpha));
     return get_f32(r->root, "swiglu_limit", r->path, &r->h->swiglu_limit);
 }
 
-/* ---- RoPE ------------------------------------------------------------------------------------------------------ */
+/* ---- RoPE ---- */
 
-/* Factors by pair, kept as long as the weights. */
-static fkv_status read_factors(fkv_weights *weights, const json_t *rope, const char *key, const char *path, uint32_t *n,
-                               const float **out) {
-    const json_t *list = get(rope, key);
+/* Reads one factor per RoPE pair into memory that lives as long as the weights. */
+static fkv_status read_rope_factors(fkv_weights *weights, const json_t *rope, const char *key, const char *path, uint32_t *n,
+                                    const float **out) {
+    const json_t *list = get_field(rope, key);
     FKV_REQUIRE(json_is_array(list) && json_array_size(list) > 0 && json_array_size(list) <= FKV_MAX_HEAD_DIM / 2,
-                FKV_FILE_FORMAT, "longrope without a list of numbers in %s: %s", key, path);
+                FKV_FILE_FORMAT, "longrope requires %s to be a list of numbers: %s", key, path);
     *n = (uint32_t)json_array_size(list);
     float *numbers = fkv_weights_keep(weights, *n * sizeof *numbers);
-    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", *n, path);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", *n, path);
     for (uint32_t i = 0; i < *n; i++) {
         const json_t *number = json_array_get(list, i);
         numbers[i] = (float)json_number_value(number);
         FKV_REQUIRE(json_is_number(number) && isfinite(numbers[i]) && numbers[i] > 0, FKV_FILE_FORMAT,
-                    "%s has something else than numbers above 0: %s", key, path);
+                    "%s must contain only numbers above 0: %s", key, path);
     }
     *out = numbers;
     return FKV_OK;
 }
 
-/* Of all pairs of a head the first ones turn, as they would if all did: the others are slowed until they stand. Both factors are
- * those of GGUF. */
-static fkv_status read_proportional(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope) {
+/* Reads proportional RoPE: the leading fraction partial_rotary_factor of the pairs rotates at the usual frequencies, and the
+ * other pairs do not rotate. As in GGUF, pairs that rotate have a frequency divisor of 1, and pairs that do not rotate have a
+ * divisor of 1e30. */
+static fkv_status read_proportional_rope(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope) {
     const uint32_t n = weights->hparams.head_dim / 2;
-    float turning = 1;
-    FKV_TRY(get_f32(object, "partial_rotary_factor", path, &turning));
+    float rotary_share = 1;
+    FKV_TRY(get_f32(object, "partial_rotary_factor", path, &rotary_share));
     FKV_TRY(get_f32(object, "factor", path, &rope->factor));
-    FKV_REQUIRE(turning > 0 && turning <= 1 && rope->factor > 0 && n > 0 && n <= FKV_MAX_HEAD_DIM / 2, FKV_FILE_FORMAT,
-                "proportional RoPE with a partial_rotary_factor of %g and a factor of %g: %s", (double)turning,
-                (double)rope->factor, path);
+    FKV_REQUIRE(rotary_share > 0 && rotary_share <= 1 && rope->factor > 0 && n > 0 && n <= FKV_MAX_HEAD_DIM / 2, FKV_FILE_FORMAT,
+                "invalid proportional RoPE: partial_rotary_factor %g, factor %g: %s", (double)rotary_share, (double)rope->factor,
+                path);
     float *factors = fkv_weights_keep(weights, n * sizeof *factors);
-    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", n, path);
-    for (uint32_t i = 0; i < n; i++) factors[i] = i < (uint32_t)((double)turning * n) ? 1.0f : 1e30f;
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", n, path);
+    for (uint32_t i = 0; i < n; i++) factors[i] = i < (uint32_t)((double)rotary_share * n) ? 1.0f : 1e30f;
     rope->n_factors = n;
     rope->short_factors = rope->long_factors = factors;
     return FKV_OK;
 }
 
-static fkv_status read_scaling(fkv_weights *weights, const json_t *object, const char *type, const char *path, fkv_rope *rope) {
+static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, const char *type, const char *path,
+                                    fkv_rope *rope) {
     static const struct {
         const char *type;
         fkv_rope_scaling scaling;
@@ -253,7 +277,7 @@ static fkv_status read_scaling(fkv_weights *weights, const json_t *object, const
     size_t i = 0;
     while (i < sizeof known / sizeof known[0] && strcmp(type, known[i].type) != 0) i++;
     FKV_REQUIRE(i < sizeof known / sizeof known[0], FKV_UNSUPPORTED,
-                "RoPE scaling '%s' is not supported; linear, llama3, yarn and longrope are: %s", fkv_show_text(type).text, path);
+                "unsupported RoPE scaling '%s': expected linear, llama3, yarn or longrope: %s", fkv_show_text(type).text, path);
     rope->scaling = known[i].scaling;
     bool truncate = true;
     float factor = 0;
@@ -272,48 +296,49 @@ static fkv_status read_scaling(fkv_weights *weights, const json_t *object, const
     for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) FKV_TRY(get_f32(object, keys[k].key, path, keys[k].out));
     FKV_TRY(get_u32(object, "original_max_position_embeddings", path, &rope->original_context));
     FKV_TRY(get_bool(object, "truncate", path, &truncate));
-    rope->keeps_fractions = !truncate;
+    rope->yarn_unrounded = !truncate;
     if (rope->scaling == FKV_ROPE_LONG) {
-        FKV_TRY(read_factors(weights, object, "short_factor", path, &n_short, &rope->short_factors));
-        FKV_TRY(read_factors(weights, object, "long_factor", path, &rope->n_factors, &rope->long_factors));
+        FKV_TRY(read_rope_factors(weights, object, "short_factor", path, &n_short, &rope->short_factors));
+        FKV_TRY(read_rope_factors(weights, object, "long_factor", path, &rope->n_factors, &rope->long_factors));
         FKV_REQUIRE(n_short == rope->n_factors, FKV_FILE_FORMAT, "short_factor and long_factor differ in length: %s", path);
     }
     FKV_REQUIRE(factor > 0 || rope->scaling == FKV_ROPE_LONG || rope->scaling == FKV_ROPE_YARN, FKV_FILE_FORMAT,
-                "%s RoPE scaling by a factor of %g: %s", type, (double)factor, path);
-    rope->factor = factor; /* 0: of the contexts, which follow */
+                "%s RoPE scaling has an invalid factor of %g: %s", type, (double)factor, path);
+    rope->factor = factor; /* if 0, read_rope() derives the factor from the context lengths */
     return FKV_OK;
 }
 
-/* One description of a RoPE: {"rope_type": ..., "factor": ..., "rope_theta": ...}; old files say "type". */
+/* Reads a RoPE object: {"rope_type": ..., "factor": ..., "rope_theta": ...}. Old files use "type" for "rope_type". */
 static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope, float *rotary) {
     const char *type = "default";
-    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "a RoPE scaling that is no object: %s", path);
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "the RoPE scaling is not an object: %s", path);
     FKV_TRY(get_text(object, "type", path, &type));
     FKV_TRY(get_text(object, "rope_type", path, &type));
     FKV_TRY(get_f32(object, "rope_theta", path, &rope->base));
-    if (strcmp(type, "proportional") == 0) return read_proportional(weights, object, path, rope);
+    if (strcmp(type, "proportional") == 0) return read_proportional_rope(weights, object, path, rope);
     FKV_TRY(get_f32(object, "partial_rotary_factor", path, rotary));
     FKV_TRY(get_f32(object, "llama_4_scaling_beta", path, &weights->hparams.temperature));
-    /* positions of pictures: those of text are the same three times */
+    /* mrope: text tokens have three equal positions, which is plain RoPE */
     if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0) return FKV_OK;
-    return read_scaling(weights, object, type, path, rope);
+    return read_rope_scaling(weights, object, type, path, rope);
 }
 
-/* rope_theta, rope_scaling and rope_local_base_freq; since 2025 also rope_parameters, for some one for each kind of layer. */
-static fkv_status read_ropes(const reading *r, fkv_weights *weights, float *rotary) {
-    const json_t *scaling = get(r->root, "rope_scaling");
-    const json_t *parameters = get(r->root, "rope_parameters");
+/* Reads rope_theta, rope_scaling and rope_local_base_freq, or the newer rope_parameters, which may have one object per layer
+ * type. */
+static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float *rotary) {
+    const json_t *scaling = get_field(r->root, "rope_scaling");
+    const json_t *parameters = get_field(r->root, "rope_parameters");
     fkv_hparams *h = r->h;
     FKV_TRY(get_f32(r->root, "rope_theta", r->path, &h->rope.base));
     FKV_TRY(get_f32(r->root, "partial_rotary_factor", r->path, rotary));
-    if (h->features.rope_by_kind) FKV_TRY(get_f32(r->root, "rope_local_base_freq", r->path, &h->local_rope.base));
+    if (h->features.separate_local_rope) FKV_TRY(get_f32(r->root, "rope_local_base_freq", r->path, &h->local_rope.base));
     if (scaling != NULL) FKV_TRY(read_rope_object(weights, scaling, r->path, &h->rope, rotary));
     if (parameters == NULL) return FKV_OK;
-    const json_t *full = get(parameters, "full_attention");
-    const json_t *local = get(parameters, "sliding_attention");
+    const json_t *full = get_field(parameters, "full_attention");
+    const json_t *local = get_field(parameters, "sliding_attention");
     if (full == NULL) return read_rope_object(weights, parameters, r->path, &h->rope, rotary);
-    FKV_REQUIRE(h->features.rope_by_kind, FKV_UNSUPPORTED, "rope_parameters by kind of layer are not supported for %s: %s",
-                r->model->type, r->path);
+    FKV_REQUIRE(h->features.separate_local_rope, FKV_UNSUPPORTED,
+                "rope_parameters per layer type are not supported for model_type %s: %s", r->model->type, r->path);
     FKV_TRY(read_rope_object(weights, full, r->path, &h->rope, rotary));
     if (local == NULL) return FKV_OK;
     FKV_TRY(read_rope_object(weights, local, r->path, &h->local_rope, rotary));
@@ -322,46 +347,64 @@ static fkv_status read_ropes(const reading *r, fkv_weights *weights, float *rota
     return FKV_OK;
 }
 
-static fkv_status read_rope(const reading *r, fkv_weights *weights) {
+/* Only GLM and phi3 models support partial rotation of a head. For all other model types with plain RoPE, partial_rotary_factor
+ * is ignored, as in transformers. With scaled RoPE they are rejected, because transformers cannot run such models either. */
+static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
+    const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0;
+    FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
+                "invalid partial_rotary_factor %g: expected a value above 0, at most 1: %s", (double)*rotary, r->path);
+    if (is_supported) return FKV_OK;
+    const bool is_scaled = r->h->rope.scaling != FKV_ROPE_LINEAR || r->h->rope.factor != 1;
+    FKV_REQUIRE(*rotary == 1 || !is_scaled, FKV_UNSUPPORTED,
+                "partial_rotary_factor %g with scaled RoPE is not supported for model_type %s: %s", (double)*rotary,
+                r->model->type, r->path);
+    *rotary = 1;
+    return FKV_OK;
+}
+
+static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     fkv_hparams *h = r->h;
-    float rotary = 1;
+    /* default fraction of rotated dimensions, as in transformers */
+    float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : 1.0f;
     FKV_TRY(read_ropes(r, weights, &rotary));
-    FKV_REQUIRE(rotary > 0 && rotary <= 1, FKV_FILE_FORMAT, "a partial_rotary_factor of %g: %s", (double)rotary, r->path);
+    FKV_TRY(check_partial_rotary(r, &rotary));
     h->rope.dim = (uint32_t)((double)h->head_dim * (double)rotary);
     if (r->local.head_dim != 0) h->local_rope.dim = (uint32_t)((double)r->local.head_dim * (double)rotary);
-    FKV_TRY(get_u32(r->root, "original_max_position_embeddings", r->path, &h->rope.original_context)); /* phi3's place for it */
+    /* phi3 stores the original context length at the top level of the config */
+    FKV_TRY(get_u32(r->root, "original_max_position_embeddings", r->path, &h->rope.original_context));
     uint32_t original = h->rope.original_context != 0 ? h->rope.original_context : h->context;
-    /* What phi3 leaves out follows from its contexts, whatever else it says. */
+    /* phi3 configs omit the RoPE factor, which is the ratio of the context length to the original context length. */
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
     FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
-                "%u factors of RoPE where %u numbers rotate: %s", h->rope.n_factors, h->rope.dim, r->path);
+                "the config has %u RoPE factors, but %u dimensions rotate: %s", h->rope.n_factors, h->rope.dim, r->path);
     h->temperature_context = original;
     h->rope_interleaved = r->architecture->hf_interleaved;
     return FKV_OK;
 }
 
-/* ---- layers ---------------------------------------------------------------------------------------------------- */
+/* ---- layers ---- */
 
-static fkv_status read_layer_types(const reading *r, const json_t *types) {
+static fkv_status read_layer_types(const config_reader *r, const json_t *types) {
     fkv_hparams *h = r->h;
     FKV_REQUIRE(json_is_array(types) && json_array_size(types) == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "layer_types is not one word for each of %u layers: %s", h->n_layers, r->path);
+                "layer_types must have one entry for each of %u layers: %s", h->n_layers, r->path);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         bool is_full = type != NULL && (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0);
         bool is_windowed = type != NULL && strcmp(type, "sliding_attention") == 0;
         FKV_REQUIRE(is_full || is_windowed, FKV_UNSUPPORTED,
-                    "layer_types: layer %u is of type '%s'; full_attention and sliding_attention are supported: %s", i,
+                    "layer_types: layer %u has the unsupported type '%s': expected full_attention or sliding_attention: %s", i,
                     fkv_show_text(type == NULL ? "" : type).text, r->path);
         FKV_REQUIRE(is_full || h->window != 0, FKV_FILE_FORMAT,
-                    "layer_types: layer %u is windowed and sliding_window is not set: %s", i, r->path);
+                    "layer_types: layer %u has sliding attention, but sliding_window is not set: %s", i, r->path);
         h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (is_windowed ? FKV_LAYER_WINDOW : 0));
     }
     return FKV_OK;
 }
 
-/* Qwen: a window that is not used unless said so, and then only behind the first layers. */
-static fkv_status read_switched_window(const reading *r) {
+/* Reads the sliding window of Qwen models. If use_sliding_window is true, all layers after the first max_window_layers layers
+ * have the window. */
+static fkv_status read_switched_window(const config_reader *r) {
     fkv_hparams *h = r->h;
     bool is_used = false;
     uint32_t first = 0;
@@ -375,44 +418,46 @@ static fkv_status read_switched_window(const reading *r) {
     return FKV_OK;
 }
 
-static fkv_status read_no_rope(const reading *r) {
+static fkv_status read_no_rope(const config_reader *r) {
     fkv_hparams *h = r->h;
-    const json_t *list = get(r->root, "no_rope_layers");
+    const json_t *list = get_field(r->root, "no_rope_layers");
     FKV_TRY(get_u32(r->root, "no_rope_layer_interval", r->path, &h->features.no_rope_period));
     fkv_architecture_set_layers(h);
     if (list == NULL) return FKV_OK;
     FKV_REQUIRE(json_is_array(list) && json_array_size(list) >= h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "no_rope_layers is not one number for each of %u layers: %s", h->n_layers, r->path);
+                "no_rope_layers must have one entry for each of %u layers: %s", h->n_layers, r->path);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const json_t *rotates = json_array_get(list, i);
         FKV_REQUIRE(json_is_integer(rotates) && json_integer_value(rotates) >= 0 && json_integer_value(rotates) <= 1,
-                    FKV_FILE_FORMAT, "no_rope_layers has something else than 0 and 1: %s", r->path);
+                    FKV_FILE_FORMAT, "no_rope_layers must contain only 0 and 1: %s", r->path);
         h->layers[i] =
             (uint8_t)((h->layers[i] & ~FKV_LAYER_NO_ROPE) | (json_integer_value(rotates) != 0 ? 0 : FKV_LAYER_NO_ROPE));
     }
     return FKV_OK;
 }
 
-static fkv_status read_layers(const reading *r) {
+static fkv_status read_layer_kinds(const config_reader *r) {
     fkv_hparams *h = r->h;
-    const json_t *types = get(r->root, "layer_types");
+    const json_t *types = get_field(r->root, "layer_types");
     const char *position = "rope";
     FKV_TRY(get_u32(r->root, "sliding_window", r->path, &h->window));
     FKV_TRY(get_u32(r->root, "_sliding_window_pattern", r->path, &h->features.window_period));
     FKV_TRY(get_u32(r->root, "sliding_window_pattern", r->path, &h->features.window_period));
-    if (strcmp(r->model->type, "olmo2") == 0 || strcmp(r->model->type, "llama") == 0) h->window = 0; /* they know of none */
+    if (strcmp(r->model->type, "olmo2") == 0 || strcmp(r->model->type, "llama") == 0)
+        h->window = 0; /* transformers ignores the field for these models */
     FKV_TRY(read_no_rope(r));
-    bool is_switched = get(r->root, "use_sliding_window") != NULL || strncmp(r->model->type, "qwen", 4) == 0;
+    bool is_switched = get_field(r->root, "use_sliding_window") != NULL || strncmp(r->model->type, "qwen", 4) == 0;
     if (is_switched) FKV_TRY(read_switched_window(r));
     if (types != NULL) FKV_TRY(read_layer_types(r, types));
     FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
-    FKV_REQUIRE(strcmp(position, "rope") == 0, FKV_UNSUPPORTED, "position_embedding_type '%s' is not supported, only rope is: %s",
+    FKV_REQUIRE(strcmp(position, "rope") == 0, FKV_UNSUPPORTED, "unsupported position_embedding_type '%s': expected rope: %s",
                 fkv_show_text(position).text, r->path);
     return FKV_OK;
 }
 
-/* per_layer_config, where it is there, has every layer without a window and gives them all the same heads. */
-static fkv_status check_kinds(const reading *r) {
+/* Checks per_layer_config: all full-attention layers must have the same head shape, and windowed layers must have the model's
+ * usual head shape. */
+static fkv_status check_per_layer_config(const config_reader *r) {
     const fkv_hparams *h = r->h;
     json_t *list = json_object_get(r->root, "per_layer_config");
     bool is_same = h->n_kv_heads == r->local.n_kv_heads && h->head_dim == r->local.head_dim;
@@ -421,32 +466,36 @@ static fkv_status check_kinds(const reading *r) {
         uint32_t n_kv_heads = r->local.n_kv_heads;
         uint32_t head_dim = r->local.head_dim;
         (void)snprintf(key, sizeof key, "%u", i);
-        const json_t *entry = get(list, key);
+        const json_t *entry = get_field(list, key);
         bool is_windowed = fkv_architecture_window(h, i) != 0;
         FKV_TRY(get_u32(entry, "num_key_value_heads", r->path, &n_kv_heads));
         FKV_TRY(get_u32(entry, "head_dim", r->path, &head_dim));
-        size_t n_known = (get(entry, "num_key_value_heads") != NULL ? 1u : 0u) + (get(entry, "head_dim") != NULL ? 1u : 0u);
+        size_t n_known =
+            (get_field(entry, "num_key_value_heads") != NULL ? 1u : 0u) + (get_field(entry, "head_dim") != NULL ? 1u : 0u);
         bool is_global = n_kv_heads == h->n_kv_heads && head_dim == h->head_dim;
-        FKV_REQUIRE((is_windowed ? entry == NULL || is_same : is_global) && json_object_size(entry) == n_known, FKV_UNSUPPORTED,
-                    "per_layer_config of layer %u: other heads than its kind has, or other fields than num_key_value_heads and "
-                    "head_dim: %s",
-                    i, r->path);
+        FKV_REQUIRE(
+            (is_windowed ? entry == NULL || is_same : is_global) && json_object_size(entry) == n_known, FKV_UNSUPPORTED,
+            "unsupported per_layer_config of layer %u: it may contain only num_key_value_heads and head_dim, and both must be "
+            "the same for all layers of a kind: %s",
+            i, r->path);
     }
     return FKV_OK;
 }
 
-/* Windowed layers with heads of their own, and layers that share pages. */
-static fkv_status read_shapes(const reading *r) {
+/* Sets the shapes of windowed layers, of layers that share pages, and of layers with a double-wide feed-forward. */
+static fkv_status read_layer_shapes(const config_reader *r) {
     fkv_hparams *h = r->h;
     bool wide = false;
-    bool last_is_full = strcmp(r->model->architecture, "gemma4") == 0; /* whatever the list says */
+    /* the last layer of Gemma 4 has full attention, whatever layer_types states */
+    bool last_is_full = strcmp(r->model->architecture, "gemma4") == 0;
     if (last_is_full && h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS)
         h->layers[h->n_layers - 1] &= (uint8_t)~FKV_LAYER_WINDOW;
-    FKV_TRY(check_kinds(r));
-    FKV_TRY(get_u32(r->root, "num_kv_shared_layers", r->path, &h->n_sharing));
+    FKV_TRY(check_per_layer_config(r));
+    FKV_TRY(get_u32(r->root, "num_kv_shared_layers", r->path, &h->n_shared_kv_layers));
     FKV_TRY(get_u32(r->root, "hidden_size_per_layer_input", r->path, &h->input_dim));
     FKV_TRY(get_bool(r->root, "use_double_wide_mlp", r->path, &wide));
-    FKV_REQUIRE(!wide || h->ffn_dim <= UINT32_MAX / 2, FKV_FILE_FORMAT, "intermediate_size is %u: %s", h->ffn_dim, r->path);
+    FKV_REQUIRE(!wide || h->ffn_dim <= UINT32_MAX / 2, FKV_FILE_FORMAT, "intermediate_size is %u, which is too large: %s",
+                h->ffn_dim, r->path);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
         if (fkv_architecture_window(h, i) != 0) h->shapes[i] = r->local;
         if (wide && i >= fkv_architecture_n_kv_layers(h)) h->shapes[i].ffn_dim = 2 * h->ffn_dim;
@@ -454,10 +503,10 @@ static fkv_status read_shapes(const reading *r) {
     return FKV_OK;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------------------------- */
+/* ---- experts and scalars ---- */
 
-/* What is beside the experts, and how they are chosen. */
-static fkv_status read_shared_experts(const reading *r) {
+/* Reads shared experts, dense layers and expert groups. */
+static fkv_status read_shared_experts(const config_reader *r) {
     fkv_hparams *h = r->h;
     uint32_t n_shared = 0;
     bool qk_norm = false;
@@ -474,19 +523,19 @@ static fkv_status read_shared_experts(const reading *r) {
     FKV_TRY(get_f32(r->root, "routed_scaling_factor", r->path, &h->experts_scale));
     FKV_TRY(get_bool(r->root, "use_qk_norm", r->path, &qk_norm));
     if (qk_norm && strcmp(r->model->architecture, "glm4moe") == 0) h->features.qk_norm = FKV_QK_NORM_HEADS;
-    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "n_shared_experts is %u: %s", n_shared,
-                r->path);
+    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT,
+                "n_shared_experts is %u, which is too large: %s", n_shared, r->path);
     if (n_shared != 0) h->shared_dim = n_shared * h->expert_dim;
     return FKV_OK;
 }
 
-static fkv_status read_experts(const reading *r) {
+static fkv_status read_experts(const config_reader *r) {
     fkv_hparams *h = r->h;
     FKV_TRY(get_u32(r->root, "n_routed_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_local_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts_per_tok", r->path, &h->n_experts_used));
-    FKV_TRY(get_u32(r->root, "top_k_experts", r->path, &h->n_experts_used)); /* gemma's word for it */
+    FKV_TRY(get_u32(r->root, "top_k_experts", r->path, &h->n_experts_used)); /* Gemma's name for the field */
     bool is_mixture = true;
     FKV_TRY(get_bool(r->root, "enable_moe_block", r->path, &is_mixture));
     if (!is_mixture) h->n_experts = h->n_experts_used = 0;
@@ -495,12 +544,13 @@ static fkv_status read_experts(const reading *r) {
     FKV_TRY(read_shared_experts(r));
     bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
     FKV_REQUIRE(!is_hybrid || h->n_experts == 0, FKV_UNSUPPORTED,
-                "num_local_experts %u beside a shared feed-forward is not supported: %s", h->n_experts, r->path);
+                "num_local_experts is %u: routed experts with a shared feed-forward are not supported: %s", h->n_experts,
+                r->path);
     if (is_hybrid) FKV_TRY(get_u32(r->root, "shared_intermediate_size", r->path, &h->ffn_dim));
     return FKV_OK;
 }
 
-static fkv_status read_numbers(const reading *r) {
+static fkv_status read_scalars(const config_reader *r) {
     fkv_hparams *h = r->h;
     float scalar = 0;
     const struct {
@@ -521,15 +571,15 @@ static fkv_status read_numbers(const reading *r) {
     return FKV_OK;
 }
 
-/* Gemma 4 has the heads of windowed layers under the usual names, those of the others beside them. */
-static fkv_status read_kinds(reading *r) {
+/* Reads the two head shapes of Gemma 4. The usual fields describe windowed layers; full-attention layers have separate fields. */
+static fkv_status read_gemma4_heads(config_reader *r) {
     fkv_hparams *h = r->h;
     bool k_is_v = false;
     if (strcmp(r->model->architecture, "gemma4") != 0) return FKV_OK;
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
     json_t *list = json_object_get(r->root, "per_layer_config");
-    if (!json_is_object(list)) { /* as files had it at first */
+    if (!json_is_object(list)) { /* original form of Gemma 4 configs */
         if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
         return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
     }
@@ -542,7 +592,7 @@ static fkv_status read_kinds(reading *r) {
     return FKV_OK;
 }
 
-static fkv_status read_sizes(reading *r) {
+static fkv_status read_sizes(config_reader *r) {
     fkv_hparams *h = r->h;
     const struct {
         const char *key;
@@ -554,46 +604,75 @@ static fkv_status read_sizes(reading *r) {
     FKV_TRY(get_u32(r->root, "num_key_value_heads", r->path, &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
     FKV_TRY(get_u32(r->root, "head_dim", r->path, &h->head_dim));
-    return read_kinds(r);
+    return read_gemma4_heads(r);
+}
+
+/* Reads the fields that matter only if no weight files exist: tensor type, tied embeddings and biases. Omitted fields default
+ * to the values that transformers uses. */
+static fkv_status read_declared(const json_t *root, const hf_model_type *model, const char *path, fkv_weights *weights) {
+    static const char *const tied_types[] = {"gemma", "cohere", "smollm3", "ernie4_5"};
+    static const char *const biased_types[] = {"glm", "glm4", "seed_oss", "gpt_oss"};
+    fkv_declared *d = &weights->declared;
+    const char *dtype = "bfloat16";
+    d->is_tied = weights->is_tied;
+    for (size_t i = 0; !weights->needs_output && i < sizeof tied_types / sizeof tied_types[0]; i++)
+        d->is_tied = d->is_tied || strncmp(model->type, tied_types[i], strlen(tied_types[i])) == 0;
+    for (size_t i = 0; i < sizeof biased_types / sizeof biased_types[0]; i++)
+        d->qkv_bias = d->qkv_bias || strcmp(model->type, biased_types[i]) == 0;
+    FKV_TRY(get_bool(root, "attention_bias", path, &d->qkv_bias));
+    FKV_TRY(get_bool(root, "use_bias", path, &d->qkv_bias));
+    d->o_bias = d->qkv_bias && strncmp(model->type, "glm", 3) != 0 && strcmp(model->type, "seed_oss") != 0;
+    FKV_TRY(get_bool(root, "attention_out_bias", path, &d->o_bias));
+    FKV_TRY(get_bool(root, "mlp_bias", path, &d->mlp_bias));
+    FKV_TRY(get_bool(root, "use_bias", path, &d->mlp_bias));
+    FKV_TRY(get_bool(root, "attention_k_eq_v", path, &d->k_is_v));
+    FKV_TRY(get_text(root, "torch_dtype", path, &dtype));
+    FKV_TRY(get_text(root, "dtype", path, &dtype));
+    d->float_type = strcmp(dtype, "float32") == 0   ? FKV_TENSOR_F32
+                    : strcmp(dtype, "float16") == 0 ? FKV_TENSOR_F16
+                                                    : FKV_TENSOR_BF16;
+    return FKV_OK;
 }
 
 static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weights) {
-    reading r = {.root = root, .path = path, .h = &weights->hparams};
-    FKV_TRY(find_model(&r));
+    config_reader r = {.root = root, .path = path, .h = &weights->hparams};
+    FKV_TRY(find_model_type(&r));
     FKV_TRY(fkv_quantization_read(weights, root, path));
     (void)snprintf(weights->architecture, sizeof weights->architecture, "%s", r.model->architecture);
     FKV_TRY(add_defaults(&r));
-    FKV_TRY(refuse_other_models(&r));
+    FKV_TRY(reject_unsupported_fields(&r));
+    FKV_TRY(read_biases(&r));
     FKV_TRY(read_activation(&r));
     FKV_TRY(read_sizes(&r));
-    FKV_TRY(read_numbers(&r));
+    FKV_TRY(read_scalars(&r));
     FKV_TRY(read_experts(&r));
     FKV_TRY(read_rope(&r, weights));
-    FKV_TRY(read_layers(&r));
-    FKV_TRY(read_shapes(&r));
+    FKV_TRY(read_layer_kinds(&r));
+    FKV_TRY(read_layer_shapes(&r));
+    if (weights->is_config) FKV_TRY(read_declared(root, r.model, path, weights));
     r.h->norm_plus_one = r.architecture->hf_norm_plus_one;
     fkv_architecture_finish(r.architecture, r.h);
     return FKV_OK;
 }
 
-/* ---- vocabulary ---------------------------------------------------------------------------------------------- */
+/* ---- special tokens ---- */
 
 static fkv_status check_token(const fkv_hparams *hparams, const char *key, const char *path, uint32_t token) {
-    FKV_REQUIRE(token < hparams->n_vocab, FKV_FILE_FORMAT, "%s is %u, there are %u tokens: %s", key, token, hparams->n_vocab,
-                path);
+    FKV_REQUIRE(token < hparams->n_vocab, FKV_FILE_FORMAT, "%s is %u, but the vocabulary has %u tokens: %s", key, token,
+                hparams->n_vocab, path);
     return FKV_OK;
 }
 
-/* eos_token_id may be a list: all of them end a text. */
-static fkv_status read_tokens(const json_t *root, const char *path, fkv_weights *weights) {
+/* Reads bos and eos. eos_token_id may be a list of tokens that all end generation. */
+static fkv_status read_special_tokens(const json_t *root, const char *path, fkv_weights *weights) {
     fkv_vocab_source *vocab = &weights->vocab;
-    const json_t *ends = get(root, "eos_token_id");
+    const json_t *ends = get_field(root, "eos_token_id");
     FKV_TRY(get_u32(root, "bos_token_id", path, &vocab->bos));
     if (!json_is_array(ends)) FKV_TRY(get_u32(root, "eos_token_id", path, &vocab->eos));
-    for (size_t i = 0; i < json_array_size(ends); i++) { /* 0 for anything but an array */
+    for (size_t i = 0; i < json_array_size(ends); i++) { /* json_array_size() is 0 for anything but an array */
         const json_int_t id = json_integer_value(json_array_get(ends, i));
         FKV_REQUIRE(json_is_integer(json_array_get(ends, i)) && id >= 0 && id < UINT32_MAX, FKV_FILE_FORMAT,
-                    "eos_token_id has something else than tokens: %s", path);
+                    "eos_token_id must contain only token ids: %s", path);
         FKV_TRY(check_token(&weights->hparams, "eos_token_id", path, (uint32_t)id));
         if (i == 0) vocab->eos = (uint32_t)id;
         fkv_vocab_add_end(vocab, (uint32_t)id);
@@ -603,29 +682,39 @@ static fkv_status read_tokens(const json_t *root, const char *path, fkv_weights 
     return FKV_OK;
 }
 
-/* Of a model that sees too, only the text model's part is read; what both say is the inner one's. */
-static fkv_status read_all(json_t *root, const char *path, fkv_weights *weights) {
+static fkv_status read_tied(const json_t *root, const char *path, fkv_weights *weights) {
+    FKV_TRY(get_bool(root, "tie_word_embeddings", path, &weights->is_tied));
+    weights->needs_output = get_field(root, "tie_word_embeddings") != NULL && !weights->is_tied;
+    return FKV_OK;
+}
+
+/* Reads a config. For multimodal models text_config is read, and inherits some missing fields from the outer config. As in
+ * transformers, tie_word_embeddings is read from the outer config only. If the outer config does not contain
+ * tie_word_embeddings, the embeddings are tied unless lm_head is stored. */
+static fkv_status read_config(json_t *root, const char *path, fkv_weights *weights) {
     json_t *text = json_object_get(root, "text_config");
     if (json_is_object(text)) {
-        static const char *const shared[] = {"tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization",
-                                             "quantization_config"};
+        static const char *const shared[] = {"torch_dtype",  "dtype",        "bos_token_id",
+                                             "eos_token_id", "quantization", "quantization_config"};
+        FKV_TRY(read_tied(root, path, weights));
         for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
             json_t *value = json_object_get(root, shared[i]);
-            if (value != NULL && get(text, shared[i]) == NULL)
-                FKV_REQUIRE(json_object_set(text, shared[i], value) == 0, FKV_NO_MEMORY, "no memory for %s: %s", shared[i], path);
+            if (value != NULL && get_field(text, shared[i]) == NULL)
+                FKV_REQUIRE(json_object_set(text, shared[i], value) == 0, FKV_NO_MEMORY, "out of memory reading %s: %s",
+                            shared[i], path);
         }
         root = text;
+    } else {
+        FKV_TRY(read_tied(root, path, weights));
     }
-    FKV_TRY(get_bool(root, "tie_word_embeddings", path, &weights->is_tied));
-    weights->says_untied = get(root, "tie_word_embeddings") != NULL && !weights->is_tied;
     FKV_TRY(read_hparams(root, path, weights));
-    return read_tokens(root, path, weights);
+    return read_special_tokens(root, path, weights);
 }
 
 fkv_status fkv_hf_config_read(fkv_weights *weights, const char *json, size_t size, const char *path) {
     json_t *root = NULL;
     FKV_TRY(fkv_json_read(json, size, path, &root));
-    const fkv_status status = read_all(root, path, weights);
+    const fkv_status status = read_config(root, path, weights);
     json_decref(root);
     return status;
 }

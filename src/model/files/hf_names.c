@@ -1,4 +1,4 @@
-/* Hugging Face's names of tensors, turned into GGUF's. Experts that are tensors of their own keep their number: "ffn_up.7". */
+/* Translates Hugging Face tensor names to GGUF names. Separate expert tensors keep their index: "ffn_up.7". */
 #include "hf_config.h"
 
 #include "../architecture.h"
@@ -59,46 +59,50 @@ static const fkv_name_pair EXPERT_NAMES[] = {{"gate_proj", "ffn_gate"}, {"up_pro
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-/* stem: [n] of the name before ".weight" or ".bias". NULL: not in the table, which may end with an empty line. */
-static const char *translated(const fkv_name_pair *pairs, size_t n_pairs, const char *stem, size_t n) {
+/* Looks up a name in a table. An empty entry, if present, ends the table. stem: [n], the name without ".weight" or ".bias".
+ * Returns NULL if the name is not in the table. */
+static const char *look_up_name(const fkv_name_pair *pairs, size_t n_pairs, const char *stem, size_t n) {
     for (size_t i = 0; i < n_pairs && pairs[i].hf != NULL; i++)
         if (strlen(pairs[i].hf) == n && memcmp(pairs[i].hf, stem, n) == 0) return pairs[i].gguf;
     return NULL;
 }
 
-/* A number without zeros before it, and a dot behind; NULL: something else. */
-static const char *after_number(const char *text, unsigned *number) {
+/* Parses a number without leading zeros that is followed by a dot. Returns the text after the dot, or NULL on mismatch. */
+static const char *skip_number(const char *text, unsigned *number) {
     int n = 0;
     *number = 0;
     while (n < 4 && text[n] >= '0' && text[n] <= '9') *number = *number * 10 + (unsigned)(text[n++] - '0');
     return n == 0 || text[n] != '.' || (text[0] == '0' && n > 1) ? NULL : text + n + 1;
 }
 
-static const char *after(const char *text, const char *prefix) {
+static const char *skip_prefix(const char *text, const char *prefix) {
     const size_t n = strlen(prefix);
     return strncmp(text, prefix, n) == 0 ? text + n : NULL;
 }
 
-/* The part of a model that sees or hears. */
-static bool is_of_other_senses(const char *name) {
+/* Returns whether a tensor belongs to the vision or audio part of a multimodal model. */
+static bool is_multimodal_tensor(const char *name) {
     static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
-                                           "audio_tower.", "embed_vision.", "embed_audio.",  "vision_embedder."};
-    const char *inner = after(name, "model.");
+                                           "audio_tower.", "embed_vision.", "embed_audio.",  "vision_embedder.",
+                                           "connector."};
+    const char *inner = skip_prefix(name, "model.");
     for (size_t i = 0; i < COUNT(prefixes); i++)
-        if (after(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;
+        if (skip_prefix(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;
     return false;
 }
 
-/* The name inside the text model: what is behind "model." and the like. */
+/* Returns the name within the text model, without prefixes such as "model.". */
 static const char *inner_name(const char *name) {
-    static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.", "model."};
+    static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.",
+                                           "model.text_model.", "model."};
     for (size_t i = 0; i < COUNT(prefixes); i++)
-        if (after(name, prefixes[i]) != NULL) return after(name, prefixes[i]);
+        if (skip_prefix(name, prefixes[i]) != NULL) return skip_prefix(name, prefixes[i]);
     return name;
 }
 
-/* The end of a name: ".weight", ".bias", or what stands for them in a tensor that has neither. *n: of the stem before it. */
-static const char *kind_of(const char *name, size_t *n) {
+/* Returns the GGUF suffix of a name (".weight", ".bias" or ".scale"), also for tensors without such a suffix in the file. *n
+ * receives the length of the name before the suffix. Returns NULL if the suffix is unknown. */
+static const char *name_suffix(const char *name, size_t *n) {
     static const struct {
         const char *end;
         const char *kind;
@@ -123,9 +127,9 @@ static const char *kind_of(const char *name, size_t *n) {
     return NULL;
 }
 
-static const char *layer_part(const fkv_architecture *architecture, const char *stem, size_t n) {
-    const char *own = architecture != NULL ? translated(architecture->hf_names, FKV_MAX_OWN_NAMES, stem, n) : NULL;
-    return own != NULL ? own : translated(LAYER_NAMES, COUNT(LAYER_NAMES), stem, n);
+static const char *layer_tensor_name(const fkv_architecture *architecture, const char *stem, size_t n) {
+    const char *own = architecture != NULL ? look_up_name(architecture->hf_names, FKV_MAX_OWN_NAMES, stem, n) : NULL;
+    return own != NULL ? own : look_up_name(LAYER_NAMES, COUNT(LAYER_NAMES), stem, n);
 }
 
 bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
@@ -134,28 +138,28 @@ bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name
     size_t n = 0;
     (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s", hf_name);
     const char *last = strrchr(hf_name, '.');
-    if (is_of_other_senses(hf_name) || (last != NULL && strcmp(last, ".inv_freq") == 0)) return false;
+    if (is_multimodal_tensor(hf_name) || (last != NULL && strcmp(last, ".inv_freq") == 0)) return false;
     const char *inner = inner_name(hf_name);
-    const char *kind = kind_of(inner, &n);
+    const char *kind = name_suffix(inner, &n);
     if (kind == NULL) return true;
-    const char *outer = translated(OUTER_NAMES, COUNT(OUTER_NAMES), inner, n);
+    const char *outer = look_up_name(OUTER_NAMES, COUNT(OUTER_NAMES), inner, n);
     if (outer != NULL) {
         (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s%s", outer, kind);
         return true;
     }
-    const char *number = after(inner, "layers.");
-    const char *stem = number != NULL ? after_number(number, &layer) : NULL;
+    const char *number = skip_prefix(inner, "layers.");
+    const char *stem = number != NULL ? skip_number(number, &layer) : NULL;
     if (stem == NULL || (size_t)(stem - inner) > n) return true;
     n -= (size_t)(stem - inner);
-    const char *experts = after(stem, "mlp.experts.");
-    if (experts == NULL) experts = after(stem, "block_sparse_moe.experts.");
-    const char *expert_stem = experts != NULL ? after_number(experts, &expert) : NULL;
+    const char *experts = skip_prefix(stem, "mlp.experts.");
+    if (experts == NULL) experts = skip_prefix(stem, "block_sparse_moe.experts.");
+    const char *expert_stem = experts != NULL ? skip_number(experts, &expert) : NULL;
     if (expert_stem != NULL && (size_t)(expert_stem - stem) <= n) {
-        const char *part = translated(EXPERT_NAMES, COUNT(EXPERT_NAMES), expert_stem, n - (size_t)(expert_stem - stem));
+        const char *part = look_up_name(EXPERT_NAMES, COUNT(EXPERT_NAMES), expert_stem, n - (size_t)(expert_stem - stem));
         if (part != NULL) (void)snprintf(name, FKV_MAX_TENSOR_NAME, "blk.%u.%s.%u%s", layer, part, expert, kind);
         return true;
     }
-    const char *part = layer_part(fkv_architecture_find(architecture), stem, n);
+    const char *part = layer_tensor_name(fkv_architecture_find(architecture), stem, n);
     if (part != NULL) (void)snprintf(name, FKV_MAX_TENSOR_NAME, "blk.%u.%s%s", layer, part, kind);
     return true;
 }

@@ -1,12 +1,12 @@
-/* See linear_codes.h. */
+/* Decoding of AWQ, GPTQ and FP8 weights; see linear_codes.h. */
 #include "linear_codes.h"
 
 #include "../../base/float16.h"
 
 enum { WORD_BITS = 32, AWQ_ROWS = 8 };
 
-/* Where AWQ has the code of each of the 8 rows of a word. */
-static const uint8_t AWQ_PLACES[AWQ_ROWS] = {0, 4, 1, 5, 2, 6, 3, 7};
+/* AWQ: position of the code of each of the 8 rows in a 32-bit word. */
+static const uint8_t AWQ_POSITIONS[AWQ_ROWS] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 static uint32_t word_at(const uint8_t *words, uint64_t i) {
     uint32_t word;
@@ -14,8 +14,8 @@ static uint32_t word_at(const uint8_t *words, uint64_t i) {
     return word;
 }
 
-/* Number i of a stream of codes whose words are `step` apart. */
-static uint32_t code_at(const uint8_t *words, uint64_t first, uint64_t step, uint32_t bits, uint64_t i) {
+/* Returns code i of a bit stream whose 32-bit words are `step` words apart. */
+static uint32_t stream_code_at(const uint8_t *words, uint64_t first, uint64_t step, uint32_t bits, uint64_t i) {
     FKV_ASSERT(bits >= 2 && bits <= 8);
     const uint64_t at = i * bits;
     const uint32_t shift = (uint32_t)(at % WORD_BITS);
@@ -24,24 +24,24 @@ static uint32_t code_at(const uint8_t *words, uint64_t first, uint64_t step, uin
     return (uint32_t)(wide >> shift) & ((1u << bits) - 1);
 }
 
-static uint32_t awq_at(const fkv_tensor *tensor, const uint8_t *words, uint64_t line, uint64_t row) {
+static uint32_t awq_code_at(const fkv_tensor *tensor, const uint8_t *words, uint64_t line, uint64_t row) {
     const uint64_t n_words = tensor->linear->n_rows / AWQ_ROWS;
-    return word_at(words, line * n_words + row / AWQ_ROWS) >> 4 * AWQ_PLACES[row % AWQ_ROWS] & 15;
+    return word_at(words, line * n_words + row / AWQ_ROWS) >> 4 * AWQ_POSITIONS[row % AWQ_ROWS] & 15;
 }
 
-static uint32_t code_of(const fkv_tensor *tensor, uint64_t row, uint32_t col) {
-    if (tensor->type == FKV_TENSOR_AWQ) return awq_at(tensor, tensor->data, col, row);
-    return code_at(tensor->data, row, tensor->linear->n_rows, tensor->linear->bits, col);
+static uint32_t linear_code_at(const fkv_tensor *tensor, uint64_t row, uint32_t col) {
+    if (tensor->type == FKV_TENSOR_AWQ) return awq_code_at(tensor, tensor->data, col, row);
+    return stream_code_at(tensor->data, row, tensor->linear->n_rows, tensor->linear->bits, col);
 }
 
-static uint32_t zero_of(const fkv_tensor *tensor, uint64_t row, uint32_t group) {
+static uint32_t zero_point_at(const fkv_tensor *tensor, uint64_t row, uint32_t group) {
     const struct fkv_linear_codes *l = tensor->linear;
-    if (tensor->type == FKV_TENSOR_AWQ) return awq_at(tensor, l->zeros, group, row);
+    if (tensor->type == FKV_TENSOR_AWQ) return awq_code_at(tensor, l->zeros, group, row);
     const uint64_t n_words = (uint64_t)l->n_rows * l->bits / WORD_BITS;
-    return (code_at(l->zeros, group * n_words, 1, l->bits, row) + l->zero_more) & ((1u << l->bits) - 1);
+    return (stream_code_at(l->zeros, group * n_words, 1, l->bits, row) + l->zero_offset) & ((1u << l->bits) - 1);
 }
 
-static float scale_of(const struct fkv_linear_codes *l, uint64_t i) {
+static float linear_scale_at(const struct fkv_linear_codes *l, uint64_t i) {
     uint16_t half;
     float single;
     if (l->scale_type == FKV_TENSOR_F32) {
@@ -61,12 +61,12 @@ fkv_matrix_kind fkv_linear_codes_kind(const fkv_tensor *tensor) {
     return l->centered && l->bits == 8 ? FKV_MATRIX_CENTERED8 : affine[l->bits];
 }
 
-/* All codes of a row. */
-static void codes_of(const fkv_tensor *tensor, uint64_t row, uint8_t *codes) {
+/* Extracts all codes of a row. */
+static void extract_row_codes(const fkv_tensor *tensor, uint64_t row, uint8_t *codes) {
     const struct fkv_linear_codes *l = tensor->linear;
     const uint32_t per_word = WORD_BITS / l->bits;
     if (tensor->type == FKV_TENSOR_AWQ || l->bits == 3) {
-        for (uint32_t i = 0; i < tensor->n_cols; i++) codes[i] = (uint8_t)code_of(tensor, row, i);
+        for (uint32_t i = 0; i < tensor->n_cols; i++) codes[i] = (uint8_t)linear_code_at(tensor, row, i);
         return;
     }
     for (uint32_t i = 0; i < tensor->n_cols; i += per_word) {
@@ -77,14 +77,14 @@ static void codes_of(const fkv_tensor *tensor, uint64_t row, uint8_t *codes) {
 
 void fkv_linear_codes_row(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases) {
     const struct fkv_linear_codes *l = tensor->linear;
-    const uint64_t of_whole = (uint64_t)tensor->first_row + row;
+    const uint64_t tensor_row = (uint64_t)tensor->first_row + row;
     const uint32_t group = fkv_panel_layout_of(fkv_linear_codes_kind(tensor)).group;
-    FKV_ASSERT(group != 0 && of_whole < l->n_rows);
-    codes_of(tensor, of_whole, codes);
+    FKV_ASSERT(group != 0 && tensor_row < l->n_rows);
+    extract_row_codes(tensor, tensor_row, codes);
     for (uint32_t g = 0; g < tensor->n_cols / group; g++) {
         const uint32_t at = g * group / l->group;
-        scales[g] = scale_of(l, (uint64_t)at * l->n_rows + of_whole);
-        biases[g] = -scales[g] * (float)zero_of(tensor, of_whole, at);
+        scales[g] = linear_scale_at(l, (uint64_t)at * l->n_rows + tensor_row);
+        biases[g] = -scales[g] * (float)zero_point_at(tensor, tensor_row, at);
     }
 }
 
@@ -92,20 +92,20 @@ static void fp8_floats(const fkv_tensor *tensor, uint64_t row, float *out) {
     const struct fkv_linear_codes *l = tensor->linear;
     const uint8_t *numbers = tensor->data + row * tensor->row_bytes;
     const uint64_t first = row / l->group_rows * fkv_ceil_div(tensor->n_cols, l->group);
-    for (uint32_t i = 0; i < tensor->n_cols; i++) out[i] = fkv_e4m3_to_f32(numbers[i]) * scale_of(l, first + i / l->group);
+    for (uint32_t i = 0; i < tensor->n_cols; i++) out[i] = fkv_e4m3_to_f32(numbers[i]) * linear_scale_at(l, first + i / l->group);
 }
 
 void fkv_linear_codes_floats(const fkv_tensor *tensor, uint32_t row, float *out) {
     const struct fkv_linear_codes *l = tensor->linear;
-    const uint64_t of_whole = (uint64_t)tensor->first_row + row;
+    const uint64_t tensor_row = (uint64_t)tensor->first_row + row;
     if (tensor->type == FKV_TENSOR_FP8) {
-        fp8_floats(tensor, of_whole, out);
+        fp8_floats(tensor, tensor_row, out);
         return;
     }
     for (uint32_t i = 0; i < tensor->n_cols; i++) {
         const uint32_t g = i / l->group;
-        const float distance = (float)code_of(tensor, of_whole, i) - (float)zero_of(tensor, of_whole, g);
-        out[i] = scale_of(l, (uint64_t)g * l->n_rows + of_whole) * distance;
+        const float distance = (float)linear_code_at(tensor, tensor_row, i) - (float)zero_point_at(tensor, tensor_row, g);
+        out[i] = linear_scale_at(l, (uint64_t)g * l->n_rows + tensor_row) * distance;
     }
 }
 
@@ -113,6 +113,6 @@ bool fkv_linear_codes_centered(const fkv_tensor *tensor) {
     const struct fkv_linear_codes *l = tensor->linear;
     for (uint32_t g = 0; g < tensor->n_cols / l->group; g++)
         for (uint64_t row = 0; row < l->n_rows; row++)
-            if (zero_of(tensor, row, g) != 1u << (l->bits - 1)) return false;
+            if (zero_point_at(tensor, row, g) != 1u << (l->bits - 1)) return false;
     return true;
 }

@@ -1,13 +1,14 @@
-/* Rows of weights whose codes and scales lie apart and not by rows, as the tools of Hugging Face store a linear layer. For
- * tensor_rows.c; quantization_methods.c joins the parts.
+/* Decodes rows of AWQ, GPTQ and FP8 weights, which Hugging Face tools store as separate, column-oriented parts. Used by
+ * tensor_rows.c; quantization_methods.c combines the parts.
  *
- *   GPTQ  2, 3, 4 or 8 bits. qweight [C * bits / 32, R]: a row's codes go down a column of words, the lowest bits first. qzeros
- *         [C / group, R * bits / 32], scales [C / group, R].                                       scale * (code - zero)
- *   AWQ   4 bits. qweight [C, R / 8]: a word has the codes of 8 rows, in the order 0 2 4 6 1 3 5 7. qzeros and scales as above.
- *   FP8   floats of 8 bits (E4M3) [R, C], a scale for each block of group_rows x group.             scale * number
+ *   GPTQ  2, 3, 4 or 8-bit codes. qweight [C * bits / 32, R]: a row's codes fill a column of words, lowest bits first. qzeros
+ *         [C / group, R * bits / 32], scales [C / group, R].   value = scale * (code - zero)
+ *   AWQ   4-bit codes. qweight [C, R / 8]: a word holds the codes of 8 rows, in the order 0 2 4 6 1 3 5 7. qzeros [C / group,
+ *         R / 8], scales [C / group, R].                       value = scale * (code - zero)
+ *   FP8   E4M3 values [R, C], one scale per block of group_rows x group.   value = scale * e4m3
  *
- * Codes are packed as codes. FP8 becomes 16-bit floats, which hold its numbers but not every product with a scale: off by 2^-12
- * of themselves, and by 2^-25 where they are denormal.
+ * AWQ and GPTQ codes are repacked without loss. FP8 values are packed as 16-bit floats: the product of value and scale is
+ * rounded, with a relative error of at most 2^-12, or an absolute error of at most 2^-25 if the result is subnormal.
  */
 #ifndef FKV_LINEAR_CODES_H
 #define FKV_LINEAR_CODES_H
@@ -16,27 +17,28 @@
 #include "weights.h"
 
 struct fkv_linear_codes {
-    uint32_t bits;       /* of a code */
-    uint32_t group;      /* columns that share a scale */
-    uint32_t group_rows; /* rows that do; 1 but for FP8 */
-    uint32_t n_rows;     /* R: views have fewer */
-    uint32_t zero_more;  /* added to a stored zero: GPTQ's first version stores one less */
-    bool centered;       /* every zero is half of the range: packed as it is, to the bit */
+    uint32_t bits;        /* bits per code */
+    uint32_t group;       /* columns that share a scale */
+    uint32_t group_rows;  /* number of rows that share a scale; 1 except for FP8 */
+    uint32_t n_rows;      /* number of rows of the whole tensor; a view may have fewer */
+    uint32_t zero_offset; /* number added to stored zero points: 1 for GPTQ version 1, which stores zero - 1, otherwise 0 */
+    bool centered;        /* every zero point is half of the code range, so codes are packed without loss */
     fkv_tensor_type scale_type;
     const uint8_t *scales;
     uint64_t scale_bytes;
-    const uint8_t *zeros; /* NULL: FP8 */
+    const uint8_t *zeros; /* NULL for FP8 */
 };
 
 fkv_matrix_kind fkv_linear_codes_kind(const fkv_tensor *tensor);
 
-/* AWQ and GPTQ. codes: [C], scales and biases: [C / 32]: groups of more than 32 are repeated. */
+/* Decodes an AWQ or GPTQ row to codes [C], and to scales and biases [C / 32]. If groups in the file are larger than 32, their
+ * scales are repeated. */
 void fkv_linear_codes_row(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
 
-/* [C] */
+/* Decodes a row to floats. out: [C] */
 void fkv_linear_codes_floats(const fkv_tensor *tensor, uint32_t row, float *out);
 
-/* Whether all zeros of the whole tensor are half of the range. */
+/* Returns whether every zero point of the tensor is half of the code range. */
 bool fkv_linear_codes_centered(const fkv_tensor *tensor);
 
 #endif

@@ -1,14 +1,13 @@
-/* See quantization.h. The form is MLX's:
+/* Reads MLX quantization; see quantization.h. The config has this form:
  *
  *   "quantization": {"bits": 4, "group_size": 64, "mode": "affine", "model.layers.0.mlp.gate": {"bits": 8, ...}, "x": false}
  *
- * A module M has M.weight (U32 words), M.scales and, if affine, M.biases. gpt-oss has the words of mxfp4 as M_blocks, bytes, and
- * M_scales. Parts may lie in different files, so they are joined when all have been read. Other methods are in
- * quantization_methods.c.
+ * A quantized module M has M.weight (U32 words), M.scales and, if affine, M.biases. gpt-oss stores mxfp4 as M_blocks (bytes)
+ * and M_scales. The weights, scales and biases of a module may be in different files, so they are joined after all files have
+ * been read. quantization_methods.c handles all other methods.
  */
 #include "quantization.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 static const char *const METHOD_HINT = "convert the model with mlx_lm.convert, or to GGUF";
@@ -16,8 +15,8 @@ static const char *const METHOD_HINT = "convert the model with mlx_lm.convert, o
 typedef struct mode {
     const char *name;
     fkv_tensor_type type;
-    uint32_t bits;  /* 0: as the file says */
-    uint32_t group; /* the same */
+    uint32_t bits;  /* 0: from the config */
+    uint32_t group; /* 0: from the config */
 } mode;
 
 static const mode MODES[] = {{"affine", FKV_TENSOR_MLX_AFFINE, 0, 0},
@@ -27,29 +26,30 @@ static const mode MODES[] = {{"affine", FKV_TENSOR_MLX_AFFINE, 0, 0},
 
 /* ---- config.json ---- */
 
-static fkv_status read_one(const json_t *object, const char *path, struct fkv_quantization *out) {
+static fkv_status read_mlx_quantization(const json_t *object, const char *path, struct fkv_quantization *out) {
     const json_int_t bits = json_integer_value(json_object_get(object, "bits"));
     const json_int_t group = json_integer_value(json_object_get(object, "group_size"));
     const char *name = json_string_value(json_object_get(object, "mode"));
-    const mode *found = NULL;
+    const mode *match = NULL;
     if (name == NULL) name = "affine";
     for (size_t i = 0; i < sizeof MODES / sizeof MODES[0]; i++)
-        if (strcmp(MODES[i].name, name) == 0) found = &MODES[i];
-    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "quantization of mode '%s'; affine, mxfp4, nvfp4 and mxfp8 are read; %s: %s",
-                fkv_show_text(name).text, METHOD_HINT, path);
-    if (found->bits != 0) {
-        FKV_REQUIRE(bits == found->bits && group == found->group, FKV_FILE_FORMAT,
-                    "quantization of mode %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                    "; it has %u in groups of %u: %s",
-                    name, bits, group, found->bits, found->group, path);
+        if (strcmp(MODES[i].name, name) == 0) match = &MODES[i];
+    FKV_REQUIRE(match != NULL, FKV_UNSUPPORTED,
+                "unsupported quantization mode '%s': expected affine, mxfp4, nvfp4 or mxfp8; %s: %s", fkv_show_text(name).text,
+                METHOD_HINT, path);
+    if (match->bits != 0) {
+        FKV_REQUIRE(bits == match->bits && group == match->group, FKV_FILE_FORMAT,
+                    "quantization mode %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    ", expected %u bits in groups of %u: %s",
+                    name, bits, group, match->bits, match->group, path);
     } else {
         bool known = (bits >= 2 && bits <= 6) || bits == 8;
         FKV_REQUIRE(known && (group == 32 || group == 64 || group == 128), FKV_UNSUPPORTED,
-                    "quantization with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                    "; 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 are read: %s",
+                    "unsupported quantization with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    ": expected 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128: %s",
                     bits, group, path);
     }
-    out->type = found->type;
+    out->type = match->type;
     out->bits = (uint32_t)bits;
     out->group = (uint32_t)group;
     return FKV_OK;
@@ -62,10 +62,11 @@ static fkv_status read_modules(json_t *object, const char *path, fkv_weights *we
         if (!json_is_object(value)) continue;
         struct fkv_quantization *one = &weights->quantized[weights->n_quantized];
         char *module = fkv_weights_keep(weights, strlen(key) + 1);
-        FKV_REQUIRE(module != NULL, FKV_NO_MEMORY, "no memory for the quantization of %s: %s", fkv_show_text(key).text, path);
+        FKV_REQUIRE(module != NULL, FKV_NO_MEMORY, "out of memory reading the quantization of %s: %s", fkv_show_text(key).text,
+                    path);
         memcpy(module, key, strlen(key) + 1);
         one->module = module;
-        FKV_TRY(read_one(value, path, one));
+        FKV_TRY(read_mlx_quantization(value, path, one));
         weights->n_quantized++;
     }
     return FKV_OK;
@@ -75,47 +76,48 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
     json_t *object = json_object_get(root, "quantization");
     if (!json_is_object(object)) object = json_object_get(root, "quantization_config");
     if (object == NULL || json_is_null(object)) return FKV_OK;
-    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is no object: %s", path);
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is not an object: %s", path);
     FKV_REQUIRE(json_object_size(object) <= FKV_MAX_TENSORS, FKV_UNSUPPORTED,
-                "quantization_config has %zu fields: at most %d: %s", json_object_size(object), FKV_MAX_TENSORS, path);
+                "quantization_config has %zu fields, more than the limit of %d: %s", json_object_size(object), FKV_MAX_TENSORS,
+                path);
     const char *method = json_string_value(json_object_get(object, "quant_method"));
     weights->quantized = fkv_weights_keep(weights, (json_object_size(object) + 1) * sizeof *weights->quantized);
-    FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "no memory for the quantization of modules: %s", path);
+    FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "out of memory reading quantization_config: %s", path);
     if (method != NULL) {
         FKV_TRY(fkv_quantization_method(object, method, path, &weights->quantized[0]));
         weights->n_quantized = 1;
         return FKV_OK;
     }
-    FKV_TRY(read_one(object, path, &weights->quantized[0]));
+    FKV_TRY(read_mlx_quantization(object, path, &weights->quantized[0]));
     weights->n_quantized = 1;
     return read_modules(object, path, weights);
 }
 
 /* ---- tensors ---- */
 
-/* What the config says of a module: the name before its last dot. NULL: nothing. */
-static const struct fkv_quantization *found_for(const fkv_weights *weights, const char *name) {
+/* Returns the quantization of a tensor's module (the name before its last dot), or NULL if the model is not quantized. */
+static const struct fkv_quantization *quantization_of(const fkv_weights *weights, const char *name) {
     const char *end = strrchr(name, '.');
     const size_t n = end == NULL ? 0 : (size_t)(end - name);
-    const struct fkv_quantization *found = weights->n_quantized > 0 ? &weights->quantized[0] : NULL;
+    const struct fkv_quantization *match = weights->n_quantized > 0 ? &weights->quantized[0] : NULL;
     for (uint32_t i = 1; i < weights->n_quantized; i++) {
         const char *module = weights->quantized[i].module;
-        if (strlen(module) == n && memcmp(module, name, n) == 0) found = &weights->quantized[i];
+        if (strlen(module) == n && memcmp(module, name, n) == 0) match = &weights->quantized[i];
     }
-    return found;
+    return match;
 }
 
-/* n_bits: of a row. */
-static fkv_status make_codes(const struct fkv_quantization *found, uint64_t n_bits, const char *name, const char *path,
-                             fkv_tensor *tensor) {
-    const uint64_t n_cols = n_bits / found->bits;
-    FKV_REQUIRE(n_bits % found->bits == 0 && n_cols % found->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "tensor %s has rows of %" PRIu64 " bytes, which are no groups of %u codes of %u bits: %s",
-                fkv_show_text(name).text, n_bits / 8, found->group, found->bits, path);
-    tensor->type = found->type;
+/* Sets type and shape of a tensor of packed codes. n_bits: bits per row */
+static fkv_status describe_codes(const struct fkv_quantization *match, uint64_t n_bits, const char *name, const char *path,
+                                 fkv_tensor *tensor) {
+    const uint64_t n_cols = n_bits / match->bits;
+    FKV_REQUIRE(n_bits % match->bits == 0 && n_cols % match->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
+                "tensor %s has rows of %llu bytes, which do not hold a whole number of groups of %u codes of %u bits: %s",
+                fkv_show_text(name).text, (unsigned long long)(n_bits / 8), match->group, match->bits, path);
+    tensor->type = match->type;
     tensor->n_cols = (uint32_t)n_cols;
-    tensor->bits = found->bits;
-    tensor->group = found->group;
+    tensor->bits = match->bits;
+    tensor->group = match->group;
     return FKV_OK;
 }
 
@@ -123,18 +125,18 @@ fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *nam
     const bool is_words = tensor->type == FKV_TENSOR_U32;
     const bool is_blocks = tensor->type == FKV_TENSOR_U8 && fkv_ends_with(name, "_blocks");
     if (!is_words && !is_blocks) return FKV_OK;
-    const struct fkv_quantization *found = found_for(weights, name);
-    FKV_REQUIRE(found != NULL && found->bits != 0 && found->is_hf == is_blocks &&
-                    (!is_blocks || found->type == FKV_TENSOR_MLX_MXFP4),
-                FKV_UNSUPPORTED,
-                "tensor %s is of type %s and config.json has no \"quantization\" that says what it means; F32, F16 and BF16 are "
-                "read without: %s",
-                fkv_show_text(name).text, fkv_tensor_type_name(tensor->type), path);
-    return make_codes(found, tensor->row_bytes * 8, name, path, tensor);
+    const struct fkv_quantization *match = quantization_of(weights, name);
+    FKV_REQUIRE(
+        match != NULL && match->bits != 0 && match->is_hf == is_blocks && (!is_blocks || match->type == FKV_TENSOR_MLX_MXFP4),
+        FKV_UNSUPPORTED,
+        "tensor %s has type %s, but config.json has no \"quantization\" that describes it; without one, only F32, F16 and "
+        "BF16 can be read: %s",
+        fkv_show_text(name).text, fkv_tensor_type_name(tensor->type), path);
+    return describe_codes(match, tensor->row_bytes * 8, name, path, tensor);
 }
 
-/* The tensor beside another whose name has another end behind the last dot. */
-static fkv_tensor *beside(fkv_weights *weights, const fkv_tensor *tensor, const char *end) {
+/* Returns the tensor whose name differs from that of `tensor` only in the suffix after the last dot, or NULL. */
+static fkv_tensor *find_part(fkv_weights *weights, const fkv_tensor *tensor, const char *end) {
     char name[FKV_MAX_TENSOR_NAME];
     const char *dot = strrchr(tensor->name, '.');
     if (dot == NULL) return NULL;
@@ -142,30 +144,30 @@ static fkv_tensor *beside(fkv_weights *weights, const fkv_tensor *tensor, const 
     if (stem + strlen(end) >= sizeof name) return NULL;
     memcpy(name, tensor->name, stem);
     memcpy(name + stem, end, strlen(end) + 1);
-    const fkv_tensor *found = fkv_weights_find(weights, name);
-    return found == NULL ? NULL : &weights->tensors[found - weights->tensors];
+    const fkv_tensor *match = fkv_weights_find(weights, name);
+    return match == NULL ? NULL : &weights->tensors[match - weights->tensors];
 }
 
-static bool is_codes(const fkv_tensor *tensor) { return tensor->bits != 0; }
-static bool is_linear(const fkv_tensor *tensor) {
+static bool is_mlx_codes(const fkv_tensor *tensor) { return tensor->bits != 0; }
+static bool is_linear_codes(const fkv_tensor *tensor) {
     return tensor->type == FKV_TENSOR_E4M3 || (tensor->type == FKV_TENSOR_I32 && fkv_ends_with(tensor->name, ".qweight"));
 }
 
-static fkv_status join_one(fkv_weights *weights, fkv_tensor *codes, bool *taken, const char *path) {
+static fkv_status join_mlx_parts(fkv_weights *weights, fkv_tensor *codes, bool *taken, const char *path) {
     const bool is_affine = codes->type == FKV_TENSOR_MLX_AFFINE;
     const uint32_t n_groups = codes->n_cols / codes->group;
     const bool is_weight = fkv_ends_with(codes->name, ".weight");
-    fkv_tensor *parts[2] = {is_weight ? beside(weights, codes, ".scales") : NULL,
-                            is_weight && is_affine ? beside(weights, codes, ".biases") : NULL};
+    fkv_tensor *parts[2] = {is_weight ? find_part(weights, codes, ".scales") : NULL,
+                            is_weight && is_affine ? find_part(weights, codes, ".biases") : NULL};
     FKV_REQUIRE(parts[0] != NULL && (!is_affine || parts[1] != NULL), FKV_FILE_DAMAGED,
-                "tensor %s is quantized and its scales%s are in no file: %s", codes->name, is_affine ? " or biases" : "", path);
+                "tensor %s is quantized, but its scales%s are missing: %s", codes->name, is_affine ? " or biases" : "", path);
     for (uint32_t i = 0; i < 2 && parts[i] != NULL; i++) {
         const fkv_tensor *part = parts[i];
         FKV_REQUIRE(part->n_rows == codes->n_rows && part->n_cols == n_groups, FKV_FILE_DAMAGED,
-                    "tensor %s is %u x %u, for %u rows of %u groups: %s", part->name, part->n_rows, part->n_cols, codes->n_rows,
-                    n_groups, path);
+                    "tensor %s is %u x %u, expected %u rows of %u groups: %s", part->name, part->n_rows, part->n_cols,
+                    codes->n_rows, n_groups, path);
         bool fits = is_affine ? part->type <= FKV_TENSOR_BF16 && part->type == parts[0]->type : part->type == FKV_TENSOR_U8;
-        FKV_REQUIRE(fits, FKV_UNSUPPORTED, "tensor %s is of type %s, which scales of %s have not: %s", part->name,
+        FKV_REQUIRE(fits, FKV_UNSUPPORTED, "tensor %s has type %s, which is not valid for %s scales: %s", part->name,
                     fkv_tensor_type_name(part->type), fkv_tensor_type_name(codes->type), path);
         taken[part - weights->tensors] = true;
     }
@@ -176,14 +178,15 @@ static fkv_status join_one(fkv_weights *weights, fkv_tensor *codes, bool *taken,
     return FKV_OK;
 }
 
-/* Leaves out what was taken; what is no weight by itself must have been. "qweight" is a weight now. */
-static fkv_status keep_others(fkv_weights *weights, const bool *taken, const char *path) {
+/* Removes the tensors marked in `taken` from the table and renames "qweight" to "weight". Fails if a scale, bias or zero-point
+ * tensor remains that belongs to no weight. */
+static fkv_status remove_parts(fkv_weights *weights, const bool *taken, const char *path) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < weights->n_tensors; i++) {
         fkv_tensor *tensor = &weights->tensors[i];
         if (taken[i]) continue;
         FKV_REQUIRE(tensor->type < FKV_TENSOR_U8, FKV_UNSUPPORTED,
-                    "tensor %s is of type %s and belongs to no quantized weight: %s", tensor->name,
+                    "tensor %s has type %s but does not belong to a quantized weight: %s", tensor->name,
                     fkv_tensor_type_name(tensor->type), path);
         if (tensor->linear != NULL && fkv_ends_with(tensor->name, ".qweight"))
             memcpy(tensor->name + strlen(tensor->name) - strlen("qweight"), "weight", sizeof "weight");
@@ -196,14 +199,14 @@ static fkv_status keep_others(fkv_weights *weights, const bool *taken, const cha
 
 fkv_status fkv_quantization_join(fkv_weights *weights, const char *path) {
     bool *taken = calloc(weights->n_tensors + 1, sizeof *taken);
-    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "no memory to join %u tensors: %s", weights->n_tensors, path);
+    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "out of memory joining %u tensors: %s", weights->n_tensors, path);
     fkv_status status = FKV_OK;
     for (uint32_t i = 0; i < weights->n_tensors && status == FKV_OK; i++)
-        if (is_codes(&weights->tensors[i]))
-            status = join_one(weights, &weights->tensors[i], taken, path);
-        else if (is_linear(&weights->tensors[i]))
-            status = fkv_quantization_join_linear(weights, &weights->tensors[i], beside, taken, path);
-    if (status == FKV_OK) status = keep_others(weights, taken, path);
+        if (is_mlx_codes(&weights->tensors[i]))
+            status = join_mlx_parts(weights, &weights->tensors[i], taken, path);
+        else if (is_linear_codes(&weights->tensors[i]))
+            status = fkv_quantization_join_linear(weights, &weights->tensors[i], find_part, taken, path);
+    if (status == FKV_OK) status = remove_parts(weights, taken, path);
     free(taken);
     return status;
 }

@@ -1,4 +1,5 @@
-/* What a config.json says of quantized weights: how many bits and columns a scale has, for the model and for single modules. */
+/* The quantization of a Hugging Face model, from config.json: bits and group size, for the whole model or for individual
+ * modules. */
 #ifndef FKV_QUANTIZATION_H
 #define FKV_QUANTIZATION_H
 
@@ -6,35 +7,35 @@
 
 #include <jansson.h>
 
-/* Codes of a module. */
+/* Quantization of a module. */
 struct fkv_quantization {
-    const char *module; /* "model.layers.0.mlp.down_proj"; NULL: all that are not named */
+    const char *module; /* "model.layers.0.mlp.down_proj"; NULL: default of all other modules */
     fkv_tensor_type type;
     uint32_t bits;
-    uint32_t group;      /* 0: all columns share a scale */
-    uint32_t group_rows; /* FP8: rows that do; 0: all */
-    uint32_t zero_more;  /* GPTQ: what is added to a stored zero */
-    bool is_hf;          /* a method of Hugging Face (quantization_methods.c), not MLX's own */
+    uint32_t group;       /* columns that share a scale; 0: all columns of a row */
+    uint32_t group_rows;  /* FP8: rows that share a scale; 0: all rows */
+    uint32_t zero_offset; /* GPTQ: offset added to stored zero points */
+    bool is_hf;           /* true if declared by quant_method (quantization_methods.c), false for MLX quantization */
 };
 
-/* Reads "quantization", or "quantization_config": MLX's, or one of a quant_method that is known (mxfp4, fp8, awq, gptq). Other
- * methods are FKV_UNSUPPORTED, by name. */
+/* Reads "quantization" or "quantization_config": MLX quantization, or a supported quant_method (mxfp4, fp8, awq, gptq). Returns
+ * FKV_UNSUPPORTED for any other method; the message contains the name of the method. */
 fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const char *path);
 
-/* Turns words or blocks of a module's weight into codes. name: as the file has it. Other tensors stay as they are. */
+/* Sets type and shape of a tensor that holds packed codes. name: the tensor's name in the file. Other tensors are unchanged. */
 fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *name, const char *path, fkv_tensor *tensor);
 
-/* Joins codes with their scales, biases and zeros, which are no tensors of their own from then on. After the last file. */
+/* Attaches scales, biases and zero points to their weights and removes them from the tensor table. Called after the last file. */
 fkv_status fkv_quantization_join(fkv_weights *weights, const char *path);
 
-/* ---- of a quant_method (quantization_methods.c), for quantization.c ---- */
+/* ---- quantization methods ---- */
 
 fkv_status fkv_quantization_method(const json_t *config, const char *method, const char *path, struct fkv_quantization *out);
 
-/* Makes a tensor of AWQ, GPTQ or FP8 out of its parts. beside(weights, tensor, end): the part whose name ends so; taken:
- * [n_tensors], those that are now parts. */
-typedef fkv_tensor *(*fkv_beside_fn)(fkv_weights *weights, const fkv_tensor *tensor, const char *end);
-fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor, fkv_beside_fn beside, bool *taken,
+/* Combines the parts of an AWQ, GPTQ or FP8 weight. find_part(weights, tensor, suffix) returns the part with that name suffix.
+ * taken: [n_tensors] flags, set for tensors that have become parts. */
+typedef fkv_tensor *(*fkv_part_fn)(fkv_weights *weights, const fkv_tensor *tensor, const char *end);
+fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor, fkv_part_fn find_part, bool *taken,
                                         const char *path);
 
 #endif

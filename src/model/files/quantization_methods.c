@@ -1,38 +1,37 @@
-/* Quantized folders of Hugging Face: "quantization_config" with a quant_method, and the parts of a linear layer M.
+/* Quantized Hugging Face models: reads a "quantization_config" with a quant_method and combines the parts of each linear layer M.
  *
- *   mxfp4  gpt-oss: M_blocks and M_scales, which quantization.c reads as MLX's mxfp4
- *   fp8    M.weight (F8_E4M3), M.weight_scale_inv for blocks of weight_block_size, or one number
+ *   mxfp4  M_blocks and M_scales (gpt-oss), read by quantization.c like MLX's mxfp4
+ *   fp8    M.weight (F8_E4M3) and M.weight_scale_inv, one scale per block of weight_block_size or per tensor
  *   awq    M.qweight, M.qzeros (I32), M.scales
- *   gptq   the same, and M.g_idx: which group a column is of. Only columns in order are read, because a group must be a stretch
- * of columns here; act-order (desc_act) is refused.
+ *   gptq   M.qweight, M.qzeros (I32), M.scales and M.g_idx, the group of each column
  *
- * What each means is in linear_codes.h.
+ * GPTQ with act-order (desc_act) is rejected, because groups must be contiguous columns. linear_codes.h describes the layouts.
  */
 #include "linear_codes.h"
 #include "quantization.h"
 
-#include <inttypes.h>
+static const char *const CONVERT_HINT = "convert the model with mlx_lm.convert, or to GGUF";
 
-static const char *const OTHERS_HINT = "convert the model with mlx_lm.convert, or to GGUF";
+/* ---- quantization_config ---- */
 
-/* ---- the config ---- */
+static json_int_t integer_field(const json_t *config, const char *key) {
+    return json_integer_value(json_object_get(config, key));
+}
 
-static json_int_t whole_of(const json_t *config, const char *key) { return json_integer_value(json_object_get(config, key)); }
-
-static bool says(const json_t *config, const char *key, const char *word) {
+static bool field_equals(const json_t *config, const char *key, const char *word) {
     const char *text = json_string_value(json_object_get(config, key));
     return text != NULL && strcmp(text, word) == 0;
 }
 
-/* Bits and group of awq and gptq: -1 is a scale for all columns. */
+/* Reads bits and group size of awq and gptq. A group size of -1 means one scale per row. */
 static fkv_status read_bits(const json_t *config, const char *method, const char *path, struct fkv_quantization *out) {
-    const json_int_t bits = whole_of(config, json_object_get(config, "bits") != NULL ? "bits" : "w_bit");
-    const json_int_t group = whole_of(config, json_object_get(config, "group_size") != NULL ? "group_size" : "q_group_size");
+    const json_int_t bits = integer_field(config, json_object_get(config, "bits") != NULL ? "bits" : "w_bit");
+    const json_int_t group = integer_field(config, json_object_get(config, "group_size") != NULL ? "group_size" : "q_group_size");
     const bool good_bits = bits == 4 || (out->type == FKV_TENSOR_GPTQ && (bits == 2 || bits == 3 || bits == 8));
     FKV_REQUIRE(good_bits && (group == -1 || (group > 0 && group % 32 == 0 && group <= INT32_MAX)), FKV_UNSUPPORTED,
-                "quantization_config: %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                "; %s bits in groups of a multiple of 32, or -1, are read: %s",
-                method, bits, group, out->type == FKV_TENSOR_GPTQ ? "2, 3, 4 and 8" : "4", path);
+                "quantization_config: unsupported %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                ": expected %s bits and a group size of -1 or a multiple of 32: %s",
+                method, bits, group, out->type == FKV_TENSOR_GPTQ ? "2, 3, 4 or 8" : "4", path);
     out->bits = (uint32_t)bits;
     out->group = group == -1 ? 0 : (uint32_t)group;
     return FKV_OK;
@@ -41,27 +40,27 @@ static fkv_status read_bits(const json_t *config, const char *method, const char
 static fkv_status read_awq(const json_t *config, const char *path, struct fkv_quantization *out) {
     out->type = FKV_TENSOR_AWQ;
     const json_t *version = json_object_get(config, "version");
-    FKV_REQUIRE(version == NULL || says(config, "version", "gemm") || says(config, "version", "GEMM"), FKV_UNSUPPORTED,
-                "quantization_config: awq of version '%s'; gemm is read: %s",
+    FKV_REQUIRE(version == NULL || field_equals(config, "version", "gemm") || field_equals(config, "version", "GEMM"),
+                FKV_UNSUPPORTED, "quantization_config: unsupported awq version '%s': expected gemm: %s",
                 fkv_show_text(json_is_string(version) ? json_string_value(version) : "").text, path);
     FKV_REQUIRE(!json_is_false(json_object_get(config, "zero_point")), FKV_UNSUPPORTED,
-                "quantization_config: awq with zero_point false is not read: %s", path);
+                "quantization_config: awq with zero_point false is not supported: %s", path);
     return read_bits(config, "awq", path, out);
 }
 
 static fkv_status read_gptq(const json_t *config, const char *path, struct fkv_quantization *out) {
     out->type = FKV_TENSOR_GPTQ;
-    out->zero_more = says(config, "checkpoint_format", "gptq_v2") ? 0 : 1;
+    out->zero_offset = field_equals(config, "checkpoint_format", "gptq_v2") ? 0 : 1;
     const json_t *format = json_object_get(config, "checkpoint_format");
-    FKV_REQUIRE(format == NULL || json_is_null(format) || says(config, "checkpoint_format", "gptq") ||
-                    says(config, "checkpoint_format", "gptq_v2"),
-                FKV_UNSUPPORTED, "quantization_config: gptq with checkpoint_format '%s'; gptq and gptq_v2 are read: %s",
+    FKV_REQUIRE(format == NULL || json_is_null(format) || field_equals(config, "checkpoint_format", "gptq") ||
+                    field_equals(config, "checkpoint_format", "gptq_v2"),
+                FKV_UNSUPPORTED, "quantization_config: unsupported gptq checkpoint_format '%s': expected gptq or gptq_v2: %s",
                 fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text, path);
     FKV_REQUIRE(
         !json_is_true(json_object_get(config, "desc_act")), FKV_UNSUPPORTED,
-        "quantization_config: gptq with act-order (desc_act true) is not read, its columns are in no order of their groups; "
+        "quantization_config: gptq with act-order (desc_act true) is not supported, because its groups are not contiguous; "
         "%s: %s",
-        OTHERS_HINT, path);
+        CONVERT_HINT, path);
     return read_bits(config, "gptq", path, out);
 }
 
@@ -69,14 +68,14 @@ static fkv_status read_fp8(const json_t *config, const char *path, struct fkv_qu
     const json_t *block = json_object_get(config, "weight_block_size");
     const json_t *format = json_object_get(config, "fmt");
     out->type = FKV_TENSOR_FP8;
-    FKV_REQUIRE(format == NULL || says(config, "fmt", "e4m3"), FKV_UNSUPPORTED,
-                "quantization_config: fp8 with fmt '%s'; e4m3 is read: %s",
+    FKV_REQUIRE(format == NULL || field_equals(config, "fmt", "e4m3"), FKV_UNSUPPORTED,
+                "quantization_config: unsupported fp8 fmt '%s': expected e4m3: %s",
                 fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text, path);
     if (block == NULL || json_is_null(block)) return FKV_OK;
     const json_int_t rows = json_integer_value(json_array_get(block, 0));
     const json_int_t cols = json_integer_value(json_array_get(block, 1));
     FKV_REQUIRE(json_array_size(block) == 2 && rows > 0 && rows <= INT32_MAX && cols > 0 && cols <= INT32_MAX, FKV_FILE_FORMAT,
-                "quantization_config: weight_block_size is not two numbers above 0: %s", path);
+                "quantization_config: weight_block_size must be two integers above 0: %s", path);
     out->group_rows = (uint32_t)rows;
     out->group = (uint32_t)cols;
     return FKV_OK;
@@ -88,29 +87,29 @@ fkv_status fkv_quantization_method(const json_t *config, const char *method, con
     if (strcmp(method, "gptq") == 0) return read_gptq(config, path, out);
     if (strcmp(method, "fp8") == 0) return read_fp8(config, path, out);
     FKV_REQUIRE(strcmp(method, "mxfp4") == 0, FKV_UNSUPPORTED,
-                "quantization_config: quant_method '%s' is not read; awq, fp8, gptq and mxfp4 are; %s: %s",
-                fkv_show_text(method).text, OTHERS_HINT, path);
+                "quantization_config: unsupported quant_method '%s': expected awq, fp8, gptq or mxfp4; %s: %s",
+                fkv_show_text(method).text, CONVERT_HINT, path);
     out->type = FKV_TENSOR_MLX_MXFP4;
     out->bits = 4;
     out->group = 32;
     return FKV_OK;
 }
 
-/* ---- parts of a layer ---- */
+/* ---- parts of a linear layer ---- */
 
 static fkv_status take_part(fkv_weights *weights, const fkv_tensor *part, uint64_t n_rows, uint64_t n_cols, const fkv_tensor *of,
                             bool *taken, const char *path) {
     FKV_REQUIRE(part->n_rows == n_rows && part->n_cols == n_cols, FKV_FILE_DAMAGED,
-                "tensor %s is %u x %u, for %s it must be %" PRIu64 " x %" PRIu64 ": %s", part->name, part->n_rows, part->n_cols,
-                of->name, n_rows, n_cols, path);
+                "tensor %s is %u x %u, but %s requires %llu x %llu: %s", part->name, part->n_rows, part->n_cols, of->name,
+                (unsigned long long)n_rows, (unsigned long long)n_cols, path);
     taken[part - weights->tensors] = true;
     return FKV_OK;
 }
 
 static fkv_status take_scales(fkv_weights *weights, const fkv_tensor *part, const fkv_tensor *of, uint64_t n_rows,
                               uint64_t n_cols, struct fkv_linear_codes *l, bool *taken, const char *path) {
-    FKV_REQUIRE(part != NULL, FKV_FILE_DAMAGED, "tensor %s is quantized and its scales are in no file: %s", of->name, path);
-    FKV_REQUIRE(part->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; scales are F32, F16 or BF16: %s",
+    FKV_REQUIRE(part != NULL, FKV_FILE_DAMAGED, "tensor %s is quantized, but its scales are missing: %s", of->name, path);
+    FKV_REQUIRE(part->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s has type %s: scales must be F32, F16 or BF16: %s",
                 part->name, fkv_tensor_type_name(part->type), path);
     FKV_TRY(take_part(weights, part, n_rows, n_cols, of, taken, path));
     l->scales = part->data;
@@ -119,54 +118,55 @@ static fkv_status take_scales(fkv_weights *weights, const fkv_tensor *part, cons
     return FKV_OK;
 }
 
-/* Which group each column is of: as many columns for each, in order. */
+/* Checks that groups are contiguous: column i must belong to group i / group. */
 static fkv_status check_order(const fkv_tensor *part, uint32_t n_cols, uint32_t group, const char *path) {
-    FKV_REQUIRE(part->type == FKV_TENSOR_I32, FKV_UNSUPPORTED, "tensor %s is of type %s; it is read as I32: %s", part->name,
+    FKV_REQUIRE(part->type == FKV_TENSOR_I32, FKV_UNSUPPORTED, "tensor %s has type %s, expected I32: %s", part->name,
                 fkv_tensor_type_name(part->type), path);
     for (uint32_t i = 0; i < n_cols; i++) {
         int32_t number;
         memcpy(&number, part->data + sizeof number * i, sizeof number);
         FKV_REQUIRE(number == (int32_t)(i / group), FKV_UNSUPPORTED,
-                    "tensor %s puts column %u into group %d: act-order (desc_act) is not read; %s: %s", part->name, i,
-                    (int)number, OTHERS_HINT, path);
+                    "tensor %s assigns column %u to group %d: act-order (desc_act) is not supported; %s: %s", part->name, i,
+                    (int)number, CONVERT_HINT, path);
     }
     return FKV_OK;
 }
 
-/* Rows and columns of the layer, from the shape of its words. */
-static fkv_status size_of(const fkv_tensor *words, const struct fkv_quantization *q, const char *path, uint64_t *n_rows,
-                          uint64_t *n_cols) {
+/* Computes the shape of a layer from the shape of its packed words. */
+static fkv_status linear_shape(const fkv_tensor *words, const struct fkv_quantization *q, const char *path, uint64_t *n_rows,
+                               uint64_t *n_cols) {
     const bool is_awq = q->type == FKV_TENSOR_AWQ;
     *n_rows = is_awq ? (uint64_t)words->n_cols * 8 : words->n_cols;
     *n_cols = is_awq ? words->n_rows : (uint64_t)words->n_rows * 32 / q->bits;
     const uint64_t group = q->group != 0 ? q->group : *n_cols;
     const bool whole = is_awq || (uint64_t)words->n_rows * 32 % q->bits == 0;
-    FKV_REQUIRE(whole && *n_rows <= UINT32_MAX && *n_cols <= UINT32_MAX && *n_cols % 32 == 0 && *n_cols % group == 0 &&
-                    *n_rows * q->bits % 32 == 0,
-                FKV_UNSUPPORTED,
-                "tensor %s of %u x %u words is a layer of %" PRIu64 " x %" PRIu64 " codes of %u bits, which groups of %" PRIu64
-                " columns and words of 32 bits do not divide: %s",
-                words->name, words->n_rows, words->n_cols, *n_rows, *n_cols, q->bits, group, path);
+    FKV_REQUIRE(
+        whole && *n_rows <= UINT32_MAX && *n_cols <= UINT32_MAX && *n_cols % 32 == 0 && *n_cols % group == 0 &&
+            *n_rows * q->bits % 32 == 0,
+        FKV_UNSUPPORTED,
+        "tensor %s of %u x %u words holds %llu x %llu codes of %u bits, which do not form whole groups of %llu columns and whole 32-bit words: %s",
+        words->name, words->n_rows, words->n_cols, (unsigned long long)(*n_rows), (unsigned long long)(*n_cols), q->bits,
+        (unsigned long long)group, path);
     return FKV_OK;
 }
 
-static fkv_status join_words(fkv_weights *weights, fkv_tensor *words, const struct fkv_quantization *q, fkv_beside_fn beside,
+static fkv_status join_words(fkv_weights *weights, fkv_tensor *words, const struct fkv_quantization *q, fkv_part_fn find_part,
                              struct fkv_linear_codes *l, bool *taken, const char *path) {
-    const fkv_tensor *zeros = beside(weights, words, ".qzeros");
-    const fkv_tensor *order = beside(weights, words, ".g_idx");
+    const fkv_tensor *zeros = find_part(weights, words, ".qzeros");
+    const fkv_tensor *order = find_part(weights, words, ".g_idx");
     uint64_t n_rows = 0;
     uint64_t n_cols = 0;
-    FKV_TRY(size_of(words, q, path, &n_rows, &n_cols));
+    FKV_TRY(linear_shape(words, q, path, &n_rows, &n_cols));
     *l = (struct fkv_linear_codes){.bits = q->bits,
                                    .group = q->group != 0 ? q->group : (uint32_t)n_cols,
                                    .group_rows = 1,
                                    .n_rows = (uint32_t)n_rows,
-                                   .zero_more = q->zero_more};
+                                   .zero_offset = q->zero_offset};
     const uint64_t n_groups = n_cols / l->group;
     FKV_REQUIRE(zeros != NULL && zeros->type == FKV_TENSOR_I32, FKV_FILE_DAMAGED,
-                "tensor %s is quantized and its qzeros (I32) are in no file: %s", words->name, path);
+                "tensor %s is quantized, but its qzeros (I32) are missing: %s", words->name, path);
     FKV_TRY(take_part(weights, zeros, n_groups, n_rows * q->bits / 32, words, taken, path));
-    FKV_TRY(take_scales(weights, beside(weights, words, ".scales"), words, n_groups, n_rows, l, taken, path));
+    FKV_TRY(take_scales(weights, find_part(weights, words, ".scales"), words, n_groups, n_rows, l, taken, path));
     if (order != NULL) {
         FKV_TRY(take_part(weights, order, 1, n_cols, words, taken, path));
         FKV_TRY(check_order(order, (uint32_t)n_cols, l->group, path));
@@ -181,29 +181,29 @@ static fkv_status join_words(fkv_weights *weights, fkv_tensor *words, const stru
     return FKV_OK;
 }
 
-static fkv_status join_fp8(fkv_weights *weights, fkv_tensor *numbers, const struct fkv_quantization *q, fkv_beside_fn beside,
+static fkv_status join_fp8(fkv_weights *weights, fkv_tensor *numbers, const struct fkv_quantization *q, fkv_part_fn find_part,
                            struct fkv_linear_codes *l, bool *taken, const char *path) {
     const uint32_t group = q->group != 0 ? q->group : numbers->n_cols;
     const uint32_t group_rows = q->group_rows != 0 ? q->group_rows : numbers->n_rows;
     *l = (struct fkv_linear_codes){.bits = 8, .group = group, .group_rows = group_rows, .n_rows = numbers->n_rows};
-    FKV_TRY(take_scales(weights, beside(weights, numbers, ".weight_scale_inv"), numbers,
+    FKV_TRY(take_scales(weights, find_part(weights, numbers, ".weight_scale_inv"), numbers,
                         fkv_ceil_div(numbers->n_rows, group_rows), fkv_ceil_div(numbers->n_cols, group), l, taken, path));
     numbers->type = FKV_TENSOR_FP8;
     numbers->linear = l;
     return FKV_OK;
 }
 
-fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor, fkv_beside_fn beside, bool *taken,
+fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor, fkv_part_fn find_part, bool *taken,
                                         const char *path) {
     const struct fkv_quantization *q = weights->n_quantized > 0 ? &weights->quantized[0] : NULL;
     const bool is_words = tensor->type == FKV_TENSOR_I32;
     const bool fits = q != NULL && (is_words ? q->type == FKV_TENSOR_AWQ || q->type == FKV_TENSOR_GPTQ
                                              : q->type == FKV_TENSOR_FP8 && fkv_ends_with(tensor->name, ".weight"));
     FKV_REQUIRE(fits, FKV_UNSUPPORTED,
-                "tensor %s is of type %s and config.json has no \"quantization_config\" that says what it means: %s",
-                tensor->name, fkv_tensor_type_name(tensor->type), path);
+                "tensor %s has type %s, but config.json has no \"quantization_config\" that describes it: %s", tensor->name,
+                fkv_tensor_type_name(tensor->type), path);
     struct fkv_linear_codes *l = fkv_weights_keep(weights, sizeof *l);
-    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "no memory for the parts of %s: %s", tensor->name, path);
-    return is_words ? join_words(weights, tensor, q, beside, l, taken, path)
-                    : join_fp8(weights, tensor, q, beside, l, taken, path);
+    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "out of memory joining the parts of %s: %s", tensor->name, path);
+    return is_words ? join_words(weights, tensor, q, find_part, l, taken, path)
+                    : join_fp8(weights, tensor, q, find_part, l, taken, path);
 }

@@ -1,28 +1,27 @@
-/* Safetensors: 8 bytes of header length, a JSON object with type, shape and place of every tensor, the data. A folder may hold
- * several such files, and an index that says which tensor is in which.
+/* Reads safetensors files: an 8-byte header length, a JSON object with type, shape and offsets of every tensor, and the data. A
+ * folder may contain several files and an index that maps tensors to files.
  *
- * The JSON is jansson's; here every number of it is held against the file: places inside the data, as long as type and shape say,
- * and (in weights.c) no two on the same bytes.
+ * Every value is checked against the file: offsets must be within the data and match type and shape, and tensors must not overlap
+ * (weights.c).
  */
 #include "safetensors.h"
 
+#include "../../text/vocab/json_read.h"
+#include "../../text/vocab/vocab_folder.h"
 #include "hf_config.h"
-#include "json_read.h"
 #include "quantization.h"
-#include "vocab_folder.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { MAX_PATH = 4096 };
 
-/* ---- one file ------------------------------------------------------------------------------------------------ */
+/* ---- files ---- */
 
-static fkv_status type_of(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
+static fkv_status safetensors_type(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
     const char *dtype = json_string_value(json_object_get(about, "dtype"));
     FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "tensor %s has no dtype: %s", fkv_show_text(name).text, path);
     static const fkv_tensor_type types[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8,
@@ -32,67 +31,68 @@ static fkv_status type_of(const json_t *about, const char *name, const char *pat
         *type = types[i];
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED,
-                    "tensor %s is of type %s; F32, F16, BF16 and the parts of quantized weights (U8, U32, I32, "
-                    "F8_E4M3) are read: %s",
-                    fkv_show_text(name).text, fkv_show_text(dtype).text, path);
+    return fkv_fail(
+        FKV_UNSUPPORTED,
+        "tensor %s has the unsupported type %s: expected F32, F16, BF16, or a part of a quantized weight (U8, U32, I32, "
+        "F8_E4M3): %s",
+        fkv_show_text(name).text, fkv_show_text(dtype).text, path);
 }
 
-/* An array of whole numbers from 0 on. */
-static fkv_status numbers_of(const json_t *about, const char *key, const char *name, const char *path, uint64_t *numbers,
-                             uint32_t max, uint32_t *n) {
+/* Reads an array of non-negative integers. */
+static fkv_status read_integers(const json_t *about, const char *key, const char *name, const char *path, uint64_t *numbers,
+                                uint32_t max, uint32_t *n) {
     const json_t *array = json_object_get(about, key);
     FKV_REQUIRE(json_is_array(array) && json_array_size(array) <= max, FKV_FILE_FORMAT,
-                "tensor %s: %s is not an array of at most %u numbers: %s", fkv_show_text(name).text, key, max, path);
+                "tensor %s: %s must be an array of at most %u integers: %s", fkv_show_text(name).text, key, max, path);
     *n = (uint32_t)json_array_size(array);
     for (uint32_t i = 0; i < *n; i++) {
         const json_t *number = json_array_get(array, i);
         FKV_REQUIRE(json_is_integer(number) && json_integer_value(number) >= 0, FKV_FILE_FORMAT,
-                    "tensor %s: %s has something else than whole numbers: %s", fkv_show_text(name).text, key, path);
+                    "tensor %s: %s must contain only non-negative integers: %s", fkv_show_text(name).text, key, path);
         numbers[i] = (uint64_t)json_integer_value(number);
     }
     return FKV_OK;
 }
 
-/* [..., blocks, 16 bytes] of gpt-oss is a row of bytes. */
+/* Folds the last two dimensions of gpt-oss blocks, [..., blocks, 16 bytes], into one row of bytes. */
 static fkv_status join_blocks(const char *name, const char *path, uint64_t *dims, uint32_t *n_dims) {
     if (!fkv_ends_with(name, "_blocks")) return FKV_OK;
     FKV_REQUIRE(*n_dims >= 2 && dims[*n_dims - 1] == 16 && dims[*n_dims - 2] <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "tensor %s is not of blocks of 16 bytes: %s", fkv_show_text(name).text, path);
+                "tensor %s does not consist of 16-byte blocks: %s", fkv_show_text(name).text, path);
     dims[*n_dims - 2] *= 16;
     (*n_dims)--;
     return FKV_OK;
 }
 
-static fkv_status read_tensor(const json_t *about, const char *hf_name, const char *name, const uint8_t *data,
-                              uint64_t data_bytes, const char *path, fkv_tensor *tensor) {
+static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, const char *name, const uint8_t *data,
+                                    uint64_t data_bytes, const char *path, fkv_tensor *tensor) {
     fkv_tensor_type type = FKV_TENSOR_F32;
     uint64_t dims[FKV_MAX_DIMS] = {0};
     uint64_t span[2] = {0};
     uint64_t bytes = 0;
     uint32_t n_dims = 0;
     uint32_t n_span = 0;
-    FKV_REQUIRE(json_is_object(about), FKV_FILE_FORMAT, "tensor %s is no object: %s", fkv_show_text(hf_name).text, path);
-    FKV_TRY(type_of(about, hf_name, path, &type));
-    FKV_TRY(numbers_of(about, "shape", hf_name, path, dims, FKV_MAX_DIMS, &n_dims));
-    FKV_TRY(numbers_of(about, "data_offsets", hf_name, path, span, 2, &n_span));
+    FKV_REQUIRE(json_is_object(about), FKV_FILE_FORMAT, "tensor %s is not a JSON object: %s", fkv_show_text(hf_name).text, path);
+    FKV_TRY(safetensors_type(about, hf_name, path, &type));
+    FKV_TRY(read_integers(about, "shape", hf_name, path, dims, FKV_MAX_DIMS, &n_dims));
+    FKV_TRY(read_integers(about, "data_offsets", hf_name, path, span, 2, &n_span));
     FKV_TRY(join_blocks(hf_name, path, dims, &n_dims));
     FKV_TRY(fkv_tensor_describe(tensor, (fkv_bytes){.data = name, .size = strlen(name)}, type, dims, n_dims, path, &bytes));
     FKV_REQUIRE(n_span == 2 && span[0] <= span[1] && span[1] <= data_bytes, FKV_FILE_DAMAGED,
-                "tensor %s lies from %" PRIu64 " to %" PRIu64 " of %" PRIu64 " bytes; is the download complete? %s",
-                fkv_show_text(hf_name).text, span[0], span[1], data_bytes, path);
-    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED,
-                "tensor %s has %" PRIu64 " bytes where its type and shape need %" PRIu64 ": %s", fkv_show_text(hf_name).text,
-                span[1] - span[0], bytes, path);
+                "tensor %s has offsets %llu to %llu, but the file has only %llu bytes of data (incomplete download?): %s",
+                fkv_show_text(hf_name).text, (unsigned long long)span[0], (unsigned long long)span[1],
+                (unsigned long long)data_bytes, path);
+    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED, "tensor %s has %llu bytes, but its type and shape require %llu: %s",
+                fkv_show_text(hf_name).text, (unsigned long long)(span[1] - span[0]), (unsigned long long)bytes, path);
     tensor->data = data + span[0];
     return FKV_OK;
 }
 
-/* Ends of names that parts of a quantized weight have. A part is called as its weight is, with an end of its own. */
+/* Name suffixes of the parts of quantized weights. A part has the same name as its weight except for the suffix. */
 typedef struct part_name {
-    const char *end;   /* in the file */
-    const char *whole; /* instead of it, the weight's */
-    const char *part;  /* instead of ".weight", here */
+    const char *end;   /* suffix of the part in the file */
+    const char *whole; /* suffix of its weight in the file */
+    const char *part;  /* suffix of the part in fkv_weights, in place of ".weight" */
 } part_name;
 
 static const part_name PARTS[] = {
@@ -102,20 +102,21 @@ static const part_name PARTS[] = {
     {"_proj_blocks", "_proj", ".weight"}, {"_proj_scales", "_proj", ".scales"},
 };
 
-static const part_name *part_of(const char *hf_name) {
+static const part_name *find_part_suffix(const char *hf_name) {
     for (size_t i = 0; i < sizeof PARTS / sizeof PARTS[0]; i++)
         if (fkv_ends_with(hf_name, PARTS[i].end)) return &PARTS[i];
     return NULL;
 }
 
-/* How activations were scaled, which are not quantized here. */
-static bool is_of_activations(const fkv_weights *weights, const char *hf_name) {
+/* Returns whether a tensor is an activation scale, which is ignored because activations are not quantized to FP8. */
+static bool is_activation_scale(const fkv_weights *weights, const char *hf_name) {
     const bool is_fp8 = weights->n_quantized > 0 && weights->quantized[0].type == FKV_TENSOR_FP8;
     return is_fp8 && (fkv_ends_with(hf_name, ".activation_scale") || fkv_ends_with(hf_name, ".input_scale"));
 }
 
-/* The name of a part, from that of its weight; false: of no weight that has a name here. */
-static bool name_of_part(const fkv_weights *weights, const char *hf_name, const part_name *part, char name[FKV_MAX_TENSOR_NAME]) {
+/* Derives the name of a part from that of its weight. Returns false if the weight's name is unknown. */
+static bool translate_part_name(const fkv_weights *weights, const char *hf_name, const part_name *part,
+                                char name[FKV_MAX_TENSOR_NAME]) {
     char weight[FKV_MAX_TENSOR_NAME];
     const int stem = (int)(strlen(hf_name) - strlen(part->end));
     const int n = snprintf(weight, sizeof weight, "%.*s%s", stem, hf_name, part->whole);
@@ -126,16 +127,18 @@ static bool name_of_part(const fkv_weights *weights, const char *hf_name, const 
     return true;
 }
 
-/* False: not a tensor of the model. */
-static bool name_of(const fkv_weights *weights, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
-    const part_name *part = part_of(hf_name);
-    if (is_of_activations(weights, hf_name)) return false;
-    if (part == NULL || !name_of_part(weights, hf_name, part, name))
+/* Translates a Hugging Face tensor name. Returns false if the tensor is not needed. */
+static bool translate_name(const fkv_weights *weights, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
+    const part_name *part = find_part_suffix(hf_name);
+    if (is_activation_scale(weights, hf_name)) return false;
+    if (part == NULL || !translate_part_name(weights, hf_name, part, name))
         if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) return false;
-    return !weights->is_tied || strncmp(name, "output.", 7) != 0; /* a copy of the embedding */
+    /* with tied embeddings, lm_head is a copy of the embedding and is not needed */
+    return !weights->is_tied || strncmp(name, "output.", 7) != 0;
 }
 
-static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8_t *data, uint64_t data_bytes, const char *path) {
+static fkv_status read_tensor_entries(fkv_weights *weights, json_t *header, const uint8_t *data, uint64_t data_bytes,
+                                      const char *path) {
     fkv_tensor *next = NULL;
     const char *hf_name = NULL;
     json_t *about = NULL;
@@ -143,10 +146,10 @@ static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8
     json_object_foreach(header, hf_name, about) {
         char name[FKV_MAX_TENSOR_NAME];
         if (strcmp(hf_name, "__metadata__") == 0) continue;
-        FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "tensor name %s is longer than %d: %s",
+        FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "tensor name %s is longer than %d characters: %s",
                     fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1, path);
-        if (!name_of(weights, hf_name, name)) continue;
-        FKV_TRY(read_tensor(about, hf_name, name, data, data_bytes, path, next));
+        if (!translate_name(weights, hf_name, name)) continue;
+        FKV_TRY(read_tensor_entry(about, hf_name, name, data, data_bytes, path, next));
         FKV_TRY(fkv_quantization_describe(weights, hf_name, path, next));
         next++;
         weights->n_tensors++;
@@ -157,20 +160,20 @@ static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8
 fkv_status fkv_safetensors_read(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path) {
     uint64_t header_bytes = 0;
     json_t *header = NULL;
-    FKV_REQUIRE(size >= sizeof header_bytes, FKV_FILE_FORMAT, "a file of %" PRIu64 " bytes is no safetensors file: %s", size,
-                path);
+    FKV_REQUIRE(size >= sizeof header_bytes, FKV_FILE_FORMAT, "not a safetensors file: it has only %llu bytes: %s",
+                (unsigned long long)size, path);
     memcpy(&header_bytes, bytes, sizeof header_bytes);
     const uint8_t *text = bytes + sizeof header_bytes;
-    const uint64_t left = size - sizeof header_bytes;
-    FKV_REQUIRE(header_bytes <= left, FKV_FILE_DAMAGED, "a header of %" PRIu64 " bytes in a file of %" PRIu64 ": %s",
-                header_bytes, size, path);
+    const uint64_t bytes_left = size - sizeof header_bytes;
+    FKV_REQUIRE(header_bytes <= bytes_left, FKV_FILE_DAMAGED, "the header length is %llu bytes, but the file has only %llu: %s",
+                (unsigned long long)header_bytes, (unsigned long long)size, path);
     FKV_TRY(fkv_json_read((const char *)text, (size_t)header_bytes, path, &header));
-    const fkv_status status = read_tensors(weights, header, text + header_bytes, left - header_bytes, path);
+    const fkv_status status = read_tensor_entries(weights, header, text + header_bytes, bytes_left - header_bytes, path);
     json_decref(header);
     return status;
 }
 
-/* ---- a folder ------------------------------------------------------------------------------------------------ */
+/* ---- folders ---- */
 
 typedef struct file_list {
     char **names;
@@ -184,11 +187,12 @@ static void list_close(file_list *list) {
 }
 
 static fkv_status list_add(file_list *list, const char *name, const char *path) {
-    FKV_REQUIRE(list->n < FKV_MAX_SHARDS, FKV_UNSUPPORTED, "more than %d safetensors files: %s", FKV_MAX_SHARDS, path);
+    FKV_REQUIRE(list->n < FKV_MAX_SHARDS, FKV_UNSUPPORTED, "the model has more than %d safetensors files: %s", FKV_MAX_SHARDS,
+                path);
     char **names = realloc(list->names, (list->n + 1) * sizeof *names);
     if (names != NULL) list->names = names;
     char *copy = names == NULL ? NULL : strdup(name);
-    FKV_REQUIRE(copy != NULL, FKV_NO_MEMORY, "no memory for a list of files: %s", path);
+    FKV_REQUIRE(copy != NULL, FKV_NO_MEMORY, "out of memory listing the files of %s", path);
     list->names[list->n++] = copy;
     return FKV_OK;
 }
@@ -207,23 +211,24 @@ static bool is_shard_name(const char *name) {
     return n > sizeof end - 1 && strcmp(name + n - (sizeof end - 1), end) == 0 && name[0] != '.' && strchr(name, '/') == NULL;
 }
 
-static fkv_status join(const char *folder, const char *name, char path[MAX_PATH]) {
+static fkv_status join_path(const char *folder, const char *name, char path[MAX_PATH]) {
     const int n = snprintf(path, MAX_PATH, "%s/%s", folder, name);
-    FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_BAD_ARGUMENT, "a path of more than %d bytes: %s", MAX_PATH, folder);
+    FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_BAD_ARGUMENT, "the path is longer than %d bytes: %s", MAX_PATH, folder);
     return FKV_OK;
 }
 
-static fkv_status is_there(const char *folder, const char *name, bool *there) {
+static fkv_status file_exists(const char *folder, const char *name, bool *there) {
     char path[MAX_PATH];
-    FKV_TRY(join(folder, name, path));
+    FKV_TRY(join_path(folder, name, path));
     *there = access(path, F_OK) == 0;
     return FKV_OK;
 }
 
-/* model.safetensors, or else every *.safetensors of the folder: others may lie beside it (consolidated.safetensors is a copy). */
+/* Lists model.safetensors if it exists, otherwise all *.safetensors files. If model.safetensors exists, other files are
+ * skipped, because consolidated.safetensors in some folders is a second copy of the weights. */
 static fkv_status list_folder(const char *folder, file_list *list) {
     bool whole = false;
-    FKV_TRY(is_there(folder, "model.safetensors", &whole));
+    FKV_TRY(file_exists(folder, "model.safetensors", &whole));
     if (whole) return list_add(list, "model.safetensors", folder);
     DIR *open_folder = opendir(folder);
     FKV_REQUIRE(open_folder != NULL, FKV_IO, "%s: %s", strerror(errno), folder);
@@ -232,22 +237,22 @@ static fkv_status list_folder(const char *folder, file_list *list) {
         if (is_shard_name(entry->d_name)) status = list_add(list, entry->d_name, folder);
     (void)closedir(open_folder);
     FKV_TRY(status);
-    FKV_REQUIRE(list->n > 0, FKV_FILE_FORMAT, "a folder without .safetensors files: %s", folder);
+    FKV_REQUIRE(list->n > 0, FKV_FILE_FORMAT, "the weights are missing: the folder contains no .safetensors files: %s", folder);
     qsort(list->names, list->n, sizeof *list->names, compare_texts);
     return FKV_OK;
 }
 
-/* The files that the index names, each once. */
+/* Lists the files named in the index, without duplicates. */
 static fkv_status list_index(const json_t *index, const char *path, file_list *list) {
     json_t *map = json_object_get(index, "weight_map");
     const char *name = NULL;
     json_t *file = NULL;
-    FKV_REQUIRE(json_is_object(map) && json_object_size(map) > 0, FKV_FILE_FORMAT, "no weight_map: %s", path);
+    FKV_REQUIRE(json_is_object(map) && json_object_size(map) > 0, FKV_FILE_FORMAT, "weight_map is missing or empty: %s", path);
     json_object_foreach(map, name, file) {
         const char *text = json_string_value(file);
         FKV_REQUIRE(text != NULL && is_shard_name(text), FKV_FILE_FORMAT,
-                    "tensor %s is said to be in '%s', which is not the name of a safetensors file: %s", fkv_show_text(name).text,
-                    fkv_show_text(text == NULL ? "" : text).text, path);
+                    "weight_map assigns tensor %s to '%s', which is not the name of a safetensors file: %s",
+                    fkv_show_text(name).text, fkv_show_text(text == NULL ? "" : text).text, path);
         if (!list_has(list, text)) FKV_TRY(list_add(list, text, path));
     }
     return FKV_OK;
@@ -257,28 +262,27 @@ static fkv_status read_shards(fkv_weights *weights, const char *folder, const fi
     for (size_t i = 0; i < list->n; i++) {
         char path[MAX_PATH];
         fkv_mapped mapped = {0};
-        FKV_TRY(join(folder, list->names[i], path));
+        FKV_TRY(join_path(folder, list->names[i], path));
         FKV_TRY(fkv_weights_map(weights, path, &mapped));
         FKV_TRY(fkv_safetensors_read(weights, mapped.bytes, mapped.size, path));
     }
     FKV_TRY(fkv_weights_finish(weights, folder));
     FKV_TRY(fkv_quantization_join(weights, folder));
-    FKV_REQUIRE(!weights->says_untied || fkv_weights_find(weights, "output.weight") != NULL, FKV_FILE_DAMAGED,
-                "the config has an output of its own (tie_word_embeddings is false), the files have no lm_head.weight: %s",
-                folder);
+    FKV_REQUIRE(!weights->needs_output || fkv_weights_find(weights, "output.weight") != NULL, FKV_FILE_DAMAGED,
+                "tie_word_embeddings is false, but lm_head.weight is missing: %s", folder);
     return FKV_OK;
 }
 
-/* Every tensor that the index names is there: a shard that was cut off between two tensors would not show otherwise. */
+/* Checks that every tensor in the index was found. This check detects tensors that are missing from otherwise valid files. */
 static fkv_status check_index(const fkv_weights *weights, const json_t *index, const char *path) {
     json_t *map = json_object_get(index, "weight_map");
     const char *hf_name = NULL;
     json_t *file = NULL;
     json_object_foreach(map, hf_name, file) {
         char name[FKV_MAX_TENSOR_NAME];
-        if (!name_of(weights, hf_name, name) || part_of(name) != NULL) continue;
-        FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED, "tensor %s is in the index and in no file: %s",
-                    fkv_show_text(hf_name).text, path);
+        if (!translate_name(weights, hf_name, name) || find_part_suffix(name) != NULL) continue;
+        FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED,
+                    "tensor %s is listed in the index but missing from the files: %s", fkv_show_text(hf_name).text, path);
     }
     return FKV_OK;
 }
@@ -289,14 +293,25 @@ static fkv_status read_indexed(fkv_weights *weights, const char *folder, const c
     return check_index(weights, index, path);
 }
 
-/* Maps a JSON file only for as long as it is read. */
+/* Reads a JSON file through a temporary mapping. */
 static fkv_status read_index(const char *path, json_t **index) {
     fkv_mapped mapped = {0};
     fkv_weights *holder = fkv_weights_new();
-    FKV_REQUIRE(holder != NULL, FKV_NO_MEMORY, "no memory to read %s", path);
+    FKV_REQUIRE(holder != NULL, FKV_NO_MEMORY, "out of memory reading %s", path);
     fkv_status status = fkv_weights_map(holder, path, &mapped);
     if (status == FKV_OK) status = fkv_json_read((const char *)mapped.bytes, (size_t)mapped.size, path, index);
     fkv_weights_close(holder);
+    return status;
+}
+
+/* Fails if the folder contains neither an index nor safetensors files. */
+static fkv_status require_weight_files(const char *folder) {
+    bool has_index = false;
+    file_list list = {0};
+    FKV_TRY(file_exists(folder, "model.safetensors.index.json", &has_index));
+    if (has_index) return FKV_OK;
+    const fkv_status status = list_folder(folder, &list);
+    list_close(&list);
     return status;
 }
 
@@ -304,12 +319,12 @@ static fkv_status open_shards(fkv_weights *weights, const char *folder, file_lis
     char path[MAX_PATH];
     bool has_index = false;
     json_t *index = NULL;
-    FKV_TRY(is_there(folder, "model.safetensors.index.json", &has_index));
+    FKV_TRY(file_exists(folder, "model.safetensors.index.json", &has_index));
     if (!has_index) {
         FKV_TRY(list_folder(folder, list));
         return read_shards(weights, folder, list);
     }
-    FKV_TRY(join(folder, "model.safetensors.index.json", path));
+    FKV_TRY(join_path(folder, "model.safetensors.index.json", path));
     FKV_TRY(read_index(path, &index));
     const fkv_status status = read_indexed(weights, folder, path, index, list);
     json_decref(index);
@@ -329,12 +344,14 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     fkv_mapped config = {0};
     file_list list = {0};
     bool has_config = false;
-    FKV_TRY(is_there(folder, "config.json", &has_config));
-    FKV_REQUIRE(has_config, FKV_FILE_FORMAT, "a folder without config.json is no model: %s", folder);
-    FKV_TRY(join(folder, "config.json", path));
+    FKV_TRY(file_exists(folder, "config.json", &has_config));
+    FKV_REQUIRE(has_config, FKV_FILE_FORMAT, "the folder contains no config.json: %s", folder);
+    FKV_TRY(join_path(folder, "config.json", path));
     FKV_TRY(fkv_weights_map(weights, path, &config));
     FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));
-    FKV_TRY(fkv_vocab_folder_read(weights, folder));
+    /* weights are checked before the vocabulary, because an incomplete download usually lacks the weights */
+    FKV_TRY(require_weight_files(folder));
+    FKV_TRY(fkv_vocab_folder_read(fkv_weights_vocab_target(weights), folder));
     name_after_folder(weights, folder);
     const fkv_status status = open_shards(weights, folder, &list);
     list_close(&list);

@@ -1,5 +1,4 @@
-/* Rows of tensors as codes, scales and biases, or as floats. The formats are in block_formats.c.
- */
+/* Decodes tensor rows to codes, scales and biases, or to floats; see tensor_rows.h. block_formats.c defines the block formats. */
 #include "tensor_rows.h"
 
 #include "../../base/float16.h"
@@ -27,8 +26,8 @@ const int8_t *fkv_tensor_table(const fkv_tensor *tensor) {
     return fkv_block_format_of(tensor->type)->table;
 }
 
-/* A centered scale is rounded before its bias is made of it: a power of two times a half is a half, so the zero stays where it
- * was and the error is that of the scale alone, once for each code from zero. */
+/* Rounds centered scales to f16 before computing their biases. The bias is a power of two times the scale, hence exact in f16, so
+ * code 0 still maps exactly to zero and only the scale is rounded. */
 static void round_centered(fkv_panel_layout layout, float *scales, float *biases, uint32_t n) {
     for (uint32_t g = 0; g < n; g++) {
         scales[g] = fkv_f16_to_f32(fkv_f32_to_f16(scales[g]));
@@ -69,7 +68,7 @@ static void block_floats(const fkv_block_format *format, uint32_t n_cols, const 
     }
 }
 
-/* At any address. */
+/* Converts n floats, which may be unaligned. */
 static void plain_floats(fkv_type type, const uint8_t *numbers, float *out, uint32_t n) {
     const size_t bytes = fkv_type_bytes(type);
     if ((uintptr_t)numbers % bytes == 0)
@@ -80,18 +79,19 @@ static void plain_floats(fkv_type type, const uint8_t *numbers, float *out, uint
         for (uint32_t i = 0; i < n; i++) out[i] = fkv_half_to_f32(type, fkv_load_half(numbers, i));
 }
 
-bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *room) {
+bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *buffer) {
     const uint32_t n = tensor->n_cols;
     bool finite = true;
-    fkv_tensor_row_floats(tensor, row, (float *)(void *)room);
-    for (uint32_t i = 0; i < n; i++) { /* a half is written where a float was read before */
+    fkv_tensor_row_floats(tensor, row, (float *)(void *)buffer);
+    for (uint32_t i = 0; i < n; i++) { /* conversion in place: element i is written at byte 2 * i, so it never overwrites a float
+                                          that has not been read yet */
         float number;
-        memcpy(&number, room + sizeof number * i, sizeof number);
+        memcpy(&number, buffer + sizeof number * i, sizeof number);
         const uint16_t half = fkv_f32_to_f16(number);
-        fkv_store_half(room, i, half);
+        fkv_store_half(buffer, i, half);
         finite = finite && (half & 0x7c00) != 0x7c00;
     }
-    memset(room + (size_t)n * sizeof(uint16_t), 0, (size_t)n * sizeof(uint16_t));
+    memset(buffer + (size_t)n * sizeof(uint16_t), 0, (size_t)n * sizeof(uint16_t));
     return finite;
 }
 

@@ -1,9 +1,8 @@
-/* Weights of either format: maps, tensors, lookup by name, identity, giving mapped pages back. Knows no format; weights_open.c
- * does.
+/* Format-independent part of weight files: mappings, tensor tables, lookup by name, identity, and release of mapped pages.
  *
- * Owns the mappings and the tables. What holds for both formats is checked here, once: shapes that fit their type and 64 bits,
- * names that are unique, tensors that share no byte. Files are mapped, not copied, so a file must not be cut short while its
- * weights are open (the system then ends the process); a file that is changed meanwhile changes numbers, never bounds.
+ * This file makes the checks that apply to all formats: tensor shapes must match the block size of their type, tensor sizes
+ * must fit in 64 bits, names must be unique, and tensors must not overlap. Files are mapped, not copied. Truncating a file
+ * while it is open raises SIGBUS; changing its contents changes weights, but never causes out-of-bounds access.
  */
 #include "weights_state.h"
 
@@ -11,15 +10,10 @@
 #include "../../base/memory.h"
 #include "linear_codes.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { SAMPLE_BYTES = 1024 }; /* of each end and of the middle of a tensor, for the id */
+enum { SAMPLE_BYTES = 1024 }; /* bytes hashed at the start, middle and end of each tensor */
 
 static const fkv_tensor_format FORMATS[FKV_N_TENSOR_TYPES] = {
     [FKV_TENSOR_F32] = {"F32", 1, 4},
@@ -64,7 +58,7 @@ static const fkv_tensor_format FORMATS[FKV_N_TENSOR_TYPES] = {
 const fkv_tensor_format *fkv_tensor_format_of(fkv_tensor_type type) { return &FORMATS[type]; }
 const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].name; }
 
-/* ---- making -------------------------------------------------------------------------------------------------- */
+/* ---- construction ---- */
 
 bool fkv_ends_with(const char *text, const char *end) {
     const size_t n = strlen(text);
@@ -78,60 +72,28 @@ fkv_weights *fkv_weights_new(void) {
         (fkv_hparams){.architecture = weights->architecture, .name = weights->name, .swiglu_alpha = 1.702f, .swiglu_limit = 7};
     weights->hparams.rope = (fkv_rope){.factor = 1, .low_freq = 1, .high_freq = 4, .beta_fast = 32, .beta_slow = 1};
     weights->hparams.local_rope = weights->hparams.rope;
-    weights->vocab = (fkv_vocab_source){
-        .bos = FKV_NO_TOKEN, .eos = FKV_NO_TOKEN, .eot = FKV_NO_TOKEN, .unk = FKV_NO_TOKEN, .add_space_prefix = true};
+    weights->vocab = fkv_vocab_source_default();
     return weights;
 }
 
-void fkv_vocab_add_end(fkv_vocab_source *vocab, uint32_t token) {
-    for (uint32_t i = 0; i < vocab->n_ends; i++)
-        if (vocab->ends[i] == token) return;
-    if (vocab->n_ends < FKV_MAX_END_TOKENS) vocab->ends[vocab->n_ends++] = token;
-}
-
-static fkv_status map_file(int fd, const char *path, fkv_mapped *mapped) {
-    struct stat about;
-    FKV_REQUIRE(fstat(fd, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
-    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a regular file: %s", path);
-    FKV_REQUIRE(about.st_size > 0, FKV_FILE_FORMAT, "an empty file: %s", path);
-    void *map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    FKV_REQUIRE(map != MAP_FAILED, FKV_IO, "cannot map %" PRId64 " bytes: %s: %s", (int64_t)about.st_size, strerror(errno), path);
-    *mapped = (fkv_mapped){.bytes = map, .size = (uint64_t)about.st_size};
-    static const char pointer[] = "version https://git-lfs.github.com/";
-    if (about.st_size < (off_t)sizeof pointer || memcmp(map, pointer, sizeof pointer - 1) != 0) return FKV_OK;
-    (void)munmap(map, (size_t)about.st_size);
-    return fkv_fail(FKV_FILE_FORMAT, "a pointer of Git LFS, not the file itself: git lfs pull fetches it: %s", path);
+fkv_vocab_target fkv_weights_vocab_target(fkv_weights *weights) {
+    return (fkv_vocab_target){.vocab = &weights->vocab, .arena = &weights->arena, .n_vocab = weights->hparams.n_vocab};
 }
 
 fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *mapped) {
-    fkv_mapped *maps = realloc(weights->maps, (weights->n_maps + 1) * sizeof *maps);
-    FKV_REQUIRE(maps != NULL, FKV_NO_MEMORY, "no memory for one more map: %s", path);
-    weights->maps = maps;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe by that name must not make us wait */
-    FKV_REQUIRE(fd >= 0, FKV_IO, "%s: %s", strerror(errno), path);
-    const fkv_status status = map_file(fd, path, mapped);
-    (void)close(fd);
-    FKV_TRY(status);
-    weights->maps[weights->n_maps++] = *mapped;
-    return FKV_OK;
+    return fkv_file_arena_map(&weights->arena, path, mapped);
 }
 
-void *fkv_weights_keep(fkv_weights *weights, size_t bytes) {
-    void **kept = realloc(weights->kept, (weights->n_kept + 1) * sizeof *kept);
-    if (kept == NULL) return NULL;
-    weights->kept = kept;
-    void *block = calloc(1, bytes > 0 ? bytes : 1);
-    if (block != NULL) kept[weights->n_kept++] = block;
-    return block;
-}
+void *fkv_weights_keep(fkv_weights *weights, size_t bytes) { return fkv_file_arena_alloc(&weights->arena, bytes); }
 
 fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first) {
-    FKV_REQUIRE(n_more <= FKV_MAX_TENSORS - weights->n_tensors, FKV_UNSUPPORTED, "more than %d tensors", FKV_MAX_TENSORS);
+    FKV_REQUIRE(n_more <= FKV_MAX_TENSORS - weights->n_tensors, FKV_UNSUPPORTED, "the model has more than %d tensors",
+                FKV_MAX_TENSORS);
     const size_t n = weights->n_tensors + (size_t)n_more;
     *first = weights->tensors;
     if (n == 0) return FKV_OK;
     fkv_tensor *tensors = realloc(weights->tensors, n * sizeof *tensors);
-    FKV_REQUIRE(tensors != NULL, FKV_NO_MEMORY, "no memory for a table of %zu tensors", n);
+    FKV_REQUIRE(tensors != NULL, FKV_NO_MEMORY, "out of memory allocating a table of %zu tensors", n);
     weights->tensors = tensors;
     *first = tensors + weights->n_tensors;
     if (n_more > 0) memset(*first, 0, (size_t)n_more * sizeof *tensors);
@@ -142,37 +104,39 @@ fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_ty
                                const char *path, uint64_t *bytes) {
     const fkv_tensor_format *format = &FORMATS[type];
     FKV_REQUIRE(name.size < FKV_MAX_TENSOR_NAME && fkv_is_plain(name), FKV_FILE_DAMAGED,
-                "a tensor's name of %zu bytes, not 1 to %d plain letters: '%s': %s", name.size, FKV_MAX_TENSOR_NAME - 1,
-                fkv_show(name).text, path);
+                "invalid tensor name of %zu bytes, expected 1 to %d printable characters: '%s': %s", name.size,
+                FKV_MAX_TENSOR_NAME - 1, fkv_show(name).text, path);
     memcpy(tensor->name, name.data, name.size);
     tensor->name[name.size] = 0;
     tensor->type = type;
     uint64_t n_rows = 1;
     for (uint32_t d = 0; d < n_dims; d++)
-        FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has a dimension of %" PRIu64 ": %s",
-                    tensor->name, dims[d], path);
+        FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has an invalid dimension of %llu: %s",
+                    tensor->name, (unsigned long long)dims[d], path);
     for (uint32_t d = 0; d + 1 < n_dims; d++) {
-        n_rows *= dims[d]; /* both below 2^32 */
+        n_rows *= dims[d]; /* cannot overflow: both factors are below 2^32 */
         FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has more than 2^32 rows: %s", tensor->name, path);
     }
     const uint64_t n_cols = n_dims == 0 ? 1 : dims[n_dims - 1];
-    FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED, "tensor %s has rows of %" PRIu64 ", %s has blocks of %u: %s",
-                tensor->name, n_cols, format->name, format->block_cols, path);
+    FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED,
+                "tensor %s has %llu columns, which is not a multiple of the %s block size %u: %s", tensor->name,
+                (unsigned long long)n_cols, format->name, format->block_cols, path);
     tensor->n_rows = (uint32_t)n_rows;
     tensor->n_cols = (uint32_t)n_cols;
     tensor->row_bytes = n_cols / format->block_cols * format->block_bytes;
     FKV_REQUIRE(!fkv_mul_overflows(n_rows, tensor->row_bytes, bytes), FKV_FILE_DAMAGED,
-                "tensor %s of %" PRIu64 " x %" PRIu64 " is larger than any file: %s", tensor->name, n_rows, n_cols, path);
+                "the size of tensor %s, %llu x %llu, overflows 64 bits: %s", tensor->name, (unsigned long long)n_rows,
+                (unsigned long long)n_cols, path);
     return FKV_OK;
 }
 
-/* ---- what holds for both formats ----------------------------------------------------------------------------- */
+/* ---- common checks ---- */
 
 static int compare_names(const void *a, const void *b) {
     return strcmp((*(const fkv_tensor *const *)a)->name, (*(const fkv_tensor *const *)b)->name);
 }
 
-static int compare_places(const void *a, const void *b) {
+static int compare_addresses(const void *a, const void *b) {
     const uintptr_t x = (uintptr_t)(*(const fkv_tensor *const *)a)->data;
     const uintptr_t y = (uintptr_t)(*(const fkv_tensor *const *)b)->data;
     return (x > y) - (x < y);
@@ -180,8 +144,8 @@ static int compare_places(const void *a, const void *b) {
 
 static uint64_t tensor_bytes(const fkv_tensor *tensor) { return tensor->n_rows * tensor->row_bytes; }
 
-static fkv_status check_places(const fkv_tensor **order, uint32_t n, const char *path) {
-    qsort(order, n, sizeof *order, compare_places);
+static fkv_status check_overlap(const fkv_tensor **order, uint32_t n, const char *path) {
+    qsort(order, n, sizeof *order, compare_addresses);
     for (uint32_t i = 0; i < n; i++) {
         const fkv_tensor *tensor = order[i];
         FKV_REQUIRE(i == 0 || (uintptr_t)order[i - 1]->data + tensor_bytes(order[i - 1]) <= (uintptr_t)tensor->data,
@@ -193,7 +157,7 @@ static fkv_status check_places(const fkv_tensor **order, uint32_t n, const char 
 static fkv_status index_names(fkv_weights *weights, const fkv_tensor **order, const char *path) {
     qsort(order, weights->n_tensors, sizeof *order, compare_names);
     for (uint32_t i = 0; i < weights->n_tensors; i++) {
-        FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "tensor %s is there twice: %s",
+        FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "duplicate tensor %s: %s",
                     order[i]->name, path);
         weights->by_name[i] = (uint32_t)(order[i] - weights->tensors);
     }
@@ -208,34 +172,31 @@ fkv_status fkv_weights_finish(fkv_weights *weights, const char *path) {
     weights->by_name = malloc(n * sizeof *weights->by_name);
     fkv_status status = FKV_OK;
     if (order == NULL || weights->by_name == NULL) {
-        status = fkv_fail(FKV_NO_MEMORY, "no memory for the names of %u tensors: %s", n, path);
+        status = fkv_fail(FKV_NO_MEMORY, "out of memory sorting the names of %u tensors: %s", n, path);
     } else {
         for (uint32_t i = 0; i < n; i++) order[i] = &weights->tensors[i];
-        status = check_places(order, n, path);
+        status = check_overlap(order, n, path);
         if (status == FKV_OK) status = index_names(weights, order, path);
     }
     free(order);
     return status;
 }
 
-/* ---- closing ----------------------------------------------------------------------------------------------- */
+/* ---- closing ---- */
 
 void fkv_weights_close(fkv_weights *weights) {
     if (weights == NULL) return;
-    for (uint32_t m = 0; m < weights->n_maps; m++) (void)munmap((void *)(uintptr_t)weights->maps[m].bytes, weights->maps[m].size);
-    free(weights->maps);
     free(weights->tensors);
     free(weights->by_name);
     free(weights->tokens);
     free(weights->merges);
     free(weights->scores);
     free(weights->types);
-    for (uint32_t i = 0; i < weights->n_kept; i++) free(weights->kept[i]);
-    free(weights->kept);
+    fkv_file_arena_close(&weights->arena);
     free(weights);
 }
 
-/* ---- asking -------------------------------------------------------------------------------------------------- */
+/* ---- access ---- */
 
 const fkv_hparams *fkv_weights_hparams(const fkv_weights *weights) { return &weights->hparams; }
 const fkv_vocab_source *fkv_weights_vocab(const fkv_weights *weights) { return &weights->vocab; }
@@ -262,11 +223,9 @@ const fkv_tensor *fkv_weights_find(const fkv_weights *weights, const char *name)
     return NULL;
 }
 
-uint64_t fkv_weights_file_bytes(const fkv_weights *weights) {
-    uint64_t bytes = 0;
-    for (uint32_t m = 0; m < weights->n_maps; m++) bytes += weights->maps[m].size;
-    return bytes;
-}
+bool fkv_weights_is_config(const fkv_weights *weights) { return weights->is_config; }
+
+uint64_t fkv_weights_file_bytes(const fkv_weights *weights) { return fkv_file_arena_mapped_bytes(&weights->arena); }
 
 fkv_tensor fkv_tensor_rows(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows) {
     fkv_tensor view = *tensor;
@@ -294,7 +253,7 @@ uint64_t fkv_tensor_row_size(const fkv_tensor *tensor) {
     return tensor->bits != 0 ? (uint64_t)tensor->n_cols * tensor->bits / 8 : tensor->row_bytes;
 }
 
-/* ---- identity ------------------------------------------------------------------------------------------------ */
+/* ---- identity ---- */
 
 static void add_u32(fkv_sha256 *sha, uint32_t number) { fkv_sha256_add(sha, &number, sizeof number); }
 static void add_f32(fkv_sha256 *sha, float number) { fkv_sha256_add(sha, &number, sizeof number); }
@@ -314,7 +273,7 @@ static void add_features(fkv_sha256 *sha, const fkv_features *f) {
     add_flag(sha, f->embedding_sqrt_dim);
 }
 
-/* Of the layers that are not shaped as the model is. */
+/* Hashes the shapes of layers that differ from the model's default shape. */
 static void add_shapes(fkv_sha256 *sha, const fkv_hparams *h) {
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
@@ -328,7 +287,7 @@ static void add_shapes(fkv_sha256 *sha, const fkv_hparams *h) {
     }
 }
 
-/* The numbers that change what a layer makes of its input, beside the tensors. RoPE has an id of its own. */
+/* Hashes the hyperparameters that affect results. RoPE is covered by rope_id. */
 static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     const float numbers[] = {h->norm_eps,       h->softcap,     h->final_softcap, h->query_scale,  h->embedding_scale,
                              h->residual_scale, h->logit_scale, h->temperature,   h->swiglu_alpha, h->swiglu_limit};
@@ -341,13 +300,14 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     add_u32(sha, h->window);
     add_u32(sha, h->temperature_context);
     add_flag(sha, h->norm_plus_one);
-    const bool is_new = h->shared_dim != 0 || h->features.sigmoid_router; /* ids of others stay what they were */
-    if (is_new) {
+    /* these fields are hashed only if used, which keeps the hashes of all other models unchanged */
+    const bool has_shared = h->shared_dim != 0 || h->features.sigmoid_router;
+    if (has_shared) {
         const uint32_t mixture[] = {h->shared_dim, h->n_dense, h->n_expert_groups, h->n_expert_groups_used,
                                     h->features.sigmoid_router};
         fkv_sha256_add(sha, mixture, sizeof mixture);
     }
-    if (is_new || h->experts_scale != 0.0f) add_f32(sha, h->experts_scale);
+    if (has_shared || h->experts_scale != 0.0f) add_f32(sha, h->experts_scale);
     add_features(sha, &h->features);
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
@@ -375,7 +335,7 @@ static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {
 }
 
 fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]) {
-    _Static_assert(FKV_SHA256_BYTES == 32, "the id is a SHA-256");
+    _Static_assert(FKV_SHA256_BYTES == 32, "a weights id is a SHA-256 digest");
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
     add_hparams(&sha, &weights->hparams);
@@ -389,6 +349,6 @@ void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor) {
     const uintptr_t first = (uintptr_t)fkv_align_up((uintptr_t)tensor->data, page);
     const uint64_t before_last = (uint64_t)(tensor->n_rows - 1) * tensor->row_bytes;
     const uintptr_t end = ((uintptr_t)tensor->data + before_last + fkv_tensor_row_size(tensor)) / page * page;
-    /* clean pages of a file: the system reads them again if it must */
+    /* the pages are unmodified, so the system can read them from the file again */
     if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }

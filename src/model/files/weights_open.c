@@ -1,4 +1,5 @@
-/* From a path to weights: a folder holds safetensors, a file is GGUF. A new format is one more case here. */
+/* Selects the format of a model path: folders contain safetensors, files are GGUF. */
+#include "config_tensors.h"
 #include "gguf.h"
 #include "safetensors.h"
 #include "weights_state.h"
@@ -6,10 +7,21 @@
 #include <errno.h>
 #include <sys/stat.h>
 
-static fkv_status open_into(fkv_weights *weights, const char *path) {
+static bool is_safetensors_file(const char *path) {
+    static const char suffix[] = ".safetensors";
+    size_t n = strlen(path);
+    return n >= strlen(suffix) && strcmp(path + n - strlen(suffix), suffix) == 0;
+}
+
+static fkv_status open_format(fkv_weights *weights, const char *path) {
     struct stat about;
     FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
     if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
+    FKV_REQUIRE(!is_safetensors_file(path), FKV_FILE_FORMAT,
+                "a single safetensors file is not a model: pass the folder that contains it together with config.json and the "
+                "tokenizer: %s",
+                path);
+    if (fkv_ends_with(path, ".json")) return fkv_config_open(weights, path);
     return fkv_gguf_open(weights, path);
 }
 
@@ -17,8 +29,8 @@ fkv_status fkv_weights_open(const char *path, fkv_weights **weights) {
     FKV_ASSERT(path != NULL && weights != NULL);
     *weights = NULL;
     fkv_weights *made = fkv_weights_new();
-    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for the tables of a weight file: %s", path);
-    const fkv_status status = open_into(made, path);
+    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "out of memory opening %s", path);
+    const fkv_status status = open_format(made, path);
     if (status != FKV_OK) {
         fkv_weights_close(made);
         return status;

@@ -1,8 +1,9 @@
-/* What a calibration is made from: a text goes through the model with a 16-bit cache, and for each channel of each KV head the
- * squares of its queries and of the ranges of its keys in a page are summed. An error of a key in a channel moves a score by that
- * error times the query, and a code's error follows the range: their product is what the channel's bits are shared out by.
+/* Calibration statistics. A sample text is run through the model with a 16-bit cache. For each channel of each KV head, the
+ * squared queries and the squared key ranges within a page are summed. A key error changes a score by the error times the
+ * query, and the quantization error is proportional to the key range. When bits are assigned, the cost of a channel is
+ * therefore the product of its two sums.
  *
- * Statistics are the CPU's: the pass shows them queries and keys as they go to the cache (fkv_runner.observe).
+ * CPU only: the forward pass reports queries and keys through fkv_runner.observe before they are written to the cache.
  */
 #include "runner.h"
 
@@ -11,15 +12,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { PAGE = 64, CHUNK = 512, WINDOW = 2048 }; /* tokens; a chunk is whole pages */
+enum { PAGE = 64, CHUNK = 512, WINDOW = 2048 }; /* sizes in tokens; CHUNK is a multiple of PAGE */
 
 typedef struct statistics {
     fkv_runner *runner;
     fkv_calibration_layer layers[FKV_MAX_LAYERS];
     uint32_t n_layers;
-    size_t at[FKV_MAX_LAYERS]; /* of the layer's first channel */
-    double *queries;           /* [channels] sums of squares */
-    double *ranges;            /* [channels] sums of squares over pages */
+    size_t first[FKV_MAX_LAYERS]; /* index of the layer's first channel */
+    double *queries;              /* [channels] sum of the squared queries of each channel */
+    double *ranges;               /* [channels] sum of the squared key ranges of each channel over all pages */
 } statistics;
 
 static void add_queries(const statistics *s, uint32_t layer, const float *q, uint32_t n_rows) {
@@ -29,13 +30,13 @@ static void add_queries(const statistics *s, uint32_t layer, const float *q, uin
     for (size_t row = 0; row < n_rows; row++) {
         for (uint32_t h = 0; h < n_q_heads; h++) {
             const float *x = q + (row * n_q_heads + h) * dim;
-            double *sum = s->queries + s->at[layer] + h / heads_per_kv * dim;
+            double *sum = s->queries + s->first[layer] + h / heads_per_kv * dim;
             for (size_t d = 0; d < dim; d++) sum[d] += (double)x[d] * (double)x[d];
         }
     }
 }
 
-/* k: the rows of one page. */
+/* Adds the squared key range of each channel within one page. k: [PAGE, G * D] */
 static void add_ranges(const statistics *s, uint32_t layer, const float *k) {
     size_t row = (size_t)s->layers[layer].n_kv_heads * s->layers[layer].head_dim;
     for (size_t c = 0; c < row; c++) {
@@ -45,33 +46,34 @@ static void add_ranges(const statistics *s, uint32_t layer, const float *k) {
             lo = fminf(lo, k[t * row + c]);
             hi = fmaxf(hi, k[t * row + c]);
         }
-        s->ranges[s->at[layer] + c] += ((double)hi - (double)lo) * ((double)hi - (double)lo);
+        s->ranges[s->first[layer] + c] += ((double)hi - (double)lo) * ((double)hi - (double)lo);
     }
 }
 
-/* The first page is never seen sealed: its keys, the sinks among them, do not count. */
-static void observe(void *user, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position) {
+/* The first page of a sequence is never sealed, so its keys, which include attention sinks, are skipped. */
+static void add_observation(void *user, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position) {
     const statistics *s = user;
     size_t row = (size_t)s->layers[layer].n_kv_heads * s->layers[layer].head_dim;
     add_queries(s, layer, q, n_rows);
     for (uint32_t t = position == 0 ? PAGE : 0; t + PAGE <= n_rows; t += PAGE) add_ranges(s, layer, k + t * row);
 }
 
-/* Layers whose pages another reads have none of their own, and their queries do not count either. */
+/* Only layers that store keys are included. Queries of layers that share pages are ignored. */
 static fkv_status open_statistics(const fkv_model *model, statistics *s) {
     const fkv_hparams *h = model->hparams;
     size_t n = 0;
     s->n_layers = fkv_architecture_n_kv_layers(h);
     for (uint32_t i = 0; i < s->n_layers; i++) {
         s->layers[i] = (fkv_calibration_layer){h->shapes[i].n_kv_heads, fkv_runner_head_pad(s->runner, h->shapes[i].head_dim)};
-        s->at[i] = n;
+        s->first[i] = n;
         n += (size_t)s->layers[i].n_kv_heads * s->layers[i].head_dim;
     }
-    FKV_REQUIRE(n > 0, FKV_UNSUPPORTED, "the model has no keys to calibrate");
+    FKV_REQUIRE(n > 0, FKV_UNSUPPORTED, "the model stores no keys to calibrate");
     s->queries = calloc(n, sizeof *s->queries);
     s->ranges = calloc(n, sizeof *s->ranges);
-    FKV_REQUIRE(s->queries != NULL && s->ranges != NULL, FKV_NO_MEMORY, "no memory for the statistics of %zu channels", n);
-    s->runner->observe = observe;
+    FKV_REQUIRE(s->queries != NULL && s->ranges != NULL, FKV_NO_MEMORY,
+                "out of memory allocating calibration statistics for %zu channels", n);
+    s->runner->observe = add_observation;
     s->runner->observer = s;
     return FKV_OK;
 }
@@ -94,19 +96,19 @@ static fkv_status run_text(const fkv_model *model, const fkv_calibrate_config *c
     for (size_t at = 0; at + WINDOW <= c->n_tokens; at += WINDOW) {
         FKV_TRY(run_window(model, runner, c->tokens + at));
         FKV_REQUIRE(c->progress == NULL || c->progress(c->user, at + WINDOW, c->n_tokens), FKV_BAD_STATE,
-                    "the calibration was stopped after %zu tokens", at + WINDOW);
+                    "calibration was stopped after %zu tokens", at + WINDOW);
     }
     return FKV_OK;
 }
 
-static void share_out(const statistics *s, fkv_calibration *calibration) {
+static void assign_bits(const statistics *s, fkv_calibration *calibration) {
     uint8_t *both = calibration->both;
     for (uint32_t l = 0; l < s->n_layers; l++) {
         uint32_t dim = s->layers[l].head_dim;
         for (uint32_t h = 0; h < s->layers[l].n_kv_heads; h++, both += dim) {
             double cost[FKV_MAX_HEAD_DIM];
             uint8_t bits[FKV_MAX_HEAD_DIM];
-            size_t at = s->at[l] + (size_t)h * dim;
+            size_t at = s->first[l] + (size_t)h * dim;
             for (uint32_t d = 0; d < dim; d++) {
                 cost[d] = s->queries[at + d] * s->ranges[at + d];
                 if (!isfinite(cost[d])) cost[d] = 0;
@@ -118,11 +120,11 @@ static void share_out(const statistics *s, fkv_calibration *calibration) {
     }
 }
 
-static fkv_status write_file(const fkv_model *model, const statistics *s, uint64_t n_tokens, const char *path) {
+static fkv_status write_calibration(const fkv_model *model, const statistics *s, uint64_t n_tokens, const char *path) {
     fkv_calibration calibration = {0};
     FKV_TRY(fkv_calibration_new(s->layers, s->n_layers, model->info.weights_id, &calibration));
     calibration.n_tokens = n_tokens;
-    share_out(s, &calibration);
+    assign_bits(s, &calibration);
     fkv_status status = fkv_calibration_write(&calibration, path);
     fkv_calibration_close(&calibration);
     return status;
@@ -138,18 +140,19 @@ static fkv_status calibrate(const fkv_model *model, const fkv_calibrate_config *
     FKV_TRY(fkv_runner_open(model, &c, &s->runner));
     FKV_TRY(open_statistics(model, s));
     FKV_TRY(run_text(model, config, s->runner));
-    return write_file(model, s, config->n_tokens / WINDOW * WINDOW, path);
+    return write_calibration(model, s, config->n_tokens / WINDOW * WINDOW, path);
 }
 
 fkv_status fkv_calibrate(const fkv_model *model, const fkv_calibrate_config *config, const char *path) {
     FKV_REQUIRE(model != NULL && config != NULL && path != NULL && config->tokens != NULL, FKV_BAD_ARGUMENT,
-                "fkv_calibrate: model, config, its tokens or path is NULL");
+                "fkv_calibrate: model, config, config->tokens or path is NULL");
     FKV_REQUIRE(model->config.backend == FKV_BACKEND_CPU, FKV_UNSUPPORTED,
-                "calibrating runs on the CPU: load the model for it; the file is the same for every backend");
+                "calibration requires a model loaded for the CPU backend; the file is valid for every backend");
     FKV_REQUIRE(config->n_tokens >= WINDOW, FKV_BAD_ARGUMENT,
-                "a text of %zu tokens: calibrating takes %d or more, in windows of %d", config->n_tokens, WINDOW, WINDOW);
+                "the calibration text has %zu tokens: at least %d are required, in windows of %d", config->n_tokens, WINDOW,
+                WINDOW);
     statistics *s = calloc(1, sizeof *s);
-    FKV_REQUIRE(s != NULL, FKV_NO_MEMORY, "no memory for the statistics of a calibration");
+    FKV_REQUIRE(s != NULL, FKV_NO_MEMORY, "out of memory allocating calibration statistics");
     fkv_status status = calibrate(model, config, path, s);
     fkv_runner_close(s->runner);
     free(s->queries);

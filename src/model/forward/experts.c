@@ -1,4 +1,4 @@
-/* See experts.h. */
+/* Expert routing and execution on the CPU; see experts.h. */
 #include "experts.h"
 
 #include "../../base/cpu.h"
@@ -11,8 +11,8 @@ typedef struct mixture {
     fkv_runner *r;
     const fkv_packed_layer *layer;
     uint32_t n_rows;
-    uint32_t expert; /* at work */
-    uint32_t width;  /* of the feed-forward at work */
+    uint32_t expert; /* index of the current expert */
+    uint32_t width;  /* feed-forward dimension of the current expert */
     void (*run)(const struct mixture *m, uint32_t row);
 } mixture;
 
@@ -21,25 +21,25 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *r) {
     fkv_cpu_runner *c = &r->cpu;
     uint64_t t = r->config.max_step_tokens;
     c->router = FKV_CARVE(carve, t * h->n_experts, float);
-    c->shares = FKV_CARVE(carve, t * h->n_experts_used, float);
-    c->choices = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
+    c->routing_weights = FKV_CARVE(carve, t * h->n_experts_used, float);
+    c->selected_experts = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
     c->expert_rows = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
     c->expert_from = FKV_CARVE(carve, (uint64_t)h->n_experts + 1, uint32_t);
     c->expert_in = FKV_CARVE(carve, t * c->dim_pad, float);
     c->expert_sum = FKV_CARVE(carve, t * c->dim_pad, float);
-    c->shared_share = FKV_CARVE(carve, t, float);
+    c->shared_gate_logits = FKV_CARVE(carve, t, float);
     uint32_t n_threads = r->config.n_threads != 0 ? r->config.n_threads : fkv_cpu_count();
-    c->room = (fkv_panel_room){.thread_bytes = r->model->room_bytes, .scratch_bytes = r->model->room_scratch};
+    c->room = (fkv_panel_room){.thread_bytes = r->model->panel_bytes, .scratch_bytes = r->model->panel_scratch_bytes};
     c->room.bytes = fkv_carve_take(carve, n_threads, c->room.thread_bytes);
 }
 
 fkv_status fkv_experts_status(fkv_runner *r) {
     bool lost = atomic_exchange_explicit(&r->cpu.room.lost, false, memory_order_relaxed);
-    FKV_REQUIRE(!lost, FKV_UNSUPPORTED, "an expert of the file has scales that are not finite as 16-bit floats");
+    FKV_REQUIRE(!lost, FKV_UNSUPPORTED, "an expert has scales that overflow 16-bit floats");
     return FKV_OK;
 }
 
-static void run_item(void *context, uint32_t item, uint32_t thread) {
+static void run_expert_rows(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const mixture *m = context;
     uint32_t end = fkv_min_u32((item + 1) * ROWS_PER_ITEM, m->n_rows);
@@ -49,57 +49,58 @@ static void run_item(void *context, uint32_t item, uint32_t thread) {
 static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, uint32_t row)) {
     m->n_rows = n_rows;
     m->run = run;
-    fkv_workers_run(m->r->cpu.workers, run_item, m, fkv_ceil_div(n_rows, ROWS_PER_ITEM));
+    fkv_workers_run(m->r->cpu.workers, run_expert_rows, m, fkv_ceil_div(n_rows, ROWS_PER_ITEM));
 }
 
-/* ---- who goes where ---- */
+/* ---- routing ---- */
 
-/* The experts of the largest scores in ascending order of experts; of equal ones the lower. Scores with a NaN
- * give some experts, and a row of NaN. */
-static void choose(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
+/* Writes the indices of the n_used largest scores in ascending order; among equal scores the lower index wins. If a score is NaN
+ * the selection is arbitrary but valid, and the row's output is NaN. */
+static void select_top_experts(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *selected_experts) {
     FKV_ASSERT(n_used > 0);
     uint32_t n = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t worst = 0;
-        for (uint32_t i = 1; i < n; i++) /* the last of the smallest */
-            if (!(scores[choices[i]] > scores[choices[worst]])) worst = i;
-        if (n == n_used && !(scores[e] > scores[choices[worst]])) continue;
+        for (uint32_t i = 1; i < n; i++) /* index of the smallest score; the last index among equal scores */
+            if (!(scores[selected_experts[i]] > scores[selected_experts[worst]])) worst = i;
+        if (n == n_used && !(scores[e] > scores[selected_experts[worst]])) continue;
         if (n == n_used) {
-            memmove(choices + worst, choices + worst + 1, (n - 1 - worst) * sizeof *choices);
+            memmove(selected_experts + worst, selected_experts + worst + 1, (n - 1 - worst) * sizeof *selected_experts);
             n--;
         }
-        choices[n++] = e;
+        selected_experts[n++] = e;
     }
 }
 
-/* Softmax over all experts, or over those taken: the same but for what the shares add up to. */
-static void soften(const fkv_hparams *h, const float *logits, const uint32_t *choices, float *shares) {
-    float largest = logits[choices[0]];
-    for (uint32_t i = 1; i < h->n_experts_used; i++) largest = fmaxf(largest, logits[choices[i]]);
+/* Computes softmax routing weights. The softmax is over the selected experts if norm_experts is set, otherwise over all
+ * experts. */
+static void softmax_weights(const fkv_hparams *h, const float *logits, const uint32_t *selected_experts, float *routing_weights) {
+    float largest = logits[selected_experts[0]];
+    for (uint32_t i = 1; i < h->n_experts_used; i++) largest = fmaxf(largest, logits[selected_experts[i]]);
     float total = 0.0f;
     for (uint32_t i = 0; i < h->n_experts_used; i++) {
-        shares[i] = expf(logits[choices[i]] - largest);
-        total += shares[i];
+        routing_weights[i] = expf(logits[selected_experts[i]] - largest);
+        total += routing_weights[i];
     }
     if (!h->features.norm_experts) {
         total = 0.0f;
         for (uint32_t e = 0; e < h->n_experts; e++) total += expf(logits[e] - largest);
     }
-    for (uint32_t i = 0; i < h->n_experts_used; i++) shares[i] /= total;
+    for (uint32_t i = 0; i < h->n_experts_used; i++) routing_weights[i] /= total;
 }
 
-/* Scores of experts outside the best groups become 0, as they were trained; a group is as good as its two best. */
-static void keep_groups(const fkv_hparams *h, float *scores) {
+/* Sets the scores of experts outside the best groups to 0. A group's score is the sum of its two largest expert scores. */
+static void mask_groups(const fkv_hparams *h, float *scores) {
     const uint32_t n_groups = h->n_expert_groups;
     const uint32_t size = h->n_experts / n_groups;
     float sums[FKV_MAX_EXPERT_GROUPS];
     uint32_t kept[FKV_MAX_EXPERT_GROUPS];
     for (uint32_t g = 0; g < n_groups; g++) {
         uint32_t best[2] = {0, 1};
-        choose(scores + (size_t)g * size, size, 2, best);
+        select_top_experts(scores + (size_t)g * size, size, 2, best);
         sums[g] = scores[(size_t)g * size + best[0]] + scores[(size_t)g * size + best[1]];
     }
-    choose(sums, n_groups, h->n_expert_groups_used, kept);
+    select_top_experts(sums, n_groups, h->n_expert_groups_used, kept);
     for (uint32_t g = 0, i = 0; g < n_groups; g++) {
         bool is_kept = i < h->n_expert_groups_used && kept[i] == g;
         if (is_kept) i++;
@@ -107,8 +108,9 @@ static void keep_groups(const fkv_hparams *h, float *scores) {
     }
 }
 
-/* Sigmoids of the logits; choices by them and the correction. Overwrites the logits. */
-static void choose_sigmoid(const mixture *m, float *logits, uint32_t *choices, float *shares) {
+/* Selects experts by sigmoid score plus correction. The routing weights are the sigmoid scores without the correction.
+ * Overwrites the logits. */
+static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_experts, float *routing_weights) {
     const fkv_hparams *h = m->r->model->hparams;
     const float *correction = m->layer->router_correction;
     for (uint32_t e = 0; e < h->n_experts; e++) {
@@ -117,77 +119,79 @@ static void choose_sigmoid(const mixture *m, float *logits, uint32_t *choices, f
     }
     float scores[FKV_MAX_EXPERTS] = {0};
     memcpy(scores, logits, h->n_experts * sizeof *scores);
-    if (h->n_expert_groups > 1) keep_groups(h, scores);
-    choose(scores, h->n_experts, h->n_experts_used, choices);
+    if (h->n_expert_groups > 1) mask_groups(h, scores);
+    select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
     float total = 0.0f;
     for (uint32_t i = 0; i < h->n_experts_used; i++) {
-        shares[i] = logits[choices[i]] - (correction != NULL ? correction[choices[i]] : 0.0f);
-        total += shares[i];
+        routing_weights[i] = logits[selected_experts[i]] - (correction != NULL ? correction[selected_experts[i]] : 0.0f);
+        total += routing_weights[i];
     }
-    for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) shares[i] /= total + 1e-20f;
+    for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) routing_weights[i] /= total + 1e-20f;
 }
 
-static void share_row(const mixture *m, uint32_t row) {
+static void route_row(const mixture *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     float *logits = m->r->cpu.router + (size_t)row * h->n_experts;
-    uint32_t *choices = m->r->cpu.choices + (size_t)row * h->n_experts_used;
-    float *shares = m->r->cpu.shares + (size_t)row * h->n_experts_used;
+    uint32_t *selected_experts = m->r->cpu.selected_experts + (size_t)row * h->n_experts_used;
+    float *routing_weights = m->r->cpu.routing_weights + (size_t)row * h->n_experts_used;
     if (h->features.sigmoid_router) {
-        choose_sigmoid(m, logits, choices, shares);
+        route_sigmoid(m, logits, selected_experts, routing_weights);
     } else {
-        choose(logits, h->n_experts, h->n_experts_used, choices);
-        soften(h, logits, choices, shares);
+        select_top_experts(logits, h->n_experts, h->n_experts_used, selected_experts);
+        softmax_weights(h, logits, selected_experts, routing_weights);
     }
-    for (uint32_t i = 0; h->experts_scale != 0.0f && i < h->n_experts_used; i++) shares[i] *= h->experts_scale;
+    for (uint32_t i = 0; h->experts_scale != 0.0f && i < h->n_experts_used; i++) routing_weights[i] *= h->experts_scale;
     const float *scales = m->layer->expert_scales;
-    for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) shares[i] *= scales[choices[i]];
+    for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) routing_weights[i] *= scales[selected_experts[i]];
 }
 
-/* Places (row * n_experts_used + i) by expert, rows ascending. */
-static void sort_places(const fkv_runner *r, uint32_t n_rows) {
+/* Sorts the indices into selected_experts by expert with a counting sort. Rows stay in ascending order within each expert. */
+static void sort_by_expert(const fkv_runner *r, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
     uint32_t n = n_rows * h->n_experts_used;
     uint32_t *from = r->cpu.expert_from;
     memset(from, 0, ((size_t)h->n_experts + 1) * sizeof *from);
-    for (uint32_t i = 0; i < n; i++) from[r->cpu.choices[i] + 1]++;
+    for (uint32_t i = 0; i < n; i++) from[r->cpu.selected_experts[i] + 1]++;
     for (uint32_t e = 0; e < h->n_experts; e++) from[e + 1] += from[e];
-    for (uint32_t i = 0; i < n; i++) r->cpu.expert_rows[from[r->cpu.choices[i]]++] = i;
+    for (uint32_t i = 0; i < n; i++) r->cpu.expert_rows[from[r->cpu.selected_experts[i]]++] = i;
     for (uint32_t e = h->n_experts; e > 0; e--) from[e] = from[e - 1];
     from[0] = 0;
 }
 
-/* ---- one expert ---- */
+/* ---- routed experts ---- */
 
-static uint32_t place_of(const mixture *m, uint32_t row) { return m->r->cpu.expert_rows[m->r->cpu.expert_from[m->expert] + row]; }
+static uint32_t assignment_of(const mixture *m, uint32_t row) {
+    return m->r->cpu.expert_rows[m->r->cpu.expert_from[m->expert] + row];
+}
 
-static void gather_row(const mixture *m, uint32_t row) {
+static void gather_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
-    uint32_t from = place_of(m, row) / r->model->hparams->n_experts_used;
+    uint32_t from = assignment_of(m, row) / r->model->hparams->n_experts_used;
     memcpy(r->cpu.expert_in + (size_t)row * r->cpu.dim_pad, r->cpu.h + (size_t)from * r->cpu.dim_pad,
            r->cpu.dim_pad * sizeof(float));
 }
 
-static void activate_row(const mixture *m, uint32_t row) {
+static void activate_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     float *gate = r->cpu.gate + (size_t)row * r->cpu.ffn_pad;
     fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, m->width);
     memset(gate + m->width, 0, (fkv_packed_pad(m->width) - m->width) * sizeof *gate);
 }
 
-static void add_row(const mixture *m, uint32_t row) {
+static void add_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
-    uint32_t place = place_of(m, row);
-    uint32_t to = place / r->model->hparams->n_experts_used;
+    uint32_t assignment = assignment_of(m, row);
+    uint32_t to = assignment / r->model->hparams->n_experts_used;
     r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * r->cpu.dim_pad, r->cpu.expert_in + (size_t)row * r->cpu.dim_pad,
-                       r->cpu.shares[place], r->model->hparams->dim);
+                       r->cpu.routing_weights[assignment], r->model->hparams->dim);
 }
 
-static void multiply(const mixture *m, const fkv_product *products, uint32_t n_products, const float *x, uint32_t n_rows,
-                     uint32_t stride) {
+static void multiply_experts(const mixture *m, const fkv_product *products, uint32_t n_products, const float *x, uint32_t n_rows,
+                             uint32_t stride) {
     fkv_product_run(m->r->cpu.workers, m->r->config.isa, products, n_products, x, n_rows, stride, m->r->cpu.input);
 }
 
-static const float *bias_of(const float *biases, uint32_t expert, uint32_t n) {
+static const float *expert_bias(const float *biases, uint32_t expert, uint32_t n) {
     return biases != NULL ? biases + (size_t)expert * n : NULL;
 }
 
@@ -197,23 +201,24 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     fkv_panel_room *room = &c->room;
     const fkv_packed_layer *l = m->layer;
     uint32_t e = m->expert;
-    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, m->width), c->gate, c->ffn_pad, room},
-                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, m->width), c->up, c->ffn_pad, room}};
-    const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
-    run_rows(m, n_rows, gather_row);
-    multiply(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
-    run_rows(m, n_rows, activate_row);
-    multiply(m, &down, 1, c->gate, n_rows, c->ffn_pad);
-    run_rows(m, n_rows, add_row);
+    const fkv_product gate_up[] = {
+        {&l->gate_experts[e], expert_bias(l->gate_experts_bias, e, m->width), c->gate, c->ffn_pad, room},
+        {&l->up_experts[e], expert_bias(l->up_experts_bias, e, m->width), c->up, c->ffn_pad, room}};
+    const fkv_product down = {&l->down_experts[e], expert_bias(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
+    run_rows(m, n_rows, gather_expert_row);
+    multiply_experts(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
+    run_rows(m, n_rows, activate_expert_row);
+    multiply_experts(m, &down, 1, c->gate, n_rows, c->ffn_pad);
+    run_rows(m, n_rows, add_expert_row);
 }
 
-/* ---- beside the experts ---- */
+/* ---- shared expert ---- */
 
 static void add_shared_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     const fkv_cpu_runner *c = &r->cpu;
-    float share = m->layer->shared_gate.n_rows != 0 ? 1.0f / (1.0f + expf(-c->shared_share[row])) : 1.0f;
-    r->ops->add_scaled(c->expert_sum + (size_t)row * c->dim_pad, c->expert_in + (size_t)row * c->dim_pad, share,
+    float weight = m->layer->shared_gate.n_rows != 0 ? 1.0f / (1.0f + expf(-c->shared_gate_logits[row])) : 1.0f;
+    r->ops->add_scaled(c->expert_sum + (size_t)row * c->dim_pad, c->expert_in + (size_t)row * c->dim_pad, weight,
                        r->model->hparams->dim);
 }
 
@@ -222,22 +227,22 @@ static void run_shared(mixture *m, uint32_t n_rows) {
     const fkv_packed_layer *l = m->layer;
     const fkv_product gate_up[] = {{&l->gate, NULL, c->gate, c->ffn_pad, NULL}, {&l->up, NULL, c->up, c->ffn_pad, NULL}};
     const fkv_product down = {&l->down, NULL, c->expert_in, c->dim_pad, NULL};
-    const fkv_product share = {&l->shared_gate, NULL, c->shared_share, 1, NULL};
-    multiply(m, gate_up, 2, c->h, n_rows, c->dim_pad);
-    if (l->shared_gate.n_rows != 0) multiply(m, &share, 1, c->h, n_rows, c->dim_pad);
-    run_rows(m, n_rows, activate_row);
-    multiply(m, &down, 1, c->gate, n_rows, c->ffn_pad);
+    const fkv_product gate = {&l->shared_gate, NULL, c->shared_gate_logits, 1, NULL};
+    multiply_experts(m, gate_up, 2, c->h, n_rows, c->dim_pad);
+    if (l->shared_gate.n_rows != 0) multiply_experts(m, &gate, 1, c->h, n_rows, c->dim_pad);
+    run_rows(m, n_rows, activate_expert_row);
+    multiply_experts(m, &down, 1, c->gate, n_rows, c->ffn_pad);
     run_rows(m, n_rows, add_shared_row);
 }
 
-/* ---- all of them ---- */
+/* ---- entry points ---- */
 
 void fkv_experts_route(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
     mixture m = {.r = r, .layer = layer};
     const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, r->model->hparams->n_experts, NULL};
-    multiply(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
-    run_rows(&m, n_rows, share_row);
-    sort_places(r, n_rows);
+    multiply_experts(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
+    run_rows(&m, n_rows, route_row);
+    sort_by_expert(r, n_rows);
 }
 
 void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows) {

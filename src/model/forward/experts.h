@@ -1,11 +1,12 @@
-/* A feed-forward of many experts of which each row meets a few: a router scores them, the best are taken, and what they give is
- * added up by their shares.
+/* Mixture-of-experts feed-forward: a router scores the experts, each row uses the n_experts_used experts with the best scores,
+ * and their outputs are summed with routing weights.
  *
- * Scores are a softmax over all experts or a sigmoid of each. Experts are chosen by their scores, with a correction that a model
- * may have learned for that alone, some models first by groups of them; shares are the scores, made to add up to 1 or not.
+ * Scores are a softmax over all experts or a sigmoid of each logit. Experts are selected by score plus an optional learned
+ * correction; some models first select groups of experts. Routing weights are the scores of the selected experts; some models
+ * normalize them to a sum of 1.
  *
- * An expert is computed only where a row has chosen it, for all such rows of the step at once. A row's sum is taken in the order
- * of its experts, so that it does not depend on what else is in the step.
+ * Each expert runs once per step, over all rows routed to it. A row's outputs are summed in ascending expert order, so the result
+ * does not depend on the other rows of the step.
  */
 #ifndef FKV_EXPERTS_H
 #define FKV_EXPERTS_H
@@ -13,7 +14,7 @@
 #include "packed_weights.h"
 #include "runner.h"
 
-/* gate = activation(gate) * up; [n] of one row. */
+/* Computes gate = activation(gate) * up for one row. gate, up: [n] */
 FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float *up, uint32_t n) {
     const fkv_hparams *h = runner->model->hparams;
     switch (h->features.activation) {
@@ -23,17 +24,17 @@ FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float 
     }
 }
 
-/* The part of the runner's walk that experts need; dim_pad is set. */
+/* Reserves the expert buffers of a runner (carve.h). dim_pad must be set. */
 void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
 
-/* Which experts the first n_rows of h go to, and their shares. */
+/* Selects the experts and routing weights of the first n_rows rows of h. */
 void fkv_experts_route(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
-/* The first n_rows of h, which were routed, go through the layer's experts and the feed-forward beside them; what they give
- * replaces them. Uses gate and up. */
+/* Replaces the first n_rows rows of h, which must have been routed, with the output of their experts and of the shared expert.
+ * Overwrites gate and up. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows);
 
-/* Behind all layers of a step: FKV_UNSUPPORTED if an expert was not what its file says, because f16 cannot hold its scales. */
+/* Called after the last layer of a step. Returns FKV_UNSUPPORTED if an expert's scales overflowed 16-bit floats in this step. */
 fkv_status fkv_experts_status(fkv_runner *runner);
 
 #endif

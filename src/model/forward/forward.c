@@ -1,15 +1,16 @@
-/* The forward pass on the CPU: one for every architecture; what differs is in the model's features and in what its layers have.
+/* The forward pass of the CPU backend, shared by all architectures. Differences are expressed by the model's features and by the
+ * tensors of its layers.
  *
- * A layer: norm, q k v, heads normalized and rotated, into pages, attention over pages, output projection, added; norm, gate and
- * up, activation, down projection (or experts: experts.c), added. In a parallel block the feed-forward reads what q k v read. A
- * layer that shares pages has no k v and attends over those of another; one with an input of its own adds what it makes of that.
- * Products and attention run on the workers; what lies between them goes row by row, in blocks of rows on the workers where a
- * step has many, and everything that one row needs between two products in one go.
+ * A layer computes: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual; norm, gate and up,
+ * activation, down projection (or experts, see experts.c), residual. In parallel blocks the feed-forward and Q/K/V read the
+ * same input. Layers that share pages have no K and V. Layers with per-layer inputs add a third residual after the
+ * feed-forward.
  *
- * Every row is computed from itself alone, so a token's logits do not depend on what else is in the step.
+ * Worker threads run matrix products, attention, and the row operations between products, in blocks of rows. Each row is computed
+ * independently, so a token's logits do not depend on the other rows of the step.
  *
- * In the last layer only the rows whose logits are asked for go on behind attention, and without any there is no attention
- * in the last layer that has pages, and nothing behind it: a prefill chunk needs it for its keys and values only.
+ * In the last layer only rows with requested logits continue after attention. If no logits are requested, the pass ends after the
+ * last layer that stores keys has written them.
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
@@ -21,18 +22,20 @@ enum { ROWS_PER_ITEM = 4 };
 typedef struct pass {
     fkv_runner *r;
     const fkv_packed_layer *layer;
-    const float *next_norm; /* of the layer that follows, or the final one */
+    const float *next_norm; /* input norm of the next layer, or the final norm */
     const float *next_norm_bias;
-    const fkv_layer_shape *shape; /* of the layer, as all of these: */
+
+    /* Current layer. */
+    const fkv_layer_shape *shape;
     uint32_t index;
-    uint32_t head_pad;     /* D inside pages */
-    uint32_t q_pad;        /* H D, as the output projection's columns */
-    uint32_t ffn_pad;      /* as the down projection's columns */
-    bool heads_lie_apart;  /* what attention gives must be gathered before the output projection */
-    bool k_is_v;           /* before it is normalized or rotates */
-    uint32_t rope;         /* FKV_ROPE_ */
+    uint32_t head_pad;     /* head dimension, padded as in pages */
+    uint32_t q_pad;        /* H * D, padded: columns of the output projection */
+    uint32_t ffn_pad;      /* ffn_dim, padded: columns of the down projection */
+    bool needs_gather;     /* head padding must be removed before the output projection */
+    bool k_is_v;           /* V is a copy of K before norm and RoPE */
+    uint32_t rope;         /* FKV_ROPE_* */
     const float *k_center; /* or NULL */
-    uint32_t n_rows;       /* T; in the last layer, behind attention, those asked for */
+    uint32_t n_rows; /* number of rows in the step; after the last layer's attention, number of rows with requested logits */
 } pass;
 
 typedef void (*row_fn)(const pass *p, uint32_t row);
@@ -42,7 +45,7 @@ typedef struct row_job {
     row_fn run;
 } row_job;
 
-static void run_item(void *context, uint32_t item, uint32_t thread) {
+static void run_pass_rows(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const row_job *job = context;
     uint32_t end = fkv_min_u32((item + 1) * ROWS_PER_ITEM, job->p->n_rows);
@@ -51,16 +54,16 @@ static void run_item(void *context, uint32_t item, uint32_t thread) {
 
 static void run_rows(const pass *p, row_fn run) {
     row_job job = {p, run};
-    fkv_workers_run(p->r->cpu.workers, run_item, &job, fkv_ceil_div(p->n_rows, ROWS_PER_ITEM));
+    fkv_workers_run(p->r->cpu.workers, run_pass_rows, &job, fkv_ceil_div(p->n_rows, ROWS_PER_ITEM));
 }
 
-/* ---- between the products, one row each ---- */
+/* ---- row operations between products ---- */
 
 static float *x_of(const pass *p, uint32_t row) { return p->r->cpu.x + (size_t)row * p->r->cpu.dim_pad; }
 static float *h_of(const pass *p, uint32_t row) { return p->r->cpu.h + (size_t)row * p->r->cpu.dim_pad; }
 
-/* out may be x; no weight: as it is. */
-static void norm(const pass *p, const float *x, const float *weight, const float *bias, float *out) {
+/* Normalizes a row; out may be x. Copies the row if weight is NULL. */
+static void norm_row(const pass *p, const float *x, const float *weight, const float *bias, float *out) {
     const fkv_hparams *h = p->r->model->hparams;
     if (weight == NULL)
         memcpy(out, x, h->dim * sizeof *out);
@@ -70,19 +73,19 @@ static void norm(const pass *p, const float *x, const float *weight, const float
         p->r->ops->rms_norm(x, weight, h->norm_eps, h->dim, out);
 }
 
-/* From tokens to what the first layer reads, and the angles of the row's position. */
-static void begin_row(const pass *p, uint32_t row) {
+/* Looks up the token's embedding, applies the first norm, and computes the RoPE angles of the row's position. */
+static void embed_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     fkv_packed_embed(r->model, r->tokens[row], x_of(p, row));
-    norm(p, x_of(p, row), p->next_norm, p->next_norm_bias, h_of(p, row));
+    norm_row(p, x_of(p, row), p->next_norm, p->next_norm_bias, h_of(p, row));
     for (uint32_t i = 0; i < r->n_ropes; i++) {
         const uint32_t n = r->n_pairs[i];
         float *cosines = r->cpu.cosines[i] + (size_t)row * n;
         float *sines = r->cpu.sines[i] + (size_t)row * n;
         fkv_rope_angles(r->positions[row], r->frequencies[i], n, cosines, sines);
-        for (uint32_t pair = 0; r->rope_sizes[i] != 1.0f && pair < n; pair++) {
-            cosines[pair] *= r->rope_sizes[i];
-            sines[pair] *= r->rope_sizes[i];
+        for (uint32_t pair = 0; r->rope_factors[i] != 1.0f && pair < n; pair++) {
+            cosines[pair] *= r->rope_factors[i];
+            sines[pair] *= r->rope_factors[i];
         }
     }
 }
@@ -93,29 +96,27 @@ static void rotate_heads(const pass *p, uint32_t row, float *heads, uint32_t n_h
     const uint32_t n = r->n_pairs[p->rope];
     const float *cosines = r->cpu.cosines[p->rope] + (size_t)row * n;
     const float *sines = r->cpu.sines[p->rope] + (size_t)row * n;
-    void (*rotate)(float *, const float *, const float *, uint32_t) =
-        r->model->hparams->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves;
-    for (uint32_t i = 0; i < n_heads; i++) rotate(heads + (size_t)i * p->shape->head_dim, cosines, sines, n);
+    for (uint32_t i = 0; i < n_heads; i++) fkv_runner_rotate(r, heads + (size_t)i * p->shape->head_dim, cosines, sines, n);
 }
 
-/* In place; `width` numbers of a row at a time, a head or all of them. */
+/* Normalizes q or k in place, in parts of `width` values: each head separately, or the whole row at once. */
 static void norm_heads(const pass *p, float *heads, uint32_t n_heads, uint32_t width, const float *weight) {
     for (uint32_t at = 0; at < n_heads * p->shape->head_dim; at += width)
         p->r->ops->rms_norm(heads + at, weight, p->r->model->hparams->norm_eps, width, heads + at);
 }
 
-static void norm_own_heads(const pass *p, float *heads, uint32_t n_heads, const float *weight) {
+static void layer_norm_heads(const pass *p, float *heads, uint32_t n_heads, const float *weight) {
     const uint32_t d = p->shape->head_dim;
     for (uint32_t at = 0; at < n_heads * d; at += d)
         p->r->ops->layer_norm(heads + at, weight + at, NULL, p->r->model->hparams->norm_eps, d, heads + at);
 }
 
-static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *weight, const float *center) {
+static void prepare_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *weight, const float *center) {
     const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     uint32_t n = n_heads * p->shape->head_dim;
     if (weight != NULL && h->features.qk_norm == FKV_QK_NORM_OWN_HEADS)
-        norm_own_heads(p, heads, n_heads, weight);
+        layer_norm_heads(p, heads, n_heads, weight);
     else if (weight != NULL)
         norm_heads(p, heads, n_heads, by_row ? n : p->shape->head_dim, weight);
     rotate_heads(p, row, heads, n_heads);
@@ -123,7 +124,7 @@ static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_hea
     fkv_heads_spread(heads, n_heads, p->shape->head_dim, p->head_pad);
 }
 
-static void warm_queries(const pass *p, uint32_t row, float *q) {
+static void scale_queries(const pass *p, uint32_t row, float *q) {
     const fkv_hparams *h = p->r->model->hparams;
     float factor = fkv_runner_temperature(p->r, p->r->positions[row]);
     for (uint32_t i = 0; i < h->n_q_heads * p->head_pad; i++) q[i] *= factor;
@@ -131,7 +132,7 @@ static void warm_queries(const pass *p, uint32_t row, float *q) {
 
 static bool has_pages(const pass *p) { return p->shape->kv_layer == p->index; }
 
-/* q, k and v as they go to the cache. */
+/* Applies norms, RoPE, temperature and padding to q, k and v, and centers k, before they are written to the cache. */
 static void heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
@@ -140,79 +141,82 @@ static void heads_row(const pass *p, uint32_t row) {
     float *q = r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad;
     float *k = r->cpu.k + (size_t)row * n_kv * p->head_pad;
     float *v = r->cpu.v + (size_t)row * n_kv * p->head_pad;
-    turn_heads(p, row, q, h->n_q_heads, p->layer->q_norm, NULL);
-    if (h->temperature != 0.0f) warm_queries(p, row, q);
+    prepare_heads(p, row, q, h->n_q_heads, p->layer->q_norm, NULL);
+    if (h->temperature != 0.0f) scale_queries(p, row, q);
     if (!has_pages(p)) return;
     if (p->k_is_v) memcpy(v, k, (size_t)n_kv * d * sizeof *v);
     if (h->features.v_norm) norm_heads(p, v, n_kv, d, r->model->packed->ones);
-    turn_heads(p, row, k, n_kv, p->layer->k_norm, p->k_center);
+    prepare_heads(p, row, k, n_kv, p->layer->k_norm, p->k_center);
     fkv_heads_spread(v, n_kv, d, p->head_pad);
 }
 
-/* What is padded may hold numbers of a wider layer. */
-static void clear_rest(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
+/* Zeroes the padding of a row, which may still hold values from a wider layer. */
+static void zero_padding(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
 
-static void gather_row(const pass *p, uint32_t row) {
+static void gather_heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     float *out = r->cpu.gathered + (size_t)row * p->q_pad;
     fkv_heads_gather(r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad, h->n_q_heads, p->shape->head_dim, p->head_pad, out);
-    clear_rest(out, h->n_q_heads * p->shape->head_dim, p->q_pad);
+    zero_padding(out, h->n_q_heads * p->shape->head_dim, p->q_pad);
 }
 
-/* h, which a projection gave, is normalized where the model does that, scaled, and added to x. */
-static void add_row(const pass *p, uint32_t row, const float *post_norm) {
+/* Adds the output of a projection, in h, to the residual stream x, after the optional post-norm and residual scale. */
+static void add_residual_row(const pass *p, uint32_t row, const float *post_norm) {
     const fkv_model *m = p->r->model;
-    float *given = h_of(p, row);
-    if (post_norm != NULL) norm(p, given, post_norm, NULL, given);
+    float *output = h_of(p, row);
+    if (post_norm != NULL) norm_row(p, output, post_norm, NULL, output);
     if (m->residual_scale != 1.0f)
-        p->r->ops->add_scaled(x_of(p, row), given, m->residual_scale, m->hparams->dim);
+        p->r->ops->add_scaled(x_of(p, row), output, m->residual_scale, m->hparams->dim);
     else
-        p->r->ops->add(x_of(p, row), given, m->hparams->dim);
+        p->r->ops->add(x_of(p, row), output, m->hparams->dim);
 }
 
 static void add_attention_row(const pass *p, uint32_t row) {
-    add_row(p, row, p->layer->post_attn_norm);
-    if (p->r->model->hparams->features.parallel) return; /* the feed-forward has read its rows */
-    norm(p, x_of(p, row), p->layer->ffn_norm, p->layer->ffn_norm_bias, h_of(p, row));
+    add_residual_row(p, row, p->layer->post_attn_norm);
+    /* in parallel blocks, the feed-forward has already read the input that it shares with attention */
+    if (p->r->model->hparams->features.parallel) return;
+    norm_row(p, x_of(p, row), p->layer->ffn_norm, p->layer->ffn_norm_bias, h_of(p, row));
 }
 
-/* Behind the last thing that a layer adds. */
+/* Ends a layer: scales x by the layer's output scale and applies the next layer's norm. */
 static void end_row(const pass *p, uint32_t row) {
     float *x = x_of(p, row);
     for (uint32_t i = 0; p->layer->out_scale != NULL && i < p->r->model->hparams->dim; i++) x[i] *= p->layer->out_scale[0];
-    norm(p, x, p->next_norm, p->next_norm_bias, h_of(p, row));
+    norm_row(p, x, p->next_norm, p->next_norm_bias, h_of(p, row));
 }
 
 static void add_ffn_row(const pass *p, uint32_t row) {
-    add_row(p, row, p->layer->post_ffn_norm);
+    add_residual_row(p, row, p->layer->post_ffn_norm);
     if (p->layer->input_norm == NULL) end_row(p, row);
 }
 
 static float *dense_of(const pass *p, uint32_t row) { return p->r->cpu.dense + (size_t)row * p->r->cpu.dim_pad; }
 
 static void begin_router_row(const pass *p, uint32_t row) {
-    norm(p, h_of(p, row), p->layer->post_dense_norm, NULL, dense_of(p, row));
-    norm(p, x_of(p, row), p->layer->router_norm, NULL, h_of(p, row));
+    norm_row(p, h_of(p, row), p->layer->post_dense_norm, NULL, dense_of(p, row));
+    norm_row(p, x_of(p, row), p->layer->router_norm, NULL, h_of(p, row));
 }
 
-static void begin_experts_row(const pass *p, uint32_t row) { norm(p, x_of(p, row), p->layer->experts_norm, NULL, h_of(p, row)); }
+static void begin_experts_row(const pass *p, uint32_t row) {
+    norm_row(p, x_of(p, row), p->layer->experts_norm, NULL, h_of(p, row));
+}
 
-static void join_row(const pass *p, uint32_t row) {
-    norm(p, h_of(p, row), p->layer->post_experts_norm, NULL, h_of(p, row));
+static void join_experts_row(const pass *p, uint32_t row) {
+    norm_row(p, h_of(p, row), p->layer->post_experts_norm, NULL, h_of(p, row));
     p->r->ops->add(h_of(p, row), dense_of(p, row), p->r->model->hparams->dim);
 }
 
 static void add_input_row(const pass *p, uint32_t row) {
-    add_row(p, row, p->layer->input_norm);
+    add_residual_row(p, row, p->layer->input_norm);
     end_row(p, row);
 }
 
-static void activate_row(const pass *p, uint32_t row) {
+static void activate_ffn_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     float *gate = r->cpu.gate + (size_t)row * p->ffn_pad;
     fkv_activate(r, gate, r->cpu.up + (size_t)row * p->ffn_pad, p->shape->ffn_dim);
-    clear_rest(gate, p->shape->ffn_dim, p->ffn_pad);
+    zero_padding(gate, p->shape->ffn_dim, p->ffn_pad);
 }
 
 static float *inputs_of(const pass *p, uint32_t row) {
@@ -224,10 +228,10 @@ static void activate_input_row(const pass *p, uint32_t row) {
     const uint32_t n = p->r->model->hparams->input_dim;
     float *gate = p->r->cpu.gate + (size_t)row * fkv_packed_pad(n);
     fkv_activate(p->r, gate, inputs_of(p, row) + (size_t)p->index * n, n);
-    clear_rest(gate, n, fkv_packed_pad(n));
+    zero_padding(gate, n, fkv_packed_pad(n));
 }
 
-/* What every layer reads of the token: what is looked up and what the embedding is projected to, half of the square of each. */
+/* Computes the per-layer inputs: (normalized projection of the embedding + per-layer token embedding) / sqrt(2). */
 static void begin_inputs_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_model *m = r->model;
@@ -243,8 +247,8 @@ static void begin_inputs_row(const pass *p, uint32_t row) {
     for (uint32_t i = 0; i < h->n_layers * n; i++) inputs[i] = (inputs[i] + looked_up[i] * sqrtf((float)n)) * sqrtf(0.5f);
 }
 
-/* Logits as the model means them. */
-static void finish_row(const pass *p, uint32_t row) {
+/* Applies the logit scale and the final soft cap. */
+static void finish_logits_row(const pass *p, uint32_t row) {
     const fkv_hparams *h = p->r->model->hparams;
     float *logits = p->r->logits + (size_t)row * h->n_vocab;
     for (uint32_t i = 0; h->logit_scale != 0.0f && i < h->n_vocab; i++) logits[i] *= h->logit_scale;
@@ -254,7 +258,7 @@ static void finish_row(const pass *p, uint32_t row) {
 
 /* ---- layers ---- */
 
-static void multiply(const pass *p, const fkv_product *products, uint32_t n_products, const float *x, uint32_t x_stride) {
+static void multiply_rows(const pass *p, const fkv_product *products, uint32_t n_products, const float *x, uint32_t x_stride) {
     fkv_product_run(p->r->cpu.workers, p->r->config.isa, products, n_products, x, p->n_rows, x_stride, p->r->cpu.input);
 }
 
@@ -266,50 +270,51 @@ static void multiply_qkv(const pass *p) {
     uint32_t kv_stride = p->shape->n_kv_heads * p->head_pad;
     const fkv_product products[] = {
         {&l->q, l->q_bias, r->cpu.q, q_stride}, {&l->k, l->k_bias, r->cpu.k, kv_stride}, {&l->v, l->v_bias, r->cpu.v, kv_stride}};
-    multiply(p, products, !has_pages(p) ? 1 : p->k_is_v ? 2 : 3, r->cpu.h, r->cpu.dim_pad);
+    multiply_rows(p, products, !has_pages(p) ? 1 : p->k_is_v ? 2 : 3, r->cpu.h, r->cpu.dim_pad);
 }
 
 static void move_row(float *rows, uint32_t stride, uint32_t to, uint32_t from) {
     memcpy(rows + (size_t)to * stride, rows + (size_t)from * stride, stride * sizeof *rows);
 }
 
-/* Moves the rows asked for to the front: a row never moves back, so none is overwritten before it has moved. */
-static void keep_asked(pass *p) {
+/* Compacts the rows with requested logits to the front. Rows are moved to lower indices, in ascending order, so no row is
+ * overwritten before it has been moved. */
+static void keep_logit_rows(pass *p) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
-    for (uint32_t i = 0; i < r->n_asked; i++) {
-        uint32_t from = r->asked[i];
+    for (uint32_t i = 0; i < r->n_logit_rows; i++) {
+        uint32_t from = r->logit_rows[i];
         if (from == i) continue;
         move_row(r->cpu.x, r->cpu.dim_pad, i, from);
         move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
         if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
         if (h->features.parallel) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
     }
-    p->n_rows = r->n_asked;
+    p->n_rows = r->n_logit_rows;
 }
 
 static void add_attention(const pass *p) {
     const fkv_runner *r = p->r;
-    if (p->heads_lie_apart) run_rows(p, gather_row);
+    if (p->needs_gather) run_rows(p, gather_heads_row);
     const fkv_product out = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
-    multiply(p, &out, 1, p->heads_lie_apart ? r->cpu.gathered : r->cpu.q, p->q_pad);
+    multiply_rows(p, &out, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
     run_rows(p, add_attention_row);
 }
 
-/* From h to the activated rows of gate. */
+/* Computes activation(gate) * up from the rows of h and stores it in gate. */
 static void begin_ffn(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_packed_layer *l = p->layer;
     const fkv_product gate_up[] = {{&l->gate, l->gate_bias, r->cpu.gate, p->ffn_pad},
                                    {&l->up, l->up_bias, r->cpu.up, p->ffn_pad}};
-    multiply(p, gate_up, 2, r->cpu.h, r->cpu.dim_pad);
-    run_rows(p, activate_row);
+    multiply_rows(p, gate_up, 2, r->cpu.h, r->cpu.dim_pad);
+    run_rows(p, activate_ffn_row);
 }
 
 static void multiply_down(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_product down = {&p->layer->down, p->layer->down_bias, r->cpu.h, r->cpu.dim_pad};
-    multiply(p, &down, 1, r->cpu.gate, p->ffn_pad);
+    multiply_rows(p, &down, 1, r->cpu.gate, p->ffn_pad);
 }
 
 static void end_ffn(const pass *p) {
@@ -317,35 +322,36 @@ static void end_ffn(const pass *p) {
     run_rows(p, add_ffn_row);
 }
 
-/* What the layer makes of its input and of x, added to x. */
+/* Adds the layer's per-layer input to x, after gating it with x. */
 static void add_input(const pass *p) {
     const fkv_runner *r = p->r;
     const uint32_t padded = fkv_packed_pad(r->model->hparams->input_dim);
     const fkv_product gate = {&p->layer->input_gate, NULL, r->cpu.gate, padded};
     const fkv_product out = {&p->layer->input_proj, NULL, r->cpu.h, r->cpu.dim_pad};
-    multiply(p, &gate, 1, r->cpu.x, r->cpu.dim_pad);
+    multiply_rows(p, &gate, 1, r->cpu.x, r->cpu.dim_pad);
     run_rows(p, activate_input_row);
-    multiply(p, &out, 1, r->cpu.gate, padded);
+    multiply_rows(p, &out, 1, r->cpu.gate, padded);
     run_rows(p, add_input_row);
 }
 
-/* Experts, alone or beside a feed-forward: then each reads x by a norm of its own, as the router does, and both are added. */
+/* Runs the experts. In layers with a parallel dense feed-forward, the router, the experts and the feed-forward apply separate
+ * norms to x, and the outputs of experts and feed-forward are added. */
 static void add_experts(const pass *p) {
     const fkv_runner *r = p->r;
-    const bool beside = r->model->hparams->features.experts_beside;
-    if (beside) {
+    const bool has_parallel_experts = r->model->hparams->features.parallel_experts;
+    if (has_parallel_experts) {
         begin_ffn(p);
         multiply_down(p);
         run_rows(p, begin_router_row);
     }
     fkv_experts_route(p->r, p->layer, p->n_rows);
-    if (beside) run_rows(p, begin_experts_row);
+    if (has_parallel_experts) run_rows(p, begin_experts_row);
     fkv_experts_run(p->r, p->layer, p->shape, p->n_rows);
-    if (beside) run_rows(p, join_row);
+    if (has_parallel_experts) run_rows(p, join_experts_row);
     run_rows(p, add_ffn_row);
 }
 
-/* Behind attention. */
+/* Runs the part of a layer after attention. */
 static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
@@ -359,7 +365,7 @@ static void finish_layer(const pass *p) {
     if (h->input_dim != 0) add_input(p);
 }
 
-static bool lie_apart(const fkv_runner *r, const fkv_layer_shape *s) {
+static bool heads_need_gather(const fkv_runner *r, const fkv_layer_shape *s) {
     const uint32_t n = r->model->hparams->n_q_heads * s->head_dim;
     return fkv_runner_head_pad(r, s->head_dim) != s->head_dim || fkv_packed_pad(n) != n;
 }
@@ -374,7 +380,7 @@ static void begin_layer(pass *p, uint32_t i) {
     p->head_pad = fkv_runner_head_pad(p->r, p->shape->head_dim);
     p->q_pad = fkv_packed_pad(h->n_q_heads * p->shape->head_dim);
     p->ffn_pad = fkv_packed_pad(p->shape->ffn_dim);
-    p->heads_lie_apart = lie_apart(p->r, p->shape);
+    p->needs_gather = heads_need_gather(p->r, p->shape);
     p->k_is_v = p->r->model->tensors[i].v == NULL;
     p->next_norm = last ? w->final_norm : w->layers[i + 1].attn_norm;
     p->next_norm_bias = last ? w->final_norm_bias : w->layers[i + 1].attn_norm_bias;
@@ -386,7 +392,7 @@ static void begin_inputs(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     const fkv_product inputs = {&r->model->packed->inputs_proj, NULL, r->cpu.inputs, h->n_layers * h->input_dim};
-    multiply(p, &inputs, 1, r->cpu.x, r->cpu.dim_pad);
+    multiply_rows(p, &inputs, 1, r->cpu.x, r->cpu.dim_pad);
     run_rows(p, begin_inputs_row);
 }
 
@@ -396,7 +402,7 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
     const fkv_packed_weights *w = m->packed;
     p->next_norm = w->layers[0].attn_norm;
     p->next_norm_bias = w->layers[0].attn_norm_bias;
-    run_rows(p, begin_row);
+    run_rows(p, embed_row);
     if (h->input_dim != 0) begin_inputs(p);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         bool last = i + 1 == h->n_layers;
@@ -406,30 +412,30 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         if (p->r->observe != NULL && has_pages(p))
             p->r->observe(p->r->observer, i, p->r->cpu.q, p->r->cpu.k, p->n_rows, p->r->positions[0]);
         if (has_pages(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
-        if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_asked == 0) return FKV_OK;
+        if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_logit_rows == 0) return FKV_OK;
         FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));
-        if (last) keep_asked(p);
+        if (last) keep_logit_rows(p);
         finish_layer(p);
     }
     const fkv_product out = {&w->output, NULL, p->r->logits, h->n_vocab};
-    multiply(p, &out, 1, p->r->cpu.h, p->r->cpu.dim_pad);
-    if (h->logit_scale != 0.0f || h->final_softcap != 0.0f) run_rows(p, finish_row);
+    multiply_rows(p, &out, 1, p->r->cpu.h, p->r->cpu.dim_pad);
+    if (h->logit_scale != 0.0f || h->final_softcap != 0.0f) run_rows(p, finish_logits_row);
     return FKV_OK;
 }
 
-/* ---- the backend ---- */
+/* ---- backend interface ---- */
 
-static fkv_status forward(fkv_runner *r, fkv_step *step) {
+static fkv_status forward_cpu(fkv_runner *r, fkv_step *step) {
     pass p = {.r = r, .n_rows = r->n_tokens};
     FKV_TRY(run_layers(&p, step));
     return fkv_experts_status(r);
 }
 
-/* The widest rows of all layers. */
+/* Largest row widths over all layers. */
 typedef struct widths {
-    uint32_t q, kv;     /* as pages hold heads */
-    uint32_t gathered;  /* 0: no layer gathers */
-    uint32_t attention; /* what output projections read */
+    uint32_t q, kv;     /* row widths including head padding */
+    uint32_t gathered;  /* width of the rows without head padding; 0 if no layer has head padding to remove */
+    uint32_t attention; /* width of the input of the output projection */
     uint32_t ffn;
 } widths;
 
@@ -443,7 +449,7 @@ static widths widths_of(const fkv_runner *r) {
         w.q = fkv_max_u32(w.q, h->n_q_heads * head_pad);
         w.kv = fkv_max_u32(w.kv, s->n_kv_heads * head_pad);
         w.attention = fkv_max_u32(w.attention, q_pad);
-        if (lie_apart(r, s)) w.gathered = fkv_max_u32(w.gathered, q_pad);
+        if (heads_need_gather(r, s)) w.gathered = fkv_max_u32(w.gathered, q_pad);
         w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(s->ffn_dim));
     }
     w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(h->input_dim));
@@ -451,7 +457,7 @@ static widths widths_of(const fkv_runner *r) {
     return w;
 }
 
-static void layout(fkv_carve *carve, fkv_runner *r) {
+static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
     const widths w = widths_of(r);
     fkv_cpu_runner *c = &r->cpu;
@@ -475,7 +481,7 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
         c->looked_up = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);
     }
     if (h->n_experts != 0) fkv_experts_layout(carve, r);
-    if (h->n_experts != 0 && h->features.experts_beside) c->dense = FKV_CARVE(carve, t * c->dim_pad, float);
+    if (h->n_experts != 0 && h->features.parallel_experts) c->dense = FKV_CARVE(carve, t * c->dim_pad, float);
     uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
     c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes((uint32_t)t, widest));
 }
@@ -483,20 +489,20 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
 static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
     (void)r;
     (void)cache;
-    return 0; /* all of it is in the walk */
+    return 0; /* 0: layout_activations() counts all activations */
 }
 
-static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
+static fkv_status open_cpu_runner(fkv_runner *r, const fkv_config *cache) {
     FKV_TRY(fkv_cache_open(cache, &r->cache));
     r->cpu.workers = fkv_cache_workers(r->cache);
     return FKV_OK;
 }
 
-static void close_runner(fkv_runner *r) { fkv_cache_close(r->cache); }
+static void close_cpu_runner(fkv_runner *r) { fkv_cache_close(r->cache); }
 
-static fkv_status memory(fkv_backend_memory *now) {
+static fkv_status cpu_memory(fkv_backend_memory *now) {
     (void)now;
-    return fkv_fail(FKV_UNSUPPORTED, "the CPU has no counters of its own: what it holds is the memory of the process");
+    return fkv_fail(FKV_UNSUPPORTED, "the CPU backend has no allocator statistics: it uses ordinary process memory");
 }
 
 const fkv_model_backend fkv_cpu_model_backend = {.count_weights = fkv_packed_weights_count,
@@ -504,9 +510,9 @@ const fkv_model_backend fkv_cpu_model_backend = {.count_weights = fkv_packed_wei
                                                  .unload_weights = fkv_packed_weights_unload,
                                                  .available = fkv_memory_available,
                                                  .plan_cache = fkv_plan_make,
-                                                 .layout = layout,
+                                                 .layout = layout_activations,
                                                  .step_bytes = step_bytes,
-                                                 .open = open_runner,
-                                                 .close = close_runner,
-                                                 .forward = forward,
-                                                 .memory = memory};
+                                                 .open = open_cpu_runner,
+                                                 .close = close_cpu_runner,
+                                                 .forward = forward_cpu,
+                                                 .memory = cpu_memory};

@@ -1,12 +1,12 @@
-/* See packed_weights.h.
+/* Packs weights for the CPU kernels; see packed_weights.h.
  *
- * Experts are not repacked: a token reads a few of them, so that a file of 20 GB would be in memory twice for little. Their
- * matrices have rows and no panels (matrix.h), and the system keeps what is used of them in its page cache. A cache of repacked
- * experts would take, for what it holds, memory that the page cache cannot have.
+ * Experts are not repacked. A token reads only a few of them, so a packed copy would double the memory of a large model for
+ * little gain. Their matrices refer to rows of the mapped file (matrix.h), and the operating system's page cache keeps the active
+ * experts in memory.
  *
- * One walk over the parts of a model is done twice: first it counts the bytes; then, in a map of exactly that size, it repacks.
- * Rows are set by worker threads, a panel each; what was repacked is released from the mapped file at once, so that a model is
- * never in memory twice.
+ * The function that visits all tensors of the model runs twice: first to count bytes, then to repack into a mapping of exactly
+ * that size. Worker threads pack one panel at a time. Pages of the mapped file are released as soon as they are repacked, so
+ * the weights are never in memory twice.
  */
 #include "packed_weights.h"
 
@@ -14,18 +14,17 @@
 #include "../../base/memory.h"
 #include "../../base/workers.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 typedef struct packing {
     const fkv_model *model;
-    fkv_carve carve; /* base NULL: the walk that counts */
+    fkv_carve carve; /* base is NULL in the counting pass */
     fkv_workers *workers;
-    uint8_t *scratch; /* [n_threads, scratch_bytes], of the walk that repacks */
+    uint8_t *scratch; /* [n_threads, scratch_bytes], allocated only for repacking */
     uint64_t scratch_bytes;
-    fkv_panel_room room; /* its sizes, for what stays mapped */
+    fkv_panel_room room; /* buffer sizes for matrices that are read from the mapped file */
     uint64_t mapped_bytes;
     uint64_t touched_bytes;
 } packing;
@@ -37,7 +36,7 @@ typedef struct repack_job {
     fkv_matrix *matrix;
     uint8_t *scratch;
     uint64_t scratch_bytes;
-    atomic_bool overflowed; /* a scale is beyond f16 */
+    atomic_bool overflowed; /* a value overflowed f16 */
 } repack_job;
 
 static void repack_panel(void *context, uint32_t item, uint32_t thread) {
@@ -48,47 +47,46 @@ static void repack_panel(void *context, uint32_t item, uint32_t thread) {
         atomic_store_explicit(&j->overflowed, true, memory_order_relaxed);
 }
 
-static fkv_status repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+static fkv_status repack_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     FKV_ASSERT(p->scratch != NULL && p->workers != NULL);
     repack_job job = {.tensor = tensor, .matrix = matrix, .scratch = p->scratch, .scratch_bytes = p->scratch_bytes};
     fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));
     fkv_weights_release(p->model->weights, tensor);
-    FKV_REQUIRE(!job.overflowed, FKV_UNSUPPORTED, "tensor %s has scales or numbers that are not finite as 16-bit floats",
-                tensor->name);
+    FKV_REQUIRE(!job.overflowed, FKV_UNSUPPORTED, "tensor %s has values or scales that overflow 16-bit floats", tensor->name);
     return FKV_OK;
 }
 
-static void want_scratch(packing *p, uint32_t n_cols) {
+static void reserve_scratch(packing *p, uint32_t n_cols) {
     uint64_t bytes = fkv_tensor_scratch_bytes(n_cols);
     if (bytes > p->scratch_bytes) p->scratch_bytes = bytes;
 }
 
-static fkv_status take_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+static fkv_status pack_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     FKV_TRY(fkv_tensor_matrix_shape(tensor, matrix));
     matrix->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(matrix));
-    want_scratch(p, matrix->n_cols);
-    return p->carve.base != NULL ? repack(p, tensor, matrix) : FKV_OK;
+    reserve_scratch(p, matrix->n_cols);
+    return p->carve.base != NULL ? repack_matrix(p, tensor, matrix) : FKV_OK;
 }
 
 static fkv_status map_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     FKV_TRY(fkv_tensor_map_matrix(tensor, matrix));
     fkv_panel_room_grow(&p->room, matrix);
-    want_scratch(p, matrix->n_cols); /* of its biases */
+    reserve_scratch(p, matrix->n_cols); /* scratch memory for the biases of the matrix */
     p->mapped_bytes += fkv_tensor_stored_bytes(tensor);
     return FKV_OK;
 }
 
 /* ---- vectors ---- */
 
-static float *take_norm(packing *p, const fkv_tensor *tensor) {
+static float *pack_norm(packing *p, const fkv_tensor *tensor) {
     if (tensor == NULL) return NULL;
     float *out = FKV_CARVE(&p->carve, tensor->n_cols, float);
     if (p->carve.base != NULL) fkv_tensor_norm_floats(tensor, p->model->hparams, out);
     return out;
 }
 
-/* Of one row, or of one for each expert. */
-static float *take_bias(packing *p, const fkv_tensor *tensor) {
+/* Converts a bias vector, or one bias row per expert, to floats. */
+static float *pack_bias(packing *p, const fkv_tensor *tensor) {
     if (tensor == NULL) return NULL;
     float *out = FKV_CARVE(&p->carve, (uint64_t)tensor->n_rows * tensor->n_cols, float);
     for (uint32_t row = 0; p->carve.base != NULL && row < tensor->n_rows; row++) {
@@ -103,7 +101,7 @@ static float *take_bias(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
-static float *take_ones(packing *p) {
+static float *pack_ones(packing *p) {
     const fkv_hparams *h = p->model->hparams;
     uint32_t n = 0;
     for (uint32_t i = 0; i < h->n_layers; i++) n = fkv_max_u32(n, h->shapes[i].head_dim);
@@ -112,16 +110,16 @@ static float *take_ones(packing *p) {
     return out;
 }
 
-/* ---- the walk ---- */
+/* ---- traversal ---- */
 
-static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+static fkv_status pack_experts(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
     uint32_t n = p->model->hparams->n_experts;
     const struct {
         const fkv_tensor **tensors;
         fkv_matrix *matrices;
     } parts[] = {
         {t->gate_experts, layer->gate_experts}, {t->up_experts, layer->up_experts}, {t->down_experts, layer->down_experts}};
-    FKV_TRY(take_matrix(p, t->router, &layer->router));
+    FKV_TRY(pack_matrix(p, t->router, &layer->router));
     for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
         uint64_t largest = 0;
         for (uint32_t e = 0; e < n; e++) {
@@ -133,82 +131,82 @@ static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
         }
         p->touched_bytes += p->model->hparams->n_experts_used * largest;
     }
-    layer->router_bias = take_bias(p, t->router_bias);
-    layer->expert_scales = take_bias(p, t->expert_scales);
-    layer->router_norm = take_bias(p, t->router_scale);
+    layer->router_bias = pack_bias(p, t->router_bias);
+    layer->expert_scales = pack_bias(p, t->expert_scales);
+    layer->router_norm = pack_bias(p, t->router_scale);
     for (uint32_t i = 0; p->carve.base != NULL && layer->router_norm != NULL && i < p->model->hparams->dim; i++)
         layer->router_norm[i] /= sqrtf((float)p->model->hparams->dim);
-    layer->experts_norm = take_norm(p, t->experts_norm);
-    layer->post_dense_norm = take_norm(p, t->post_dense_norm);
-    layer->post_experts_norm = take_norm(p, t->post_experts_norm);
-    layer->router_correction = take_bias(p, t->router_correction);
-    if (t->shared_gate != NULL) FKV_TRY(take_matrix(p, t->shared_gate, &layer->shared_gate));
-    layer->gate_experts_bias = take_bias(p, t->gate_experts_bias);
-    layer->up_experts_bias = take_bias(p, t->up_experts_bias);
-    layer->down_experts_bias = take_bias(p, t->down_experts_bias);
+    layer->experts_norm = pack_norm(p, t->experts_norm);
+    layer->post_dense_norm = pack_norm(p, t->post_dense_norm);
+    layer->post_experts_norm = pack_norm(p, t->post_experts_norm);
+    layer->router_correction = pack_bias(p, t->router_correction);
+    if (t->shared_gate != NULL) FKV_TRY(pack_matrix(p, t->shared_gate, &layer->shared_gate));
+    layer->gate_experts_bias = pack_bias(p, t->gate_experts_bias);
+    layer->up_experts_bias = pack_bias(p, t->up_experts_bias);
+    layer->down_experts_bias = pack_bias(p, t->down_experts_bias);
     return FKV_OK;
 }
 
-static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
-    FKV_TRY(take_matrix(p, t->q, &layer->q));
-    if (t->k != NULL) FKV_TRY(take_matrix(p, t->k, &layer->k));
-    if (t->v != NULL) FKV_TRY(take_matrix(p, t->v, &layer->v));
-    FKV_TRY(take_matrix(p, t->o, &layer->o));
+static fkv_status pack_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+    FKV_TRY(pack_matrix(p, t->q, &layer->q));
+    if (t->k != NULL) FKV_TRY(pack_matrix(p, t->k, &layer->k));
+    if (t->v != NULL) FKV_TRY(pack_matrix(p, t->v, &layer->v));
+    FKV_TRY(pack_matrix(p, t->o, &layer->o));
     if (t->input_gate != NULL) {
-        FKV_TRY(take_matrix(p, t->input_gate, &layer->input_gate));
-        FKV_TRY(take_matrix(p, t->input_proj, &layer->input_proj));
+        FKV_TRY(pack_matrix(p, t->input_gate, &layer->input_gate));
+        FKV_TRY(pack_matrix(p, t->input_proj, &layer->input_proj));
     }
-    if (t->router != NULL) FKV_TRY(take_experts(p, t, layer));
+    if (t->router != NULL) FKV_TRY(pack_experts(p, t, layer));
     if (t->gate != NULL) {
-        FKV_TRY(take_matrix(p, t->gate, &layer->gate));
-        FKV_TRY(take_matrix(p, t->up, &layer->up));
-        FKV_TRY(take_matrix(p, t->down, &layer->down));
+        FKV_TRY(pack_matrix(p, t->gate, &layer->gate));
+        FKV_TRY(pack_matrix(p, t->up, &layer->up));
+        FKV_TRY(pack_matrix(p, t->down, &layer->down));
     }
-    layer->attn_norm = take_norm(p, t->attn_norm);
-    layer->attn_norm_bias = take_bias(p, t->attn_norm_bias);
-    layer->ffn_norm = take_norm(p, t->ffn_norm);
-    layer->ffn_norm_bias = take_bias(p, t->ffn_norm_bias);
-    layer->q_bias = take_bias(p, t->q_bias);
-    layer->k_bias = take_bias(p, t->k_bias);
-    layer->v_bias = take_bias(p, t->v_bias);
-    layer->o_bias = take_bias(p, t->o_bias);
-    layer->gate_bias = take_bias(p, t->gate_bias);
-    layer->up_bias = take_bias(p, t->up_bias);
-    layer->down_bias = take_bias(p, t->down_bias);
-    layer->q_norm = take_norm(p, t->q_norm);
-    layer->k_norm = take_norm(p, t->k_norm);
-    layer->post_attn_norm = take_norm(p, t->post_attn_norm);
-    layer->post_ffn_norm = take_norm(p, t->post_ffn_norm);
-    layer->input_norm = take_norm(p, t->input_norm);
-    layer->out_scale = take_bias(p, t->out_scale);
+    layer->attn_norm = pack_norm(p, t->attn_norm);
+    layer->attn_norm_bias = pack_bias(p, t->attn_norm_bias);
+    layer->ffn_norm = pack_norm(p, t->ffn_norm);
+    layer->ffn_norm_bias = pack_bias(p, t->ffn_norm_bias);
+    layer->q_bias = pack_bias(p, t->q_bias);
+    layer->k_bias = pack_bias(p, t->k_bias);
+    layer->v_bias = pack_bias(p, t->v_bias);
+    layer->o_bias = pack_bias(p, t->o_bias);
+    layer->gate_bias = pack_bias(p, t->gate_bias);
+    layer->up_bias = pack_bias(p, t->up_bias);
+    layer->down_bias = pack_bias(p, t->down_bias);
+    layer->q_norm = pack_norm(p, t->q_norm);
+    layer->k_norm = pack_norm(p, t->k_norm);
+    layer->post_attn_norm = pack_norm(p, t->post_attn_norm);
+    layer->post_ffn_norm = pack_norm(p, t->post_ffn_norm);
+    layer->input_norm = pack_norm(p, t->input_norm);
+    layer->out_scale = pack_bias(p, t->out_scale);
     return FKV_OK;
 }
 
-static fkv_status take_all(packing *p, fkv_packed_weights *packed) {
+static fkv_status pack_all(packing *p, fkv_packed_weights *packed) {
     const fkv_model *m = p->model;
-    FKV_TRY(take_matrix(p, m->output, &packed->output));
-    packed->final_norm = take_norm(p, m->final_norm);
-    packed->final_norm_bias = take_bias(p, m->final_norm_bias);
-    if (m->inputs_proj != NULL) FKV_TRY(take_matrix(p, m->inputs_proj, &packed->inputs_proj));
-    packed->inputs_norm = take_norm(p, m->inputs_norm);
-    if (m->hparams->features.v_norm) packed->ones = take_ones(p);
+    FKV_TRY(pack_matrix(p, m->output, &packed->output));
+    packed->final_norm = pack_norm(p, m->final_norm);
+    packed->final_norm_bias = pack_bias(p, m->final_norm_bias);
+    if (m->inputs_proj != NULL) FKV_TRY(pack_matrix(p, m->inputs_proj, &packed->inputs_proj));
+    packed->inputs_norm = pack_norm(p, m->inputs_norm);
+    if (m->hparams->features.v_norm) packed->ones = pack_ones(p);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) {
         fkv_packed_layer counted = {0};
-        FKV_TRY(take_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));
+        FKV_TRY(pack_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));
     }
     return FKV_OK;
 }
 
-static fkv_status count(packing *p) {
+static fkv_status count_bytes(packing *p) {
     fkv_packed_weights counted = {0};
-    FKV_TRY(take_all(p, &counted));
-    FKV_REQUIRE(!p->carve.overflow, FKV_UNSUPPORTED, "the weights of this model do not fit 64 bits");
+    FKV_TRY(pack_all(p, &counted));
+    FKV_REQUIRE(!p->carve.overflow, FKV_UNSUPPORTED, "the size of the weights overflows 64 bits");
     return FKV_OK;
 }
 
 fkv_status fkv_packed_weights_count(fkv_model *model) {
     packing p = {.model = model};
-    FKV_TRY(count(&p));
+    FKV_TRY(count_bytes(&p));
     bool looked_up = model->embedding != model->output;
     uint64_t row = looked_up ? model->embedding->row_bytes : 0;
     model->mapped_bytes = p.mapped_bytes + model->embedding->n_rows * row;
@@ -217,49 +215,49 @@ fkv_status fkv_packed_weights_count(fkv_model *model) {
         model->mapped_bytes += model->inputs->n_rows * model->inputs->row_bytes;
         model->touched_bytes += model->inputs->row_bytes;
     }
-    model->room_bytes = p.room.thread_bytes;
-    model->room_scratch = p.room.scratch_bytes;
+    model->panel_bytes = p.room.thread_bytes;
+    model->panel_scratch_bytes = p.room.scratch_bytes;
     model->info.packed_bytes = fkv_align_up(p.carve.used, fkv_os_page_bytes());
     return FKV_OK;
 }
 
 /* ---- load ---- */
 
-static fkv_status check_fits(uint64_t bytes) {
+static fkv_status check_weights_fit(uint64_t bytes) {
     const char *source = NULL;
     uint64_t available = fkv_memory_available(&source);
-    FKV_REQUIRE(bytes <= available, FKV_NO_MEMORY, "the weights take %" PRIu64 " bytes of memory and %s allows %" PRIu64, bytes,
-                source, available);
+    FKV_REQUIRE(bytes <= available, FKV_NO_MEMORY, "the weights need %llu bytes of memory but %s allows %llu",
+                (unsigned long long)bytes, source, (unsigned long long)available);
     return FKV_OK;
 }
 
-/* The walk that repacks, with threads and scratch of its own for as long as it takes. */
+/* Repacks all weights, using temporary worker threads and scratch memory. */
 static fkv_status repack_all(packing *p, fkv_packed_weights *packed) {
     uint32_t n_threads = p->model->config.n_threads != 0 ? p->model->config.n_threads : fkv_cpu_count();
-    void *place = aligned_alloc(FKV_CARVE_ALIGN, (size_t)fkv_align_up(fkv_workers_bytes(n_threads), FKV_CARVE_ALIGN));
+    void *workers_memory = aligned_alloc(FKV_CARVE_ALIGN, (size_t)fkv_align_up(fkv_workers_bytes(n_threads), FKV_CARVE_ALIGN));
     p->scratch = aligned_alloc(FKV_CARVE_ALIGN, (size_t)(n_threads * p->scratch_bytes));
     fkv_status status = FKV_OK;
-    if (place == NULL || p->scratch == NULL) {
-        status = fkv_fail(FKV_NO_MEMORY, "no memory to repack weights with %u threads", n_threads);
+    if (workers_memory == NULL || p->scratch == NULL) {
+        status = fkv_fail(FKV_NO_MEMORY, "out of memory starting %u threads to repack weights", n_threads);
     } else {
-        memset(place, 0, (size_t)fkv_workers_bytes(n_threads));
-        status = fkv_workers_open(place, n_threads, &p->workers);
+        memset(workers_memory, 0, (size_t)fkv_workers_bytes(n_threads));
+        status = fkv_workers_open(workers_memory, n_threads, &p->workers);
     }
     if (status == FKV_OK) {
-        status = take_all(p, packed);
+        status = pack_all(p, packed);
         fkv_workers_close(p->workers);
     }
     free(p->scratch);
-    free(place);
+    free(workers_memory);
     return status;
 }
 
-static fkv_status make_experts(const fkv_hparams *h, fkv_packed_weights *packed) {
+static fkv_status allocate_experts(const fkv_hparams *h, fkv_packed_weights *packed) {
     enum { N_PARTS = 3 };
     size_t n = h->n_experts;
     if (n == 0) return FKV_OK;
     packed->experts = calloc(h->n_layers * N_PARTS * n, sizeof *packed->experts);
-    FKV_REQUIRE(packed->experts != NULL, FKV_NO_MEMORY, "no memory for the tables of %zu experts", n);
+    FKV_REQUIRE(packed->experts != NULL, FKV_NO_MEMORY, "out of memory allocating the tables of %zu experts", n);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         packed->layers[i].gate_experts = packed->experts + (i * N_PARTS) * n;
         packed->layers[i].up_experts = packed->experts + (i * N_PARTS + 1) * n;
@@ -270,14 +268,15 @@ static fkv_status make_experts(const fkv_hparams *h, fkv_packed_weights *packed)
 
 fkv_status fkv_packed_weights_load(fkv_model *model) {
     fkv_packed_weights *packed = calloc(1, sizeof *packed);
-    FKV_REQUIRE(packed != NULL, FKV_NO_MEMORY, "no memory for the tables of weights");
+    FKV_REQUIRE(packed != NULL, FKV_NO_MEMORY, "out of memory allocating the weight tables");
     model->packed = packed;
     packed->layers = calloc(model->hparams->n_layers, sizeof *packed->layers);
-    FKV_REQUIRE(packed->layers != NULL, FKV_NO_MEMORY, "no memory for the tables of %u layers", model->hparams->n_layers);
-    FKV_TRY(make_experts(model->hparams, packed));
+    FKV_REQUIRE(packed->layers != NULL, FKV_NO_MEMORY, "out of memory allocating the tables of %u layers",
+                model->hparams->n_layers);
+    FKV_TRY(allocate_experts(model->hparams, packed));
     packing p = {.model = model};
-    FKV_TRY(count(&p)); /* and with it the scratch */
-    FKV_TRY(check_fits(model->info.packed_bytes));
+    FKV_TRY(count_bytes(&p)); /* counting also determines the size of the scratch memory */
+    FKV_TRY(check_weights_fit(model->info.packed_bytes));
     FKV_TRY(fkv_map_open(model->info.packed_bytes, true, &packed->map));
     p.carve = (fkv_carve){.base = packed->map, .size = model->info.packed_bytes};
     return repack_all(&p, packed);

@@ -1,7 +1,7 @@
-/* A model in motion: a cache, the tables of one step, and what its backend keeps for itself, in one map that is taken at open.
+/* A runner: a cache, the tables of one step, and the backend's activations, in one mapping allocated at open.
  *
- * Everything up to the backends' own parts is the same wherever a model runs. The CPU's activations are below and its forward
- * pass is forward.c; MLX's are in src/model/mlx.
+ * All fields except the backend-specific ones are shared by all backends. The CPU's activations are declared here and its forward
+ * pass is forward.c; the MLX counterparts are in src/model/mlx.
  */
 #ifndef FKV_RUNNER_H
 #define FKV_RUNNER_H
@@ -12,88 +12,98 @@
 
 enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2, FKV_ROPE_NONE = 2 };
 
-/* The CPU's activations; T = max_step_tokens. Rows are as wide as the columns of the matrices they meet, a multiple of 32 with
- * zeros behind. Heads lie in q, k and v as wide as pages hold them (head_pad), also with zeros behind: neither changes a score.
+/* Activations of the CPU backend; T = max_step_tokens. Rows are zero-padded to the column count of the matrices that read them, a
+ * multiple of 32. Heads in q, k and v are zero-padded to the page head dimension (head_pad), which does not change scores.
  *
- * The threads are the cache's own (fkv_cache_workers): products run on them between the cache's calls, so that no second pool
- * fights the first for the cores. */
+ * Matrix products run on the worker threads of the cache (fkv_cache_workers) while no call to the cache is running, so that two
+ * thread pools never compete for cores. */
 typedef struct fkv_cpu_runner {
     fkv_workers *workers;
     uint32_t dim_pad;
-    uint32_t ffn_pad;            /* as the down projection's columns, of the widest layer */
+    uint32_t ffn_pad;            /* largest padded feed-forward dimension over all layers */
     float *cosines[FKV_N_ROPES]; /* [T, n_pairs] */
     float *sines[FKV_N_ROPES];
-    float *x;         /* [T, dim_pad] what layers add to */
-    float *h;         /* [T, dim_pad] what products of the layer read, then what they give */
-    float *q;         /* [T, H, head_pad] queries, then what attention gives */
+    float *x;         /* [T, dim_pad] residual stream */
+    float *h;         /* [T, dim_pad] input of a layer's matrix products, later their output */
+    float *q;         /* [T, H, head_pad] queries, later the attention output */
     float *k, *v;     /* [T, G, head_pad] */
     float *gate;      /* [T, ffn_pad] */
     float *up;        /* [T, ffn_pad] */
-    float *gathered;  /* [T, H D padded] where heads of a layer lie apart, else NULL */
-    float *inputs;    /* [T, n_layers input_dim] what layers read beside x, or NULL */
-    float *looked_up; /* the same, of the tokens alone */
-    void *input;      /* of products */
+    float *gathered;  /* [T, padded H * D] attention output without head padding, or NULL if no layer needs it */
+    float *inputs;    /* [T, n_layers * input_dim] per-layer inputs, or NULL */
+    float *looked_up; /* [T, n_layers * input_dim] per-layer token embeddings, or NULL */
+    void *input;      /* activations in the format of the matrix kernels */
 
-    /* Of experts; NULL without. */
-    float *router;         /* [T, E] */
-    float *shares;         /* [T, n_experts_used] */
-    uint32_t *choices;     /* [T, n_experts_used], ascending */
-    uint32_t *expert_rows; /* [T n_experts_used] rows and places in them, by expert */
-    uint32_t *expert_from; /* [E + 1] */
-    float *expert_in;      /* [T, dim_pad] rows of one expert, then what it gives */
-    float *expert_sum;     /* [T, dim_pad] */
-    float *dense;          /* [T, dim_pad] what a feed-forward beside them gives, else NULL */
-    float *shared_share;   /* [T] of the feed-forward beside experts */
-    fkv_panel_room room;   /* for their panels */
+    /* Expert buffers, NULL for models without experts. */
+    float *router;              /* [T, E] router logits */
+    float *routing_weights;     /* [T, n_experts_used] routing weights */
+    uint32_t *selected_experts; /* [T, n_experts_used] selected experts, ascending */
+    uint32_t *expert_rows;      /* [T * n_experts_used] indices into selected_experts, sorted by expert */
+    uint32_t *expert_from;      /* [E + 1] index in expert_rows at which the entries of each expert begin */
+    float *expert_in;           /* [T, dim_pad] input of one expert, later its output */
+    float *expert_sum;          /* [T, dim_pad] weighted sum of expert outputs */
+    float *dense;               /* [T, dim_pad] output of the parallel dense feed-forward, or NULL */
+    float *shared_gate_logits;  /* [T] gate logits of the shared expert */
+    fkv_panel_room room;        /* per-thread buffers for expert panels */
 } fkv_cpu_runner;
 
 typedef struct fkv_array_runner fkv_array_runner;
 
 struct fkv_runner {
     const fkv_model *model;
-    fkv_runner_config config; /* with its zeros resolved */
+    fkv_runner_config config; /* with defaults filled in */
     fkv_cache *cache;
     const fkv_vector_ops *ops;
-    uint64_t bytes; /* of the map this lies at the front of */
+    uint64_t bytes; /* size of the memory mapping of the runner, which starts with this struct */
 
-    uint32_t kv_dim;  /* G D of the layer that has most */
-    uint32_t n_ropes; /* 1, or 2 where windowed layers have a base of their own */
+    uint32_t kv_dim;  /* largest G * D over all layers */
+    uint32_t n_ropes; /* number of RoPE variants: 1, or 2 if windowed layers have a separate RoPE base */
 
     bool is_long; /* see fkv_rope_frequencies() */
 
-    uint32_t n_pairs[FKV_N_ROPES];    /* of one head that rotate */
+    uint32_t n_pairs[FKV_N_ROPES];    /* number of rotated pairs per head */
     double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
-    float rope_sizes[FKV_N_ROPES];    /* of cosines and sines */
-    float *k_centers; /* [n_layers, kv_dim] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
+    float rope_factors[FKV_N_ROPES];  /* factor applied to cosines and sines */
+    float *k_centers; /* [n_layers, kv_dim] vectors subtracted from keys, or NULL; see fkv_architecture_centers_keys() */
     float *logits;    /* [max_logit_rows, n_vocab] */
 
-    /* The step; T = max_step_tokens. */
-    fkv_row *rows;       /* [max_seqs] */
-    uint32_t *tokens;    /* [T] */
-    uint32_t *positions; /* [T] */
-    uint32_t *asked;     /* [T] rows of the step whose logits are asked for, ascending */
+    /* Tables of the current step; T = max_step_tokens. */
+    fkv_row *rows;        /* [max_seqs] */
+    uint32_t *tokens;     /* [T] */
+    uint32_t *positions;  /* [T] */
+    uint32_t *logit_rows; /* [T] rows whose logits are requested, ascending */
     uint32_t n_tokens;
-    uint32_t n_asked;
+    uint32_t n_logit_rows;
 
-    /* NULL, or shown the queries and keys of every layer that has pages, as they go to the cache: q: [rows, H, head_pad], k:
-     * [rows, G, head_pad], of a step of one sequence from `position` on. On the CPU. */
+    /* Callback for calibration, or NULL. It is called with the queries and keys of every layer that stores keys, before the
+     * keys are written to the cache. The step has one sequence and starts at `position`. q: [rows, H, head_pad], k: [rows, G,
+     * head_pad]. CPU only. */
     void (*observe)(void *observer, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position);
     void *observer;
 
-    fkv_cpu_runner cpu;       /* zeros on other backends */
-    fkv_array_runner *arrays; /* MLX's, else NULL */
+    fkv_cpu_runner cpu;       /* zeroed on other backends */
+    fkv_array_runner *arrays; /* MLX state, or NULL */
 };
 
-/* Numbers of a head of that many as pages hold it. */
-FKV_SEAM uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
+/* Returns the padded head dimension in pages. */
+FKV_INTERNAL uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
 
-/* The RoPE of a layer: FKV_ROPE_, the last where it does not rotate. */
-FKV_SEAM uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
+/* Returns the RoPE variant of a layer: FKV_ROPE_GLOBAL, FKV_ROPE_LOCAL or FKV_ROPE_NONE. */
+FKV_INTERNAL uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
 
-/* What queries at a position are multiplied by. */
-FKV_SEAM float fkv_runner_temperature(const fkv_runner *runner, uint32_t position);
+/* Applies RoPE to one head, in the model's pair layout. */
+FKV_INLINE void fkv_runner_rotate(const fkv_runner *runner, float *head, const float *cosines, const float *sines,
+                                  uint32_t n_pairs) {
+    if (runner->model->hparams->rope_interleaved)
+        runner->ops->rope_pairs(head, cosines, sines, n_pairs);
+    else
+        runner->ops->rope_halves(head, cosines, sines, n_pairs);
+}
 
-/* What is taken off every key of a layer: [G, D], or NULL. */
-FKV_SEAM const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);
+/* Returns the factor applied to queries at a position (attention temperature). */
+FKV_INTERNAL float fkv_runner_temperature(const fkv_runner *runner, uint32_t position);
+
+/* Returns the vector subtracted from all keys of a layer, [G, D], or NULL. */
+FKV_INTERNAL const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);
 
 #endif

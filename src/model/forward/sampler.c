@@ -1,8 +1,9 @@
-/* The next token from logits: bias and penalties, then greedy, or drawn after top-k, top-p, min-p and temperature, in this order.
+/* Samples a token from logits: applies biases and penalties, then selects greedily or draws after top-k, top-p, min-p and
+ * temperature, in this order.
  *
- * Candidates are a heap by (logit, lower token first), built in one pass and popped only as far as the filters look: the popped
- * ones end up sorted behind the heap, largest last. With top-k only those are candidates that reach a logit that k others are
- * known to reach: a few dozen of a vocabulary. Memory is taken at open; drawing takes none.
+ * Candidates form a heap ordered by logit (lower token first among equals), built in one pass and popped only as far as the
+ * filters require. Popped candidates are stored after the heap, sorted with the best one last. With top-k, a lower bound on the
+ * k-th largest logit reduces the candidates to a few dozen. All memory is allocated at open.
  */
 #include "../../base/cpu.h"
 #include "../model.h"
@@ -23,11 +24,11 @@ struct fkv_sampler {
     uint64_t state;
     uint32_t n_vocab;
     fkv_logit_bias *bias; /* [config.n_bias] */
-    uint32_t *counts;     /* [n_vocab] how often a token was there; NULL without penalties */
-    uint32_t *recent;     /* [config.penalty_tokens] a ring of those that count */
+    uint32_t *counts;     /* [n_vocab] number of occurrences of each token in the history; NULL without penalties */
+    uint32_t *recent;     /* [config.penalty_tokens] ring buffer of the history, or NULL if unlimited */
     uint32_t n_recent;
     uint32_t next_recent;
-    float *adjusted;        /* [n_vocab] NULL without bias and penalties */
+    float *adjusted;        /* [n_vocab] logits after biases and penalties; NULL if neither is configured */
     candidate candidates[]; /* [n_vocab] */
 };
 
@@ -38,27 +39,29 @@ static bool has_penalties(const fkv_sampler_config *c) {
     return repetition || c->presence_penalty != 0.0f || c->frequency_penalty != 0.0f;
 }
 
-static fkv_status check_config(const fkv_sampler_config *c, uint32_t n_vocab) {
-    FKV_REQUIRE(n_vocab > 0 && n_vocab <= INT32_MAX, FKV_BAD_ARGUMENT, "a vocabulary of %u tokens cannot be sampled from",
-                n_vocab);
-    FKV_REQUIRE(isfinite(c->temperature) && c->temperature >= 0.0f, FKV_BAD_ARGUMENT, "temperature %g: 0 (greedy) or above",
-                (double)c->temperature);
-    FKV_REQUIRE(c->top_p >= 0.0f && c->top_p <= 1.0f, FKV_BAD_ARGUMENT, "top_p %g: 0 to 1 (1: off)", (double)c->top_p);
-    FKV_REQUIRE(c->min_p >= 0.0f && c->min_p <= 1.0f, FKV_BAD_ARGUMENT, "min_p %g: 0 (off) to 1", (double)c->min_p);
+static fkv_status check_sampler_config(const fkv_sampler_config *c, uint32_t n_vocab) {
+    FKV_REQUIRE(n_vocab > 0 && n_vocab <= INT32_MAX, FKV_BAD_ARGUMENT,
+                "invalid vocabulary size %u: expected 1 to 2^31 - 1 tokens", n_vocab);
+    FKV_REQUIRE(isfinite(c->temperature) && c->temperature >= 0.0f, FKV_BAD_ARGUMENT,
+                "invalid temperature %g: expected 0 (greedy) or above", (double)c->temperature);
+    FKV_REQUIRE(c->top_p >= 0.0f && c->top_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid top_p %g: expected 0 to 1 (1: off)",
+                (double)c->top_p);
+    FKV_REQUIRE(c->min_p >= 0.0f && c->min_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid min_p %g: expected 0 (off) to 1",
+                (double)c->min_p);
     FKV_REQUIRE(isfinite(c->repetition_penalty) && c->repetition_penalty >= 0.0f, FKV_BAD_ARGUMENT,
-                "a repetition penalty of %g: above 0 (1: off)", (double)c->repetition_penalty);
+                "invalid repetition penalty %g: expected a finite value above 0 (1: off)", (double)c->repetition_penalty);
     FKV_REQUIRE(isfinite(c->presence_penalty) && isfinite(c->frequency_penalty), FKV_BAD_ARGUMENT,
-                "a presence penalty of %g and a frequency penalty of %g: finite numbers (0: off)", (double)c->presence_penalty,
-                (double)c->frequency_penalty);
+                "invalid presence penalty %g or frequency penalty %g: expected finite values (0: off)",
+                (double)c->presence_penalty, (double)c->frequency_penalty);
     FKV_REQUIRE(c->bias != NULL || c->n_bias == 0, FKV_BAD_ARGUMENT, "fkv_sampler_open: bias is NULL");
     for (uint32_t i = 0; i < c->n_bias; i++)
         FKV_REQUIRE(c->bias[i].token < n_vocab && c->bias[i].bias < INFINITY, FKV_BAD_ARGUMENT,
-                    "a bias of %g for token %u of %u: a number or -infinity, for a token of the vocabulary",
+                    "invalid bias %g for token %u: expected a finite value or -infinity, and a token below %u",
                     (double)c->bias[i].bias, c->bias[i].token, n_vocab);
     return FKV_OK;
 }
 
-static fkv_sampler *take_sampler(const fkv_sampler_config *config, uint32_t n_vocab) {
+static fkv_sampler *allocate_sampler(const fkv_sampler_config *config, uint32_t n_vocab) {
     fkv_sampler *s = calloc(1, sizeof *s + (size_t)n_vocab * sizeof *s->candidates);
     if (s == NULL) return NULL;
     bool good = true;
@@ -83,9 +86,9 @@ static fkv_sampler *take_sampler(const fkv_sampler_config *config, uint32_t n_vo
 
 fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, fkv_sampler **sampler) {
     FKV_REQUIRE(config != NULL && sampler != NULL, FKV_BAD_ARGUMENT, "fkv_sampler_open: config or sampler is NULL");
-    FKV_TRY(check_config(config, n_vocab));
-    fkv_sampler *made = take_sampler(config, n_vocab);
-    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for a sampler over %u tokens", n_vocab);
+    FKV_TRY(check_sampler_config(config, n_vocab));
+    fkv_sampler *made = allocate_sampler(config, n_vocab);
+    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "out of memory allocating a sampler for %u tokens", n_vocab);
     made->ops = fkv_vector_ops_for(fkv_cpu_best_isa());
     made->config = *config;
     made->config.bias = made->bias;
@@ -108,21 +111,21 @@ fkv_sampler_config fkv_model_sampling(const fkv_model *model, bool *said) {
     fkv_sampler_config c = {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repetition_penalty = 1.0f};
     const fkv_sampling_source none = {0};
     const fkv_sampling_source *s = model != NULL ? &fkv_weights_vocab(model->weights)->sampling : &none;
-    if (said != NULL) *said = s->said != 0;
-    bool good_p = s->top_p > 0.0f && s->top_p <= 1.0f; /* files are not trusted: what cannot be is not said */
-    if ((s->said & FKV_SAID_TEMPERATURE) != 0 && s->temperature >= 0.0f && s->temperature <= 10.0f)
+    if (said != NULL) *said = s->fields != 0;
+    bool good_p = s->top_p > 0.0f && s->top_p <= 1.0f; /* invalid values in the file are ignored */
+    if ((s->fields & FKV_SAMPLING_TEMPERATURE) != 0 && s->temperature >= 0.0f && s->temperature <= 10.0f)
         c.temperature = s->temperature;
-    if ((s->said & FKV_SAID_TOP_K) != 0) c.top_k = s->top_k;
-    if ((s->said & FKV_SAID_TOP_P) != 0 && good_p) c.top_p = s->top_p;
-    if ((s->said & FKV_SAID_MIN_P) != 0 && s->min_p >= 0.0f && s->min_p < 1.0f) c.min_p = s->min_p;
-    if ((s->said & FKV_SAID_REPETITION) != 0 && s->repetition > 0.0f && s->repetition <= 10.0f)
+    if ((s->fields & FKV_SAMPLING_TOP_K) != 0) c.top_k = s->top_k;
+    if ((s->fields & FKV_SAMPLING_TOP_P) != 0 && good_p) c.top_p = s->top_p;
+    if ((s->fields & FKV_SAMPLING_MIN_P) != 0 && s->min_p >= 0.0f && s->min_p < 1.0f) c.min_p = s->min_p;
+    if ((s->fields & FKV_SAMPLING_REPETITION) != 0 && s->repetition > 0.0f && s->repetition <= 10.0f)
         c.repetition_penalty = s->repetition;
     return c;
 }
 
-/* ---- what was there ---- */
+/* ---- history and penalties ---- */
 
-static void note_one(fkv_sampler *s, uint32_t token) {
+static void note_token(fkv_sampler *s, uint32_t token) {
     if (s->counts == NULL) return;
     if (s->recent != NULL) {
         if (s->n_recent == s->config.penalty_tokens)
@@ -139,9 +142,9 @@ fkv_status fkv_sampler_note(fkv_sampler *sampler, const uint32_t *tokens, size_t
     FKV_REQUIRE(sampler != NULL && (tokens != NULL || n_tokens == 0), FKV_BAD_ARGUMENT,
                 "fkv_sampler_note: sampler or tokens is NULL");
     for (size_t i = 0; i < n_tokens; i++)
-        FKV_REQUIRE(tokens[i] < sampler->n_vocab, FKV_BAD_ARGUMENT, "token %u of a vocabulary of %u", tokens[i],
+        FKV_REQUIRE(tokens[i] < sampler->n_vocab, FKV_BAD_ARGUMENT, "invalid token %u: the vocabulary has %u tokens", tokens[i],
                     sampler->n_vocab);
-    for (size_t i = 0; i < n_tokens; i++) note_one(sampler, tokens[i]);
+    for (size_t i = 0; i < n_tokens; i++) note_token(sampler, tokens[i]);
     return FKV_OK;
 }
 
@@ -152,8 +155,8 @@ void fkv_sampler_forget(fkv_sampler *sampler) {
     sampler->next_recent = 0;
 }
 
-/* Logits with bias and penalties. */
-static void adjust(fkv_sampler *s, const float *logits) {
+/* Writes the logits with biases and penalties applied to s->adjusted. */
+static void adjust_logits(fkv_sampler *s, const float *logits) {
     const fkv_sampler_config *c = &s->config;
     float repetition = c->repetition_penalty != 0.0f ? c->repetition_penalty : 1.0f;
     memcpy(s->adjusted, logits, s->n_vocab * sizeof *logits);
@@ -166,8 +169,8 @@ static void adjust(fkv_sampler *s, const float *logits) {
     }
 }
 
-/* splitmix64, its upper 53 bits: [0, 1) */
-static double draw(fkv_sampler *sampler) {
+/* Returns a uniform random number in [0, 1) with 53 bits (splitmix64). */
+static double draw_uniform(fkv_sampler *sampler) {
     uint64_t z = sampler->state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -178,40 +181,40 @@ static double draw(fkv_sampler *sampler) {
 static fkv_status find_best(const fkv_sampler *s, const float *logits, uint32_t *best) {
     uint32_t found = s->ops->largest(logits, s->n_vocab);
     for (uint32_t i = 0; found == s->n_vocab && i < s->n_vocab; i++)
-        FKV_REQUIRE(!isnan(logits[i]), FKV_BAD_ARGUMENT, "the logit of token %u is not a number", i);
-    FKV_REQUIRE(isfinite(logits[found]), FKV_BAD_ARGUMENT, "the largest logit, of token %u, is %g", found, (double)logits[found]);
+        FKV_REQUIRE(!isnan(logits[i]), FKV_BAD_ARGUMENT, "the logit of token %u is NaN", i);
+    FKV_REQUIRE(isfinite(logits[found]), FKV_BAD_ARGUMENT, "the largest logit (token %u) is %g, expected a finite value", found,
+                (double)logits[found]);
     *best = found;
     return FKV_OK;
 }
 
-/* The same with bias and penalties. */
+/* Like find_best(), but for the logits after biases and penalties. */
 static fkv_status find_best_adjusted(const fkv_sampler *s, uint32_t *best) {
     uint32_t found = s->ops->largest(s->adjusted, s->n_vocab);
-    FKV_REQUIRE(found < s->n_vocab && isfinite(s->adjusted[found]), FKV_BAD_ARGUMENT,
-                "bias and penalties leave no token to draw");
+    FKV_REQUIRE(found < s->n_vocab && isfinite(s->adjusted[found]), FKV_BAD_ARGUMENT, "biases and penalties exclude every token");
     *best = found;
     return FKV_OK;
 }
 
-/* ---- the heap ---- */
+/* ---- candidate heap ---- */
 
-static bool before(candidate a, candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.token < b.token); }
+static bool is_better(candidate a, candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.token < b.token); }
 
 static void sift_down(candidate *heap, uint32_t n, uint32_t at) {
     candidate moving = heap[at];
     for (;;) {
         uint32_t child = 2 * at + 1;
         if (child >= n) break;
-        if (child + 1 < n && before(heap[child + 1], heap[child])) child++;
-        if (!before(heap[child], moving)) break;
+        if (child + 1 < n && is_better(heap[child + 1], heap[child])) child++;
+        if (!is_better(heap[child], moving)) break;
         heap[at] = heap[child];
         at = child;
     }
     heap[at] = moving;
 }
 
-/* Moves the first of the n candidates behind the other n - 1 and returns it. */
-static candidate pop(candidate *heap, uint32_t n) {
+/* Removes the best of n candidates, stores it at index n - 1 and returns it. */
+static candidate pop_best(candidate *heap, uint32_t n) {
     candidate first = heap[0];
     heap[0] = heap[n - 1];
     heap[n - 1] = first;
@@ -223,11 +226,11 @@ static void make_heap(candidate *heap, uint32_t n) {
     for (uint32_t i = n / 2; i-- > 0;) sift_down(heap, n, i);
 }
 
-/* ---- who can be among the best k ---- */
+/* ---- preselection for top-k ---- */
 
 enum { BLOCK = 64, LANES = 16 };
 
-/* Compares as the vector instructions do, for the compiler. */
+/* Returns the largest of n logits. Compilers translate the comparison to vector max instructions. */
 static float largest_of_block(const float *logits, uint32_t n) {
     float lanes[LANES];
     for (uint32_t l = 0; l < LANES; l++) lanes[l] = -INFINITY;
@@ -239,9 +242,9 @@ static float largest_of_block(const float *logits, uint32_t n) {
     return lanes[0];
 }
 
-/* The candidates are those that reach the k-th best of the blocks' best: at least k do, and no other is among the best k. All,
- * where there are fewer blocks. Returns how many. */
-static uint32_t gather(fkv_sampler *s, const float *logits, uint32_t k) {
+/* Collects all candidates whose logit reaches the k-th largest block maximum. At least k logits reach it, so the candidates
+ * include the k largest logits. If there are k or fewer blocks, all tokens are candidates. Returns the number of candidates. */
+static uint32_t gather_candidates(fkv_sampler *s, const float *logits, uint32_t k) {
     const uint32_t n_blocks = s->n_vocab / BLOCK;
     float least = -INFINITY;
     uint32_t n = 0;
@@ -249,7 +252,7 @@ static uint32_t gather(fkv_sampler *s, const float *logits, uint32_t k) {
         for (uint32_t b = 0; b < n_blocks; b++)
             s->candidates[b] = (candidate){largest_of_block(logits + (size_t)b * BLOCK, BLOCK), b};
         make_heap(s->candidates, n_blocks);
-        for (uint32_t i = 0; i < k; i++) least = pop(s->candidates, n_blocks - i).logit;
+        for (uint32_t i = 0; i < k; i++) least = pop_best(s->candidates, n_blocks - i).logit;
     }
     for (uint32_t from = 0; from < s->n_vocab; from += BLOCK) {
         const uint32_t end = fkv_min_u32(from + BLOCK, s->n_vocab);
@@ -260,15 +263,16 @@ static uint32_t gather(fkv_sampler *s, const float *logits, uint32_t k) {
     return n;
 }
 
-/* ---- filters: each keeps a front of the sorted candidates ---- */
+/* ---- filters ---- */
 
-/* The candidates that top-k leaves of n, behind the rest and sorted with the best last. */
+/* Returns the top_k best of n candidates, sorted with the best one last. */
 static candidate *keep_top_k(fkv_sampler *s, uint32_t n) {
-    for (uint32_t i = 0; i < s->config.top_k; i++) (void)pop(s->candidates, n - i);
+    for (uint32_t i = 0; i < s->config.top_k; i++) (void)pop_best(s->candidates, n - i);
     return s->candidates + (n - s->config.top_k);
 }
 
-/* How many of the best reach the share top_p of all `n` candidates, which sum to `total`. */
+/* Returns how many of the most likely candidates top-p keeps: the smallest number whose total probability is at least top_p
+ * times the total probability of all n candidates. */
 static uint32_t count_top_p(fkv_sampler *s, candidate *heap, uint32_t n, bool sorted, float largest) {
     double total = 0.0;
     for (uint32_t i = 0; i < n; i++) total += exp((double)heap[i].logit - (double)largest);
@@ -276,7 +280,7 @@ static uint32_t count_top_p(fkv_sampler *s, candidate *heap, uint32_t n, bool so
     double sum = 0.0;
     uint32_t count = 0;
     while (count < n) {
-        candidate next = sorted ? heap[n - 1 - count] : pop(heap, n - count);
+        candidate next = sorted ? heap[n - 1 - count] : pop_best(heap, n - count);
         sum += exp((double)next.logit - (double)largest);
         count++;
         if (sum >= wanted) break;
@@ -284,12 +288,12 @@ static uint32_t count_top_p(fkv_sampler *s, candidate *heap, uint32_t n, bool so
     return count;
 }
 
-/* Draws among candidates by their share at the temperature. */
+/* Draws a candidate at random, with probabilities scaled by the configured temperature. */
 static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, float largest) {
     double temperature = (double)s->config.temperature;
     double total = 0.0;
     for (uint32_t i = 0; i < n; i++) total += exp(((double)among[i].logit - (double)largest) / temperature);
-    double left = draw(s) * total;
+    double left = draw_uniform(s) * total;
     uint32_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
         double share = exp(((double)among[i].logit - (double)largest) / temperature);
@@ -298,15 +302,15 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
         left -= share;
         if (left < 0.0) break;
     }
-    return among[last].token; /* rounding may leave a crumb of `left`: the last that can be drawn takes it */
+    return among[last].token; /* rounding can leave `left` slightly above 0; then the last drawable candidate is returned */
 }
 
-/* Filters and the draw, where the largest logit is that. */
+/* Applies the filters and draws a token. largest: the largest logit */
 static uint32_t draw_token(fkv_sampler *s, const float *logits, float largest) {
     candidate *among = s->candidates;
     bool with_k = s->config.top_k != 0 && s->config.top_k < s->n_vocab;
     bool with_p = s->config.top_p < 1.0f;
-    uint32_t n = gather(s, logits, with_k ? s->config.top_k : s->n_vocab);
+    uint32_t n = gather_candidates(s, logits, with_k ? s->config.top_k : s->n_vocab);
     if (with_k || with_p) make_heap(among, n);
     if (with_k) {
         among = keep_top_k(s, n);
@@ -335,11 +339,11 @@ fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token
     uint32_t best = 0;
     FKV_TRY(find_best(s, logits, &best));
     if (s->adjusted != NULL) {
-        adjust(s, logits);
+        adjust_logits(s, logits);
         FKV_TRY(find_best_adjusted(s, &best));
         logits = s->adjusted;
     }
     *token = greedy ? best : draw_token(s, logits, logits[best]);
-    note_one(s, *token);
+    note_token(s, *token);
     return FKV_OK;
 }

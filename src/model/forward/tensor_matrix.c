@@ -1,4 +1,4 @@
-/* See tensor_matrix.h. */
+/* Conversion of file tensors to kernel matrices; see tensor_matrix.h. */
 #include "tensor_matrix.h"
 
 fkv_status fkv_tensor_matrix_shape(const fkv_tensor *tensor, fkv_matrix *matrix) {
@@ -47,13 +47,13 @@ bool fkv_tensor_set_rows(const fkv_tensor *tensor, uint32_t row, uint32_t n_rows
     return finite;
 }
 
-/* ---- left where it is ---- */
+/* ---- mapped matrices ---- */
 
 static bool set_panel(const void *source, uint32_t row, uint32_t n_rows, fkv_matrix *panel, void *scratch) {
     return fkv_tensor_set_rows(source, row, n_rows, panel, 0, scratch);
 }
 
-static fkv_row_form form_of(const fkv_tensor *tensor) {
+static fkv_row_form mapped_row_form(const fkv_tensor *tensor) {
     switch (tensor->type) {
     case FKV_TENSOR_Q4_0: return FKV_ROWS_Q4_0;
     case FKV_TENSOR_Q8_0: return FKV_ROWS_Q8_0;
@@ -69,7 +69,7 @@ fkv_status fkv_tensor_map_matrix(const fkv_tensor *tensor, fkv_matrix *matrix) {
     matrix->rows = (fkv_matrix_rows){.set = set_panel,
                                      .source = tensor,
                                      .scratch_bytes = fkv_tensor_scratch_bytes(matrix->n_cols),
-                                     .form = form_of(tensor),
+                                     .form = mapped_row_form(tensor),
                                      .data = tensor->data,
                                      .row_bytes = tensor->row_bytes};
     return FKV_OK;

@@ -1,5 +1,5 @@
-/* The loops of vector_ops_body.h as every machine of an architecture runs them, the choice among instruction sets, and what is
- * not worth compiling more than once. See vector_ops.h.
+/* Baseline build of vector_ops_body.h, the selection of an instruction set, and functions that are compiled only once. See
+ * vector_ops.h.
  */
 #define VECTOR_OPS fkv_vector_ops_plain
 #include "vector_ops_body.h"

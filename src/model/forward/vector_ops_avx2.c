@@ -1,3 +1,3 @@
-/* The loops of vector_ops_body.h, compiled for AVX2. */
+/* vector_ops_body.h compiled for AVX2. */
 #define VECTOR_OPS fkv_vector_ops_avx2
 #include "vector_ops_body.h"

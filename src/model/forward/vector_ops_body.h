@@ -1,5 +1,6 @@
-/* The loops of vector_ops.h, compiled once for each instruction set by the file that includes this; VECTOR_OPS names the table it
- * makes. Sums run over LANES partial sums that are folded in a fixed order, and nothing is contracted: the same bits everywhere.
+/* Implementation of vector_ops.h, included once per instruction set. VECTOR_OPS is the name of the resulting table. Sums use
+ * LANES partial sums that are reduced in a fixed order, without FMA contraction, so results are bit-identical on all instruction
+ * sets.
  */
 #include "vector_ops.h"
 
@@ -50,7 +51,8 @@ static void row_add(float *FKV_RESTRICT x, const float *FKV_RESTRICT y, uint32_t
     for (uint32_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-/* e^x by 2^k times a polynomial of the remainder. The library's is a call for each number. Clamped to where 2^k is a number. */
+/* Computes e^x as 2^k times a polynomial of the remainder, which vectorizes, unlike a call to expf(). x is clamped to the range
+ * in which 2^k is finite and normal. */
 FKV_INLINE float exponential(float x) {
     const float log2e = 0x1.715476p+0f;
     const float ln2_high = 0x1.62e4p-1f;
@@ -67,7 +69,7 @@ FKV_INLINE float exponential(float x) {
         float f;
         uint32_t u;
     } bits = {.f = shifted};
-    bits.u = (bits.u + 127u) << 23; /* the low bits of `shifted` are k */
+    bits.u = (bits.u + 127u) << 23; /* the low bits of `shifted` are the exponent k */
     return p * bits.f;
 }
 
@@ -115,8 +117,8 @@ static void rope_pairs(float *FKV_RESTRICT x, const float *FKV_RESTRICT cosines,
     }
 }
 
-/* As an integer that is ordered as the float is; -0 counts as 0. */
-FKV_INLINE int32_t ordered(float x) {
+/* Maps a float to an integer with the same ordering; -0 maps to 0. */
+FKV_INLINE int32_t ordered_bits(float x) {
     union {
         float f;
         int32_t i;
@@ -124,28 +126,28 @@ FKV_INLINE int32_t ordered(float x) {
     return bits.i ^ (int32_t)((uint32_t)(bits.i >> 31) >> 1);
 }
 
-/* Blocks, so that the search for the place goes over one of them. */
+/* Finds the maximum block by block, so that only one block must be searched for its index. */
 static uint32_t largest(const float *x, uint32_t n) {
     enum { BLOCK = 1024 };
     int32_t best = INT32_MIN;
-    int32_t not_numbers = 0;
+    int32_t has_nan = 0;
     uint32_t block = 0;
     for (uint32_t from = 0; from < n; from += BLOCK) {
         const uint32_t end = fkv_min_u32(n, from + BLOCK);
         int32_t most = INT32_MIN;
         for (uint32_t i = from; i < end; i++) {
-            int32_t key = ordered(x[i]);
+            int32_t key = ordered_bits(x[i]);
             most = key > most ? key : most;
-            not_numbers |= x[i] != x[i];
+            has_nan |= x[i] != x[i];
         }
         if (most > best) {
             best = most;
             block = from;
         }
     }
-    if (not_numbers != 0) return n;
+    if (has_nan != 0) return n;
     uint32_t at = block;
-    while (ordered(x[at]) != best) at++;
+    while (ordered_bits(x[at]) != best) at++;
     return at;
 }
 

@@ -1,16 +1,16 @@
-/* The forward pass on MLX: one for every architecture, as the CPU's (../forward.c), out of lazy operations that are evaluated
- * once, at the end of the step. Keys, values and queries go to the cache and come back as arrays; nothing is read on the host
- * before the logits are.
+/* The forward pass on MLX, for every architecture: the counterpart of the CPU's forward pass (../forward/forward.c). It builds
+ * lazy operations that are evaluated once, at the end of the step. The host reads no results before the logits are complete.
  *
- * What layers add to is f32, and so is everything between two products; a product of half floats, or of codes on a GPU, takes f16
- * rows, adds up in f32 and gives f16. Rows that a norm bounds fit f16; what goes into the down projection is divided by its
- * largest number first, because a product of two activations may not.
+ * The residual stream and all values between two matrix products are f32. Matrix products with half floats, and on a GPU also
+ * those with codes, take f16 rows, accumulate in f32 and return f16. Normalized rows fit the range of f16. The input of the
+ * down projection may exceed that range. Each of its rows is therefore divided by the largest magnitude of the row before the
+ * product.
  *
- * Positions are turned by angles that the host computes in double, as on the CPU: MLX's own RoPE multiplies them in f32, which is
- * off by 0.01 at position 131072. A pair is a complex number and a rotation one product.
+ * RoPE angles are computed on the host in double, because MLX's own RoPE multiplies in f32, with an error of 0.01 radians at
+ * position 131072. A channel pair is treated as a complex number, so its rotation is one complex multiplication.
  *
- * In the last layer only the rows whose logits are asked for go on behind attention, and without any there is no attention
- * either.
+ * In the last layer, only rows whose logits are requested continue after attention. If no logits are requested, attention is
+ * skipped.
  */
 #include "array_runner.h"
 #include "model_ops.h"
@@ -23,16 +23,17 @@ typedef struct pass {
     fkv_mlx_graph *g;
     fkv_step *step;
     const fkv_array_layer *layer;
-    const fkv_layer_shape *shape; /* of the layer, as the next ones: */
+    const fkv_layer_shape *shape; /* state of the current layer: */
     uint32_t index;
     int n_pairs;
-    mlx_array angles;       /* of the layer's RoPE: complex [T, 1, n_pairs, 1]; empty: it does not rotate */
-    mlx_array inputs;       /* of all layers: [T, n_layers, input_dim]; empty: they read none */
-    mlx_array temperatures; /* of queries: [T, 1, 1]; empty: 1 */
-    int n_rows;             /* T; in the last layer, behind attention, those asked for */
+    mlx_array angles;       /* RoPE factors, complex [T, 1, n_pairs, 1]; empty if the layer has no RoPE */
+    mlx_array inputs;       /* per-layer inputs [T, n_layers, input_dim]; empty if the model has none */
+    mlx_array temperatures; /* query temperature [T, 1, 1]; empty means 1 */
+    int n_rows; /* number of rows: T, or after the attention of the last layer, the number of rows with requested logits */
 } pass;
 
-/* Rows of activations in both types that products take; the one that is not used is never computed. */
+/* The same activation rows in f32 and in f16, for matrix products of either type. An array that no product uses is never
+ * evaluated. */
 typedef struct rows {
     mlx_array full;
     mlx_array half;
@@ -40,7 +41,7 @@ typedef struct rows {
 
 /* ---- products ---- */
 
-static rows rows_of(const pass *p, mlx_array x) { return (rows){x, fkv_mlx_astype(p->g, x, MLX_FLOAT16)}; }
+static rows row_slice(const pass *p, mlx_array x) { return (rows){x, fkv_mlx_astype(p->g, x, MLX_FLOAT16)}; }
 
 /* [T, C] -> [T, R], f32 */
 static mlx_array product(const pass *p, rows x, const fkv_array_matrix *m) {
@@ -49,7 +50,7 @@ static mlx_array product(const pass *p, rows x, const fkv_array_matrix *m) {
     return m->rows == MLX_FLOAT16 ? fkv_mlx_astype(p->g, out, MLX_FLOAT32) : out;
 }
 
-/* The same for rows of any size. */
+/* Multiplies rows of any magnitude: [T, C] -> [T, R], f32. */
 static mlx_array product_of_large(const pass *p, mlx_array x, const fkv_array_matrix *m) {
     if (m->rows != MLX_FLOAT16) return product(p, (rows){x, x}, m);
     mlx_array size = fkv_model_op_row_size(p->g, x);
@@ -61,17 +62,17 @@ static mlx_array plus(const pass *p, mlx_array x, mlx_array vector) {
     return vector.ctx == NULL ? x : fkv_mlx_add(p->g, x, vector);
 }
 
-static mlx_array rms_norm(const pass *p, mlx_array x, mlx_array weight) {
+static mlx_array rms_norm_array(const pass *p, mlx_array x, mlx_array weight) {
     return weight.ctx == NULL ? x : fkv_model_op_rms_norm(p->g, x, weight, p->r->model->hparams->norm_eps);
 }
 
-static mlx_array norm(const pass *p, mlx_array x, mlx_array weight, mlx_array bias) {
+static mlx_array norm_array(const pass *p, mlx_array x, mlx_array weight, mlx_array bias) {
     const fkv_hparams *h = p->r->model->hparams;
-    if (weight.ctx == NULL || h->features.norm == FKV_NORM_RMS) return rms_norm(p, x, weight);
+    if (weight.ctx == NULL || h->features.norm == FKV_NORM_RMS) return rms_norm_array(p, x, weight);
     return fkv_model_op_layer_norm(p->g, x, weight, bias, h->norm_eps);
 }
 
-/* Of rows that a norm has bounded, or of any size where the model has no such norm. */
+/* Multiplies normalized rows. If the model has no norms before its products, the rows may have any magnitude. */
 static mlx_array product_of_input(const pass *p, rows x, const fkv_array_matrix *m) {
     return p->r->model->hparams->features.no_pre_norms ? product_of_large(p, x.full, m) : product(p, x, m);
 }
@@ -80,8 +81,9 @@ static mlx_array product_of_input(const pass *p, rows x, const fkv_array_matrix 
 
 static mlx_array swap_last(const pass *p, mlx_array x) { return fkv_mlx_transpose(p->g, x, FKV_MLX_SHAPE(0, 1, 3, 2)); }
 
-/* Turns the pairs of [T, n_heads, 2 n_pairs]: (2 i, 2 i + 1), or (i, i + n_pairs), which are brought side by side and back. */
-static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
+/* Rotates the channel pairs of [T, n_heads, 2 * n_pairs]: (2 * i, 2 * i + 1) or (i, i + n_pairs). In the second case, the two
+ * channels of a pair are made adjacent before the rotation. */
+static mlx_array apply_rope(const pass *p, mlx_array x, int n_heads) {
     const int n = p->n_pairs;
     const bool side_by_side = p->r->model->hparams->rope_interleaved;
     const fkv_mlx_shape pairs = side_by_side ? FKV_MLX_SHAPE(p->n_rows, n_heads, n, 2) : FKV_MLX_SHAPE(p->n_rows, n_heads, 2, n);
@@ -92,31 +94,31 @@ static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
     return fkv_mlx_reshape(p->g, y, FKV_MLX_SHAPE(p->n_rows, n_heads, 2 * n));
 }
 
-static mlx_array rotate_heads(const pass *p, mlx_array heads, int n_heads) {
+static mlx_array rotate_head_arrays(const pass *p, mlx_array heads, int n_heads) {
     int head_dim = (int)p->shape->head_dim;
     int turning = 2 * p->n_pairs;
     if (p->angles.ctx == NULL) return heads;
-    if (turning == head_dim) return turn(p, heads, n_heads);
-    mlx_array turned = turn(p, fkv_model_op_columns(p->g, heads, 0, turning), n_heads);
+    if (turning == head_dim) return apply_rope(p, heads, n_heads);
+    mlx_array turned = apply_rope(p, fkv_model_op_columns(p->g, heads, 0, turning), n_heads);
     return fkv_model_op_beside(p->g, turned, fkv_model_op_columns(p->g, heads, turning, head_dim));
 }
 
-/* Heads that a norm and RoPE have gone over, where the model has them: [T, n_heads, D] */
-static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
+/* Applies the head norm and RoPE, if the model has them: [T, n_heads, D]. */
+static mlx_array apply_rope_arrays(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
     const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
-    if (by_row) x = rms_norm(p, x, weight);
+    if (by_row) x = rms_norm_array(p, x, weight);
     mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
     if (h->features.qk_norm == FKV_QK_NORM_OWN_HEADS) {
         const mlx_array none = {NULL};
         heads = fkv_model_op_layer_norm(p->g, heads, none, none, h->norm_eps);
         weight = fkv_mlx_reshape(p->g, weight, FKV_MLX_SHAPE(n_heads, (int)p->shape->head_dim));
-        return rotate_heads(p, fkv_mlx_multiply(p->g, heads, weight), n_heads);
+        return rotate_head_arrays(p, fkv_mlx_multiply(p->g, heads, weight), n_heads);
     }
-    return rotate_heads(p, by_row ? heads : rms_norm(p, heads, weight), n_heads);
+    return rotate_head_arrays(p, by_row ? heads : rms_norm_array(p, heads, weight), n_heads);
 }
 
-/* As wide as pages hold them. */
+/* Pads heads to the width stored in pages. */
 static mlx_array pad_heads(const pass *p, mlx_array heads) {
     const uint32_t padded = fkv_runner_head_pad(p->r, p->shape->head_dim);
     return padded == p->shape->head_dim ? heads : fkv_model_op_widen(p->g, heads, (int)padded);
@@ -130,13 +132,13 @@ static mlx_array gather_heads(const pass *p, mlx_array heads) {
 
 /* ---- layers ---- */
 
-/* Keys and values into pages. */
+/* Writes keys and values to pages. */
 static fkv_status write_kv(const pass *p, rows in) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
     const int n_heads = (int)p->shape->n_kv_heads;
     mlx_array given = plus(p, product_of_input(p, in, &l->k), l->k_bias);
-    mlx_array k = turn_heads(p, given, n_heads, l->k_norm);
+    mlx_array k = apply_rope_arrays(p, given, n_heads, l->k_norm);
     if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[p->index]);
     bool k_is_v = p->r->model->tensors[p->index].v == NULL;
     mlx_array v = k_is_v ? given : plus(p, product_of_input(p, in, &l->v), l->v_bias);
@@ -151,10 +153,10 @@ static fkv_status write_kv(const pass *p, rows in) {
 static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx_array *out) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
-    rows in = rows_of(p, norm(p, x, l->attn_norm, l->attn_norm_bias));
+    rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias));
     if (p->shape->kv_layer == p->index) FKV_TRY(write_kv(p, in));
     if (!attends) return FKV_OK;
-    mlx_array q = turn_heads(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
+    mlx_array q = apply_rope_arrays(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
     if (p->temperatures.ctx != NULL) q = fkv_mlx_multiply(p->g, q, p->temperatures);
     q = pad_heads(p, q);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
@@ -164,18 +166,18 @@ static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx
     return FKV_OK;
 }
 
-/* What a projection gave, normalized where the model does that and scaled, added to x. */
+/* Adds the output of a projection to x, after the optional norm and scale. */
 static mlx_array add_given(const pass *p, mlx_array x, mlx_array given, mlx_array post_norm) {
-    mlx_array added = norm(p, given, post_norm, (mlx_array){NULL});
+    mlx_array added = norm_array(p, given, post_norm, (mlx_array){NULL});
     return fkv_mlx_add(p->g, x, fkv_model_op_scale(p->g, added, p->r->model->residual_scale));
 }
 
-static mlx_array add_attention(const pass *p, mlx_array x, mlx_array attended) {
-    mlx_array given = plus(p, product(p, rows_of(p, gather_heads(p, attended)), &p->layer->o), p->layer->o_bias);
+static mlx_array add_attention_arrays(const pass *p, mlx_array x, mlx_array attended) {
+    mlx_array given = plus(p, product(p, row_slice(p, gather_heads(p, attended)), &p->layer->o), p->layer->o_bias);
     return add_given(p, x, given, p->layer->post_attn_norm);
 }
 
-/* gelu(x) by tanh is x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
+/* Computes the tanh approximation of gelu as x * sigmoid(2 * u), where u = sqrt(2 / pi) * (x + 0.044715 * x^3). */
 static mlx_array activation(const pass *p, mlx_array x) {
     mlx_array inner = x;
     if (p->r->model->hparams->features.activation == FKV_GELU_TANH) {
@@ -187,7 +189,7 @@ static mlx_array activation(const pass *p, mlx_array x) {
     return fkv_mlx_multiply(p->g, x, fkv_model_op_sigmoid(p->g, inner));
 }
 
-/* gate = activation(gate) * up, as on the CPU (fkv_activate). */
+/* Computes activation(gate) * up, like fkv_activate() on the CPU. */
 static mlx_array activate(const pass *p, mlx_array gate, mlx_array up) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.activation != FKV_SWIGLU_CLAMPED) return fkv_mlx_multiply(p->g, activation(p, gate), up);
@@ -202,14 +204,14 @@ static mlx_array activate(const pass *p, mlx_array gate, mlx_array up) {
 
 /* ---- experts ---- */
 
-/* What a step's rows have chosen: experts [T, k] and their shares [T, k]. */
+/* Routing result of a step: experts [T, k] and their weights [T, k]. */
 typedef struct routed {
     mlx_array experts;
     mlx_array shares;
 } routed;
 
-/* Scores of experts outside the best groups become 0, as on the CPU. [T, E] */
-static mlx_array keep_groups(const pass *p, mlx_array scores) {
+/* Sets the scores of experts outside the selected groups to 0: [T, E]. */
+static mlx_array keep_expert_groups(const pass *p, mlx_array scores) {
     const fkv_hparams *h = p->r->model->hparams;
     const int n = p->n_rows;
     const int n_groups = (int)h->n_expert_groups;
@@ -234,7 +236,7 @@ static routed route(const pass *p, rows in) {
     mlx_array scores = h->features.sigmoid_router ? fkv_model_op_sigmoid(p->g, logits)
                        : h->features.norm_experts ? logits
                                                   : fkv_model_op_softmax(p->g, logits);
-    mlx_array chosen_by = keep_groups(p, plus(p, scores, l->router_correction));
+    mlx_array chosen_by = keep_expert_groups(p, plus(p, scores, l->router_correction));
     mlx_array experts = fkv_model_op_largest(p->g, chosen_by, p->n_rows, k);
     mlx_array shares = fkv_model_op_take_along(p->g, scores, experts);
     if (h->features.norm_experts)
@@ -245,7 +247,7 @@ static routed route(const pass *p, rows in) {
     return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
 }
 
-/* Rows [T, 1 or k, 1, C] with the matrices of their experts, and a bias of each: f32 [T, k, 1, R]. Rows may be of any size. */
+/* Multiplies rows of any magnitude by the matrices of their experts and adds biases: [T, 1 or k, 1, C] -> f32 [T, k, 1, R]. */
 static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stack *m, mlx_array bias, mlx_array experts) {
     bool is_half = m->rows == MLX_FLOAT16;
     mlx_array size = is_half ? fkv_model_op_row_size(p->g, x) : (mlx_array){NULL};
@@ -259,12 +261,12 @@ static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stac
     return fkv_mlx_add(p->g, out, fkv_mlx_reshape(p->g, taken, FKV_MLX_SHAPE(p->n_rows, k, 1, mlx_array_shape(bias)[1])));
 }
 
-/* [T, dim] -> [T, dim]; read: what the router reads. */
+/* Computes the routed experts: [T, dim] -> [T, dim]. read: rows that the router reads. */
 static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
     const int k = (int)h->n_experts_used;
-    routed to = route(p, rows_of(p, read));
+    routed to = route(p, row_slice(p, read));
     mlx_array in = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, 1, 1, (int)h->dim));
     mlx_array gate = expert_product(p, in, &l->gate_experts, l->gate_experts_bias, to.experts);
     mlx_array up = expert_product(p, in, &l->up_experts, l->up_experts_bias, to.experts);
@@ -274,51 +276,52 @@ static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     return fkv_model_op_sum_second(p->g, fkv_mlx_multiply(p->g, given, shares));
 }
 
-/* One feed-forward that all rows go through. */
+/* Computes a dense feed-forward. */
 static mlx_array run_ffn(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
-    rows in = rows_of(p, x);
+    rows in = row_slice(p, x);
     mlx_array gate = plus(p, product_of_input(p, in, &l->gate), l->gate_bias);
     mlx_array both = activate(p, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
     return plus(p, product_of_large(p, both, &l->down), l->down_bias);
 }
 
-static bool is_there(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
+static bool has_array(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
 
-/* Of a layer with experts: what they give, and the feed-forward beside them. */
+/* Computes the experts of a layer and its shared feed-forward. */
 static mlx_array run_mixture(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     mlx_array given = run_experts(p, x, x);
-    if (!is_there(&l->gate)) return given;
+    if (!has_array(&l->gate)) return given;
     mlx_array shared = run_ffn(p, x);
-    if (is_there(&l->shared_gate)) {
-        mlx_array share = fkv_model_op_sigmoid(p->g, product(p, rows_of(p, x), &l->shared_gate));
+    if (has_array(&l->shared_gate)) {
+        mlx_array share = fkv_model_op_sigmoid(p->g, product(p, row_slice(p, x), &l->shared_gate));
         shared = fkv_mlx_multiply(p->g, shared, share);
     }
     return fkv_mlx_add(p->g, given, shared);
 }
 
-/* Experts beside a feed-forward where each reads x by a norm of its own, as the router does, and has one behind. */
+/* Computes experts in parallel with a dense feed-forward. The router and the inputs and outputs of both paths have separate
+ * norms. */
 static mlx_array run_beside(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     const float of_router = 1.0f / sqrtf((float)p->r->model->hparams->dim);
-    mlx_array read = fkv_model_op_scale(p->g, rms_norm(p, x, l->router_scale), of_router);
-    mlx_array dense = rms_norm(p, run_ffn(p, rms_norm(p, x, l->ffn_norm)), l->post_dense_norm);
-    mlx_array given = rms_norm(p, run_experts(p, rms_norm(p, x, l->experts_norm), read), l->post_experts_norm);
+    mlx_array read = fkv_model_op_scale(p->g, rms_norm_array(p, x, l->router_scale), of_router);
+    mlx_array dense = rms_norm_array(p, run_ffn(p, rms_norm_array(p, x, l->ffn_norm)), l->post_dense_norm);
+    mlx_array given = rms_norm_array(p, run_experts(p, rms_norm_array(p, x, l->experts_norm), read), l->post_experts_norm);
     return fkv_mlx_add(p->g, dense, given);
 }
 
-/* x: what attention was added to; before: what the layer read, which a parallel block reads again. */
+/* x: residual stream after attention; before: input of the layer, which a parallel block reads again. */
 static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
     if (l->router_scale.ctx != NULL) return add_given(p, x, run_beside(p, x), l->post_ffn_norm);
-    mlx_array read = p->r->model->hparams->features.parallel ? norm(p, before, l->attn_norm, l->attn_norm_bias)
-                                                             : norm(p, x, l->ffn_norm, l->ffn_norm_bias);
-    mlx_array given = is_there(&l->router) ? run_mixture(p, read) : run_ffn(p, read);
+    mlx_array read = p->r->model->hparams->features.parallel ? norm_array(p, before, l->attn_norm, l->attn_norm_bias)
+                                                             : norm_array(p, x, l->ffn_norm, l->ffn_norm_bias);
+    mlx_array given = has_array(&l->router) ? run_mixture(p, read) : run_ffn(p, read);
     return add_given(p, x, given, l->post_ffn_norm);
 }
 
-/* What the layer makes of its input and of x, added to x; and what x is multiplied by behind all that. */
+/* Adds the per-layer input to x and applies the output scale of the layer. */
 static mlx_array end_layer(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     const int n = (int)p->r->model->hparams->input_dim;
@@ -347,8 +350,8 @@ void fkv_array_angles(const fkv_runner *r, uint32_t rope, double position, fkv_t
     }
 }
 
-/* The angles of every token. Those of a position behind another one are turned on from it, in double, instead of two calls of the
- * library for each; never for long enough to be off by more than 1e-14. */
+/* Computes the RoPE angles of every token. At consecutive positions, each angle is derived from the previous one in double
+ * precision. The angles are recomputed from the position at regular intervals, which keeps the error below 1e-14. */
 static mlx_array upload_angles(const pass *p, uint32_t rope) {
     enum { MAX_TURNS = 64 };
     const fkv_runner *r = p->r;
@@ -363,8 +366,8 @@ static mlx_array upload_angles(const pass *p, uint32_t rope) {
             if (turns_on)
                 z = (fkv_turn){z.cosine * one[i].cosine - z.sine * one[i].sine, z.cosine * one[i].sine + z.sine * one[i].cosine};
             turns[i] = z;
-            to[0] = (float)z.cosine * r->rope_sizes[rope];
-            to[1] = (float)z.sine * r->rope_sizes[rope];
+            to[0] = (float)z.cosine * r->rope_factors[rope];
+            to[1] = (float)z.sine * r->rope_factors[rope];
         }
     }
     return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs[rope], 1), MLX_COMPLEX64);
@@ -372,25 +375,25 @@ static mlx_array upload_angles(const pass *p, uint32_t rope) {
 
 static mlx_array upload_temperatures(const pass *p) {
     const fkv_runner *r = p->r;
-    float *to = r->arrays->angles; /* uploads copy: it is free again */
+    float *to = r->arrays->angles; /* uploading copies the data, so the buffer can be reused */
     if (r->model->hparams->temperature == 0.0f) return (mlx_array){NULL};
     for (uint32_t t = 0; t < r->n_tokens; t++) to[t] = fkv_runner_temperature(r, r->positions[t]);
     return fkv_model_op_upload(p->g, to, FKV_MLX_SHAPE(p->n_rows, 1, 1), MLX_FLOAT32);
 }
 
-/* Logits as the model means them. */
+/* Applies the logit scale and soft cap of the model. */
 static mlx_array logits_of(const pass *p, mlx_array x) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_weights *w = p->r->model->arrays;
-    mlx_array logits = product(p, rows_of(p, norm(p, x, w->final_norm, w->final_norm_bias)), &w->output);
+    mlx_array logits = product(p, row_slice(p, norm_array(p, x, w->final_norm, w->final_norm_bias)), &w->output);
     if (h->logit_scale != 0.0f) logits = fkv_model_op_scale(p->g, logits, h->logit_scale);
     if (h->final_softcap == 0.0f) return logits;
     mlx_array capped = fkv_mlx_tanh(p->g, fkv_model_op_scale(p->g, logits, 1.0f / h->final_softcap));
     return fkv_model_op_scale(p->g, capped, h->final_softcap);
 }
 
-/* Rows of a table, by token. */
-static mlx_array look_up(const pass *p, const fkv_array_matrix *m) {
+/* Looks up the table row of each token. */
+static mlx_array look_up_rows(const pass *p, const fkv_array_matrix *m) {
     mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
     if (!m->is_coded) return fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
     fkv_mlx_affine taken = m->affine;
@@ -405,54 +408,55 @@ static mlx_array look_up(const pass *p, const fkv_array_matrix *m) {
 
 static mlx_array embed(const pass *p) {
     const fkv_model *model = p->r->model;
-    mlx_array x = look_up(p, model->embedding != model->output ? &model->arrays->own_embedding : &model->arrays->output);
+    mlx_array x = look_up_rows(p, model->embedding != model->output ? &model->arrays->own_embedding : &model->arrays->output);
     mlx_array scale = p->r->arrays->embedding_scale;
     return scale.ctx == NULL ? x : fkv_mlx_multiply(p->g, x, scale);
 }
 
-/* What every layer reads of the token: what is looked up and what the embedding is projected to, half of the square of each. */
-static mlx_array inputs_of(const pass *p, mlx_array x) {
+/* Computes the per-layer inputs: (per-layer token embedding + projected embedding) / sqrt(2). */
+static mlx_array layer_inputs(const pass *p, mlx_array x) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_weights *w = p->r->model->arrays;
     const fkv_mlx_shape shape = FKV_MLX_SHAPE(p->n_rows, (int)h->n_layers, (int)h->input_dim);
     mlx_array projected = fkv_model_op_scale(p->g, product_of_large(p, x, &w->inputs_proj), 1.0f / sqrtf((float)h->dim));
-    mlx_array normal = rms_norm(p, fkv_mlx_reshape(p->g, projected, shape), w->inputs_norm);
-    mlx_array looked_up = fkv_model_op_scale(p->g, look_up(p, &w->inputs), sqrtf((float)h->input_dim));
+    mlx_array normal = rms_norm_array(p, fkv_mlx_reshape(p->g, projected, shape), w->inputs_norm);
+    mlx_array looked_up = fkv_model_op_scale(p->g, look_up_rows(p, &w->inputs), sqrtf((float)h->input_dim));
     mlx_array both = fkv_mlx_add(p->g, normal, fkv_mlx_reshape(p->g, looked_up, shape));
     return fkv_model_op_scale(p->g, both, sqrtf(0.5f));
 }
 
-/* One layer: *x, a handle of the caller's, becomes what the next one reads; without `goes_on` the layer ends with its writes. */
+/* Computes one layer. *x, a handle owned by the caller, becomes the input of the next layer. If `goes_on` is false, the layer
+ * ends after its writes. */
 static fkv_status run_layer(pass *p, bool goes_on, bool keeps_asked, mlx_array *x) {
     const fkv_runner *r = p->r;
     mlx_array in = *x;
     mlx_array attended = {NULL};
     FKV_TRY(write_and_attend(p, in, goes_on, &attended));
     if (!goes_on) return FKV_OK;
-    if (keeps_asked && r->n_asked < r->n_tokens) {
-        mlx_array asked = upload_numbers(p, r->asked, r->n_asked);
+    if (keeps_asked && r->n_logit_rows < r->n_tokens) {
+        mlx_array asked = upload_numbers(p, r->logit_rows, r->n_logit_rows);
         in = fkv_mlx_take_first(p->g, in, asked);
         attended = fkv_mlx_take_first(p->g, attended, asked);
         if (p->inputs.ctx != NULL) fkv_mlx_keep(p->g, &p->inputs, fkv_mlx_take_first(p->g, p->inputs, asked));
-        p->n_rows = (int)r->n_asked;
+        p->n_rows = (int)r->n_logit_rows;
     }
-    fkv_mlx_keep(p->g, x, end_layer(p, add_ffn(p, add_attention(p, in, attended), in)));
+    fkv_mlx_keep(p->g, x, end_layer(p, add_ffn(p, add_attention_arrays(p, in, attended), in)));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
-/* *x and *logits are handles of the caller's; logits stay empty where none are asked for. */
-static fkv_status run_layers(pass *p, mlx_array *x, mlx_array *logits) {
+/* Computes all layers. *x and *logits are owned by the caller; *logits stays empty if no logits are requested. */
+static fkv_status build_layers(pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_runner *r = p->r;
     const fkv_array_weights *w = r->model->arrays;
     const fkv_hparams *h = r->model->hparams;
     const uint32_t n_kv_layers = fkv_architecture_n_kv_layers(h);
-    const uint32_t n_run = r->n_asked > 0 ? h->n_layers : n_kv_layers; /* those behind write nothing */
+    const uint32_t n_run = r->n_logit_rows > 0 ? h->n_layers : n_kv_layers; /* the layers after these store no keys and values */
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
     p->temperatures = upload_temperatures(p);
     uint32_t mark = fkv_mlx_graph_mark(p->g);
     fkv_mlx_keep(p->g, x, embed(p));
-    if (h->input_dim != 0) fkv_mlx_keep(p->g, &p->inputs, inputs_of(p, *x));
+    if (h->input_dim != 0) fkv_mlx_keep(p->g, &p->inputs, layer_inputs(p, *x));
     fkv_mlx_graph_release(p->g, mark);
     for (uint32_t i = 0; i < n_run; i++) {
         uint32_t rope = fkv_runner_rope(r, i);
@@ -461,14 +465,14 @@ static fkv_status run_layers(pass *p, mlx_array *x, mlx_array *logits) {
         p->shape = &h->shapes[i];
         p->n_pairs = rope == FKV_ROPE_NONE ? 0 : (int)r->n_pairs[rope];
         p->angles = rope == FKV_ROPE_NONE ? (mlx_array){NULL} : angles[rope];
-        FKV_TRY(run_layer(p, i + 1 < n_kv_layers || r->n_asked > 0, i + 1 == h->n_layers, x));
+        FKV_TRY(run_layer(p, i + 1 < n_kv_layers || r->n_logit_rows > 0, i + 1 == h->n_layers, x));
         fkv_mlx_graph_release(p->g, mark);
     }
-    if (r->n_asked > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
+    if (r->n_logit_rows > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
-/* The one evaluation: the logits, and every write that they do not depend on. */
+/* Evaluates the logits, and the writes that the evaluation of the logits does not include. */
 static fkv_status evaluate(const pass *p, mlx_array logits) {
     mlx_vector_array wanted = mlx_vector_array_new();
     fkv_status status = fkv_mlx_step_pending(p->step, wanted);
@@ -479,22 +483,23 @@ static fkv_status evaluate(const pass *p, mlx_array logits) {
     return status != FKV_OK ? status : fkv_mlx_check(code, "fkv_runner_forward");
 }
 
-static fkv_status run_step(pass *p, mlx_array *x, mlx_array *logits) {
+static fkv_status build_forward(pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_runner *r = p->r;
-    FKV_TRY(run_layers(p, x, logits));
+    FKV_TRY(build_layers(p, x, logits));
     fkv_mlx_graph_release(p->g, 0);
-    (void)mlx_array_free(*x); /* so that MLX can let go of it as soon as it is used */
+    (void)mlx_array_free(*x); /* freed here so that MLX can release the array early */
     (void)mlx_array_free(p->inputs);
     *x = p->inputs = (mlx_array){NULL};
     FKV_TRY(evaluate(p, *logits));
-    if (r->n_asked == 0) return FKV_OK;
+    if (r->n_logit_rows == 0) return FKV_OK;
     const float *numbers = mlx_array_data_float32(*logits);
     if (numbers == NULL) return fkv_mlx_failed("fkv_runner_forward: reading the logits");
-    memcpy(r->logits, numbers, (size_t)r->n_asked * r->model->hparams->n_vocab * sizeof *numbers);
+    memcpy(r->logits, numbers, (size_t)r->n_logit_rows * r->model->hparams->n_vocab * sizeof *numbers);
     return FKV_OK;
 }
 
-/* MLX runs ahead of what it computes as far as its memory limit lets it: for the length of a step that is what was planned. */
+/* MLX schedules operations ahead until it reaches its memory limit. During a step, the limit is therefore set to the memory in
+ * use plus the planned activations. */
 fkv_status fkv_array_forward(fkv_runner *r, fkv_step *step) {
     pass p = {.r = r, .g = &r->arrays->graph, .step = step, .n_rows = (int)r->n_tokens};
     mlx_array x = {NULL};
@@ -503,7 +508,7 @@ fkv_status fkv_array_forward(fkv_runner *r, fkv_step *step) {
     size_t active = 0;
     FKV_TRY(fkv_mlx_check(mlx_get_active_memory(&active), "fkv_runner_forward"));
     FKV_TRY(fkv_mlx_check(mlx_set_memory_limit(&limit_before, active + r->arrays->step_bytes), "fkv_runner_forward"));
-    fkv_status status = run_step(&p, &x, &logits);
+    fkv_status status = build_forward(&p, &x, &logits);
     fkv_mlx_graph_release(p.g, 0);
     (void)mlx_array_free(x);
     (void)mlx_array_free(p.inputs);

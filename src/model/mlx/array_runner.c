@@ -1,9 +1,9 @@
-/* Models on MLX: plan, open and close of a runner, and the backend's table. See array_runner.h; the forward pass is
- * array_forward.c.
+/* Models on MLX: plans, opens and closes runners, and defines the function table of the backend. array_forward.c has the
+ * forward pass.
  *
- * What a step makes comes and goes inside MLX, so it cannot be laid out; it is bounded instead. The bound is a closed formula of
- * one step's rows, MLX is held to it during a step by its memory limit (MLX waits for what it has begun before it begins more),
- * and half as much again is what MLX may keep in its buffer cache from one step to the next.
+ * MLX allocates the intermediate arrays of a step, so they cannot be laid out in advance. Instead, an upper bound on their total
+ * size is computed from the number of rows. During a step, the memory limit of MLX enforces the bound: at the limit, MLX waits
+ * for running operations. The buffer cache of MLX is limited to half of the bound.
  */
 #include "array_runner.h"
 
@@ -13,9 +13,9 @@
 
 /* ---- plan ---- */
 
-/* What a token has alive at once in a layer, outside of attention: x, what products read of it, and the longest chain of
- * operations on heads or on the feed-forward's rows, each operation with its input and its output. */
-static uint64_t token_bytes(const fkv_runner *r) {
+/* Returns the peak memory of one layer outside of attention, in bytes per token: x, the inputs of matrix products, and the
+ * longest chain of operations on heads or feed-forward rows, counting the input and output of each operation. */
+static uint64_t array_token_bytes(const fkv_runner *r) {
     enum { X_BYTES = 6, HEADS_BYTES = 12, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };
     const fkv_hparams *h = r->model->hparams;
     const uint64_t n_inputs = (uint64_t)h->n_layers * h->input_dim;
@@ -31,21 +31,21 @@ static uint64_t token_bytes(const fkv_runner *r) {
     return (uint64_t)X_BYTES * h->dim + INPUTS_BYTES * n_inputs + chain;
 }
 
-/* In use at once: twice that, so that MLX has the next operations ready while some compute, or the same and what attention
- * needs; and the logits. */
+/* Returns the peak memory of a step, in bytes: one layer, plus the larger of the next layer and attention, plus the logits. The
+ * next layer is included because MLX prepares operations ahead. */
 static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
     const fkv_runner_config *c = &r->config;
-    uint64_t rows = c->max_step_tokens * token_bytes(r);
+    uint64_t rows = c->max_step_tokens * array_token_bytes(r);
     uint64_t logits = (uint64_t)c->max_logit_rows * r->model->hparams->n_vocab * (sizeof(uint16_t) + sizeof(float));
     uint64_t attention = 0;
     (void)fkv_mlx_step_bytes(cache, NULL, &attention);
     return rows + (attention > rows ? attention : rows) + logits;
 }
 
-/* What MLX may keep of it from one step to the next. */
+/* Returns the limit of MLX's buffer cache between steps. */
 static uint64_t cached_bytes(uint64_t active) { return active / 2; }
 
-static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
+static uint64_t array_step_bytes(const fkv_runner *r, const fkv_config *cache) {
     uint64_t active = active_bytes(r, cache);
     return active + cached_bytes(active);
 }
@@ -89,7 +89,7 @@ static fkv_status make_constants(fkv_runner *r) {
     return made ? FKV_OK : fkv_mlx_failed("fkv_runner_open");
 }
 
-static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
+static fkv_status open_array_runner(fkv_runner *r, const fkv_config *cache) {
     fkv_array_runner *a = r->arrays;
     const fkv_array_weights *w = r->model->arrays;
     uint64_t active = active_bytes(r, cache);
@@ -100,14 +100,14 @@ static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
     config.stream = a->graph.stream;
     FKV_TRY(fkv_mlx_cache_open(cache, &config, &r->cache));
     FKV_TRY(make_constants(r));
-    /* A GPU's allocator counts its buffer cache against the limit too. */
+    /* On a GPU, MLX counts its buffer cache towards the memory limit. */
     a->step_bytes = (size_t)(w->on_gpu ? active + cached_bytes(active) : active);
     a->cache_limit_is_set = mlx_set_cache_limit(&a->cache_limit_before, (size_t)cached_bytes(active)) == 0;
     bool is_ready = a->cache_limit_is_set && mlx_clear_cache() == 0 && mlx_reset_peak_memory() == 0;
     return is_ready ? FKV_OK : fkv_mlx_failed("fkv_runner_open");
 }
 
-static void close_runner(fkv_runner *r) {
+static void close_array_runner(fkv_runner *r) {
     fkv_array_runner *a = r->arrays;
     size_t ours = 0;
     fkv_cache_close(r->cache);
@@ -119,7 +119,7 @@ static void close_runner(fkv_runner *r) {
 
 /* ---- the backend ---- */
 
-/* MLX lets go of what a step used on a thread of its own: waiting for the stream is waiting for that too. */
+/* MLX releases the arrays of a step on another thread; synchronizing the stream waits for that thread. */
 static void wait_for_releases(void) {
     mlx_device device = mlx_device_new();
     mlx_stream stream = mlx_stream_new();
@@ -128,7 +128,7 @@ static void wait_for_releases(void) {
     (void)mlx_device_free(device);
 }
 
-static fkv_status memory(fkv_backend_memory *now) {
+static fkv_status mlx_memory_now(fkv_backend_memory *now) {
     size_t active = 0;
     size_t cached = 0;
     size_t peak = 0;
@@ -145,10 +145,10 @@ static const fkv_model_backend MLX_BACKEND = {.count_weights = fkv_array_weights
                                               .available = fkv_array_available,
                                               .plan_cache = plan_cache,
                                               .layout = layout,
-                                              .step_bytes = step_bytes,
-                                              .open = open_runner,
-                                              .close = close_runner,
+                                              .step_bytes = array_step_bytes,
+                                              .open = open_array_runner,
+                                              .close = close_array_runner,
                                               .forward = fkv_array_forward,
-                                              .memory = memory};
+                                              .memory = mlx_memory_now};
 
 fkv_status fkv_mlx_register(void) { return fkv_model_backend_register(FKV_BACKEND_MLX, &MLX_BACKEND, FKV_VERSION_TEXT); }

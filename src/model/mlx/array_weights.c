@@ -1,20 +1,20 @@
-/* From tensors of a file to arrays of MLX, one at a time: beside the arrays there is never more than the codes of one matrix in
- * host memory, or one part of the experts of a layer a second time in MLX's, and what was taken is let go from the file's pages.
- * See array_weights.h.
+/* Converts tensors of a file to MLX arrays, one at a time. In addition to the arrays, memory contains at most a temporary copy
+ * of one matrix. For experts, this is one matrix kind (gate, up or down) of all experts of a layer. The mapped pages of
+ * converted tensors are released. See array_weights.h.
  */
 #include "array_weights.h"
 
 #include "../../base/float16.h"
 #include "../forward/tensor_matrix.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 enum { GROUP = 32, WORD_BITS = 32 };
 
-/* ---- what a tensor becomes ---- */
+/* ---- representation of a tensor ---- */
 
-/* Bits of the codes, 0: half floats. MLX has no affine groups of 16; what a table says is a code of 8 bits. */
+/* Returns the bits per code, or 0 for half floats. Types with groups of 16 become half floats, because MLX has no affine groups
+ * of 16. Codes of table formats are converted to 8 bits. */
 static int code_bits(const fkv_tensor *tensor) {
     if (tensor->bits != 0) return (int)tensor->bits;
     uint32_t group = 0;
@@ -23,13 +23,13 @@ static int code_bits(const fkv_tensor *tensor) {
     return layout.table ? 8 : (int)layout.bits;
 }
 
-/* Columns of a coded tensor are a multiple of 32: whole words of codes of any width. */
+/* The number of columns of a quantized tensor is a multiple of 32, so that codes of any width fill whole words. */
 static uint64_t row_words(const fkv_tensor *tensor) { return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor); }
 
-/* MLX's CPU multiplies floats as fast as halves: those of a file of floats stay what they are. */
+/* On the CPU backend, F32 tensors are not converted to half floats, because MLX multiplies floats just as fast there. */
 static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) { return tensor->type == FKV_TENSOR_F32 && !on_gpu; }
 
-/* Columns that share a scale here. */
+/* Returns the number of columns that share a scale. */
 static uint32_t scale_group(const fkv_tensor *tensor) { return tensor->bits != 0 ? tensor->group : GROUP; }
 
 static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
@@ -97,8 +97,8 @@ fkv_status fkv_array_device(mlx_device *device, bool *on_gpu) {
     fkv_mlx_catch_errors();
     mlx_device_type type = MLX_CPU;
     *device = mlx_device_new();
-    FKV_TRY(fkv_mlx_check(mlx_get_default_device(device), "asking for MLX's device"));
-    FKV_TRY(fkv_mlx_check(mlx_device_get_type(&type, *device), "asking for MLX's device"));
+    FKV_TRY(fkv_mlx_check(mlx_get_default_device(device), "querying MLX's device"));
+    FKV_TRY(fkv_mlx_check(mlx_device_get_type(&type, *device), "querying MLX's device"));
     *on_gpu = type == MLX_GPU;
     return FKV_OK;
 }
@@ -141,20 +141,20 @@ typedef struct loading {
     const fkv_model *model;
     fkv_array_weights *weights;
     mlx_stream stream;
-    fkv_status status; /* of the first that failed; nothing is taken after it */
+    fkv_status status; /* status of the first failure; after a failure, no further tensors are loaded */
 } loading;
 
-/* What one matrix needs on its way. */
+/* Host buffers for the conversion of one matrix. */
 typedef struct staging {
-    void *bytes;    /* the whole matrix, as MLX wants it */
-    uint8_t *codes; /* [C] of one row */
-    float *row;     /* [C] numbers of one row, or its scales */
-    float *biases;  /* [C] of one row */
+    void *bytes;    /* all rows of the matrix, in MLX's layout */
+    uint8_t *codes; /* [C] codes of one row */
+    float *row;     /* [C] values or scales of one row */
+    float *biases;  /* [C] biases of one row */
 } staging;
 
 static fkv_status said(bool good) { return good ? FKV_OK : fkv_mlx_failed("loading weights"); }
 
-/* An array of numbers that lie in host memory. */
+/* Creates an array from host memory. */
 static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, uint64_t n_cols, mlx_dtype type) {
     const int shape[] = {(int)n_rows, (int)n_cols};
     *array = mlx_array_new_data(data, shape, 2, type);
@@ -162,7 +162,7 @@ static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, u
 }
 
 static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_stream stream, fkv_array_matrix *m) {
-    const void *data = tensor->data; /* as it lies in the file */
+    const void *data = tensor->data; /* the data in the file is used directly unless it is converted below */
     bool is_odd = (uintptr_t)data % mlx_dtype_size(m->rows) != 0;
     if (m->rows == MLX_FLOAT32 && is_odd) {
         memcpy(s->bytes, data, (size_t)(tensor->n_rows * tensor->row_bytes));
@@ -179,7 +179,7 @@ static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_st
     return said(mlx_swapaxes(&m->across, m->halves, 0, 1, stream) == 0 && mlx_array_eval(m->across) == 0);
 }
 
-/* Codes of `bits` bits side by side, the first in the lowest bits: the words of a row, zeroed before. */
+/* Packs codes of `bits` bits into the zeroed words of a row, the first code in the lowest bits. */
 static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t *words) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * bits;
@@ -189,7 +189,7 @@ static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t
     }
 }
 
-/* Numbers as the type wants them, from `at` on in a table of that type. */
+/* Converts values to the given type and stores them in the table, starting at element `at`. */
 static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *table, size_t at) {
     if (type == MLX_FLOAT32) {
         memcpy((float *)table + at, numbers, n * sizeof *numbers);
@@ -198,18 +198,18 @@ static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *
     for (uint32_t i = 0; i < n; i++) ((uint16_t *)table)[at + i] = fkv_f32_to_f16(numbers[i]);
 }
 
-/* scale * table[code] as scale * byte + bias. */
-static void look_up(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
+/* Converts codes of the form scale * table[code] to bytes of the form scale * byte + bias. */
+static void find_tensor_array(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
     for (uint32_t i = 0; i < n_cols; i++) codes[i] = (uint8_t)(table[codes[i]] + 128);
     for (uint32_t g = 0; g < n_cols / GROUP; g++) biases[g] = -128 * scales[g];
 }
 
-/* Rows of `bytes` bytes, `step` apart in the file and at any address there. */
+/* Copies rows of `bytes` bytes with a stride of `step` bytes, at any alignment. */
 static void gather_rows(const uint8_t *from, uint64_t step, uint64_t bytes, uint32_t n_rows, uint8_t *out) {
     for (uint32_t r = 0; r < n_rows; r++) memcpy(out + r * bytes, from + r * step, bytes);
 }
 
-/* MLX's own codes, as they lie in the file; bytes for scales too, others in the type of the rows. */
+/* Loads MLX codes unchanged. Byte scales are kept; other scales are converted to the row type. */
 static fkv_status take_arrays(const fkv_tensor *tensor, const staging *s, fkv_array_matrix *m) {
     const uint32_t n_groups = tensor->n_cols / tensor->group;
     gather_rows(tensor->data, tensor->row_bytes, fkv_tensor_row_size(tensor), tensor->n_rows, s->bytes);
@@ -243,7 +243,7 @@ static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_arr
     memset(words, 0, n_words * tensor->n_rows * sizeof *words);
     for (uint32_t r = 0; r < tensor->n_rows; r++) {
         fkv_tensor_row_codes(tensor, r, s->codes, s->row, s->biases);
-        if (table != NULL) look_up(table, tensor->n_cols, s->codes, s->row, s->biases);
+        if (table != NULL) find_tensor_array(table, tensor->n_cols, s->codes, s->row, s->biases);
         pack_codes(s->codes, tensor->n_cols, (uint32_t)m->affine.bits, words + n_words * r);
         put_numbers(m->rows, s->row, n_groups, scales, (size_t)r * n_groups);
         put_numbers(m->rows, s->biases, n_groups, biases, (size_t)r * n_groups);
@@ -272,7 +272,8 @@ fkv_status fkv_array_matrix_load(const fkv_tensor *tensor, bool on_gpu, mlx_stre
                  .biases = malloc(tensor->n_cols * sizeof *s.biases)};
     fkv_status status = FKV_OK;
     if (s.bytes == NULL || s.codes == NULL || s.row == NULL || s.biases == NULL)
-        status = fkv_fail(FKV_NO_MEMORY, "no memory for %" PRIu64 " bytes of tensor %s on their way to MLX", bytes, tensor->name);
+        status = fkv_fail(FKV_NO_MEMORY, "out of memory allocating %llu bytes to convert tensor %s for MLX",
+                          (unsigned long long)bytes, tensor->name);
     else
         status = tensor->bits != 0 ? take_arrays(tensor, &s, m)
                  : m->is_coded     ? take_codes(tensor, &s, m)
@@ -292,7 +293,7 @@ void fkv_array_matrix_free(fkv_array_matrix *m) {
     (void)mlx_array_free(m->affine.biases);
 }
 
-static void take_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
+static void load_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
     if (tensor == NULL || l->status != FKV_OK) return;
     l->status = fkv_array_matrix_load(tensor, l->weights->on_gpu, l->stream, m);
     fkv_weights_release(l->model->weights, tensor);
@@ -300,7 +301,7 @@ static void take_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *
 
 /* ---- experts ---- */
 
-/* A tensor whose numbers lie apart, side by side in memory that the caller frees. */
+/* Copies a strided tensor into contiguous memory, which the caller frees. */
 static fkv_status gather_tensor(const fkv_tensor *tensor, fkv_tensor *gathered, void **bytes) {
     *gathered = *tensor;
     *bytes = NULL;
@@ -308,7 +309,7 @@ static fkv_status gather_tensor(const fkv_tensor *tensor, fkv_tensor *gathered, 
     gathered->col_step = 0;
     gathered->row_bytes = (uint64_t)tensor->n_cols * fkv_tensor_format_of(tensor->type)->block_bytes;
     uint8_t *to = malloc((size_t)(tensor->n_rows * gathered->row_bytes));
-    FKV_REQUIRE(to != NULL, FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+    FKV_REQUIRE(to != NULL, FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", tensor->name);
     for (uint32_t r = 0; r < tensor->n_rows; r++) fkv_tensor_gather_row(tensor, r, to + r * gathered->row_bytes);
     gathered->data = to;
     *bytes = to;
@@ -317,14 +318,14 @@ static fkv_status gather_tensor(const fkv_tensor *tensor, fkv_tensor *gathered, 
 
 static fkv_status load_floats(const fkv_tensor *tensor, mlx_array *array) {
     float *numbers = malloc((size_t)tensor->n_rows * tensor->n_cols * sizeof *numbers);
-    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", tensor->name);
     for (uint32_t r = 0; r < tensor->n_rows; r++) fkv_tensor_row_floats(tensor, r, numbers + (size_t)r * tensor->n_cols);
     fkv_status status = copy_to(array, numbers, tensor->n_rows, tensor->n_cols, MLX_FLOAT32);
     free(numbers);
     return status;
 }
 
-/* One expert as a part of a stack. */
+/* Loads one matrix of an expert, whose columns may be strided in the file. */
 static fkv_status load_expert(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
     fkv_tensor gathered;
     void *bytes = NULL;
@@ -340,7 +341,7 @@ static fkv_status load_expert(loading *l, const fkv_tensor *tensor, fkv_array_ma
     return status;
 }
 
-/* One array [R, C] of each of n experts, `offset` bytes into it, as one [n, R, C]. */
+/* Stacks one array [R, C] of each expert into [n, R, C]. offset: byte offset of the array within the matrix struct. */
 static fkv_status stack_arrays(loading *l, const fkv_array_matrix *experts, size_t offset, uint32_t n, mlx_array *stack) {
     mlx_vector_array list = mlx_vector_array_new();
     mlx_array joined = mlx_array_new();
@@ -382,8 +383,9 @@ static fkv_status load_stack(loading *l, const fkv_tensor **tensors, fkv_array_m
     for (uint32_t e = 0; e < n; e++) {
         FKV_REQUIRE(tensors[e]->type == tensors[0]->type && tensors[e]->bits == tensors[0]->bits &&
                         tensors[e]->group == tensors[0]->group,
-                    FKV_UNSUPPORTED, "tensor %s is not of the type of %s: experts of one layer must be on MLX", tensors[e]->name,
-                    tensors[0]->name);
+                    FKV_UNSUPPORTED,
+                    "tensor %s and %s have different types; on MLX all experts of a layer must have the same type",
+                    tensors[e]->name, tensors[0]->name);
         FKV_TRY(load_expert(l, tensors[e], &experts[e]));
         fkv_weights_release(l->model->weights, tensors[e]);
     }
@@ -395,7 +397,7 @@ static void take_stack(loading *l, const fkv_tensor **tensors, fkv_array_stack *
     uint32_t n = l->model->hparams->n_experts;
     fkv_array_matrix *experts = calloc(n, sizeof *experts);
     if (experts == NULL) {
-        l->status = fkv_fail(FKV_NO_MEMORY, "no memory for the tables of %u experts", n);
+        l->status = fkv_fail(FKV_NO_MEMORY, "out of memory allocating tables of %u experts", n);
         return;
     }
     l->status = load_stack(l, tensors, experts, stack);
@@ -403,7 +405,7 @@ static void take_stack(loading *l, const fkv_tensor **tensors, fkv_array_stack *
     free(experts);
 }
 
-/* Biases of all experts: a row each. */
+/* Loads the biases of all experts, one row per expert. */
 static void take_table(loading *l, const fkv_tensor *tensor, mlx_array *array) {
     if (tensor == NULL || l->status != FKV_OK) return;
     fkv_tensor gathered;
@@ -415,13 +417,13 @@ static void take_table(loading *l, const fkv_tensor *tensor, mlx_array *array) {
 
 /* ---- layers ---- */
 
-/* A norm or a bias; stays empty where the model has none. */
+/* Loads a norm or bias vector; the array stays empty if the model has none. */
 static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_array *array) {
     if (tensor == NULL || l->status != FKV_OK) return;
     float *numbers = malloc(tensor->n_cols * sizeof *numbers);
     const int shape[] = {(int)tensor->n_cols};
     if (numbers == NULL) {
-        l->status = fkv_fail(FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+        l->status = fkv_fail(FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", tensor->name);
         return;
     }
     if (is_norm)
@@ -433,18 +435,18 @@ static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_
     free(numbers);
 }
 
-static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *layer) {
-    take_matrix(l, t->q, &layer->q);
-    take_matrix(l, t->k, &layer->k);
-    take_matrix(l, t->v, &layer->v);
-    take_matrix(l, t->o, &layer->o);
-    take_matrix(l, t->gate, &layer->gate);
-    take_matrix(l, t->up, &layer->up);
-    take_matrix(l, t->down, &layer->down);
-    take_matrix(l, t->input_gate, &layer->input_gate);
-    take_matrix(l, t->input_proj, &layer->input_proj);
-    take_matrix(l, t->router, &layer->router);
-    take_matrix(l, t->shared_gate, &layer->shared_gate);
+static void load_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *layer) {
+    load_matrix(l, t->q, &layer->q);
+    load_matrix(l, t->k, &layer->k);
+    load_matrix(l, t->v, &layer->v);
+    load_matrix(l, t->o, &layer->o);
+    load_matrix(l, t->gate, &layer->gate);
+    load_matrix(l, t->up, &layer->up);
+    load_matrix(l, t->down, &layer->down);
+    load_matrix(l, t->input_gate, &layer->input_gate);
+    load_matrix(l, t->input_proj, &layer->input_proj);
+    load_matrix(l, t->router, &layer->router);
+    load_matrix(l, t->shared_gate, &layer->shared_gate);
     take_vector(l, t->router_correction, false, &layer->router_correction);
     take_vector(l, t->router_scale, false, &layer->router_scale);
     take_vector(l, t->expert_scales, false, &layer->expert_scales);
@@ -477,35 +479,34 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_vector(l, t->out_scale, false, &layer->out_scale);
 }
 
-static fkv_status take_all(loading *l) {
+static fkv_status load_all(loading *l) {
     const fkv_model *m = l->model;
     fkv_array_weights *w = l->weights;
-    take_matrix(l, m->output, &w->output);
-    if (m->embedding != m->output) take_matrix(l, m->embedding, &w->own_embedding);
-    take_matrix(l, m->inputs, &w->inputs);
-    take_matrix(l, m->inputs_proj, &w->inputs_proj);
+    load_matrix(l, m->output, &w->output);
+    if (m->embedding != m->output) load_matrix(l, m->embedding, &w->own_embedding);
+    load_matrix(l, m->inputs, &w->inputs);
+    load_matrix(l, m->inputs_proj, &w->inputs_proj);
     take_vector(l, m->inputs_norm, true, &w->inputs_norm);
     take_vector(l, m->final_norm, true, &w->final_norm);
     take_vector(l, m->final_norm_bias, false, &w->final_norm_bias);
-    for (uint32_t i = 0; i < m->hparams->n_layers; i++) take_layer(l, &m->tensors[i], &w->layers[i]);
+    for (uint32_t i = 0; i < m->hparams->n_layers; i++) load_layer(l, &m->tensors[i], &w->layers[i]);
     return l->status;
 }
 
 fkv_status fkv_array_weights_load(fkv_model *model) {
     const char *source = NULL;
     uint64_t available = fkv_array_available(&source);
-    FKV_REQUIRE(model->info.packed_bytes <= available, FKV_NO_MEMORY,
-                "the weights take %" PRIu64 " bytes of memory and %s allows %" PRIu64, model->info.packed_bytes, source,
-                available);
+    FKV_REQUIRE(model->info.packed_bytes <= available, FKV_NO_MEMORY, "the weights need %llu bytes of memory but %s allows %llu",
+                (unsigned long long)model->info.packed_bytes, source, (unsigned long long)available);
     fkv_array_weights *w = calloc(1, sizeof *w);
-    FKV_REQUIRE(w != NULL, FKV_NO_MEMORY, "no memory for the tables of weights");
+    FKV_REQUIRE(w != NULL, FKV_NO_MEMORY, "out of memory allocating weight tables");
     model->arrays = w;
     w->layers = calloc(model->hparams->n_layers, sizeof *w->layers);
-    FKV_REQUIRE(w->layers != NULL, FKV_NO_MEMORY, "no memory for the tables of %u layers", model->hparams->n_layers);
+    FKV_REQUIRE(w->layers != NULL, FKV_NO_MEMORY, "out of memory allocating tables of %u layers", model->hparams->n_layers);
     FKV_TRY(fkv_array_device(&w->device, &w->on_gpu));
     loading l = {.model = model, .weights = w, .stream = mlx_stream_new()};
     l.status = said(mlx_get_default_stream(&l.stream, w->device) == 0);
-    fkv_status status = take_all(&l);
+    fkv_status status = load_all(&l);
     (void)mlx_stream_free(l.stream);
     return status;
 }

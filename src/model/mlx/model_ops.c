@@ -3,8 +3,8 @@
 
 #include <float.h>
 
-/* What an operation that returned `code` made. */
-static mlx_array made(fkv_mlx_graph *g, int code, mlx_array a) {
+/* Adds the result of an operation to the graph, or sets the failure flag if `code` is not 0. */
+static mlx_array op_result(fkv_mlx_graph *g, int code, mlx_array a) {
     if (code != 0) g->failed = true;
     return fkv_mlx_adopt(g, a);
 }
@@ -19,21 +19,21 @@ mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_sigmoid(&out, a, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, float eps) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_fast_rms_norm(&out, x, weight, eps, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, mlx_array bias, float eps) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_fast_layer_norm(&out, x, weight, bias, eps, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor) {
@@ -44,7 +44,7 @@ mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a) {
     mlx_array sizes = {NULL};
     if (g->failed) return sizes;
     int code = mlx_abs(&sizes, a, g->stream);
-    mlx_array largest = fkv_mlx_max_last(g, made(g, code, sizes));
+    mlx_array largest = fkv_mlx_max_last(g, op_result(g, code, sizes));
     return fkv_mlx_maximum(g, largest, fkv_mlx_adopt(g, mlx_array_new_float32(FLT_MIN)));
 }
 
@@ -63,7 +63,7 @@ mlx_array fkv_model_op_widen(fkv_mlx_graph *g, mlx_array a, int n) {
     mlx_array zero = fkv_mlx_adopt(g, mlx_array_new_float32(0.0f));
     if (g->failed) return out;
     int code = mlx_pad(&out, a, axis, 1, before, 1, behind, 1, zero, "constant", g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b) {
@@ -73,7 +73,7 @@ mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b) {
     mlx_vector_array list = mlx_vector_array_new_data(both, 2);
     int code = mlx_concatenate_axis(&out, list, -1, g->stream);
     (void)mlx_vector_array_free(list);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {
@@ -84,7 +84,7 @@ mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {
     const mlx_optional_dtype type = {MLX_FLOAT32, true};
     int code = mlx_dequantize(&out, w->codes, w->scales, w->biases, group, bits, w->mode != NULL ? w->mode : "affine",
                               (mlx_array){NULL}, type, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 /* ---- experts ---- */
@@ -94,38 +94,38 @@ mlx_array fkv_model_op_largest(fkv_mlx_graph *g, mlx_array a, int n_rows, int k)
     mlx_array order = {NULL};
     if (g->failed) return order;
     int code = mlx_negative(&negative, a, g->stream);
-    negative = made(g, code, negative);
+    negative = op_result(g, code, negative);
     if (g->failed) return order;
     code = mlx_argpartition_axis(&order, negative, k - 1, -1, g->stream);
-    return fkv_mlx_slice(g, made(g, code, order), FKV_MLX_SHAPE(0, 0), FKV_MLX_SHAPE(n_rows, k));
+    return fkv_mlx_slice(g, op_result(g, code, order), FKV_MLX_SHAPE(0, 0), FKV_MLX_SHAPE(n_rows, k));
 }
 
 mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indices) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_take_along_axis(&out, a, indices, -1, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_softmax_axis(&out, a, -1, true, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_sum_second(fkv_mlx_graph *g, mlx_array a) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_sum_axis(&out, a, 1, false, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_gather_mm(fkv_mlx_graph *g, mlx_array x, mlx_array across, mlx_array experts) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_gather_mm(&out, x, across, (mlx_array){NULL}, experts, false, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }
 
 mlx_array fkv_model_op_gather_qmm(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, mlx_array experts) {
@@ -135,5 +135,5 @@ mlx_array fkv_model_op_gather_qmm(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_a
     const mlx_optional_int bits = {w->bits, true};
     int code = mlx_gather_qmm(&out, x, w->codes, w->scales, w->biases, (mlx_array){NULL}, experts, true, group, bits,
                               w->mode != NULL ? w->mode : "affine", false, g->stream);
-    return made(g, code, out);
+    return op_result(g, code, out);
 }

@@ -1,13 +1,12 @@
-/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for
- * each (item, query head, query); the parts are decode's, see there.
+/* Merges the partial results of all splits of a query: adds them in a fixed order, divides the sum by the total weight, undoes
+ * the rotation of V and converts the result to the element type of `out`. There is one block per (item, query head, query).
  *
- * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches
- * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
- * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. What takes time here is waiting: so
- * there are many threads with few pieces each, and the first pieces are on their way before it is known what they weigh.
- * Merged by the last block of a KV head's pieces instead, a warp for each row, without this kernel, on an H200 by turns: 52.2 to
- * 55.3 us for 50.5 to 53.5 in decode of sealed pages over 131072 tokens, 71.6 to 72.5 for 70.7 to 71.0 in 8/4. That block is
- * alone with all pieces of its rows; this kernel has one of 512 threads for each row.
+ * Each thread adds four channels over a contiguous range of splits. The sums of the ranges are then added in order. The number of
+ * splits depends only on the query position, so a query's partial results are always added in the same order. Every warp computes
+ * the maximum score and the total weight of the query itself, because this redundant work is cheaper than a barrier.
+ *
+ * Bottleneck: memory latency. The kernel therefore uses many threads, each with few splits, and loads the partial results of the
+ * first splits before their weights are known.
  */
 #if FKV_D < 128
 #define FKV_MERGE_THREADS 256
@@ -17,32 +16,32 @@
 #define FKV_MERGE_THREADS 1024
 #endif
 #define FKV_MERGE_QUADS (FKV_D / 4)
-#define FKV_MERGE_STRETCHES (FKV_MERGE_THREADS / FKV_MERGE_QUADS)
-#define FKV_MERGE_EARLY 8 /* pieces of a thread */
-#define FKV_MERGE_SHARED (FKV_MERGE_STRETCHES * FKV_D)
+#define FKV_MERGE_RANGES (FKV_MERGE_THREADS / FKV_MERGE_QUADS)
+#define FKV_MERGE_EARLY 8 /* number of splits that each thread loads before their weights are known */
+#define FKV_MERGE_SHARED (FKV_MERGE_RANGES * FKV_D)
 
-/* What a piece with this max weighs beside the largest. */
-FKV_FN float fkv_piece_weight(float max, float largest) {
+/* Returns the weight of a split whose largest score is `max`, relative to the split with the largest score of all. */
+FKV_FN float fkv_split_weight(float max, float largest) {
     return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
 }
 
-/* The pieces of one row, and a thread's stretch of them. */
+/* The splits of one row, and the range [begin, end) of splits that this thread adds. */
 struct fkv_merge_row {
-    FKV_DEVICE const float *stats; /* {max, total} of each piece */
-    FKV_DEVICE const float *own;   /* the thread's four channels of the first piece */
-    fkv_u64 stride;                /* floats from one piece to the next */
-    fkv_u32 n_pieces;
+    FKV_DEVICE const float *stats; /* {max, total} of each split */
+    FKV_DEVICE const float *own;   /* partial sums of the thread's four channels in the first split */
+    fkv_u64 stride;                /* floats between consecutive splits */
+    fkv_u32 n_splits;
     fkv_u32 begin;
     fkv_u32 end;
 };
 
-/* Four channels of the first pieces of a stretch, on their way before it is known what they weigh. */
+/* Partial sums of four channels for the first splits of a range, loaded before the weights of these splits are known. */
 struct fkv_merge_early {
     float x[FKV_MERGE_EARLY][4];
     float max[FKV_MERGE_EARLY];
 };
 
-FKV_FN fkv_merge_early fkv_merge_ask(FKV_LOCAL const fkv_merge_row &row) {
+FKV_FN fkv_merge_early fkv_merge_prefetch(FKV_LOCAL const fkv_merge_row &row) {
     fkv_merge_early early;
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
@@ -55,7 +54,8 @@ FKV_FN fkv_merge_early fkv_merge_ask(FKV_LOCAL const fkv_merge_row &row) {
     return early;
 }
 
-/* The largest max of all pieces, and the sum of p over it: by each warp. */
+/* Computes the maximum score over all splits and the total weight relative to that maximum. Every warp computes both values
+ * itself. */
 struct fkv_merge_total {
     float largest;
     float total;
@@ -64,16 +64,16 @@ struct fkv_merge_total {
 FKV_FN fkv_merge_total fkv_merge_stats(FKV_LOCAL const fkv_merge_row &row, fkv_u32 lane) {
     float largest = fkv_float_of(0xff800000u);
     float total = 0.0f;
-    for (fkv_u32 i = lane; i < row.n_pieces; i += 32) {
-        FKV_DEVICE const float *piece = row.stats + i * 2;
-        float grown = fkv_max(largest, piece[0]);
-        total = fkv_fma(fkv_piece_weight(largest, grown), total, fkv_piece_weight(piece[0], grown) * piece[1]);
+    for (fkv_u32 i = lane; i < row.n_splits; i += 32) {
+        FKV_DEVICE const float *split = row.stats + i * 2;
+        float grown = fkv_max(largest, split[0]);
+        total = fkv_fma(fkv_split_weight(largest, grown), total, fkv_split_weight(split[0], grown) * split[1]);
         largest = grown;
     }
     for (fkv_u32 h = 1; h < 32; h *= 2) {
         float other = fkv_shuffle_xor(largest, h);
         float grown = fkv_max(largest, other);
-        total *= fkv_piece_weight(largest, grown);
+        total *= fkv_split_weight(largest, grown);
         total += fkv_shuffle_xor(total, h);
         largest = grown;
     }
@@ -83,21 +83,21 @@ FKV_FN fkv_merge_total fkv_merge_stats(FKV_LOCAL const fkv_merge_row &row, fkv_u
     return all;
 }
 
-/* A thread's stretch, added up. sums: its four channels. */
-FKV_FN void fkv_merge_stretch(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const fkv_merge_early &early, float largest,
-                              FKV_SHARED float *sums) {
+/* Adds the partial results of the thread's range of splits. sums: receives the sums of the thread's four channels. */
+FKV_FN void fkv_merge_range(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const fkv_merge_early &early, float largest,
+                            FKV_SHARED float *sums) {
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
         if (row.begin + i >= row.end) break;
-        float weight = fkv_piece_weight(early.max[i], largest);
+        float weight = fkv_split_weight(early.max[i], largest);
         FKV_UNROLL
         for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, early.x[i][d], x[d]);
     }
     FKV_UNROLL_8
     for (fkv_u32 i = row.begin + FKV_MERGE_EARLY; i < row.end; i++) {
         FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(row.own + i * row.stride);
-        float weight = fkv_piece_weight(row.stats[i * 2], largest);
+        float weight = fkv_split_weight(row.stats[i * 2], largest);
         FKV_UNROLL
         for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);
     }
@@ -105,18 +105,19 @@ FKV_FN void fkv_merge_stretch(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL cons
     for (int d = 0; d < 4; d++) sums[d] = x[d];
 }
 
-/* Number d of the stretches of a row added up, divided, and the rotation of V undone, by all threads: one for each number, and
- * some that have none. */
+/* Adds the sums of all ranges for channel d, divides by the total weight and undoes the rotation of V. All threads must call this
+ * function; threads with d >= D only take part in the shuffles and barriers. */
 FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
     float x = 0.0f;
     if (d < FKV_D) {
         x = sums[d];
-        for (fkv_u32 s = 1; s < FKV_MERGE_STRETCHES; s++) x += sums[s * FKV_D + d];
+        for (fkv_u32 s = 1; s < FKV_MERGE_RANGES; s++) x += sums[s * FKV_D + d];
         x = x / total;
     }
 #if FKV_ROTATE_V
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* neighbours are in one warp, others meet in shared memory */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
+         h *= 2) { /* channels less than 32 apart are in the same warp; other pairs of channels use shared memory */
         float other = h < 32 ? fkv_shuffle_xor(x, h) : 0.0f;
         if (h >= 32) {
             fkv_sync();
@@ -136,27 +137,27 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
     if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
     fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u64 stride = (fkv_u64)FKV_G * all_rows; /* rows of a piece */
-    fkv_u32 of_piece = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R;
-    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + of_piece;
+    fkv_u64 stride = (fkv_u64)FKV_G * all_rows; /* rows per split */
+    fkv_u32 of_split = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R;
+    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_SPLIT] * stride + of_split;
     fkv_u32 quad = place.index % FKV_MERGE_QUADS;
-    fkv_u32 stretch = place.index / FKV_MERGE_QUADS; /* threads behind the last have none */
+    fkv_u32 range = place.index / FKV_MERGE_QUADS; /* threads past the last range have no work */
     fkv_merge_row row;
-    row.stats = parts + fkv_stats_at(table, of_piece, item[FKV_ITEM_FIRST_PIECE]);
+    row.stats = parts + fkv_stats_at(table, of_split, item[FKV_ITEM_FIRST_SPLIT]);
     row.own = parts + first * FKV_D + 4 * quad;
     row.stride = stride * FKV_D;
-    row.n_pieces = item[FKV_ITEM_N_PIECES];
-    fkv_u32 length = (row.n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
-    row.begin = stretch * length;
-    row.end = row.begin + length < row.n_pieces ? row.begin + length : row.n_pieces;
-    if (stretch >= FKV_MERGE_STRETCHES) row.end = row.begin;
+    row.n_splits = item[FKV_ITEM_N_SPLITS];
+    fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES;
+    row.begin = range * length;
+    row.end = row.begin + length < row.n_splits ? row.begin + length : row.n_splits;
+    if (range >= FKV_MERGE_RANGES) row.end = row.begin;
 
-    fkv_merge_early early = fkv_merge_ask(row);
+    fkv_merge_early early = fkv_merge_prefetch(row);
     fkv_merge_total all = fkv_merge_stats(row, place.index % 32);
-    if (stretch < FKV_MERGE_STRETCHES) fkv_merge_stretch(row, early, all.largest, sums + stretch * FKV_D + 4 * quad);
+    if (range < FKV_MERGE_RANGES) fkv_merge_range(row, early, all.largest, sums + range * FKV_D + 4 * quad);
     fkv_sync();
     fkv_u32 d = place.index;
     float x = fkv_merge_finish(d, sums, fkv_denominator(all.total, all.largest, sink_logits, place.y));
     fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D + d;
-    if (d < FKV_D) fkv_put_row_number(out, to, fkv_float_of(fkv_bits_of(x) ^ fkv_v_sign(d)));
+    if (d < FKV_D) fkv_put_row_value(out, to, fkv_float_of(fkv_bits_of(x) ^ fkv_v_sign(d)));
 }

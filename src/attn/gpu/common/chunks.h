@@ -1,15 +1,16 @@
-/* Numbers of packed pages, several at a time: loaded as words when they are taken, unpacked when each is asked for, so that loads
- * are on their way while what was taken before is used. Floats are those that src/codec has, bit for bit.
+/* Reads several values of a packed page at a time. take() loads the packed words; number() unpacks one value on demand, so that
+ * further loads can be in flight while earlier values are used. The results are bit-identical to those of src/codec.
  *
- * A shape says how many tokens side by side a chunk has (TOKENS) and how many channels of each (CHANNELS): number i is channel
- * i % CHANNELS of token i / CHANNELS. It is what one load gives of how a side's codes lie:
+ * The shape of a chunk is the number of adjacent tokens that the chunk covers (TOKENS) and the number of channels per token
+ * (CHANNELS). Value i is channel i % CHANNELS of token i / CHANNELS. The shape follows from the layout of the codes:
  *
- *   rows       16 channels of a token, all of one group
- *   sealed K   eight channels of a token: a dword; and of its neighbour, for the same scales
- *   sealed V   eight tokens of a channel: a dword; and of its neighbour, for the same norms
+ *   rows       16 channels of one token, all in one group
+ *   sealed K   8 channels of a token (one dword) and the same channels of the next token, with the same scales
+ *   sealed V   8 tokens of a channel (one dword) and the same tokens of the next channel, with the same norms
  *
- * fkv_k_shape and fkv_v_shape have 16 numbers. The plain loops have fkv_k_row_shape, of one token, and fkv_v_column_shape, of one
- * channel. This stands twice in the text of a sealed layer, for each form of its pages.
+ * Chunks of fkv_k_shape and fkv_v_shape have 16 values. The plain loops use fkv_k_row_shape, whose chunks cover one token, and
+ * fkv_v_column_shape, whose chunks cover one channel. The source of a sealed layer includes this file twice: once for open pages
+ * and once for sealed pages.
  */
 
 /* ---- rows ---- */
@@ -35,12 +36,12 @@ template <int BITS, int GROUP, int CODES, int SCALES, int BIASES> struct fkv_row
     }
     FKV_FN float number(FKV_LOCAL const chunk &x, int i) {
         fkv_u32 code = x.w[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1u);
-        if (BITS == 16) return fkv_page_number(code);
-        return fkv_fma(fkv_page_number(x.scale), (float)code, fkv_page_number(x.bias));
+        if (BITS == 16) return fkv_page_value(code);
+        return fkv_fma(fkv_page_value(x.scale), (float)code, fkv_page_value(x.bias));
     }
 };
 
-/* The same of a book's codes. Of 3 bits: a word of the low plane, 16 bits of the high one. */
+/* Chunks of codebook rows. A chunk of 3-bit codes consists of one word from the low plane and 16 bits from the high plane. */
 template <int BITS, bool IS_K, int CODES, int SCALES> struct fkv_book_shape {
     enum { TOKENS = 1, CHANNELS = 16 };
     struct chunk {
@@ -60,19 +61,20 @@ template <int BITS, bool IS_K, int CODES, int SCALES> struct fkv_book_shape {
     FKV_FN float number(FKV_LOCAL const chunk &x, int i) {
         fkv_u32 code = BITS == 4 ? x.w[i / 8] >> (i * 4 % 32) & 15u : x.w[0] >> (2 * i) & 3u;
         if (BITS == 3) code |= (x.w[1] >> i & 1u) << 2;
-        return fkv_page_number(x.scale) * (IS_K ? fkv_k_book(code) : fkv_v_book(code));
+        return fkv_page_value(x.scale) * (IS_K ? fkv_k_book(code) : fkv_v_book(code));
     }
 };
 
 /* ---- sealed pages ---- */
 
-/* Eight codes that share a dword: eight channels of a token of K, eight tokens of a channel of V. */
+/* Eight codes stored in one dword: 8 channels of a K token, or 8 tokens of a V channel. */
 struct fkv_codes8 {
     fkv_u32 low;
-    fkv_u32 high; /* of 3 bits */
+    fkv_u32 high; /* high bits of 3-bit codes; 0 for other code widths */
 };
 
-/* codes: of a block of 16 tokens. unit: of 16 channels. upper: the upper eight of 16 channels of K, or of 16 tokens of V. */
+/* codes: address of the codes of 16 tokens. unit: index of a group of 16 channels. upper: selects the upper 8 of the 16 channels
+ * (K) or of the 16 tokens (V). */
 template <int BITS>
 FKV_FN fkv_codes8 fkv_take_codes8(FKV_DEVICE const fkv_u8 *codes, fkv_u32 unit, fkv_u32 upper, fkv_u32 dword) {
     FKV_DEVICE const fkv_u32 *lines = (FKV_DEVICE const fkv_u32 *)codes + dword;
@@ -88,40 +90,40 @@ template <int BITS> FKV_FN fkv_u32 fkv_code8(fkv_codes8 x, int i) {
     return BITS == 3 ? code | (x.high >> (i % 4 * 8 + i / 4) & 1u) << 2 : code;
 }
 
-/* Eight numbers of the page type. */
-struct fkv_numbers8 {
+/* Eight scales, biases or norms as stored in the page (float16 or bfloat16). */
+struct fkv_values8 {
     fkv_u32 w[4];
 };
 
-FKV_FN fkv_numbers8 fkv_take_numbers8(FKV_DEVICE const fkv_u8 *numbers, fkv_u32 first) {
-    fkv_numbers8 x;
+FKV_FN fkv_values8 fkv_take_values8(FKV_DEVICE const fkv_u8 *numbers, fkv_u32 first) {
+    fkv_values8 x;
     FKV_UNROLL
     for (int i = 0; i < 4; i++) x.w[i] = ((FKV_DEVICE const fkv_u32 *)(numbers + first * 2))[i];
     return x;
 }
 
-FKV_FN float fkv_number8(FKV_LOCAL const fkv_numbers8 &x, int i) { return fkv_page_number(x.w[i / 2] >> (i % 2 * 16) & 0xffffu); }
+FKV_FN float fkv_value8(FKV_LOCAL const fkv_values8 &x, int i) { return fkv_page_value(x.w[i / 2] >> (i % 2 * 16) & 0xffffu); }
 
 #if FKV_K_SEALED
 template <int N> struct fkv_sealed_k_shape {
     enum { TOKENS = N, CHANNELS = 8 };
     struct chunk {
         fkv_codes8 codes[N];
-        fkv_numbers8 scales;
-        fkv_numbers8 biases;
+        fkv_values8 scales;
+        fkv_values8 biases;
     };
     FKV_FN chunk take(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
         chunk x;
         FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES + slot / 16 * 16 * FKV_K_ROW_BYTES;
         FKV_UNROLL
         for (int n = 0; n < N; n++) x.codes[n] = fkv_take_codes8<FKV_K_BITS>(codes, d / 16, d % 16 / 8, slot % 16 + (fkv_u32)n);
-        x.scales = fkv_take_numbers8(block + FKV_K_SCALES, d);
-        x.biases = fkv_take_numbers8(block + FKV_K_BIASES, d);
+        x.scales = fkv_take_values8(block + FKV_K_SCALES, d);
+        x.biases = fkv_take_values8(block + FKV_K_BIASES, d);
         return x;
     }
     FKV_FN float number(FKV_LOCAL const chunk &x, int i) {
         float code = (float)fkv_code8<FKV_K_BITS>(x.codes[i / 8], i % 8);
-        return fkv_fma(fkv_number8(x.scales, i % 8), code, fkv_number8(x.biases, i % 8));
+        return fkv_fma(fkv_value8(x.scales, i % 8), code, fkv_value8(x.biases, i % 8));
     }
 };
 typedef fkv_sealed_k_shape<2> fkv_k_shape;
@@ -140,21 +142,21 @@ template <int N> struct fkv_sealed_v_shape {
     enum { TOKENS = 8, CHANNELS = N };
     struct chunk {
         fkv_codes8 codes[N];
-        fkv_numbers8 norms;
+        fkv_values8 norms;
     };
     FKV_FN chunk take(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
         chunk x;
         FKV_DEVICE const fkv_u8 *codes = block + FKV_V_CODES + slot / 16 * 16 * FKV_V_ROW_BYTES;
         FKV_UNROLL
         for (int n = 0; n < N; n++) x.codes[n] = fkv_take_codes8<FKV_V_BITS>(codes, d / 16, slot % 16 / 8, d % 16 + (fkv_u32)n);
-        x.norms = fkv_take_numbers8(block + FKV_V_SCALES, slot);
+        x.norms = fkv_take_values8(block + FKV_V_SCALES, slot);
         return x;
     }
     FKV_FN float number(FKV_LOCAL const chunk &x, int i) {
         fkv_u32 code = fkv_code8<FKV_V_BITS>(x.codes[i % N], i / N);
         fkv_u32 size = code & ((1u << (FKV_V_BITS - 1)) - 1u);
         fkv_u32 levels = FKV_V_BITS < 4 || size < 4 ? fkv_v_levels(0) : fkv_v_levels(4);
-        float norm = fkv_abs(fkv_number8(x.norms, i / N)) * 0.0078125f;
+        float norm = fkv_abs(fkv_value8(x.norms, i / N)) * 0.0078125f;
         float number = norm * (float)(levels >> size % 4 * 8 & 255u);
         return fkv_float_of(fkv_bits_of(number) ^ code >> (FKV_V_BITS - 1) << 31);
     }

@@ -1,6 +1,7 @@
-/* Decode in plain loops (plain_tile.h), for devices without the matrix units of decode_mma.h and heads it does not have: same
- * work, same parts, any codec, any head. One block walks one piece of the history of one KV head for up to four rows; its four
- * warps take the tiles of the piece in turn.
+/* Decode without matrix instructions (plain_tile.h), for devices and head dimensions that decode_mma.h does not support. The
+ * kernel has the same interface and the same format of partial results as decode_mma.h, and supports every codec and head
+ * dimension. One block processes one split of the history of one KV head for up to four rows. Its four warps process the tiles of
+ * the split in round-robin order.
  */
 #define FKV_STREAMS 4
 #define FKV_DECODE_THREADS 128
@@ -11,29 +12,30 @@
 #define FKV_SHARED_SUMS (FKV_SHARED_STATS + FKV_STREAMS * FKV_ITEM_ROWS * 2)
 #define FKV_DECODE_SHARED (FKV_SHARED_SUMS + FKV_ITEM_ROWS * FKV_D)
 
-/* The tiles of one stream. */
-FKV_FN void fkv_plain_walk(FKV_LOCAL const fkv_piece &piece, fkv_u32 stream, fkv_u32 lane, FKV_DEVICE const fkv_u8 *blocks,
-                           FKV_DEVICE const fkv_u32 *table, FKV_SHARED float *shared,
-                           FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
-    FKV_DEVICE const fkv_u32 *words = piece.words;
-    FKV_DEVICE const fkv_u32 *pages = table + words[FKV_PIECE_PAGES];
+/* Processes the tiles assigned to one stream. In this kernel, a stream is one warp. */
+FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 stream, fkv_u32 lane,
+                                     FKV_DEVICE const fkv_u8 *blocks, FKV_DEVICE const fkv_u32 *table, FKV_SHARED float *shared,
+                                     FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
+    FKV_DEVICE const fkv_u32 *words = split.words;
+    FKV_DEVICE const fkv_u32 *pages = table + words[FKV_SPLIT_PAGES];
     FKV_SHARED float *weights = shared + FKV_SHARED_WEIGHTS + stream * FKV_ITEM_ROWS * 32;
-    fkv_u32 n_tiles = (words[FKV_PIECE_N_TOKENS] + FKV_PLAIN_KEYS - 1) / FKV_PLAIN_KEYS;
-    fkv_u32 last = words[FKV_PIECE_POSITION] + words[FKV_PIECE_N_QUERIES] - 1;
-    fkv_u32 n_fixed = words[FKV_PIECE_N_FIXED];
+    fkv_u32 n_tiles = (words[FKV_SPLIT_N_TOKENS] + FKV_PLAIN_KEYS - 1) / FKV_PLAIN_KEYS;
+    fkv_u32 last = words[FKV_SPLIT_POSITION] + words[FKV_SPLIT_N_QUERIES] - 1;
+    fkv_u32 n_fixed = words[FKV_SPLIT_N_FIXED];
     for (fkv_u32 tile = stream; tile < n_tiles; tile += FKV_STREAMS) {
-        fkv_u32 seen = words[FKV_PIECE_FIRST_SEEN] + tile * FKV_PLAIN_KEYS / FKV_PAGE_TOKENS;
-        fkv_u32 logical = FKV_WINDOW == 0 || seen + 1 < FKV_SINK_PAGES + 1 ? seen : seen + words[FKV_PIECE_SKIPPED];
-        fkv_u32 entry = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % words[FKV_PIECE_N_RING];
+        fkv_u32 visible = words[FKV_SPLIT_FIRST_VISIBLE] + tile * FKV_PLAIN_KEYS / FKV_PAGE_TOKENS;
+        fkv_u32 logical = FKV_WINDOW == 0 || visible + 1 < FKV_SINK_PAGES + 1 ? visible : visible + words[FKV_SPLIT_SKIPPED];
+        fkv_u32 entry = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % words[FKV_SPLIT_N_RING];
         FKV_DEVICE const fkv_u8 *block = blocks + (fkv_u64)pages[entry] * FKV_G * FKV_BLOCK_BYTES;
         fkv_u32 slot = tile * FKV_PLAIN_KEYS % FKV_PAGE_TOKENS;
         fkv_u32 base = logical * FKV_PAGE_TOKENS + slot;
-        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
-        fkv_plain_meet(lane, shared, weights, block, slot, base, n_keys, rows);
+        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1
+                                                          : FKV_PLAIN_KEYS; /* slots after the last query contain stale data */
+        fkv_plain_process_tile(lane, shared, weights, block, slot, base, n_keys, rows);
     }
 }
 
-/* The streams' sums into one, from the first to the last; their {max, total} into shared memory. */
+/* Adds the sums of all streams in stream order, and stores the {max, total} of each stream in shared memory. */
 FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *shared,
                            FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
     FKV_SHARED float *stats = shared + FKV_SHARED_STATS;
@@ -68,14 +70,14 @@ FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *share
     }
 }
 
-/* Sums, max and total of the piece's rows to where the merge finds them. */
-FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_piece &piece, fkv_place place, FKV_SHARED const float *shared,
+/* Stores the sum, maximum and total weight of each row of the split for the merge kernel. */
+FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, FKV_SHARED const float *shared,
                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     FKV_SHARED const float *stats = shared + FKV_SHARED_STATS;
-    fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
-    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += FKV_DECODE_THREADS)
+    fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;
+    for (fkv_u32 i = place.index; i < split.n_rows * FKV_D; i += FKV_DECODE_THREADS)
         parts[first * FKV_D + i] = shared[FKV_SHARED_SUMS + i];
-    if (place.index >= piece.n_rows) return;
+    if (place.index >= split.n_rows) return;
     float largest = FKV_NO_SCORE;
     for (fkv_u32 s = 0; s < FKV_STREAMS; s++) largest = fkv_max(largest, stats[(s * FKV_ITEM_ROWS + place.index) * 2]);
     float all = 0.0f;
@@ -84,31 +86,31 @@ FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_piece &piece, fkv_place place, F
         all =
             fkv_fma(own == FKV_NO_SCORE ? 0.0f : fkv_exp2(own - largest), stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], all);
     }
-    FKV_DEVICE float *to = parts + fkv_stats_at(table, place.y * piece.all_rows + piece.first_row + place.index, piece.number);
+    FKV_DEVICE float *to = parts + fkv_stats_at(table, place.y * split.all_rows + split.first_row + place.index, split.number);
     to[0] = largest;
     to[1] = all;
 }
 
-/* See decode_mma.h: the same inputs, the same parts. */
+/* Same inputs and same format of partial results as in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     fkv_u32 lane = place.index % 32;
     fkv_u32 stream = place.index / 32;
-    fkv_piece piece = fkv_piece_at(place, table);
-    if (piece.n_rows == 0) return;
+    fkv_split split = fkv_split_at(place, table);
+    if (split.n_rows == 0) return;
     FKV_SHARED float *queries = (FKV_SHARED float *)shared;
     fkv_plain_rows<FKV_ITEM_ROWS> rows;
     fkv_plain_begin(rows);
-    for (int row = 0; row < FKV_ITEM_ROWS; row++) { /* rows that are not there repeat the first */
-        fkv_u32 of_item = piece.first_row + ((fkv_u32)row < piece.n_rows ? (fkv_u32)row : 0);
-        fkv_u64 token = piece.words[FKV_PIECE_FIRST_TOKEN] + of_item / FKV_R;
-        rows.position[row] = piece.words[FKV_PIECE_POSITION] + of_item / FKV_R;
+    for (int row = 0; row < FKV_ITEM_ROWS; row++) { /* unused rows are copies of the first row */
+        fkv_u32 of_item = split.first_row + ((fkv_u32)row < split.n_rows ? (fkv_u32)row : 0);
+        fkv_u64 token = split.words[FKV_SPLIT_FIRST_TOKEN] + of_item / FKV_R;
+        rows.position[row] = split.words[FKV_SPLIT_POSITION] + of_item / FKV_R;
         if ((fkv_u32)row % FKV_STREAMS == stream)
-            fkv_take_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D, queries + row * FKV_D);
+            fkv_load_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D, queries + row * FKV_D);
     }
     fkv_sync();
     FKV_DEVICE const fkv_u8 *blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
-    fkv_plain_walk(piece, stream, lane, blocks, table, queries, rows);
+    fkv_plain_process_stream(split, stream, lane, blocks, table, queries, rows);
     fkv_plain_fold(stream, lane, queries, rows);
-    fkv_plain_store(piece, place, queries, table, parts);
+    fkv_plain_store(split, place, queries, table, parts);
 }

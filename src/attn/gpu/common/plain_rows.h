@@ -1,14 +1,14 @@
-/* What the plain loops keep of the rows of a warp: see plain_tile.h, which may stand twice in a text, once for each form of a
- * sealed layer's pages; this stands once.
+/* Per-lane state of the plain attention loops. A kernel source includes this file once. The source of a sealed layer includes
+ * plain_tile.h twice: once for open pages and once for sealed pages.
  */
 #define FKV_PLAIN_KEYS (FKV_PAGE_TOKENS < 32 ? FKV_PAGE_TOKENS : 32)
-#define FKV_PLAIN_CHANNELS ((FKV_D + 31) / 32) /* of a lane */
+#define FKV_PLAIN_CHANNELS ((FKV_D + 31) / 32) /* channels per lane */
 
-/* What a lane keeps of the rows of its warp. */
+/* Attention state of one lane for the rows of its warp. */
 template <int ROWS> struct fkv_plain_rows {
     fkv_u32 position[ROWS];
     float max[ROWS];
-    float total[ROWS]; /* of this lane's keys */
+    float total[ROWS]; /* total softmax weight of the keys that this lane scored */
     float sum[ROWS][FKV_PLAIN_CHANNELS];
 };
 
@@ -22,7 +22,7 @@ template <int ROWS> FKV_FN void fkv_plain_begin(FKV_LOCAL fkv_plain_rows<ROWS> &
     }
 }
 
-/* The total of a row, of all lanes. */
+/* Returns the total weight of a row, summed over all lanes. */
 FKV_FN float fkv_plain_total(float total) {
     FKV_UNROLL
     for (fkv_u32 h = 1; h < 32; h *= 2) total += fkv_shuffle_xor(total, h);

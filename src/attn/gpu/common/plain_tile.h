@@ -1,14 +1,14 @@
-/* Attention in plain loops, for any head, codec and device: what decode_plain.h and prefill_plain.h share. One warp meets one
- * tile of keys of one page for a few rows of queries: each lane scores one key against every row; then each lane owns channels
- * lane, lane + 32, ... and adds the values up. Codes are unpacked in registers, a chunk at a time (chunks.h), once for the rows
- * of the warp.
+/* Attention without matrix instructions, for any head dimension, codec and device; shared by decode_plain.h and prefill_plain.h.
+ * One warp processes one tile of keys, all from the same page, for a few query rows. Each lane first computes the scores of one
+ * key for all rows. It then accumulates the values of channels lane, lane + 32, ... Codes are unpacked in registers, one chunk at
+ * a time (chunks.h), and each code is unpacked only once for all rows of the warp.
  */
-/* n_keys keys, the first of which is `token`, in the slots from `slot` on. queries: [rows, D]; weights: [rows, 32], for nobody
- * else. */
+/* Processes a tile of n_keys keys. `token` is the position of the first key, and `slot` is the page slot of that key. queries:
+ * [rows, D]. weights: [rows, 32], private to the warp. */
 template <int ROWS>
-FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SHARED float *weights,
-                           FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 token, fkv_u32 n_keys,
-                           FKV_LOCAL fkv_plain_rows<ROWS> &rows) {
+FKV_FN void fkv_plain_process_tile(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SHARED float *weights,
+                                   FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 token, fkv_u32 n_keys,
+                                   FKV_LOCAL fkv_plain_rows<ROWS> &rows) {
     float score[ROWS];
     FKV_UNROLL
     for (int row = 0; row < ROWS; row++) score[row] = 0.0f;
@@ -26,8 +26,8 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
     }
     FKV_UNROLL
     for (int row = 0; row < ROWS; row++) {
-        bool seen = lane < n_keys && fkv_sees(rows.position[row], token + lane);
-        float x = seen ? fkv_cap(score[row]) : FKV_NO_SCORE;
+        bool visible = lane < n_keys && fkv_is_visible(rows.position[row], token + lane);
+        float x = visible ? fkv_cap(score[row]) : FKV_NO_SCORE;
         float largest = fkv_max(rows.max[row], x);
         FKV_UNROLL
         for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max(largest, fkv_shuffle_xor(largest, h));
@@ -47,17 +47,18 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
             if (lane + 32 * (fkv_u32)i < FKV_D) chunks[i] = fkv_v_column_shape::take(block, slot + t, lane + 32 * (fkv_u32)i);
         FKV_UNROLL
         for (int n = 0; n < fkv_v_column_shape::TOKENS; n++) {
-            bool seen[ROWS]; /* a weight of 0 is not enough: 0 times NaN is NaN */
+            bool visible[ROWS]; /* masked keys are skipped explicitly, because 0 * NaN is NaN */
             FKV_UNROLL
-            for (int row = 0; row < ROWS; row++) seen[row] = fkv_sees(rows.position[row], token + t + (fkv_u32)n);
+            for (int row = 0; row < ROWS; row++) visible[row] = fkv_is_visible(rows.position[row], token + t + (fkv_u32)n);
             FKV_UNROLL
             for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
                 float v = fkv_v_column_shape::number(chunks[i], n);
                 FKV_UNROLL
                 for (int row = 0; row < ROWS; row++)
-                    if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t + (fkv_u32)n], v, rows.sum[row][i]);
+                    if (visible[row])
+                        rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t + (fkv_u32)n], v, rows.sum[row][i]);
             }
         }
     }
-    fkv_sync_warp(); /* weights are written again */
+    fkv_sync_warp(); /* all lanes must have read the weights before the next tile overwrites them */
 }

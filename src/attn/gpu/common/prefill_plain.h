@@ -1,18 +1,18 @@
-/* Prefill in plain loops (plain_tile.h), for devices without the warpgroups of prefill_wgmma.h or the matrices of
- * prefill_simdgroup.h. Blocks are the same: a tile of queries, a KV head, a slice of FKV_PREFILL_ROWS rows. Each warp takes
- * FKV_WARP_ROWS rows at a time and walks the keys for them alone.
+/* Prefill without matrix instructions (plain_tile.h), for devices and layers that neither prefill_wgmma.h nor prefill_simdgroup.h
+ * supports. Grid: (tile of queries, KV head, slice of FKV_PREFILL_ROWS rows). Each warp processes FKV_WARP_ROWS rows at a time
+ * and iterates over all keys of these rows.
  *
- * Same answer however it got there: tiles of keys begin at multiples of their length, and one that a row does not see adds
+ * The result of a row does not depend on batching: tiles of keys start at multiples of their length, and a fully masked tile adds
  * nothing.
  */
 #define FKV_WARP_ROWS (FKV_D > 256 ? 2 : 4)
 #define FKV_PREFILL_WARPS (FKV_PREFILL_THREADS / 32)
 
-/* shared memory of a warp, in words: rows [rows, D], weights [rows, 32] */
+/* shared memory per warp, in words: queries [rows, D], weights [rows, 32] */
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
-/* The rows [first, first + n) of a tile, n <= FKV_WARP_ROWS, by one warp. */
+/* Computes rows [first, first + n) of a tile, where n <= FKV_WARP_ROWS. Called by one warp. */
 FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q,
                              FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,
                              FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile, fkv_u32 first, fkv_u32 n,
@@ -25,31 +25,32 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
     fkv_plain_rows<FKV_WARP_ROWS> rows;
     fkv_plain_begin(rows);
     FKV_UNROLL
-    for (int row = 0; row < FKV_WARP_ROWS; row++) { /* rows that are not there repeat the first */
+    for (int row = 0; row < FKV_WARP_ROWS; row++) { /* unused rows are copies of the first row */
         fkv_u32 r = first + ((fkv_u32)row < n ? (fkv_u32)row : 0);
         at[row] = ((fkv_u64)(tile[FKV_TILE_FIRST_TOKEN] + r / FKV_R) * FKV_H + place.y * FKV_R + r % FKV_R) * FKV_D;
         rows.position[row] = tile[FKV_TILE_POSITION] + r / FKV_R;
-        fkv_take_query(lane, q, at[row], queries + (fkv_u32)row * FKV_D);
+        fkv_load_query(lane, q, at[row], queries + (fkv_u32)row * FKV_D);
     }
     fkv_u32 low = tile[FKV_TILE_POSITION] + first / FKV_R;
     fkv_u32 last = tile[FKV_TILE_POSITION] + (first + n - 1) / FKV_R;
     for (fkv_u32 base = 0; base <= last; base += FKV_PLAIN_KEYS) {
         if (FKV_WINDOW != 0 && base + FKV_PLAIN_KEYS + FKV_WINDOW <= low + 1 && base + 1 >= FKV_SINKS + 1)
-            continue;                                                                         /* no row sees it */
-        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
+            continue; /* the whole tile is masked for every row */
+        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1
+                                                          : FKV_PLAIN_KEYS; /* slots after the last query contain stale data */
 #if FKV_SEALED
         fkv_u32 logical = base / FKV_PAGE_TOKENS;
-        if (fkv_sees_open(low / FKV_PAGE_TOKENS, logical)) { /* all rows are in one page */
+        if (fkv_reads_open(low / FKV_PAGE_TOKENS, logical)) { /* all queries of a tile are in one page */
             FKV_DEVICE const fkv_u8 *opened_block =
                 (FKV_DEVICE const fkv_u8 *)open +
                 ((fkv_u64)fkv_open_page_at(table, row_words, logical) * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
-            opened::fkv_plain_meet(lane, queries, weights, opened_block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
+            opened::fkv_plain_process_tile(lane, queries, weights, opened_block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
             continue;
         }
 #endif
         FKV_DEVICE const fkv_u8 *block =
             blocks + (fkv_u64)fkv_page_at(table, row_words, base / FKV_PAGE_TOKENS) * FKV_G * FKV_BLOCK_BYTES;
-        fkv_plain_meet(lane, queries, weights, block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
+        fkv_plain_process_tile(lane, queries, weights, block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
     }
     FKV_UNROLL
     for (int row = 0; row < FKV_WARP_ROWS; row++) {
@@ -60,9 +61,9 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++)
             if (lane + 32 * (fkv_u32)i < FKV_D) to[lane + 32 * (fkv_u32)i] = rows.sum[row][i];
         fkv_sync_warp();
-        if ((fkv_u32)row < n) fkv_give_row(lane, to, factor, out, at[row]);
+        if ((fkv_u32)row < n) fkv_store_row(lane, to, factor, out, at[row]);
     }
-    fkv_sync_warp(); /* the next rows take the queries' place */
+    fkv_sync_warp(); /* all lanes must have finished with these rows before the queries of the next rows overwrite theirs */
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q,

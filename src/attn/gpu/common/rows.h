@@ -1,11 +1,11 @@
-/* What the kernels share beside the prelude: rows of any type to and from floats, numbers of the page type, where the pages of a
- * sequence lie, rotations, and rows of queries and answers in shared memory, each by one warp.
+/* Functions that all kernels use in addition to the prelude: conversions between float and the types of rows and pages,
+ * page-table lookup, rotations, masks, and functions with which a warp loads a query row or stores an output row.
  */
-#define FKV_R (FKV_H / FKV_G) /* query heads of one KV head */
+#define FKV_R (FKV_H / FKV_G) /* query heads per KV head */
 #define FKV_ROW_BYTES (FKV_ROW_TYPE == 0 ? 4 : 2)
 #define FKV_SINK_PAGES ((FKV_SINKS + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS)
 
-FKV_FN float fkv_row_number(FKV_DEVICE const void *rows, fkv_u64 i) {
+FKV_FN float fkv_row_value(FKV_DEVICE const void *rows, fkv_u64 i) {
 #if FKV_ROW_TYPE == 0
     return ((FKV_DEVICE const float *)rows)[i];
 #elif FKV_ROW_TYPE == 1
@@ -15,14 +15,14 @@ FKV_FN float fkv_row_number(FKV_DEVICE const void *rows, fkv_u64 i) {
 #endif
 }
 
-/* Rounded to nearest, ties to even; what is not a number stays so. */
+/* Rounds to nearest, ties to even. NaN stays NaN. */
 FKV_FN fkv_u32 fkv_bf16_bits(float x) {
     fkv_u32 u = fkv_bits_of(x);
     fkv_u32 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
     return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 | 0x40u) : rounded;
 }
 
-FKV_FN void fkv_put_row_number(FKV_DEVICE void *rows, fkv_u64 i, float x) {
+FKV_FN void fkv_put_row_value(FKV_DEVICE void *rows, fkv_u64 i, float x) {
 #if FKV_ROW_TYPE == 0
     ((FKV_DEVICE float *)rows)[i] = x;
 #elif FKV_ROW_TYPE == 1
@@ -32,8 +32,8 @@ FKV_FN void fkv_put_row_number(FKV_DEVICE void *rows, fkv_u64 i, float x) {
 #endif
 }
 
-/* A number of the page type, from its bits. */
-FKV_FN float fkv_page_number(fkv_u32 bits) {
+/* Converts the bits of a page value (float16 or bfloat16) to float. */
+FKV_FN float fkv_page_value(fkv_u32 bits) {
 #if FKV_PAGE_BF16
     return fkv_float_of(bits << 16);
 #else
@@ -49,7 +49,8 @@ FKV_FN fkv_u32 fkv_page_bits(float x) {
 #endif
 }
 
-/* Whether channel d is negated by the rotation of a side. */
+/* Return the sign that the rotation of K or of V applies to channel d. Bit 31 of the result is 1 if the channel is negated; all
+ * other bits are 0. */
 FKV_FN fkv_u32 fkv_k_sign(fkv_u32 d) {
     const fkv_u32 signs[] = {FKV_K_SIGNS};
     return FKV_ROTATE_K ? signs[FKV_ROTATE_K ? d / 32 : 0] >> d % 32 << 31 : 0;
@@ -59,7 +60,8 @@ FKV_FN fkv_u32 fkv_v_sign(fkv_u32 d) {
     return FKV_ROTATE_V ? signs[FKV_ROTATE_V ? d / 32 : 0] >> d % 32 << 31 : 0;
 }
 
-/* The largest power of two that divides D, and 1 / sqrt of it, as src/codec/rotation.c has them. */
+/* Number of channels in a rotation block: the largest power of two that divides D. The rotation is scaled by 1 / sqrt(channels
+ * per block), as in src/codec/rotation.c. */
 #define FKV_ROTATION_BLOCK (FKV_D & (~FKV_D + 1))
 FKV_FN float fkv_rotation_norm() {
     float norm = 1.0f;
@@ -68,7 +70,8 @@ FKV_FN float fkv_rotation_norm() {
     return block == 2 ? norm * fkv_float_of(0x3f3504f3u) : norm;
 }
 
-/* The pages of a row: logical page to page number. */
+/* Return the number of the pool page that holds logical page `logical` of a sequence, in the layer's own pool or in the open
+ * pool. */
 FKV_FN fkv_u32 fkv_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv_u32 *row, fkv_u32 logical) {
     fkv_u32 n_fixed = row[FKV_ROW_N_FIXED];
     fkv_u32 at = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % row[FKV_ROW_N_RING];
@@ -80,18 +83,20 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
     return table[row[FKV_ROW_OPEN_PAGES] + at];
 }
 
-/* Whether a query in logical page `own` of a sealed layer sees a logical page open, as src/attn/attn.h has it. */
-FKV_FN bool fkv_sees_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
+/* Returns true if a query in logical page `own` of a sealed layer reads page `logical` from the open pool. src/attn/attn.h uses
+ * the same rule. */
+FKV_FN bool fkv_reads_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
 
-/* Where {max, total} of a row of a piece lie in the parts: behind the sums of all pieces, those of a row side by side. row: of
- * all KV heads' rows of an item. */
-FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 piece) {
-    fkv_u64 n_pieces = table[FKV_STEP_N_PIECES];
+/* Returns the index, in the array of partial results, of the {max, total} of one row and one split. All {max, total} entries
+ * follow the sums of all splits, and the entries of one row are adjacent. `row` is the index of the row among the rows of all KV
+ * heads of an item. */
+FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 split) {
+    fkv_u64 n_splits = table[FKV_STEP_N_SPLITS];
     fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
-    return n_pieces * rows * FKV_D + (row * n_pieces + piece) * 2;
+    return n_splits * rows * FKV_D + (row * n_splits + split) * 2;
 }
 
-/* What a code of a book stands for, in scales. */
+/* Return the codebook value of a code, before multiplication by the row's scale. */
 FKV_FN float fkv_k_book(fkv_u32 code) {
     const int values[] = {FKV_K_BOOK_VALUES};
     return (float)values[code];
@@ -101,43 +106,44 @@ FKV_FN float fkv_v_book(fkv_u32 code) {
     return (float)values[code];
 }
 
-/* The code of number d of a row. Of 3 bits the low two and the high one lie in planes: src/codec/turbo.h. */
+/* Returns the code of channel d in a row. 3-bit codes are stored in two planes: one with the low two bits and one with the high
+ * bit of each code (see src/codec/turbo.h). */
 FKV_FN fkv_u32 fkv_book_code(FKV_DEVICE const fkv_u8 *codes, fkv_u32 d, fkv_u32 bits) {
     fkv_u32 low = bits == 4 ? 4 : 2;
     fkv_u32 code = (fkv_u32)codes[d * low / 8] >> (d * low % 8) & ((1u << low) - 1u);
     return bits == 3 ? code | ((fkv_u32)codes[FKV_D / 4 + d / 8] >> d % 8 & 1u) << 2 : code;
 }
 
-/* Number d of a row of codes, as a float. */
+/* Decodes channel d of a row of affine codes to float. */
 FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
                           fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
-    if (bits == 16) return fkv_page_number(((FKV_DEVICE const fkv_u16 *)codes)[d]);
+    if (bits == 16) return fkv_page_value(((FKV_DEVICE const fkv_u16 *)codes)[d]);
     fkv_u32 of_byte = 8 / bits;
     fkv_u32 code = (fkv_u32)codes[d / of_byte] >> (d % of_byte * bits) & ((1u << bits) - 1u);
-    float scale = fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[d / group]);
-    return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
+    float scale = fkv_page_value(((FKV_DEVICE const fkv_u16 *)scales)[d / group]);
+    return fkv_fma(scale, (float)code, fkv_page_value(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
 }
 
-/* What a size of a sealed value stands for, in 128ths of the norm. */
+/* Returns the level of a sealed V code without its sign bit, in units of norm / 128. */
 FKV_FN float fkv_v_level(fkv_u32 size) {
     const int levels[] = {FKV_V_LEVELS};
     return (float)levels[size];
 }
 
-/* Four of them from size `first` on, as bytes. */
+/* Returns the levels of four consecutive codes, starting with code `first`, as the bytes of a word. */
 FKV_FN fkv_u32 fkv_v_levels(int first) {
     const fkv_u32 levels[] = {FKV_V_LEVELS};
     return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;
 }
 
-/* Number d of K, or of V, in a slot of a block that holds rows. */
+/* Decode channel d of K or V from one slot of a block that stores rows. */
 #if !FKV_K_SEALED
 FKV_FN float fkv_k_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
     FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES + slot * FKV_K_ROW_BYTES;
     FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES + slot * (FKV_D / FKV_K_GROUP * 2);
     FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES + slot * (FKV_D / FKV_K_GROUP * 2);
     if (FKV_K_BOOK)
-        return fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_k_book(fkv_book_code(codes, d, FKV_K_BITS));
+        return fkv_page_value(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_k_book(fkv_book_code(codes, d, FKV_K_BITS));
     return fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
 }
 #endif
@@ -148,13 +154,13 @@ FKV_FN float fkv_v_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
     FKV_DEVICE const fkv_u8 *scales = block + FKV_V_SCALES + slot * (FKV_D / FKV_V_GROUP * 2);
     FKV_DEVICE const fkv_u8 *biases = block + FKV_V_BIASES + slot * (FKV_D / FKV_V_GROUP * 2);
     if (FKV_V_BOOK)
-        return fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_v_book(fkv_book_code(codes, d, FKV_V_BITS));
+        return fkv_page_value(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_v_book(fkv_book_code(codes, d, FKV_V_BITS));
     return fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP);
 }
 #endif
 
-/* Whether the query at a position sees a token. */
-FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
+/* Returns true if `token` is visible to the query at `position`. */
+FKV_FN bool fkv_is_visible(fkv_u32 position, fkv_u32 token) {
 #if FKV_WINDOW == 0
     return token <= position;
 #else
@@ -162,15 +168,16 @@ FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
 #endif
 }
 
-#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* of a key that is not seen: minus infinity */
+#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* score of a masked key, which is minus infinity */
 
 FKV_FN bool fkv_is_finite(float x) { return (fkv_bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
-/* A score, cap * tanh(x / cap) where the layer has a soft cap. x and the answer are exponents of a power of two.
+/* If the layer has a soft cap, returns cap * tanh(x / cap); otherwise returns x. Both x and the result are scores for a base-2
+ * softmax, which computes weights as 2^score.
  *
- * A score that is small beside the cap goes through a polynomial (Cephes' tanhf), which keeps the score's own bits: with a large
- * cap the other form cancels. Caps below 1e-30 count as 1e-30 (all weights are exactly 1 either way), caps above 1e38 as 1e38:
- * so neither cap nor 1 / cap leaves the range of a float. NaN stays NaN. */
+ * Scores that are small compared with the cap use a polynomial (tanhf from Cephes), because the exponential form loses precision
+ * by cancellation when the cap is large. Caps below 1e-30 are treated as 1e-30 (all weights are then exactly 1) and caps above
+ * 1e38 as 1e38, so that both cap and 1 / cap stay within the range of a float. NaN stays NaN. */
 FKV_FN float fkv_cap(float x) {
     if (FKV_SOFTCAP_BITS == 0) return x;
     const float given = fkv_float_of(FKV_SOFTCAP_BITS);
@@ -186,16 +193,17 @@ FKV_FN float fkv_cap(float x) {
     return fkv_abs(y) < 0.625f ? small : fkv_mul(large, cap);
 }
 
-/* What the sums of a row are divided by: the total of its weights, and that of the learned sink of its head. max: an exponent of
- * two, as scores are. */
+/* Returns the number by which a row's sums are divided: the total weight plus the weight of the head's learned sink. max: the
+ * row's largest score, for a base-2 softmax. */
 FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sink_logits, fkv_u32 q_head) {
     return FKV_SINK_LOGITS ? total + fkv_exp2(fkv_fma(sink_logits[q_head], 1.44269504f, -max)) : total;
 }
 
-/* The butterflies of a rotation: see docs/page_format.md. */
-FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
+/* Applies the butterfly steps of a rotation to a row (see docs/page_format.md). Called by one warp. */
+FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* unrolled: divided by what is known */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
+         h *= 2) { /* the loop is unrolled so that every division by h has a constant divisor */
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = row[d];
@@ -209,23 +217,23 @@ FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
     fkv_sync_warp();
 }
 
-/* A row of queries, scaled for a softmax of powers of two and rotated as the keys are. */
-FKV_FN void fkv_take_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
+/* Loads one query row, scales it for a base-2 softmax and rotates it like the keys. Called by one warp. */
+FKV_FN void fkv_load_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
     const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     for (fkv_u32 d = lane; d < FKV_D; d += 32)
-        row[d] = fkv_float_of(fkv_bits_of(fkv_row_number(q, from + d) * scale) ^ fkv_k_sign(d));
+        row[d] = fkv_float_of(fkv_bits_of(fkv_row_value(q, from + d) * scale) ^ fkv_k_sign(d));
     fkv_sync_warp();
 #if FKV_ROTATE_K
-    fkv_turn_row(lane, row);
+    fkv_butterfly_row(lane, row);
 #endif
 }
 
-/* A row of sums, times a factor, the rotation of the values undone. */
-FKV_FN void fkv_give_row(fkv_u32 lane, FKV_SHARED float *row, float factor, FKV_DEVICE void *out, fkv_u64 to) {
+/* Multiplies a row of sums by a factor, undoes the rotation of V and stores the row in `out`. Called by one warp. */
+FKV_FN void fkv_store_row(fkv_u32 lane, FKV_SHARED float *row, float factor, FKV_DEVICE void *out, fkv_u64 to) {
     for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] *= factor;
     fkv_sync_warp();
 #if FKV_ROTATE_V
-    fkv_turn_row(lane, row);
+    fkv_butterfly_row(lane, row);
 #endif
-    for (fkv_u32 d = lane; d < FKV_D; d += 32) fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(row[d]) ^ fkv_v_sign(d)));
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) fkv_put_row_value(out, to + d, fkv_float_of(fkv_bits_of(row[d]) ^ fkv_v_sign(d)));
 }

@@ -1,30 +1,34 @@
-/* Pages that a step has filled, packed again from the codes of their open blocks, bit for bit as src/codec/seal.c does it: see
- * there for every step of the arithmetic, and docs/page_format.md for where codes lie. The open block is read by the functions of
- * the namespace `opened`.
+/* Seals pages that a step has filled: re-encodes the rows of their open blocks into the sealed layout, with results bit-identical
+ * to those of src/codec/seal.c, which explains the arithmetic. docs/page_format.md defines the layout. Functions in namespace
+ * `opened` read the open block.
  *
- * Blocks of 128 threads: pages to seal, G, 2 (K and V). First what a channel of K or a row of V has once, then each dword of
- * codes by one thread, which reads the numbers it needs again.
+ * Grid: (pages to seal, G, 2), where z selects K or V; each block has 128 threads. The block first computes the parameters of
+ * each K channel or V row. Each thread then reads the values a second time and builds complete dwords of codes.
  */
 #define FKV_SEAL_THREADS 128
-#define FKV_SEAL_SHARED (2 * FKV_D + FKV_PAGE_TOKENS) /* {bias, 1 / scale} of channels; or 128 / norm of rows */
-#define FKV_SEAL_SMALLEST fkv_float_of(0x0d800000u)   /* 2^-100 */
+/* Shared memory of a block, in floats. For K, it contains {bias, 1 / scale} of each channel, and the magnitude or the outlier
+ * flag of each row. For V, it contains 128 / norm of each row. */
+#define FKV_SEAL_SHARED (2 * FKV_D + FKV_PAGE_TOKENS)
+#define FKV_SEAL_OUTLIER 1024.0f /* see FKV_SEALED_OUTLIER in src/codec/sealed.h */
+#define FKV_SEAL_OUTLIER_RATIO 64.0f
+#define FKV_SEAL_SMALLEST fkv_float_of(0x0d800000u) /* 2^-100 */
 
 FKV_FN fkv_u32 fkv_seal_bits(float x) {
     fkv_u32 bits = fkv_page_bits(x);
-    return fkv_abs(fkv_page_number(bits)) < FKV_SEAL_SMALLEST ? 0u : bits;
+    return fkv_abs(fkv_page_value(bits)) < FKV_SEAL_SMALLEST ? 0u : bits;
 }
 
-/* Where number e of a dword's plane lies in it. */
+/* Returns the bit offset of code e within the dword that stores it. */
 FKV_FN fkv_u32 fkv_seal_shift(fkv_u32 e, fkv_u32 bits) { return 8 * (e % 4) + bits * (e / 4); }
 
-/* A dword of a side's codes: which lane of which block of 16 tokens, which of the codes that a lane has there, in order: channels
- * of K; of V the tokens of each unit of 16 channels. */
+/* Location of one dword of codes: the block of 16 tokens, the lane within that block, and the range of the lane's codes that the
+ * dword holds (channels for K, tokens for V). */
 struct fkv_seal_dword {
     fkv_u32 block;
     fkv_u32 lane;
-    fkv_u32 first; /* of the lane's codes */
-    fkv_u32 bits;  /* of a code in this plane */
-    fkv_u32 from;  /* the plane's lowest bit of the code */
+    fkv_u32 first; /* index of the dword's first code among the lane's codes */
+    fkv_u32 bits;  /* bits per code in this plane */
+    fkv_u32 from;  /* index of the lowest code bit that this plane stores */
 };
 
 FKV_FN fkv_seal_dword fkv_seal_dword_at(fkv_u32 i, fkv_u32 code_bits, fkv_u32 row_bytes) {
@@ -44,28 +48,74 @@ FKV_FN float fkv_seal_key(FKV_DEVICE const fkv_u8 *open, fkv_u32 token, fkv_u32 
     return fkv_storable(opened::fkv_k_at(open, token, d));
 }
 
-/* Seven significant bits. */
+/* Rounds a scale to seven significant bits. */
 FKV_FN fkv_u32 fkv_seal_scale(float x) {
     fkv_u32 bits = fkv_seal_bits(x);
     return FKV_PAGE_BF16 ? (bits + 1) & ~1u : (bits + 8) & ~15u;
 }
 
-FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
-    const float bins = (float)((1 << FKV_K_BITS) - 1);
+/* Stores the range {lo, hi} of each of this thread's channels, over all rows or only over the rows without an outlier flag.
+ * Returns true if the magnitude of any value exceeds FKV_SEAL_OUTLIER, so that its row may be an outlier. */
+FKV_FN bool fkv_seal_ranges(fkv_u32 index, bool has_flags, FKV_SHARED const float *outlier, FKV_DEVICE const fkv_u8 *open,
+                            FKV_SHARED float *lines) {
+    bool large = false;
     for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
-        float lo = fkv_seal_key(open, 0, d);
-        float hi = lo;
-        for (fkv_u32 t = 1; t < FKV_PAGE_TOKENS; t++) {
+        float lo = fkv_float_of(0x7f800000u);
+        float hi = -lo;
+        for (fkv_u32 t = 0; t < FKV_PAGE_TOKENS; t++) {
+            if (has_flags && outlier[t] != 0.0f) continue;
             float x = fkv_seal_key(open, t, d);
             lo = x < lo ? x : lo;
             hi = x > hi ? x : hi;
         }
-        fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(hi, lo), bins));
-        fkv_u32 bias = fkv_page_bits(fkv_add(lo, 0.0f)); /* -0 would depend on the order */
+        lines[2 * d] = lo;
+        lines[2 * d + 1] = hi;
+        large = large || hi > FKV_SEAL_OUTLIER || lo < -FKV_SEAL_OUTLIER;
+    }
+    return large;
+}
+
+/* Recomputes the ranges of all channels, excluding the outlier rows. All threads of the block must call this function. */
+FKV_FN void fkv_seal_outliers(fkv_u32 index, FKV_SHARED float *rows, FKV_DEVICE const fkv_u8 *open, FKV_SHARED float *lines) {
+    bool outlier[(FKV_PAGE_TOKENS + FKV_SEAL_THREADS - 1) / FKV_SEAL_THREADS];
+    for (fkv_u32 t = index; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS) {
+        float largest = 0.0f;
+        for (fkv_u32 d = 0; d < FKV_D; d++) {
+            float x = fkv_abs(fkv_seal_key(open, t, d));
+            largest = x > largest ? x : largest;
+        }
+        rows[t] = largest;
+    }
+    fkv_sync();
+    for (fkv_u32 t = index; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS) {
+        fkv_u32 smaller = 0;
+        for (fkv_u32 s = 0; s < FKV_PAGE_TOKENS; s++) smaller += fkv_mul(rows[s], FKV_SEAL_OUTLIER_RATIO) < rows[t] ? 1u : 0u;
+        outlier[t / FKV_SEAL_THREADS] = rows[t] > FKV_SEAL_OUTLIER && 2 * smaller >= FKV_PAGE_TOKENS;
+    }
+    fkv_sync();
+    for (fkv_u32 t = index; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS) rows[t] = outlier[t / FKV_SEAL_THREADS] ? 1.0f : 0.0f;
+    fkv_sync();
+    fkv_seal_ranges(index, true, rows, open, lines);
+}
+
+FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
+    const float bins = (float)((1 << FKV_K_BITS) - 1);
+    FKV_SHARED float *rows = lines + 2 * FKV_D; /* rows[0] is first used as a flag: 1 if there may be outlier rows */
+    if (index == 0) rows[0] = 0.0f;
+    fkv_sync();
+    if (fkv_seal_ranges(index, false, rows, open, lines)) rows[0] = 1.0f;
+    fkv_sync();
+    bool large = rows[0] != 0.0f;
+    fkv_sync();
+    if (large) fkv_seal_outliers(index, rows, open, lines);
+    for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
+        fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(lines[2 * d + 1], lines[2 * d]), bins));
+        /* adding +0 turns -0 into +0, so that the result does not depend on the order of comparisons */
+        fkv_u32 bias = fkv_page_bits(fkv_add(lines[2 * d], 0.0f));
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
-        lines[2 * d] = fkv_page_number(bias);
-        lines[2 * d + 1] = scale == 0 ? 0.0f : fkv_div(1.0f, fkv_page_number(scale));
+        lines[2 * d] = fkv_page_value(bias);
+        lines[2 * d + 1] = scale == 0 ? 0.0f : fkv_div(1.0f, fkv_page_value(scale));
     }
     fkv_sync();
     FKV_DEVICE fkv_u32 *codes = (FKV_DEVICE fkv_u32 *)(block + FKV_K_CODES);
@@ -99,11 +149,12 @@ FKV_FN fkv_u32 fkv_seal_size(float y, float inverse) {
     return size;
 }
 
-/* The norm of a row, by one warp: number j is in sum j % 16, which here is the lane below 16, the one above it in between. */
+/* Returns the norm of a row. Called by one warp. Like the codec, the function adds channel j to partial sum j % 16. Lane j % 16
+ * holds this partial sum, so it also adds the channels that lane j % 16 + 16 holds. */
 FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
     float sum = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) {
         float size = fkv_abs(y[i]);
         sum = fkv_add(fkv_add(sum, size), fkv_shuffle_xor(size, 16));
     }
@@ -111,9 +162,9 @@ FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
     for (int refit = 0; refit < 2; refit++) {
         float inverse = fkv_seal_inverse(norm);
         float products = 0.0f;
-        float squares = 0.0f; /* whole numbers: exact */
+        float squares = 0.0f; /* the squares of levels are integers, so their sum is exact */
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) {
             bool there = lane + 32 * (fkv_u32)i < FKV_D;
             float level = there ? fkv_v_level(fkv_seal_size(y[i], inverse)) : 0.0f;
             float product = fkv_mul(fkv_abs(y[i]), level);
@@ -128,16 +179,16 @@ FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
 
 FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *inverses, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
-        float y[FKV_WRITE_NUMBERS];
+        float y[FKV_WRITE_VALUES];
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) {
             fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
             y[i] = d < FKV_D ? fkv_seal_value(open, t, d) : 0.0f;
         }
         fkv_u32 norm = fkv_seal_bits(fkv_seal_norm(y, index % 32));
         if (index % 32 == 0) {
             ((FKV_DEVICE fkv_u16 *)(block + FKV_V_SCALES))[t] = (fkv_u16)norm;
-            inverses[t] = fkv_seal_inverse(fkv_page_number(norm));
+            inverses[t] = fkv_seal_inverse(fkv_page_value(norm));
         }
     }
     fkv_sync();
@@ -157,13 +208,13 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *inverses, FKV_DEVIC
     }
 }
 #else
-/* A V that codes rows. */
+/* Seals V for layers whose V codec stores rows: re-encodes each row with that codec. */
 FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
-        float y[FKV_WRITE_NUMBERS];
-        fkv_u32 signs[FKV_WRITE_NUMBERS];
+        float y[FKV_WRITE_VALUES];
+        fkv_u32 signs[FKV_WRITE_VALUES];
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) {
             fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
             y[i] = d < FKV_D ? fkv_seal_value(open, t, d) : 0.0f;
             signs[i] = 0;
@@ -175,9 +226,10 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const 
 }
 #endif
 
-/* The pool is written through a cast: the ticket says so to whoever orders the kernels. */
+/* The kernel writes to the pool through a const pointer, because the framework passes the pool as an input. The output `done`
+ * exists only so that the framework runs later kernels after this one. */
 FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const void *open, FKV_DEVICE const void *pool,
-                     FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *ticket) {
+                     FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE const fkv_u32 *seal = table + table[FKV_STEP_SEALS] + place.x * FKV_SEAL_WORDS;
     FKV_DEVICE const fkv_u8 *from =
         (FKV_DEVICE const fkv_u8 *)open + ((fkv_u64)seal[FKV_SEAL_FROM] * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
@@ -186,5 +238,5 @@ FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const
         fkv_seal_keys(place.index, shared, from, to);
     else
         fkv_seal_values(place.index, shared, from, to);
-    if (place.x == 0 && place.y == 0 && place.z == 0 && place.index == 0) ticket[0] = 1;
+    if (place.x == 0 && place.y == 0 && place.z == 0 && place.index == 0) done[0] = 1;
 }

@@ -1,91 +1,96 @@
-/* The words of a step table: what a step's kernels know of its sequences. Filled on the host once per step and layer kind
- * (step_table.c), read by every kernel of the step, one upload. Plain defines: this text is also part of the kernels' text.
+/* Layout of the step table, which describes the sequences of one step to the kernels of that step. The host fills the table once
+ * per step and layer kind (step_table.c) and uploads it once; every kernel of the step reads it. This file contains only defines
+ * because it is also part of the kernel sources.
  *
- * A table is uint32 words: a header of FKV_STEP_HEADER words, then the sections the header points at (offsets in words).
+ * A table consists of uint32 words: a header of FKV_STEP_HEADER words, then the sections that the header points to (offsets in
+ * words).
  *
- * - rows: one sequence's share of the step each, FKV_ROW_WORDS.
- * - slots: one word for each token of the step, in the order of the rows: page * page_tokens + slot, where it is written.
- * - items, for decode: up to FKV_ITEM_QUERIES consecutive queries of one row that cut their history alike, FKV_ITEM_WORDS.
- * - pieces, for decode: the pieces of the items, one after the other, FKV_PIECE_WORDS. They lie directly behind the header and
- *   hold all that a block needs to begin: on a device each load that waits for another costs half a microsecond.
- * - tiles, for prefill: consecutive queries of one row, FKV_TILE_WORDS.
- * - seals: pages of a sealed layer that the step fills, FKV_SEAL_WORDS: sealed before anybody attends.
- * - pages: the page tables of all rows; FKV_ROW_PAGES and FKV_PIECE_PAGES point here.
- *
- * A sealed layer has two pools. Slots are those of the open one; a piece lies in one of them (FKV_PIECE_OPEN) and has the page
- * table of that: the first page, and the pages of the span that the item's queries are in, are pieces of their own. Tiles of
- * queries do not go over the end of a page.
- *
- * A query sees pages [0, sink pages) and [its window's first page, its own page]; the k-th page it sees is k while k is a sink
- * page and FKV_PIECE_SKIPPED + k after them. A piece is a stretch of the pages seen, from FKV_PIECE_FIRST_SEEN on; all pieces of
- * an item but the last have as many (fkv_step_piece_pages). All of it depends on the query's position and the layer's shape, on
- * nothing else.
+ * - rows: one per sequence, FKV_ROW_WORDS each.
+ * - slots: one word per token of the step, in row order. The word is page * page_tokens + slot, where `page` is the pool page and
+ *   `slot` the slot in it to which the token's K and V are written.
+ * - items, for decode: groups of up to FKV_ITEM_QUERIES consecutive queries of one row whose histories are split in the same way,
+ *   FKV_ITEM_WORDS each.
+ * - splits, for decode: the splits of all items in order, FKV_SPLIT_WORDS each. This section follows the header directly. A
+ *   split's entry contains everything that a block needs to start, because each dependent load takes about half a microsecond on
+ *   a GPU.
+ * - tiles, for prefill: consecutive queries of one row, FKV_TILE_WORDS each.
+ * - seals: pages of a sealed layer that this step fills, FKV_SEAL_WORDS each. These pages are sealed before attention runs.
+ * - pages: the page tables of all rows, referenced by FKV_ROW_PAGES and FKV_SPLIT_PAGES.
  */
 #ifndef FKV_STEP_WORDS_H
 #define FKV_STEP_WORDS_H
 
 /* header */
 #define FKV_STEP_N_ROWS 0
-#define FKV_STEP_N_TOKENS 1 /* T, of all rows */
+#define FKV_STEP_N_TOKENS 1 /* T: total number of new tokens in all rows */
 #define FKV_STEP_N_ITEMS 2
-#define FKV_STEP_N_PIECES 3
+#define FKV_STEP_N_SPLITS 3
 #define FKV_STEP_N_TILES 4
-#define FKV_STEP_ITEM_QUERIES 5 /* the most queries that one item of this table has */
-#define FKV_STEP_ROWS 6         /* offsets of the sections */
+#define FKV_STEP_ITEM_QUERIES 5 /* maximum number of queries per item in this table */
+#define FKV_STEP_ROWS 6         /* section offsets, in words */
 #define FKV_STEP_SLOTS 7
 #define FKV_STEP_ITEMS 8
-#define FKV_STEP_PIECES 9
+#define FKV_STEP_SPLITS 9
 #define FKV_STEP_TILES 10
 #define FKV_STEP_PAGES 11
 #define FKV_STEP_N_SEALS 12
 #define FKV_STEP_SEALS 13
 #define FKV_STEP_HEADER 16
 
-/* a row */
-#define FKV_ROW_START 0       /* position of its first new token */
-#define FKV_ROW_N_TOKENS 1    /* new */
-#define FKV_ROW_FIRST_TOKEN 2 /* of the step's T */
-#define FKV_ROW_PAGES 3       /* offset of its page table in words; see src/base/page_view.h */
+/* row */
+#define FKV_ROW_START 0       /* position of the first new token */
+#define FKV_ROW_N_TOKENS 1    /* number of new tokens */
+#define FKV_ROW_FIRST_TOKEN 2 /* index of the first new token among the step's T tokens */
+#define FKV_ROW_PAGES 3       /* offset of the page table, in words; see src/base/page_view.h */
 #define FKV_ROW_N_FIXED 4
 #define FKV_ROW_N_RING 5
-#define FKV_ROW_OPEN_PAGES 6 /* the same of the open pages of a sealed layer */
+#define FKV_ROW_OPEN_PAGES 6 /* offset of the page table of a sealed layer's open pages */
 #define FKV_ROW_OPEN_FIXED 7
 #define FKV_ROW_OPEN_RING 8
 #define FKV_ROW_WORDS 12
 
-/* a decode item */
-#define FKV_ITEM_FIRST_TOKEN 0 /* of the step's T: its first query */
+/* decode item */
+#define FKV_ITEM_FIRST_TOKEN 0 /* index of the first query among the step's T tokens */
 #define FKV_ITEM_N_QUERIES 1
-#define FKV_ITEM_FIRST_PIECE 2
-#define FKV_ITEM_N_PIECES 3
+#define FKV_ITEM_FIRST_SPLIT 2
+#define FKV_ITEM_N_SPLITS 3
 #define FKV_ITEM_WORDS 4
 
-/* a piece of a decode item */
-#define FKV_PIECE_FIRST_TOKEN 0 /* as the item's */
-#define FKV_PIECE_N_QUERIES 1
-#define FKV_PIECE_POSITION 2   /* of the first query */
-#define FKV_PIECE_FIRST_SEEN 3 /* its first page, counted over the pages seen */
-#define FKV_PIECE_N_TOKENS 4   /* from there to its end, or to the last query */
-#define FKV_PIECE_SKIPPED 5    /* pages between the sink pages and the window's first */
-#define FKV_PIECE_PAGES 6      /* as the row's */
-#define FKV_PIECE_N_FIXED 7
-#define FKV_PIECE_N_RING 8
-#define FKV_PIECE_OPEN 9 /* 1: of a sealed layer, in its open pool */
-#define FKV_PIECE_WORDS 12
+/* A sealed layer has two pools. The words in the slots section refer to the open pool. A split reads one pool (FKV_SPLIT_OPEN)
+ * and refers to that pool's page table, so the first page and the pages of the queries' own span are in separate splits. A
+ * prefill tile never crosses a page boundary.
+ *
+ * A query attends to pages [0, sink pages) and [first page of its window, its own page]. The k-th visible page has page number k
+ * if it is a sink page, and FKV_SPLIT_SKIPPED + k otherwise. A split is a range of visible pages that starts at
+ * FKV_SPLIT_FIRST_VISIBLE; all splits of an item except the last have fkv_step_split_pages() pages. The visible pages and their
+ * splits depend only on the query position and the layer's shape. */
 
-/* a prefill tile */
+/* split of a decode item */
+#define FKV_SPLIT_FIRST_TOKEN 0 /* equals FKV_ITEM_FIRST_TOKEN of the split's item */
+#define FKV_SPLIT_N_QUERIES 1
+#define FKV_SPLIT_POSITION 2      /* position of the first query */
+#define FKV_SPLIT_FIRST_VISIBLE 3 /* index of the split's first page among the visible pages */
+#define FKV_SPLIT_N_TOKENS 4      /* tokens from the start of the split to its end, or to the last query if that is earlier */
+#define FKV_SPLIT_SKIPPED 5       /* number of pages between the sink pages and the first page of the window */
+#define FKV_SPLIT_PAGES 6         /* offset of the page table, as in FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
+#define FKV_SPLIT_N_FIXED 7
+#define FKV_SPLIT_N_RING 8
+#define FKV_SPLIT_OPEN 9 /* 1 if the split reads the open pool of a sealed layer */
+#define FKV_SPLIT_WORDS 12
+
+/* prefill tile */
 #define FKV_TILE_ROW 0
 #define FKV_TILE_FIRST_TOKEN 1
 #define FKV_TILE_POSITION 2
 #define FKV_TILE_N_QUERIES 3
 #define FKV_TILE_WORDS 4
 
-/* a page to seal */
-#define FKV_SEAL_FROM 0 /* page of the open pool */
-#define FKV_SEAL_TO 1   /* page of the layer's own */
+/* page to seal */
+#define FKV_SEAL_FROM 0 /* page in the open pool */
+#define FKV_SEAL_TO 1   /* page in the layer's own pool */
 #define FKV_SEAL_WORDS 2
 
-/* Rows of at most this many tokens are decode items; longer ones are prefill tiles. */
+/* Rows with at most this many tokens become decode items; longer rows become prefill tiles. */
 #define FKV_ITEM_QUERIES 8
 
 #endif

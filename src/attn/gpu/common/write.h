@@ -1,23 +1,24 @@
-/* Rows into pages: each K and V row is widened, rotated and coded straight into its slot by one warp (write_rows.h). No
- * full-precision copy exists but its registers.
+/* Writes new K and V rows into their pages. One warp converts a row to float, rotates it and encodes it directly into its slot
+ * (write_rows.h); no full-precision copy is stored. Grid: (T, G, 2), where z selects K or V; each block has 32 threads.
  *
- * Blocks of 32 threads: T, G, 2 (K and V). And whole blocks of pages copied, for copy-on-write: blocks of 128 threads, pairs, G.
+ * Another kernel in this file copies pages for copy-on-write, with one block of 128 threads per (page to copy, KV head).
  */
-/* k, v: [T, G, D]. The pool is written through a cast: the ticket says so to whoever orders the kernels. */
+/* k, v: [T, G, D]. The kernel writes to the pool through a const pointer, because the framework passes the pool as an input. The
+ * output `done` exists only so that the framework runs later kernels after this one. */
 FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
-                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *ticket) {
+                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     fkv_u32 lane = place.index;
     fkv_u32 place_of_token = table[table[FKV_STEP_SLOTS] + place.x];
     fkv_u32 slot = place_of_token % FKV_PAGE_TOKENS;
     FKV_DEVICE fkv_u8 *block =
         (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)(place_of_token / FKV_PAGE_TOKENS) * FKV_G + place.y) * FKV_BLOCK_BYTES;
     fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * FKV_D;
-    float x[FKV_WRITE_NUMBERS];
-    fkv_u32 signs[FKV_WRITE_NUMBERS];
+    float x[FKV_WRITE_VALUES];
+    fkv_u32 signs[FKV_WRITE_VALUES];
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) {
         fkv_u32 d = lane + 32 * (fkv_u32)i;
-        x[i] = d >= FKV_D ? 0.0f : place.z == 0 ? fkv_row_number(k, from + d) : fkv_row_number(v, from + d);
+        x[i] = d >= FKV_D ? 0.0f : place.z == 0 ? fkv_row_value(k, from + d) : fkv_row_value(v, from + d);
         signs[i] = d >= FKV_D ? 0u : place.z == 0 ? fkv_k_sign(d) : fkv_v_sign(d);
     }
     if (place.z == 0)
@@ -30,12 +31,12 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
                       FKV_V_BOOK ? 32 : FKV_V_GROUP, block + FKV_V_CODES + slot * (FKV_D * FKV_V_BITS / 8),
                       block + FKV_V_SCALES + slot * (FKV_D / FKV_V_GROUP * 2),
                       block + FKV_V_BIASES + slot * (FKV_D / FKV_V_GROUP * 2), lane);
-    if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) ticket[0] = 1;
+    if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) done[0] = 1;
 }
 
-/* pairs: [n, 2] of page numbers, from and to. */
+/* pairs: [n, 2] page numbers; each pair is {source page, destination page}. */
 FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV_DEVICE const void *pool,
-                           FKV_DEVICE fkv_u32 *ticket) {
+                           FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_words4 *blocks = (FKV_DEVICE fkv_words4 *)pool;
     fkv_u64 from = ((fkv_u64)pairs[2 * place.x] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
     fkv_u64 to = ((fkv_u64)pairs[2 * place.x + 1] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
@@ -43,14 +44,15 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
         FKV_UNROLL
         for (int w = 0; w < 4; w++) blocks[to + i].w[w] = blocks[from + i].w[w];
     }
-    if (place.x == 0 && place.y == 0 && place.index == 0) ticket[0] = 1;
+    if (place.x == 0 && place.y == 0 && place.index == 0) done[0] = 1;
 }
 
-/* Numbers of 16 bits into the pool, for page files. where: {first number, its upper half, how many}. */
+/* Stores 16-bit words in the pool; used to load page files. where: {low 32 bits of the first word's index in the pool, high 32
+ * bits of that index, number of words}. */
 FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
-                            FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *ticket) {
+                            FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);
     fkv_u32 i = place.x * 128 + place.index;
     if (i < where[2]) to[i] = numbers[i];
-    if (i == 0) ticket[0] = 1;
+    if (i == 0) done[0] = 1;
 }

@@ -1,7 +1,7 @@
-/* A row of numbers to its slot of a block, by one warp, bit for bit as src/codec does it. Channel d of a row is lane d % 32's
- * number d / 32, so nothing is shared.
+/* Encodes one row into its slot of a block, with results bit-identical to those of src/codec. Each row is encoded by one warp.
+ * Lane d % 32 holds channel d as its value d / 32, so no shared memory is needed.
  */
-#define FKV_WRITE_NUMBERS ((FKV_D + 31) / 32)
+#define FKV_WRITE_VALUES ((FKV_D + 31) / 32)
 
 #define FKV_STORABLE_LIMIT (FKV_PAGE_BF16 ? fkv_float_of(0x6f800000u) : 65504.0f)
 
@@ -16,7 +16,7 @@ struct fkv_line {
     float bias;
 };
 
-/* From the smallest and the largest number of a group, as fkv_codec_line(). */
+/* Computes the scale and the bias from the range of a group, like fkv_codec_line(). */
 FKV_FN fkv_line fkv_line_of(float lo, float hi, float bins, bool fitted) {
     fkv_line line;
     float step = fkv_div(fkv_sub(hi, lo), bins);
@@ -44,7 +44,7 @@ FKV_FN float fkv_nearest_code(float position, float bins) {
     return fkv_sub(fkv_add(position, 8388608.0f), 8388608.0f);
 }
 
-/* The sum of 16 lanes' numbers, from the first to the last. */
+/* Returns the sum of the values of lanes 0 to 15, added in lane order. */
 FKV_FN float fkv_sum_of_16(float x) {
     float sum = fkv_shuffle(x, 0);
     FKV_UNROLL
@@ -52,8 +52,9 @@ FKV_FN float fkv_sum_of_16(float x) {
     return sum;
 }
 
-/* The least squares line of the codes that `line` gives, as fkv_codec_refit(): number j of the group is in sum j % 16, which here
- * is the lane below 16, the numbers of the lane above it taken in between. */
+/* Refits `line`, like fkv_codec_refit(): returns the least-squares line that maps the codes produced by `line` back to the
+ * values. Like the codec, the function adds value j of the group to partial sum j % 16. Lane j % 16 holds this partial sum, so it
+ * also adds the values that lane j % 16 + 16 holds. If the fitted line is not valid, `line` is returned. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
@@ -85,7 +86,8 @@ FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float 
     return line;
 }
 
-/* One group (n numbers of each lane) to codes, with its line: see src/codec/affine.c for every step of it. */
+/* Encodes one group, of which each lane holds n values, and returns the group's scale and bias. src/codec/affine.c explains each
+ * step. */
 FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, bool fitted) {
     const float bins = (float)((1 << bits) - 1);
     float hi = x[0];
@@ -109,12 +111,13 @@ FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code
     return line;
 }
 
-/* x: a lane's numbers of one row, storable -> the row of a book's codes: see src/codec/turbo.c for every step of it. */
+/* Encodes a lane's values of one row with a codebook; src/codec/turbo.c explains each step. All values must be finite,
+ * with magnitudes of at most FKV_STORABLE_LIMIT. */
 FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales,
                            fkv_u32 lane) {
     float largest = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) largest = fkv_abs(x[i]) > largest ? fkv_abs(x[i]) : largest;
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) largest = fkv_abs(x[i]) > largest ? fkv_abs(x[i]) : largest;
     FKV_UNROLL
     for (fkv_u32 h = 1; h < 32; h *= 2) {
         float other = fkv_shuffle_xor(largest, h);
@@ -122,7 +125,8 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
     float sum = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) { /* number j is in sum j % 16: the lane below 16, the one above it in between */
+    for (int i = 0; i < FKV_WRITE_VALUES;
+         i++) { /* value j is added to partial sum j % 16: lane j % 16 also adds the values that lane j % 16 + 16 holds */
         float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
         float square = fkv_mul(share, share);
         sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));
@@ -132,13 +136,13 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     if (lane == 0) ((FKV_DEVICE fkv_u16 *)scales)[0] = (fkv_u16)fkv_page_bits(scale);
     float divisor = scale > 1e-30f ? scale : 1e-30f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) {
         float place = fkv_div(x[i], divisor);
         fkv_u32 code = 0;
         for (fkv_u32 c = 0; c + 1 < 1u << bits; c++)
             code += place > 0.5f * (is_k ? fkv_k_book(c) + fkv_k_book(c + 1) : fkv_v_book(c) + fkv_v_book(c + 1)) ? 1u : 0u;
         fkv_u32 d = lane + 32 * (fkv_u32)i;
-        fkv_u32 low = bits == 4 ? code : code & 3u; /* neighbours' codes into one byte */
+        fkv_u32 low = bits == 4 ? code : code & 3u; /* combine the codes of neighbouring lanes into one byte */
         if (bits == 4) {
             low |= fkv_shuffle_xor_bits(low, 1) << 4;
             if (d % 2 == 0) codes[d / 2] = (fkv_u8)low;
@@ -156,18 +160,19 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
 }
 
-/* x: a lane's numbers of one row -> its slot of a block. book: 0, or 1 for K and 2 for V where its codes are those of a book.
- * signs: bit 31 where a number is negated. fitted: its line is, where it has one of 4 bits or fewer. */
+/* Encodes a lane's values of one row into its slot. book: 0 for affine codes, 1 for the K codebook, 2 for the V codebook. signs:
+ * bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits or fewer are refined
+ * by least squares. */
 FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, bool fitted, int book, int bits,
                           int group, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases,
                           fkv_u32 lane) {
     if (rotate) {
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_float_of(fkv_bits_of(fkv_storable(x[i])) ^ signs[i]);
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) x[i] = fkv_float_of(fkv_bits_of(fkv_storable(x[i])) ^ signs[i]);
         FKV_UNROLL
         for (fkv_u32 h = 1; h < 32 && h < FKV_ROTATION_BLOCK; h *= 2) {
             FKV_UNROLL
-            for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            for (int i = 0; i < FKV_WRITE_VALUES; i++) {
                 float other = fkv_shuffle_xor(x[i], h);
                 x[i] = (lane & h) == 0 ? fkv_add(x[i], other) : fkv_sub(other, x[i]);
             }
@@ -175,7 +180,7 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
         FKV_UNROLL
         for (int h = 1; h < FKV_ROTATION_BLOCK / 32; h *= 2) {
             FKV_UNROLL
-            for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            for (int i = 0; i < FKV_WRITE_VALUES; i++) {
                 if ((i & h) != 0) continue;
                 float a = x[i];
                 float b = x[i + h];
@@ -184,17 +189,17 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
             }
         }
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
     }
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_storable(x[i]);
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) x[i] = fkv_storable(x[i]);
     if (book != 0) {
         fkv_write_book(x, book == 1, (fkv_u32)bits, codes, scales, lane);
         return;
     }
     if (bits == 16) {
         FKV_UNROLL
-        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        for (int i = 0; i < FKV_WRITE_VALUES; i++) {
             fkv_u32 d = lane + 32 * (fkv_u32)i;
             if (d < FKV_D) ((FKV_DEVICE fkv_u16 *)codes)[d] = (fkv_u16)fkv_page_bits(x[i]);
         }
@@ -210,7 +215,7 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
             ((FKV_DEVICE fkv_u16 *)biases)[g] = (fkv_u16)fkv_page_bits(line.bias);
         }
         FKV_UNROLL
-        for (int i = 0; i < n; i++) { /* neighbours' codes into one byte */
+        for (int i = 0; i < n; i++) { /* combine the codes of neighbouring lanes into one byte */
             fkv_u32 byte = code[i];
             if (bits == 4) byte |= fkv_shuffle_xor_bits(byte, 1) << 4;
             if (bits == 2) {

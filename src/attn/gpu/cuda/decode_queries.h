@@ -1,11 +1,12 @@
-/* Decode through matrix units, second part: rows of queries into shared memory, as A operands of the products with K's codes.
+/* Tensor-core decode of rows of codes: converts query rows to A operands in shared memory.
  *
- * Codes are integers, so queries are too: each number is three bytes with sign, x = 65536 high + 256 low + rest, in steps of the
- * largest of its row, and each byte has a row of A. 16-bit keys meet queries as two halves instead. A permutation of channels is
- * free in a product: dc_channel_place() is the one that makes K's loaded words operands as they are.
+ * K codes are integers, so queries are converted to integers as well. Each value is scaled relative to the largest magnitude of
+ * its row and split into three signed bytes, x = 65536 * high + 256 * low + rest. Each of the three bytes is in a separate row of
+ * A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does not depend on the order of the
+ * channels. dc_channel_place() defines an order in which the loaded words of K are valid operands without rearrangement.
  */
-/* Where channel d of a slab lies in the operands: product step, thread of the column, half of its pair of words, number in the
- * word. The inverse of what dc_load_keys() and dc_key_operand() do to the codes. */
+/* Location of channel d of a slab in the operands: index of the matrix product (step), thread within the operand row, word within
+ * the thread's pair of words, and element within the word. Inverse of the mapping in dc_load_keys() and dc_key_operand(). */
 struct dc_channel {
     fkv_u32 step;
     fkv_u32 thread;
@@ -47,11 +48,12 @@ FKV_FN dc_channel dc_channel_place(fkv_u32 d) {
     return at;
 }
 
-/* Row of A, counted over all row tiles, that part 0 (high), 1 (low) or 2 (rest) of query row `row` has. */
+/* Returns the row of A that holds part 0 (high), 1 (low) or 2 (rest) of query row `row`. Rows are numbered consecutively across
+ * all row tiles. */
 FKV_FN fkv_u32 dc_operand_row(fkv_u32 row, fkv_u32 part) {
-    if constexpr (DC_TWICE && dc_k::bits == 16)
+    if constexpr (DC_DUPLICATED && dc_k::bits == 16)
         return row + 4 * part;
-    else if constexpr (DC_TWICE)
+    else if constexpr (DC_DUPLICATED)
         return part == 0 ? row : part == 1 ? row + 8 : row + 4;
     else
         return part < 2 ? row / 8 * 16 + row % 8 + 8 * part : DC_OWN_ROWS * 16 + row;
@@ -62,13 +64,13 @@ FKV_FN fkv_u32 dc_operand_word(dc_channel at, fkv_u32 row, fkv_u32 part) {
     return ((place / 16 * dc_k::steps + at.step) * 32 + place % 8 * 4 + at.thread) * 4 + place % 16 / 8 + 2 * at.word;
 }
 
-/* One number of row `row` into the operands of its slab. x is in steps. */
+/* Stores one value of row `row` into the operands of its slab. x is the value divided by the row's quantization step. */
 FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 channel, float x) {
     dc_channel at = dc_channel_place(channel % DC_SLAB);
     FKV_SHARED fkv_u32 *operands = queries + channel / DC_SLAB * DC_OPERAND_WORDS;
     if constexpr (dc_k::bits == 16) {
         fkv_u32 bits = fkv_page_bits(x);
-        const fkv_u32 parts[2] = {bits, fkv_page_bits(x - fkv_page_number(bits))};
+        const fkv_u32 parts[2] = {bits, fkv_page_bits(x - fkv_page_value(bits))};
         FKV_UNROLL
         for (fkv_u32 part = 0; part < 2; part++)
             ((FKV_SHARED fkv_u16 *)operands)[dc_operand_word(at, row, part) * 2 + at.number] = (fkv_u16)parts[part];
@@ -84,8 +86,9 @@ FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 chann
     }
 }
 
-/* The step of a row whose largest number has these bits. 16 bits: a power of two that brings the largest below 2^11; else the
- * largest becomes 126 * 65536. */
+/* Returns the quantization step of a row. largest: the largest magnitude in the row, as the bits of a float. For 16-bit keys, the
+ * step is a power of two such that the largest value is less than 2^11 steps; otherwise, the largest value is 126 * 65536 steps.
+ */
 FKV_FN float dc_step_of(fkv_u32 largest) {
     if constexpr (dc_k::bits == 16) {
         fkv_u32 exponent = largest >> 23 > 20 ? (largest >> 23 < 250 ? largest >> 23 : 250) : 20;
@@ -94,9 +97,9 @@ FKV_FN float dc_step_of(fkv_u32 largest) {
     return fkv_float_of(largest) > 1e-30f ? fkv_float_of(largest) * (1.0f / 8257536.0f) : 0.0f;
 }
 
-/* Sums of q over each group of K, which its biases are multiplied with. */
+/* Computes the sum of q over the channels of each K group. The bias terms of the scores use these sums. */
 FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
-    const int n = DC_LANE_CHANNELS / (DC_SLABS * dc_k::groups); /* numbers of a lane in one group */
+    const int n = DC_LANE_CHANNELS / (DC_SLABS * dc_k::groups); /* values per lane in each group */
     FKV_UNROLL
     for (int g = 0; g < DC_SLABS * dc_k::groups; g++) {
         float sum = 0.0f;
@@ -108,7 +111,8 @@ FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
     }
 }
 
-/* The row at q[from] into shared memory: operands, step and sums. */
+/* Converts the query row at q[from] to operands, and stores the operands, the quantization step and the sum of q in each group in
+ * shared memory. */
 FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
     float x[DC_LANE_CHANNELS];
     fkv_u32 largest = dc_load_row(q, from, x, lane);

@@ -1,14 +1,18 @@
-/* Decode through matrix units, third part: keys of a tile to scores of its tokens.
+/* Tensor-core decode of rows of codes: computes the scores of a tile.
  *
- * Codes are the B operand of an integer product as they lie in the page: 8 tokens are its columns, 4- and 2-bit codes become
- * bytes by shifts and masks, those of a book by permutes (decode_book.h). A thread loads the keys of one column for each b
- * (dc_key_token()) and gets the scores of columns 2 c + a (a = 0, 1; dc_own_token()), for row r, or rows r and r + 8:
+ * The codes are the B operand of an integer product, with one token in each of 8 columns. 8-bit codes are used as stored; 4- and
+ * 2-bit codes are expanded to bytes with shifts and masks, and codebook codes with byte permutes (decode_codebook.h). A thread
+ * loads the keys of the tokens that dc_key_token() assigns to it. It receives the scores of the tokens that dc_own_token()
+ * assigns to it, for row r or for rows r and r + 8:
  *
- *   score = (256 step) sum_g(scale (256 high + low)) + step sum_g(scale rest) + sum_g(bias sum(q))
+ *   score = 256 * step * sum_g(scale * (256 * high + low)) + step * sum_g(scale * rest) + sum_g(bias * sum(q))
  *
- * Four rows or fewer are there twice: thread r has the sums of high and low, r + 4 those of rest, and they add them up.
+ * In this formula, sum_g is the sum over scale groups, `step` is the quantization step of the query row, sum(q) is the sum of the
+ * query values in a group, and high, low and rest are the dot products of the codes with the three bytes of the query values.
+ * With at most four rows, each row is duplicated. Lanes with row index r hold the dot products with the high and low bytes, and
+ * lanes with row index r + 4 hold the dot products with the `rest` bytes. A shuffle adds the two parts of the score.
  */
-/* Queries as the products take them: operands in shared memory. */
+/* Query operands in shared memory. */
 typedef FKV_SHARED const fkv_u32 *dc_operands;
 
 FKV_FN fkv_words4 dc_operand(dc_operands operands, int tile, int step, fkv_u32 lane) {
@@ -29,7 +33,7 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
         for (int u = 0; u < dc_k::units; u++)
             dc_stream(to.codes[b][u], codes + dc_key_token(0, b) * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
     }
-    if constexpr (dc_k::bits == 3) { /* one unit */
+    if constexpr (dc_k::bits == 3) { /* with 3-bit codes, there is a single unit */
         const fkv_u8 *high = block + FKV_K_CODES + token * dc_k::row_bytes + dc_k::high_plane +
                              (at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes) / 2;
         FKV_UNROLL
@@ -38,7 +42,8 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
     }
 }
 
-/* The two words of a token for one product step of a unit, in one or two terms. */
+/* Builds the two words of the B operand that hold a token's channels in one matrix product of a unit. A 4-bit codebook code is
+ * the sum of two terms, and each term has its own two words. */
 FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     fkv_u32 &low = to[0][0];
     fkv_u32 &high = to[0][1];
@@ -61,7 +66,7 @@ FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::te
     }
 }
 
-/* Sums of products: integers of codes, floats of halves. */
+/* Accumulator type of the dot products of queries and keys: int for codes, float for 16-bit keys. */
 template <int BITS> struct dc_product {
     typedef int type;
 };
@@ -83,7 +88,7 @@ FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         fkv_mma_f16(c, a, b0, b1);
 }
 
-/* Queries times codes over the channels of one group. */
+/* Computes the dot products of queries and codes over the channels of one group. */
 FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int group, fkv_u32 lane, dc_products &products) {
     FKV_UNROLL
     for (int i = 0; i < DC_RUN * dc_k::row_tiles * 4; i++)
@@ -106,12 +111,13 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
     }
 }
 
-/* Where the scales of thread c's i-th token lie, of a side with n floats for each token. */
+/* Returns the offset, in floats, of the scales of the i-th token of thread c. n: number of floats per token. */
 FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
 
-/* The parts of a tile's scores, each in its own unit. */
+/* The three parts of the scores of a tile, before they are multiplied by their units and added: dot products with the high and
+ * low bytes of the queries, dot products with the `rest` bytes, and bias terms. */
 struct dc_score_parts {
-    dc_scores scores; /* high and low */
+    dc_scores scores; /* dot products with the high and low bytes, multiplied by K's scales */
     dc_scores rests;
     dc_scores biases;
 };
@@ -129,13 +135,14 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
             to.scores[n][i] = fkv_fma(scale, (float)(products[b][n][a] * 256 + products[b][n][2 + a]), to.scores[n][i]);
-            if constexpr (!DC_TWICE) to.rests[n][i] = fkv_fma(scale, (float)products[b][rest_tile][2 * n + a], to.rests[n][i]);
+            if constexpr (!DC_DUPLICATED)
+                to.rests[n][i] = fkv_fma(scale, (float)products[b][rest_tile][2 * n + a], to.rests[n][i]);
             if constexpr (!dc_k::is_book) to.biases[n][i] = fkv_fma(bias, rows.query_sum[n][group], to.biases[n][i]);
         }
     }
 }
 
-/* score[n][i] of a thread: its row n, its i-th token; this slab's part of it. */
+/* Computes the scores over the channels of this slab. score[n][i] is the score for the thread's n-th row and i-th token. */
 FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SHARED const float *scales, const dc_rows &rows,
                            fkv_u32 lane, dc_scores &score) {
     dc_score_parts parts;
@@ -166,6 +173,6 @@ FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SH
         int n = i / DC_OWN_TOKENS;
         int t = i % DC_OWN_TOKENS;
         float x = fkv_fma(parts.scores[n][t], rows.step[n][0], parts.biases[n][t]);
-        score[n][t] = DC_TWICE ? x + fkv_shuffle_xor(x, 16) : x + fkv_mul(parts.rests[n][t], rows.step[n][1]);
+        score[n][t] = DC_DUPLICATED ? x + fkv_shuffle_xor(x, 16) : x + fkv_mul(parts.rests[n][t], rows.step[n][1]);
     }
 }

@@ -1,58 +1,46 @@
-/* Decode through matrix units, of sealed pages of 4 bits, and of rows of a book by book_page.h. decode_piece.h has the block;
- * docs/page_format.md says where codes lie.
+/* Tensor-core decode of sealed 4-bit pages and, with codebook_page.h, of codebook rows. decode_split.h defines the block layout
+ * and docs/page_format.md the page layout. All matrix products multiply bytes and add in integers. The rows of a group form one
+ * operand, which is split into high and low bytes. Groups share only the unpacked codes, so the result of a row does not depend
+ * on the number of groups.
  *
- * All products are of bytes, and a group of rows is one of their operands, high and low bytes apart. Groups share what is
- * unpacked and nothing else: a row's bits do not depend on how many there are.
+ * K: score = sum of q * scale * code + sum of q * bias, over channels. When a stream enters a page, it rounds the operands q *
+ * scale to 16-bit integers. The unit of these integers depends on the largest value of the row. If this unit is large, the
+ * rounding residue is used as well and provides another 16 bits. A dword holds 8 channels of one token: its low nibbles are
+ * unpacked to four operand bytes, and its high nibbles to another four operand bytes.
  *
- * K. score = sum over ch of (q scale) code, + sum over ch of q bias. When a stream comes to a page it makes the operands for it:
- * q scale as 16 bits, in units of the largest of the row and slab; where that is large, what they leave is 16 more. A dword of
- * the page is 8 channels of one token: the lower nibbles are four bytes of an operand, the upper ones four more.
+ * V: a dword holds 8 tokens of one channel. Byte permutes look up four levels at a time. One lookup is for codes whose sign bit
+ * is clear, and another is for codes whose sign bit is set. The results of the two lookups add up to level - 1, so the
+ * accumulators are initialized with the sum of the weights. A weight is the product of the softmax weight p and the token's norm,
+ * rounded to a 16-bit integer. The unit of these integers depends on the largest norm among the tile's tokens that the row sees.
  *
- * V. A dword is 8 tokens of one channel. A byte permute looks up the levels of four of them, and gives 0 for a code with a sign;
- * with the signs flipped, one of -level - 1 gives -1 for a code without. Both together are level - 1, so the sum of the weights
- * is where a sum begins. The weight of a token is p norm, with p relative to the tile's own max, as 16 bits in units of the
- * tile's largest norm that the row sees.
- *
- * Ladder: one query over 131072 tokens on an H200, us of a call chained through MLX; 8 KV heads of 128, 2 of 256, 1 of 512.
- *   128   256   512
- *    94   123   100  halves: q scale and the rest of it, levels with signs; 1636 instructions of a warp for a page
- *    73   118    91  bytes, as above: 958
- *    57    92    63  scales by cp.async; MLX told the text by name and not in full
- *    57    87    61  blocks of 8 rows of 256 channels, of 4 of 512: more warps
- *    55    76    60  one sum for levels of both signs; eight rows as the A operand; streams folded by code that is there once
- *    52    70    64  two slabs share a softmax; scales of a page read once for all groups (the last column is noise: no change)
- *    58    72    61  what 16 bits leave of large channels: where the rare path loads, every tile waits for the next one's keys
- *    53    65    54  pages by cp.async: nothing waits for what was asked for later
- * Tiles of 32 tokens with 12, 16 and 20 warps on an SM: 62, 57, 61. Tiles of 64 with 16 spill: 119. Tiles of 64 by cp.async with
- * 16 and 20 warps: 55, 61. Values by cp.async and keys in registers: 55, 62, 64. 85, 71, 70 with four changes together: each
- * thread copies the 16 bytes that it takes itself, page numbers come 32 at a time, streams are folded at once, and slabs of 512
- * have a barrier less.
+ * Bottleneck: latency. With 12 to 16 warps per multiprocessor, the schedulers issue instructions in about half of the cycles. In
+ * the other cycles, the warps are stalled: when they enter a page, in the softmax, or at the end of a split.
  */
-/* ---- a page's queries ---- */
+/* ---- query operands ---- */
 
-/* lines: {scales, biases}, which are there. */
+/* Builds the query operands of a page. lines: the page's {scales, biases}, whose copy must be complete. */
 FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, sd_queries &to) {
     int first = (int)sd_first_row(0, at);
     int step = ((int)sd_first_row(1, at) - first) * SD_QUERY_WORDS;
     sd_enter_groups(lines, shared + first * SD_QUERY_WORDS + at.slab * DC_SLAB, step, at.lane, to);
-    fkv_sync_warp(); /* the lines of the next page may come */
+    fkv_sync_warp(); /* after this barrier, the next page's scales and biases may overwrite those of this page */
     bool coarse = false;
     FKV_UNROLL
-    for (int g = 0; g < SD_GROUPS; g++) coarse = coarse || to.line[g].unit > SD_MOST_UNIT;
+    for (int g = 0; g < SD_GROUPS; g++) coarse = coarse || to.line[g].unit > SD_LARGEST_UNIT;
     to.coarse = !FKV_K_BOOK && fkv_any(coarse);
 }
 
-/* What the operands of a page leave of q scale: half a unit at most, in units of its own. 0 for rows whose unit is small: their
- * bits do not depend on the other rows. */
-FKV_FN void sd_enter_rest(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, const sd_queries &page,
-                          sd_queries &to) {
+/* Builds the operands for the rounding residue of q * scale. The residue is at most half a unit and is expressed in a finer unit.
+ * For rows with a small unit, the residue is set to 0, so that the results of these rows do not depend on the other rows. */
+FKV_FN void sd_enter_residue(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
+                             const sd_queries &page, sd_queries &to) {
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         FKV_SHARED const fkv_u32 *query =
             shared + (sd_first_row(g, at) + sd_made_row(at.lane)) * SD_QUERY_WORDS + at.slab * DC_SLAB;
         float unit = sd_to_made(page.line[g].unit, at.lane);
         float inverse = sd_inverse(unit);
-        float finer = unit > SD_MOST_UNIT ? fkv_mul(inverse, 65024.0f) : 0.0f;
+        float finer = unit > SD_LARGEST_UNIT ? fkv_mul(inverse, 65024.0f) : 0.0f;
         FKV_UNROLL
         for (int i = 0; i < 2 * SD_MADE_UNITS; i++) {
             fkv_u32 line = sd_made_line(at.lane) + 4 * (fkv_u32)(i / 2);
@@ -61,22 +49,22 @@ FKV_FN void sd_enter_rest(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_
             float x[4];
             FKV_UNROLL
             for (int k = 0; k < 4; k++) {
-                x[k] = fkv_mul(fkv_float_of(q.w[k]), sd_line_number(scales, i % 2 * 4 + k));
-                x[k] = fkv_fma(fkv_fma(x[k], inverse, SD_WHOLE) - SD_WHOLE, -unit, x[k]);
+                x[k] = fkv_mul(fkv_float_of(q.w[k]), sd_line_value(scales, i % 2 * 4 + k));
+                x[k] = fkv_fma(fkv_fma(x[k], inverse, SD_ROUND) - SD_ROUND, -unit, x[k]);
             }
             sd_put_bytes(sd_bytes_of(x, finer), i, at.lane, to.operand[g]);
         }
-        to.line[g] = {page.line[g].unit > SD_MOST_UNIT ? fkv_mul(page.line[g].unit, 1.0f / 65024.0f) : 0.0f, 0.0f};
+        to.line[g] = {page.line[g].unit > SD_LARGEST_UNIT ? fkv_mul(page.line[g].unit, 1.0f / 65024.0f) : 0.0f, 0.0f};
     }
-    fkv_sync_warp(); /* as in sd_enter_page() */
+    fkv_sync_warp(); /* after this barrier, the next page's scales and biases may overwrite those of this page */
 }
 
-/* And scores of that, added. */
-FKV_FN void sd_add_rest(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
-                        const sd_queries &page, sd_scores &score) {
+/* Adds the dot products of the rounding residue and the keys to the scores. */
+FKV_FN void sd_add_residue(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
+                           const sd_queries &page, sd_scores &score) {
     sd_queries rest;
     sd_scores more;
-    sd_enter_rest(lines, shared, at, page, rest);
+    sd_enter_residue(lines, shared, at, page, rest);
     sd_score(tile, rest, more);
     FKV_UNROLL
     for (int i = 0; i < SD_GROUPS * SD_OWN; i++) score[i / SD_OWN][i % SD_OWN] += more[i / SD_OWN][i % SD_OWN];
@@ -84,7 +72,7 @@ FKV_FN void sd_add_rest(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHAR
 
 /* ---- softmax ---- */
 
-/* The largest over the threads of a row. */
+/* Returns the maximum of x over all lanes that share a row. */
 FKV_FN float sd_row_max(float x) {
     FKV_UNROLL
     for (fkv_u32 h = SD_ROW_FIRST; h < SD_ROW_END; h *= 2) x = fkv_max(x, fkv_shuffle_xor(x, h));
@@ -97,23 +85,25 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     return x;
 }
 
-/* Behind the thread's first token. */
+/* Returns the offset of the thread's i-th token from its first token. */
 FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
 
-/* Norms of the thread's tokens. One that the row does not see may be NaN, and is taken as 0. Returns the largest as bits. */
+/* Reads the norms of the thread's tokens. The norm of a masked token may be NaN, so it is replaced with 0. Returns the largest
+ * norm as the bits of a float. */
 FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, int group, float (&norm)[SD_OWN]) {
     fkv_u32 largest = 0;
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) {
         fkv_u32 pair = tile.norms[i / SD_GROUP][i % SD_GROUP / 2];
-        norm[i] = fkv_page_number((i % 2 == 0 ? pair : pair >> 16) & 0x7fffu);
-        if (!whole && !fkv_sees(rows.own[group], token + sd_token(i))) norm[i] = 0.0f;
+        norm[i] = fkv_page_value((i % 2 == 0 ? pair : pair >> 16) & 0x7fffu);
+        if (!whole && !fkv_is_visible(rows.own[group], token + sd_token(i))) norm[i] = 0.0f;
         largest = fkv_max_bits(largest, fkv_bits_of(norm[i]));
     }
-    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* of all rows: the same tokens */
+    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* all rows see the same tokens */
 }
 
-/* Scores to weights, of one group; max and total follow. token: the thread's first. */
+/* Converts the scores of one group of rows to weights, and updates each row's maximum and total weight. token: position of the
+ * thread's first token. */
 FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, int group,
                      float (&score)[SD_OWN], sd_state &state, sd_weights &to) {
     float norm[SD_OWN];
@@ -122,7 +112,7 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) {
         if (FKV_SOFTCAP_BITS != 0) score[i] = fkv_cap(score[i]);
-        if (!whole && !fkv_sees(rows.own[group], token + sd_token(i))) score[i] = dc_minus_infinity();
+        if (!whole && !fkv_is_visible(rows.own[group], token + sd_token(i))) score[i] = dc_minus_infinity();
         max = fkv_max(max, score[i]);
     }
     max = sd_row_max(max);
@@ -135,7 +125,8 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     for (int i = 0; i < SD_OWN; i++) {
         float p = fkv_exp2(score[i] - from);
         total += p;
-        bits[i] = fkv_bits_of(fkv_fma(p, fkv_mul(norm[i], inverse), 8388608.0f)); /* 2^23: the rest is a whole number */
+        bits[i] = fkv_bits_of(fkv_fma(p, fkv_mul(norm[i], inverse),
+                                      8388608.0f)); /* adding 2^23 leaves the rounded integer in the low bits of the float */
     }
     FKV_UNROLL
     for (int p = 0; p < SD_PARTS; p++) sd_weight_operand(bits + SD_GROUP * p, lane, to.operand[p]);
@@ -157,10 +148,11 @@ FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
     }
 }
 
-/* ---- what two slabs share ---- */
+/* ---- shared softmax ---- */
 
-/* The other warp gets the scores of its group, and gives those of this one's. */
-FKV_FN void sd_trade_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
+/* Sends the other warp the scores for the group of rows that the other warp handles, and adds the scores received for this warp's
+ * own group. */
+FKV_FN void sd_exchange_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];
     fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
@@ -168,8 +160,8 @@ FKV_FN void sd_trade_scores(FKV_SHARED float *given, FKV_SHARED const float *tak
     for (int i = 0; i < SD_OWN; i++) score[0][i] += taken[i * 32];
 }
 
-FKV_FN void sd_trade_weights(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at,
-                             sd_weights (&weights)[SD_GROUPS]) {
+FKV_FN void sd_exchange_weights(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at,
+                                sd_weights (&weights)[SD_GROUPS]) {
     constexpr int words = SD_GROUP / 2;
     sd_weights &other = weights[SD_GROUPS - 1];
     FKV_UNROLL
@@ -183,13 +175,13 @@ FKV_FN void sd_trade_weights(FKV_SHARED float *given, FKV_SHARED const float *ta
     other.shrink = taken[(SD_PARTS * words + 1) * 32];
 }
 
-/* ---- the piece ---- */
+/* ---- tiles of the split ---- */
 
-/* The block's queries into shared memory, as floats, by all warps; rows that are not there are 0. */
-FKV_FN void sd_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
+/* Stores the block's queries in shared memory as floats. Unused rows are set to 0. Called by all warps. */
+FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
     for (fkv_u32 row = index / 32; row < DC_ROWS; row += DC_THREADS / 32) {
         float x[DC_LANE_CHANNELS] = {};
-        if (row < piece.n_rows) dc_load_row(q, dc_row_at(piece, head, row), x, index % 32);
+        if (row < split.n_rows) dc_load_row(q, dc_row_at(split, head, row), x, index % 32);
         FKV_UNROLL
         for (int i = 0; i < DC_LANE_CHANNELS; i++)
             ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + sd_query_place(index % 32 + 32 * (fkv_u32)i)] = x[i];
@@ -197,15 +189,15 @@ FKV_FN void sd_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q,
     fkv_sync();
 }
 
-/* Rows that are not there repeat the first. */
-FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, dc_place at) {
+/* Returns the positions of the thread's rows. Unused rows have the position of the first row. */
+FKV_FN sd_rows sd_rows_of(const fkv_split &split, dc_place at) {
     sd_rows rows;
-    rows.first = piece.words[FKV_PIECE_POSITION];
-    rows.last = rows.first + piece.words[FKV_PIECE_N_QUERIES] - 1;
+    rows.first = split.words[FKV_SPLIT_POSITION];
+    rows.last = rows.first + split.words[FKV_SPLIT_N_QUERIES] - 1;
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) {
         fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
-        rows.own[g] = rows.first + (piece.first_row + (row < piece.n_rows ? row : 0)) / FKV_R;
+        rows.own[g] = rows.first + (split.first_row + (row < split.n_rows ? row : 0)) / FKV_R;
     }
     return rows;
 }
@@ -214,55 +206,60 @@ FKV_FN fkv_u32 sd_next(fkv_u32 i) { return (i + 1) % SD_TURN != 0 ? i + 1 : i + 
 
 FKV_FN fkv_u32 sd_slot(fkv_u32 i) { return i % SD_TURN * SD_TILE; }
 
-/* The page number of tile i. */
-FKV_FN void sd_load_page(sd_tile &tile, const dc_walk &walk, fkv_u32 i, fkv_u32 n_tiles) {
+/* Loads the page number of tile i. */
+FKV_FN void sd_load_page(sd_tile &tile, const dc_split_pages &walk, fkv_u32 i, fkv_u32 n_tiles) {
     if (i < n_tiles) tile.page = dc_physical_page(walk, i / SD_TURN);
 }
 
-/* The stream's first tile, on its way while the queries are prepared. */
-FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines,
-                          FKV_SHARED fkv_u32 *rooms, dc_place at) {
+/* Starts loading the stream's first tile before the queries are prepared. */
+FKV_FN void sd_load_first(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines,
+                          FKV_SHARED fkv_u32 *buffers, dc_place at) {
     fkv_u32 i = at.stream * SD_TURN;
     tile.page = 0;
     if (i >= n_tiles) return;
     const fkv_u8 *block = dc_page_block(walk, dc_physical_page(walk, i / SD_TURN));
     if (!FKV_K_BOOK) sd_copy_lines(lines, block, at);
-    sd_load_keys(tile, block, 0, 0, rooms, at);
-    if (!FKV_K_BOOK) fkv_end_copies();
-    sd_load_values(tile, block, 0, rooms, at);
-    if (!FKV_K_BOOK) fkv_end_copies();
+    sd_load_keys(tile, block, 0, 0, buffers, at);
+    if (!FKV_K_BOOK) fkv_async_copy_commit();
+    sd_load_values(tile, block, 0, buffers, at);
+    if (!FKV_K_BOOK) fkv_async_copy_commit();
     sd_load_page(tile, walk, sd_next(i), n_tiles);
 }
 
-/* The stream's tiles, one after the other. Keys of the next one are asked for when this one's are scored, values when they are
- * added up: each wait leaves the younger ones on their way. Page numbers are asked for two tiles ahead. */
-FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const sd_rows &rows, FKV_SHARED fkv_u32 *shared,
-                    FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *rooms, dc_place at, sd_state &state) {
+/* Processes the stream's tiles. The copy of the next tile's keys starts after the scores of this tile are computed. The copy of
+ * the next tile's values starts after the values of this tile are accumulated. Each wait leaves newer copies in flight. Page
+ * numbers are loaded two tiles ahead. */
+FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, const sd_rows &rows,
+                             FKV_SHARED fkv_u32 *shared, FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *buffers, dc_place at,
+                             sd_state &state) {
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
-    FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane; /* of two slabs */
+    /* exchange buffer of the warp that handles the other slab */
+    FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane;
     sd_queries queries = {};
-    if (FKV_K_BOOK) sd_enter_page(lines, shared, at, queries); /* once for all of them */
+    if (FKV_K_BOOK)
+        sd_enter_page(lines, shared, at,
+                      queries); /* query operands for codebook codes need no page scales, so they are built only once */
     fkv_u32 n = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i), n++) {
         fkv_u32 next = sd_next(i);
         const fkv_u8 *block = dc_page_block(walk, tile.page);
         fkv_u32 base = dc_logical_page(walk, i / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(i);
-        if (!FKV_K_BOOK) fkv_await_copies_but_last();
+        if (!FKV_K_BOOK) fkv_async_copy_wait_but_last();
         if (!FKV_K_BOOK && i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
-        sd_open_tile(tile, n, rooms, at.lane);
+        sd_open_tile(tile, n, buffers, at.lane);
         sd_scores score;
         sd_score(tile, queries, score);
-        if (queries.coarse) sd_add_rest(tile, lines, shared, at, queries, score);
+        if (queries.coarse) sd_add_residue(tile, lines, shared, at, queries, score);
         if (next < n_tiles) {
             if (!FKV_K_BOOK && next % SD_TURN == 0) sd_copy_lines(lines, block, at);
-            if (!FKV_K_BOOK) fkv_sync_warp(); /* all have taken the keys */
-            sd_load_keys(tile, block, sd_slot(next), n + 1, rooms, at);
+            if (!FKV_K_BOOK) fkv_sync_warp(); /* waits until all lanes have read the keys */
+            sd_load_keys(tile, block, sd_slot(next), n + 1, buffers, at);
         }
-        if (!FKV_K_BOOK) fkv_end_copies();
+        if (!FKV_K_BOOK) fkv_async_copy_commit();
         if (FKV_K_BOOK) sd_load_page(tile, walk, sd_next(next), n_tiles);
         if (SD_SHARES)
-            sd_trade_scores(given, taken, at, score);
+            sd_exchange_scores(given, taken, at, score);
         else if (DC_SLABS > 1)
             dc_add_slabs(exchange + n % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
         sd_weights weights[SD_GROUPS];
@@ -270,20 +267,21 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
         FKV_UNROLL
         for (int g = 0; g < SD_WEIGHED; g++)
             sd_weigh(tile, rows, base + sd_first_token(at.lane), whole, at.lane, g, score[g], state, weights[g]);
-        if (SD_SHARES) sd_trade_weights(given + SD_OWN * 32, taken + SD_OWN * 32, at, weights);
+        if (SD_SHARES) sd_exchange_weights(given + SD_OWN * 32, taken + SD_OWN * 32, at, weights);
         FKV_UNROLL
         for (int g = 0; g < SD_GROUPS; g++)
             if (fkv_any(weights[g].shrink != 1.0f)) sd_scale_sums(state, g, weights[g].shrink);
-        if (!FKV_K_BOOK) fkv_await_copies_but_last();
+        if (!FKV_K_BOOK) fkv_async_copy_wait_but_last();
         sd_add_values(tile, weights, state);
-        if (!FKV_K_BOOK) fkv_sync_warp(); /* all have taken the values */
-        if (next < n_tiles) sd_load_values(tile, block, sd_slot(next), rooms, at);
-        if (!FKV_K_BOOK) fkv_end_copies();
+        if (!FKV_K_BOOK) fkv_sync_warp(); /* waits until all lanes have read the values */
+        if (next < n_tiles) sd_load_values(tile, block, sd_slot(next), buffers, at);
+        if (!FKV_K_BOOK) fkv_async_copy_commit();
         if (!FKV_K_BOOK) sd_load_page(tile, walk, sd_next(next), n_tiles);
     }
 }
 
-/* Max and total of the stream's rows to where the others find them, and its sums in the piece's units. */
+/* Stores the maximum and the total weight of each row of the stream in shared memory, and rescales the stream's sums to the row
+ * maxima of the split. */
 FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats) {
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) {
@@ -294,18 +292,18 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
         stats[(at.stream * DC_ROWS + row) * 2] = state.max[g];
         stats[(at.stream * DC_ROWS + row) * 2 + 1] = state.total[g];
     }
-    fkv_sync(); /* also: nobody exchanges scores any more */
+    fkv_sync(); /* after this barrier, the score exchange buffer may be reused */
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
         float own = stats[(at.stream * DC_ROWS + row) * 2];
-        float factor = own == dc_minus_infinity() ? 0.0f : fkv_exp2(own - dc_piece_max(stats, row));
+        float factor = own == dc_minus_infinity() ? 0.0f : fkv_exp2(own - dc_split_max(stats, row));
         sd_scale_sums(state, g, factor);
     }
 }
 
-/* The streams' sums into one, from the first to the last: [rows, D]. Not unrolled over streams: the code of one is enough to
- * fetch. */
+/* Adds the sums of all streams in stream order. sums: [rows, D]. The loop over streams is not unrolled, to keep the code small.
+ */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
     FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
     FKV_NO_UNROLL
@@ -323,28 +321,28 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
     }
 }
 
-/* As decode_mma.h has it. */
+/* Same inputs and same format of partial results as in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);
-    fkv_piece piece = fkv_piece_at(place, table);
-    if (piece.n_rows == 0) return;
-    fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + SD_TILE - 1) / SD_TILE;
-    dc_walk walk = dc_walk_of(piece, place.y, pool, table);
+    fkv_split split = fkv_split_at(place, table);
+    if (split.n_rows == 0) return;
+    fkv_u32 n_tiles = (split.words[FKV_SPLIT_N_TOKENS] + SD_TILE - 1) / SD_TILE;
+    dc_split_pages walk = dc_split_pages_of(split, place.y, pool, table);
     FKV_SHARED fkv_u32 *lines = shared + SD_AT_LINES + at.warp * DC_SLAB;
-    FKV_SHARED fkv_u32 *rooms = shared + SD_AT_ROOMS + at.warp * (2 * SD_ROOM_WORDS);
+    FKV_SHARED fkv_u32 *buffers = shared + SD_AT_BUFFERS + at.warp * (2 * SD_BUFFER_WORDS);
     sd_tile tile;
-    sd_load_first(tile, walk, n_tiles, lines, rooms, at);
-    sd_prepare_rows(piece, place.y, q, shared, place.index);
+    sd_load_first(tile, walk, n_tiles, lines, buffers, at);
+    sd_prepare_rows(split, place.y, q, shared, place.index);
 
     sd_state state = {};
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) state.max[g] = dc_minus_infinity();
-    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, lines, rooms, at, state);
+    sd_process_tiles(tile, walk, n_tiles, sd_rows_of(split, at), shared, lines, buffers, at, state);
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + SD_AT_STATS;
     FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_REST;
     sd_finish_sums(state, at, stats);
     sd_fold_streams(state, at, sums);
-    dc_store(piece, place, stats, sums, table, parts);
+    dc_store(split, place, stats, sums, table, parts);
 }

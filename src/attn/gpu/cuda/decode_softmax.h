@@ -1,8 +1,8 @@
-/* Decode through matrix units, fifth part: scales of a tile, its softmax, and its weights.
+/* Tensor-core decode of rows of codes: computes the scales, the softmax and the weights of a tile.
  *
- * Scales are converted once, by the thread whose number is the token's, and read from the warp's shared memory as floats. Four
- * rows or fewer are there twice: their two threads take the groups of V's scales in turn, 2 o + r / 4, so that no column of the
- * values' product is idle.
+ * Lane i converts the scales of token i to float and stores them in shared memory, from which all lanes of the warp read them.
+ * With at most four rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two copies
+ * handle alternating groups of V scales, so that no column is idle. The o-th group of column r is group 2 * o + r / 4.
  */
 /* ---- scales ---- */
 
@@ -24,14 +24,14 @@ FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_
 }
 
 FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
-    return fkv_page_number(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
+    return fkv_page_value(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
 }
 
-/* The scales of a tile to the warp's shared memory, each token's by one thread. bits: the largest scale of V of each group in the
- * tile, as bits without sign. */
+/* Stores the scales of a tile in the warp's shared memory. bits: receives, for each group, the largest magnitude of a V scale in
+ * the tile, as the bits of a float. */
 FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
     dc_owner owner = dc_owner_of(lane);
-    fkv_sync_warp(); /* the last tile's were read */
+    fkv_sync_warp(); /* waits until all lanes have read the previous tile's scales */
     if constexpr (dc_k::bits < 16) {
         if (lane < DC_TILE) {
             FKV_SHARED float *k = scales + dc_scales_at(owner.c, owner.i, dc_k::scale_floats);
@@ -58,7 +58,8 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
     fkv_sync_warp();
 }
 
-/* V's {scale, bias of the middle} of a thread's token i for its group o. Of a book both are the scale, and no bias is added. */
+/* Scale and bias + scale * middle code of one token and group of V. For codebook codes, both fields are the scale, and no bias is
+ * added. */
 struct dc_line {
     float scale;
     float middle;
@@ -69,18 +70,21 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
         return {1.0f, 0.0f};
     } else {
         FKV_SHARED const float *of_token = scales + DC_AT_V_SCALES + dc_scales_at(lane % 4, (fkv_u32)i, dc_v::scale_floats);
-        fkv_u32 group = DC_TWICE && dc_v::groups > 1 ? 2 * (fkv_u32)o + lane / 16 : (fkv_u32)o;
+        fkv_u32 group = DC_DUPLICATED && dc_v::groups > 1 ? 2 * (fkv_u32)o + lane / 16 : (fkv_u32)o;
         return {of_token[dc_v::line_floats * group], of_token[dc_v::line_floats * (group + 1) - 1]};
     }
 }
 
-/* ---- masks: tiles that some row does not see in full ----
+/* ---- masks ----
  *
- * A token that a row does not see has p = 0, and adds nothing whatever its bytes are: before anything is multiplied, what is not
- * finite in such a tile becomes 0, and the rows that do see it become NaN in another way. */
+ * A masked token has p = 0 and must add nothing, whatever its bytes are. Because 0 times NaN is NaN, non-finite values in a
+ * partly masked tile are replaced with 0 before the matrix product, and the results of rows that do see these values are set to
+ * NaN separately. */
 
-/* V's scales and biases. A middle is finite only where both are. */
-FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_state &state) {
+/* Replaces non-finite scales and biases of V with 0. The sum bias + scale * middle code is finite only if both the scale and the
+ * bias are finite. */
+FKV_FN void dc_clear_nonfinite_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane,
+                                     dc_state &state) {
     bool any = false;
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS * dc_v::own_groups; i++) {
@@ -89,11 +93,11 @@ FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32
         any = any || !finite;
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++)
-            if (!finite && fkv_sees(rows.position[n], token + dc_own_token(0, i / dc_v::own_groups)))
+            if (!finite && fkv_is_visible(rows.position[n], token + dc_own_token(0, i / dc_v::own_groups)))
                 state.bias[n][o] = fkv_float_of(DC_NAN);
     }
     if (!fkv_any(any)) return;
-    fkv_sync_warp(); /* all of them were read */
+    fkv_sync_warp(); /* waits until all lanes have read the scales */
     dc_owner owner = dc_owner_of(lane);
     FKV_SHARED float *own = scales + DC_AT_V_SCALES + dc_scales_at(owner.c, owner.i, dc_v::scale_floats);
     FKV_UNROLL
@@ -104,10 +108,11 @@ FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32
     fkv_sync_warp();
 }
 
-/* V's 16-bit numbers: any of a token's that this slab has. Rows that see them have NaN as its score. */
-FKV_FN void dc_hide_values(dc_values &v, dc_scores &score) {
+/* Replaces non-finite 16-bit values of V with 0 and sets the scores of the tokens that contain them to NaN. dc_mask() then
+ * overwrites these scores in rows that do not see the token. */
+FKV_FN void dc_clear_nonfinite_values(dc_values &v, dc_scores &score) {
     constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
-    fkv_u32 odd = 0; /* a bit for each of the thread's tokens */
+    fkv_u32 odd = 0; /* bitmask of the thread's tokens that have non-finite values */
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS * dc_v::units * dc_v::words; i++) {
         int token = i / (dc_v::units * dc_v::words);
@@ -127,32 +132,33 @@ FKV_FN void dc_hide_values(dc_values &v, dc_scores &score) {
     }
 }
 
-/* token: the thread's first. */
+/* Applies the attention mask to the scores of a tile. token: position of the thread's first token. */
 FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_scores &score,
                     dc_state &state) {
     if constexpr (dc_v::bits == 16)
-        dc_hide_values(v, score);
+        dc_clear_nonfinite_values(v, score);
     else
-        dc_hide_lines(scales, rows, token, lane, state);
+        dc_clear_nonfinite_lines(scales, rows, token, lane, state);
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
-        if (!fkv_sees(rows.position[i / DC_OWN_TOKENS], token + dc_own_token(0, i % DC_OWN_TOKENS)))
+        if (!fkv_is_visible(rows.position[i / DC_OWN_TOKENS], token + dc_own_token(0, i % DC_OWN_TOKENS)))
             score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = dc_minus_infinity();
 }
 
 /* ---- softmax ---- */
 
-/* What the rows of a thread grow to with a tile. */
+/* Maximum scores and scale exponents of the thread's rows, updated with one tile. */
 struct dc_growth {
     float largest[DC_OWN_ROWS];
     fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups];
 };
 
-/* The largest scale of V that row n counts for its group o, as bits. tile_bits: of the whole tile. */
+/* Returns the largest V scale of the thread's o-th group among the tokens that row n sees, as the bits of a float. tile_bits: the
+ * same maximum over all tokens of the tile. */
 FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], const dc_rows &rows,
                              fkv_u32 token, bool whole, int n, int o, fkv_u32 lane) {
     if (whole) {
-        if constexpr (DC_TWICE && dc_v::groups > 1)
+        if constexpr (DC_DUPLICATED && dc_v::groups > 1)
             return lane < 16 ? tile_bits[2 * o] : tile_bits[2 * o + 1];
         else
             return tile_bits[o];
@@ -161,14 +167,14 @@ FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&til
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS; i++) {
         float scale = dc_value_line(scales, lane, i, o).scale;
-        bool counts = fkv_sees(rows.position[n], token + dc_own_token(0, i));
+        bool counts = fkv_is_visible(rows.position[n], token + dc_own_token(0, i));
         bits = fkv_max_bits(bits, counts ? fkv_bits_of(scale) & 0x7fffffffu : 0u);
     }
     return bits;
 }
 
-/* The row's max or the exponent of a group grew: what was added up so far shrinks. */
-FKV_FN void dc_grow(dc_state &state, const dc_growth &to, fkv_u32 lane) {
+/* Rescales the accumulated sums after the maximum of a row or the scale exponent of a group has increased. */
+FKV_FN void dc_rescale(dc_state &state, const dc_growth &to, fkv_u32 lane) {
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         float shrink = state.max[n] == to.largest[n] ? 1.0f : fkv_exp2(state.max[n] - to.largest[n]);
@@ -180,7 +186,7 @@ FKV_FN void dc_grow(dc_state &state, const dc_growth &to, fkv_u32 lane) {
             float factor = shrink * fkv_float_of((steps < 127 ? 127 - steps : 0) << 23);
             state.exponent[n][o] = to.exponent[n][o];
             state.bias[n][o] *= shrink;
-            /* the sums' columns 2 c and 2 c + 1 are threads r = 2 c and 2 c + 1 */
+            /* columns 2 * c and 2 * c + 1 of the sums belong to lanes with r = 2 * c and r = 2 * c + 1 */
             float even = fkv_shuffle(factor, lane % 4 * 8);
             float odd = fkv_shuffle(factor, lane % 4 * 8 + 4);
             FKV_UNROLL
@@ -195,9 +201,9 @@ FKV_FN void dc_grow(dc_state &state, const dc_growth &to, fkv_u32 lane) {
     }
 }
 
-/* Max and exponents follow the tile. */
-FKV_FN void dc_follow(const dc_scores &score, FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups],
-                      const dc_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, dc_state &state) {
+/* Updates the row maxima and the scale exponents with the scores and scales of a tile. */
+FKV_FN void dc_update_max(const dc_scores &score, FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups],
+                          const dc_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, dc_state &state) {
     dc_growth to;
     bool grows = false;
     FKV_UNROLL
@@ -227,10 +233,10 @@ FKV_FN void dc_follow(const dc_scores &score, FKV_SHARED const float *scales, co
                 to.exponent[n][o] = fkv_max_bits(to.exponent[n][o], fkv_shuffle_xor_bits(to.exponent[n][o], h));
         }
     }
-    dc_grow(state, to, lane);
+    dc_rescale(state, to, lane);
 }
 
-/* Scores to weights. rests: what bfloat16 weights lose. */
+/* Converts the scores of a tile to weights. rests: receives the rounding residue of bfloat16 weights. */
 FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv_u32 lane, dc_state &state, dc_weights &weights,
                      dc_weights &rests) {
     FKV_UNROLL
@@ -264,10 +270,10 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
     }
 }
 
-/* Softmax of a tile, and p v added. base: position of the tile's first token. */
+/* Applies the softmax of a tile and accumulates p * v. base: position of the tile's first token. */
 FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
                          const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
-    fkv_u32 token = base + dc_own_token(lane % 4, 0); /* the thread's first */
+    fkv_u32 token = base + dc_own_token(lane % 4, 0); /* the thread's first token */
     bool whole = dc_is_whole(rows.first, rows.last, base, DC_TILE);
     if (FKV_SOFTCAP_BITS != 0) {
         FKV_UNROLL
@@ -275,7 +281,7 @@ FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (
             score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = fkv_cap(score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS]);
     }
     if (!whole) dc_mask(v, scales, rows, token, lane, score, state);
-    dc_follow(score, scales, tile_bits, rows, token, whole, lane, state);
+    dc_update_max(score, scales, tile_bits, rows, token, whole, lane, state);
     dc_weights weights;
     dc_weights rests;
     dc_weigh(score, scales, lane, state, weights, rests);

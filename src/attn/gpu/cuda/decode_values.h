@@ -1,10 +1,11 @@
-/* Decode through matrix units, fourth part: values of a tile, added up by their weights.
+/* Tensor-core decode of rows of codes: multiplies the values of a tile by their weights and accumulates the products.
  *
- * out^T = V^T P^T: 16 channels are the rows, 16 tokens the depth, rows of the item the columns. Codes become halves, exactly,
- * around their middle (code - 128, - 8, - 2), those of a book their levels (decode_book.h); p * scale is rounded to a half, in
- * units of 2^(e - 14) where 2^e bounds the scales of that group so far, so that any scale of any page type has all its bits; the
- * bias is added in float. A thread loads the values of the tokens whose scores it has: as P^T its weights are the B operand just
- * where they are.
+ * The matrix product is out^T = V^T P^T. Its rows are 16 channels, its inner dimension is 16 tokens, and its columns are the
+ * item's rows. Codes are converted exactly to fp16, relative to the middle code (code - 128, code - 8 or code - 2). Codebook
+ * codes are converted to levels (decode_codebook.h). The product of the softmax weight p and the scale is rounded to fp16 in
+ * units of 2^(e - 14), where 2^e is an upper bound on all scales of the group so far. With this unit, both float16 and bfloat16
+ * scales stay in the range of fp16. The bias is added in float. A thread loads the values of the tokens whose scores it holds, so
+ * its weights are already its part of the B operand.
  */
 FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + dc_own_token(at.lane % 4, 0);
@@ -16,7 +17,7 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
         for (int u = 0; u < dc_v::units; u++)
             dc_stream(to.codes[i][u], codes + dc_own_token(0, i) * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
     }
-    if constexpr (dc_v::bits == 3) { /* one unit */
+    if constexpr (dc_v::bits == 3) { /* with 3-bit codes, there is a single unit */
         const fkv_u8 *high = block + FKV_V_CODES + token * dc_v::row_bytes + dc_v::high_plane +
                              (at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes) / 2;
         FKV_UNROLL
@@ -25,7 +26,8 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
     }
 }
 
-/* Four channels of two tokens, a in the low halves: code - middle. From the same 8 (4, 2, 1) bytes of both. */
+/* Converts four channels of tokens a and b to code - middle code in fp16. Token a is in the lower 16 bits of each result word,
+ * and token b in the upper 16 bits. The four channels occupy 8, 4, 2 or 1 bytes of each token. */
 FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::is_book) {
         dc_book_quad(a, b, quad, to);
@@ -38,8 +40,8 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
     } else if constexpr (dc_v::bits == 8) {
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
-            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u);                     /* a b a b */
-            to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* 1024 + code, - 1152 */
+            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* bytes of tokens a, b, a, b */
+            to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* (1024 + code) - 1152 */
             to[2 * i + 1] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4342u), 0x3c003c00u, 0xe480e480u);
         }
     } else if constexpr (dc_v::bits == 4) {
@@ -48,19 +50,21 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
         for (int i = 0; i < 2; i++) {
             fkv_u32 y = x >> 8 * i;
             to[2 * i] =
-                fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* 1024 + code, - 1032 */
-            to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* / 16, - 72 */
+                fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* (1024 + code) - 1032 */
+            to[2 * i + 1] =
+                fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* (64 + code) - 72 */
         }
     } else {
         fkv_u32 x = fkv_permute(a[quad / 4], b[quad / 4], quad % 4 < 2 ? 0x5410u : 0x7632u) >> 8 * (quad % 2);
-        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* 1024 + code, - 1026 */
-        to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* / 4, - 258 */
-        to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* / 16, - 66 */
-        to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* / 64, - 18 */
+        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* (1024 + code) - 1026 */
+        to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* (256 + code) - 258 */
+        to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* (64 + code) - 66 */
+        to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* (16 + code) - 18 */
     }
 }
 
-/* B operands: tokens b (low half) and DC_RUN + b of a thread, for each of its rows and groups. */
+/* B operands for each of the thread's rows and groups. Each word holds the weights of the thread's tokens b (lower 16 bits) and
+ * DC_RUN + b (upper 16 bits). */
 typedef fkv_u32 dc_weights[DC_OWN_ROWS][dc_v::own_groups][DC_RUN];
 
 FKV_FN void dc_add_values(const dc_values &v, fkv_u32, const dc_weights &weights, float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {

@@ -1,35 +1,38 @@
-/* Prefill on warpgroups, second part, of sealed pages of 4 bits: in place of prefill_unpack.h. A tile is a page.
+/* Warpgroup prefill: unpacks sealed 4-bit pages; replaces prefill_unpack.h. Each tile is one page.
  *
- * K. A dword is 8 channels of one token: one unit of eight halves. What goes there is scale . (code - 8), which is exact: scales
- * have seven bits. (Pages of older files may have more: then it is rounded once, to 2^-13 of the channel's range.) The offsets,
- * bias + 8 scale, are two keys more: their score is what all scores of the page have in common. Eight keys are one product, so
- * those of four shared pages are made at once. All is under a power of two for the page that keeps it in the halves' range. So a
- * sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its offset. A warp has all tokens
- * of its units and works out their scales by itself: no warp waits for another.
+ * K: a dword holds 8 channels of one token. It is unpacked to a unit of eight fp16 values, scale * (code - 8). These values are
+ * exact, because scales have seven bits. (Scales in older page files may have more bits; the values are then rounded once, to
+ * 2^-13 of the channel's range.) The channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order
+ * parts). The sum of the scores of these two keys is added to the score of every key of the page. The offset keys of four shared
+ * pages are multiplied in one matrix product. The keys of a page are divided by a power of two, the unit of the page, which keeps
+ * them in the range of fp16; the softmax multiplies the scores by this unit.
  *
- * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
- * by byte permutes, with their signs: as halves they are in units of 2^-24. The norm of a token goes into its weight: levels have
- * seven bits, their product with a norm has eleven, and halves of fewer bits take less power to multiply. Norms from 2 on are
- * under a power of two for the page, which the levels take over.
+ * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels. The bits
+ * of a level, read as an fp16 value, represent level * 2^-24. The softmax weights, not the levels, are multiplied by the norms of
+ * the tokens. The values in shared memory therefore have only seven significant bits, which saves power. If a page has norms of 2
+ * or more, its norms are divided by a power of two, and its levels are multiplied by the same power.
  *
- * Open pages, the first and those of the queries' span, are read number by number: K as two halves, in two products, V as one.
+ * Open pages (the first page and the pages of the queries' own span) are read value by value. Each K value is split into two fp16
+ * values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
-constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* of 16 channels, of a warp */
+constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines per warp; a line is 16 channels */
 
-FKV_FN void pf_bring_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
-    fkv_u32 gate = pf_gate(PF_PACKED_FULL, stage);
+FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
+    fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage);
     bool open = pf_is_open(x, key / FKV_PAGE_TOKENS);
     fkv_u32 bytes = open ? FKV_OPEN_BLOCK_BYTES : FKV_BLOCK_BYTES;
-    fkv_bring_begin(s, gate, bytes);
-    fkv_bring(s, gate, (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES),
-              (open ? x.open : x.pool) + (fkv_u64)page * (FKV_G * (fkv_u64)bytes), bytes);
-    fkv_bring_end(s, gate);
+    fkv_bulk_copy_begin(s, mbarrier, bytes);
+    fkv_bulk_copy(s, mbarrier, (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES),
+                  (open ? x.open : x.pool) + (fkv_u64)page * (FKV_G * (fkv_u64)bytes), bytes);
+    fkv_bulk_copy_end(s, mbarrier);
 }
 
 FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
-/* Where unit `unit` of a key lies in a tile of keys; and unit `eight` (of tokens) of a channel in one of values. */
+/* pf_key_at() returns the address of unit `unit` of a key in a tile of keys. pf_value_at() returns the address of group `eight`
+ * (eight tokens) of a channel in a tile of values.
+ */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
 }
@@ -37,26 +40,31 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* Weights are in units of 2^-13. Of a token's value, norm . level . 2^-7, the norm goes with the weight and levels are in units
- * of 2^-24. Numbers of open pages are in units of 4, and their weights make up for that. */
+/* Weights are in units of 2^-PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
+ * levels are stored in units of 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 - 13 - 7).
+ * Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is also correct for
+ * open pages. */
 constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
 constexpr float PF_VALUE_UNIT = 16.0f;
 constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 
 /* ---- keys ---- */
 
-constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* warps that share a unit's tokens */
-constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* of tokens, of a thread */
+constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit */
+constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens per thread */
 
-/* What a thread unpacks: quads of tokens of one unit, 32 tokens apart. Neither reads nor stores of eight lanes meet in a bank.
- * Places are in bytes, of a page and a tile; the swizzle of the next keys is an exclusive or with 16, 32, 48. */
+/* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
+ * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
+ * relative to the page or the tile. The offsets of the other three keys of a group follow from the swizzle: an exclusive or with
+ * 16, 32 and 48. */
 struct pf_key_share {
-    fkv_u32 number; /* of the thread's channel in its unit: eight lanes have the same unit, and each of them one channel of it */
-    fkv_u32 codes_at;  /* of the first token */
-    fkv_u32 unit_at;   /* scales of the unit */
-    fkv_u32 tile_at;   /* the unit of the first token */
-    fkv_u32 offset_at; /* the channel in the tile's first key more */
-    bool any, first;   /* threads without a unit repeat the first; of two that have the same channel, the first puts its offset */
+    fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
+    fkv_u32 codes_at;  /* offset, in the page, of the codes of the first token */
+    fkv_u32 unit_at;   /* offset of the unit in the page's arrays of scales and of biases */
+    fkv_u32 tile_at;   /* offset, in the tile, of the unit of the first token */
+    fkv_u32 offset_at; /* offset, in the tile, of the thread's channel in the first offset key */
+    bool any,
+        first; /* any: true if the thread has a unit of its own; first: true if the thread stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -75,36 +83,40 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
 
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
-    fkv_u32 scales[4], four_scales[2], four_biases[2]; /* of the unit; of the lane's four channels of all */
-    fkv_u32 scale, bias;                               /* of the thread's own channel */
-    fkv_u32 norms;                                     /* of two tokens */
+    fkv_u32 scales[4], four_scales[2],
+        four_biases[2];  /* scales of the thread's unit; scales and biases of four channels, for pf_page_exponent() */
+    fkv_u32 scale, bias; /* scale and bias of the thread's own channel */
+    fkv_u32 norms;       /* norms of two tokens */
 };
 
-/* The lane's four channels of 16, of values. With its tokens this way neither reads nor stores of eight lanes meet in a bank. */
+/* Returns the index of the group of four channels, out of 16 V channels, that the lane handles. The assignment avoids bank
+ * conflicts in the loads and stores of eight lanes. */
 FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
 
-/* Two norms of the page as halves. */
+/* Converts two norms from the page format to fp16. */
 FKV_FN fkv_u32 pf_norms_of(fkv_u32 two) {
     two &= 0x7fff7fffu;
     return FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(two << 16), fkv_float_of(two & 0xffff0000u)) : two;
 }
-FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* one that is not finite is no measure for others */
+FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* a non-finite norm must not affect the unit of the other norms */
     fkv_u32 low = two & 0xffffu, high = two >> 16;
     return fkv_max_bits(low < 0x7c00u ? low : 0u, high < 0x7c00u ? high : 0u);
 }
 
-/* All bits of those norms that are not finite. */
-FKV_FN fkv_u32 pf_odd_norms(fkv_u32 two) {
+/* Returns a word in which the 16 bits of each non-finite norm are set. */
+FKV_FN fkv_u32 pf_nonfinite_norms(fkv_u32 two) {
     return ((two & 0xffffu) >= 0x7c00u ? 0xffffu : 0u) | (two >= 0x7c000000u ? 0xffff0000u : 0u);
 }
 
-/* Of the page's norms, two to a lane: the power of two that brings the largest below 4. By a warp. */
+/* Returns a number n such that the largest norm of the page, divided by 2^n, is less than 4. Called by a warp; each lane passes
+ * two norms.
+ */
 FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
     fkv_u32 exponent = fkv_warp_max_bits(pf_larger_norm(norms)) >> 10;
     return exponent < 15 ? 0 : exponent > 29 ? 14 : exponent - 15;
 }
 
-/* Of an open page it takes bytes that nobody uses. */
+/* Loads the thread's part of a packed page into registers. If the page is open, the loaded bytes are not used. */
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
     fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
@@ -119,37 +131,40 @@ FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_t
 
 FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x80008000u); }
 
-/* The exponent of the page's largest bias or 1024 scale, as a float has it. */
+/* Returns the biased float exponent of the largest magnitude among the page's biases and 1024 times its scales. */
 FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
     float scale = 0, bias = 0;
     FKV_UNROLL for (int n = 0; n < 4; n++) {
-        scale = fkv_max(scale, fkv_abs(fkv_page_number(k.four_scales[n / 2] >> 16 * (n % 2) & 0xffffu)));
-        bias = fkv_max(bias, fkv_abs(fkv_page_number(k.four_biases[n / 2] >> 16 * (n % 2) & 0xffffu)));
+        scale = fkv_max(scale, fkv_abs(fkv_page_value(k.four_scales[n / 2] >> 16 * (n % 2) & 0xffffu)));
+        bias = fkv_max(bias, fkv_abs(fkv_page_value(k.four_biases[n / 2] >> 16 * (n % 2) & 0xffffu)));
     }
     fkv_u32 exponent = fkv_warp_max_bits(fkv_bits_of(fkv_max(scale * 1024.0f, bias))) >> 23;
     return exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
 }
 
-/* Codes are read where they lie: among the last bits of 1024, as 1024 + code or 1024 + 16 code (the channels 4 to 7), with the
- * scale or a 16th of it. Then 1032 or 72 scales must come off, which are no halves: what is taken off instead is the nearest one.
- */
+/* Codes are inserted into the low bits of the fp16 value 1024.0. The result is 1024 + code for channels 0 to 3, and 1024 + 16 *
+ * code for channels 4 to 7. It is multiplied by the scale (channels 0 to 3) or by 1/16 of the scale (channels 4 to 7). To obtain
+ * scale * (code - 8), it is then necessary to subtract 1032 * scale or 72 * scale, respectively, which fp16 cannot represent
+ * exactly. The nearest fp16 value is subtracted instead, and the channel offsets correct the difference. */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
-/* Whether what is put there is for other blocks too. */
-template <class TO> struct pf_lends {
+/* `value` is true if destinations of type TO are page images that other blocks also read. */
+template <class TO> struct pf_is_shared_image {
     static constexpr bool value = true;
 };
-template <> struct pf_lends<fkv_shared> {
+template <> struct pf_is_shared_image<fkv_shared> {
     static constexpr bool value = false;
 };
 
-/* By how much the channel's halves are off that way; a multiple of the scale's last bit, and no larger than the scale. */
+/* Returns the rounding error that is common to all fp16 keys of a channel. The error is a multiple of the last bit of the scale
+ * and not larger than the scale. */
 FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
     float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
-/* Four tokens of a unit. TO: shared memory, or an image of a page (prefill_share.h). */
+/* Unpacks and stores one unit of four tokens. TO: type of the destination, which is shared memory or a page image in device
+ * memory (prefill_share.h). */
 template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 c = codes[n], d = c >> 8;
@@ -160,13 +175,14 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
     }
 }
 
-/* Where the offsets of a page go: `number`th of four behind the keys at `at`. */
+/* Destination of a page's channel offsets: entry `number` of the four entries that follow the keys stored at `at`. */
 template <class TO> struct pf_offsets_at {
     TO to;
     fkv_u32 at, number;
 };
 
-/* The thread's channel as two keys: its offset, less what the halves of all other keys are off. */
+/* Stores the offset of the thread's channel in two extra keys (high-order and low-order part), after correcting it for the
+ * rounding error of the channel's keys. */
 template <class TO>
 FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
     bias = fkv_fma(8.0f, scale, bias) - pf_channel_error(scale, own.number);
@@ -175,33 +191,34 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
 }
 
-/* A weight of 0 does not hide a norm that is not finite: it becomes 0, and the rows that see its token are marked. Of a page for
- * other blocks too, all do. By a warp. */
+/* Stores the scales of a page (pf_page_unit). Called by a warp. Non-finite norms are replaced with 0, because a weight of 0 would
+ * not cancel them, and the rows that see the affected tokens are marked. If the page is shared with other blocks, all rows see
+ * all its tokens, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
-    fkv_u32 lane = s.index % 32, odd = pf_odd_norms(norms), unit = pf_norm_unit(norms);
-    if (pf_lends<TO>::value && fkv_any(odd != 0)) sum = 0x7fc00000u;
-    for (fkv_u32 i = 0; i < 2 && !pf_lends<TO>::value; i++)
-        if ((odd >> 16 * i & 1u) != 0) pf_mark_rows(s, first_key + 2 * lane + i);
-    fkv_put4(to, at + pf_norms_at(lane), pf_times(norms & ~odd, ((15 - unit) << 10) * 0x10001u));
+    fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
+    if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;
+    for (fkv_u32 i = 0; i < 2 && !pf_is_shared_image<TO>::value; i++)
+        if ((nonfinite >> 16 * i & 1u) != 0) pf_mark_rows(s, first_key + 2 * lane + i);
+    fkv_put4(to, at + pf_norms_at(lane), pf_times(norms & ~nonfinite, ((15 - unit) << 10) * 0x10001u));
     if (lane == 0) fkv_put4(to, at, sum);
 }
 
-/* Keys of a page from `at` on, and its unit. */
+/* Stores the unpacked keys of a page at `at`, and the scales of the page at unit_at. */
 template <class TO>
 FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_offsets_at<TO> &offsets,
                                fkv_u32 first_key, const pf_key_share &own, const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
-    float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
+    float up = fkv_float_of((268 - exponent) << 23); /* this factor makes biases smaller than 2^15 and scales smaller than 2^5 */
     if (s.index / 32 == 3) pf_put_page_unit(s, to, unit_at, first_key, (exponent - 14) << 23, pf_norms_of(k.norms));
     if (!own.any) return;
-    if (own.first) pf_put_offset(offsets, own, fkv_page_number(k.scale) * up, fkv_page_number(k.bias) * up);
+    if (own.first) pf_put_offset(offsets, own, fkv_page_value(k.scale) * up, fkv_page_value(k.bias) * up);
     fkv_u32 scales[4], off[4];
-    FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels n % 2 + n / 2 * 4 and that + 2 */
+    FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels d and d + 2, where d = n % 2 + n / 2 * 4 */
         float times = n < 2 ? up : up * 0.0625f;
         fkv_u32 part = 16 * (n % 2);
-        scales[n] = fkv_pack_f16(fkv_page_number(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
-                                 fkv_page_number(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
-        off[n] = pf_times(scales[n], n < 2 ? 0xe408e408u : 0xe480e480u); /* - 1032, - 1152 */
+        scales[n] = fkv_pack_f16(fkv_page_value(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
+                                 fkv_page_value(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
+        off[n] = pf_times(scales[n], n < 2 ? 0xe408e408u : 0xe480e480u); /* -1032, -1152 */
     }
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
@@ -231,23 +248,23 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
         return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
-    /* there is one room for what halves leave: the tile before may still be read from it */
-    if (tile > 0) fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
+    /* there is only one buffer for the low-order parts, and the products of the previous tile may still read it */
+    if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
 }
 
 /* ---- values ---- */
 
 struct pf_taken_values {
-    fkv_u32 codes[PF_LINES][4]; /* of four channels of each line, eight tokens */
-    fkv_u32 norms;              /* of two tokens */
+    fkv_u32 codes[PF_LINES][4]; /* for each line: codes of eight tokens in four channels */
+    fkv_u32 norms;              /* norms of two tokens */
 };
 
-/* Where a thread's first line lies in a page and a tile; the next one is 4 further. */
+/* Position of a thread's first line (16 channels) in the page and in the tile. The thread's lines are 4 lines apart. */
 struct pf_value_share {
     fkv_u32 line;
     fkv_u32 codes_at, tile_at;
-    fkv_u32 levels[2]; /* kept: as constants they would be moved to registers for each code */
+    fkv_u32 levels[2]; /* level table, kept in registers; a constant table would be reloaded for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
@@ -259,7 +276,7 @@ FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     return own;
 }
 
-/* Of an open page it takes bytes that nobody uses. */
+/* Loads the thread's part of a packed page into registers. If the page is open, the loaded bytes are not used. */
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
@@ -267,14 +284,14 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
     v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
-/* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
+/* Stores the values of eight tokens in one channel. The bits of a level and its sign form an fp16 value in units of 2^-24. */
 template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
-                        x & 0x80808080u}; /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
+                        x & 0x80808080u}; /* sign bytes of the low nibbles (tokens 0 to 3) and of the high nibbles */
     x &= 0x77777777u;
-    fkv_wg_settle_bits<1>(&x);               /* one mask, not two */
-    FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles: tokens 2i, 4 + 2i, 2i + 1, 5 + 2i */
+    fkv_wg_settle_bits<1>(&x);               /* keeps the compiler from masking x twice */
+    FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles of tokens 2 * i, 2 * i + 4, 2 * i + 1 and 2 * i + 5 */
         fkv_u32 levels = fkv_permute_or_sign(levels_of[0], levels_of[1], x >> 16 * i);
         to[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
         to[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
@@ -297,7 +314,7 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
     }
 }
 
-/* Values of a page from `at` on, but for their norms. */
+/* Stores the levels of a page's values at `at`. The norms are stored separately, with the keys. */
 template <class TO> FKV_FN void pf_put_sealed_values(TO to, fkv_u32 at, const pf_value_share &own, const pf_taken_values &v) {
     fkv_u32 up = ((15 + pf_norm_unit(pf_norms_of(v.norms))) << 10) * 0x10001u;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {

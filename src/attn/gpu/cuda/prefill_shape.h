@@ -1,32 +1,38 @@
-/* Prefill on warpgroups, first part: shapes. What lies where in shared memory, in which order channels lie there, and which keys
- * a block of queries meets. See prefill_wgmma.h for the whole.
+/* Warpgroup prefill: tile sizes, shared-memory layout, channel order and each block's range of keys. prefill_wgmma.h describes
+ * the kernel.
  *
- * Shared memory: queries, their factors and sums, gates; stages of unpacked keys and values; stages of packed ones. As many
- * stages as fit: unpacking runs ahead of the products by them.
+ * Shared memory holds the queries with their factors and sums, the mbarriers, stages of unpacked keys and values, and stages of
+ * packed tiles. A stage is a buffer for one tile. The number of stages is the largest that fits, because it determines how far
+ * unpacking can run ahead of the matrix products.
  */
 constexpr int PF_DP = FKV_D > 256 ? (FKV_D + 127) / 128 * 128 : (FKV_D + 63) / 64 * 64;
-constexpr bool PF_HALVES = PF_DP > 256; /* two warpgroups share rows and halve the channels */
+constexpr bool PF_HALVES =
+    PF_DP > 256; /* true if both multiplying warpgroups process the same rows, each with half of the channels */
 constexpr int PF_ROWS = FKV_PREFILL_ROWS;
 constexpr int PF_COLS = PF_HALVES ? PF_DP / 2 : PF_DP;
 constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
 constexpr int PF_THREADS = FKV_PREFILL_THREADS;
-constexpr int PF_FEEDERS = FKV_SEALED ? 2 : 1; /* warpgroups that unpack: one for keys and one for values */
-static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2) * 128, "as kernel_text.c has it");
-constexpr int PF_ROOM = 227 * 1024;
+constexpr int PF_FEEDERS =
+    FKV_SEALED ? 2 : 1; /* number of unpacking warpgroups; sealed pages use one for keys and one for values */
+static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2) * 128,
+              "rows and threads must match kernel_source.c");
+constexpr int PF_SHARED_LIMIT = 227 * 1024;
 constexpr bool PF_SCALED =
-    FKV_K_BITS != 16 && !FKV_K_SEALED; /* K's scales are applied to sums: those of sealed keys are in the halves */
+    FKV_K_BITS != 16 &&
+    !FKV_K_SEALED; /* true if score sums must be multiplied by K's scales; sealed keys already include their scales */
 constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
-constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
-constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* K's biases are channels of the products */
+constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* true if queries are kept in registers */
+constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* true if K's biases are stored as extra channels */
 
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases() */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* used if PF_BIASED; see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
                                (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
-constexpr int PF_MORE_KEYS = FKV_K_SEALED ? 8 : 0; /* the offsets of four sealed pages' channels, two keys each */
+constexpr int PF_MORE_KEYS =
+    FKV_K_SEALED ? 8 : 0; /* number of extra keys: two per sealed page, for the channel offsets of four pages */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* of open pages' keys */
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -38,34 +44,38 @@ constexpr int pf_packed_bytes(int keys) {
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
     int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
-    return PF_FIXED_BYTES + pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
+    return PF_FIXED_BYTES + pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_SHARED_LIMIT;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
-static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS), "as kernel_text.c has it: a page is a tile");
+static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS),
+              "a sealed page must be one tile; see fkv_prefill_has_warpgroups()");
 
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
     static constexpr int chunk_bytes =
-        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* of one thread, in one group */
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk lies in one scale group */
     static constexpr int words = chunk_bytes / 4;
     static constexpr int channels = chunk_bytes * 8 / BITS;
-    static constexpr int units = channels / 8; /* of eight halves */
+    static constexpr int units = channels / 8; /* number of units per chunk; a unit has eight fp16 values */
     static constexpr int chunks = FKV_D / channels;
     static constexpr int groups = BITS == 16 ? 1 : FKV_D / GROUP;
     static constexpr int per_group = chunks / groups;
-    static constexpr bool spread = BITS == 16 || per_group % 2 == 0; /* units of a chunk lie `chunks` apart: no bank conflicts */
+    static constexpr bool spread =
+        BITS == 16 ||
+        per_group % 2 == 0; /* true if the units of a chunk are stored `chunks` units apart, which avoids bank conflicts */
     static constexpr int per_thread = (chunks * PF_KEYS + 127) / 128;
-    static constexpr int batch = per_thread < 4 ? per_thread : 4; /* chunks in registers at a time */
+    static constexpr int batch =
+        per_thread < 4 ? per_thread : 4; /* number of chunks that a thread holds in registers at a time */
     static constexpr int batches = (per_thread + batch - 1) / batch;
 
-    /* Where unit u of a chunk lies. */
+    /* Returns the index at which unit u of a chunk is stored in a row. */
     FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) {
         return spread_out ? u * chunks + chunk : chunk * units + u;
     }
-    /* The channel at `place` of the order in shared memory. */
+    /* Returns the channel that is stored at index `place` of a row in shared memory. */
     FKV_FN fkv_u32 channel(fkv_u32 place, bool spread_out) {
         fkv_u32 p = place / 8, e = place % 8;
         fkv_u32 chunk = spread_out ? p % chunks : p / units;
@@ -75,14 +85,17 @@ template <int BITS, int GROUP> struct pf_side {
         if (BITS == 2) within = u / 2 * 16 + u % 2 * 4 + e / 2 + 8 * (e % 2);
         return chunk * channels + within;
     }
-    /* Key and chunk of one number of all: eight neighbours store to eight different units. */
+    /* Returns the key to which chunk number c belongs. The order makes eight neighbouring threads store to eight different units.
+     */
     FKV_FN fkv_u32 key_of(fkv_u32 c) {
         if (chunks < 8 && 8 % chunks == 0) return c / 8 % chunks + c % 8 / chunks * chunks + c / (8 * chunks) * 8;
         return c / chunks;
     }
 };
 #if FKV_SEALED
-FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return place / 4 * 4 + place % 2 * 2 + place / 2 % 2; } /* as nibbles are masked */
+FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) {
+    return place / 4 * 4 + place % 2 * 2 + place / 2 % 2;
+} /* the order of channels is that in which pf_put_unit() extracts the nibbles */
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
@@ -90,66 +103,70 @@ typedef pf_side<FKV_V_BITS, FKV_V_GROUP> pf_v;
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return pf_k::channel(place, pf_k::spread); }
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); }
 #endif
-constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* products of 16 channels of one group */
+constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of products per group, each over 16 channels */
 
-/* shared memory, in bytes from the base */
-constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* of values */
+/* shared memory layout, in bytes from the base */
+constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* size of a tile of values */
 constexpr int PF_K_BYTES = pf_tile_bytes(PF_K_ROWS);
 constexpr int PF_SCALES_BYTES = pf_scales_bytes(PF_KEYS);
 constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
 constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
-constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* what the halves of an open page's keys leave */
+constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* low-order parts of an open page's keys */
 constexpr int PF_AT_V = PF_AT_LOW + pf_low_bytes(PF_KEYS);
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
-constexpr int PF_AT_FACTORS = /* [rows]: of the scores; before it the packed page that is unpacked for others */
+constexpr int PF_AT_FACTORS = /* [rows] score factors; the packed page that is unpacked for other blocks is stored before them */
     PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
-constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows]: of q */
-constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
-constexpr int PF_AT_ODD = PF_AT_GATES + 176;      /* [rows], bytes: 1 where a row sees values that are not finite */
-constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS;  /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
-constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;     /* [stages + 1] of pf_page_unit: of sealed pages */
-constexpr int PF_AT_TURN = PF_AT_UNITS + 4 * 144; /* words of prefill_share.h: the block's number */
-constexpr int PF_AT_READY = PF_AT_TURN + 4;       /* shared tiles that are known to be there */
-constexpr int PF_AT_THROUGH = PF_AT_TURN + 8;     /* and those that were multiplied */
-constexpr int PF_AT_END = FKV_SEALED ? PF_AT_TURN + 16 : PF_AT_UNITS;
-constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows] sums of q */
+constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
+constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if the row sees non-finite values */
+constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
+constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* pf_page_unit [stages + 1], for sealed pages */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number that the block took when it started */
+constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* prefill_share.h: number of shared tiles known to be in the ring */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* prefill_share.h: pf_item.shared_end, decided by one thread */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* prefill_share.h: number of shared tiles whose products are complete */
+constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
+constexpr int PF_OUT_STRIDE =
+    FKV_D + 4; /* distance between output rows, in floats; output rows overwrite everything before PF_AT_NONFINITE */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
-static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
-static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");
-static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
+static_assert(PF_SHARED_BYTES <= PF_SHARED_LIMIT, "the block needs more than PF_SHARED_LIMIT bytes of shared memory");
+static_assert(PF_OUT_BYTES <= PF_AT_NONFINITE, "the output rows must not overwrite the marks of rows that see non-finite values");
+static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K,
+              "not enough space for the query rows that are being converted");
 
-/* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores.
- * PF_LENT_FULL: the packed page that is unpacked for others. */
-enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_LENT_FULL };
-FKV_FN fkv_u32 pf_gate(int kind, int stage) { return (fkv_u32)(PF_AT_GATES + (kind * 3 + stage) * 8); }
+/* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_TURN: it is the
+ * warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the packed page that this block unpacks for other blocks has arrived. */
+enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_TO_SHARE_FULL };
+FKV_FN fkv_u32 pf_mbarrier(int kind, int stage) { return (fkv_u32)(PF_AT_MBARRIERS + (kind * 3 + stage) * 8); }
 
-/* One block's share of the step: rows of queries, and the tiles of keys that they meet. */
+/* Work of one block: its query rows and the tiles of keys that they attend to. */
 struct pf_item {
-    const fkv_u8 *pool; /* at the block of (page 0, this head) */
+    const fkv_u8 *pool; /* address of this KV head's block in page 0 */
     const fkv_u32 *pages;
     fkv_u32 n_fixed, n_ring;
 #if FKV_SEALED
     const fkv_u8 *open;
     const fkv_u32 *open_pages;
     fkv_u32 n_open_fixed, n_open_ring;
-    fkv_u8 *ring; /* of pages that blocks unpack for each other: see prefill_share.h */
+    fkv_u8 *ring; /* memory shared between blocks; see prefill_share.h */
     const fkv_u32 *table;
-    fkv_u32 number;     /* of the table's tile */
-    fkv_u32 shared_end; /* tiles from 1 to before it are unpacked once for several blocks; 1: none */
+    fkv_u32 number;     /* index of the tile in the step table */
+    fkv_u32 shared_end; /* tiles [1, shared_end) are shared between blocks; 1 means that no tile is shared */
 #endif
-    fkv_u32 first_token; /* of the step: row 0's */
+    fkv_u32 first_token; /* index of row 0's token among the step's tokens */
     fkv_u32 head;
-    fkv_u32 position;                     /* of the first query of the table's tile */
-    fkv_u32 first_row;                    /* of this block, of the tile's queries x heads */
-    fkv_u32 n_rows;                       /* of this block */
-    fkv_u32 begin, last;                  /* positions: the first that the window of the first row shows, the last row's own */
-    fkv_u32 n_front, first_back, n_tiles; /* of keys: those of the sinks, then from first_back on */
+    fkv_u32 position;    /* position of the tile's first query */
+    fkv_u32 first_row;   /* index of the block's first row among the tile's rows (queries x heads) */
+    fkv_u32 n_rows;      /* number of rows of this block */
+    fkv_u32 begin, last; /* begin: first position in the window of the first row; last: position of the last row */
+    fkv_u32 n_front, first_back,
+        n_tiles; /* n_tiles tiles of keys: n_front tiles with sink tokens, then tiles from first_back on */
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }
@@ -201,13 +218,16 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
 }
 
 #if FKV_SEALED
-/* All queries of a block are in one page. */
-FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_sees_open(x.position / FKV_PAGE_TOKENS, logical); }
+/* Returns true if the block reads a page from the open pool. All queries of a block are in one page, so the result is the same
+ * for all of them.
+ */
+FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_reads_open(x.position / FKV_PAGE_TOKENS, logical); }
 #endif
 
-/* Of shared pages the offsets of four lie behind the keys of the first; else a page's own behind its keys. */
+/* Number of shared pages whose channel offsets are stored together, after the keys of the first of these pages. A page that is
+ * not shared stores its offsets after its own keys. */
 constexpr fkv_u32 PF_FOUR = 4;
-static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "two keys of each");
+static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "there must be two offset keys per page");
 
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 #if FKV_SEALED
@@ -217,31 +237,35 @@ FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
     return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
 }
 
-/* ---- rows that see values that are not finite ---- */
+/* ---- non-finite values ---- */
 
-/* What is known of the rows is read from shared memory: this happens next to never, and unpacking has no registers for it. */
+/* Marks the rows that see `token`. The row range is read from shared memory, because non-finite values are rare and unpacking has
+ * no registers to spare. */
 FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
     const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
     for (fkv_u32 row = 0; row < where[2]; row++)
-        if (fkv_sees(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_ODD + row);
+        if (fkv_is_visible(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_NONFINITE + row);
 }
 
-/* Before the first tile, by all threads. */
+/* Clears the non-finite marks of all rows before the first tile. Called by all threads. */
 FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
-    if (s.index < PF_ROWS) s.base[PF_AT_ODD + s.index] = 0;
+    if (s.index < PF_ROWS) s.base[PF_AT_NONFINITE + s.index] = 0;
     fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
     if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
 }
 
-/* Of a page. Sums over its keys are in units of `sum`. Weights are multiplied by its tokens' norms, halves, two a word: those of
- * a thread's keys side by side. They come with the keys and are read while the next ones may come: hence one more than stages. */
+/* Scales of one page. `sum` is the factor by which the score sums of the page's keys are multiplied. `norms` are the norms of the
+ * page's tokens, by which the softmax weights of the tokens are multiplied. Each word holds two norms in fp16, and the norms for
+ * the keys of one thread are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys
+ * of a later page arrive in the same stage, so there are PF_STAGES + 1 slots for norms. */
 struct alignas(16) pf_page_unit {
     float sum;
     alignas(16) fkv_u32 norms[32];
 };
-static_assert(sizeof(pf_page_unit) == 144 && PF_STAGES <= 3, "as much as there is room for; so for gates");
+static_assert(sizeof(pf_page_unit) == 144 && PF_STAGES <= 3,
+              "PF_AT_UNITS reserves 144 bytes per page unit, and PF_AT_MBARRIERS reserves space for at most 3 stages");
 FKV_FN fkv_u32 pf_unit_at(fkv_u32 tile) { return (fkv_u32)PF_AT_UNITS + tile % (PF_STAGES + 1) * (fkv_u32)sizeof(pf_page_unit); }
-/* Where the norms of tokens 2 pair and 2 pair + 1 are in it. */
+/* Returns the byte offset of the norms of tokens 2 * pair and 2 * pair + 1 in pf_page_unit. */
 FKV_FN fkv_u32 pf_norms_at(fkv_u32 pair) { return 16 + pair % 4 * 32 + pair / 4 * 4; }
 
 struct alignas(16) pf_floats4 {

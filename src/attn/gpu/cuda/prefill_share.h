@@ -1,52 +1,65 @@
-/* Prefill on warpgroups, of sealed pages: pages unpacked once for several blocks.
+/* Warpgroup prefill of sealed pages: several blocks unpack pages for each other.
  *
- * Blocks of the same KV head and neighbouring queries of a sequence meet the same pages, those before the span of the first of
- * them. Up to FKV_PREFILL_SHARERS such blocks, a *group*, take turns: each unpacks every so many-th page into a ring in device
- * memory (it stays in L2), in the form that products want, and all bring it from there by the copy engine. Unpacking beside the
- * products took a fourth of a block's time; this way it takes almost none. The offsets of PF_FOUR pages lie behind the keys of
- * the first of them, put there by those who unpack each, and pages go on four at a time.
+ * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages: those that precede the
+ * span of the first block's queries. Up to FKV_PREFILL_SHARERS of these blocks form a group. If a group has n members, each
+ * member unpacks every n-th page into a ring buffer in device memory, in the layout that the matrix products use. All members
+ * load the unpacked pages from this ring by bulk copy. The ring is small enough to stay in the L2 cache. The channel offsets of
+ * PF_FOUR pages are stored after the keys of the first of these pages, so pages become available four at a time.
  *
- * Blocks of a group wait for each other, so all of them must run. A block's place is the number that it takes when it begins,
- * not that of its launch: blocks before it run already, or are done; a group never waits for one behind it. A ring passes from
- * group to group, PF_RINGS further on, when all blocks of the first are through.
+ * Members of a group wait for each other, so all of them must be running. When a block starts, it takes the next number from a
+ * counter. This number determines the block's place in the grid, so blocks with lower numbers are running or have finished. If
+ * the device is busy, the last members of a group may be unable to start before the first members end. A group therefore decides
+ * at its start: its members share pages if all of them have started within FKV_PREFILL_PATIENCE polls; otherwise, each member
+ * unpacks all its pages itself (pf_agree_to_share()). The results are bit-identical whether or not pages are shared.
  *
- * The ring's memory: words {blocks begun, blocks ended}; of each ring PF_RING_WORDS, {page + 1 in each slot}, {pages that each
- * block is through with}; the slots of all rings. Words are counted on under a tag, the group's turn at its ring, and are zero
- * again when the last block ends: one launch at a time has this memory.
+ * The device memory starts with three counters: the number of blocks that have started, the number of blocks that have ended, and
+ * the number of future launches in which blocks must not wait. The counters are followed by PF_RING_WORDS words for each ring:
+ * the index of the page in each slot plus 1, and the number of pages released by each member. The decisions of all groups follow,
+ * and then the slots of all rings. Each ring is used by one group after another: group g and group g + PF_RINGS use the same
+ * ring. Words of a ring contain a tag that identifies the group. The last block of a launch resets all these words to 0, except
+ * the number of future launches without waiting, which it decrements. Launches must not overlap.
  */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
-constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* pages, and turns at a ring, that a word tells apart */
-constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* where pf_page_unit lies in an image: behind keys and values */
+constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
+constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a word holds a page number below PF_TAG and a tag below PF_TAGS */
+constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
-constexpr fkv_u32 PF_IMAGES_AT = (1 + PF_RINGS) * PF_RING_WORDS * 4;
+constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 static_assert(!PF_SHARES || PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES <= FKV_PREFILL_RING_BYTES,
-              "as kernel_text.c has it");
-static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT, "a slot for each block at least");
-static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES, "pages whose offsets lie together are there together");
+              "fkv_prefill_ring_bytes() is too small");
+static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT, "there must be at least one slot per member");
+static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES,
+              "a ring needs slots for all pages whose offsets are stored together");
+static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for every group that uses a ring");
 
-/* What a block knows of its group. */
+/* Group and ring of a block. */
 struct pf_share {
-    fkv_u32 *ready, *through; /* of the ring */
+    fkv_u32 *ready, *through; /* words of the ring, with tags; ready: page + 1 in each slot; through: number of pages released by
+                                 each member */
     fkv_u8 *images;
     fkv_u32 member, n_members;
-    fkv_u32 n_before; /* members of the group that had the ring before */
+    fkv_u32 n_before; /* number of members of the ring's previous group */
     fkv_u32 tag;
 };
 
 FKV_FN fkv_u32 pf_members(fkv_u32 n_tiles, fkv_u32 first) { return n_tiles - first < PF_SHARERS ? n_tiles - first : PF_SHARERS; }
 
-FKV_FN fkv_u32 pf_groups(fkv_u32 n_tiles) { return (n_tiles + PF_SHARERS - 1) / PF_SHARERS; } /* of a head */
+FKV_FN fkv_u32 pf_groups(fkv_u32 n_tiles) { return (n_tiles + PF_SHARERS - 1) / PF_SHARERS; } /* groups per KV head */
 
-/* Whether the launch shares pages: not where a group could not run at once, or there are more groups than tags. */
-FKV_FN bool pf_takes_turns(const fkv_u32 *table) {
-    return PF_SHARES && fkv_processors() >= PF_SHARERS && pf_groups(table[FKV_STEP_N_TILES]) < PF_RINGS * (PF_TAGS - 2) / FKV_G;
+/* Returns true if groups of this launch may share pages. This requires that the device can run all blocks of a group at the same
+ * time, and that there is a decision word for each group. */
+FKV_FN bool pf_may_share(const fkv_u32 *table) {
+    return PF_SHARES && fkv_processors() >= PF_SHARERS && pf_groups(table[FKV_STEP_N_TILES]) <= PF_DECISIONS / FKV_G;
 }
+
+FKV_FN fkv_u32 pf_group_of(const pf_item &x) { return x.head * pf_groups(x.table[FKV_STEP_N_TILES]) + x.number / PF_SHARERS; }
 
 FKV_FN pf_share pf_share_of(const pf_item &x) {
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], groups = pf_groups(n_tiles);
-    fkv_u32 group = x.head * groups + x.number / PF_SHARERS, ring = group % PF_RINGS;
+    fkv_u32 group = pf_group_of(x), ring = group % PF_RINGS;
     fkv_u32 *words = (fkv_u32 *)x.ring + (1 + ring) * PF_RING_WORDS;
     pf_share share;
     share.ready = words;
@@ -59,20 +72,44 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* The block's place, by the order in which blocks begin. */
-FKV_FN fkv_place pf_take_turn(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
-    if (!pf_takes_turns(table)) return place;
-    fkv_u32 *turn = (fkv_u32 *)(s.base + PF_AT_TURN);
-    if (s.index == 0) turn[0] = fkv_take_number((fkv_u32 *)ring), turn[1] = 0, turn[2] = 0;
+/* Returns the block's place in the grid. Places are assigned in the order in which blocks start. */
+FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
+    if (!pf_may_share(table)) return place;
+    fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
+    if (s.index == 0) number[0] = fkv_fetch_increment((fkv_u32 *)ring + PF_STARTED_AT), number[1] = 0, number[2] = 0;
     fkv_sync();
-    place.x = *turn % table[FKV_STEP_N_TILES];
-    place.y = *turn / table[FKV_STEP_N_TILES];
+    place.x = *number % table[FKV_STEP_N_TILES];
+    place.y = *number / table[FKV_STEP_N_TILES];
     return place;
 }
 
-/* Tiles from 1 to before it are the same for all blocks of the group, and sealed. */
-FKV_FN fkv_u32 pf_shared_end(const pf_item &x) {
-    if (!pf_takes_turns(x.table)) return 1;
+/* Returns true if all members of the group have started and the group shares its pages. Called by one thread of the block.
+ *
+ * The first member that sees that all members have started, or that stops waiting, stores the group's decision. All members
+ * follow this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait
+ * during the next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). */
+constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
+FKV_FN bool pf_agree_to_share(const pf_item &x) {
+    fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
+    fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
+    fkv_u32 end = x.head * n_tiles + first +
+                  pf_members(n_tiles, first); /* all members have started if the number of started blocks is at least `end` */
+    bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
+    fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
+    while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {
+        fkv_pause();
+        polls--;
+        all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
+    }
+    fkv_u32 own = all ? PF_DECIDED_SHARE : PF_DECIDED_ALONE, before = fkv_exchange_zero(decision, own);
+    if (before == 0 && !all) fkv_store_release(words + PF_BACKOFF_AT, PF_BACKOFF);
+    return (before == 0 ? own : before) == PF_DECIDED_SHARE;
+}
+
+/* Returns the end of the range of tiles that the group can share. The range starts at tile 1 and contains the sealed tiles that
+ * all members of the group need. Returns 1 if the range is empty. */
+FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
+    if (!pf_may_share(x.table)) return 1;
     fkv_u32 first = x.number - x.number % PF_SHARERS, n = pf_members(x.table[FKV_STEP_N_TILES], first);
     const fkv_u32 *tile = x.table + x.table[FKV_STEP_TILES] + first * FKV_TILE_WORDS;
     if (tile[FKV_TILE_ROW] != tile[(n - 1) * FKV_TILE_WORDS + FKV_TILE_ROW] || (n == 1 && PF_SHARERS > 1)) return 1;
@@ -80,34 +117,45 @@ FKV_FN fkv_u32 pf_shared_end(const pf_item &x) {
     return page < FKV_OPEN_SPAN || page > PF_TAG - PF_SLOTS ? 1 : page - page % FKV_OPEN_SPAN;
 }
 
-/* Shared page j, tile j + 1, on its way to the room behind the packed tiles. By one thread. */
-FKV_FN void pf_bring_lent(fkv_shared s, const pf_item &x, fkv_u32 j) {
-    fkv_u32 gate = pf_gate(PF_LENT_FULL, 0);
-    fkv_bring_begin(s, gate, FKV_BLOCK_BYTES);
-    fkv_bring(s, gate, (fkv_u32)(PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES),
-              x.pool + (fkv_u64)pf_page_at(x, j + 1) * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES), FKV_BLOCK_BYTES);
-    fkv_bring_end(s, gate);
+/* Decides which tiles the block shares with its group, and stores the end of the range of shared tiles in shared memory. Called
+ * by one thread. */
+FKV_FN fkv_u32 pf_decide_shared_end(fkv_shared s, const pf_item &x) {
+    fkv_u32 end = pf_common_end(x);
+    if (end > 1 && !pf_agree_to_share(x)) end = 1;
+    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = end;
+    return end;
 }
 
-/* Until nobody reads what page j's slot has. By a warp. */
-FKV_FN void pf_await_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
+/* Starts the copy of packed page j (tile j + 1), which this block unpacks for the group, into the buffer after the packed tiles.
+ * Called by one thread. */
+FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
+    fkv_u32 mbarrier = pf_mbarrier(PF_TO_SHARE_FULL, 0);
+    fkv_bulk_copy_begin(s, mbarrier, FKV_BLOCK_BYTES);
+    fkv_bulk_copy(s, mbarrier, (fkv_u32)(PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES),
+                  x.pool + (fkv_u64)pf_page_at(x, j + 1) * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES), FKV_BLOCK_BYTES);
+    fkv_bulk_copy_end(s, mbarrier);
+}
+
+/* Waits until no block reads the previous contents of the slot for page j. Called by a warp. */
+FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
     fkv_u32 lane = s.index % 32, n = j < PF_SLOTS ? share.n_before : share.n_members;
     fkv_u32 least = j < PF_SLOTS ? share.tag - 1 : share.tag + j - PF_SLOTS + 1;
-    if (lane < n) fkv_await_number(share.through + lane, least);
+    if (lane < n) fkv_wait_at_least(share.through + lane, least);
     fkv_sync_warp();
 }
 
-/* The block's pages of all, unpacked into the ring. By the warpgroup that unpacks keys. */
-FKV_FN void pf_lend_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
+/* Unpacks those pages of the group that this block is responsible for into the ring. Called by the warpgroup that unpacks keys.
+ */
+FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
     fkv_u32 n = x.shared_end - 1, phase = 0;
-    if (s.index == 0 && share.member < n) pf_bring_lent(s, x, share.member);
+    if (s.index == 0 && share.member < n) pf_load_page_to_share(s, x, share.member);
     for (fkv_u32 j = share.member; j < n; j += share.n_members) {
         fkv_image to = {share.images + j % PF_SLOTS * PF_IMAGE_BYTES};
-        fkv_gate_wait(s, pf_gate(PF_LENT_FULL, 0), phase);
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), phase);
         phase ^= 1;
-        pf_await_slot(s, share, j);
+        pf_wait_for_slot(s, share, j);
         pf_taken_keys k;
         pf_take_keys(s, keys, PF_PACKED, k);
         fkv_image first = {share.images + j / PF_FOUR * PF_FOUR % PF_SLOTS * PF_IMAGE_BYTES};
@@ -119,76 +167,84 @@ FKV_FN void pf_lend_pages(fkv_shared s, const pf_item &x, const pf_key_share &ke
         fkv_sync_warp();
         fkv_sync_team(2, 128);
         if (s.index != 0) continue;
-        fkv_tell_number(share.ready + j % PF_SLOTS, share.tag + j + 1);
-        if (j + share.n_members < n) pf_bring_lent(s, x, j + share.n_members);
+        fkv_store_release(share.ready + j % PF_SLOTS, share.tag + j + 1);
+        if (j + share.n_members < n) pf_load_page_to_share(s, x, j + share.n_members);
     }
 }
 
-/* All shared tiles from the ring to the stages. Each of three threads does one thing, so that none waits for device memory but
- * the one that asks it: which pages are there; to bring them; to tell others which are no longer read. */
-FKV_FN void pf_watch_pages(fkv_shared s, const pf_item &x) {
+/* The following four functions move shared tiles from the ring in device memory to the stages in shared memory. Separate threads
+ * poll for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device
+ * memory. */
+FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 0; j + 1 < x.shared_end; j++) {
-        fkv_await_number(share.ready + j % PF_SLOTS, share.tag + j + 1);
+        fkv_wait_at_least(share.ready + j % PF_SLOTS, share.tag + j + 1);
         if (j % PF_FOUR != PF_FOUR - 1 && j + 2 != x.shared_end) continue;
-        fkv_see_image();
-        fkv_tell_near(s, PF_AT_READY, j + 1);
+        fkv_acquire_image();
+        fkv_store_release_shared(s, PF_AT_READY, j + 1);
     }
 }
 
-FKV_FN void pf_return_pages(fkv_shared s, const pf_item &x) {
+FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 1; j + PF_STAGES < x.shared_end; j++) {
-        fkv_await_near(s, PF_AT_THROUGH, j);
-        fkv_tell_number(share.through + share.member, share.tag + j);
+        fkv_wait_at_least_shared(s, PF_AT_THROUGH, j);
+        fkv_store_release(share.through + share.member, share.tag + j);
     }
 }
 
-/* Who brings keys, or values, arrives for the four warps that would unpack them. */
-FKV_FN void pf_borrow_keys(fkv_shared s, const pf_item &x) {
+/* Loads the keys of all shared tiles into the stages. The loading thread arrives at the mbarrier in place of the four warps that
+ * otherwise unpack a page. */
+FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
     for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
-        fkv_u32 stage = tile % PF_STAGES, gate = pf_gate(PF_FULL, (int)stage);
+        fkv_u32 stage = tile % PF_STAGES, mbarrier = pf_mbarrier(PF_FULL, (int)stage);
         const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
-        fkv_await_near(s, PF_AT_READY, tile);
-        fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
+        fkv_wait_at_least_shared(s, PF_AT_READY, tile);
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
         bool offsets = tile % PF_FOUR == 1;
-        fkv_bring_begin(s, gate, (offsets ? PF_K_BYTES : PF_TILE_BYTES) + sizeof(pf_page_unit));
+        fkv_bulk_copy_begin(s, mbarrier, (offsets ? PF_K_BYTES : PF_TILE_BYTES) + sizeof(pf_page_unit));
         for (fkv_u32 half = 0; half < PF_DP / 64; half++)
-            fkv_bring(s, gate, (fkv_u32)PF_AT_K + stage * PF_K_BYTES + half * (PF_K_ROWS * 128), image + half * (PF_K_ROWS * 128),
-                      (offsets ? PF_K_ROWS : PF_KEYS) * 128);
-        fkv_bring(s, gate, pf_unit_at(tile), image + PF_IMAGE_UNIT, sizeof(pf_page_unit));
-        fkv_bring_end(s, gate);
-        fkv_gate_arrive_often(s, gate, 3);
+            fkv_bulk_copy(s, mbarrier, (fkv_u32)PF_AT_K + stage * PF_K_BYTES + half * (PF_K_ROWS * 128),
+                          image + half * (PF_K_ROWS * 128), (offsets ? PF_K_ROWS : PF_KEYS) * 128);
+        fkv_bulk_copy(s, mbarrier, pf_unit_at(tile), image + PF_IMAGE_UNIT, sizeof(pf_page_unit));
+        fkv_bulk_copy_end(s, mbarrier);
+        fkv_mbarrier_arrive_n(s, mbarrier, 3);
     }
 }
 
-FKV_FN void pf_borrow_values(fkv_shared s, const pf_item &x) {
+FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
     for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
-        fkv_u32 stage = tile % PF_STAGES, next = pf_gate(PF_FULL, (int)((tile + 1) % PF_STAGES));
+        fkv_u32 stage = tile % PF_STAGES, next = pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES));
         const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
-        fkv_await_near(s, PF_AT_READY, tile);
-        fkv_gate_wait(s, pf_gate(PF_V_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
-        fkv_bring_begin(s, next, PF_TILE_BYTES);
-        fkv_bring(s, next, (fkv_u32)PF_AT_V + stage * PF_TILE_BYTES, image + PF_K_BYTES, PF_TILE_BYTES);
-        fkv_bring_end(s, next);
-        fkv_gate_arrive_often(s, next, 3);
-        if (tile > PF_STAGES) fkv_tell_near(s, PF_AT_THROUGH, tile - PF_STAGES); /* what the stage had before was multiplied */
+        fkv_wait_at_least_shared(s, PF_AT_READY, tile);
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
+        fkv_bulk_copy_begin(s, next, PF_TILE_BYTES);
+        fkv_bulk_copy(s, next, (fkv_u32)PF_AT_V + stage * PF_TILE_BYTES, image + PF_K_BYTES, PF_TILE_BYTES);
+        fkv_bulk_copy_end(s, next);
+        fkv_mbarrier_arrive_n(s, next, 3);
+        if (tile > PF_STAGES)
+            fkv_store_release_shared(s, PF_AT_THROUGH,
+                                     tile - PF_STAGES); /* products with the stage's previous tile are complete */
     }
 }
 
-/* The last lines of a block, by all threads. */
-FKV_FN void pf_end_turn(fkv_shared s, const pf_item &x) {
-    if (!pf_takes_turns(x.table)) return;
-    fkv_u32 *turn = (fkv_u32 *)(s.base + PF_AT_TURN), *words = (fkv_u32 *)x.ring;
+/* Releases the ring at the end of a block. The last block of the launch resets the control words in device memory. Called by all
+ * threads. */
+FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
+    if (!pf_may_share(x.table)) return;
+    fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER), *words = (fkv_u32 *)x.ring;
     if (s.index == 0) {
         pf_share share = pf_share_of(x);
-        for (fkv_u32 i = 0; i < share.n_before; i++) fkv_await_number(share.through + i, share.tag - 1);
-        fkv_tell_number(share.through + share.member, share.tag + PF_TAG - 1);
-        *turn = fkv_take_number(words + 1);
+        for (fkv_u32 i = 0; i < share.n_before; i++) fkv_wait_at_least(share.through + i, share.tag - 1);
+        fkv_store_release(share.through + share.member, share.tag + PF_TAG - 1);
+        *number = fkv_fetch_increment(words + PF_ENDED_AT);
     }
     fkv_sync();
-    if (*turn + 1 != x.table[FKV_STEP_N_TILES] * FKV_G) return;
-    for (fkv_u32 i = s.index; i < (1 + PF_RINGS) * PF_RING_WORDS; i += PF_THREADS) words[i] = 0;
+    if (*number + 1 != x.table[FKV_STEP_N_TILES] * FKV_G) return;
+    fkv_u32 backoff = fkv_load_acquire(words + PF_BACKOFF_AT);
+    fkv_sync();
+    fkv_u32 end = PF_DECISIONS_AT + pf_groups(x.table[FKV_STEP_N_TILES]) * FKV_G;
+    for (fkv_u32 i = s.index; i < end; i += PF_THREADS) words[i] = i == PF_BACKOFF_AT && backoff > 0 ? backoff - 1 : 0;
 }

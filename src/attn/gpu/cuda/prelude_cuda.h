@@ -1,8 +1,8 @@
-/* What a kernel's text stands on, for CUDA (nvcc and NVRTC): names of the place of a thread, of memory spaces, exact arithmetic,
- * and the few operations of a warp. prelude_metal.h and prelude_host.h have the same names. Needs no header of the toolkit.
+/* CUDA prelude (nvcc and NVRTC): thread coordinates, memory spaces, arithmetic with exact rounding, and warp operations.
+ * prelude_metal.h and prelude_host.h define the same names. This file does not include headers of the CUDA toolkit.
  *
- * Arithmetic whose rounding is part of the page format goes through fkv_add, fkv_sub, fkv_mul and fkv_div, which no compiler
- * contracts; everything else may be fused.
+ * Arithmetic whose rounding is part of the page format uses fkv_add(), fkv_sub(), fkv_mul() and fkv_div(), which compilers never
+ * contract to fused operations. Other arithmetic may be contracted.
  */
 #define FKV_FN [[maybe_unused]] static __device__ __forceinline__
 #define FKV_DEVICE
@@ -18,7 +18,7 @@ typedef unsigned short fkv_u16;
 typedef unsigned int fkv_u32;
 typedef unsigned long long fkv_u64;
 
-/* Where a thread is: its number in the block, and the block's in the grid. */
+/* Thread index within the block, and block index within the grid. */
 struct fkv_place {
     fkv_u32 index;
     fkv_u32 x;
@@ -33,8 +33,7 @@ struct __align__(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-/* The generated kernel has no launch bounds of its own: registers are given out for this many threads, this many blocks at a
- * time. */
+/* The framework generates the kernel signature without launch bounds, so __global__ is redefined to add them. */
 #ifdef FKV_LAUNCH_THREADS
 #undef __global__
 #define __global__ __attribute__((global)) __launch_bounds__(FKV_LAUNCH_THREADS, FKV_LAUNCH_BLOCKS)
@@ -50,13 +49,13 @@ FKV_FN float fkv_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FKV_FN float fkv_sqrt(float x) { return __fsqrt_rn(x); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
-/* 1 / x, the last bit aside. */
+/* Approximates 1 / x; the last bit may be wrong. */
 FKV_FN float fkv_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* the number where one is none */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -77,7 +76,7 @@ FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
     return bits;
 }
 
-/* low: the half at the lower address. */
+/* Convert two floats to 16-bit floats and pack them into a word. low: the value for the lower 16 bits. */
 FKV_FN fkv_u32 fkv_pack_f16(float low, float high) {
     fkv_u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -97,12 +96,13 @@ FKV_FN fkv_u32 fkv_shuffle_bits(fkv_u32 x, fkv_u32 lane) { return __shfl_sync(0x
 FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) { return __reduce_max_sync(0xffffffffu, x); }
 FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
 
-/* All threads of the block; of the warp; n threads that share a number from 1 on. */
+/* Barriers: fkv_sync() for all threads of the block, fkv_sync_warp() for the warp, and fkv_sync_team() for n threads that pass
+ * the same barrier number (1 or higher). */
 FKV_FN void fkv_sync() { __syncthreads(); }
 FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
-/* Page bytes, read once: past the first cache, the whole line brought to the second. */
+/* Load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
 FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
     fkv_words4 x;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -131,24 +131,29 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
     return x;
 }
 
-/* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
+/* Returns four bytes selected from a and b. The bytes of a have the numbers 0 to 3, and the bytes of b have the numbers 4 to 7.
+ * The nibbles of `order`, starting with the lowest, are the numbers of the selected bytes. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
-/* The same; a nibble above 7 gives the sign of the byte that its lower bits choose, eight times. */
+/* Like fkv_permute(), but a nibble above 7 selects the sign of a byte, replicated to eight bits. The nibble's lower three bits
+ * are the number of that byte.
+ */
 FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u32 x;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(order));
     return x;
 }
 
-/* x & mask | bits, in one instruction: of two constants the compiler makes two. */
+/* Computes x & mask | bits in one instruction. If both `mask` and `bits` are constants, the compiler itself would emit two
+ * instructions. */
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     fkv_u32 y;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
     return y;
 }
 
-/* x >> 16, and x >> N, on the multiply pipe: where codes are unpacked, the integer ALU pipe is what is waited for. */
+/* Shift x right by 16 and by N bits. These functions use the multiply pipe, because the integer ALU pipe is the bottleneck of
+ * unpacking. */
 FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) {
     fkv_u32 y;
     asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x100u), "r"(0u));
@@ -160,14 +165,15 @@ template <int N> FKV_FN fkv_u32 fkv_shifted_right(fkv_u32 x) {
     return y;
 }
 
-/* Two halves at a time: a * b + c. */
+/* Computes a * b + c for two pairs of fp16 values at a time. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
     return x;
 }
 
-/* 16 bytes of shared memory, read here and now: what is kept in registers instead costs more than it saves. */
+/* Loads 16 bytes from shared memory. The load is volatile, so that the compiler reloads the bytes at each use; keeping them in
+ * registers would cost more. */
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     fkv_words4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -176,23 +182,23 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     return x;
 }
 
-/* 16 bytes of a page to shared memory, on their way. fkv_end_copies() makes a group of those since the one before it; a warp's
- * are there after fkv_await_copies_but_last(), all groups but the last one. */
-FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) {
+/* Starts copying 16 bytes of a page to shared memory (cp.async). fkv_async_copy_commit() ends a group of copies.
+ * fkv_async_copy_wait_but_last() waits for all groups of the thread except the last one. */
+FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((fkv_u32)__cvta_generic_to_shared(to)), "l"(at)
                  : "memory");
 }
-FKV_FN void fkv_end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-FKV_FN void fkv_await_copies_but_last() {
+FKV_FN void fkv_async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+FKV_FN void fkv_async_copy_wait_but_last() {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     __syncwarp();
 }
 
-/* A byte that several threads may set at once. */
+/* Sets a byte to 1. Several threads may set the same byte at the same time. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 
-/* d = a * b + c over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32; d may
- * be c. Then where b has a sign and a has none, and where both have. */
+/* d = a * b + c, where a is a 16 x 32 tile of signed bytes and b a 32 x 8 tile of unsigned bytes, in the layout of mma.m16n8k32.
+ * d may alias c. In fkv_mma_weights(), a is unsigned and b is signed. In fkv_mma_signed(), both are signed. */
 FKV_FN void fkv_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -209,7 +215,7 @@ FKV_FN void fkv_mma_signed(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, con
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
-/* And over 16 x 16 and 16 x 8 halves, in the layout of mma.m16n8k16. */
+/* c += a * b, where a is a 16 x 16 tile and b a 16 x 8 tile of fp16 or bfloat16 values, in the layout of mma.m16n8k16. */
 FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

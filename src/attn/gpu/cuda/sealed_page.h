@@ -1,44 +1,44 @@
-/* Decode of sealed pages: what a thread loads of a tile, and the operands that its codes become. book_page.h has the same of rows
- * of a book.
+/* Tiles of sealed pages for decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
+ * the same interface for rows of codebook codes.
  */
-constexpr int SD_K_TERMS = 1; /* bytes that add up to what a code stands for */
+constexpr int SD_K_TERMS = 1; /* number of bytes whose sum is the value of a code */
 constexpr int SD_V_TERMS = 2;
-constexpr bool SD_LESS_ONE = true;        /* values come out less by one */
-constexpr float SD_LEVEL = 1.0f / 128.0f; /* what one of a value is worth */
-constexpr fkv_u32 SD_RUN_STEP = 1;        /* channels from one thread of a run to the next */
-constexpr fkv_u32 SD_UNIT_STEP = 32;      /* and from one unit of a thread's sums to the next */
+constexpr bool SD_LESS_ONE = true;        /* true if the two terms of a V code add up to level - 1 instead of to the level */
+constexpr float SD_LEVEL = 1.0f / 128.0f; /* a V code with level n has the value n * SD_LEVEL * norm */
+constexpr fkv_u32 SD_RUN_STEP = 1;        /* a thread's run of channels starts at SD_RUN_STEP * sd_lane_run() */
+constexpr fkv_u32 SD_UNIT_STEP = 32;      /* distance between consecutive units of a thread's sums, in channels */
 
-/* Tokens of a thread, and where those of an operand's column come from: two threads. */
+/* Constants that define which tokens a thread holds, and which two lanes hold the weights of a column of the operand. */
 constexpr fkv_u32 SD_TOKEN_STEP = 1;
 constexpr fkv_u32 SD_WEIGHT_LANES = 8;
 constexpr fkv_u32 SD_OTHER_LANE = 4;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 
-/* Packed bytes of a tile. They come by cp.async, while the tile before it is computed: loads into registers share one scoreboard
- * in the compiled text, and what is needed first would wait for what was asked for last. */
+/* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. Direct loads into
+ * registers would be slower: they would share one scoreboard, so the first use of a loaded value would wait for all loads. */
 struct sd_tile {
-    FKV_SHARED const fkv_u32 *keys;        /* the thread's first, in the warp's rooms */
-    FKV_SHARED const fkv_u32 *values;      /* and of these */
-    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* tokens 4 r + i, 8 channels each */
-    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* channels 4 r + i, 8 tokens each */
-    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* of its own tokens */
-    fkv_u32 page;                          /* of the tile behind it */
+    FKV_SHARED const fkv_u32 *keys;        /* address of the thread's first key codes in the warp's buffer */
+    FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
+    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* codes of 8 channels for each of the tokens 4 * r + i */
+    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* codes of 8 tokens for each of the channels 4 * r + i */
+    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the thread's own tokens */
+    fkv_u32 page;                          /* number of the pool page that holds the next tile */
 };
 
-/* Norms of the stream's n-th tile. */
-FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *rooms, fkv_u32 n) {
-    return rooms + n % 2 * SD_ROOM_WORDS + SD_AT_NORMS;
+/* Returns the address of the norms of the stream's n-th tile. */
+FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
+    return buffers + n % 2 * SD_BUFFER_WORDS + SD_AT_NORMS;
 }
 
-/* The stream's n-th tile, whose keys and norms are there. */
-FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *rooms, fkv_u32 lane) {
+/* Prepares the stream's n-th tile, whose keys and norms have arrived. */
+FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
-    tile.keys = rooms + r / 4 * SD_CODE_WORDS + c * 16 + (r % 4 ^ c / 2 * 2) * 4;
-    tile.values = rooms + SD_ROOM_WORDS + c / 2 * SD_CODE_WORDS + r / 4 * 32 + c % 2 * 16 + r % 4 * 4;
+    tile.keys = buffers + r / 4 * SD_CODE_WORDS + c * 16 + (r % 4 ^ c / 2 * 2) * 4;
+    tile.values = buffers + SD_BUFFER_WORDS + c / 2 * SD_CODE_WORDS + r / 4 * 32 + c % 2 * 16 + r % 4 * 4;
     FKV_UNROLL
     for (int p = 0; p < SD_PARTS; p++) {
-        FKV_SHARED const fkv_u32 *norms = sd_norms_at(rooms, n) + 16 * p + sd_lane_run(lane) / 2;
+        FKV_SHARED const fkv_u32 *norms = sd_norms_at(buffers, n) + 16 * p + sd_lane_run(lane) / 2;
         if constexpr (SD_GROUP == 4) {
             fkv_words2 x = *(FKV_SHARED const fkv_words2 *)norms;
             FKV_UNROLL
@@ -51,14 +51,15 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *rooms, fk
     }
 }
 
-/* Codes of a unit, into registers. */
+/* Loads the thread's codes of part p and unit u from shared memory into registers. */
 FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
     fkv_words4 x = fkv_shared16(codes + 2 * p * SD_CODE_WORDS + u * 64);
     FKV_UNROLL
     for (int k = 0; k < 4; k++) to[k] = x.w[k];
 }
 
-/* Keys of a part, and values of a unit, where there is one. */
+/* Load the key codes of part p, or the value codes of unit u, into registers. If the part or the unit does not exist, nothing is
+ * loaded. */
 FKV_FN void sd_take_keys(sd_tile &tile, int p) {
     FKV_UNROLL
     for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.keys, p, u);
@@ -69,44 +70,52 @@ FKV_FN void sd_take_values(sd_tile &tile, int u) {
     for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.values, p, u);
 }
 
-/* A warp copies what lies side by side to what lies side by side. place: of the thread's 16 bytes among 32. */
+/* Starts copying codes to shared memory. Each lane copies 16 bytes at a time, and consecutive lanes read consecutive addresses.
+ * place: index of the lane's destination among the 32 destinations of the warp. */
 FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 slot, fkv_u32 place, dc_place at) {
-    constexpr int n = DC_SLAB / 64; /* of 512 bytes */
+    constexpr int n = DC_SLAB / 64; /* number of 512-byte copies per 16 tokens */
     codes += slot / 16 * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane * 16;
     FKV_UNROLL
     for (int i = 0; i < 2 * SD_PARTS * n; i++)
-        fkv_copy16(to + i / n * SD_CODE_WORDS + i % n * 128 + place * 4, codes + (fkv_u32)(i / n) * SD_BLOCK_BYTES + i % n * 512);
+        fkv_async_copy16(to + i / n * SD_CODE_WORDS + i % n * 128 + place * 4,
+                         codes + (fkv_u32)(i / n) * SD_BLOCK_BYTES + i % n * 512);
 }
 
-/* Of the stream's n-th tile, with its norms. Lines 2 and 3 of four lie in other banks than 0 and 1. */
-FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *rooms, dc_place at) {
-    sd_copy_codes(rooms, block + FKV_K_CODES, slot, at.lane ^ at.lane / 8 % 2 * 2, at);
-    if (at.lane < SD_TILE / 8) fkv_copy16(sd_norms_at(rooms, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
+/* Starts copying the keys and norms of the stream's n-th tile. The destinations are swizzled to avoid bank conflicts.
+ */
+FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, dc_place at) {
+    sd_copy_codes(buffers, block + FKV_K_CODES, slot, at.lane ^ at.lane / 8 % 2 * 2, at);
+    if (at.lane < SD_TILE / 8)
+        fkv_async_copy16(sd_norms_at(buffers, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
 }
 
-FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHARED fkv_u32 *rooms, dc_place at) {
-    sd_copy_codes(rooms + SD_ROOM_WORDS, block + FKV_V_CODES, slot, at.lane, at);
+FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHARED fkv_u32 *buffers, dc_place at) {
+    sd_copy_codes(buffers + SD_BUFFER_WORDS, block + FKV_V_CODES, slot, at.lane, at);
 }
 
-/* Where channel d of a slab lies among the queries in shared memory. */
+/* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* 16 tokens, 4 r and 4 r + 1 of a part or the two behind them; of unit u. */
+/* Builds the A operand for 16 tokens and the channels of unit u. The tokens are in part i / 2 of the tile. They are tokens 4 * r
+ * and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
     for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
 }
 
-/* The score of a thread's i-th token. */
+/* Returns the score of the thread's i-th token. both: the dot product of the row's integer query operand and the token's codes,
+ * in which the sums over the high and over the low bytes are combined. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
-/* Levels of four codes from the lowest nibble on: those without a sign, 0 for the others. And with the signs flipped: -level - 1
- * of those with one, -1 for the others. */
+/* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code without a sign bit, and 0 for
+ * other codes. sd_minus() expects codes with inverted sign bits. It gives -level - 1 for each code whose original sign bit is
+ * set, and -1 for other codes. */
 FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
 FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
 
-/* 16 channels, 4 r and 4 r + 1 of a unit or the two behind them; of part p. */
+/* Builds the A operand for 16 channels and the tokens of part p. The channels are in unit i / 2. They are channels 4 * r and 4 *
+ * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
 FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
     FKV_UNROLL
     for (int k = 0; k < 2; k++) {
@@ -117,5 +126,5 @@ FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u3
     }
 }
 
-/* Which of the thread's sums the k-th channel of the operand has. */
+/* Returns the index, among the thread's sums, of the sum for the k-th channel of operand i. */
 FKV_FN constexpr int sd_sum_place(int i, int k) { return 2 * i + k; }

@@ -1,18 +1,19 @@
-/* Decode of sealed pages, of rows by four: a group of rows is the B operand of the products. Column 2 c of it is the high byte of
- * row c's numbers, column 2 c + 1 the low one, so that a thread (r, c) gets both sums of its own row side by side. Codes are the
- * A operand: 16 tokens, or 16 channels. A thread has the scores of tokens 32 p + 4 r + i of its row c and the sums of channels 32
- * u + 4 r + i.
+/* Groups of four rows for decode_sealed.h. The rows of a group are the B operand of the products. Column 2 * c holds the high
+ * bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both sums of its row: the sum over the
+ * high bytes and the sum over the low bytes. The codes are the A operand: 16 tokens or 16 channels. For its row c, a thread holds
+ * the scores of tokens 32 * p + 4 * r + i and the sums of channels 32 * u + 4 * r + i.
  */
-/* Threads 2 c and 2 c + 1 have row c of operands, one its high bytes and one its low ones: each makes both for half of the units,
- * and they exchange. */
+/* Lanes with r = 2 * n hold the high bytes of operand row n, and lanes with r = 2 * n + 1 hold the low bytes. Each lane computes
+ * both bytes for half of the units, and the lanes of a pair then exchange bytes. */
 constexpr int SD_MADE_UNITS = SD_UNITS / 2;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 8; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return 4 * (lane / 4 % 2 != 0 ? SD_MADE_UNITS : 0) + lane % 4; }
 
-/* A row's number as its threads have it, to those that make its operand. */
+/* Passes a per-row value to the lanes that build the operand of that row. */
 FKV_FN float sd_to_made(float x, fkv_u32 lane) { return fkv_shuffle(x, lane / 8); }
 
-/* The i-th bytes that a thread makes. */
+/* Exchanges the i-th bytes that the thread has computed with those of its partner lane, and stores the bytes that this lane
+ * keeps. */
 FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[SD_UNITS]) {
     bool odd = lane / 4 % 2 != 0;
     fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
@@ -20,7 +21,7 @@ FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[S
     to[SD_MADE_UNITS + i / 2][i % 2] = odd ? bytes.low : other;
 }
 
-/* Operands of a page. step: words from a group's queries to the next one's. */
+/* Builds the query operands of a page. step: distance between the queries of consecutive groups, in words. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
     sd_scaled<SD_MADE_UNITS> scaled;
@@ -32,7 +33,7 @@ FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fk
         FKV_UNROLL
         for (int i = 0; i < 2 * SD_MADE_UNITS; i++)
             sd_put_bytes(sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse), i, lane, to.operand[g]);
-        fkv_u32 from = lane % 4 * 8; /* row c is that of threads r = 2 c */
+        fkv_u32 from = lane % 4 * 8; /* lanes with r = 2 * c hold row c */
         to.line[g] = {fkv_shuffle(line.unit, from), fkv_shuffle(line.bias, from)};
     }
 }
@@ -41,7 +42,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     const int none[4] = {};
     sd_take_keys(tile, 0);
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_PARTS; i++) { /* 16 tokens: 4 r and 4 r + 1 of a part, or the two behind them */
+    for (int i = 0; i < 2 * SD_PARTS; i++) { /* operand i has 16 tokens; see sd_key_operand() */
         if (i % 2 == 0) sd_take_keys(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
@@ -64,10 +65,11 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     }
 }
 
-/* Weights of 16 bits, of 8 tokens of a column: those of thread (2 c, row) and then of thread (2 c + 1, row), in the order of the
- * nibbles of V. */
+/* Builds the B operand from the 16-bit weights of 8 tokens per column. The order of the tokens is that of V's nibbles. Two of the
+ * threads that share a row hold these weights. For sealed pages, these are the threads with coordinates (2 * c, row) and (2 * c +
+ * 1, row). */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {
-    fkv_u32 from = lane % 4 * SD_WEIGHT_LANES + lane / 8; /* of row r / 2 */
+    fkv_u32 from = lane % 4 * SD_WEIGHT_LANES + lane / 8; /* row r / 2 */
     fkv_u32 pick = lane / 4 % 2 == 0 ? 0x7351u : 0x6240u;
     FKV_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -86,7 +88,7 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
         fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
     }
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) { /* 16 channels, two of each thread's run */
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i has 16 channels, two from the run of each thread */
         if (i % 2 == 0) sd_take_values(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL

@@ -1,12 +1,12 @@
-/* Warpgroups of sm_90a for prefill: products of 64 rows that run beside their threads (wgmma), and the barriers by which
- * threads of one role wait for those of another. What each function means is said once, in warpgroup_host.h, in plain loops.
+/* Warpgroup primitives of sm_90a for prefill: asynchronous products of 64 rows (wgmma), mbarriers, bulk copies (TMA) and
+ * communication between blocks. warpgroup_host.h implements the same functions as plain loops and thereby defines their meaning.
  *
- * Tiles in shared memory are rows of 128 bytes (64 halves) whose 16-byte units are swizzled by the row: unit u of row r lies at
- * u ^ (r % 8). The base is aligned to 1024 bytes and tiles begin at multiples of 1024 from it. Gates are named by their byte
- * offset from the base.
+ * Tiles in shared memory have rows of 128 bytes (64 fp16 values). The 16-byte units of a row are swizzled: unit u of row r is
+ * stored at u ^ (r % 8). The base of shared memory is aligned to 1024 bytes, and tiles start at multiples of 1024 bytes.
+ * mbarriers are identified by their byte offset from the base.
  */
-/* Descriptors of products' operands: the lower word is a place in units of 16 bytes (and, of values, from one block of 64
- * channels to the next), the upper says 128-byte swizzle, 1024 bytes from 8 rows to 8 rows. */
+/* Operand descriptors. The low word holds an address in units of 16 bytes and, for values, the stride between blocks of 64
+ * channels. The high word selects the 128-byte swizzle and a stride of 1024 bytes between groups of 8 rows. */
 #define FKV_WG_DESCRIPTOR(low) ((fkv_u64)(1u << 30 | 1024 / 16) << 32 | (low))
 
 #define FKV_ACC8(how, d, i)                                                                                                      \
@@ -24,8 +24,8 @@
 
 struct fkv_shared {
     fkv_u8 *base;    /* aligned to 1024 bytes */
-    fkv_u32 address; /* of base, in the window of shared memory */
-    fkv_u32 unit;    /* that, in units of 16 bytes */
+    fkv_u32 address; /* shared-memory address of base */
+    fkv_u32 unit;    /* the same address in units of 16 bytes */
     fkv_u32 index;
 };
 
@@ -33,21 +33,22 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     fkv_u32 address = (fkv_u32)__cvta_generic_to_shared(dynamic);
     fkv_u32 skip = (1024 - address % 1024) % 1024;
     fkv_u32 aligned = address + skip;
-    if (FKV_SEALED) asm volatile("" : "+r"(aligned), "+r"(index)); /* kept, not worked out anew each time */
+    /* prevents the compiler from recomputing both values at each use */
+    if (FKV_SEALED) asm volatile("" : "+r"(aligned), "+r"(index));
     return {(fkv_u8 *)dynamic + skip, aligned, aligned / 16, index};
 }
 
-/* 0, which no compiler knows: what is or-ed with it stays in a register. */
+/* Returns 0 in a form that the compiler cannot evaluate. A constant combined with this 0 by a bitwise or stays in a register. */
 FKV_FN fkv_u32 fkv_zero(fkv_shared s) { return s.address % 16; }
 
-/* x of the warp's first thread. */
+/* Returns the value of x in the warp's first lane. */
 FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "no other tiles are");
-    if constexpr (KEYS == 8) /* d must be set, whether it counts or not */
+    static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "unsupported tile size");
+    if constexpr (KEYS == 8) /* d must be initialized even if the product overwrites it */
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "l"(a), "l"(b), "n"((int)ADD));
@@ -78,7 +79,7 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
 }
 
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at) {
-    static_assert(KEYS == 8 || KEYS == 64 || (KEYS == 128 && ADD), "no other tiles meet rows in registers");
+    static_assert(KEYS == 8 || KEYS == 64 || (KEYS == 128 && ADD), "unsupported tile size for operands in registers");
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
     if constexpr (KEYS == 8)
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9, 1, 1, 0;"
@@ -121,7 +122,7 @@ template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, co
 FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-/* No instruction: keeps the compiler from touching d before this line. */
+/* Keeps the compiler from moving accesses to d above this point. Emits no instruction. */
 template <int N> FKV_FN void fkv_wg_settle(float *d) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -133,7 +134,7 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-/* Numbers of shared memory, `at` bytes from the base. */
+/* Loads and stores in shared memory, `at` bytes from the base. */
 FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -163,68 +164,76 @@ FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) {
 }
 
 /* mbarriers */
-FKV_FN void fkv_gate_make(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+FKV_FN void fkv_mbarrier_init(fkv_shared s, fkv_u32 at, fkv_u32 n) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s.address + at), "r"(n) : "memory");
 }
-FKV_FN void fkv_gate_arrive(fkv_shared s, fkv_u32 at) {
+FKV_FN void fkv_mbarrier_arrive(fkv_shared s, fkv_u32 at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s.address + at) : "memory");
 }
-FKV_FN void fkv_gate_arrive_often(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+FKV_FN void fkv_mbarrier_arrive_n(fkv_shared s, fkv_u32 at, fkv_u32 n) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + at), "r"(n) : "memory");
 }
-FKV_FN void fkv_gate_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
+FKV_FN void fkv_mbarrier_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
     asm volatile(
         "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}\n" ::
             "r"(s.address + at),
         "r"(phase)
         : "memory");
 }
-/* Bytes from device to shared memory by the copy engine: all of them between begin and end pass the gate once. Multiples of 16.
- */
-FKV_FN void fkv_bring_begin(fkv_shared s, fkv_u32 gate, fkv_u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + gate), "r"(bytes) : "memory");
+/* Copy from device memory to shared memory with the bulk copy engine. All copies between begin and end count as a single arrival
+ * at the mbarrier. Sizes are multiples of 16 bytes. */
+FKV_FN void fkv_bulk_copy_begin(fkv_shared s, fkv_u32 mbarrier, fkv_u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + mbarrier), "r"(bytes) : "memory");
 }
-FKV_FN void fkv_bring(fkv_shared s, fkv_u32 gate, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32 mbarrier, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(s.address + at),
-                 "l"(from), "r"(bytes), "r"(s.address + gate)
+                 "l"(from), "r"(bytes), "r"(s.address + mbarrier)
                  : "memory");
 }
-FKV_FN void fkv_bring_end(fkv_shared, fkv_u32) {}
-/* Stores of this thread become visible to the products of others that a gate lets pass after them. */
+FKV_FN void fkv_bulk_copy_end(fkv_shared, fkv_u32) {}
+/* Makes this thread's stores visible to the asynchronous products of threads that pass an mbarrier afterwards. */
 FKV_FN void fkv_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-FKV_FN void fkv_gates_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+FKV_FN void fkv_mbarriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/* ---- between blocks ---- */
+/* ---- communication between blocks ---- */
 
-/* Multiprocessors of the device, or of the share that the process has of it. */
+/* Returns the number of multiprocessors of the device, or the number available to this process if it may use only a part of the
+ * device. */
 FKV_FN fkv_u32 fkv_processors() {
     fkv_u32 n;
     asm("mov.u32 %0, %%nsmid;" : "=r"(n));
     return n;
 }
 
-/* Numbers of device memory that only grow. */
-FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) {
+/* Counters in device memory, whose values only increase during a launch. */
+FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) {
     fkv_u32 x;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-FKV_FN void fkv_tell_number(fkv_u32 *word, fkv_u32 x) {
+FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) {
+    fkv_u32 x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+/* Stores x if the word is 0. Returns the previous value of the word. */
+FKV_FN fkv_u32 fkv_exchange_zero(fkv_u32 *word, fkv_u32 x) {
+    fkv_u32 before;
+    asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, %2;" : "=r"(before) : "l"(word), "r"(x) : "memory");
+    return before;
+}
+FKV_FN void fkv_pause() { __nanosleep(400); }
+FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
-FKV_FN void fkv_await_number(fkv_u32 *word, fkv_u32 least) {
-    fkv_u32 x;
-    for (;;) {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
-        if (x >= least) return;
-        __nanosleep(400);
-    }
+FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
+    while (fkv_load_acquire(word) < least) fkv_pause();
 }
-/* The same in shared memory, `at` bytes from the base. */
-FKV_FN void fkv_tell_near(fkv_shared s, fkv_u32 at, fkv_u32 x) {
+/* Counters in shared memory, `at` bytes from the base. */
+FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
 }
-FKV_FN void fkv_await_near(fkv_shared s, fkv_u32 at, fkv_u32 least) {
+FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     fkv_u32 x;
     for (;;) {
         asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(x) : "r"(s.address + at) : "memory");
@@ -233,8 +242,8 @@ FKV_FN void fkv_await_near(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     }
 }
 
-/* A page in device memory, unpacked: places are in bytes from its base. What a thread put there is seen by the copy engine of
- * others, who await a number that is told behind fkv_publish_image(), and then call fkv_see_image(). */
+/* An unpacked page in device memory. Offsets are in bytes from the base of the page. A writer calls fkv_publish_image() before it
+ * updates a counter; a reader waits for the counter and calls fkv_acquire_image() before its bulk copies. */
 struct fkv_image {
     fkv_u8 *base;
 };
@@ -244,4 +253,4 @@ FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_image to, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(to.base + at) = x; }
 FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(to.base + at) = (fkv_u16)x; }
 FKV_FN void fkv_publish_image() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory"); }
-FKV_FN void fkv_see_image() { asm volatile("fence.proxy.async;" ::: "memory"); }
+FKV_FN void fkv_acquire_image() { asm volatile("fence.proxy.async;" ::: "memory"); }

@@ -1,11 +1,13 @@
-/* Who plays the threads of a block, on the host, and how they wait for each other.
+/* Runs the threads of a block on the host.
  *
- * Under a sanitizer each is a thread of the machine, so that a race in a kernel is a race here and ThreadSanitizer names it.
- * Otherwise they are fibers of one thread: a lane runs until it waits, then the next one does. Lanes go in order in one block and
- * in reverse order in the next: what is read without a wait for its writer is read too early in one of the two.
+ * With a sanitizer, each GPU thread is an OS thread, so that ThreadSanitizer reports data races in the kernels. Otherwise, the
+ * GPU threads (lanes) are fibers of one OS thread: a lane runs until it waits, and then the next lane runs. Lanes run in
+ * ascending order in one block and in descending order in the next, so that a read that does not wait for the corresponding write
+ * sees the old value in one of the two orders. Blocks run one after another.
  */
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -39,28 +41,30 @@ struct fkv_place {
     fkv_u32 z;
 };
 
-enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8, FKV_HOST_STACK_BYTES = 256 * 1024 };
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8, FKV_HOST_STACK_BYTES = 256 * 1024, FKV_HOST_PATIENCE = 1024 };
 
-/* A new value for those that await the end of the old one. */
-FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value);
-FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old);
+/* fkv_host_store_notify() stores a new value in a word and wakes the lanes that wait for a change of this word.
+ * fkv_host_wait_change() waits until the word differs from `old`. */
+FKV_FN void fkv_host_store_notify(fkv_host_word &word, fkv_u32 value);
+FKV_FN void fkv_host_wait_change(fkv_host_word &word, fkv_u32 old);
 
 struct fkv_host_barrier {
     fkv_host_word n_waiting{0};
     fkv_host_word round{0};
 };
 
-/* No member of the struct: those of several cases would be linked as one, and the lanes are each case's own. */
-FKV_FN void fkv_host_meet(fkv_host_barrier &barrier, fkv_u32 n) {
+/* The barrier functions are not members of fkv_host_barrier, because the linker would merge the inline member functions of
+ * different test cases, although each test case has its own lanes. */
+FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
     fkv_u32 own = barrier.round;
-    if (barrier.n_waiting.fetch_add(1) + 1 < n) return fkv_host_await(barrier.round, own);
+    if (barrier.n_waiting.fetch_add(1) + 1 < n) return fkv_host_wait_change(barrier.round, own);
     barrier.n_waiting = 0;
-    fkv_host_turn(barrier.round, own + 1);
+    fkv_host_store_notify(barrier.round, own + 1);
 }
 
 struct fkv_host_warp {
     fkv_host_barrier barrier;
-    fkv_u32 given[2][32][8]; /* what each lane gives, in two turns: one barrier for each operation is enough */
+    fkv_u32 given[2][32][8]; /* words that lanes exchange; two buffers, so that one barrier per operation suffices */
 };
 
 struct fkv_host_block {
@@ -79,22 +83,23 @@ struct fkv_host_lane {
 };
 
 struct fkv_host_launch {
-    const fkv_u32 *grid; /* [3], in blocks */
+    const fkv_u32 *grid; /* [3] number of blocks in x, y and z */
     const std::function<void(fkv_place)> *body;
     fkv_host_block block;
 };
 
-/* All blocks, by lane `index` of them. */
+/* Runs lane `index` of every block, one block after another. */
 FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index);
 
 #ifdef FKV_HOST_THREADS
 static thread_local fkv_host_lane fkv_host_thread;
 
-FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value) {
+FKV_FN void fkv_host_store_notify(fkv_host_word &word, fkv_u32 value) {
     word = value;
     word.notify_all();
 }
-FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old) { word.wait(old); }
+FKV_FN void fkv_host_wait_change(fkv_host_word &word, fkv_u32 old) { word.wait(old); }
+FKV_FN void fkv_host_yield() { std::this_thread::yield(); }
 
 FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
     std::vector<std::thread> threads;
@@ -111,19 +116,24 @@ struct fkv_host_fiber {
     fkv_host_lane lane;
     bool done;
     ucontext_t context;
-    std::unique_ptr<fkv_u8[]> stack; /* never filled: its memory is what a lane touches */
+    std::unique_ptr<fkv_u8[]> stack; /* the stack is not initialized, so that untouched pages occupy no memory */
 };
 static std::vector<fkv_host_fiber> fkv_host_fibers;
 static ucontext_t fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
-static fkv_u32 fkv_host_at;   /* the fiber that runs */
-static fkv_u32 fkv_host_step; /* to the next one: 1, or one less than all of them */
+static fkv_u32 fkv_host_at;   /* index of the running fiber */
+static fkv_u64 fkv_host_idle; /* number of fiber switches since a lane last changed a word that other lanes wait for */
+static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 for ascending order, n - 1 for descending order */
 #define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
 
-/* To the next lane that is not done; back here when it is this one's turn again. */
+/* Switches to the next unfinished lane. Returns when this lane is scheduled again. */
 FKV_FN void fkv_host_next() {
     fkv_u32 n = (fkv_u32)fkv_host_fibers.size();
     fkv_u32 own = fkv_host_at;
+    if (++fkv_host_idle > FKV_HOST_PATIENCE * (fkv_u64)n) {
+        fprintf(stderr, "deadlock: all threads of the block are waiting\n");
+        abort();
+    }
     for (fkv_u32 i = 1; i <= n; i++) {
         fkv_u32 next = (fkv_u32)((own + (fkv_u64)i * fkv_host_step) % n);
         if (fkv_host_fibers[next].done) continue;
@@ -135,10 +145,14 @@ FKV_FN void fkv_host_next() {
     setcontext(&fkv_host_caller);
 }
 
-FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value) { word = value; }
-FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old) {
+FKV_FN void fkv_host_store_notify(fkv_host_word &word, fkv_u32 value) {
+    word = value;
+    fkv_host_idle = 0;
+}
+FKV_FN void fkv_host_wait_change(fkv_host_word &word, fkv_u32 old) {
     while (word == old) fkv_host_next();
 }
+FKV_FN void fkv_host_yield() { fkv_host_next(); }
 
 static void fkv_host_fiber_main() {
     fkv_host_blocks(fkv_host_launched, fkv_host_at);
@@ -161,6 +175,7 @@ FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
         makecontext(&fiber.context, fkv_host_fiber_main, 0);
     }
     fkv_host_at = 0;
+    fkv_host_idle = 0;
     fkv_host_step = 1;
     swapcontext(&fkv_host_caller, &fkv_host_fibers[0].context);
 }
@@ -171,12 +186,13 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     const fkv_u32 *grid = launch->grid;
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
         (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
-        fkv_host_meet(launch->block.barrier, launch->block.n_threads); /* the next block has the same shared memory */
+        fkv_host_barrier_wait(launch->block.barrier,
+                              launch->block.n_threads); /* wait, because the next block reuses the shared memory */
         if (index == 0) fkv_host_next_block();
     }
 }
 
-/* body(place) on each thread of each block: grid [3] in blocks. */
+/* Runs body(place) for each thread of each block. grid: [3] number of blocks in x, y and z. */
 FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const std::function<void(fkv_place)> &body) {
     fkv_host_launch *launch = new fkv_host_launch;
     launch->grid = grid;

@@ -1,7 +1,6 @@
-/* What a kernel's text stands on, on the host, over the lanes of lanes_host.h. For tests: it is slow. Operations of a warp,
- * matrix products among them, are played by hand over memory that the warp's threads share.
- *
- * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
+/* Host prelude for tests. Defines the names of prelude_cuda.h on top of lanes_host.h. The emulation is slow, because all warp
+ * operations, including matrix products, exchange data through memory that the lanes of a warp share. The generated source
+ * includes src/base/float16.h first.
  */
 #include <cmath>
 #include <cstring>
@@ -10,6 +9,7 @@
 #define FKV_SHARED
 #define FKV_LOCAL
 #define FKV_SHARED_ARRAY(type, name, n) type *name = (type *)fkv_host_thread.block->shared
+#undef FKV_UNROLL
 #define FKV_UNROLL
 #define FKV_UNROLL_8
 #define FKV_NO_UNROLL
@@ -21,17 +21,8 @@ struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-FKV_FN fkv_u32 fkv_bits_of(float x) {
-    fkv_u32 u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-FKV_FN float fkv_float_of(fkv_u32 u) {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-/* Everything else may be contracted, and is where the compiler was told to: CUDA's does it too. */
+/* Arithmetic other than fkv_add(), fkv_sub(), fkv_mul() and fkv_div() may be contracted if the compiler options allow it, as on
+ * CUDA. */
 #ifdef __clang__
 #define FKV_HOST_EXACT _Pragma("clang fp contract(off)")
 #else
@@ -62,38 +53,18 @@ FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); }
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return a > b ? a : b; }
 FKV_FN float fkv_exp2(float x) { return exp2f(x); }
 
-FKV_FN float fkv_f16_to_f32(fkv_u32 bits) {
-    fkv_u32 rest = bits & 0x7fffu;
-    if (rest >= 0x7c00u) return fkv_float_of((bits & 0x8000u) << 16 | 0x7f800000u | (rest & 0x3ffu) << 13);
-    return fkv_float_of((bits & 0x8000u) << 16 | fkv_bits_of(fkv_float_of(rest << 13) * 0x1p112f));
-}
+FKV_FN fkv_u32 fkv_pack_f16(float low, float high) { return fkv_f32_to_f16(low) | (fkv_u32)fkv_f32_to_f16(high) << 16; }
+FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_f32_to_bf16(low) | (fkv_u32)fkv_f32_to_bf16(high) << 16; }
 
-FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
-    fkv_u32 sign = fkv_bits_of(x) >> 16 & 0x8000u;
-    fkv_u32 rest = fkv_bits_of(x) & 0x7fffffffu;
-    if (rest > 0x7f800000u) return sign | 0x7e00u;
-    if (rest >= 0x477ff000u) return sign | 0x7c00u;
-    if (rest < 0x38800000u) return sign | (fkv_bits_of(fkv_float_of(rest) + 0.5f) - 0x3f000000u);
-    return sign | (rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13;
-}
+/* ---- warp operations ---- */
 
-FKV_FN fkv_u32 fkv_pack_f16(float low, float high) { return fkv_f32_to_f16(low) | fkv_f32_to_f16(high) << 16; }
-
-FKV_FN fkv_u32 fkv_host_bf16(float x) {
-    fkv_u32 u = fkv_bits_of(x);
-    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-}
-FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_host_bf16(low) | fkv_host_bf16(high) << 16; }
-
-/* ---- a warp ---- */
-
-/* Gives n words; returns what all lanes gave. */
-typedef fkv_u32 fkv_host_given[8];
-FKV_FN const fkv_host_given *fkv_host_exchange(const fkv_u32 *words, int n) {
+/* Makes n words of this lane visible to the warp and returns the words of all lanes of the warp. */
+typedef fkv_u32 fkv_host_exchanged[8];
+FKV_FN const fkv_host_exchanged *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
     fkv_u32 turn = at->turn++ % 2;
     memcpy(at->warp->given[turn][at->lane], words, (size_t)n * sizeof *words);
-    fkv_host_meet(at->warp->barrier, 32);
+    fkv_host_barrier_wait(at->warp->barrier, 32);
     return at->warp->given[turn];
 }
 
@@ -102,21 +73,21 @@ FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return fkv_float_of(fkv_sh
 FKV_FN fkv_u32 fkv_shuffle_bits(fkv_u32 x, fkv_u32 lane) { return fkv_host_exchange(&x, 1)[lane][0]; }
 FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return fkv_float_of(fkv_shuffle_bits(fkv_bits_of(x), lane)); }
 FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) {
-    const fkv_host_given *all = fkv_host_exchange(&x, 1);
+    const fkv_host_exchanged *all = fkv_host_exchange(&x, 1);
     for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
     return x;
 }
 FKV_FN bool fkv_any(bool x) {
     fkv_u32 bits = x;
-    const fkv_host_given *all = fkv_host_exchange(&bits, 1);
+    const fkv_host_exchanged *all = fkv_host_exchange(&bits, 1);
     bool any = false;
     for (int i = 0; i < 32; i++) any = any || all[i][0] != 0;
     return any;
 }
 
-FKV_FN void fkv_sync() { fkv_host_meet(fkv_host_thread.block->barrier, fkv_host_thread.block->n_threads); }
-FKV_FN void fkv_sync_warp() { fkv_host_meet(fkv_host_thread.warp->barrier, 32); }
-FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { fkv_host_meet(fkv_host_thread.block->teams[team], n); }
+FKV_FN void fkv_sync() { fkv_host_barrier_wait(fkv_host_thread.block->barrier, fkv_host_thread.block->n_threads); }
+FKV_FN void fkv_sync_warp() { fkv_host_barrier_wait(fkv_host_thread.warp->barrier, 32); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { fkv_host_barrier_wait(fkv_host_thread.block->teams[team], n); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
     T x;
@@ -131,9 +102,9 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
 
-FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __builtin_assume_aligned(at, 16), 16); }
-FKV_FN void fkv_end_copies() {}
-FKV_FN void fkv_await_copies_but_last() { fkv_sync_warp(); }
+FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __builtin_assume_aligned(at, 16), 16); }
+FKV_FN void fkv_async_copy_commit() {}
+FKV_FN void fkv_async_copy_wait_but_last() { fkv_sync_warp(); }
 
 FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
 
@@ -159,7 +130,8 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
 
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
-/* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */
+/* The result is rounded as if only once: the product of two fp16 values is exact in a float, and the sum of this product and a
+ * third fp16 value is exact in a double. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x = 0;
     for (int i = 0; i < 32; i += 16) {
@@ -170,10 +142,10 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* d = a * b + c; A, B: their bytes. */
+/* d = a * b + c for matrices of bytes. A, B: types (signed or unsigned) of the bytes of a and b. */
 template <typename A, typename B> static void fkv_host_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const fkv_host_given *all = fkv_host_exchange(words, 6);
+    const fkv_host_exchanged *all = fkv_host_exchange(words, 6);
     fkv_u32 lane = fkv_host_thread.lane;
     for (fkv_u32 i = 0; i < 4; i++) {
         fkv_u32 row = lane / 4;
@@ -201,7 +173,7 @@ FKV_FN void fkv_mma_weights(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, co
 
 template <typename Number> static void fkv_host_mma_halves(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, Number number) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const fkv_host_given *all = fkv_host_exchange(words, 6);
+    const fkv_host_exchanged *all = fkv_host_exchange(words, 6);
     fkv_u32 lane = fkv_host_thread.lane;
     for (fkv_u32 i = 0; i < 4; i++) {
         fkv_u32 row = lane / 4;

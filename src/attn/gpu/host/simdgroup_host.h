@@ -1,6 +1,7 @@
-/* A simdgroup's matrices played on the host: what simdgroup_metal.h's functions mean. A lane keeps two neighbours of the sums,
- * and of the operands the row and the columns that these are made of: no lane waits for another, but each reads and writes shared
- * memory for itself, so that a missing barrier is a race that ThreadSanitizer names.
+/* Host emulation of simdgroup matrices. The host functions define the meaning of the functions in simdgroup_metal.h. A lane holds
+ * two adjacent sums, and the row of the left matrix and the two columns of the right matrix from which these sums are computed.
+ * No lane waits for another lane, but each lane accesses shared memory itself, so that ThreadSanitizer reports a missing barrier
+ * as a data race.
  */
 struct fkv_left {
     float row[8];

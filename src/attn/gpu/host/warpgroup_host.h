@@ -1,9 +1,10 @@
-/* Warpgroups played on the host, in plain loops: what warpgroup_cuda.h's functions mean. A product is done when it is issued,
- * which is one of the orders the device may choose; gates are real, so that a missing one is a race that ThreadSanitizer names.
+/* Host emulation of the warpgroup primitives. The host functions define the meaning of the functions in warpgroup_cuda.h. A
+ * product completes as soon as it is issued, which is one of the orders of execution that the GPU may choose. Waiting for an
+ * mbarrier blocks the emulated thread, so that ThreadSanitizer reports a missing wait as a data race.
  */
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */
-    fkv_u32 unit; /* places count from it, in units of 16 bytes */
+    fkv_u32 unit; /* shared-memory address of base in units of 16 bytes, which is always 0 on the host */
     fkv_u32 index;
 };
 
@@ -21,11 +22,11 @@ FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
     return fkv_f16_to_f32(bits);
 }
 
-/* A thread's sums of a tile of 64 rows: where they lie in the rows of its warp and in the columns. */
+/* Return the row (within the warp's 16 rows) and the column of a thread's i-th sum, in a tile of 64 rows. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 
-/* d (+)= q . k over 16 channels: 64 rows of q, KEYS rows of k. d: [KEYS / 2] of the thread's. */
+/* Computes d = q . k or d += q . k over 16 channels, for 64 rows of q and KEYS rows of k. d: [KEYS / 2] sums of the thread. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u32 lane = s.index % 32;
     for (int i = 0; i < KEYS / 2; i++) {
@@ -38,37 +39,39 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, 
     }
 }
 
-/* Element (row of the warp, k) of a 16 x 16 tile that the lanes of a warp hold in four words each. */
-FKV_FN float fkv_host_held(const fkv_host_given *all, fkv_u32 row, fkv_u32 k) {
+/* Returns the element in row `row` and column k of a 16 x 16 tile. Each lane of the warp holds four words of the tile. */
+FKV_FN float fkv_host_operand_at(const fkv_host_exchanged *all, fkv_u32 row, fkv_u32 k) {
     return fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
 }
 
-/* The same with q in registers. */
+/* Version of fkv_wg_scores() with the operand q in registers. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at) {
-    const fkv_host_given *all = fkv_host_exchange(q, 4);
+    const fkv_host_exchanged *all = fkv_host_exchange(q, 4);
     fkv_u32 lane = s.index % 32;
     for (int i = 0; i < KEYS / 2; i++) {
         float sum = ADD ? d[i] : 0.0f;
         for (fkv_u32 k = 0; k < 16; k++)
-            sum += fkv_host_held(all, fkv_host_row(lane, i), k) *
+            sum += fkv_host_operand_at(all, fkv_host_row(lane, i), k) *
                    fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
         d[i] = sum;
     }
 }
 
-/* d += p . v over 16 keys: p in registers, v: 16 rows of each block of 64 channels. d: [COLS / 2]. */
+/* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: [COLS / 2] sums
+ * of the thread. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
-    const fkv_host_given *all = fkv_host_exchange(p, 4);
+    const fkv_host_exchanged *all = fkv_host_exchange(p, 4);
     fkv_u32 lane = s.index % 32;
     for (int i = 0; i < COLS / 2; i++) {
         fkv_u32 column = fkv_host_column(lane, i);
         for (fkv_u32 k = 0; k < 16; k++)
-            d[i] += fkv_host_held(all, fkv_host_row(lane, i), k) *
+            d[i] += fkv_host_operand_at(all, fkv_host_row(lane, i), k) *
                     fkv_host_half(s, v_at * 16 + column / 64 * (KEYS * 128) + k * 128 + column % 64 * 2);
     }
 }
 
-/* Before products whose registers were written; behind those that are waited for together; until so many such groups are left. */
+/* fkv_wg_begin() makes earlier register writes visible to the products that follow, fkv_wg_commit() ends a group of products, and
+ * fkv_wg_wait() waits until at most LEFT groups are pending. */
 FKV_FN void fkv_wg_begin() {}
 FKV_FN void fkv_wg_commit() {}
 template <int LEFT> FKV_FN void fkv_wg_wait() {}
@@ -88,49 +91,65 @@ FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base + at) = x; }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
 
-/* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its
- * end; the phase before the first counts as ended. */
-struct fkv_host_gate {
+/* An mbarrier completes a phase after n arrivals, and then its phase bit flips. A wait for a phase returns when that phase has
+ * ended. The phase before the first one counts as ended. */
+struct fkv_host_mbarrier {
     fkv_u32 n = 0;
     fkv_host_word left{0};
     fkv_host_word phase{0};
 };
-static fkv_host_gate fkv_host_gates[32]; /* blocks are run one after the other */
-FKV_FN fkv_host_gate &fkv_host_gate_at(fkv_u32 at) { return fkv_host_gates[at / 8 % 32]; }
+static fkv_host_mbarrier fkv_host_mbarriers[32]; /* one set of mbarriers suffices because blocks run one after another */
+FKV_FN fkv_host_mbarrier &fkv_host_mbarrier_at(fkv_u32 at) { return fkv_host_mbarriers[at / 8 % 32]; }
 
-FKV_FN void fkv_gate_make(fkv_shared, fkv_u32 at, fkv_u32 n) {
-    fkv_host_gate &gate = fkv_host_gate_at(at);
-    gate.n = n;
-    gate.left = n;
-    gate.phase = 0;
+FKV_FN void fkv_mbarrier_init(fkv_shared, fkv_u32 at, fkv_u32 n) {
+    fkv_host_mbarrier &mbarrier = fkv_host_mbarrier_at(at);
+    mbarrier.n = n;
+    mbarrier.left = n;
+    mbarrier.phase = 0;
 }
-FKV_FN void fkv_gates_made() {}
-FKV_FN void fkv_gate_arrive(fkv_shared, fkv_u32 at) {
-    fkv_host_gate &gate = fkv_host_gate_at(at);
-    if (--gate.left > 0) return;
-    gate.left = gate.n;
-    fkv_host_turn(gate.phase, gate.phase ^ 1);
+FKV_FN void fkv_mbarriers_ready() {}
+FKV_FN void fkv_mbarrier_arrive(fkv_shared, fkv_u32 at) {
+    fkv_host_mbarrier &mbarrier = fkv_host_mbarrier_at(at);
+    if (--mbarrier.left > 0) return;
+    mbarrier.left = mbarrier.n;
+    fkv_host_store_notify(mbarrier.phase, mbarrier.phase ^ 1);
 }
-FKV_FN void fkv_gate_arrive_often(fkv_shared s, fkv_u32 at, fkv_u32 n) {
-    for (fkv_u32 i = 0; i < n; i++) fkv_gate_arrive(s, at);
+FKV_FN void fkv_mbarrier_arrive_n(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+    for (fkv_u32 i = 0; i < n; i++) fkv_mbarrier_arrive(s, at);
 }
-FKV_FN void fkv_gate_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) { fkv_host_await(fkv_host_gate_at(at).phase, phase); }
+FKV_FN void fkv_mbarrier_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
+    fkv_host_wait_change(fkv_host_mbarrier_at(at).phase, phase);
+}
 
-FKV_FN void fkv_bring_begin(fkv_shared, fkv_u32, fkv_u32) {}
-FKV_FN void fkv_bring(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) { memcpy(s.base + at, from, bytes); }
-FKV_FN void fkv_bring_end(fkv_shared s, fkv_u32 gate) { fkv_gate_arrive(s, gate); }
+FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32) {}
+FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+    memcpy(s.base + at, from, bytes);
+}
+FKV_FN void fkv_bulk_copy_end(fkv_shared s, fkv_u32 mbarrier) { fkv_mbarrier_arrive(s, mbarrier); }
 FKV_FN void fkv_publish() {}
 
-FKV_FN fkv_u32 fkv_processors() { return 1; }
-FKV_FN fkv_host_word &fkv_host_number(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
-FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) { return fkv_host_number(word).fetch_add(1); }
-FKV_FN void fkv_tell_number(fkv_u32 *word, fkv_u32 x) { fkv_host_turn(fkv_host_number(word), x); }
-FKV_FN void fkv_await_number(fkv_u32 *word, fkv_u32 least) {
-    for (fkv_u32 x = fkv_host_number(word); x < least; x = fkv_host_number(word)) fkv_host_await(fkv_host_number(word), x);
+#ifndef FKV_HOST_PROCESSORS
+#define FKV_HOST_PROCESSORS 1
+#endif
+FKV_FN fkv_u32 fkv_processors() { return FKV_HOST_PROCESSORS; }
+FKV_FN fkv_host_word &fkv_host_atomic(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
+FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) { return fkv_host_atomic(word).fetch_add(1); }
+FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) { return fkv_host_atomic(word); }
+FKV_FN fkv_u32 fkv_exchange_zero(fkv_u32 *word, fkv_u32 x) {
+    fkv_u32 before = 0;
+    fkv_host_atomic(word).compare_exchange_strong(before, x);
+    return before;
+}
+FKV_FN void fkv_pause() { fkv_host_yield(); }
+FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) { fkv_host_store_notify(fkv_host_atomic(word), x); }
+FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
+    for (fkv_u32 x = fkv_host_atomic(word); x < least; x = fkv_host_atomic(word)) fkv_host_wait_change(fkv_host_atomic(word), x);
 }
 
-FKV_FN void fkv_tell_near(fkv_shared s, fkv_u32 at, fkv_u32 x) { fkv_tell_number((fkv_u32 *)(s.base + at), x); }
-FKV_FN void fkv_await_near(fkv_shared s, fkv_u32 at, fkv_u32 least) { fkv_await_number((fkv_u32 *)(s.base + at), least); }
+FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) { fkv_store_release((fkv_u32 *)(s.base + at), x); }
+FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
+    fkv_wait_at_least((fkv_u32 *)(s.base + at), least);
+}
 
 struct fkv_image {
     fkv_u8 *base;
@@ -141,4 +160,4 @@ FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_image to, fkv_u32 at, fkv_u32 x) { fkv_put4(fkv_shared{to.base, 0, 0}, at, x); }
 FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { fkv_put2(fkv_shared{to.base, 0, 0}, at, x); }
 FKV_FN void fkv_publish_image() {}
-FKV_FN void fkv_see_image() {}
+FKV_FN void fkv_acquire_image() {}

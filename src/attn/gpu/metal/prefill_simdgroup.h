@@ -1,8 +1,9 @@
-/* Prefill on the matrices of a simdgroup: see simdgroup_walk.h. Blocks: (tile of the step table, KV head, slice of
- * FKV_PREFILL_ROWS rows: queries x heads). No score leaves the block.
+/* Prefill on simdgroup matrices (simdgroup_walk.h). Grid: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows of
+ * queries x heads). Scores never leave the block.
  *
- * Same answer however it got there: tiles of keys begin at multiples of 32 tokens, and one that a row does not see adds zeroes;
- * tiles behind the last row, or between the sinks and the first row's window, are not met at all.
+ * The result of a row does not depend on batching: tiles of keys start at multiples of 32 tokens, and masked keys add only zeros.
+ * Tiles are skipped if they start after the position of the last row, or if they are between the sinks and the window of the
+ * first row.
  */
 #define FKV_PREFILL_SHARED SG_SHARED(FKV_PREFILL_ROWS)
 
@@ -45,6 +46,6 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     for (fkv_u32 row = place.index / 32; row < item.n_rows; row += SG_WARPS) {
         fkv_u32 head = place.y * FKV_R + (item.first_row + row) % FKV_R;
         float total = fkv_denominator(stats[row * 8 + 1], stats[row * 8], sink_logits, head);
-        fkv_give_row(place.index % 32, sums + row * SG_ROW, 1.0f / total, out, sg_row_at(item, place.y, row));
+        fkv_store_row(place.index % 32, sums + row * SG_ROW, 1.0f / total, out, sg_row_at(item, place.y, row));
     }
 }

@@ -1,6 +1,6 @@
-/* What a kernel's text stands on, for Metal: see prelude_cuda.h, whose names these are. Whoever hands the text over includes
- * metal_stdlib before it (MLX does). Compiled without fast math; contraction is turned off for all of it, since the page format
- * fixes every rounding of a write.
+/* Metal prelude. Defines the names of prelude_cuda.h. The framework must include metal_stdlib before this source, as MLX does.
+ * The source is compiled without fast math and without contraction, because the page format specifies how every operation of an
+ * encoder is rounded.
  */
 #pragma METAL fp contract(off)
 

@@ -1,8 +1,9 @@
-/* Matrices of 8 x 8 floats that a simdgroup holds together, for Metal; simdgroup_host.h has the same names. Which lane holds
- * which number is not documented, and nothing here depends on it: numbers come and go through threadgroup memory, and where two
- * matrices meet number by number (fkv_sums_scale) they are of one kind and lie alike.
+/* Matrices of 8 x 8 floats that a simdgroup holds, for Metal. simdgroup_host.h defines the same names for the host. Metal does
+ * not document which lane holds which element, so elements are exchanged between lanes through threadgroup memory.
+ * fkv_sums_scale() needs no such exchange, because its two matrices have the same type and therefore the same layout.
  *
- * sums += left . right, rows x inner times inner x columns: three names, since the host holds them in three ways.
+ * A product is sums += left . right. The three matrices have different type names, because the host emulation stores them
+ * differently.
  */
 #include <metal_simdgroup_matrix>
 
@@ -10,7 +11,8 @@ typedef metal::simdgroup_float8x8 fkv_left;
 typedef metal::simdgroup_float8x8 fkv_right;
 typedef metal::simdgroup_float8x8 fkv_sums;
 
-/* stride: floats from one row to the next. turned: a row in memory is a column of the matrix. */
+/* stride: distance between rows, in floats. turned: true to transpose the matrix, so that a row in memory becomes a column of the
+ * matrix. */
 FKV_FN fkv_left fkv_left_load(FKV_SHARED const float *at, fkv_u32 stride) {
     fkv_left x;
     metal::simdgroup_load(x, at, stride);
@@ -32,7 +34,7 @@ FKV_FN fkv_sums fkv_sums_zero() { return metal::make_filled_simdgroup_matrix<flo
 FKV_FN void fkv_sums_add(FKV_LOCAL fkv_sums &x, fkv_left left, fkv_right right) {
     metal::simdgroup_multiply_accumulate(x, left, right, x);
 }
-/* x *= by, number by number: both are what this lane holds of a matrix, two numbers. */
+/* Multiplies two matrices element by element. Each lane multiplies the two elements that it holds. */
 FKV_FN void fkv_sums_scale(FKV_LOCAL fkv_sums &x, fkv_sums by) {
     x.thread_elements()[0] *= by.thread_elements()[0];
     x.thread_elements()[1] *= by.thread_elements()[1];

@@ -1,63 +1,58 @@
-/* Rows of queries over packed pages on matrices of 8 x 8 floats: what prefill_simdgroup.h and decode_simdgroup.h share. A block
- * is four simdgroups and 8, 16 or 32 rows (queries x heads of a KV head); all of them meet the same tiles of 32 keys, one after
- * the other:
+/* Attention over packed pages on 8 x 8 float matrices, shared by prefill_simdgroup.h and decode_simdgroup.h. A block has four
+ * simdgroups and 8, 16 or 32 rows (queries x query heads), and processes tiles of 32 keys in order:
  *
- *   keys     a slab of 64 channels at a time is unpacked into threadgroup memory, 16 numbers by each thread; each simdgroup
- *            unpacks and multiplies 8 of the keys, with all rows
- *   softmax  scores go through threadgroup memory, since no lane knows which of them it holds; 4, 8 or 16 lanes weigh the keys of
- *            a row
- *   values   unpacked the same way; each simdgroup sums 16 channels of each slab, for all rows
+ *   keys     unpacked to threadgroup memory in slabs of 64 channels, 16 values per thread; each simdgroup unpacks 8 keys and
+ * multiplies them by all rows softmax  scores are exchanged through threadgroup memory; 4, 8 or 16 lanes compute the weights of a
+ * row values   unpacked the same way; each simdgroup sums 16 channels of each slab for all rows
  *
- * Packed bytes are read once for all rows, and are on their way while the slab before is multiplied. Keys and values become
- * floats: rounded to halves a few large channels (real keys have them) would cost 2e-2, and codes as exact halves would need
- * their sums scaled for each group, which is more work than halves would save here: half the bytes of one of two operands.
+ * Packed bytes are read once for all rows. They are loaded while the previous slab is multiplied. Keys and values are converted
+ * to float, because fp16 would cause errors of 2e-2 for keys with a few large channels. After the softmax of each tile, the
+ * output sums are multiplied by a factor per row.
  *
- * Sums stay with the simdgroups. After each softmax they are multiplied, number by number, with a matrix whose rows are the rows'
- * factors: 1 where the largest score did not grow.
- *
- * Threadgroup memory is what bounds the rows: 32 of heads up to 128 channels, 16 up to 256, 8 up to 512, in 32 KB.
+ * Bottleneck: the size of threadgroup memory (32 KB), which limits the number of rows per block: 32 rows for heads of up to 128
+ * channels, 16 rows for up to 256 channels, and 8 rows for up to 512 channels.
  */
 #define SG_THREADS 128
 #define SG_WARPS 4
-#define SG_KEYS 32 /* of a tile: 8 for each simdgroup */
-#define SG_SLAB 64 /* channels: 16 for each simdgroup */
+#define SG_KEYS 32 /* number of keys per tile; each simdgroup handles 8 of them */
+#define SG_SLAB 64 /* number of channels per slab; each simdgroup handles 16 of them */
 #define SG_SLABS ((FKV_D + SG_SLAB - 1) / SG_SLAB)
 
-/* Rows in shared memory are four floats longer than what they hold, so that neighbours do not lie in the same banks. */
+/* Rows in shared memory are padded by four floats to avoid bank conflicts. */
 #define SG_ROW (FKV_D + 4)
 #define SG_SLAB_ROW (SG_SLAB + 4)
 #define SG_SCORES_ROW (SG_KEYS + 4)
 
-/* shared memory, in floats: queries [rows, D] and in the end their sums; a slab [32, 64]; scores, then weights [rows, 32];
- * factors [rows, 8], eight times the same */
+/* shared memory, in floats: queries [rows, D], which the output sums replace at the end; a slab [32, 64]; scores [rows, 32],
+ * which the weights replace; factors [rows, 8], where the factor of a row is repeated eight times */
 #define SG_AT_SLAB(rows) ((rows) * SG_ROW)
 #define SG_AT_SCORES(rows) (SG_AT_SLAB(rows) + SG_KEYS * SG_SLAB_ROW)
 #define SG_AT_FACTORS(rows) (SG_AT_SCORES(rows) + (rows) * SG_SCORES_ROW)
 #define SG_SHARED(rows) (SG_AT_FACTORS(rows) + (rows) * 8)
 
-/* ---- which rows, which keys ---- */
+/* ---- rows and keys ---- */
 
-/* The rows of a block: some of the queries x heads of consecutive tokens, for one KV head. */
+/* Rows of a block: consecutive queries x query heads of one KV head. */
 struct sg_item {
-    fkv_u32 first_token; /* of the step: row 0's */
-    fkv_u32 position;    /* of that token */
-    fkv_u32 first_row;   /* of this block */
-    fkv_u32 n_rows;      /* of this block; those that are not there repeat the first */
+    fkv_u32 first_token; /* index of row 0's token among the step's tokens */
+    fkv_u32 position;    /* position of the token of row 0 in its sequence */
+    fkv_u32 first_row;   /* first row of this block */
+    fkv_u32 n_rows;      /* number of rows of this block; unused rows are copies of the first row */
 };
 
 FKV_FN fkv_u32 sg_position(FKV_LOCAL const sg_item &item, fkv_u32 row) {
     return item.position + (item.first_row + (row < item.n_rows ? row : 0)) / FKV_R;
 }
 
-/* Where a row lies in q and out. */
+/* Returns the offset of a row in q and out. */
 FKV_FN fkv_u64 sg_row_at(FKV_LOCAL const sg_item &item, fkv_u32 kv_head, fkv_u32 row) {
     fkv_u32 r = item.first_row + (row < item.n_rows ? row : 0);
     return ((fkv_u64)(item.first_token + r / FKV_R) * FKV_H + kv_head * FKV_R + r % FKV_R) * FKV_D;
 }
 
-/* A pool's pages of a sequence, for one KV head. */
+/* A sequence's pages in one pool, for one KV head. */
 struct sg_pages {
-    FKV_DEVICE const fkv_u8 *blocks; /* of (page 0, this KV head) */
+    FKV_DEVICE const fkv_u8 *blocks; /* address of this KV head's block in page 0 */
     FKV_DEVICE const fkv_u32 *pages;
     fkv_u32 n_fixed;
     fkv_u32 n_ring;
@@ -68,17 +63,17 @@ FKV_FN FKV_DEVICE const fkv_u8 *sg_block_at(FKV_LOCAL const sg_pages &pages, fkv
     return pages.blocks + (fkv_u64)pages.pages[at] * (FKV_G * (fkv_u64)block_bytes);
 }
 
-/* The keys that a block meets, numbered as they are met: those from gap_at on are `gap` tokens further than their number. */
+/* Keys of a block, numbered consecutively. The position of a key is its number, plus `gap` if the number is at least gap_at. */
 struct sg_keys {
     sg_pages in;
     fkv_u32 first;
     fkv_u32 end;
     fkv_u32 gap_at;
     fkv_u32 gap;
-    fkv_u32 begin; /* the first token that the window of the first row shows */
+    fkv_u32 begin; /* first token in the window of the first row */
 #if FKV_SEALED
-    sg_pages open; /* where a walk meets both forms */
-    fkv_u32 own;   /* the page that all rows are in */
+    sg_pages open; /* pages in the open pool, for kernels that read both pools */
+    fkv_u32 own;   /* logical page that contains all queries */
 #endif
 };
 
@@ -86,14 +81,15 @@ FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     return number < keys.gap_at ? number : number + keys.gap;
 }
 
-/* Where the eight keys of a simdgroup lie: side by side in one page. */
+/* Location of a simdgroup's eight keys, which are adjacent in one page. */
 struct sg_eight {
     FKV_DEVICE const fkv_u8 *block;
-    fkv_u32 slot; /* of the first */
-    bool open;    /* where a walk meets both forms */
+    fkv_u32 slot; /* slot of the first key */
+    bool open;    /* true if the page is open; only set in kernels that read both pools */
 };
 
-/* Eight that no row sees have no weight, but their page may be anybody's by now: the last ones take their place. */
+/* Returns the location of eight keys. If the keys are masked for all rows, their page may already belong to another sequence, so
+ * the location of the last visible keys is returned instead. */
 template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     fkv_u32 token = sg_token(keys, number);
     if (number >= keys.end || (FKV_WINDOW != 0 && token + 8 <= keys.begin && token + 1 >= FKV_SINKS + 1))
@@ -103,7 +99,7 @@ template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys,
     eight.slot = token % FKV_PAGE_TOKENS;
     eight.open = false;
 #if FKV_SEALED
-    if (FORM::IS_BOTH && fkv_sees_open(keys.own, logical)) {
+    if (FORM::IS_BOTH && fkv_reads_open(keys.own, logical)) {
         eight.open = true;
         eight.block = sg_block_at(keys.open, logical, FKV_OPEN_BLOCK_BYTES);
         return eight;
@@ -113,22 +109,24 @@ template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys,
     return eight;
 }
 
-/* ---- from packed pages to floats in shared memory ---- */
+/* ---- unpacking ---- */
 
-/* What a lane takes of a slab of its simdgroup's eight keys, of K or V: 16 numbers of the shape that the side has (chunks.h). */
+/* Reads and stores a lane's part of a slab, for the eight tokens of its simdgroup. The part consists of 16 numbers of K or V, in
+ * a chunk of shape SHAPE (chunks.h). */
 template <class SHAPE> struct sg_side {
     typedef typename SHAPE::chunk chunk;
-    enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* of a token */
+    enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* number of lanes that share a token */
     FKV_FN fkv_u32 token(fkv_u32 lane) { return lane / LANES * SHAPE::TOKENS; }
     FKV_FN fkv_u32 channel(fkv_u32 lane) { return lane % LANES * SHAPE::CHANNELS; }
-    /* Behind the head's channels there is nothing to take, and nothing is put. */
+    /* Channels beyond the head dimension are neither read nor stored. */
     FKV_FN chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
         fkv_u32 d = slab + channel(lane);
         chunk x = {};
         if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + token(lane), d);
         return x;
     }
-    /* to: the eight's rows of the slab. finite: what is not becomes 0. */
+    /* Stores the values as floats. to: the rows of the slab that belong to the eight keys. finite: true if non-finite values are
+     * to be replaced with 0. */
     FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
         if (slab + channel(lane) >= FKV_D) return;
         to += token(lane) * SG_SLAB_ROW + channel(lane);
@@ -138,8 +136,8 @@ template <class SHAPE> struct sg_side {
             to[i / SHAPE::CHANNELS * SG_SLAB_ROW + i % SHAPE::CHANNELS] = finite && !fkv_is_finite(number) ? 0.0f : number;
         }
     }
-    /* A bit for each of the eight of which this lane has a number that is not finite. */
-    FKV_FN fkv_u32 odd(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane) {
+    /* Returns a bitmask of the eight keys for which this lane has a non-finite value. */
+    FKV_FN fkv_u32 nonfinite(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane) {
         fkv_u32 bits = 0;
         FKV_UNROLL
         for (int i = 0; i < 16; i++) bits |= (fkv_is_finite(SHAPE::number(x, i)) ? 0u : 1u) << i / SHAPE::CHANNELS;
@@ -147,7 +145,7 @@ template <class SHAPE> struct sg_side {
     }
 };
 
-/* The form of a walk's pages. */
+/* Kinds of pages that a kernel reads: sealed (or the layer's only kind), open, or both. */
 struct sg_own_form {
     enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 0 };
     typedef sg_side<fkv_k_shape> k;
@@ -161,7 +159,7 @@ struct sg_open_form {
     typedef sg_side<opened::fkv_v_shape> v;
 };
 
-/* A side of pages of either form: the eight say which. */
+/* K or V of pages that are open or sealed, depending on sg_eight.open. */
 template <class OPEN, class OWN> struct sg_either {
     union chunk {
         typename OPEN::chunk open;
@@ -181,8 +179,8 @@ template <class OPEN, class OWN> struct sg_either {
         else
             OWN::put(x.own, eight, lane, slab, finite, to);
     }
-    FKV_FN fkv_u32 odd(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane) {
-        return eight.open ? OPEN::odd(x.open, eight, lane) : OWN::odd(x.own, eight, lane);
+    FKV_FN fkv_u32 nonfinite(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane) {
+        return eight.open ? OPEN::nonfinite(x.open, eight, lane) : OWN::nonfinite(x.own, eight, lane);
     }
 };
 
@@ -197,17 +195,18 @@ typedef sg_own_form sg_all_forms;
 
 /* ---- rows ---- */
 
-/* What a thread keeps: the softmax of one row, which it shares with its neighbours, and its simdgroup's sums. */
+/* State of a thread: the softmax state of one row, which several neighbouring lanes share, and the thread's part of the sums of
+ * its simdgroup. */
 template <int ROWS> struct sg_rows {
-    fkv_u32 position; /* of the row */
+    fkv_u32 position; /* position of the row */
     float max;
-    float total; /* of this lane's keys */
+    float total; /* total weight of the keys whose weights this lane computes */
     fkv_sums of[SG_SLABS][ROWS / 8][2];
 };
 
-#define SG_LANES(rows) (SG_THREADS / (rows)) /* of a row */
+#define SG_LANES(rows) (SG_THREADS / (rows)) /* number of lanes that share a row */
 
-/* Adds a slab of keys up: this simdgroup's 8, all rows. */
+/* Accumulates the scores of this simdgroup's 8 keys over the channels of a slab, for all rows. */
 template <int ROWS>
 FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const float *keys, int channels,
                           FKV_LOCAL fkv_sums (&scores)[ROWS / 8]) {
@@ -218,7 +217,8 @@ FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const floa
     }
 }
 
-/* Adds a slab of values up: this simdgroup's 16 channels, all rows. channels: from them on, of the head. */
+/* Accumulates the weighted values of this simdgroup's 16 channels of a slab, for all rows. channels: number of channels from the
+ * start of the slab to the end of the head. */
 template <int ROWS>
 FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const float *values, int channels,
                           FKV_LOCAL fkv_sums (&sums)[ROWS / 8][2]) {
@@ -236,8 +236,8 @@ FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const floa
     }
 }
 
-/* The scores of a tile become weights, and the factors say by how much earlier sums shrink. tile: number of its first key;
- * masked: some row does not see some key of it. */
+/* Converts the scores of a tile to weights, and stores the factors by which earlier sums must be multiplied. tile: number of the
+ * tile's first key. masked: true if at least one key is masked for at least one row. */
 template <int ROWS>
 FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *factors, FKV_LOCAL const sg_keys &keys,
                      fkv_u32 tile, bool masked, FKV_LOCAL sg_rows<ROWS> &rows) {
@@ -251,7 +251,7 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
         x[i] = fkv_cap(own[(fkv_u32)i * lanes]);
         if (masked) {
             fkv_u32 number = tile + (fkv_u32)i * lanes + lane;
-            if (number >= keys.end || !fkv_sees(rows.position, sg_token(keys, number))) x[i] = FKV_NO_SCORE;
+            if (number >= keys.end || !fkv_is_visible(rows.position, sg_token(keys, number))) x[i] = FKV_NO_SCORE;
         }
         largest = fkv_max(largest, x[i]);
     }
@@ -271,19 +271,21 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
     for (fkv_u32 i = lane; i < 8; i += lanes) factors[index / lanes * 8 + i] = shrink;
 }
 
-/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (put), and
- * here the keys' scores become NaN; sg_weigh() then masks the rows that do not see them. scores: of the simdgroup's eight. */
-template <int ROWS, class FORM> FKV_FN void sg_show_odd(fkv_u32 lane, sg_eight eight, FKV_SHARED float *scores) {
-    fkv_u32 odd = 0;
-    for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) odd |= FORM::v::odd(FORM::v::take(eight, lane, d), eight, lane);
+/* In partly masked tiles, sets the scores of keys whose V contains non-finite values to NaN. A weight of 0 would not cancel a
+ * non-finite V value, so put() replaces the value with 0. sg_weigh() then overwrites the NaN scores in rows that do not see the
+ * key. scores: scores of the simdgroup's eight keys. */
+template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_eight eight, FKV_SHARED float *scores) {
+    fkv_u32 nonfinite = 0;
+    for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) nonfinite |= FORM::v::nonfinite(FORM::v::take(eight, lane, d), eight, lane);
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < 32; h *= 2) odd |= fkv_shuffle_xor_bits(odd, h);
-    for (fkv_u32 i = lane; odd != 0 && i < ROWS * 8; i += 32)
-        if ((odd >> i % 8 & 1u) != 0) scores[i / 8 * SG_SCORES_ROW + i % 8] = fkv_float_of(0x7fc00000u);
+    for (fkv_u32 h = 1; h < 32; h *= 2) nonfinite |= fkv_shuffle_xor_bits(nonfinite, h);
+    for (fkv_u32 i = lane; nonfinite != 0 && i < ROWS * 8; i += 32)
+        if ((nonfinite >> i % 8 & 1u) != 0) scores[i / 8 * SG_SCORES_ROW + i % 8] = fkv_float_of(0x7fc00000u);
     fkv_sync();
 }
 
-/* The scores of a simdgroup's eight keys into shared memory. k: the first slab's, on its way; slab: the eight's rows of it. */
+/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. k: chunk of the first slab, whose load has
+ * been started. slab: the rows of the slab buffer that belong to the eight keys. */
 template <int ROWS, class FORM>
 FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eight, typename FORM::k::chunk k,
                      FKV_SHARED float *slab, FKV_SHARED float *scores_at) {
@@ -302,7 +304,7 @@ FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eig
     fkv_sync();
 }
 
-/* Earlier sums by the rows' factors. */
+/* Multiplies the sums of earlier tiles by the factors of their rows. */
 template <int ROWS> FKV_FN void sg_shrink(FKV_SHARED const float *factors_at, FKV_LOCAL sg_rows<ROWS> &rows) {
     FKV_UNROLL
     for (int r = 0; r < ROWS / 8; r++) {
@@ -315,10 +317,10 @@ template <int ROWS> FKV_FN void sg_shrink(FKV_SHARED const float *factors_at, FK
     }
 }
 
-/* All keys, for queries that lie in shared memory. */
+/* Processes all keys for the queries in shared memory. */
 template <int ROWS, class FORM>
-FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
-                    FKV_LOCAL sg_rows<ROWS> &rows) {
+FKV_FN void sg_process_keys(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
+                            FKV_LOCAL sg_rows<ROWS> &rows) {
     fkv_u32 low = sg_position(item, 0);
     fkv_u32 high = sg_position(item, item.n_rows - 1);
     fkv_u32 warp = index / 32;
@@ -336,7 +338,7 @@ FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_
         fkv_u32 last = sg_token(keys, tile + SG_KEYS - 1);
         bool masked =
             tile + SG_KEYS > keys.end || last > low || (FKV_WINDOW != 0 && high - first + 1 > FKV_WINDOW && last + 1 > FKV_SINKS);
-        if (masked) sg_show_odd<ROWS, FORM>(lane, eight, scores_at + warp * 8);
+        if (masked) sg_flag_nonfinite<ROWS, FORM>(lane, eight, scores_at + warp * 8);
         sg_weigh<ROWS>(index, scores_at, factors_at, keys, tile, masked, rows);
         FKV_UNROLL
         for (int slab = 0; slab < SG_SLABS; slab++) {
@@ -359,15 +361,15 @@ FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_
     }
 }
 
-/* The rows of a block over its keys. Leaves sums in the place of queries, and {max, total} of each row in the first two of its
- * factors. */
+/* Computes the attention of a block's rows over its keys. In shared memory, the sums replace the queries, and the {max, total} of
+ * each row replace the first two factors of that row. */
 template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
-    static_assert(SG_SHARED(ROWS) * 4 <= 32768, "threadgroup memory");
+    static_assert(SG_SHARED(ROWS) * 4 <= 32768, "threadgroup memory exceeded");
     fkv_u32 warp = place.index / 32;
     for (fkv_u32 row = warp; row < ROWS; row += SG_WARPS)
-        fkv_take_query(place.index % 32, q, sg_row_at(item, place.y, row), shared + row * SG_ROW);
+        fkv_load_query(place.index % 32, q, sg_row_at(item, place.y, row), shared + row * SG_ROW);
     sg_rows<ROWS> rows;
     rows.position = sg_position(item, place.index / SG_LANES(ROWS));
     rows.max = FKV_NO_SCORE;
@@ -381,7 +383,7 @@ FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const
         }
     }
     fkv_sync();
-    sg_walk<ROWS, FORM>(place.index, shared, item, keys, rows);
+    sg_process_keys<ROWS, FORM>(place.index, shared, item, keys, rows);
     FKV_UNROLL
     for (int slab = 0; slab < SG_SLABS; slab++) {
         fkv_u32 d = (fkv_u32)slab * SG_SLAB + warp * 16;

@@ -1,0 +1,74 @@
+/* Assembles the source code of GPU kernels, which is compiled at run time. There is one source for each pair of layer shape and
+ * kernel. The sources are written in the common subset of CUDA, Metal and C++, on top of a prelude for each device. README.md
+ * lists the inputs, outputs and grids of the kernels.
+ */
+#ifndef FKV_KERNEL_SOURCE_H
+#define FKV_KERNEL_SOURCE_H
+
+#include "../attn.h"
+
+typedef enum fkv_kernel_device { FKV_KERNEL_CUDA, FKV_KERNEL_METAL, FKV_KERNEL_HOST } fkv_kernel_device;
+
+typedef enum fkv_kernel {
+    FKV_KERNEL_WRITE,
+    FKV_KERNEL_COPY_PAGES,
+    FKV_KERNEL_PUT_NUMBERS,
+    FKV_KERNEL_DECODE,
+    FKV_KERNEL_MERGE,
+    FKV_KERNEL_PREFILL,
+    FKV_KERNEL_COPY_DECODED,
+    FKV_KERNEL_SEAL, /* sealed layers only; the write kernel of a layer with the open block format writes new rows to the open
+                        pool */
+    FKV_N_KERNELS
+} fkv_kernel;
+
+/* Returns the number of rows (queries x query heads per KV head) in a decode block. item_queries is the step table's word
+ * FKV_STEP_ITEM_QUERIES. */
+FKV_INTERNAL uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
+
+/* Returns the number of decode blocks that should be resident on one CUDA multiprocessor at the same time. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
+
+/* Returns the number of rows (queries x query heads per KV head) in a prefill block. fkv_prefill_queries() returns the number of
+ * queries in a tile of the step table. A tile has as many queries as fit in one prefill block. If a KV head has more query heads
+ * than a block has rows, a tile is a single query, which several blocks process. */
+FKV_INTERNAL uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
+FKV_INTERNAL uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
+
+/* Returns true if prefill of this layer uses warpgroup matrix instructions on devices that have them, and false if it always uses
+ * plain loops. */
+bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
+
+/* Returns the size, in bytes, of the device memory through which prefill blocks share unpacked pages (prefill_share.h), or 0 if
+ * the layer does not share pages. The memory must be initialized with zeros. Launches that use the same memory must not overlap.
+ */
+FKV_INTERNAL uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer);
+
+/* Returns the number of 32-bit control words at the beginning of the memory that prefill blocks share (fkv_prefill_ring_bytes()).
+ * Between launches, all control words except FKV_PREFILL_BACKOFF_WORD are 0. That word is the number of future launches in which
+ * blocks will not wait for the other blocks of their group. */
+uint32_t fkv_prefill_ring_words(fkv_kernel_device device);
+enum { FKV_PREFILL_BACKOFF_WORD = 2 };
+
+/* Returns the dynamic shared memory, in bytes, that a launch must request in addition to the arrays declared in the source. */
+FKV_INTERNAL uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
+                                              uint32_t decode_rows);
+
+/* Returns the number of threads per block. */
+FKV_INTERNAL uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
+
+/* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), writes as much
+ * as fits and returns the full length without the terminating 0. decode_rows: the result of fkv_decode_rows() for
+ * FKV_KERNEL_DECODE, and 0 otherwise. */
+FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
+                                      uint32_t decode_rows, char *text, size_t size);
+
+/* Returns the kernel body. The caller supplies a signature whose parameters have the names listed in README.md. sealed: true for
+ * a sealed layer. */
+FKV_INTERNAL const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
+
+/* Return the parameter names of the kernel, terminated by NULL. */
+FKV_INTERNAL const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed);
+FKV_INTERNAL const char *const *fkv_kernel_outputs(fkv_kernel kernel);
+
+#endif

@@ -1,0 +1,19 @@
+/* Internal declarations of flatkv bench flat. */
+#ifndef FKV_CLI_FLAT_BENCH_H
+#define FKV_CLI_FLAT_BENCH_H
+
+#include "model_options.h"
+
+typedef struct flat_options {
+    model_options model;
+    const char *file;   /* text to fill the context with; NULL: the needle model's book */
+    const char *svg;    /* NULL: no plot */
+    uint32_t layers;    /* 0: run a model */
+    const char *heads;  /* heads "Q/KV/DIM" of a cache without a model */
+    bool skip_capacity; /* skip the comparison of decode times at two capacities */
+} flat_options;
+
+/* Fills a cache without a model (flat_cache.c). Returns an exit code. */
+int flat_cache_run(const flat_options *o);
+
+#endif

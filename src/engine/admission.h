@@ -1,0 +1,69 @@
+/* Admission control: decides whether a request may join the queue, and when a rejected client should retry.
+ *
+ * A rejected request leaves a reservation: a hash of the request, the time of its first attempt, and the time when it should
+ * retry. The retry time is the time at which all running requests, queued requests and older reservations are predicted to have
+ * finished. A client that retries after that time is recognized by the hash and keeps the queue position of its first attempt. A
+ * client that retries earlier is treated as new and keeps its reservation. To leave space for returning clients, new requests of
+ * a tenant with reservations may fill only the first half of the queue. The requests in that half keep the engine busy even if no
+ * client returns. A reservation expires some time after its retry time.
+ *
+ * Reserved work is measured in multiples of the machine time of a typical request (fkv_queue_state.unit_s). This time is
+ * predicted, and the prediction changes while the engine learns its speed. Because reservations store only the multiple, all
+ * retry times use the latest prediction.
+ *
+ * Reservations are ordered by the time of the first rejection. Identical requests of a tenant share one reservation. This module
+ * has no clock and no lock; the caller provides both.
+ */
+#ifndef FKV_ADMISSION_H
+#define FKV_ADMISSION_H
+
+#include "../base/base.h"
+
+enum { FKV_MAX_RESERVATIONS = 1024, FKV_MAX_TENANT_RESERVATIONS = FKV_MAX_RESERVATIONS / 2 };
+
+typedef struct fkv_reservation {
+    uint64_t tenant;
+    uint64_t hash;           /* hash of the request */
+    double first_attempt_at; /* time of the first rejected attempt */
+    double retry_at;         /* time when the client should retry */
+    double expires_at;
+    double work; /* estimated machine time of the request, as a multiple of fkv_queue_state.unit_s */
+} fkv_reservation;
+
+typedef struct fkv_admission {
+    uint32_t max_queue;
+    double max_wait_s;  /* longest predicted queue time, in seconds, at which a request is still admitted; 0 means no limit */
+    double return_rate; /* estimated fraction of reservations whose clients return */
+    uint32_t n;
+    fkv_reservation reservations[FKV_MAX_RESERVATIONS];
+} fkv_admission;
+
+typedef struct fkv_admission_request {
+    uint64_t tenant;
+    uint64_t hash;
+    double work_s; /* estimated machine time, in seconds */
+    double now;
+} fkv_admission_request;
+
+typedef struct fkv_queue_state {
+    uint32_t n_waiting;  /* number of queued requests */
+    double wait_s;       /* predicted queue time, in seconds, of a request added at the end of the queue */
+    double next_start_s; /* predicted time, in seconds, until the next queued request starts and leaves the queue */
+    double unit_s;       /* predicted machine time of a typical request, in seconds; more than 0 */
+    bool learned;        /* the step-cost model is accurate enough to reject requests because of a long predicted wait */
+} fkv_queue_state;
+
+typedef enum fkv_admission_result {
+    FKV_ADMISSION_ADMITTED = 0,
+    FKV_ADMISSION_QUEUE_FULL = 1,
+    FKV_ADMISSION_WAIT_TOO_LONG = 2
+} fkv_admission_result;
+
+void fkv_admission_init(fkv_admission *admission, uint32_t max_queue, double max_wait_s);
+
+/* Decides whether a request may join the queue. If it is admitted, *seconds receives the time since its first attempt and its
+ * reservation is removed. Otherwise *seconds receives the time to wait before retrying, which is at least 1 second. */
+fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_state queue, fkv_admission_request request,
+                                          double *seconds);
+
+#endif

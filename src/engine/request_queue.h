@@ -1,0 +1,27 @@
+/* Queue of waiting requests in arrival order, and the choice of the next request to admit.
+ *
+ * The tenant with the smallest fair-share counter goes first. Within a tenant, the order is determined by higher priority, then
+ * earlier deadline, then longer cached prefix, then earlier first attempt. A priority rises by one for every ageing_s seconds of
+ * waiting.
+ */
+#ifndef FKV_REQUEST_QUEUE_H
+#define FKV_REQUEST_QUEUE_H
+
+#include "fair_share.h"
+#include "request.h"
+
+typedef struct fkv_request_queue {
+    fkv_job *first;
+    fkv_job *last;
+    uint32_t n;
+} fkv_request_queue;
+
+void fkv_request_queue_add(fkv_request_queue *queue, fkv_job *job);
+void fkv_request_queue_remove(fkv_request_queue *queue, fkv_job *job);
+
+/* Returns the next job to admit, or NULL if there is none. Ignores jobs that were already considered, but not admitted, in this
+ * iteration of the scheduler. */
+fkv_job *fkv_request_queue_next(const fkv_request_queue *queue, const fkv_fair_share *share, double now, double ageing_s,
+                                uint64_t turn);
+
+#endif

@@ -1,0 +1,20 @@
+/* "Did you mean": finds the known word closest to a mistyped one. Candidates are offered one by one; the first of several equally
+ * close candidates is kept.
+ */
+#ifndef KIT_SUGGESTION_H
+#define KIT_SUGGESTION_H
+
+typedef struct suggestion {
+    const char *typed;
+    const char *best;  /* NULL: no candidate is close enough */
+    unsigned distance; /* edit distance of `best` */
+} suggestion;
+
+/* Makes `word` the best candidate if its edit distance to the typed word is at most a third of the length of `word` and smaller
+ * than the distance of the best candidate so far. */
+void suggestion_offer(suggestion *near, const char *word);
+
+/* Writes " (did you mean PREFIXWORD?)", or "" if no candidate is close enough. Returns `out`. */
+const char *suggestion_hint(const suggestion *near, const char *prefix, char out[96]);
+
+#endif

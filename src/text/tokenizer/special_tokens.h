@@ -1,0 +1,66 @@
+/* Special tokens, which are matched in a text before any other processing: control tokens ("<|im_end|>") are matched on request,
+ * user-defined tokens always. Longer tokens take precedence over shorter ones, and lower ids over higher ids of the same length.
+ * Overlapping matches of the same token are resolved from left to right. The result is the same as if the text were split at one
+ * token after another, but computing it takes a single pass.
+ */
+#ifndef FKV_SPECIAL_TOKENS_H
+#define FKV_SPECIAL_TOKENS_H
+
+#include "token_merge.h"
+#include "vocab_map.h"
+
+/* A node of the automaton: a suffix of a token. Node 0 is the empty suffix. */
+typedef struct fkv_special_node {
+    uint32_t parent;   /* the suffix without its first byte */
+    uint32_t back;     /* failure link: node of the longest proper prefix of this string that is also a node */
+    uint32_t token[2]; /* node of the longest token that is a prefix of this string: [0] among all tokens, [1] among tokens that
+                          are not hidden; 0: none */
+    uint32_t order;    /* rank of the token when sorted by descending length, then ascending id; FKV_NO_TOKEN: not a token */
+    uint16_t n_bytes;
+    uint8_t byte; /* first byte */
+} fkv_special_node;
+
+typedef struct fkv_special_tokens {
+    fkv_pair_map edges;      /* maps (node << 8 | preceding byte) to a node */
+    fkv_special_node *nodes; /* [max_nodes] */
+    uint32_t *tokens;        /* [n_tokens] token ids, indexed by order */
+    uint32_t n_tokens;
+    uint32_t n_nodes, max_nodes;
+    uint32_t longest;   /* length of the longest token, in bytes */
+    uint32_t last[256]; /* node of each single-byte string; 0: none */
+} fkv_special_tokens;
+
+typedef struct fkv_special_token {
+    fkv_bytes text; /* 1 to FKV_MAX_TOKEN_BYTES bytes, unique */
+    uint32_t token;
+    bool hidden; /* control token, matched only on request */
+} fkv_special_token;
+
+/* Sorts `tokens` in place. fkv_special_tokens_close() accepts a zeroed struct. */
+fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_special_token *tokens, uint32_t n_tokens);
+void fkv_special_tokens_close(fkv_special_tokens *specials);
+
+typedef struct fkv_special_scan {
+    const fkv_special_tokens *specials;
+    const char *text;
+    const uint8_t *given; /* [n_bytes] hidden tokens match no text with a byte marked 1; NULL: no byte is marked */
+    size_t n_bytes;       /* below 2^32 */
+    bool with_hidden;
+    bool leftmost; /* among overlapping tokens, prefer the leftmost one, then the longest */
+    size_t at;
+    size_t block_start, block_end;     /* range in which the longest token at each byte is known */
+    size_t contest_start, contest_end; /* range of bytes whose overlapping tokens have been resolved and are being returned */
+    fkv_scratch block;
+    fkv_scratch contest;
+} fkv_special_scan;
+
+typedef struct fkv_special_hit {
+    size_t start, end; /* byte range of the token; both are n_bytes if no token is left */
+    uint32_t token;
+} fkv_special_hit;
+
+/* Finds the next token at or after scan->at. */
+fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit);
+void fkv_special_scan_close(fkv_special_scan *scan);
+
+#endif

@@ -1,0 +1,231 @@
+/* Writes the kernel sources of each case. For "host", they are C++ that runs the kernels on the host. For "cuda" and "metal",
+ * they are exactly what a device would compile, with a function signature like the one that MLX generates.
+ *
+ * usage: make_kernel_sources host|cuda|metal <folder>
+ */
+#include "kernel_cases.h"
+
+#include "../src/attn/gpu/kernel_source.h"
+#include <kernel_files.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",  "decode",
+                                                        "merge", "prefill",    "copy_decoded", "seal"};
+
+static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/kernel_case_%u%s", folder, i, ending);
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    return file;
+}
+
+/* Writes the header of a kernel source. In host sources, the soft cap is a variable of the test program, so that one compiled
+ * kernel can be tested with every soft cap. An unnamed namespace begins after the prelude, because the sources of several cases
+ * are linked into one program and define different classes with the same names. */
+static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t rows) {
+    static const char cap[] = "#define FKV_SOFTCAP_BITS ";
+    size_t size = fkv_kernel_header(device, kernel, layer, rows, NULL, 0) + 1;
+    char *text = malloc(size);
+    if (text == NULL || fkv_kernel_header(device, kernel, layer, rows, text, size) != size - 1) abort();
+    char *at = strstr(text, cap);
+    if (at == NULL) abort();
+    if (device == FKV_KERNEL_HOST) {
+        fprintf(file, "extern \"C\" unsigned kernel_softcap_bits;\n%.*s%skernel_softcap_bits\n", (int)(at - text), text, cap);
+        char *after_prelude = strstr(at, fkv_kernel_file_step_words);
+        if (after_prelude == NULL) abort();
+        at = strchr(at, '\n');
+        fprintf(file, "%.*snamespace {\n%s", (int)(after_prelude - at), at, after_prelude);
+    } else {
+        fputs(text, file);
+    }
+    free(text);
+}
+
+static void put_number(FILE *file, const char *name, uint32_t number) {
+    fprintf(file, "#undef FKV_%s\n#define FKV_%s %u\n", name, name, number);
+}
+
+static void put_prefill_shape(FILE *file, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    put_number(file, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
+    put_number(file, "PREFILL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_PREFILL, layer));
+}
+
+static void put_warpgroup_prefill(FILE *file, const fkv_attn_layer *layer) {
+    fputs(fkv_kernel_file_warpgroup_host, file);
+    fputs(fkv_kernel_file_prefill_shape, file);
+    fputs(layer->sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack, file);
+    if (layer->sealed) fputs(fkv_kernel_file_prefill_share, file);
+    fputs(fkv_kernel_file_prefill_feed, file);
+    fputs(fkv_kernel_file_prefill_wgmma, file);
+}
+
+/* Writes the Hopper prefill for pairs of blocks. The source states a number of multiprocessors at which the kernel expects both
+ * blocks of a pair to run at the same time. */
+static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
+    put_number(file, "PREFILL_SHARERS", 2);
+    put_number(file, "HOST_PROCESSORS", 132);
+    fputs("namespace lone {\n", file);
+    put_warpgroup_prefill(file, layer);
+    fputs("}\n", file);
+}
+
+/* Writes the Hopper prefill, or the plain loops for layers that use them on CUDA. The tile code that the prefill needs is part of
+ * the decode source. */
+static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
+    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    if (fkv_prefill_has_warpgroups(layer)) {
+        put_warpgroup_prefill(file, layer);
+    } else {
+        fputs(fkv_kernel_file_prefill_plain, file);
+        fputs("#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n", file);
+    }
+    fputs(fkv_kernel_file_copy_decoded, file);
+}
+
+/* Writes the Metal decode and prefill in their own namespace. */
+static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
+    put_prefill_shape(file, FKV_KERNEL_METAL, layer);
+    fprintf(file, "namespace simdgroup {\n%s%s#undef FKV_PREFILL_SHARED\n%s", fkv_kernel_file_simdgroup_host,
+            fkv_kernel_file_simdgroup_walk, fkv_kernel_file_prefill_simdgroup);
+    if (kernel_case_has(i, KERNEL_SIMDGROUP_DECODE)) {
+        put_number(file, "ITEM_ROWS", fkv_decode_rows(FKV_KERNEL_METAL, layer, 1));
+        fprintf(file, "#undef FKV_DECODE_SHARED\n%s", fkv_kernel_file_decode_simdgroup);
+    }
+    fputs("}\n#undef FKV_PREFILL_SHARED\n", file);
+}
+
+/* Writes the kernels that follow the decode source: Hopper prefill, Metal decode and prefill, and prefill in plain loops with
+ * Metal's launch shape. For a sealed layer, the decode source already contains the plain rows and tiles, so they are not written
+ * again. */
+static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
+    put_hopper_prefill(file, layer);
+    if (kernel_case_has(i, KERNEL_LONE_PREFILL)) put_lone_prefill(file, layer);
+    if (layer->sealed) fputs(fkv_kernel_file_seal, file);
+    put_simdgroups(file, i, layer);
+    if (!kernel_case_has(i, KERNEL_PLAIN_PREFILL)) return;
+    fputs("namespace plain {\n", file);
+    if (!layer->sealed) fprintf(file, "%s%s", fkv_kernel_file_plain_rows, fkv_kernel_file_plain_tile);
+    fprintf(file, "%s}\n", fkv_kernel_file_prefill_plain);
+}
+
+static const char *host_type_of(const char *name) {
+    static const char *const words[] = {"table", "pairs", "where", "done"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(name, words[i]) == 0) return "fkv_u32";
+    if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
+    return strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
+}
+
+/* Returns true if `name` is that of a dummy input, which only enforces the order of kernels. A dummy input is always the last
+ * input of its kernel. */
+static bool is_ordering_input(const char *name) {
+    return strcmp(name, "after") == 0 || strcmp(name, "after_open") == 0 || strcmp(name, "after_ring") == 0;
+}
+
+/* Writes one kernel of the entry function. number: a value of fkv_kernel, or one of the additional kernels in kernel_cases.h. */
+static void put_entry(FILE *file, int number, bool sealed) {
+    static const char *const metal[N_KERNEL_ENTRIES] = {
+        [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
+        [KERNEL_SIMDGROUP_PREFILL] = "auto fkv_attend_prefill = simdgroup::fkv_attend_prefill;\n",
+        [KERNEL_PLAIN_PREFILL] = "auto fkv_attend_prefill = plain::fkv_attend_prefill;\n",
+        [KERNEL_LONE_PREFILL] = "auto fkv_attend_prefill = lone::fkv_attend_prefill;\n"};
+    fkv_kernel kernel = number < FKV_N_KERNELS              ? (fkv_kernel)number
+                        : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
+                                                            : FKV_KERNEL_PREFILL;
+    const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
+    fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
+    if (metal[number] != NULL) fputs(metal[number], file);
+    if (number == KERNEL_SIMDGROUP_DECODE && sealed)
+        fputs("namespace opened = simdgroup::opened;\nauto fkv_split_at = ::fkv_split_at<FKV_ITEM_ROWS>;\n", file);
+    for (int k = 0; inputs[k] != NULL && !is_ordering_input(inputs[k]); k++) {
+        const char *type = host_type_of(inputs[k]);
+        fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
+    }
+    const char *output = fkv_kernel_outputs(kernel)[0];
+    const char *type = host_type_of(output);
+    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel, sealed));
+}
+
+/* Writes all kernels of a case into one source file, after the prelude. alone: if true, writes only the decode and merge kernels,
+ * compiled for a single query. */
+static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, bool alone) {
+    FILE *file = open_text(folder, i, alone ? "_alone.cpp" : ".cpp");
+    put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
+    fputs(fkv_kernel_file_attend_merge, file);
+    if (!alone) {
+        fputs(fkv_kernel_file_write_rows, file);
+        if (!layer->sealed) fputs(fkv_kernel_file_write, file);
+        put_variants(file, i, layer);
+    }
+    fprintf(file,
+            "}\nextern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, const void *const *in, "
+            "void *result) {\n",
+            i, alone ? "_alone" : "");
+    for (int number = 0; number < N_KERNEL_ENTRIES; number++)
+        if (alone ? number == FKV_KERNEL_DECODE || number == FKV_KERNEL_MERGE : kernel_case_has(i, number))
+            put_entry(file, number, layer->sealed);
+    fputs("}\n", file);
+    fclose(file);
+}
+
+/* Returns the element type that MLX would declare for an input or output: words for pools, the row type for rows. */
+static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device device) {
+    static const char *const types[2][3] = {{"float", "__half", "__nv_bfloat16"}, {"float", "float16_t", "bfloat16_t"}};
+    if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
+    if (strcmp(name, "numbers") == 0) return "uint16_t";
+    bool is_row = strlen(name) == 1 || strcmp(name, "out") == 0;
+    return is_row ? types[device == FKV_KERNEL_METAL][rows] : "uint32_t";
+}
+
+/* Writes each kernel of a case to its own file, with a function signature like MLX's. */
+static void write_device(const char *folder, uint32_t i, fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t rows) {
+    bool metal = device == FKV_KERNEL_METAL;
+    for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
+        if (!kernel_case_has(i, kernel)) continue;
+        char ending[32];
+        snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
+        FILE *file = open_text(folder, i, ending);
+        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n",
+              file);
+        put_header(file, device, (fkv_kernel)kernel, layer, kernel == FKV_KERNEL_DECODE ? rows : 0);
+        if (metal) /* clang rejects automatic variables in an address space but allows static ones */
+            fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
+        fprintf(file, "%s void custom_kernel(\n", metal ? "kernel" : "__global__");
+        const char *space = metal ? "device " : "";
+        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel, layer->sealed); *name != NULL; name++)
+            fprintf(file, "    const %s%s *%s,\n", space, type_of(*name, layer->row_type, device), *name);
+        const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
+        fprintf(file, "    %s%s *%s%s) {\n%s}\n", space, type_of(output, layer->row_type, device), output,
+                metal ? ",\n    uint3 thread_position_in_threadgroup,\n    uint3 threadgroup_position_in_grid" : "",
+                fkv_kernel_source(device, (fkv_kernel)kernel, layer->sealed));
+        fclose(file);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const char *const devices[] = {[FKV_KERNEL_CUDA] = "cuda", [FKV_KERNEL_METAL] = "metal", [FKV_KERNEL_HOST] = "host"};
+    uint32_t device = 0;
+    while (device < 3 && (argc != 3 || strcmp(argv[1], devices[device]) != 0)) device++;
+    if (device == 3) {
+        fprintf(stderr, "usage: make_kernel_sources cuda|metal|host <folder>\n");
+        return EXIT_FAILURE;
+    }
+    for (uint32_t i = 0; i < N_KERNEL_CASES; i++) {
+        attn_fixture fixture;
+        if (!attn_fixture_describe(&fixture, &kernel_cases[i])) return EXIT_FAILURE;
+        uint32_t rows = fkv_decode_rows((fkv_kernel_device)device, &fixture.layer, kernel_case_queries(&kernel_cases[i]));
+        if (device == FKV_KERNEL_HOST)
+            write_host(argv[2], i, &fixture.layer, rows, false);
+        else
+            write_device(argv[2], i, (fkv_kernel_device)device, &fixture.layer, rows);
+        if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
+            write_host(argv[2], i, &fixture.layer, fkv_decode_rows(FKV_KERNEL_HOST, &fixture.layer, 1), true);
+    }
+    return EXIT_SUCCESS;
+}

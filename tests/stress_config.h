@@ -1,0 +1,77 @@
+/* Random configurations: everything that the library accepts, at sizes small enough for the reference. */
+#ifndef FKV_STRESS_CONFIG_H
+#define FKV_STRESS_CONFIG_H
+
+#include "stress_format.h"
+#include "stress_random.h"
+
+enum { STRESS_SPLITS_DOUBLE = 8192, STRESS_MAX_LAYERS = 6, STRESS_MAX_HEADS_KV = 4, STRESS_MAX_SEQS = 10, STRESS_MAX_ISAS = 8 };
+
+/* Ranges of the random values: everything that the library accepts, except for known limitations. */
+typedef struct stress_domain {
+    float softcap_least, softcap_most;
+    float scale_least, scale_most;
+    float key_outlier_most, query_outlier_most; /* largest scale of outlier channels, relative to the other channels */
+    float query_most;                           /* largest value in a saturated query row */
+    float bf16_most;                            /* largest saturated value in bf16 pages */
+    bool bias_apart; /* true if the tolerance allows for the rounding errors of kernels with integer dot products, which add large
+                        terms of key biases that later cancel */
+    bool zero_rows;  /* true if rows of zeros are generated; false because AVX2 negates their biases at 4 bits or fewer */
+    bool nan_outside_windows; /* true if NaN rows are loaded into layers with windows, where a masked NaN must not affect the
+                                 output */
+    bool pins_are_harmless;   /* true if pinned pages are assumed never to cause a rejection; false because they can */
+} stress_domain;
+
+extern const stress_domain STRESS_DOMAIN;
+
+/* Distribution of the row values. Each kind includes the previous ones. */
+typedef enum stress_numbers {
+    STRESS_GAUSSIAN, /* Gaussian rows */
+    STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
+                        values */
+    STRESS_EXTREME   /* also saturated rows, infinities and NaN */
+} stress_numbers;
+
+typedef struct stress_config {
+    fkv_config base; /* layers are filled in by stress_config_of() */
+    fkv_layer_config layers[STRESS_MAX_LAYERS];
+    bool one_layer;                                         /* all layers use base.layer */
+    stress_codec codec[STRESS_MAX_LAYERS][STRESS_N_SIDES];  /* codecs of rows when they are written */
+    stress_codec sealed[STRESS_MAX_LAYERS][STRESS_N_SIDES]; /* codecs of the full pages of sealed layers */
+    stress_numbers numbers;
+    uint64_t seed;               /* seed of the rows */
+    float outlier[3];            /* scale of the outlier channels of K, V and Q */
+    uint32_t outlier_channel[3]; /* index of the outlier channel of K, V and Q, modulo the head dimension */
+    float query_size;            /* scale of the queries; larger values give a sharper softmax */
+    uint64_t step_work;          /* largest number of multiplications that the reference may need for one step */
+    bool long_history;    /* true if the config has one small layer and sequences long enough for attention to double its split
+                             length */
+    uint32_t n_documents; /* number of documents that prompts are taken from */
+} stress_config;
+
+/* Lists the instruction sets that this machine supports and returns their number. */
+uint32_t stress_isas(fkv_isa isas[STRESS_MAX_ISAS]);
+
+void stress_config_draw(stress_random *r, const fkv_isa *isas, uint32_t n_isas, stress_config *config);
+
+/* Returns the config in the library's format. It contains pointers into `config`. */
+fkv_config stress_config_of(const stress_config *config);
+
+/* Draws a config with the same identity but different sizes, so that caches of the two configs can exchange page files. */
+void stress_config_sibling(stress_random *r, const stress_config *config, stress_config *sibling);
+
+/* Draws a config whose identity differs in one field. */
+void stress_config_foreign(stress_random *r, const stress_config *config, stress_config *other);
+
+/* Returns the number of multiplications of one query token against one cached token, over all layers. */
+uint64_t stress_token_work(const stress_config *config);
+
+bool stress_layer_is_sealed(const stress_config *config, uint32_t layer);
+bool stress_has_sealed_layer(const stress_config *config);
+bool stress_has_window(const stress_config *config);
+bool stress_has_full_layer(const stress_config *config);
+
+/* Describes the config in one line for the report. */
+const char *stress_config_text(const stress_config *config);
+
+#endif

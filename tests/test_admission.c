@@ -1,0 +1,240 @@
+/* Engine admission: which requests are admitted, the retry times of rejected requests, and whether clients that respect their
+ * retry times are served as predicted.
+ */
+#include "../src/engine/admission.h"
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static fkv_admission admission;
+
+static fkv_admission_result ask(uint64_t tenant, uint64_t what, double now, uint32_t n_waiting, double *seconds) {
+    return fkv_admission_decide(
+        &admission,
+        (fkv_queue_state){
+            .n_waiting = n_waiting, .wait_s = 0.5 * n_waiting, .next_start_s = 0.5, .unit_s = 1.0, .learned = now > 0.0},
+        (fkv_admission_request){.tenant = tenant, .hash = what, .work_s = 0.5, .now = now}, seconds);
+}
+
+START_TEST(returning_client_keeps_its_place_in_the_queue) {
+    double seconds = 0.0;
+    fkv_admission_init(&admission, 4, 0.0);
+    ck_assert_int_eq(ask(0, 1, 10.0, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
+    ck_assert_double_eq(seconds, 2.0);
+    ck_assert_int_eq(ask(0, 2, 10.0, 4, &seconds),
+                     FKV_ADMISSION_QUEUE_FULL); /* the second rejected request gets a later retry time than the first one */
+    ck_assert_double_eq(seconds, 2.5);
+    ck_assert_int_eq(ask(0, 2, 12.5, 4, &seconds), FKV_ADMISSION_QUEUE_FULL); /* a retry does not create a second reservation */
+    ck_assert_uint_eq(admission.n, 2);
+    ck_assert_int_eq(ask(0, 2, 14.0, 3, &seconds), FKV_ADMISSION_ADMITTED);
+    ck_assert_double_eq(seconds, 4.0);
+    ck_assert_uint_eq(admission.n, 1);
+    ck_assert_uint_eq(admission.reservations[0].hash, 1);
+    ck_assert_int_eq(ask(0, 2, 14.0, 1, &seconds),
+                     FKV_ADMISSION_ADMITTED); /* an admitted request that is submitted again counts as a new request */
+    ck_assert_double_eq(seconds, 0.0);
+}
+END_TEST
+
+START_TEST(new_requests_leave_capacity_for_rejected_ones) {
+    double seconds = 0.0;
+    fkv_admission_init(&admission, 4, 0.0);
+    for (uint64_t i = 0; i < 4; i++) ck_assert_int_eq(ask(1, i, 0.0, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
+    ck_assert_int_eq(ask(1, 10, 0.5, 2, &seconds), FKV_ADMISSION_QUEUE_FULL);
+    ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds),
+                     FKV_ADMISSION_ADMITTED); /* a new request is admitted despite the reservations, to keep the engine busy */
+    ck_assert_int_eq(ask(2, 12, 0.5, 3, &seconds), FKV_ADMISSION_ADMITTED); /* the request of tenant 2 is not delayed */
+    ck_assert_int_eq(ask(2, 13, 0.5, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
+    ck_assert_double_eq(seconds, 2.0); /* tenant 2 does not wait for the reservations of tenant 1 */
+    ck_assert_int_eq(ask(1, 3, 0.5, 3, &seconds),
+                     FKV_ADMISSION_QUEUE_FULL); /* the client retries after 0.5 s, before its retry time of 3.5 s */
+    ck_assert_double_eq(seconds, 3.0);
+    ck_assert_int_eq(ask(1, 3, 3.5, 3, &seconds), FKV_ADMISSION_ADMITTED);
+}
+END_TEST
+
+START_TEST(wait_beyond_the_bound_is_rejected_and_honoured_later) {
+    double seconds = 0.0;
+    fkv_admission_init(&admission, 100, 10.0);
+    ck_assert_int_eq(ask(0, 1, 0.0, 30, &seconds),
+                     FKV_ADMISSION_ADMITTED); /* the estimate of the wait has not been learned yet, so the request is admitted */
+    ck_assert_int_eq(ask(0, 1, 1.0, 30, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
+    ck_assert_double_eq(seconds, 15.0);
+    ck_assert_int_eq(ask(0, 1, 2.0, 30, &seconds),
+                     FKV_ADMISSION_WAIT_TOO_LONG); /* a retry before the retry time is rejected again */
+    ck_assert_double_eq(seconds, 14.0);
+    ck_assert_int_eq(ask(0, 1, 16.0, 30, &seconds), FKV_ADMISSION_ADMITTED);
+    ck_assert_double_eq(seconds, 15.0);
+}
+END_TEST
+
+START_TEST(reservations_are_bounded_and_expire) {
+    double seconds = 0.0;
+    fkv_admission_init(&admission, 1, 0.0);
+    for (uint64_t i = 0; i < 3 * FKV_MAX_RESERVATIONS; i++) {
+        ck_assert_int_eq(ask(0, i, 0.0, 1, &seconds), FKV_ADMISSION_QUEUE_FULL);
+        ck_assert(seconds >= 1.0 && seconds <= 600.0);
+    }
+    ck_assert_uint_eq(admission.n, FKV_MAX_TENANT_RESERVATIONS); /* the remaining reservations are kept for other tenants */
+    for (uint64_t i = 0; i < 3 * FKV_MAX_RESERVATIONS; i++) (void)ask(1 + i % 3, i, 0.0, 1, &seconds);
+    ck_assert_uint_eq(admission.n, FKV_MAX_RESERVATIONS);
+    ck_assert_int_eq(ask(0, 9999, 0.0, 0, &seconds),
+                     FKV_ADMISSION_ADMITTED); /* the request is admitted despite all reservations, because the queue is empty */
+    ck_assert_int_eq(ask(0, 9999, 1000.0, 1, &seconds), FKV_ADMISSION_QUEUE_FULL);
+    ck_assert_uint_eq(admission.n, 1);
+    ck_assert_double_lt(admission.return_rate, 0.2);
+}
+END_TEST
+
+/* ---- simulated clients ---- */
+
+enum { CLIENTS = 64, PLACES = 8, QUEUE = 8, TICKS = 30000 };
+static const double TICK = 0.01;
+static const double UNLEARNED = 0.02;
+
+typedef struct client {
+    enum { AWAY, QUEUED, RUNNING } where;
+    uint64_t hash;
+    double returns_at;
+    double asked_at;
+    double left_s; /* remaining work in seconds */
+    double refused_at;
+    double retry_s; /* retry time in seconds; 0 if the request was not rejected */
+    uint32_t n_rejected;
+} client;
+
+static client crowd[CLIENTS];
+/* time at which the engine has learned its speed; until then, predictions are too low by a factor of UNLEARNED */
+static double learned_at;
+static uint64_t state;
+
+static double random_one(void) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(state >> 33) / (double)(1u << 31);
+}
+
+static client *first_queued(void) {
+    client *first = NULL;
+    for (client *c = crowd; c < crowd + CLIENTS; c++)
+        if (c->where == QUEUED && (first == NULL || c->asked_at < first->asked_at)) first = c;
+    return first;
+}
+
+static uint32_t count(int where) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < CLIENTS; i++) n += (int)crowd[i].where == where;
+    return n;
+}
+
+/* Returns the engine's estimate of the time until the next running request is done. */
+static double next_start(void) {
+    double first = INFINITY;
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        if (crowd[i].where == RUNNING) first = fmin(first, crowd[i].left_s);
+    return count(RUNNING) < PLACES ? 0.0 : (double)PLACES * first;
+}
+
+/* Returns the engine's estimate of the time that a new request must wait, with a random error of up to one third. */
+static double predicted_wait(void) {
+    double wait = 0.0;
+    double first = INFINITY;
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        if (crowd[i].where == QUEUED) wait += crowd[i].left_s;
+        if (crowd[i].where == RUNNING) first = fmin(first, crowd[i].left_s);
+    }
+    if (count(RUNNING) < PLACES) return 0.0;
+    return (wait + (double)PLACES * first) * (0.67 + 0.66 * random_one());
+}
+
+static void arrive(client *c, double now) {
+    const double scale = now < learned_at ? UNLEARNED : 1.0;
+    const fkv_admission_request caller = {.hash = c->hash, .work_s = scale * c->left_s, .now = now};
+    double seconds = 0.0;
+    ck_assert_uint_le(count(QUEUED), QUEUE);
+    if (fkv_admission_decide(&admission,
+                             (fkv_queue_state){count(QUEUED), scale * predicted_wait(), scale * next_start(), scale, true},
+                             caller, &seconds) == FKV_ADMISSION_ADMITTED) {
+        c->where = QUEUED;
+        c->asked_at = now - seconds;
+        return;
+    }
+    c->n_rejected++;
+    if (c->retry_s <= 0.0) {
+        c->retry_s = ceil(seconds);
+        c->refused_at = now;
+    }
+    c->returns_at = now + ceil(seconds) + 0.2 * random_one();
+}
+
+/* Running clients share the machine. A client that is done immediately submits a new request. */
+static void serve(double now) {
+    const uint32_t n = count(RUNNING);
+    for (client *c = crowd; c < crowd + CLIENTS; c++) {
+        if (c->where != RUNNING || (c->left_s -= TICK / n) > 0.0) continue;
+        *c = (client){.returns_at = now, .hash = (uint64_t)(1e9 * random_one()), .left_s = 0.1 + 0.4 * random_one()};
+    }
+}
+
+START_TEST(clients_that_follow_their_retry_times_wait_as_predicted) {
+    uint32_t n_rejected = 0;
+    uint32_t n_good = 0;
+    double longest = 0.0;
+    state = 7;
+    learned_at = 0.0;
+    fkv_admission_init(&admission, QUEUE, 0.0);
+    for (uint32_t i = 0; i < CLIENTS; i++) crowd[i] = (client){.hash = i, .left_s = 0.1 + 0.4 * random_one()};
+    for (uint32_t t = 0; t < TICKS; t++) {
+        const double now = t * TICK;
+        for (client *c = crowd; c < crowd + CLIENTS; c++)
+            if (c->where == AWAY && c->returns_at <= now) arrive(c, now);
+        for (client *c; count(RUNNING) < PLACES && (c = first_queued()) != NULL;) {
+            c->where = RUNNING;
+            longest = fmax(longest, now - c->asked_at);
+            if (c->retry_s <= 0.0) continue;
+            n_rejected++;
+            n_good += now - c->refused_at <= 2.0 * c->retry_s;
+        }
+        serve(now);
+    }
+    printf("%u of %u rejected requests were started after at most twice their retry time; longest wait %.1f s\n", n_good,
+           n_rejected, longest);
+    ck_assert_uint_gt(n_rejected, 500);
+    ck_assert_uint_gt(10 * n_good, 9 * n_rejected);
+    ck_assert_double_lt(longest, 60.0);
+}
+END_TEST
+
+/* A burst arrives at a server that has not measured its speed yet. Later retry times must use the measured speed, even for work
+ * that was reserved earlier. */
+START_TEST(retry_times_follow_the_learned_speed) {
+    uint32_t n_served = 0;
+    uint32_t most = 0;
+    state = 3;
+    learned_at = 0.5;
+    fkv_admission_init(&admission, QUEUE, 0.0);
+    for (uint32_t i = 0; i < CLIENTS; i++) crowd[i] = (client){.hash = i, .left_s = 1.0 + random_one()};
+    for (uint32_t t = 0; t < TICKS && n_served < CLIENTS; t++) {
+        const double now = t * TICK;
+        for (client *c = crowd; c < crowd + CLIENTS; c++)
+            if (c->where == AWAY && c->returns_at <= now) arrive(c, now);
+        for (client *c; count(RUNNING) < PLACES && (c = first_queued()) != NULL;) {
+            c->where = RUNNING;
+            most = c->n_rejected > most ? c->n_rejected : most;
+        }
+        const uint32_t n = count(RUNNING);
+        for (client *c = crowd; c < crowd + CLIENTS; c++) {
+            if (c->where != RUNNING || (c->left_s -= TICK / n) > 0.0) continue;
+            *c = (client){.returns_at = INFINITY};
+            n_served++;
+        }
+    }
+    printf("at most %u rejections per client\n", most);
+    ck_assert_uint_eq(n_served, CLIENTS);
+    ck_assert_uint_le(most, 5);
+}
+END_TEST
+
+TEST_MAIN("admission", returning_client_keeps_its_place_in_the_queue, new_requests_leave_capacity_for_rejected_ones,
+          wait_beyond_the_bound_is_rejected_and_honoured_later, reservations_are_bounded_and_expire,
+          clients_that_follow_their_retry_times_wait_as_predicted, retry_times_follow_the_learned_speed)
