@@ -49,12 +49,16 @@ class Provider:
         self.model = self.tokenizer = None
 
 
+class HTTPServer(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # the default of 5 makes the kernel reset connections of concurrent clients
+
+
 @contextlib.contextmanager
 def running_server(max_prompts, **options):
     """Installs flatkv, starts a server that stores up to max_prompts prompt caches, and yields its port."""
     flatkv.install(**options)
     generator = ResponseGenerator(Provider(), caches.LRUPromptCache(max_size=max_prompts))
-    httpd = http.server.ThreadingHTTPServer(("localhost", 0), lambda *a, **n: APIHandler(generator, *a, **n))
+    httpd = HTTPServer(("localhost", 0), lambda *a, **n: APIHandler(generator, *a, **n))
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
     try:
