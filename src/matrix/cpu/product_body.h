@@ -1,9 +1,11 @@
 /* Float products of weight panels with activations, written once over the vector primitives of the vec_*.h header (src/base/simd)
  * that is included before this file. Additional primitives:
  *
- *   PRODUCT_TOKENS     number of tokens that use a weight while it is in a register; with SUMS sums each, they fill half the
- * registers vf_load_bits       converts a bit field of each of 16 dwords to floats vf_look_up         looks up one nibble of each
- * of 64 bytes in a table of bytes
+ *   PRODUCT_TOKENS: number of tokens that use a weight while it is in a register; with SUMS sums each, they fill half the registers
+ *
+ *   vf_load_bits: converts a bit field of each of 16 dwords to floats
+ *
+ *   vf_look_up: looks up one nibble of each of 64 bytes in a table of bytes
  *
  * The lanes are the 16 rows of a panel. Weights are converted to floats in registers, column by column, and used by
  * PRODUCT_TOKENS tokens. Even and odd columns have separate accumulators, which gives two dependency chains. Columns are added in
@@ -80,27 +82,27 @@ FKV_INLINE void product_coded(int n_tokens, fkv_panel_layout layout, const fkv_p
     uint8_t table[16] = {0};
     if (layout.table) unsigned_table(p->table, table);
     for (uint32_t c = 0; c < p->n_cols; c += FKV_UNIT_COLS, panel += (size_t)bits * FKV_LINE_BYTES) {
-        vf scale[UNIT_VECS];
-        vf bias[UNIT_VECS];
         alignas(64) uint8_t looked_up[FKV_LINE_BYTES];
         for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
         FKV_UNROLL
-        for (int j = 0; j < FKV_UNIT_QUADS; j++) {
-            if (j % group_quads == 0) {
-                load_affine(layout, halves, scale, bias);
-                halves += fkv_panel_group_bytes(layout);
-            }
-            if (layout.table) vf_look_up(table, panel + (size_t)(j % 4) * FKV_LINE_BYTES, j / 4 * 4, looked_up);
+        for (int g = 0; g < FKV_UNIT_QUADS; g += group_quads, halves += fkv_panel_group_bytes(layout)) {
+            vf scale[UNIT_VECS];
+            vf bias[UNIT_VECS];
+            load_affine(layout, halves, scale, bias);
             FKV_UNROLL
-            for (int k = 0; k < 4; k++) {
-                vf weight[UNIT_VECS];
-                if (layout.table)
-                    load_codes(8, looked_up, 0, k, weight);
-                else
-                    load_codes(bits, panel, j, k, weight);
+            for (int j = g; j < g + group_quads; j++) {
+                if (layout.table) vf_look_up(table, panel + (size_t)(j % 4) * FKV_LINE_BYTES, j / 4 * 4, looked_up);
                 FKV_UNROLL
-                for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
-                product_column(n_tokens, weight, x + c + 4 * j + k, x_stride, sums->sum[k % SUMS]);
+                for (int k = 0; k < 4; k++) {
+                    vf weight[UNIT_VECS];
+                    if (layout.table)
+                        load_codes(8, looked_up, 0, k, weight);
+                    else
+                        load_codes(bits, panel, j, k, weight);
+                    FKV_UNROLL
+                    for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
+                    product_column(n_tokens, weight, x + c + 4 * j + k, x_stride, sums->sum[k % SUMS]);
+                }
             }
         }
     }
