@@ -53,13 +53,13 @@ typedef enum fkv_status {
     FKV_OK = 0,
 
     /* caller errors */
-    FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that differ from the tokens of the sequence */
+    FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that do not match the sequence */
     FKV_BAD_CONFIG = -2,   /* invalid shape, codec or size */
     FKV_BAD_SEQ = -3,      /* handle of a closed sequence, or not a handle of this cache */
     FKV_BAD_STATE = -4,    /* wrong state: a step is open, no step is open, or a layer is unwritten or written twice */
 
     /* capacity errors: the request was not admitted */
-    FKV_POOL_FULL = -20, /* too few unreserved pages for max_tokens of this sequence */
+    FKV_POOL_FULL = -20, /* too few unreserved pages to reserve max_tokens for this sequence */
     FKV_SEQ_FULL = -21,  /* the sequence would outgrow its reservation; see fkv_seq_reserve() */
     FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
@@ -187,7 +187,7 @@ typedef struct fkv_config {
     bool lazy;             /* commit pages and tables on first use instead of at open; the plan is still an upper bound */
     uint64_t memory_limit; /* upper bound on the plan, in bytes; 0: fkv_memory_available() */
 
-    uint8_t weights_id[32]; /* any 32 bytes that identify the weights; stored in page files */
+    uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
     char rope_id[64];       /* null-terminated description of RoPE, such as "neox base=1000000"; stored in page files */
 
     fkv_log_fn log; /* called with one line of text when the cache is opened, and again when it is closed; NULL: no log */
@@ -208,7 +208,7 @@ typedef struct fkv_plan {
     uint64_t tables_bytes;  /* page tables, page pool and prefix tree */
     uint64_t scratch_bytes; /* memory for tiles and partial results of the worker threads */
     uint64_t stacks_bytes;  /* stacks of the worker threads */
-    uint64_t token_bytes;   /* size of one token: K and V of all layers, including scales */
+    uint64_t token_bytes;   /* bytes per token: K and V of all layers, including scales */
     uint32_t n_groups;
     uint32_t group_pages[FKV_MAX_GROUPS];      /* pages in each layer group */
     uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* page size of each layer group */
@@ -267,11 +267,11 @@ typedef struct fkv_stats {
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
 typedef enum fkv_page_state {
-    FKV_PAGE_FREE,    /* unused; promised pages remain free until they are allocated */
+    FKV_PAGE_FREE,    /* unused; a reserved page counts as free until it is allocated */
     FKV_PAGE_PRIVATE, /* owned by one sequence */
     FKV_PAGE_SHARED,  /* owned by at least two sequences */
     FKV_PAGE_CACHED,  /* owned only by the prefix tree; evictable */
-    FKV_PAGE_PINNED   /* in the prefix tree, and held by one sequence, which uses this page or a descendant of it in the tree */
+    FKV_PAGE_PINNED   /* in the prefix tree; one sequence uses this page or one of its descendants in the tree */
 } fkv_page_state;
 
 typedef struct fkv_page_info {
@@ -302,8 +302,8 @@ typedef struct fkv_seq_config {
 /* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt
  * tokens found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
  * A caller that must compute at least one token therefore omits the last prompt token. Returns FKV_POOL_FULL if the existing
- * reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, keep a sequence with
- * max_tokens = n_prompt open on it. */
+ * reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, open a sequence with the
+ * prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
 FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 
 /* Opens a copy of a sequence, with the same tokens and tenant. The two sequences share all pages; a page is copied when either
@@ -317,8 +317,8 @@ FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_t
 
 /* Truncates a sequence to its first n_tokens tokens. The reservation of max_tokens is kept. Returns FKV_POOL_FULL if released
  * pages are still used by other sequences and cannot be reserved again. Returns FKV_GONE if a sliding-window layer has dropped
- * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or by more to a
- * multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. */
+ * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or to any length
+ * that is a multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
 /* Closes a sequence. Its handle becomes invalid immediately, so later calls, including a second close, return FKV_BAD_SEQ.

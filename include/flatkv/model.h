@@ -69,9 +69,9 @@ FKV_API fkv_model_config fkv_model_config_default(void);
 /* Loads a model. path is a .gguf file, any part of a split GGUF file (the other parts must be in the same folder), or a folder
  * that contains config.json and .safetensors files. A GGUF file without tensors can be loaded for its tokenizer only.
  *
- * With plan_only, path may also be a config.json file, for planning before a download. The file is checked as if its folder
- * were loaded. The model has no tokenizer; n_parameters and the sizes of weights follow from the shapes of its tensors and from
- * the dtype and quantization stated in config.json. If loading fails, *model is unchanged. */
+ * With plan_only, path may also be a config.json file, for planning before a download. The file is validated in the same way as
+ * when its folder is loaded. The model has no tokenizer; n_parameters and the sizes of weights follow from the shapes of its
+ * tensors and from the dtype and quantization stated in config.json. If loading fails, *model is unchanged. */
 FKV_API fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_model **model);
 FKV_API void fkv_model_close(fkv_model *model); /* NULL is a no-op */
 
@@ -222,7 +222,7 @@ typedef struct fkv_reply_config {
     fkv_reply_syntax syntax;
     const char *tools; /* NULL, or the conversation's "tools" JSON array, which declares tool names and argument types */
     size_t n_tools;
-    const uint32_t *prompt; /* prompt tokens, which show whether the template has already opened a reasoning block */
+    const uint32_t *prompt; /* prompt tokens, used to detect whether the template has already opened a reasoning block */
     size_t n_prompt;
     const char *const *stop; /* [n_stop] stop strings, which end the reply and are not emitted; copied */
     uint32_t n_stop;         /* at most FKV_MAX_STOPS, each 1 to FKV_MAX_STOP_BYTES bytes long */
@@ -288,9 +288,9 @@ typedef struct fkv_runner_plan {
                              use */
     uint64_t activations_bytes; /* buffers of one step, logits included; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
-    uint64_t mapped_bytes;      /* size of the weights read from the mapped file: experts, and embeddings unless they are also the
-                                   output matrix */
-    uint64_t touched_bytes;     /* part of mapped_bytes that one token reads */
+    uint64_t mapped_bytes;  /* size of the weights that stay in the mapped file: experts, and embeddings unless they are also the
+                               output matrix */
+    uint64_t touched_bytes; /* number of mapped weight bytes that the forward pass of one token reads */
     fkv_plan cache;
 } fkv_runner_plan;
 

@@ -36,14 +36,14 @@ typedef struct fkv_page_key {
  * configuration and the tenant's name. name: [n_bytes] arbitrary bytes, which cannot be recovered from the key. */
 FKV_API fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_bytes, fkv_page_key *root);
 
-/* Computes the key of the page that contains `tokens` and follows the page with the key `above`, or starts the prompt if
- * `above` is a root key. tokens: [page_tokens] */
+/* Computes the key of a page that contains `tokens`. `above` is the key of the preceding page, or a root key for the first page
+ * of a prompt. tokens: [page_tokens] */
 FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uint32_t page_tokens, fkv_page_key *key);
 
 /* Returns an upper bound on the size of a packed page of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
-/* Packs page n_pages - 1 of the prompt `tokens`, which must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
+/* Packs page n_pages - 1 of the prompt `tokens`. The page must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
  * [fkv_prefix_packed_bytes()]. *n_bytes receives the number of bytes written. Returns FKV_GONE if the page is not in the
  * tree. */
 FKV_API fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
@@ -72,15 +72,15 @@ typedef struct fkv_prefix_store {
     /* Returns whether the store contains a page with this key. */
     bool (*contains)(void *self, const fkv_page_key *key);
 
-    /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not have the page, and FKV_FILE_DAMAGED if the stored
-     * bytes cannot be a packed page of at most `capacity` bytes. */
+    /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not contain the page, and FKV_FILE_DAMAGED if the
+     * stored bytes cannot be a packed page of at most `capacity` bytes. */
     fkv_status (*read)(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes);
 
     /* Writes a page durably: once FKV_OK is returned, the page survives the process until it is evicted or removed. An existing
      * page with the same key is kept. */
     fkv_status (*write)(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
-    /* Removes a page. Does nothing if the store does not have it. */
+    /* Removes a page. Does nothing if the store does not contain the page. */
     void (*remove)(void *self, const fkv_page_key *key);
 
     /* Marks the first n pages of a prompt as recently used. Among these pages, those later in the prompt should be evicted
