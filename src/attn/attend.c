@@ -28,7 +28,7 @@ enum {
     SMALLEST_SPLIT = 256,    /* tokens */
     SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the cost of smaller tiles exceeds the gain from more threads */
     ITEMS_PER_THREAD =
-        3, /* if there are fewer work items per thread than this, query tiles are made smaller and decode tiles are split */
+        3, /* if a step has fewer work items per thread than this, query tiles are made smaller and decode tiles are split */
     SHORTEST_RUN = 4 /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
@@ -37,7 +37,7 @@ typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
-    void *prepared[N_FORMS]; /* queries as prepared by the kernels; prepared[OPEN] is NULL unless the layer is sealed */
+    void *prepared[N_FORMS]; /* queries in the format of the kernels; prepared[OPEN] is NULL unless the layer is sealed */
     float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
     fkv_softmax split; /* softmax state of the current split */
@@ -45,7 +45,7 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile; /* [rows] total number of query tiles of all preceding rows of the step */
+    uint32_t *first_tile; /* [rows] number of query tiles in all preceding rows of the step */
     uint8_t *threads;     /* [n_threads, thread_bytes], see scratch_of() */
     uint64_t thread_bytes;
     uint32_t *loaded; /* [n_threads] for each thread, index of the (tile, head) pair whose queries it has loaded; accessed only by
@@ -146,7 +146,7 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
     uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
     thread_scratch t = carve_thread(&carve, j->layer, tile_rows);
-    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* the scratch layout is the same as when its size was computed */
+    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* the arrays fit, because the same code computed thread_bytes */
     return t;
 }
 
@@ -164,7 +164,7 @@ uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, 
     return carve.used;
 }
 
-/* Returns how many new tokens of a row have positions before the next multiple of `cut`. */
+/* Returns the number of new tokens of a row that precede the next position that is a multiple of `cut`. */
 static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
 
 /* Returns the number of query tiles that a row is divided into. */
@@ -180,7 +180,7 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from = 0; /* first token of the section (the tokens between two multiples of `cut`) */
+    uint32_t from = 0; /* first token of the section; sections are separated by the multiples of `cut` */
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
@@ -447,8 +447,8 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
     j->kernels->run(&in);
 }
 
-/* Processes all tokens of a page that are visible to some query. Returns the bytes read. *were_whole tells whether the masks
- * currently in s->masks make every token of a tile visible to every row. */
+/* Processes all tokens of a page that are visible to some query. Returns the bytes read. *were_whole is true if the masks in
+ * s->masks make every token of a tile visible to every row; it is updated with the masks. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;

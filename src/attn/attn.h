@@ -1,10 +1,10 @@
 /* One attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions take plain
  * page views; src/cache connects them to the pager.
  *
- * Results are deterministic. Within one instruction set, a query's output depends only on the tokens that it sees, to the last
- * bit. The history is split at boundaries that depend only on the query's position (fkv_attn_split_pages). Each split is
- * processed as an online softmax over the tiles of its pages, and the split results are combined from first to last. The output
- * does not depend on the other rows of the step, the number of threads or the physical page numbers.
+ * Results are deterministic. Within one instruction set, every bit of a query's output depends only on the tokens that are
+ * visible to the query. The history is split at boundaries that depend only on the query's position (fkv_attn_split_pages). Each
+ * split is processed as an online softmax over the tiles of its pages, and the split results are combined from first to last. The
+ * output does not depend on the other rows of the step, the number of threads or the physical page numbers.
  *
  * The scratch size depends on the shapes and the number of threads, never on the context length (fkv_attn_scratch_bytes).
  *
@@ -40,7 +40,7 @@ typedef struct fkv_attn_layer {
     const fkv_rotation *rotate_k; /* NULL: no rotation */
     const fkv_rotation *rotate_v;
     uint8_t *pages;  /* block of page 0, head 0; other blocks are at byte offset (page * G + head) * block.bytes */
-    bool calibrated; /* whether each head has its own channel order; if true, head_blocks is set whenever pages is set */
+    bool calibrated; /* true if each head has its own channel order; head_blocks is then set whenever pages is set */
     bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
     fkv_block open;
     uint8_t *open_pages;          /* addressed like `pages`, but each block has open.bytes bytes */

@@ -75,7 +75,7 @@ void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
         return;
     }
     const fkv_cpu_kernels *kernels = t->kernels;
-    kernels->leave(); /* the kernels were set up for all rows; from here on, each query is processed alone */
+    kernels->leave(); /* enter() was called for all rows; from here on, the kernels process one query at a time */
     for (uint32_t row = 0; row < t->n_rows; row += t->heads) {
         kernels->enter(k_codec, t->heads);
         if (has_scales(codec))

@@ -37,16 +37,16 @@ enum {
 /* Tile registers. They are macros, because the instructions take literal tile numbers. */
 #define SCORES_EVEN 0  /* score sums of even steps */
 #define SCORES_ODD 1   /* score sums of odd steps */
-#define QUERIES 2      /* queries: three bytes of four rows, for one chunk of the head dimension */
+#define QUERIES 2      /* queries: the three bytes of each value in four rows, for one chunk of the head dimension */
 #define KEYS 3         /* keys: the same chunk of the head dimension, for 16 tokens */
 #define VALUES_WHOLE 4 /* value sums over whole code bytes */
 #define VALUES_HIGH 5  /* value sums over the high nibbles of 4-bit codes */
 #define CODES 6        /* value codes: 16 code bytes for each of 64 tokens */
-#define WEIGHTS 7      /* weights: two bytes for each of four rows and 64 tokens */
-#define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); afterwards the tile holds codes */
+#define WEIGHTS 7      /* weights: two bytes per weight, for four rows and 64 tokens */
+#define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); afterwards, the register holds codes */
 
-/* Configures the tile shapes. Called once per pass over the pages, because configuring the tiles takes as long as half of the
- * matrix multiplications for one tile of tokens. */
+/* Configures the tile shapes. Called only once per pass over the pages, because configuring takes half as long as the matrix
+ * multiplications for one tile of tokens. */
 static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
     /* queries are stored as base-256 digits (signed bytes) of four rows; see sealed_amx.h */
@@ -57,7 +57,7 @@ static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shape(&shapes, SCORES_ODD, sum_rows, 64);
     fkv_tile_shape(&shapes, QUERIES, sealed ? sum_rows : chunk_bytes / 4, 64);
     fkv_tile_shape(&shapes, KEYS, sealed ? sum_rows : LANE_TOKENS,
-                   chunk_bytes); /* for sealed keys, holds the base-256 digits of the queries for the odd chunk */
+                   chunk_bytes); /* for sealed keys, this register holds the base-256 digits of the queries for the odd chunk */
     fkv_tile_shape(&shapes, VALUES_WHOLE, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, VALUES_HIGH, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, CODES, TILE_QUADS, 64);

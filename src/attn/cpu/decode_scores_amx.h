@@ -21,8 +21,8 @@ typedef struct column_queries {
     uint32_t *by_float;
     float *step;   /* [rows] */
     float *sum;    /* [rows, chunks] */
-    int8_t *bytes; /* [chunks, blocks of 4 rows, quads per chunk, 64]; each quad holds the high bytes of 4 rows, their low bytes
-                      and their remainder bytes, then 16 zero bytes */
+    int8_t *bytes; /* [chunks, blocks of 4 rows, quads per chunk, 64]; for each quad: the high bytes of 4 rows, their low bytes,
+                      their remainder bytes, and 16 zero bytes */
 } column_queries;
 
 static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chunks) {
@@ -136,9 +136,8 @@ typedef struct score_step {
     uint32_t chunk;
 } score_step;
 
-/* From the sums of 16 tokens, gathers those of four query rows for every fourth token: 128-bit lane L receives the sums of token
- * 4 * L. Whole rows are loaded and their lanes permuted, because loading each lane separately takes twice as many
- * instructions. */
+/* Gathers the sums of four query rows for every fourth of 16 tokens: 128-bit lane L receives the sums of token 4 * L. Whole rows
+ * are loaded and their lanes permuted, because loading each lane separately takes twice as many instructions. */
 FKV_INLINE __m512i joined_sums(const int32_t (*sums)[16]) {
     __m512i a = _mm512_load_si512(sums[0]);
     __m512i b = _mm512_load_si512(sums[4]);

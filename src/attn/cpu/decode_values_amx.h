@@ -18,8 +18,8 @@ enum { MAX_STRIP_GROUPS = 4 };
 typedef struct decode_weights {
     alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
-    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum of p * offset */
-    alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum of weight * zero code */
+    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of p * offset */
+    alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * zero code */
 } decode_weights;
 
 /* Input of decode_weigh(). The counts in this struct are compile-time constants, except in decode_weigh_some(). */
@@ -28,7 +28,7 @@ typedef struct weigh_input {
     const strip_place *place;
     const float *p; /* [rows, FKV_TILE_TOKENS] */
     int n_groups;
-    uint32_t n_vecs; /* vectors of 16 tokens per row */
+    uint32_t n_vecs; /* number of vectors (16 tokens each) per row */
     uint32_t n_rows; /* rows past n_rows are readable but ignored */
 } weigh_input;
 
@@ -78,7 +78,7 @@ FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[
 
 /* Quantizes the weights to bytes and sums the products weight * zero code. */
 FKV_INLINE void weigh_bytes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
-    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sums of weight * zero code; the sums are integers */
+    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* integer sums over tokens of weight * zero code */
     for (int g = 0; g < in.n_groups; g++) {
         uint32_t group = strip_group(in.place, g);
         __m512i zero = packed_zeros(in.affine, group);

@@ -2,8 +2,7 @@
  * masks. A kernel processes one tile: up to FKV_TILE_TOKENS consecutive tokens of one KV head, and the query rows that attend to
  * it.
  *
- * The result of a row depends only on that row and the tile, to the last bit. It does not depend on other rows or on masked
- * tokens.
+ * Every bit of a row's result depends only on that row and the tile, and not on other rows or on masked tokens.
  */
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
@@ -93,14 +92,14 @@ FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
 }
 
 /* Returns an upper bound, over all kernels, on the size of prepared queries. There are six arrays, which hold three bytes per
- * value, a float per 32 values, and a float and an index per row. The remaining bytes serve one of two purposes: kernels may read
- * the last rows as a block of 16 rows, or store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
+ * value, a float per 32 values, and a float and an index per row. The additional bytes are needed by kernels that read the last
+ * rows as a block of 16 rows, and by kernels that store four bytes per value for up to 11 rows, rounded up to blocks of 4
+ * rows. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
 
-/* Kernels for one bit width of one codec. If a codec supports only K or only V, the function pointers of the other side are
- * NULL. */
+/* Kernels for one bit width of one codec. If a codec supports only K, the function pointers for V are NULL, and vice versa. */
 typedef struct fkv_codec_kernels {
     fkv_codec_kind kind;
     uint32_t bits;

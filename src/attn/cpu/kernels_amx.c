@@ -21,7 +21,7 @@ _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows must fi
 enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
-    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* steps of 16 values along the head dimension */
+    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* number of steps along the head dimension, each of 16 values */
     MAX_WEIGHTS = 16 /* maximum number of row_weights in memory at the same time; there is one for each group and block of rows */
 };
 

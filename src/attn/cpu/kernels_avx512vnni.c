@@ -4,7 +4,7 @@
 
 /* ---- scores ---- */
 
-/* For every query row, computes what n_units units of 32 values of one group add to the scores of 16 tokens, starting at `token`.
+/* For every query row, adds the products of n_units units (32 values each) to the scores of 16 tokens, starting at `token`.
  */
 FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
                                  uint32_t n_rows, float *scores) {
@@ -71,7 +71,7 @@ typedef struct weights {
     int8_t high[4][4][16]; /* quad k of tokens is at [k % 4][k / 4]; 4 tokens for each of 4 lanes */
     int8_t low[4][4][16];
     float step[4];   /* per lane */
-    float offset[4]; /* for each lane, the sum over tokens of p * offset */
+    float offset[4]; /* for each lane, the sum over tokens of (softmax weight p) * offset */
     int32_t zero[4]; /* for each lane, the sum over tokens of weight * zero code */
 } weights;
 

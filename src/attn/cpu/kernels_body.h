@@ -72,8 +72,7 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
-    /* Rounding n_tokens up to a multiple of 16 keeps the range inside the part, because the number of tokens of a full tile is a
-     * multiple of 16. */
+    /* Rounding n_tokens up to a multiple of 16 does not exceed the array, because a full tile has a multiple of 16 tokens. */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
     widen_halves(codec->type, part[FKV_PART_SCALES], n, t->scales);
@@ -207,7 +206,7 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
 /* Prefill: tokens are decoded once to floats in L1, and a block of rows keeps all its sums in registers. For each (row, token)
  * pair, the order of operations is the same as in the decode loops of this file. */
 
-enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (scores) or vectors (values) per inner step */ };
+enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* number of tokens (in scores) or vectors (in values) per inner step */ };
 _Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "a step must cover whole blocks of BLOCK_TOKENS tokens");
 
 typedef struct slice {

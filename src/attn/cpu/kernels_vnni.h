@@ -2,10 +2,10 @@
  * conversion to float.
  *
  * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
- * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because keys can have channels with large
- * values, by which the rounding errors of queries are multiplied. Queries with a channel hundreds of times larger than the others
- * use the float kernels. Integer sums are exact, so they do not depend on the order of additions or on other rows. Two measures
- * keep rounding errors from being multiplied by large biases: the values of a query are summed after rounding, and weights are
+ * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because some key channels may have large
+ * values, which amplify the rounding errors of queries. Queries with a channel hundreds of times larger than the others use the
+ * float kernels. Integer sums are exact, so they do not depend on the order of additions or on other rows. Two measures keep
+ * rounding errors from being multiplied by large biases: the values of a query are summed after rounding, and weights are
  * multiplied by the code minus the zero code (the code whose value is nearest to 0).
  *
  * Scores: the lanes are 16 tokens; a dword holds four values of a token (a quad). score = sum over groups of (scale * step * dot
@@ -90,8 +90,8 @@ typedef struct int_queries {
     uint32_t *n_by_float; /* number of rows that use the float kernels */
     uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
     float *step;          /* [rows] */
-    float *
-        sum; /* [rows, chunks] sums of the rounded values, so that a rounding error of q is multiplied by k and not by k - bias */
+    float *sum; /* [rows, chunks] sums of the rounded query values; with exact values, rounding errors of q would be multiplied by
+                   k - bias instead of by k */
     int8_t *high;      /* [rows, D] */
     int8_t *low;       /* [rows, D] */
     int8_t *remainder; /* [rows, D] third byte: the remainder, as a multiple of step / 256 */
@@ -131,8 +131,8 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-/* Adds 1 to each lane whose value keeps few significant bits after rounding, which is a nonzero value below 1/1024 of the largest
- * value. The bits of absolute values compare like integers, and 0 - 1 wraps around to the largest integer. */
+/* Adds 1 to each lane whose value is nonzero but below 1/1024 of the largest value. Such values keep few significant bits when
+ * they are rounded. The bits of absolute values compare like integers, and 0 - 1 wraps around to the largest integer. */
 FKV_INLINE __m512i count_small(__m512i n, vf x) {
     __m512i one = _mm512_set1_epi32(1);
     __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));
@@ -140,9 +140,9 @@ FKV_INLINE __m512i count_small(__m512i n, vf x) {
     return _mm512_mask_add_epi32(n, _mm512_cmplt_epu32_mask(size, limit), n, one);
 }
 
-/* Quantizes one query row to bytes. Returns whether the float kernels should compute the row. This is so if at least an eighth of
- * its values are small (nonzero, but below 1/1024 of the largest value), or if all values are so small that the inverse of the
- * step would overflow. */
+/* Quantizes one query row to bytes. Returns whether the float kernels should compute the row. This is the case if at least an
+ * eighth of its values are small (nonzero, but below 1/1024 of the largest value), or if all values are so small that the inverse
+ * of the step would overflow. */
 static bool prepare_row(const fkv_codec *codec, const float *row, const int_queries *iq, uint32_t r) {
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_numbers(codec);

@@ -147,8 +147,8 @@ typedef struct row_weights {
     alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) float step[BLOCK_ROWS];
-    alignas(64) float offset[BLOCK_ROWS]; /* sum of p * offset */
-    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum of weight * zero code */
+    alignas(64) float offset[BLOCK_ROWS]; /* sum over tokens of p * offset */
+    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum over tokens of weight * zero code */
 } row_weights;
 
 /* 64 integers of up to 16 bits each, to be split into low and high bytes. Dword 4 * L + k holds the values that start at index 16
@@ -165,7 +165,7 @@ FKV_INLINE __m512i low_bytes(packed_words x) {
     __m512i byte = _mm512_set1_epi16(255);
     return _mm512_packus_epi16(_mm512_and_si512(x.words01, byte), _mm512_and_si512(x.words23, byte));
 }
-/* Returns the high byte of each value, chosen so that 256 * high + low equals the value with a signed low byte. */
+/* Returns the high byte of each value. It is chosen so that the value equals 256 * high + low, where low is a signed byte. */
 FKV_INLINE __m512i high_bytes(packed_words x) {
     __m512i half = _mm512_set1_epi16(128);
     return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_add_epi16(x.words01, half), 8),
@@ -184,7 +184,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
     __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
-    vf taken[BLOCK_ROWS]; /* sums of weight * zero code; the sums are integers */
+    vf taken[BLOCK_ROWS]; /* integer sums over tokens of weight * zero code */
     alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
     enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps: maximum of the absolute values */
     FKV_UNROLL

@@ -25,7 +25,7 @@ FKV_INLINE void seal_unit(const fkv_codec *codec, uint8_t (*quads)[FKV_SEALED_LI
     }
 }
 
-/* Loads 16 storable values of a row of the open block. */
+/* Loads 16 values of a row of the open block and clamps them to the range that pages can store. */
 FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit, vf x[UNIT_VECS]) {
     vf value[BLOCK_TOKENS][CHUNK_VECS];
     vf minus_limit = vf_sub(vf_set(0.0f), limit);
@@ -33,7 +33,7 @@ FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit
     for (int v = 0; v < UNIT_VECS; v++) x[v] = vf_min(vf_max(vf_not_nan(value[0][v]), minus_limit), limit);
 }
 
-/* One side of the open block, read FKV_TILE_TOKENS tokens at a time. */
+/* K or V of the open block, read FKV_TILE_TOKENS tokens at a time. */
 typedef struct seal_source {
     const fkv_block *block;
     const uint8_t *bytes;

@@ -27,7 +27,7 @@ typedef struct run_shape {
     uint32_t n_units;
     uint32_t n_chunks;
     uint32_t block_bytes[FKV_N_SIDES]; /* bytes per 16 tokens */
-    bool is_4_bit;                     /* whether both sides use 4-bit codes; if not, the bit widths are read from the codecs */
+    bool is_4_bit;                     /* whether both K and V use 4-bit codes; if not, the bit widths are read from the codecs */
 } run_shape;
 
 /* Up to four query rows, multiplied by the scales of one page and split into base-256 digits (signed bytes). */
@@ -39,7 +39,7 @@ typedef struct run_queries {
 /* State of a run of pages. Arrays of two elements are indexed by page % 2. */
 typedef struct sealed_run {
     __m512i book;     /* codebook of the values */
-    sealed_page page; /* page of the query step */
+    sealed_page page; /* page that the step `queries` is processing */
     vf bias[COLUMN_ROWS];
     run_queries queries[2];
     alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* scores, then weights */
@@ -55,14 +55,14 @@ typedef struct sealed_run {
 /* One turn (loop iteration). queries, scores, weights and values point to the block of the page that the step of this name
  * processes, or are NULL if the step has no page. */
 typedef struct run_turn {
-    uint32_t t; /* page of the weight step, relative to the first page of the run */
+    uint32_t t; /* index, within the run, of the page that the step `weights` processes */
     const uint8_t *queries;
     const uint8_t *scores;
     const uint8_t *weights;
     const uint8_t *values;
-    const uint8_t *keys;   /* codes of the query step's page */
-    const uint8_t *levels; /* codes of the weight step's page */
-    run_queries *asked;    /* from here to `valued`: outputs of the steps of this turn, and their inputs from earlier turns */
+    const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
+    const uint8_t *levels; /* value codes of the page that the step `weights` processes */
+    run_queries *asked;    /* from here to `valued`: outputs of this turn's steps, or inputs from earlier turns */
     run_queries *scored;
     float *to_weigh;
     float *to_score;

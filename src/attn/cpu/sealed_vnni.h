@@ -58,7 +58,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
     for (uint32_t first = 0; first < page->n_units; first += 8) {
         vf sizes[8];
         FKV_UNROLL
-        for (uint32_t u = 0; u < 8; u++) /* beyond the last unit this reads unused entries of scales */
+        for (uint32_t u = 0; u < 8; u++) /* loads past the last unit read unused entries of `scales` */
             sizes[u] = _mm512_castsi512_ps(abs_bits_of(vf_load(page->scales + (first + u) * 16)));
         _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(WHOLE_LARGER, 8, sizes)));
     }

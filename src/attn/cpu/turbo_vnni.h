@@ -201,8 +201,8 @@ FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* ORs the high bits of 3-bit codes into the unpacked low bits. The high bit of value k of lane L is bit 4 * (L % 2) + k of byte L
- * / 2 of a unit's two bytes. */
+/* ORs the high bits of 3-bit codes into the unpacked low bits. The high bits of a unit occupy two bytes: byte L / 2 holds the
+ * high bit of value k in lane L, at bit 4 * (L % 2) + k. */
 FKV_INLINE void turbo_strip_high(const uint8_t *plane, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0d0c, 0x0b0a0908, 0x07060504, 0x03020100);
     const __m512i high = _mm512_set1_epi8(4);

@@ -469,9 +469,8 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
                                            [FKV_KERNEL_METAL] = fkv_kernel_file_prelude_metal,
                                            [FKV_KERNEL_HOST] = fkv_kernel_file_prelude_host};
     source_buffer w = {.text = text, .size = size};
-    if (device == FKV_KERNEL_HOST)
-        emit_text(&w, "#include \"base/float16.h\"\n"); /* this header comes before the defines, because some of them have the
-                                                           names of its enumerators */
+    /* float16.h precedes the defines, because some defines have the same names as enumerators in float16.h */
+    if (device == FKV_KERNEL_HOST) emit_text(&w, "#include \"base/float16.h\"\n");
     emit_layer(&w, layer);
     emit_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
     emit_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);

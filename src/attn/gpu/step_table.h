@@ -5,7 +5,8 @@
 #include "../attn.h"
 #include "common/step_words.h"
 
-/* How a layer divides the queries and the history of a step into work items. Layers with equal plans share a step table. */
+/* Describes how a layer divides the queries and the history of a step into work items. Layers with equal plans share a step
+ * table. */
 typedef struct fkv_step_plan {
     uint32_t page_tokens;
     uint32_t window; /* sliding window in tokens; 0 means no window */

@@ -30,7 +30,7 @@ FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 s
         fkv_u32 slot = tile * FKV_PLAIN_KEYS % FKV_PAGE_TOKENS;
         fkv_u32 base = logical * FKV_PAGE_TOKENS + slot;
         fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1
-                                                          : FKV_PLAIN_KEYS; /* slots after the last query contain stale data */
+                                                          : FKV_PLAIN_KEYS; /* slots past the last query contain stale data */
         fkv_plain_process_tile(lane, shared, weights, block, slot, base, n_keys, rows);
     }
 }

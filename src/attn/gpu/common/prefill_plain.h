@@ -37,7 +37,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
         if (FKV_WINDOW != 0 && base + FKV_PLAIN_KEYS + FKV_WINDOW <= low + 1 && base + 1 >= FKV_SINKS + 1)
             continue; /* the whole tile is masked for every row */
         fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1
-                                                          : FKV_PLAIN_KEYS; /* slots after the last query contain stale data */
+                                                          : FKV_PLAIN_KEYS; /* slots past the last query contain stale data */
 #if FKV_SEALED
         fkv_u32 logical = base / FKV_PAGE_TOKENS;
         if (fkv_reads_open(low / FKV_PAGE_TOKENS, logical)) { /* all queries of a tile are in one page */
@@ -63,7 +63,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
         fkv_sync_warp();
         if ((fkv_u32)row < n) fkv_store_row(lane, to, factor, out, at[row]);
     }
-    fkv_sync_warp(); /* all lanes must have finished with these rows before the queries of the next rows overwrite theirs */
+    fkv_sync_warp(); /* all lanes must finish these rows before the next rows' queries overwrite the shared memory */
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q,

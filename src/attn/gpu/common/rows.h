@@ -168,7 +168,7 @@ FKV_FN bool fkv_is_visible(fkv_u32 position, fkv_u32 token) {
 #endif
 }
 
-#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* score of a masked key, which is minus infinity */
+#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* score of a masked key: minus infinity */
 
 FKV_FN bool fkv_is_finite(float x) { return (fkv_bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 

@@ -149,8 +149,8 @@ FKV_FN fkv_u32 fkv_seal_size(float y, float inverse) {
     return size;
 }
 
-/* Returns the norm of a row. Called by one warp. Like the codec, the function adds channel j to partial sum j % 16. Lane j % 16
- * holds this partial sum, so it also adds the channels that lane j % 16 + 16 holds. */
+/* Returns the norm of a row. Called by one warp. Like the codec, the function adds channel j to partial sum j % 16. Lane i < 16
+ * holds partial sum i, so it also adds the channels of lane i + 16. */
 FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
     float sum = 0.0f;
     FKV_UNROLL

@@ -1,6 +1,6 @@
-/* The work of one decode block: one split of an item's history, for up to ROWS of the item's rows. A kernel source includes this
- * file once, before the attention functions. The source of a sealed layer contains two versions of the attention functions, one
- * per pool.
+/* Work of one decode block: it processes one split of an item's history, for up to ROWS rows of the item. A kernel source
+ * includes this file once, before the attention functions. The source of a sealed layer contains two versions of the attention
+ * functions, one per pool.
  */
 struct fkv_split {
     FKV_DEVICE const fkv_u32 *words; /* the split's entry in the step table */

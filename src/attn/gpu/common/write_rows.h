@@ -53,8 +53,8 @@ FKV_FN float fkv_sum_of_16(float x) {
 }
 
 /* Refits `line`, like fkv_codec_refit(): returns the least-squares line that maps the codes produced by `line` back to the
- * values. Like the codec, the function adds value j of the group to partial sum j % 16. Lane j % 16 holds this partial sum, so it
- * also adds the values that lane j % 16 + 16 holds. If the fitted line is not valid, `line` is returned. */
+ * values. Like the codec, the function adds value j of the group to partial sum j % 16. Lane i < 16 holds partial sum i, so it
+ * also adds the values of lane i + 16. If the fitted line is not valid, `line` is returned. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
@@ -125,8 +125,8 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
     float sum = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_VALUES;
-         i++) { /* value j is added to partial sum j % 16: lane j % 16 also adds the values that lane j % 16 + 16 holds */
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16: lane i < 16 holds partial sum i and
+                                                    also adds the values of lane i + 16 */
         float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
         float square = fkv_mul(share, share);
         sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));

@@ -48,8 +48,8 @@ FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shar
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         fkv_u32 row = DC_DUPLICATED ? at.lane / 4 % 4 : at.lane / 4 + 8 * (fkv_u32)n;
-        /* in lanes of a row's second copy, the integer sum is 256 times the dot product with the `rest` bytes; these lanes add no
-         * bias */
+        /* the lanes that hold the second copy of a row add no bias, and their integer sum is 256 times the dot product with the
+         * `rest` bytes */
         bool second = DC_DUPLICATED && at.lane >= 16;
         rows.step[n][1] = steps[row];
         if constexpr (dc_k::bits == 16)

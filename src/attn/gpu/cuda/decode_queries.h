@@ -1,9 +1,10 @@
 /* Tensor-core decode of rows of codes: converts query rows to A operands in shared memory.
  *
  * K codes are integers, so queries are converted to integers as well. Each value is scaled relative to the largest magnitude of
- * its row and split into three signed bytes, x = 65536 * high + 256 * low + rest. Each of the three bytes is in a separate row of
- * A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does not depend on the order of the
- * channels. dc_channel_place() defines an order in which the loaded words of K are valid operands without rearrangement.
+ * its row and rounded to an integer x of three signed bytes: x = 65536 * high + 256 * low + rest. The bytes high, low and rest
+ * are stored in separate rows of A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does
+ * not depend on the order of the channels. dc_channel_place() defines an order in which the loaded words of K are valid operands
+ * without rearrangement.
  */
 /* Location of channel d of a slab in the operands: index of the matrix product (step), thread within the operand row, word within
  * the thread's pair of words, and element within the word. Inverse of the mapping in dc_load_keys() and dc_key_operand(). */
@@ -48,8 +49,8 @@ FKV_FN dc_channel dc_channel_place(fkv_u32 d) {
     return at;
 }
 
-/* Returns the row of A that holds part 0 (high), 1 (low) or 2 (rest) of query row `row`. Rows are numbered consecutively across
- * all row tiles. */
+/* Returns the row of A that holds the high (part 0), low (part 1) or rest (part 2) bytes of query row `row`. Rows are numbered
+ * consecutively across all row tiles. */
 FKV_FN fkv_u32 dc_operand_row(fkv_u32 row, fkv_u32 part) {
     if constexpr (DC_DUPLICATED && dc_k::bits == 16)
         return row + 4 * part;

@@ -150,8 +150,8 @@ FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
 
 /* ---- shared softmax ---- */
 
-/* Sends the other warp the scores for the group of rows that the other warp handles, and adds the scores received for this warp's
- * own group. */
+/* Each of the two warps handles one group of rows. Sends the scores of the other group to the other warp, and adds the scores
+ * received for this warp's own group. */
 FKV_FN void sd_exchange_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];

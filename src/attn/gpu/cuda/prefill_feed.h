@@ -13,7 +13,7 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
 }
 
 /* Tiles that the block unpacks itself: the first tile and all tiles after the shared tiles. If no tiles are shared, these are all
- * tiles. pf_n_own() returns the number of these tiles, and pf_own_tile() the index of the i-th of them. */
+ * tiles. pf_n_own() returns the number of these tiles, and pf_own_tile() returns the index of the i-th such tile. */
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles - (x.shared_end - 1); }
 FKV_FN fkv_u32 pf_own_tile(const pf_item &x, fkv_u32 i) { return i == 0 ? 0 : i + x.shared_end - 1; }
@@ -47,7 +47,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
         if (i == 1 && x.shared_end > 1) {
             pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
-            /* an mbarrier distinguishes only two phases, so wait until the phases of the last shared tiles are over */
+            /* wait until the phases of the last shared tiles are over, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;

@@ -55,8 +55,8 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
- * relative to the page or the tile. The offsets of the other three keys of a group follow from the swizzle: an exclusive or with
- * 16, 32 and 48. */
+ * relative to the page or the tile. The offsets of the other three keys of a group are those of the first key XOR 16, 32 and 48,
+ * because of the swizzle. */
 struct pf_key_share {
     fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
     fkv_u32 codes_at;  /* offset, in the page, of the codes of the first token */
@@ -64,7 +64,7 @@ struct pf_key_share {
     fkv_u32 tile_at;   /* offset, in the tile, of the unit of the first token */
     fkv_u32 offset_at; /* offset, in the tile, of the thread's channel in the first offset key */
     bool any,
-        first; /* any: true if the thread has a unit of its own; first: true if the thread stores the offset of its channel */
+        first; /* any: true if the thread has a unit to unpack; first: true if the thread stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;

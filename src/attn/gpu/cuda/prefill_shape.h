@@ -56,7 +56,7 @@ static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS),
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
     static constexpr int chunk_bytes =
-        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk lies in one scale group */
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk is in one scale group */
     static constexpr int words = chunk_bytes / 4;
     static constexpr int channels = chunk_bytes * 8 / BITS;
     static constexpr int units = channels / 8; /* number of units per chunk; a unit has eight fp16 values */
@@ -95,7 +95,7 @@ template <int BITS, int GROUP> struct pf_side {
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) {
     return place / 4 * 4 + place % 2 * 2 + place / 2 % 2;
-} /* the order of channels is that in which pf_put_unit() extracts the nibbles */
+} /* channels are in the order in which pf_put_unit() extracts the nibbles */
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
@@ -125,7 +125,7 @@ constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if the row sees non-finite values */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* pf_page_unit [stages + 1], for sealed pages */
-constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number that the block took when it started */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number assigned to the block when it started */
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* prefill_share.h: number of shared tiles known to be in the ring */
 constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* prefill_share.h: pf_item.shared_end, decided by one thread */
 constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* prefill_share.h: number of shared tiles whose products are complete */

@@ -37,8 +37,8 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 
 /* Group and ring of a block. */
 struct pf_share {
-    fkv_u32 *ready, *through; /* words of the ring, with tags; ready: page + 1 in each slot; through: number of pages released by
-                                 each member */
+    fkv_u32 *ready, *through; /* words of the ring, each with a tag; ready: index of the page in each slot plus 1; through: number
+                                 of pages released by each member */
     fkv_u8 *images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the ring's previous group */
@@ -144,7 +144,7 @@ FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
     fkv_sync_warp();
 }
 
-/* Unpacks those pages of the group that this block is responsible for into the ring. Called by the warpgroup that unpacks keys.
+/* Unpacks into the ring those pages of the group for which this block is responsible. Called by the warpgroup that unpacks keys.
  */
 FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
@@ -226,7 +226,7 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_arrive_n(s, next, 3);
         if (tile > PF_STAGES)
             fkv_store_release_shared(s, PF_AT_THROUGH,
-                                     tile - PF_STAGES); /* products with the stage's previous tile are complete */
+                                     tile - PF_STAGES); /* products with the previous tile in this stage are complete */
     }
 }
 

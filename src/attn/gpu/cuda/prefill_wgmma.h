@@ -579,7 +579,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         fkv_mbarriers_ready();
         pf_load_first_tiles(s, x, 0, 1);
 #if FKV_SEALED
-        x.shared_end = pf_decide_shared_end(s, x); /* the number of shared tiles determines which tile follows the first */
+        x.shared_end = pf_decide_shared_end(s, x); /* the number of shared tiles determines which tile follows the first tile */
 #endif
         pf_load_first_tiles(s, x, 1, PF_PACKED);
     }

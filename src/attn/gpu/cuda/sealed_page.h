@@ -3,7 +3,7 @@
  */
 constexpr int SD_K_TERMS = 1; /* number of bytes whose sum is the value of a code */
 constexpr int SD_V_TERMS = 2;
-constexpr bool SD_LESS_ONE = true;        /* true if the two terms of a V code add up to level - 1 instead of to the level */
+constexpr bool SD_LESS_ONE = true;        /* true if the two lookup terms of a V code add up to level - 1 instead of level */
 constexpr float SD_LEVEL = 1.0f / 128.0f; /* a V code with level n has the value n * SD_LEVEL * norm */
 constexpr fkv_u32 SD_RUN_STEP = 1;        /* a thread's run of channels starts at SD_RUN_STEP * sd_lane_run() */
 constexpr fkv_u32 SD_UNIT_STEP = 32;      /* distance between consecutive units of a thread's sums, in channels */
@@ -105,7 +105,7 @@ FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[
 }
 
 /* Returns the score of the thread's i-th token. both: the dot product of the row's integer query operand and the token's codes,
- * in which the sums over the high and over the low bytes are combined. */
+ * which combines the sums over the high and the low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
 /* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code without a sign bit, and 0 for

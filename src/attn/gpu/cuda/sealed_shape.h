@@ -41,7 +41,7 @@ constexpr int SD_EXCHANGES = SD_SHARES || SD_EXCHANGE_WORDS > 2048
                                  ? 1
                                  : 2;     /* number of buffers for exchanging scores; a single buffer needs an extra barrier */
 constexpr int SD_QUERY_WORDS = FKV_D + 4; /* words per query row, including padding against bank conflicts */
-constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS;                      /* each warp's copy of a page's {scales, biases} */
+constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS;                      /* a copy of a page's {scales, biases} for each warp */
 constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
 
 /* Each warp has two buffers for sealed pages: one for the codes of a tile's keys, and one for the codes of its values. After the

@@ -187,7 +187,7 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
         (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
         fkv_host_barrier_wait(launch->block.barrier,
-                              launch->block.n_threads); /* wait, because the next block reuses the shared memory */
+                              launch->block.n_threads); /* wait for all lanes, because the next block reuses the shared memory */
         if (index == 0) fkv_host_next_block();
     }
 }

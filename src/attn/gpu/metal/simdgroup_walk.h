@@ -111,8 +111,8 @@ template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys,
 
 /* ---- unpacking ---- */
 
-/* Reads and stores a lane's part of a slab, for the eight tokens of its simdgroup. The part consists of 16 numbers of K or V, in
- * a chunk of shape SHAPE (chunks.h). */
+/* Reads and stores a lane's part of a slab, for the eight tokens of its simdgroup. The part consists of 16 values of K or V, in a
+ * chunk of shape SHAPE (chunks.h). */
 template <class SHAPE> struct sg_side {
     typedef typename SHAPE::chunk chunk;
     enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* number of lanes that share a token */
