@@ -9,7 +9,7 @@
  * Waiting. The caller and the workers first spin for some microseconds, because decode runs a job every few microseconds, and
  * then sleep on a condition variable. A thread announces that it is going to sleep before it checks the state for the last time.
  * A thread that changes the state does so before it checks for sleeping threads. These accesses are sequentially consistent, so
- * at least one of the two threads sees what the other has written.
+ * at least one of the two threads sees the change made by the other.
  *
  * Invariants. `unfinished` is the number of items of the current job that have not finished; left <= unfinished; between jobs,
  * left <= 0 and unfinished = 0.
@@ -50,7 +50,7 @@ struct fkv_workers {
     pthread_mutex_t lock; /* used only for sleeping and waking */
     pthread_cond_t job_ready;
     pthread_cond_t job_done;
-    bool may_spin; /* true if the process has at least one core per thread; constant */
+    bool may_spin; /* true if the process has at least one core per thread; never changes */
     uint32_t n_threads;
     uint8_t *stacks;  /* [n_threads - 1, FKV_WORKER_STACK_BYTES], resident; NULL if n_threads is 1 */
     worker threads[]; /* [n_threads - 1] */

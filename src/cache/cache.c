@@ -32,7 +32,7 @@ struct fkv_cache {
     void *device_state;
     const fkv_cpu_kernels *kernels; /* NULL if the device is not the host */
     fkv_workers *workers;
-    uint8_t *scratch; /* block of scratch memory: first that of attention, then file_buffer, then workers_place */
+    uint8_t *scratch; /* block of scratch memory: scratch memory of attention, then file_buffer, then workers_place */
     uint8_t *file_buffer;
     void *workers_place;
     fkv_pack_identity pack_identity;
@@ -590,7 +590,7 @@ fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *
     fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
     FKV_REQUIRE(fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
-                "packed page mismatch: it contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
+                "packed page mismatch: the page contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
     FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
     fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
     fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);

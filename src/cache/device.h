@@ -14,7 +14,7 @@
 typedef struct fkv_device_place {
     void *state;         /* [state_bytes()] zeroed memory for the device's state */
     const void *options; /* options passed by the caller; valid only during the call */
-    fkv_slab *slab;      /* slab layout; the device sets base, or store and store_self */
+    fkv_slab *slab;      /* slab layout; the device sets either `base`, or `store` and `store_self` */
     fkv_attn_layer *layers;
     const fkv_config *config;
     uint64_t slab_bytes; /* size of the slab according to the plan */

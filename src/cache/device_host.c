@@ -26,7 +26,7 @@ static fkv_status host_open(const fkv_device_place *place) {
     host->bytes = place->slab_bytes;
     place->slab->base = host->map;
     uint32_t n_layers = place->config->n_layers;
-    uint32_t n_open = 0; /* the slab entries of the open blocks of sealed layers follow the entries of all layers */
+    uint32_t n_open = 0; /* slab entries for open blocks of sealed layers come after the entries of all layers */
     for (uint32_t i = 0; i < n_layers; i++) {
         place->layers[i].pages = fkv_slab_run(place->slab, i, 0);
         if (place->layers[i].sealed) place->layers[i].open_pages = fkv_slab_run(place->slab, n_layers + n_open++, 0);

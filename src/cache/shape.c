@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* For every PAGES_PER_PREFIX pages of max_tokens, the plan includes one page for the open first page of a cached prefix. */
+/* The plan has space for the open first pages of cached prefixes: one such page for every PAGES_PER_PREFIX pages of capacity. */
 enum { PAGES_PER_PREFIX = 256 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
@@ -91,7 +91,8 @@ static bool any_sealed(const fkv_config *c) {
 }
 
 /* Adds the group that holds the open pages of sealed layers: page 0, the pages of the next token's span, and the pages that are
- * needed after a truncation by one page. This group comes last. No layer belongs to it because of its window. */
+ * needed after a truncation by one page. This group comes last. Layers are never assigned to it by their (window, n_sinks)
+ * pair. */
 static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
                 "the layers have %u distinct (window, n_sinks) pairs (maximum %d if a layer is sealed)", pager->n_groups,

@@ -14,7 +14,7 @@
 #include "../store/slab.h"
 
 typedef struct fkv_shape {
-    fkv_config config; /* config.layers belongs to the caller and must not be retained */
+    fkv_config config; /* the array config.layers belongs to the caller; do not keep a pointer to it */
     uint32_t n_threads;
     fkv_pager_spec pager;
     uint32_t open_group; /* the last group, which holds open pages of sealed layers; FKV_MAX_GROUPS if no layer is sealed */
@@ -22,7 +22,7 @@ typedef struct fkv_shape {
     uint64_t token_bytes;
     uint32_t n_sink_logits;                /* number of sink logits in all layers */
     uint32_t n_head_blocks;                /* number of KV heads in all calibrated layers */
-    uint64_t n_channels;                   /* number of channels of all KV heads in calibrated layers */
+    uint64_t n_channels;                   /* total number of channels in all KV heads of calibrated layers */
     uint8_t calibration[FKV_SHA256_BYTES]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
     uint64_t scratch_bytes;                /* scratch memory that attention needs: the maximum over all layers */
     fkv_slab slab; /* slab.n_layers counts each sealed layer twice; fkv_shape_fill_layers() sets slab.layers */

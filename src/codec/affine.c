@@ -66,7 +66,7 @@ static float sum_refit_lanes(const float lane[LANES]) {
 
 /* Fits the line position = slope * code + start by least squares, where position is (value - bias) / scale. The sums over codes
  * and the determinant are exact, because they are integers below 2^24. If all codes are equal (the determinant is 0) or the
- * fitted line cannot be stored, the line is returned unchanged. */
+ * fitted line cannot be stored, the argument `line` is returned. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
     float n = (float)codec->group;
     float c = sum_refit_lanes(sums->c);
@@ -80,9 +80,9 @@ fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_re
     return good ? fitted : line;
 }
 
-/* Writes the storable values of x: [group] to w: [group] and returns the line through their minimum and maximum. Minima and
- * maxima are kept in LANES lanes, which the compiler vectorizes. The order of comparisons can change only the sign of a zero,
- * which has no effect on codes. */
+/* Clamps x: [group] to the range that pages can store, writes the result to w: [group], and returns the line through the minimum
+ * and maximum of w. Minima and maxima are kept in LANES lanes, which the compiler vectorizes. The order of comparisons can change
+ * only the sign of a zero, which has no effect on codes. */
 static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
     uint32_t group = codec->group;
     float hi_of[LANES];

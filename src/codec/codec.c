@@ -121,8 +121,9 @@ fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info) {
     return FKV_OK;
 }
 
-/* Returns the codec for the given side whose name starts at `text` and ends before the character `end` or the end of the string.
- * Returns NULL if no name matches. *after is set to the first character after the name. */
+/* Looks up the codec name that starts at `text` and ends before the character `end` or at the end of the string. Only codecs for
+ * the given side (K or V) are considered. Returns NULL if no name matches. *after is set to the first character after the
+ * name. */
 static const fkv_codec_name *codec_name_at(const char *text, unsigned side, char end, fkv_codec_kind *kind, const char **after) {
     for (int k = 0; k < N_KINDS; k++) {
         if (kinds[k] == NULL || (kinds[k]->sides != 0 && (kinds[k]->sides & side) == 0)) continue;
@@ -177,7 +178,7 @@ fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_conf
     char names[128];
     list_codec_names(names, sizeof names);
     FKV_REQUIRE(good, FKV_BAD_CONFIG,
-                "unknown codec \"%.40s\": expected one name for both sides, or two names K/V. Names: %s. "
+                "unknown codec \"%.40s\": expected one name for both K and V, or two names K/V. Names: %s. "
                 "An optional suffix g32, g64 or g128 sets the group size "
                 "(examples: 8/4, 4/4g32, tq4). \"sealed\" means s4/s4, and \"calibrated\" means c4/s4",
                 text, names);

@@ -20,7 +20,7 @@ typedef struct fkv_codec {
     fkv_codec_kind kind;                      /* never FKV_CODEC_AUTO */
     fkv_type type;                            /* type of scales and biases, or of the row itself for 16-bit codecs */
     uint32_t bits;                            /* bits per value */
-    uint32_t group;                           /* number of values that share a scale; equal to dim if the codec has no groups */
+    uint32_t group;                           /* number of values that share a scale; equals `dim` if the codec has no groups */
     uint32_t dim;                             /* D */
     bool fitted;                              /* whether lines are fitted by least squares; see affine.h */
     const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h), set only in the block layout
@@ -42,7 +42,7 @@ enum { FKV_ON_K = 1, FKV_ON_V = 2 };
  * decode_at() instead of encode() and decode(), and store some parts once per page (page_bytes). */
 typedef struct fkv_codec_functions {
     const fkv_codec_name *names; /* terminated by a NULL name */
-    unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both sides */
+    unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both K and V */
     bool grouped;                /* whether fkv_codec_config.group applies */
     uint32_t dim_multiple;       /* required divisor of the head dimension if the kind has no groups; 0 means ROW_MULTIPLE */
     bool rotates;                /* see fkv_codec_info */
@@ -93,14 +93,14 @@ FKV_INLINE uint64_t fkv_codec_part_bytes(const fkv_codec *codec, fkv_part part, 
 
 FKV_INLINE float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p96f : 65504.0f; }
 
-/* Returns the finite value that is stored for x. The sign of -0 is kept. */
+/* Converts x to a value that pages can store: NaN becomes 0, and the magnitude is clamped to `limit`. The sign of -0 is kept. */
 FKV_INLINE float fkv_codec_storable(float x, float limit) {
     float number = x == x ? x : 0.0f;
     float below = number > limit ? limit : number;
     return below < -limit ? -limit : below;
 }
 
-/* Replaces x: [D] with its storable values. Used for rows that are rotated before they are encoded. */
+/* Applies fkv_codec_storable() to all values of x: [D]. Used for rows that are rotated before they are encoded. */
 void fkv_codec_clean(const fkv_codec *codec, float *x);
 
 /* Encodes the row x: [D]. For each part p, writes row_bytes[p] bytes to part[p], which may have any alignment. */

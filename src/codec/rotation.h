@@ -18,7 +18,7 @@ typedef struct fkv_rotation {
     uint32_t signs[FKV_MAX_HEAD_DIM / 32]; /* bit d % 32 of word d / 32 is set if channel d is negated */
 } fkv_rotation;
 
-/* Creates a rotation. `stream` is 0 for K and 1 for V, so that the two sides use different signs with the same seed. */
+/* Creates a rotation. `stream` is 0 for K and 1 for V, so that K and V use different signs with the same seed. */
 void fkv_rotation_make(uint64_t seed, uint32_t stream, uint32_t dim, fkv_rotation *rotation);
 
 void fkv_rotation_apply(const fkv_rotation *rotation, float *x); /* x: [D], in place */

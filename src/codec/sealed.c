@@ -1,4 +1,4 @@
-/* Sealed blocks: codec definitions for both sides and the positions of their codes. seal.c creates the blocks. */
+/* Sealed blocks: the codec definitions for K and V, and the positions of codes in a block. seal.c creates the blocks. */
 #include "sealed.h"
 
 #include "../base/float16.h"

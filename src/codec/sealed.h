@@ -1,5 +1,5 @@
-/* Sealed blocks: a full page is packed a second time, from the codes of its open block. This header declares the codecs of both
- * sides, the code positions and the sealing function.
+/* Sealed blocks: a full page is packed a second time, from the codes of its open block. This header declares the codecs for K and
+ * V, the code positions and the sealing function.
  *
  * K (FKV_CODEC_SEALED) has one scale and one bias per channel and page. Large key values occur in the same few channels for all
  * tokens, so large and small values do not share a scale. The score of token t is (sum over channels c of (q_c * scale_c) *
@@ -26,7 +26,7 @@ enum {
     FKV_SEALED_LEVELS = 8,  /* maximum number of magnitude levels in a codebook */
     FKV_SEALED_REFITS = 2,
     FKV_SEALED_MAX_PAGE = 256,         /* maximum tokens per page */
-    FKV_SEALED_PLACES = FKV_MAX_DIGITS /* maximum number of bit fields per code */
+    FKV_SEALED_PLACES = FKV_MAX_DIGITS /* maximum number of bit fields that make up a code */
 };
 
 /* Smaller scales and norms are stored as 0, so that the inverse of every stored value is a finite float. */

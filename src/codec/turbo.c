@@ -37,7 +37,7 @@ float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[F
     return largest > 0.0f ? largest * root * fkv_turbo_books[codec->bits].unit : 0.0f;
 }
 
-/* Writes the storable values of x: [D] to w: [D] and returns their scale. */
+/* Clamps x: [D] to the range that pages can store, writes the result to w: [D], and returns the scale of w. */
 static float turbo_row_scale(const fkv_codec *codec, const float *x, float *w) {
     float limit = fkv_codec_limit(codec->type);
     float largest = 0.0f;

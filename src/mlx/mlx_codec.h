@@ -9,7 +9,8 @@
 /* S tokens of one side (K or V) are stored as the parts of its codec. Each part (codes, scales or biases) is an array [G, S,
  * row_bytes / 2] of 16-bit words. */
 typedef struct fkv_mlx_codec {
-    /* Encodes storable rows, bit-identical to fkv_codec_encode(). x: float32 [T, G, D] -> part[p]: [T, G, row_bytes / 2] words.
+    /* Encodes rows, bit-identical to fkv_codec_encode(). x: float32 [T, G, D], result of fkv_mlx_storable() -> part[p]: [T, G,
+     * row_bytes / 2] words.
      */
     void (*encode)(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]);
 
@@ -29,8 +30,8 @@ typedef struct fkv_mlx_codec {
     mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
                       const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
 
-    /* Seals N blocks, bit-identical to fkv_seal_block(). x: storable float32 [N, page_tokens, D], all heads of a page followed by
-     * the next page -> part[p]: [N, bytes of the part / 2]. */
+    /* Seals N blocks, bit-identical to fkv_seal_block(). x: result of fkv_mlx_storable(), float32 [N, page_tokens, D], all heads
+     * of a page followed by the next page -> part[p]: [N, bytes of the part / 2]. */
     void (*seal)(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
                  mlx_array part[FKV_N_PARTS]);
 } fkv_mlx_codec;
@@ -46,7 +47,7 @@ FKV_INLINE mlx_dtype fkv_mlx_page_type(const fkv_codec *codec) { return codec->t
 /* Decodes rows of open blocks. part: [N, S, row_bytes / 2] -> float32 [N, S, D] */
 mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]);
 
-/* Makes rows storable: NaN becomes 0, and magnitudes are limited to the largest finite value of page_type. */
+/* Converts rows to values that pages can store: NaN becomes 0, and magnitudes are clamped to the limit of page_type. */
 mlx_array fkv_mlx_storable(fkv_mlx_state *mlx, mlx_array x);
 
 #endif

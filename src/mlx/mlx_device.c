@@ -297,7 +297,7 @@ static mlx_array read_page_words(fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
     return fresh;
 }
 
-/* Writes `numbers` into the page, starting at word `from`, with one slice update for each KV head in the range. */
+/* Writes the words in `numbers` to the page, starting at word `from`. Each KV head in the range needs one slice update. */
 static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t block = layer->block->bytes / 2;
@@ -468,7 +468,8 @@ static fkv_status kept_step(fkv_step *step, const char *call, fkv_mlx_state **ml
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, 0, FKV_LAYER_ANY, call));
     *mlx = fkv_step_device_state(step);
     FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "%s: the cache uses the plain method, whose graphs depend on sequence lengths; open it with FKV_MLX_FUSED", call);
+                "%s: the cache uses the plain method, whose graphs depend on sequence lengths; open the cache with FKV_MLX_FUSED",
+                call);
     return FKV_OK;
 }
 
@@ -519,7 +520,7 @@ fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool 
 
 fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
     FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
-    (void)mlx_config; /* upper bound for both methods: the plain method needs more memory */
+    (void)mlx_config; /* upper bound for both methods, because the plain method needs more memory than the fused method */
     *bytes = 0;
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum {
-    LARGE_ANSWER_BYTES = 64 * 1024, /* a larger result is not used as a dependency array itself, so that MLX can free it */
+    LARGE_ANSWER_BYTES = 64 * 1024, /* larger results are not used as dependency arrays, so that MLX can free them */
     TABLE_STEP = 1024,              /* tables are padded to a multiple of this many words, so that their shape rarely changes; see
                                        fkv_mlx_step_state() */
     DEPENDENCY_WORDS =
@@ -143,7 +143,7 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 
 /* ---- steps ---- */
 
-/* Uploads one table for each distinct `cut` (the way in which a layer splits its work). MLX frees the host copy after the
+/* Uploads one table for each distinct `cut`, which describes how a layer splits its work. MLX frees the host copy after the
  * upload. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no table */
@@ -183,7 +183,7 @@ static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array de
 
 static const fkv_mlx_launch DEPENDENCY = {.out_shape = {1, {DEPENDENCY_WORDS}}, .out_type = MLX_UINT32};
 
-/* Seals the pages that the step fills, after their last rows were written. */
+/* Seals the pages that the step has filled. Runs after the last rows of these pages are written. */
 static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];

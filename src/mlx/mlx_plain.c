@@ -1,9 +1,9 @@
 /* The plain method: write and attend with MLX operations, on any stream.
  *
- * Write. Rows are made storable, rotated and packed as specified in docs/page_format.md; mlx_codec.c packs them. On the MLX CPU
- * backend, the Hadamard transform performs the additions in the order that the format specifies. Each part (codes, scales or
- * biases) of the rows written to one page is one slice update of the pool. Full pages of a sealed layer are gathered from its
- * open pool, sealed, and written to its own pool.
+ * Write. Rows are clamped to the range that pages can store, rotated, and packed (mlx_codec.c) as specified in
+ * docs/page_format.md. On the MLX CPU backend, the Hadamard transform performs the additions in the order that the format
+ * specifies. In each page, the codes, scales and biases of the new K and V rows are written to the pool with one slice update
+ * each. Full pages of a sealed layer are gathered from its open pool, sealed, and written to its own pool.
  *
  * Attend. The queries of each sequence are processed in blocks, over tiles of TILE_TOKENS tokens. The packed pages of a tile
  * are gathered, scored by the functions of their codec, and merged into a running {out, max, denominator}. Each tile depends on
@@ -227,7 +227,7 @@ fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
 
 /* ---- attend ---- */
 
-/* Running state of a block of queries of one sequence. It owns its handles. */
+/* Running softmax state of a block of queries of one sequence. The struct owns its MLX handles. */
 typedef struct query_block {
     fkv_mlx_state *mlx;
     const fkv_mlx_layer *layer;
@@ -468,8 +468,8 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     }
 }
 
-/* Counts four copies of a tile's scores, of its keys and values, and of the step's rows. MLX starts an operation before the
- * previous one has finished, so the inputs and outputs of two operations exist at the same time. */
+/* The bound includes four copies of a tile's scores, of its keys and values, and of the step's rows. MLX starts an operation
+ * before the previous one has finished, so the inputs and outputs of two operations exist at the same time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
     const uint64_t dim = layer->head_dim;
     const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));

@@ -265,7 +265,7 @@ static void seal_key_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv
     part[FKV_PART_BIASES] = halves_of(g, codec, k.bias, n, dim);
 }
 
-/* Returns 128 / norm, the factor that expresses a value in units of 1/128 of its row norm; 0 for tiny norms. norm: [rows, 1] */
+/* Returns 128 / norm, the factor that converts a value to units of 1/128 of its row norm; 0 for tiny norms. norm: [rows, 1] */
 static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
     const mlx_array small = fkv_mlx_less(g, norm, fkv_mlx_number(g, FKV_SEALED_SMALLEST));
     return fkv_mlx_where(g, small, fkv_mlx_number(g, 0.0f), fkv_mlx_divide(g, fkv_mlx_number(g, 128.0f), norm));

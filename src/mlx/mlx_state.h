@@ -39,8 +39,8 @@ typedef struct fkv_mlx_channels {
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
 
-/* A pool of pages and its data. A sealed layer has two pools: one for its sealed pages, and a second one for its open pages,
- * which is stored after the pools of all layers and has the same `attn`. */
+/* A pool of pages and the data that its kernels need. A sealed layer has two pools: one for its sealed pages, and a second one
+ * for its open pages, which is stored after the pools of all layers and has the same `attn`. */
 typedef struct fkv_mlx_layer fkv_mlx_layer;
 struct fkv_mlx_layer {
     const fkv_attn_layer *attn;
@@ -48,17 +48,17 @@ struct fkv_mlx_layer {
     fkv_mlx_layer *open;    /* sealed layers: the pool that rows are written to; otherwise NULL */
     uint32_t group;
     mlx_array pool;
-    mlx_array signs[FKV_N_SIDES]; /* float32 [D] signs, 1 or -1; empty if the side is not rotated */
+    mlx_array signs[FKV_N_SIDES]; /* float32 [D] rotation signs of K and of V, 1 or -1; empty if K or V is not rotated */
     mlx_array sink_logits;        /* float32 [max(H, 8)]; zeros if the layer has no sink logits */
     fkv_mlx_channels channels;    /* used by sealed pages with calibrated keys only */
 
     /* fused method */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
     uint32_t kind;           /* index of the first layer with the same shape, whose kernels this layer uses */
-    fkv_mlx_kernels kernels; /* empty if `kind` refers to another layer */
+    fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
     uint32_t table_of; /* index of the first layer with the same `cut`, whose table this layer uses */
-    mlx_array table;   /* table of the step; empty between steps and if `table_of` refers to another layer */
+    mlx_array table;   /* table of the step; empty between steps, and if `table_of` is the index of another layer */
     uint32_t table_words;
     uint32_t header[FKV_STEP_HEADER]; /* host copy of the first words of the table */
 };

@@ -12,8 +12,8 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
  * pages. */
 uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens);
 
-/* Returns a copy of the group in which `reserved` and `in_steps` include one more sequence with max_tokens = `more`, and one
- * sequence less with max_tokens = `less`. If `more` is 0, no sequence is added; if `less` is 0, none is removed. */
+/* Returns a copy of the group with updated `reserved` and `in_steps`: a sequence with max_tokens = `more` is added, and a
+ * sequence with max_tokens = `less` is removed. If `more` is 0, no sequence is added; if `less` is 0, none is removed. */
 fkv_group fkv_table_reserve(const fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less);
 
 /* Returns the first logical page, apart from sink pages, that a query at `position` attends to. */

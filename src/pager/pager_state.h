@@ -16,7 +16,7 @@ enum { FKV_NO_NODE = 0xffffffffu, FKV_NO_PLACE = 0xffffffffu, FKV_NO_GROUP = 0xf
 
 /* Counters over all pages of a pool. */
 typedef struct fkv_pool_counts {
-    uint64_t used;    /* pages with a reference from something other than the prefix tree */
+    uint64_t used;    /* pages that a page table or a step references, regardless of the prefix tree */
     uint64_t shared;  /* pages with refs >= 2 */
     uint64_t in_tree; /* pages that a prefix-tree node references */
     uint64_t copies;  /* sum of copies(page) as defined in pager.h */
@@ -175,7 +175,7 @@ FKV_INLINE uint64_t fkv_group_reserved(const fkv_group *group) {
     return group->reserved + (group->in_steps < group->n_step ? group->in_steps : group->n_step);
 }
 
-/* Return the two sides of the pool invariant promised <= free + cached. */
+/* Return the left-hand and the right-hand side of the pool invariant promised <= free + cached. */
 uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group);
 uint64_t fkv_group_room(const fkv_pager *pager, uint32_t group); /* free + cached */
 

@@ -71,7 +71,7 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
     if (available && node == FKV_NO_NODE) node = fkv_tree_add(pager, tenant, above, last);
     if (!available || node == FKV_NO_NODE) {
         fkv_pager_settle(pager);
-        return fkv_fail(FKV_POOL_FULL, "no page is free, and no cached page is older than this prefix");
+        return fkv_fail(FKV_POOL_FULL, "no page is free, and no cached page was used less recently than this prefix");
     }
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
         pages[g] = FKV_NO_PAGE;

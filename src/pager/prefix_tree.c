@@ -216,7 +216,7 @@ void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d
 uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
     fkv_tree *tree = &pager->tree;
     if (tree->n_free == 0) {
-        /* nodes with the current clock value belong to the path that is being inserted */
+        /* nodes whose last_use is the current clock value belong to the path that is being inserted */
         if (tree->leaves.n == 0 || tree->nodes[tree->leaves.items[0]].last_use == tree->clock) return FKV_NO_NODE;
         fkv_tree_evict_oldest(pager);
     }

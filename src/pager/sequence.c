@@ -76,7 +76,8 @@ static fkv_status check_admission(const fkv_pager *pager, uint32_t max_tokens, u
                                   uint32_t n_copies) {
     FKV_TRY(check_max_tokens(pager, max_tokens));
     FKV_REQUIRE(pager->n_seqs < pager->spec.max_seqs, FKV_SEQS_FULL,
-                "all %u sequences are open; close one, or open the cache with a larger max_seqs", pager->spec.max_seqs);
+                "%u sequences are already open, which is the maximum; close one, or open the cache with a larger max_seqs",
+                pager->spec.max_seqs);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group with = fkv_table_reserve(pager, g, max_tokens, 0);
         uint64_t reserved = fkv_group_reserved(&pager->groups[g]);
@@ -210,8 +211,8 @@ fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fk
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     const fkv_sequence *parent = &pager->sequences[slot];
     FKV_REQUIRE(max_tokens > 0 && max_tokens >= parent->len, FKV_BAD_ARGUMENT,
-                "max_tokens is %u but the fork starts with the %u tokens of its parent; reserve at least as many", max_tokens,
-                parent->len);
+                "max_tokens is %u but the fork starts with the %u tokens of its parent; set max_tokens to at least this number",
+                max_tokens, parent->len);
 
     uint32_t n_pages = fkv_pages_of(pager, parent->len);
     FKV_TRY(check_admission(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
@@ -434,9 +435,10 @@ fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens)
     FKV_TRY(require_no_step(pager));
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     fkv_sequence *s = &pager->sequences[slot];
-    FKV_REQUIRE(max_tokens > 0 && max_tokens >= s->len, FKV_BAD_ARGUMENT,
-                "max_tokens is %u but the sequence has %u tokens; reserve at least as many and at least 1, or truncate it first",
-                max_tokens, s->len);
+    FKV_REQUIRE(
+        max_tokens > 0 && max_tokens >= s->len, FKV_BAD_ARGUMENT,
+        "max_tokens is %u but the sequence has %u tokens; use a larger max_tokens (at least 1), or truncate the sequence first",
+        max_tokens, s->len);
     FKV_TRY(check_max_tokens(pager, max_tokens));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;

@@ -23,8 +23,8 @@ static void unmark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) 
 static fkv_status check_row(const fkv_pager *pager, const fkv_row *row, uint64_t *n_tokens, uint32_t *slot) {
     FKV_TRY(fkv_pager_slot(pager, row->seq, slot));
     const fkv_sequence *s = &pager->sequences[*slot];
-    FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT, "sequence %llu occurs twice in the step; pass all its tokens in one row",
-                (unsigned long long)row->seq);
+    FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT,
+                "sequence %llu has more than one row in the step; pass all its tokens in one row", (unsigned long long)row->seq);
     FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "the row of sequence %llu has 0 tokens; omit it",
                 (unsigned long long)row->seq);
     FKV_REQUIRE(

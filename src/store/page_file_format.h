@@ -72,7 +72,7 @@ _Static_assert(sizeof(fkv_file_entry) == 24 && offsetof(fkv_file_entry, crc32c) 
 typedef struct fkv_file_group {
     uint32_t window;
     uint32_t n_sinks;
-    uint32_t span; /* pages per span, at least 1; the first page of the window is rounded down to a multiple of it */
+    uint32_t span; /* pages per span, at least 1; the first page of the window is rounded down to a multiple of this number */
     uint32_t n_front;
     uint32_t first;
     uint32_t end;

@@ -82,7 +82,7 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     FKV_REQUIRE(fkv_file_plan_offsets(header, header->n_pages, plan) && header->tokens_offset == plan->tokens_offset &&
                     header->index_offset == plan->index_offset && header->data_offset == plan->data_offset &&
                     plan->data_offset <= file_bytes,
-                FKV_FILE_DAMAGED, "damaged page file: its offsets or its size do not match %u tokens and %llu pages: %s",
+                FKV_FILE_DAMAGED, "damaged page file: its offsets or its size are wrong for %u tokens and %llu pages: %s",
                 header->n_tokens, (unsigned long long)header->n_pages, reader->path);
     return FKV_OK;
 }
@@ -289,8 +289,8 @@ static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_co
         FKV_TRY(read_at(reader, reader->chunk, n * sizeof saved[0], reader->plan.tokens_offset + first * sizeof saved[0]));
         for (uint32_t i = 0; i < n; i++)
             FKV_REQUIRE(saved[i] == config->prompt[first + i], FKV_BAD_ARGUMENT,
-                        "the prompt has token %u at position %u but the file has %u: %s", config->prompt[first + i], first + i,
-                        saved[i], reader->path);
+                        "the prompt has token %u at position %u but the file has token %u: %s", config->prompt[first + i],
+                        first + i, saved[i], reader->path);
         first += n;
     }
     return FKV_OK;

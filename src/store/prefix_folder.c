@@ -223,7 +223,8 @@ static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *pack
     format_file_name(key, PAGE_SUFFIX, name);
     int fd = openat(f->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) {
-        /* removes the file even if it was written again in the meantime, so that no file exists without an index entry */
+        /* removes the file even if another thread has rewritten it in the meantime, so that no file exists without an index
+         * entry */
         folder_remove(f, key);
         return fkv_fail(FKV_GONE, "page %s is not in the prefix folder", name);
     }

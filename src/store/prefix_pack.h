@@ -1,8 +1,8 @@
 /* One page of the prefix tree as a self-contained byte string: header | tokens | pages of its groups. docs/page_format.md is the
  * bit-exact specification. Allocates no memory and opens no files.
  *
- * The configuration, the groups and the tokens determine everything in a packed page except the key, the checksums and the page
- * bytes. A reader computes the expected values of these fields and compares them with the packed page. Unwritten slots and
+ * The configuration, the groups and the tokens determine all fields of a packed page except the key, the checksums and the page
+ * bytes. A reader computes the expected values of all other fields and compares them with the packed page. Unwritten slots and
  * padding are 0.
  */
 #ifndef FKV_PREFIX_PACK_H

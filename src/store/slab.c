@@ -51,7 +51,7 @@ fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, u
     return FKV_OK;
 }
 
-/* Sets to 0 the bytes of the chunk whose offsets in the run are in [start, end). */
+/* Zeroes the bytes of the chunk that are at offsets [start, end) of the run. */
 static void blank_range(uint8_t *chunk, uint64_t from, uint64_t bytes, uint64_t start, uint64_t end) {
     if (start < from) start = from;
     if (end > from + bytes) end = from + bytes;

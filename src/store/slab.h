@@ -4,9 +4,9 @@
  *   address(layer, page, head) = base + layer.offset + (page * layer.n_heads + head) * layer.block_bytes
  *
  * The pages of a layer are contiguous, so attention over one layer touches few OS pages. All layers of a group have the same
- * number of pages; page p of a group is page p in each of its layers. A sealed layer has two entries. The entry with its own
- * layer number describes its sealed blocks. A second entry, after the entries of all layers, describes its open blocks, which
- * belong to the group of open pages.
+ * number of pages; page p of a group is page p in each of its layers. A sealed layer has two entries. The first entry, at the
+ * index of the layer, describes its sealed blocks. A second entry, after the entries of all layers, describes its open blocks,
+ * which belong to the group of open pages.
  *
  * If a device keeps the pages outside of host memory, base is NULL, and page copies and page files access the pages through an
  * fkv_page_store. The layout is the same in both cases.
@@ -82,8 +82,7 @@ fkv_status fkv_slab_read(const fkv_slab *slab, uint32_t layer, uint32_t page, ui
 fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in);
 
 /* Returns the number of rows of a logical page that hold tokens when the sequence has n_tokens tokens. In a sealed layer, the
- * result is the number of all rows of the page, or 0. For page 0 of a sealed layer, it is always 0, because this page is never
- * read in sealed form. */
+ * result is page_tokens if the page is full, and 0 otherwise. It is always 0 for page 0, which is never read in sealed form. */
 FKV_INLINE uint32_t fkv_slab_live_rows(const fkv_slab *slab, uint32_t layer, uint32_t logical, uint32_t n_tokens) {
     uint32_t n = fkv_min_u32(slab->page_tokens, n_tokens - logical * slab->page_tokens);
     return slab->layers[layer].sealed && (logical == 0 || n < slab->page_tokens) ? 0 : n;

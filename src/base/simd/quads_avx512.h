@@ -8,8 +8,8 @@
 
 enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* a unit has 32 consecutive values of a row */
 
-/* LARGEST is the maximum of |x| / step after rounding: 127 * 256. A row whose values are all below SMALLEST is treated as 0,
- * because the inverse of its step would overflow. */
+/* LARGEST is the largest magnitude of a rounded value x / step: 127 * 256. A row whose values are all below SMALLEST is treated
+ * as 0, because the inverse of its step would overflow. */
 static const float LARGEST = 32512.0f;
 static const float SMALLEST = 1e-30f;
 
