@@ -341,7 +341,7 @@ static void run_rounds(bench *b, attn_op what, uint32_t t) {
         *r = (result){b->c, what, attn_codecs[s->codec].name, b->options->threads[t], .n_rounds = n_rounds, .speedup = NAN};
         r->n_tokens = what == OP_WRITE ? b->n_written : what == OP_DECODE ? 1 : b->options->n_queries;
         r->right = check(b, s, what, b->workers[t], &r->error);
-        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* this untimed call is also the warm-up */
+        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* not timed; also serves as the warm-up */
     }
     for (uint32_t round = 0; round < n_rounds; round++)
         for (uint32_t i = 0; i < b->n_subjects; i++)

@@ -162,7 +162,7 @@ static const char READ_SOURCE[] =
 static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
                           mlx_fast_cuda_kernel_config config) {
     fkv_mlx_graph *g = &b->g;
-    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel: compute the maximum of the buffer, after the previous one */
+    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel, compute the maximum of the buffer */
         mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
         return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
     }
@@ -466,7 +466,7 @@ static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config confi
     return out;
 }
 
-/* Returns the rows of one side that the last query of each sequence reads, for any codec kind. */
+/* Returns the K or V rows that the last query of each sequence reads, for any codec kind. */
 static mlx_array as_met(mlx_bench *b, mlx_array rows, fkv_codec_config codec, fkv_side side) {
     const fkv_codec_config open = {.bits = 8, .group = 64};
     if (is_sealed(codec)) return as_sealed(b, as_stored(b, rows, open), codec);

@@ -44,7 +44,7 @@ typedef struct shape {
     uint32_t n_cols;
 } shape;
 
-static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* Qwen2.5 1.5B: up, down, q */
+static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* Qwen2.5 1.5B: up, down and query matrices */
 
 typedef struct options {
     shape shapes[MAX_LIST];

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CHUNK_BYTES = 1 << 20 }; /* bytes of the streamed buffer per work item */
+enum { CHUNK_BYTES = 1 << 20 }; /* number of bytes that one work item streams */
 
 /* Returns the size of the streamed buffer: four times the last-level cache if the system reports its size, but at least 256 MiB
  * and at most 1 GiB. */

@@ -63,7 +63,7 @@ bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEE
         (void)close(requests[1]);
         return false;
     }
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that exited is reported as a wrong result and must not raise SIGPIPE */
+    (void)signal(SIGPIPE, SIG_IGN); /* a write to a peer that has exited must fail instead of raising SIGPIPE */
     peer->process = fork();
     if (peer->process == 0) start(command, types, c, requests[0], answers[1]);
     (void)close(requests[0]);

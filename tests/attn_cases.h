@@ -65,7 +65,7 @@ typedef struct attn_mix {
 
 enum { MAX_MIX = 6, MAX_CASE_HEADS = 64, MAX_CALIBRATED_HEADS = 8 };
 
-/* Scale factors for the values of one side (Q, K or V). A factor of 0 means 1. */
+/* Scale factors for the values of Q, K or V. A factor of 0 means 1. */
 typedef struct attn_sizes {
     float gain; /* scale factor for all values */
     float peak; /* one channel is replaced with its absolute value multiplied by this factor; for Q, only in every second row, so
@@ -116,8 +116,8 @@ typedef struct attn_fixture {
     uint64_t kv_bytes; /* number of packed bytes read in one pass over all tokens */
 } attn_fixture;
 
-/* Returns false if the case is impossible, because the group size does not divide the head dimension. Rotates each side whose
- * codec requires a rotation. */
+/* Returns false if the case is impossible, because the group size does not divide the head dimension. Rotates K or V if its codec
+ * requires a rotation. */
 bool attn_fixture_open(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
                        uint64_t seed);
 

@@ -1,7 +1,7 @@
 /* Table of damaged page files with the exact error expected for each, shared by the golden files and the tests.
  *
  * Each case patches a few bytes of tests/golden/small.fkv. The committed cases are also stored as files, so that a change to the
- * format or to the order of checks shows up as a difference from the stored bytes.
+ * format or to the order of checks changes the stored bytes.
  */
 #ifndef FKV_GOLDEN_CASES_H
 #define FKV_GOLDEN_CASES_H

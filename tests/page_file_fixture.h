@@ -1,5 +1,5 @@
 /* A small cache for page-file tests. It combines a slab, a pager, codecs and a rotation without the public API. Rows are
- * generated from a seed. Further functions damage a file on purpose.
+ * generated from a seed. Other functions of this header damage a file on purpose.
  *
  * A row depends only on (seed, layer, head, position), not on the fixture or on the page that stores it. The expected content of
  * a file can therefore be computed without the code under test. Helpers abort the test on unexpected failures.

@@ -63,8 +63,8 @@ uint32_t stress_cache_pinned(const stress_cache *cache);
  * needs: rows that have left its window, or the open form of a page. */
 bool stress_is_gone(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
-/* Updates open_from after a step. Take the token that is one page before the end of the sequence: the span of this token and all
- * later pages keep their open form. */
+/* Updates open_from after a step. The span of the token that is one page before the end of the sequence, and all later pages,
+ * keep their open form. */
 void stress_seq_grown(const stress_cache *cache, stress_seq *seq);
 
 /* Drops the open forms of all pages except page 0 and the pages in the span of the next token. */

@@ -8,7 +8,7 @@
 
 enum { STRESS_K = 0, STRESS_V = 1, STRESS_Q = 2, STRESS_N_SIDES = 2, STRESS_PARTS = 3, STRESS_SPAN = 4 };
 
-/* Codec of one side of one layer. */
+/* Codec of K or of V in one layer. */
 typedef struct stress_codec {
     fkv_codec_kind kind; /* never FKV_CODEC_AUTO */
     uint32_t bits;
@@ -16,7 +16,7 @@ typedef struct stress_codec {
     uint32_t dim;   /* D */
     fkv_type type;  /* 16-bit type of values, scales and biases in pages */
     bool rotated;
-    float sign[FKV_MAX_HEAD_DIM]; /* signs of the rotation: -1 for each channel that the rotation negates */
+    float sign[FKV_MAX_HEAD_DIM]; /* signs of the rotation: -1 for channels that the rotation negates, otherwise 1 */
     const uint8_t
         *channel_bits; /* bit widths, for calibrated keys only: [G, D] in the codec of a layer, [D] in the codec of one head */
 } stress_codec;

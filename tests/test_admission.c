@@ -58,7 +58,7 @@ START_TEST(wait_beyond_the_bound_is_rejected_and_honoured_later) {
     double seconds = 0.0;
     fkv_admission_init(&admission, 100, 10.0);
     ck_assert_int_eq(ask(0, 1, 0.0, 30, &seconds),
-                     FKV_ADMISSION_ADMITTED); /* the estimate of the wait has not been learned yet, so the request is admitted */
+                     FKV_ADMISSION_ADMITTED); /* admitted, because the engine cannot estimate the wait yet */
     ck_assert_int_eq(ask(0, 1, 1.0, 30, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
     ck_assert_double_eq(seconds, 15.0);
     ck_assert_int_eq(ask(0, 1, 2.0, 30, &seconds),
@@ -105,7 +105,7 @@ typedef struct client {
 } client;
 
 static client crowd[CLIENTS];
-/* time at which the engine has learned its speed; until then, predictions are too low by a factor of UNLEARNED */
+/* time at which the engine has measured its speed; until then, predictions are too low by a factor of UNLEARNED */
 static double learned_at;
 static uint64_t state;
 
@@ -167,7 +167,7 @@ static void arrive(client *c, double now) {
     c->returns_at = now + ceil(seconds) + 0.2 * random_one();
 }
 
-/* Running clients share the machine. A client that is done immediately submits a new request. */
+/* Running clients share the machine. A client whose request is done submits a new request immediately. */
 static void serve(double now) {
     const uint32_t n = count(RUNNING);
     for (client *c = crowd; c < crowd + CLIENTS; c++) {

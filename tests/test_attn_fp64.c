@@ -12,12 +12,12 @@
 #include <string.h>
 
 /* Tolerances of the relative L2 error over all tokens of a layer. */
-#define HALF_F16 1e-3   /* 11-bit significand: average relative error 2^-12 per value, less in sums */
+#define HALF_F16 1e-3   /* 11-bit significand: the average relative error is 2^-12 per value, and less for sums */
 #define HALF_BF16 5e-3  /* 8-bit significand */
 #define AFFINE_8 2e-2   /* 256 levels for a range of about 5 standard deviations per group */
 #define AFFINE_8_4 0.15 /* 16 levels for V: the error per value is about a tenth of a standard deviation */
-#define AFFINE_4 0.2    /* 16 levels for K as well as V; the errors of K change the softmax weights */
-#define AFFINE_4_2 0.6  /* 4 levels for V: little more than the direction remains */
+#define AFFINE_4 0.2    /* 16 levels for both K and V; the errors of K change the softmax weights */
+#define AFFINE_4_2 0.6  /* 4 levels for V: the direction of the output is roughly preserved */
 #define TOKEN_SLACK 4.0 /* the tolerance for the error of a single token is larger by this factor */
 
 enum { N_TOKENS = 150, STEP_TOKENS = 40 };
@@ -383,7 +383,7 @@ START_TEST(reference_detects_a_wrong_mask) {
 }
 END_TEST
 
-/* Changing the array of sink logits after fkv_cache_open() must have no effect. */
+/* The caller changes its array of sink logits after fkv_cache_open(), which must have no effect. */
 START_TEST(learned_sinks_are_copied_at_open) {
     float sink_logits[4];
     memcpy(sink_logits, SINK_LOGITS, sizeof sink_logits);

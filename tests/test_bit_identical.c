@@ -311,8 +311,8 @@ END_TEST
 
 /* ---- forks ---- */
 
-/* From `at` on, the parent and one fork continue with the same tokens and a second fork with others. The second fork writes first
- * to the page that all three share. */
+/* From position `at` on, the parent and one fork continue with the same tokens, and a second fork continues with other tokens.
+ * The second fork writes first to the page that all three share. */
 static void forked_at(const subject *s, uint32_t at) {
     cache_fixture w;
     open_subject(s, &w);
@@ -395,7 +395,7 @@ static void with_shared_prefix(const subject *s) {
     cache_fixture_run(&w, first, s->tokens, 0, 192, 37, NULL);
     ck_ok(fkv_prefix_insert(w.cache, first, s->tokens, 192));
     cache_fixture_run(&w, first, s->tokens, 192, 200, 8, NULL);
-    for (int round = 0; round < 2; round++) { /* runs once while the first holder is open and once after it was closed */
+    for (int round = 0; round < 2; round++) { /* runs once while the sequence `first` is open, and once after it was closed */
         fkv_seq seq = 0;
         uint32_t n_shared = 0;
         fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
@@ -476,8 +476,8 @@ END_TEST
 
 static void truncated(const subject *s) {
     static const struct {
-        uint32_t to;     /* length to which the expected tokens are appended first */
-        uint32_t detour; /* number of unrelated tokens that are appended next */
+        uint32_t to;     /* length of the sequence after the expected tokens were appended */
+        uint32_t detour; /* number of unrelated tokens that are then appended */
         uint32_t back;   /* length after truncation */
     } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
     cache_fixture w;

@@ -46,7 +46,7 @@ static fkv_config config_of_kind(fkv_config config, size_t kind) {
     return config;
 }
 
-/* Needs about 110 MB of pages. */
+/* Returns a config whose pages need about 110 MB. */
 static fkv_config large_config(void) {
     fkv_config config = fkv_config_default();
     config.n_layers = 8;
@@ -121,7 +121,7 @@ START_TEST(scratch_does_not_depend_on_the_context_length) {
         ck_assert_uint_ge(plan.slab_bytes, contexts[i] * plan.token_bytes);
         slab = plan.slab_bytes;
     }
-    /* scratch does not depend on the number of tokens in a step either, because rows are processed in tiles */
+    /* the size of scratch memory does not depend on max_step_tokens, because rows are processed in tiles */
     config.max_step_tokens = 4096;
     ck_assert_uint_eq(plan_of(&config).scratch_bytes, scratch);
     config.n_threads = 1;
@@ -270,7 +270,7 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
     ck_ok(fkv_cache_open(&config, &cache));
     fkv_cache_close(cache);
 
-    /* even one token does not fit, unless other fields are lowered too */
+    /* a plan with max_tokens = 1 fits only if other fields are lowered too */
     config.memory_limit = least_plan(config, false).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "with 1 it needs %" PRIu64, least_plan(config, false).total_bytes);
@@ -280,7 +280,7 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
     (void)snprintf(words, sizeof words, "with 1 of each it needs %" PRIu64 ")", least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
 
-    /* no plan fits, even with all fields at 1 */
+    /* no plan fits, even if all of these fields are 1 */
     config.memory_limit = least_plan(config, true).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "needs %" PRIu64 "; raise", least_plan(config, true).total_bytes);
@@ -529,7 +529,7 @@ START_TEST(attention_reads_the_packed_bytes_of_visible_tokens_once) {
     fkv_plan plan = plan_of(&config);
     uint64_t read = bytes_of_decode(&config, 240);
     ck_assert_uint_ge(read, 44 * plan.token_bytes);
-    /* full pages are read at both ends of the visible range, but nothing of the masked history */
+    /* whole pages are read at both ends of the visible range, but no pages of the masked history */
     ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes);
 }
 END_TEST

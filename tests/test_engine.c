@@ -308,7 +308,7 @@ static void random_stress(uint64_t seed) {
                       stats->cached_tokens +
                           stats->computed_tokens); /* prompt tokens of a cancelled request may be neither cached nor computed */
     ck_assert_uint_gt(stats->cached_tokens, 0);
-    ck_assert_uint_eq(stats->max_cancel_steps, 1); /* 1, because some requests were cancelled in the middle of a step */
+    ck_assert_uint_eq(stats->max_cancel_steps, 1); /* requests cancelled during a step are released when the step ends */
     ck_assert_uint_eq(stats->finished[FKV_FINISH_FAILED], 0);
     ck_assert(drafts ? stats->accepted_tokens > 100 && stats->drafted_tokens > stats->accepted_tokens
                      : stats->drafted_tokens == 0);
@@ -418,7 +418,7 @@ START_TEST(tenant_with_ten_times_the_load_gets_half) {
         tokens_of(&all[i], 1000 + i, 0, 40);
         ck_ok(submit(&w, &all[i], (fkv_request){.tenant = tenant}));
     }
-    /* stops while the smaller tenant still has requests */
+    /* stops before the tenant with fewer requests has finished */
     while (all[10 + 11 * 25].job != NULL) (void)fkv_scheduler_turn(&w.scheduler);
     for (uint32_t i = 0; i < 330; i++)
         if (all[i].started != 0) served[i % 11 == 10] += 40.0 + 2.0 * all[i].n_new[0];
@@ -459,7 +459,7 @@ START_TEST(priority_then_deadline_then_age_order_a_tenants_requests) {
     ck_ok(submit(&w, &s[MAX_SEQS + 1], (fkv_request){.tenant = 1, .deadline_s = 100.0}));
     ck_ok(submit(&w, &s[MAX_SEQS + 2], (fkv_request){.tenant = 1, .priority = 1}));
     ck_ok(submit(&w, &s[MAX_SEQS + 3], (fkv_request){.tenant = 1, .priority = 5}));
-    s[MAX_SEQS].job->first_attempt_at -= 20.5; /* waits long enough to gain two priority levels */
+    s[MAX_SEQS].job->first_attempt_at -= 20.5; /* the request has waited long enough to gain two priority levels */
     (void)run_all(&w);
     ck_assert_uint_lt(s[MAX_SEQS + 3].order, s[MAX_SEQS].order);
     ck_assert_uint_lt(s[MAX_SEQS].order, s[MAX_SEQS + 2].order);
@@ -661,7 +661,7 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
     for (int i = 0; i < 40; i++) fkv_draft_update(&r, 3, 3);
     ck_assert_double_gt(r.acceptance, 0.9);
     for (int i = 0; i < 40; i++)
-        fkv_draft_update(&r, 3, 1); /* of three drafts, only the first is accepted, and the second is rejected */
+        fkv_draft_update(&r, 3, 1); /* the first of three drafts is accepted, and the second is rejected */
     ck_assert_double_eq_tol(r.acceptance, 0.5, 0.1);
     for (int i = 0; i < 40; i++) fkv_draft_update(&r, 1, 0);
     ck_assert_double_lt(r.acceptance, 0.1);
@@ -683,7 +683,7 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
                                   {.acceptance = 1.0}};
     ck_assert_uint_eq(chosen(some, 4, even, 4, 0.002), 3); /* only drafts that are likely to be accepted are tried */
     ck_assert(some[0].n_chosen == 2 && some[1].n_chosen == 0 && some[2].n_chosen == 1);
-    ck_assert_uint_eq(chosen(some, 4, steps, 2, 0.0018), 0); /* the two best drafts together save less time than they cost */
+    ck_assert_uint_eq(chosen(some, 4, steps, 2, 0.0018), 0); /* two drafts together save less time than they cost */
     ck_assert_uint_eq(chosen(some, 4, steps, 4, 0.0018), 4); /* all four drafts together save more time than they cost */
     ck_assert_uint_eq(chosen(some, 0, even, 4, 1.0), 0);
 }

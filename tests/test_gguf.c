@@ -263,7 +263,7 @@ START_TEST(id_distinguishes_weights) {
     ck_assert_mem_ne(first, other, 32);
     fkv_weights_close(weights);
 
-    maker_open(&shared); /* the same values under another name have another ID */
+    maker_open(&shared); /* the same values under a different name have a different ID */
     key_text(&shared, "general.architecture", "llama");
     tensor(&shared, "a", GGML_F32, 8, 1, 32);
     id_of(&shared, first);
@@ -272,7 +272,7 @@ START_TEST(id_distinguishes_weights) {
     tensor(&shared, "b", GGML_F32, 8, 1, 32);
     id_of(&shared, other);
     ck_assert_mem_ne(first, other, 32);
-    maker_open(&shared); /* the same values with another epsilon have another ID, too */
+    maker_open(&shared); /* the same values with a different epsilon have a different ID */
     key_text(&shared, "general.architecture", "llama");
     key_f32(&shared, "llama.attention.layer_norm_rms_epsilon", 1e-6f);
     tensor(&shared, "a", GGML_F32, 8, 1, 32);

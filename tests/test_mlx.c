@@ -19,7 +19,7 @@
 
 enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKENS = 8192 };
 
-static const double DEVICE_TOLERANCE = 1e-3; /* allows for float sums in a different order than on the host */
+static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that are added in a different order than on the host */
 
 /* Layer sets: affine and 16-bit; sealed; sealed 4-bit, for which GPUs have additional kernels; TurboQuant. */
 typedef enum { AFFINE, SEALED, SEALED_4, TURBO, N_LAYER_SETS } layer_set;
@@ -101,7 +101,7 @@ static pair_seq pair_seq_open(pair *p, uint64_t seed, uint32_t max_tokens) {
     return s;
 }
 
-/* Generates the row of one side (0 K, 1 V, 2 Q) of one token. */
+/* Generates a row of one token: K, V or Q if `side` is 0, 1 or 2. */
 static void row_of(uint64_t seed, uint32_t position, uint32_t layer, uint32_t side, uint32_t n, float *row) {
     uint64_t state = seed * 1000003u + (uint64_t)position * 31u + layer * 7u + side;
     for (uint32_t i = 0; i < n; i++) row[i] = attn_gaussian(&state);
