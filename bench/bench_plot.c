@@ -1,7 +1,7 @@
 /* bench_plot: draws the plots of docs/performance.md from the output of `bench/compare --sweep`.
  *
  * A sweep is a result of bench_compare whose cases differ in one parameter, which is the x axis. The y axis is the time of one
- * call. Each line shows one pair of cache types of flatkv or of a peer. A second line next to each flatkv line shows the time to
+ * call. Each line shows flatkv or a peer with one pair of cache types. A second line next to each flatkv line shows the time to
  * read its packed bytes at the bandwidth measured in the same run.
  */
 #include "bench_util.h"

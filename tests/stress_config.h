@@ -36,8 +36,8 @@ typedef struct stress_config {
     fkv_config base; /* layers are filled in by stress_config_of() */
     fkv_layer_config layers[STRESS_MAX_LAYERS];
     bool one_layer;                                         /* all layers use base.layer */
-    stress_codec codec[STRESS_MAX_LAYERS][STRESS_N_SIDES];  /* codecs of rows when they are written */
-    stress_codec sealed[STRESS_MAX_LAYERS][STRESS_N_SIDES]; /* codecs of the full pages of sealed layers */
+    stress_codec codec[STRESS_MAX_LAYERS][STRESS_N_SIDES];  /* codecs with which rows are first written */
+    stress_codec sealed[STRESS_MAX_LAYERS][STRESS_N_SIDES]; /* codecs of sealed pages, for sealed layers */
     stress_numbers numbers;
     uint64_t seed;               /* seed of the rows */
     float outlier[3];            /* scale of the outlier channels of K, V and Q */

@@ -42,7 +42,7 @@ static inline uint32_t stress_mostly_small(stress_random *r, uint32_t low, uint3
     return stress_between(r, low, top);
 }
 
-/* Approximates a standard normal variable by the sum of four uniforms, which is fast and close enough. */
+/* Approximates a standard normal variable by the sum of four uniform variables, which is fast and accurate enough. */
 static inline float stress_gaussian(stress_random *r) {
     uint64_t bits = stress_draw(r);
     float sum = 0;

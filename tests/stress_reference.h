@@ -15,10 +15,10 @@ typedef struct stress_token {
     uint64_t chain; /* hash of the token and its history */
     uint32_t id;
     uint32_t position;
-    float *stored;     /* decoded K and V of every layer: [layer][side][G, D] */
-    uint8_t *bytes;    /* stored bytes of the same rows: [layer][side][G, row bytes] */
-    float *sealed;     /* decoded rows of the sealed page that ends with this token: [layer][side][T, G, D]; NULL until needed */
-    uint8_t *blocks;   /* stored bytes of the same page: [layer][G, block bytes] */
+    float *stored;   /* decoded K and V of every layer: [layer][K or V][G, D] */
+    uint8_t *bytes;  /* stored bytes of the same rows: [layer][K or V][G, row bytes] */
+    float *sealed;   /* decoded rows of the sealed page that ends with this token: [layer][K or V][T, G, D]; NULL until needed */
+    uint8_t *blocks; /* stored bytes of the same page: [layer][G, block bytes] */
     uint64_t *answers; /* for each layer, hash of the first output computed for this token; 0 if there is none yet */
     struct stress_token *next;
 } stress_token;

@@ -19,7 +19,7 @@ enum {
     LIVE_TOKENS = 60, /* length at which the window group has already released a page */
     LIVE_MOST = 80,
     ROOMY_MOST = 64,
-    UNTOUCHED = 77 /* fill byte of all output parameters */
+    UNTOUCHED = 77 /* byte value with which all output parameters are filled */
 };
 
 static const fkv_layer_config LAYERS[] = {

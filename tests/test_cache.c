@@ -88,8 +88,8 @@ START_TEST(plan_is_exactly_the_sum_of_its_parts) {
     config.n_threads = 3;
     fkv_plan plan = plan_of(&config);
     ck_assert_uint_eq(plan.total_bytes, plan.slab_bytes + plan.tables_bytes + plan.scratch_bytes + plan.stacks_bytes);
-    /* a row has 128 channels, stored as 128 code bytes for K, 64 code bytes for V, and 2 groups with a scale and a bias on each
-     * side; 8 heads, 8 layers */
+    /* a row has 128 channels: 128 code bytes for K and 64 for V, and 2 groups with a scale and a bias for each of K and V; 8
+     * heads, 8 layers */
     ck_assert_uint_eq(plan.token_bytes, (128 + 8 + 64 + 8) * 8 * 8);
     ck_assert_uint_eq(plan.n_groups, 1);
     ck_assert_uint_eq(plan.group_pages[0], 8192 / 64);

@@ -477,7 +477,7 @@ START_TEST(decode_during_prefill_keeps_steps_short) {
         tokens_of(&all[i], 20 + i, 0, i < 3 ? 20 : 300);
         ck_ok(submit(&w, &all[i], (fkv_request){0}));
         for (int k = 0; k < 8; k++) (void)fkv_scheduler_turn(&w.scheduler);
-        if (i == 3) w.longest = 0.0; /* the cost model has been learned */
+        if (i == 3) w.longest = 0.0; /* the scheduler has learned the step costs */
     }
     (void)run_all(&w);
     printf("longest step: %.1f ms, limit %.0f ms\n", w.longest * 1e3, config.step_ms);
@@ -720,7 +720,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* the model generates repeated text in both rounds */
+    drafts = true; /* in both rounds, so that the model generates the same repetitive text */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
         open_fixture(&w, &config);

@@ -230,7 +230,7 @@ START_TEST(prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed) 
     (void)ask_folder(prompt, "a", &warm);
     ck_assert_uint_eq(warm.n_cached, 0);
     check_same(&cold, &warm, 0, "with a store that is empty");
-    ck_assert_uint_eq(each_page(UINT32_MAX - 1), ALL); /* the stored pages include those of the answer */
+    ck_assert_uint_eq(each_page(UINT32_MAX - 1), ALL); /* the store also contains pages of the answer */
 
     fkv_engine_stats stats = ask_folder(prompt, "a", &warm);
     check_same(&cold, &warm, 0, "from disk");
@@ -276,7 +276,7 @@ START_TEST(one_request_repairs_all_damaged_pages_of_its_prompt) {
 END_TEST
 
 static fkv_status slow_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
-    const struct timespec time = {.tv_sec = 1}; /* a page takes milliseconds to compute */
+    const struct timespec time = {.tv_sec = 1}; /* computing a page takes only milliseconds */
     const fkv_prefix_store *inner = self;
     (void)nanosleep(&time, NULL);
     return inner->read(inner->self, key, packed, capacity, n_bytes);
@@ -520,7 +520,7 @@ START_TEST(full_queue_reports_when_to_retry) {
     model_book_tokens(0, prompt, PROMPT);
     fkv_engine_config c = fkv_engine_config_default();
     fkv_engine *engine = open_engine(1);
-    fkv_engine_close(engine); /* the model is loaded now */
+    fkv_engine_close(engine); /* opening this engine has loaded the model */
     c.runner.max_tokens = 1024;
     c.runner.max_seqs = c.runner.max_logit_rows = 1;
     c.max_queue = 2;

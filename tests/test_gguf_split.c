@@ -144,7 +144,7 @@ START_TEST(version_2_reads_like_version_3) {
 }
 END_TEST
 
-/* Adds four tokens. More keys may follow. */
+/* Starts a file with a vocabulary of four tokens. The caller may add more keys. */
 static void vocab_keys(maker *m) {
     static const char *const tokens[] = {"a", "b", "ab", "<end>"};
     static const int32_t types[] = {1, 1, 1, 3};

@@ -163,7 +163,7 @@ enum { PLAIN_TOKENS = 50 };
 
 static const model_spec SPECS[] = {
     {"llama", 2, 64, 128, 4, 2, 16, .tied = true},
-    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* heads are padded inside pages */
+    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* pages store each head with padding */
     {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false},
     {"qwen3", 2, 64, 128, 4, 4, 64, .tied = true},
     {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},

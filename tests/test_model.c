@@ -40,7 +40,7 @@ START_TEST(weights_use_the_reported_memory) {
     fkv_model_config config = fkv_model_config_default();
     config.n_threads = 1;
     fkv_model *model = NULL;
-    /* this first load makes the one-time allocations of libraries, which are not measured */
+    /* this first load is not measured, because it includes one-time allocations of libraries */
     ck_ok(fkv_model_load("models/needle", &config, &model));
     fkv_model_close(model);
     uint64_t before = cache_anonymous_bytes();

@@ -72,7 +72,7 @@ typedef enum fkv_event_kind {
     FKV_EVENT_STARTED = 0,  /* the request was admitted; n_cached prompt tokens come from the prefix cache */
     FKV_EVENT_TOKEN = 1,    /* a new token of an answer */
     FKV_EVENT_ANSWERED = 2, /* an answer is complete; carries its finish reason and the remaining text */
-    FKV_EVENT_DONE = 3      /* all answers are complete; the last event */
+    FKV_EVENT_DONE = 3      /* all answers are complete; this is the last event of the request */
 } fkv_event_kind;
 
 typedef enum fkv_finish {
@@ -81,7 +81,7 @@ typedef enum fkv_finish {
     FKV_FINISH_LENGTH = 2, /* max_new tokens were generated */
     FKV_FINISH_CANCELLED = 3,
     FKV_FINISH_DEADLINE = 4, /* deadline_s passed */
-    FKV_FINISH_FAILED = 5    /* a device, mask or allocation error; see fkv_event.message */
+    FKV_FINISH_FAILED = 5    /* a device error, mask error or allocation error; see fkv_event.message */
 } fkv_finish;
 
 typedef struct fkv_logprob {

@@ -47,7 +47,7 @@ struct fkv_workers {
     _Atomic bool caller_asleep;         /* true while the caller sleeps; modified while holding `lock` */
     _Atomic bool stop;
 
-    pthread_mutex_t lock; /* used only for sleeping and waking */
+    pthread_mutex_t lock; /* used only to put threads to sleep and to wake them */
     pthread_cond_t job_ready;
     pthread_cond_t job_done;
     bool may_spin; /* true if the process has at least one core per thread; never changes */
@@ -72,7 +72,7 @@ static int64_t nanoseconds_now(void) {
 
 typedef bool (*condition_fn)(fkv_workers *workers, uint64_t seen);
 
-/* Spins until the condition is true. Returns false if it is still false at the end of the spin time. */
+/* Spins until the condition is true. Returns false if the condition is still false when the spin time ends. */
 static bool spin_until(fkv_workers *workers, condition_fn holds, uint64_t seen) {
     if (!workers->may_spin) return holds(workers, seen);
     int64_t end = nanoseconds_now() + SPIN_NANOSECONDS;

@@ -30,7 +30,7 @@ struct fkv_cache {
     fkv_step step;
     const fkv_device *device;
     void *device_state;
-    const fkv_cpu_kernels *kernels; /* NULL if the device is not the host */
+    const fkv_cpu_kernels *kernels; /* NULL unless the device is the host */
     fkv_workers *workers;
     uint8_t *scratch; /* block of scratch memory: scratch memory of attention, then file_buffer, then workers_place */
     uint8_t *file_buffer;

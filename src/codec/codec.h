@@ -26,7 +26,7 @@ typedef struct fkv_codec {
     const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h), set only in the block layout
                                                  of a single head; otherwise NULL */
     uint32_t row_bytes[FKV_N_PARTS];          /* bytes per row in each part; 0 if the codec does not use the part */
-    uint32_t page_bytes[FKV_N_PARTS];         /* bytes that each part stores once per page */
+    uint32_t page_bytes[FKV_N_PARTS];         /* number of bytes that each part stores once per page */
 } fkv_codec;
 
 /* Name of a codec kind with one bit width, such as "s4". */
@@ -35,7 +35,7 @@ typedef struct fkv_codec_name {
     uint32_t bits;
 } fkv_codec_name;
 
-/* Sides (K, V) that a codec kind supports. */
+/* Flags for fkv_codec_functions.sides: the codec kind supports K, V or both. */
 enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 
 /* Functions of a codec kind. Most kinds encode one row at a time. Kinds whose pages are sealed as a whole (sealed.h) implement

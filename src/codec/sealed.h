@@ -21,7 +21,7 @@
 #include "channel_order.h"
 
 enum {
-    FKV_SEALED_TOKENS = 16, /* tokens per block of codes */
+    FKV_SEALED_TOKENS = 16, /* number of tokens per block of codes */
     FKV_SEALED_LINE = 64,   /* bytes per line: 16 dwords */
     FKV_SEALED_LEVELS = 8,  /* maximum number of magnitude levels in a codebook */
     FKV_SEALED_REFITS = 2,
@@ -32,9 +32,9 @@ enum {
 /* Smaller scales and norms are stored as 0, so that the inverse of every stored value is a finite float. */
 static const float FKV_SEALED_SMALLEST = 0x1p-100f;
 
-/* A row of keys is an outlier if its largest magnitude is above FKV_SEALED_OUTLIER and more than FKV_SEALED_OUTLIER_RATIO times
- * the largest magnitude of at least half of the rows of the page. Outliers do not widen the ranges of channels, so that the other
- * rows keep their resolution. The codes of an outlier saturate. */
+/* A row of keys is an outlier if its largest magnitude is above FKV_SEALED_OUTLIER and, for at least half of the page's rows,
+ * more than FKV_SEALED_OUTLIER_RATIO times the largest magnitude of that row. Outliers do not widen the ranges of channels, so
+ * that the other rows keep their resolution. The codes of an outlier saturate. */
 static const float FKV_SEALED_OUTLIER = 1024.0f;
 static const float FKV_SEALED_OUTLIER_RATIO = 64.0f;
 

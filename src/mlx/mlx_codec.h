@@ -6,7 +6,7 @@
 
 #include "mlx_state.h"
 
-/* S tokens of one side (K or V) are stored as the parts of its codec. Each part (codes, scales or biases) is an array [G, S,
+/* The keys or values of S tokens are stored as the parts of their codec. Each part (codes, scales or biases) is an array [G, S,
  * row_bytes / 2] of 16-bit words. */
 typedef struct fkv_mlx_codec {
     /* Encodes rows, bit-identical to fkv_codec_encode(). x: float32 [T, G, D], result of fkv_mlx_storable() -> part[p]: [T, G,

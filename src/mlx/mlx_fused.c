@@ -173,7 +173,7 @@ void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
     memcpy(form, of, sizeof of);
 }
 
-/* Sets the newest dependency array of the layer's pools. */
+/* Sets the dependency array for the newest state of the layer's pools. */
 static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array dependency) {
     fkv_mlx_keep(g, &layer->dependency, dependency);
     if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->dependency, dependency);

@@ -92,7 +92,7 @@ mlx_array fkv_mlx_cumsum(fkv_mlx_graph *g, mlx_array a, int axis);
 mlx_array fkv_mlx_round(fkv_mlx_graph *g, mlx_array a);                   /* rounds ties to even */
 mlx_array fkv_mlx_arange(fkv_mlx_graph *g, uint32_t begin, uint32_t end); /* int32 array of the integers in [begin, end) */
 FKV_INTERNAL mlx_array fkv_mlx_take_first(fkv_mlx_graph *g, mlx_array a,
-                                          mlx_array indices); /* selects indices of the first axis */
+                                          mlx_array indices); /* selects elements by index along the first axis */
 mlx_array fkv_mlx_concatenate_first(fkv_mlx_graph *g, mlx_array a, mlx_array b);
 mlx_array fkv_mlx_hadamard(fkv_mlx_graph *g, mlx_array a, float scale);
 FKV_INTERNAL mlx_array fkv_mlx_slice(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape start, fkv_mlx_shape stop);

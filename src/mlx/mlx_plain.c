@@ -48,7 +48,7 @@ mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *ro
 
 /* ---- write ---- */
 
-/* Encodes rows [T, G, D] of one side (K or V) into its parts. */
+/* Encodes rows of K or V, [T, G, D], into the parts of their codec. */
 static void encode_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array rows,
                         mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -157,7 +157,7 @@ static void seal_row_pages(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_s
         of_kind->seal(mlx, codec, &layer->channels, x, part);
         return;
     }
-    of_kind->encode(mlx, codec, x, part); /* V codecs without seal() encode rows */
+    of_kind->encode(mlx, codec, x, part); /* V codecs without seal() encode each row separately */
     for (int p = 0; p < FKV_N_PARTS; p++)
         if (codec->row_bytes[p] != 0)
             part[p] = fkv_mlx_reshape(&mlx->graph, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens * (int)codec->row_bytes[p] / 2));
@@ -227,7 +227,7 @@ fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
 
 /* ---- attend ---- */
 
-/* Running softmax state of a block of queries of one sequence. The struct owns its MLX handles. */
+/* Running softmax state of a block of queries, all from one sequence. The struct owns its MLX handles. */
 typedef struct query_block {
     fkv_mlx_state *mlx;
     const fkv_mlx_layer *layer;
@@ -312,7 +312,7 @@ static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, 
     return fkv_mlx_reshape(g, apart, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, n_tokens));
 }
 
-/* Merges tokens [begin, end) of one tile into the running state of the block. form: the pool to read from, that of open or of
+/* Merges tokens [begin, end) of one tile into the running state of the block. form: selects the pool of open pages or the pool of
  * sealed pages. */
 static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;

@@ -194,7 +194,7 @@ static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) 
 
 /* Like rounded(), but additionally rounds to seven significant bits. */
 static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
-    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the value of the lowest kept bit */
+    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the place value of the lowest bit that is kept */
     const uint16_t kept = (uint16_t)~(2 * half - 1);
     const mlx_array halves = fkv_mlx_adopt(g, mlx_array_new_data(&half, (const int[]){1}, 1, MLX_UINT16));
     const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&kept, (const int[]){1}, 1, MLX_UINT16));
@@ -214,7 +214,7 @@ static mlx_array integral(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
     return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), most));
 }
 
-/* Quantized keys, channel by channel. */
+/* Keys that are quantized channel by channel. */
 typedef struct key_lines {
     mlx_array scale; /* float32 [n, G, D, 1], representable in the page type */
     mlx_array bias;

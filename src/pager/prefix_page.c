@@ -78,7 +78,7 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
         if ((groups >> g & 1) == 0 || pager->tree.nodes[node].pages[g] != FKV_NO_PAGE) continue;
         pages[g] = fkv_pool_take(&pager->groups[g].pool);
         fkv_tree_adopt(pager, node, g, pages[g]);
-        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* only the tree's own reference remains */
+        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* afterwards, only the tree references the page */
     }
     return FKV_OK;
 }

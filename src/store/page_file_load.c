@@ -87,7 +87,7 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     return FKV_OK;
 }
 
-/* Checks the SHA-256 of all bytes before the pages. */
+/* Verifies the SHA-256 digest of all bytes that precede the pages. */
 static fkv_status check_digest(const page_reader *reader) {
     uint8_t digest[FKV_SHA256_BYTES];
     fkv_status status = FKV_OK;

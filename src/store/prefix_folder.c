@@ -50,8 +50,8 @@ typedef struct entry {
     int64_t written_ns; /* modification time of the file; valid only while the folder is being opened */
     int32_t younger; /* neighbor in the LRU list, or NO_ENTRY at the end of the list; free entries are linked through `older` */
     int32_t older;
-    int32_t next; /* next entry in the bucket */
-    bool used;    /* used since the folder was opened */
+    int32_t next; /* next entry in the hash bucket */
+    bool used;    /* true if the page was used since the folder was opened */
 } entry;
 
 typedef struct folder {

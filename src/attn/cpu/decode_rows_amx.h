@@ -15,9 +15,9 @@
 
 enum {
     DECODE_ROWS = 11,                /* maximum number of query rows for the decode kernels */
-    COLUMN_ROWS = 4,                 /* query rows whose bytes form the columns of one matrix */
+    COLUMN_ROWS = 4,                 /* number of query rows whose bytes form the columns of one matrix */
     N_BYTES = 3,                     /* bytes per query value */
-    TILE_QUADS = FKV_TILE_TOKENS / 4 /* groups of four tokens (quads) per tile */
+    TILE_QUADS = FKV_TILE_TOKENS / 4 /* number of quads (groups of four tokens) per tile */
 };
 
 /* Schedule for prefetching the next tile: the number of shares, out of FKV_FETCH_SHARES, that each phase prefetches. The phases

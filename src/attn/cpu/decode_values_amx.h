@@ -16,7 +16,7 @@ enum { MAX_STRIP_GROUPS = 4 };
 
 /* Weights of up to four rows for the groups of a strip, quantized as in weigh(), with tokens in the order of packed_words. */
 typedef struct decode_weights {
-    alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes, then low bytes */
+    alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
     alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of p * offset */
     alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * zero code */

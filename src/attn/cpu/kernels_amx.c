@@ -297,7 +297,7 @@ typedef struct value_job {
     value_blocks values;
     row_weights weights[MAX_WEIGHTS]; /* [groups, blocks of rows] */
     uint32_t dim;
-    uint32_t group_steps; /* steps of 16 values per group */
+    uint32_t group_steps; /* number of steps per group, each of 16 values */
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_blocks; /* blocks of rows */

@@ -311,7 +311,7 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
     book_values_open(codec, part, n_tokens, &norms, &levels);
     fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
     for (uint32_t r = 0; r < n_rows; r++) {
-        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high bytes, then low bytes */
+        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
         alignas(64) float step[BLOCK_ROWS];
         sealed_weigh(4, &norms, p + (size_t)r * FKV_TILE_TOKENS, n_tokens, 1, bytes, FKV_TILE_TOKENS, step);
         float *to = out + (size_t)r * codec->dim;

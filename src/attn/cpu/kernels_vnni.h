@@ -234,7 +234,7 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
 typedef struct strip_place {
     uint32_t at;       /* byte offset in a row */
     uint32_t bytes;    /* number of row bytes in the strip, at most 64; lanes beyond these bytes are unused */
-    uint32_t first;    /* index along the head dimension of the first code */
+    uint32_t first;    /* channel index of the first code in the strip */
     uint32_t n_lanes;  /* number of 128-bit lanes in use */
     uint32_t group[4]; /* group index of each lane; lanes beyond the end of the row repeat the last group */
 } strip_place;

@@ -172,7 +172,7 @@ FKV_INLINE __m512i high_bytes(packed_words x) {
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
-/* Returns the position of a quad of tokens in the order of packed_words. */
+/* Returns the position at which packed_words stores a quad of tokens. */
 FKV_INLINE uint32_t quad_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
 
 /* Quantizes weights like weigh(), for up to 16 rows. n_vecs is the number of vectors of 16 tokens per row. */

@@ -18,8 +18,8 @@
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
-    SEALED_FETCH_SOFTMAX = 12, /* shares before softmax; the same number after softmax */
-    SEALED_FETCH_WEIGHTS = 12, /* shares before the weights are quantized; the same number afterwards */
+    SEALED_FETCH_SOFTMAX = 12, /* number of shares before softmax, and again after softmax */
+    SEALED_FETCH_WEIGHTS = 12, /* number of shares before the weights are quantized, and again afterwards */
     SEALED_FETCH_VALUES = 32
 };
 
@@ -300,7 +300,7 @@ typedef struct prefill_sealed_job {
     uint32_t n_chunks;
     const float *norms; /* see decode_sealed_job */
     sealed_quads keys[TILE_BLOCKS];
-    sealed_rows rows[2]; /* current and next block of rows */
+    sealed_rows rows[2]; /* state of the current and of the next block of rows */
     prefill_digits digits[2];
     alignas(64) int32_t sums[2][DIGITS][BLOCK_ROWS][16];
 } prefill_sealed_job;

@@ -93,7 +93,7 @@ enum {
 typedef struct sealed_queries {
     alignas(
         64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; padding places consecutive rows in different L1 sets */
-    float bias[FOLD_ROWS];                             /* sum of q_c * bias_c */
+    float bias[FOLD_ROWS];                             /* sum of q_c * bias_c over all channels c */
 } sealed_queries;
 
 FKV_INLINE void sealed_queries_open(const float *scales, const float *biases, const float *q, uint32_t n_rows, uint32_t dim,

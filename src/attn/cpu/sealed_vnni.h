@@ -17,7 +17,7 @@
 #include "rows16_avx512.h"
 
 enum {
-    DIGITS = 3, /* bytes per query value: high, middle, low */
+    DIGITS = 3, /* number of bytes per query value: high, middle and low */
     CHUNK_NUMBERS =
         64, /* values of the head dimension per chunk; their quads fill one register and the rows of one matrix tile */
     CHUNK_QUADS = CHUNK_NUMBERS / 4,
@@ -80,11 +80,11 @@ static void sealed_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
 typedef struct sealed_rows {
     alignas(64) float step[BLOCK_ROWS];
     alignas(64) float inverse[BLOCK_ROWS];
-    alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias */
+    alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias over all channels */
     uint32_t by_float;                  /* bit r is set if row r uses the float kernels */
 } sealed_rows;
 
-/* Computes the steps of rows [row, row + 16). */
+/* Computes the quantization steps of rows [row, row + 16). */
 FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, uint32_t n_rows, uint32_t row,
                                  sealed_rows *rows) {
     const float *most = (const float *)prepared + row;

@@ -93,7 +93,7 @@ static void emit_levels(source_buffer *w, const fkv_codec *codec) {
     emit_bits(w, "V_START_BITS", book->start);
 }
 
-/* Emits the defines of one side (K or V), selected by codec kind. rows.h and the device files use these defines to unpack pages.
+/* Emits the defines of K or V, depending on the codec kind. rows.h and the device files use these defines to unpack pages.
  */
 static void (*const emit_side_of[])(source_buffer *w, const fkv_block *block, fkv_side side) = {
     [FKV_CODEC_HALF] = emit_plain_codes,     [FKV_CODEC_AFFINE] = emit_plain_codes, [FKV_CODEC_SEALED] = emit_plain_codes,

@@ -33,7 +33,7 @@ FKV_INLINE vf vf_round(vf a) { EACH_LANE(rintf(a.lane[i])); }
 FKV_INLINE vf vf_not_nan(vf a) { EACH_LANE(a.lane[i] == a.lane[i] ? a.lane[i] : 0.0f); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { EACH_LANE(x.lane[i] < limit.lane[i] ? 0.0f : y.lane[i]); }
 FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) { EACH_LANE(x.lane[i] < limit.lane[i] ? y.lane[i] : z.lane[i]); }
-/* callers ignore the result for NaN */
+/* callers ignore the result if the input is NaN */
 FKV_INLINE int32_t clamp_exponent(float n) { return n >= -126.0f && n <= 127.0f ? (int32_t)n : 0; }
 FKV_INLINE vf vf_times_pow2(vf a, vf n) {
     EACH_LANE(a.lane[i] * fkv_float_of((uint32_t)(clamp_exponent(n.lane[i]) + 127) << 23));

@@ -88,8 +88,8 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
 FKV_FN bool fkv_reads_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
 
 /* Returns the index, in the array of partial results, of the {max, total} of one row and one split. All {max, total} entries
- * follow the sums of all splits, and the entries of one row are adjacent. `row` is the index of the row among the rows of all KV
- * heads of an item. */
+ * follow the sums of all splits, and the entries of one row are adjacent. `row` is the index of the row within its item, where
+ * the rows of all KV heads are counted together. */
 FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 split) {
     fkv_u64 n_splits = table[FKV_STEP_N_SPLITS];
     fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
@@ -193,7 +193,7 @@ FKV_FN float fkv_cap(float x) {
     return fkv_abs(y) < 0.625f ? small : fkv_mul(large, cap);
 }
 
-/* Returns the number by which a row's sums are divided: the total weight plus the weight of the head's learned sink. max: the
+/* Returns the softmax denominator of a row: the total weight plus the weight of the head's learned sink. max: the
  * row's largest score, for a base-2 softmax. */
 FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sink_logits, fkv_u32 q_head) {
     return FKV_SINK_LOGITS ? total + fkv_exp2(fkv_fma(sink_logits[q_head], 1.44269504f, -max)) : total;

@@ -21,8 +21,8 @@ constexpr fkv_u32 SD_WEIGHT_LANES = 4;
 constexpr fkv_u32 SD_OTHER_LANE = 16;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return lane / 4; }
 
-/* Number of words that hold the codes of 32 channels of a K row, and number of words that hold the codes of 16 channels of a V
- * row. For 3-bit codes, the last of these words holds the high bits. */
+/* Number of words for the codes of 32 channels in a K row, and number of words for the codes of 16 channels in a V row. For 3-bit
+ * codes, the last of these words holds the high bits. */
 constexpr int SD_K_WORDS = FKV_K_BITS == 4 ? 4 : FKV_K_BITS;
 constexpr int SD_V_WORDS = FKV_V_BITS == 2 ? 1 : 2;
 
@@ -89,7 +89,7 @@ FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, FKV_S
 /* ---- keys ---- */
 
 /* Returns the index at which channel d of a query row is stored in shared memory. Operands consist of lines of 8 channels. Line 4
- * * u + c holds the channels of the u-th word of nibbles of thread c. */
+ * * u + c holds the channels whose nibbles are in the u-th word of thread c. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) {
     fkv_u32 line = d / DC_SLAB * DC_SLAB + d % DC_SLAB / 32 * 8;
     if (FKV_K_BITS == 4) return line + d % 32 / 8 * 32 + d % 8;

@@ -111,7 +111,7 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
     }
 }
 
-/* Returns the offset, in floats, of the scales of the i-th token of thread c. n: number of floats per token. */
+/* Returns the offset, in floats, at which the scales of thread c's i-th token are stored. n: number of floats per token. */
 FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
 
 /* The three parts of the scores of a tile, before they are multiplied by their units and added: dot products with the high and

@@ -99,7 +99,7 @@ FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token,
         if (!whole && !fkv_is_visible(rows.own[group], token + sd_token(i))) norm[i] = 0.0f;
         largest = fkv_max_bits(largest, fkv_bits_of(norm[i]));
     }
-    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* all rows see the same tokens */
+    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* the same tokens are visible to all rows */
 }
 
 /* Converts the scores of one group of rows to weights, and updates each row's maximum and total weight. token: position of the

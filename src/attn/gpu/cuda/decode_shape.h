@@ -11,7 +11,7 @@ constexpr int DC_EXCHANGES =
  * layer and not on DC_ROWS, because it affects how the result is rounded. */
 constexpr int DC_RUN = FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 && FKV_R <= 4 && FKV_D <= 256 ? 4 : 2;
 constexpr int DC_TILE = 8 * DC_RUN;
-constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* tokens whose scores and values a thread holds */
+constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* number of tokens whose scores and values a thread holds */
 
 /* Assign tokens to threads such that each load of a warp covers adjacent rows, and covers complete memory lines if rows are
  * short. dc_own_token() returns the i-th token of thread c. dc_key_token() returns the b-th token whose keys thread r loads. */

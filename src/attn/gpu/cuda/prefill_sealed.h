@@ -30,8 +30,8 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
 
 FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
-/* pf_key_at() returns the address of unit `unit` of a key in a tile of keys. pf_value_at() returns the address of group `eight`
- * (eight tokens) of a channel in a tile of values.
+/* In a tile of keys, pf_key_at() returns the address of a key's unit `unit`. In a tile of values, pf_value_at() returns the
+ * address of a channel's group `eight` (eight tokens).
  */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
@@ -55,8 +55,8 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
- * relative to the page or the tile. The offsets of the other three keys of a group are those of the first key XOR 16, 32 and 48,
- * because of the swizzle. */
+ * relative to the page or the tile. Because of the swizzle, the offsets of a group's other three keys are the offset of its first
+ * key XOR 16, 32 and 48. */
 struct pf_key_share {
     fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
     fkv_u32 codes_at;  /* offset, in the page, of the codes of the first token */

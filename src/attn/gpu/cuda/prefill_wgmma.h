@@ -171,7 +171,7 @@ struct pf_rows {
     int group;         /* index of the multiplying warpgroup: 0 or 1 */
     fkv_u32 q_at;      /* shared-memory address of the queries, in units of 16 bytes */
     fkv_u32 v_at;      /* shared-memory address of the values in stage 0, in units of 16 bytes */
-    fkv_u32 low, high; /* positions of the first and the last row */
+    fkv_u32 low, high; /* positions of the first and the last query row */
     pf_row_state state[2];
     float sums[2][2];                        /* sums of q per row and group */
     fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* sums of q as the matrix operand for the biases */

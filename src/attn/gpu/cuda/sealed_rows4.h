@@ -65,7 +65,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     }
 }
 
-/* Builds the B operand from the 16-bit weights of 8 tokens per column. The order of the tokens is that of V's nibbles. Two of the
+/* Builds the B operand from the 16-bit weights of 8 tokens per column. The tokens are in the order of V's nibbles. Two of the
  * threads that share a row hold these weights. For sealed pages, these are the threads with coordinates (2 * c, row) and (2 * c +
  * 1, row). */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {

@@ -55,7 +55,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     }
 }
 
-/* Builds the A operand from the 16-bit weights of 8 tokens, split into high and low bytes. The order of the tokens is that of V's
+/* Builds the A operand from the 16-bit weights of 8 tokens, split into high and low bytes. The tokens are in the order of V's
  * nibbles. */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
     FKV_UNROLL
