@@ -2,8 +2,8 @@
  *
  *     peer_logits MODEL TOKENS OUT [THREADS]
  *
- * TOKENS contains uint32 token ids; OUT receives float32 logits [tokens, n_vocab], both in native byte order. The cache uses
- * 16-bit rows and is filled in chunks. It is not quantized, so that only the model's arithmetic is compared.
+ * TOKENS contains uint32 token ids; OUT receives float32 logits [tokens, n_vocab], both in native byte order. The cache is filled
+ * in chunks. It stores unquantized 16-bit rows, so that only the model's arithmetic is compared.
  */
 #include <flatkv/model.h>
 

@@ -2,8 +2,8 @@
  * other file includes their headers.
  *
  * This file uses libcrypto's low-level SHA-256 functions, whose state is in memory provided by the caller. OpenSSL 3.0 and later
- * recommend the EVP interface instead. It allocates about 200 KiB at first use and a context for each digest; the memory plan
- * does not include these allocations.
+ * recommend the EVP interface instead, which allocates about 200 KiB at first use and a context for each digest. The memory plan
+ * does not include such allocations.
  */
 #include "checksum.h"
 

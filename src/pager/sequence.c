@@ -301,7 +301,7 @@ static fkv_status truncate_full_group(fkv_pager *pager, uint32_t slot, uint32_t 
     unrelease_pages(pager, pager->full, slot, n_tokens);
     return fkv_fail(
         FKV_POOL_FULL,
-        "cannot truncate to %u tokens: released pages are still shared, and %llu pages would be promised but only %llu are "
+        "cannot truncate to %u tokens: released pages are still shared, and %llu pages would be reserved but only %llu are "
         "available; close a sequence that shares them, or close this sequence",
         n_tokens, (unsigned long long)promised, (unsigned long long)room);
 }
