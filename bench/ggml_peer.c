@@ -34,7 +34,7 @@ typedef struct ggml_init_params {
     bool no_alloc;
 } ggml_init_params;
 
-/* Type numbers of ggml. The first four are common to all versions; the last exists only in ik_llama.cpp. */
+/* Type numbers of ggml. The first four are the same in all versions; the last exists only in ik_llama.cpp. */
 static const struct {
     const char *name;
     int number;

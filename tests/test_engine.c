@@ -554,7 +554,7 @@ START_TEST(stop_strings_end_the_text_before_them) {
 }
 END_TEST
 
-/* Checks stop strings over two letters against their definition, for every division of a text into tokens. */
+/* Compares the detection of random two-letter stop strings with their definition, for random divisions of a text into tokens. */
 START_TEST(held_text_is_what_could_become_a_stop_string) {
     uint64_t random = 9;
     for (uint32_t round = 0; round < 20000; round++) {

@@ -199,7 +199,7 @@ enum { SAME_TOKENS = 150 };
 static fkv_runner_config needle_config(void) {
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 6 * SAME_TOKENS;
-    config.page_tokens = 16; /* small pages, so that some are sealed */
+    config.page_tokens = 16; /* pages are small, so that some of them are sealed */
     config.max_seqs = 4;
     config.max_step_tokens = SAME_TOKENS;
     config.max_logit_rows = SAME_TOKENS;

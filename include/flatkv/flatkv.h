@@ -111,7 +111,7 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,     /* FKV_CODEC_HALF for 16 bits, FKV_CODEC_AFFINE for fewer */
+    FKV_CODEC_AUTO = 0,     /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
     FKV_CODEC_HALF = 1,     /* 16 bits: unquantized 16-bit floats; the group size is ignored */
     FKV_CODEC_AFFINE = 2,   /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
     FKV_CODEC_SEALED = 3,   /* K only, 4, 3 or 2 bits: full pages are repacked with a scale and a bias per channel of each page */
@@ -147,7 +147,7 @@ FKV_API fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info
 typedef struct fkv_layer_config {
     uint32_t n_q_heads;
     uint32_t n_kv_heads; /* must divide n_q_heads */
-    uint32_t head_dim;   /* multiple of 16 and of both codecs' group sizes, at most FKV_MAX_HEAD_DIM */
+    uint32_t head_dim;   /* a multiple of 16 and of the group sizes of k and v, at most FKV_MAX_HEAD_DIM */
     uint32_t window;     /* sliding window: a query attends to itself and the window - 1 tokens before it; 0: full attention */
     uint32_t n_sinks;    /* leading tokens that remain visible in a sliding-window layer; must be 0 if window is 0 */
     float scale;         /* score multiplier with a magnitude from 1e-6 to 1e6; 0: 1/sqrt(head_dim) */
@@ -210,8 +210,8 @@ typedef struct fkv_plan {
     uint64_t stacks_bytes;  /* stacks of the worker threads */
     uint64_t token_bytes;   /* bytes per token: K and V of all layers, including scales */
     uint32_t n_groups;
-    uint32_t group_pages[FKV_MAX_GROUPS];      /* pages in each layer group */
-    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* page size of each layer group */
+    uint32_t group_pages[FKV_MAX_GROUPS];      /* number of pages in each layer group */
+    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* bytes per page in each layer group */
     uint32_t n_threads;                        /* threads that work on a step, including the caller */
 } fkv_plan;
 
@@ -276,7 +276,7 @@ typedef enum fkv_page_state {
 
 typedef struct fkv_page_info {
     fkv_page_state state;
-    uint64_t tenant; /* owner of the page; 0 for free pages */
+    uint64_t tenant; /* tenant that owns the page; 0 for free pages */
 } fkv_page_info;
 
 /* Lists the pages of a layer group in index order, for display. If the group has more than `capacity` pages, evenly spaced

@@ -224,7 +224,7 @@ typedef struct fkv_reply_config {
     size_t n_tools;
     const uint32_t *prompt; /* prompt tokens, used to detect whether the template has already opened a reasoning block */
     size_t n_prompt;
-    const char *const *stop; /* [n_stop] stop strings, which end the reply and are not emitted; copied */
+    const char *const *stop; /* [n_stop] stop strings, copied at open; a stop string ends the reply and is not emitted */
     uint32_t n_stop;         /* at most FKV_MAX_STOPS, each 1 to FKV_MAX_STOP_BYTES bytes long */
     fkv_reply_fn on_event;
     void *user;
@@ -256,7 +256,7 @@ FKV_API fkv_status fkv_reply_end(fkv_reply *reply);
 typedef struct fkv_runner fkv_runner;
 
 typedef struct fkv_runner_config {
-    uint32_t max_tokens; /* longest sequence; 0: the model's context length */
+    uint32_t max_tokens; /* maximum length of a sequence, in tokens; 0: the model's context length */
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* maximum number of tokens per step, prefill and decode together */
     uint32_t max_logit_rows;  /* maximum number of logit rows per step; at most max_step_tokens */

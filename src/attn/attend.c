@@ -452,7 +452,7 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;
-    uint32_t visible_end = tile.position + tile.n_queries; /* end (exclusive) of the visible tokens */
+    uint32_t visible_end = tile.position + tile.n_queries; /* position after the last visible token */
     uint64_t bytes_read = 0;
     for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
         uint32_t base = page * page_tokens + slot;

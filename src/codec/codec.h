@@ -41,7 +41,7 @@ enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 /* Functions of a codec kind. Most kinds encode one row at a time. Kinds whose pages are sealed as a whole (sealed.h) implement
  * decode_at() instead of encode() and decode(), and store some parts once per page (page_bytes). */
 typedef struct fkv_codec_functions {
-    const fkv_codec_name *names; /* terminated by a NULL name */
+    const fkv_codec_name *names; /* the last entry has the name NULL */
     unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both K and V */
     bool grouped;                /* whether fkv_codec_config.group applies */
     uint32_t dim_multiple;       /* required divisor of the head dimension if the kind has no groups; 0 means ROW_MULTIPLE */

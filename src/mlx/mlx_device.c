@@ -57,7 +57,7 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     bool is_gpu = false;
     bool has_metal = false;
     FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG,
-                "invalid way %d: expected FKV_MLX_AUTO, FKV_MLX_PLAIN or FKV_MLX_FUSED", (int)wanted);
+                "invalid fkv_mlx_way %d: expected FKV_MLX_AUTO, FKV_MLX_PLAIN or FKV_MLX_FUSED", (int)wanted);
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal"));
     bool calibrated = false;

@@ -352,7 +352,7 @@ static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, ui
     for (uint32_t p = 0; p < dim; p++) {
         const uint32_t c = order->channel[p];
         const uint32_t n = fkv_channel_digits(order, p);
-        uint32_t at = p; /* index of the digit in the sequence of all digit planes */
+        uint32_t at = p; /* index of the digit among the digits of all planes */
         bins[c] = (1u << 2 * n) - 1;
         channel[p] = h * dim + c;
         place[c] = h * dim + p;

@@ -60,7 +60,7 @@ struct fkv_mlx_layer {
     uint32_t table_of; /* index of the first layer with the same `cut`, whose table this layer uses */
     mlx_array table;   /* table of the step; empty between steps, and if `table_of` is the index of another layer */
     uint32_t table_words;
-    uint32_t header[FKV_STEP_HEADER]; /* host copy of the first words of the table */
+    uint32_t header[FKV_STEP_HEADER]; /* host copy of the table's header */
 };
 
 /* Constant arrays, created once because creating an array is slow. All arrays are float32 except zero_u16 and zero_u32. */
@@ -118,7 +118,7 @@ void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx
 
 /* ---- fused method (mlx_fused.c) ---- */
 
-/* Opens layer l after all pools and all previous layers. Failures are recorded in the graph. */
+/* Opens layer l. All pools and all previous layers must already be open. Failures are recorded in the graph. */
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l);
 void fkv_mlx_fused_close(fkv_mlx_layer *layer);
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);

@@ -141,7 +141,7 @@ typedef struct fkv_page_copy {
 
 typedef struct fkv_step_row {
     uint32_t slot;     /* slot of the sequence */
-    uint32_t start;    /* length before the step, which is the position of the first new token */
+    uint32_t start;    /* length of the sequence before the step, which is the position of the first new token */
     uint32_t n_tokens; /* number of new tokens */
 } fkv_step_row;
 

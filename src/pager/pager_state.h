@@ -45,7 +45,7 @@ typedef struct fkv_group {
     uint32_t span;    /* pages per span, at least 1 */
     uint32_t n_fixed;
     uint32_t n_ring;
-    uint32_t width;    /* entries per sequence: n_fixed + n_ring */
+    uint32_t width;    /* number of table entries per sequence: n_fixed + n_ring */
     uint32_t n_rest;   /* maximum number of entries that a sequence uses between steps */
     uint32_t n_step;   /* maximum number of pages that one step adds beyond n_rest, over all sequences */
     uint32_t *entries; /* [max_seqs, width], FKV_NO_PAGE if no page is held; rows from n_slots_used on are uninitialized */

@@ -1,7 +1,7 @@
 /* Free list, reference counts and counters of a page pool. This file is independent of page tables and the prefix tree.
  *
- * Every change of a page subtracts the page's contribution from the counters, updates the page, and adds its new contribution.
- * Invariant: counts = sum over pages of contribution(refs, tails, node).
+ * Whenever a page changes, its old contribution is subtracted from the counters, the page is updated, and its new contribution is
+ * added. Invariant: counts = sum over pages of contribution(refs, tails, node).
  */
 #include "pool.h"
 

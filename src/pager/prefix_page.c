@@ -34,8 +34,8 @@ bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t 
     return groups != 0 && groups < UINT32_C(1) << FKV_MAX_GROUPS;
 }
 
-/* Ensures that the group has a free page. To free one, evicts only pages that are older than the most recently touched path.
- * Returns false if no page can be freed. */
+/* Ensures that the group has a free page. To free a page, evicts only pages that were used less recently than the most recently
+ * touched path. Returns false if no page can be freed. */
 static bool ensure_free_page(fkv_pager *pager, uint32_t group) {
     const fkv_tree *tree = &pager->tree;
     if (pager->groups[group].pool.n_free > 0) return true;

@@ -46,7 +46,7 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
                                   uint64_t *bytes, uint64_t *open_bytes) {
     FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
                     layer->head_dim % 16 == 0,
-                FKV_FILE_DAMAGED, "damaged page file: layer %u has n_kv_heads %u and head_dim %u, which is invalid: %s", number,
+                FKV_FILE_DAMAGED, "damaged page file: layer %u has invalid dimensions (n_kv_heads %u, head_dim %u): %s", number,
                 layer->n_kv_heads, layer->head_dim, path);
     FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
                 "damaged page file: layer %u has n_sinks %u but no window: %s", number, layer->n_sinks, path);
@@ -85,8 +85,8 @@ static uint32_t find_or_add_file_group(fkv_file_plan *plan, const fkv_file_layer
 /* Adds the group that holds the open pages of sealed layers: page 0 and the pages of the next token's span. */
 static fkv_status add_open_file_group(fkv_file_plan *plan, uint64_t page_bytes, const char *path) {
     FKV_REQUIRE(plan->n_groups < FKV_MAX_GROUPS, FKV_FILE_DAMAGED,
-                "damaged page file: %u layer groups and the group of open pages exceed the limit of %d: %s", plan->n_groups,
-                FKV_MAX_GROUPS, path);
+                "damaged page file: %u layer groups and the group of open pages exceed the limit of %d groups: %s",
+                plan->n_groups, FKV_MAX_GROUPS, path);
     plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .span = FKV_OPEN_SPAN, .page_bytes = page_bytes};
     return FKV_OK;
 }

@@ -275,7 +275,7 @@ static struct timespec next_file_time(folder *f) {
 static fkv_status write_part(folder *f, const char *part, const uint8_t *packed, uint64_t n_bytes) {
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     int fd = openat(f->dir, part, flags, S_IRUSR | S_IWUSR);
-    if (fd < 0) return fkv_file_os_failed("cannot create a stored page", part);
+    if (fd < 0) return fkv_file_os_failed("cannot create the file of a stored page", part);
     fkv_status status = FKV_OK;
     for (uint64_t done = 0; status == FKV_OK && done < n_bytes;) {
         ssize_t n = write(fd, packed + done, n_bytes - done < FKV_FILE_CALL_BYTES ? n_bytes - done : FKV_FILE_CALL_BYTES);

@@ -22,7 +22,7 @@
 typedef struct fkv_slab_part {
     uint32_t offset;
     uint32_t row_bytes;  /* 0 if the part does not exist or has no per-token data */
-    uint32_t page_bytes; /* size of the per-page data that follows the rows */
+    uint32_t page_bytes; /* number of per-page bytes that follow the rows */
 } fkv_slab_part;
 
 enum { FKV_SLAB_PARTS = 6 };
@@ -56,7 +56,7 @@ typedef struct fkv_slab {
     uint32_t n_groups;
     uint32_t group_pages[FKV_MAX_GROUPS];
     uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* sum over the group's layers of n_heads * block_bytes */
-    fkv_slab_layer *layers;                    /* [n_layers]; open blocks of sealed layers come last */
+    fkv_slab_layer *layers;                    /* [n_layers] entries; those for open blocks of sealed layers come last */
 } fkv_slab;
 
 /* Computes layer offsets, group_page_bytes and bytes from layers, n_groups and group_pages. Returns FKV_BAD_CONFIG on overflow.

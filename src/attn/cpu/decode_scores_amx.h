@@ -93,7 +93,7 @@ typedef struct decode_score_job {
     uint32_t n_chunks;
     uint32_t chunk; /* values per chunk */
     float *scores;
-    token_sums sums[2]; /* sums of the current and the previous step */
+    token_sums sums[2]; /* sums of the current step and of the previous step */
     /* 4-bit codes widened to bytes, for the current and the next 16 tokens; in each chunk, even values precede odd values */
     alignas(64) uint8_t unpacked[2][LANE_TOKENS * FKV_MAX_HEAD_DIM];
 } decode_score_job;

@@ -23,8 +23,8 @@ typedef struct fkv_row_mask {
     uint32_t end;
 } fkv_row_mask;
 
-/* Online softmax state of up to FKV_MAX_TILE_ROWS rows: out = sum of p * v and sum = sum of p, with p = exp(score - max). A row
- * that has not seen a visible token yet has max = -inf, sum = 0, out = 0. */
+/* Online softmax state of up to FKV_MAX_TILE_ROWS rows: out = sum of p * v and sum = sum of p, with p = exp(score - max). Before
+ * the first visible token of a row, max = -inf, sum = 0 and out = 0. */
 typedef struct fkv_softmax {
     float *max; /* [rows] */
     float *sum; /* [rows] */
@@ -87,7 +87,7 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
 /* Loads the TLB entries of a block by prefetching one line of each OS page. Without this call, a later prefetch would wait for a
  * page-table walk. */
 FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
-    enum { OS_PAGE_BYTES = 4096 }; /* smallest size that a TLB entry covers */
+    enum { OS_PAGE_BYTES = 4096 }; /* smallest number of bytes that a TLB entry covers */
     for (uint64_t byte = 0; byte < bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(block + byte);
 }
 

@@ -234,7 +234,7 @@ FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile 
     }
 }
 
-/* Decodes n <= SLICE_TOKENS tokens, starting at `token`, and nothing beyond them. */
+/* Decodes n <= SLICE_TOKENS tokens, starting at `token`. Does not read past these tokens. */
 FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t token, uint32_t n, slice *s) {
     uint32_t at = 0;
     for (; at + BLOCK_TOKENS <= n; at += BLOCK_TOKENS) slice_tokens(form, group_units, BLOCK_TOKENS, t, token + at, s, at);

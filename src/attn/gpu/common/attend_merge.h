@@ -27,7 +27,7 @@ FKV_FN float fkv_split_weight(float max, float largest) {
 
 /* The splits of one row, and the range [begin, end) of splits that this thread adds. */
 struct fkv_merge_row {
-    FKV_DEVICE const float *stats; /* {max, total} of each split */
+    FKV_DEVICE const float *stats; /* {maximum score, total weight} of each split */
     FKV_DEVICE const float *own;   /* partial sums of the thread's four channels in the first split */
     fkv_u64 stride;                /* floats between consecutive splits */
     fkv_u32 n_splits;

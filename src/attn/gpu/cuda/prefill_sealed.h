@@ -59,10 +59,10 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
  * key XOR 16, 32 and 48. */
 struct pf_key_share {
     fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
-    fkv_u32 codes_at;  /* offset, in the page, of the codes of the first token */
+    fkv_u32 codes_at;  /* offset of the first token's codes in the page */
     fkv_u32 unit_at;   /* offset of the unit in the page's arrays of scales and of biases */
-    fkv_u32 tile_at;   /* offset, in the tile, of the unit of the first token */
-    fkv_u32 offset_at; /* offset, in the tile, of the thread's channel in the first offset key */
+    fkv_u32 tile_at;   /* offset of the first token's unit in the tile */
+    fkv_u32 offset_at; /* offset, in the tile, of the thread's channel within the first offset key */
     bool any,
         first; /* any: true if the thread has a unit to unpack; first: true if the thread stores the offset of its channel */
 };
