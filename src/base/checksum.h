@@ -8,7 +8,8 @@
 
 enum { FKV_SHA256_BYTES = 32, FKV_SHA256_STATE_BYTES = 112 };
 
-/* Updates a CRC32C (Castagnoli) with n bytes, n < 2^31. Start with crc 0. fkv_crc32c(0, "123456789", 9) = 0xe3069283. */
+/* Updates a CRC32C (Castagnoli) with n bytes, n < 2^31. The initial value of crc is 0. fkv_crc32c(0, "123456789", 9) =
+ * 0xe3069283. */
 uint32_t fkv_crc32c(uint32_t crc, const void *bytes, size_t n);
 
 /* State of a SHA-256 computation, which needs no memory outside of this struct. Errors from libcrypto are reported only by

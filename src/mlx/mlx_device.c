@@ -10,7 +10,7 @@
 
 /* ---- state ---- */
 
-/* Lays out the state of the MLX device (carve.h). If the carve has no base address, only counts bytes; otherwise also assigns
+/* Lays out the state of the MLX device with `carve` (carve.h): counts bytes and, if `carve` has a base address, assigns
  * addresses. */
 static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
     fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);

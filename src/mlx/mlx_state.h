@@ -35,7 +35,7 @@ typedef struct fkv_mlx_channels {
     mlx_array place;                  /* uint32 [G * D]: index of the position of each channel */
     mlx_array packed;                 /* uint32 [G * N]: row of each packed digit in an array [digits, G * D, ..] */
     mlx_array there;                  /* uint32 [G * N, 1]: 0 for padding digits, otherwise 1 */
-    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: index in [G * N] of digit d of each channel */
+    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: for each channel, the index of its digit d in an array [G * N] */
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
 
@@ -90,7 +90,7 @@ typedef struct fkv_mlx_state {
     mlx_array ring; /* fused method: ring buffer in which prefill thread blocks share unpacked pages; an empty handle if no layer
                        uses it */
     mlx_array ring_dependency; /* dependency array of the ring */
-    fkv_device_step step;      /* n_rows is 0 between steps */
+    fkv_device_step step;      /* the current step; n_rows is 0 between steps */
     fkv_mlx_graph graph;
 } fkv_mlx_state;
 

@@ -127,7 +127,7 @@ static void decode_digits_open(decode_sealed_job *j, const float *q, uint32_t ro
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
 
-/* The rows [row, row + n) within a block of rows. */
+/* The subset [row, row + n) of a block of rows. */
 typedef struct decode_rows {
     uint32_t row;
     uint32_t n;

@@ -17,9 +17,8 @@
 #include "rows16_avx512.h"
 
 enum {
-    DIGITS = 3, /* number of bytes per query value: high, middle and low */
-    CHUNK_NUMBERS =
-        64, /* values of the head dimension per chunk; their quads fill one register and the rows of one matrix tile */
+    DIGITS = 3,         /* number of bytes per query value: high, middle and low */
+    CHUNK_NUMBERS = 64, /* number of channels per chunk; their quads fill one register and the rows of one matrix tile */
     CHUNK_QUADS = CHUNK_NUMBERS / 4,
     MAX_CHUNKS = FKV_MAX_HEAD_DIM / CHUNK_NUMBERS
 };

@@ -17,7 +17,7 @@ typedef enum fkv_kernel {
     FKV_KERNEL_MERGE,
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_COPY_DECODED,
-    FKV_KERNEL_SEAL, /* sealed layers only; the write kernel of a layer with the open block format writes new rows to the open
+    FKV_KERNEL_SEAL, /* sealed layers only; a separate write kernel, built for the open block format, writes new rows to the open
                         pool */
     FKV_N_KERNELS
 } fkv_kernel;

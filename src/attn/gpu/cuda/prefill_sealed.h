@@ -60,7 +60,7 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
 struct pf_key_share {
     fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
     fkv_u32 codes_at;  /* offset of the first token's codes in the page */
-    fkv_u32 unit_at;   /* offset of the unit in the page's arrays of scales and of biases */
+    fkv_u32 unit_at;   /* offset of the unit within the page's scales and within its biases */
     fkv_u32 tile_at;   /* offset of the first token's unit in the tile */
     fkv_u32 offset_at; /* offset, in the tile, of the thread's channel within the first offset key */
     bool any,

@@ -56,7 +56,7 @@ static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS),
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
     static constexpr int chunk_bytes =
-        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk is in one scale group */
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk has one scale group */
     static constexpr int words = chunk_bytes / 4;
     static constexpr int channels = chunk_bytes * 8 / BITS;
     static constexpr int units = channels / 8; /* number of units per chunk; a unit has eight fp16 values */
