@@ -20,7 +20,7 @@ enum {
     MAX_HEADS = 65536,     /* maximum number of KV heads per layer */
     MAX_BYTES = 256 << 20, /* largest file accepted */
     LOWEST = 2,            /* minimum number of bits per channel */
-    N_AVERAGES = 2         /* bit assignments per file, with averages of 4 and 3 bits */
+    N_AVERAGES = 2         /* number of bit assignments per file: one averages 4 bits per channel, the other 3 bits */
 };
 
 #define MAGIC                                                                                                                    \

@@ -89,8 +89,8 @@ static fkv_status check_experts(const fkv_hparams *h) {
  * even if no layer uses RoPE. */
 static fkv_status check_rope_dims(const fkv_hparams *h) {
     FKV_REQUIRE(h->rope.dim <= FKV_MAX_HEAD_DIM && h->local_rope.dim <= FKV_MAX_HEAD_DIM, FKV_UNSUPPORTED,
-                "RoPE rotates %u or %u dimensions of a head; at most %d are supported", h->rope.dim, h->local_rope.dim,
-                FKV_MAX_HEAD_DIM);
+                "RoPE rotates %u dimensions of a head (%u in windowed layers); at most %d are supported", h->rope.dim,
+                h->local_rope.dim, FKV_MAX_HEAD_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
         FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= h->shapes[i].head_dim, FKV_UNSUPPORTED,

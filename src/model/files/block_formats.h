@@ -3,8 +3,8 @@
  *   kind AFFINE or CENTERED   value = scale * code + bias
  *   kind TABLE4               value = scale * table[code]; biases are 0
  *
- * The product of scale and code is exact in float, and at most the addition of the bias rounds, so values match the definition
- * of the format.
+ * The product of scale and code is exact in float. Only the addition of the bias may round, so values match the definition of the
+ * format.
  */
 #ifndef FKV_BLOCK_FORMATS_H
 #define FKV_BLOCK_FORMATS_H

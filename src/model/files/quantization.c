@@ -112,7 +112,7 @@ static fkv_status describe_codes(const struct fkv_quantization *match, uint64_t 
                                  fkv_tensor *tensor) {
     const uint64_t n_cols = n_bits / match->bits;
     FKV_REQUIRE(n_bits % match->bits == 0 && n_cols % match->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "tensor %s has rows of %llu bytes, which do not hold a whole number of groups of %u codes of %u bits: %s",
+                "tensor %s has rows of %llu bytes, which cannot be divided into groups of %u codes with %u bits each: %s",
                 fkv_show_text(name).text, (unsigned long long)(n_bits / 8), match->group, match->bits, path);
     tensor->type = match->type;
     tensor->n_cols = (uint32_t)n_cols;

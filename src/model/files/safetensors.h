@@ -6,7 +6,7 @@
 
 /* Reads config.json, then the weight files: those listed in model.safetensors.index.json, otherwise model.safetensors, otherwise
  * all
- * *.safetensors files of the folder. Returns the same statuses as fkv_gguf_open(). */
+ * *.safetensors files in the folder. Returns the same statuses as fkv_gguf_open(). */
 fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder);
 
 /* Reads one safetensors file from memory. The bytes must outlive the weights. Returns FKV_FILE_FORMAT if the header is not valid

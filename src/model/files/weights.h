@@ -141,7 +141,7 @@ typedef struct fkv_features {
     bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
     bool v_norm;              /* each head of v is RMS-normalized, without weights */
     bool k_may_be_v;          /* layers without a V matrix use K before norm and RoPE as V */
-    bool layer_scales;        /* layers may scale the residual stream at their end */
+    bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
     uint32_t window_period;  /* used if the file states a window but no layer pattern: every n-th layer has full attention; 0: all

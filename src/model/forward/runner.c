@@ -328,7 +328,7 @@ uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
 float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
     const fkv_hparams *h = runner->model->hparams;
     if (h->temperature == 0.0f) return 1.0f;
-    /* number of complete temperature contexts before the position */
+    /* position / temperature_context, rounded down */
     const uint32_t n_contexts = position / h->temperature_context;
     return 1.0f + h->temperature * logf(1.0f + (float)n_contexts);
 }

@@ -426,7 +426,7 @@ static mlx_array layer_inputs(const pass *p, mlx_array x) {
 }
 
 /* Computes one layer. *x, a handle owned by the caller, becomes the input of the next layer. If `goes_on` is false, the layer
- * ends after its writes. */
+ * ends after writing its keys and values. */
 static fkv_status run_layer(pass *p, bool goes_on, bool keeps_asked, mlx_array *x) {
     const fkv_runner *r = p->r;
     mlx_array in = *x;
@@ -450,7 +450,8 @@ static fkv_status build_layers(pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_array_weights *w = r->model->arrays;
     const fkv_hparams *h = r->model->hparams;
     const uint32_t n_kv_layers = fkv_architecture_n_kv_layers(h);
-    const uint32_t n_run = r->n_logit_rows > 0 ? h->n_layers : n_kv_layers; /* the layers after these store no keys and values */
+    const uint32_t n_run =
+        r->n_logit_rows > 0 ? h->n_layers : n_kv_layers; /* without logits, only layers that store keys must run */
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
     p->temperatures = upload_temperatures(p);
@@ -472,7 +473,7 @@ static fkv_status build_layers(pass *p, mlx_array *x, mlx_array *logits) {
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
-/* Evaluates the logits, and the writes that the evaluation of the logits does not include. */
+/* Evaluates the logits, and any cache writes that the logits do not depend on. */
 static fkv_status evaluate(const pass *p, mlx_array logits) {
     mlx_vector_array wanted = mlx_vector_array_new();
     fkv_status status = fkv_mlx_step_pending(p->step, wanted);

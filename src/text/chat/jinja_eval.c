@@ -88,7 +88,7 @@ static jinja_value slice_of(jinja_context *c, const jinja_value *a, const jinja_
     if (!slice_bound(c, part[0], n, step, false, &start) || !slice_bound(c, part[1], n, step, true, &stop) || c->failed)
         return fkv_jinja_undefined();
     if (is_substring) return substring(c, a->as.string, start, stop);
-    if (items == NULL) return fkv_jinja_undefined(); /* out of memory; the context has failed */
+    if (items == NULL) return fkv_jinja_undefined(); /* out of memory, which the context has already recorded */
     jinja_value list = fkv_jinja_list(c, a->kind == JINJA_LIST && a->as.list->is_tuple);
     jinja_writer w = {.c = c};
     for (int64_t i = start; (step > 0 ? i < stop : i > stop) && fkv_jinja_charge(c, JINJA_WORK_ITEM); i += step) {
@@ -324,7 +324,8 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     jinja_value given = {.kind = JINJA_MACRO, .as.macro = caller};
     if (caller != NULL) fkv_jinja_bind(c, &scope, caller->node->name, given);
     jinja_writer w = {.c = c};
-    jinja_scope *kept = fkv_jinja_take(c, 1, sizeof *kept); /* macros defined in the body may refer to it after the call */
+    jinja_scope *kept =
+        fkv_jinja_take(c, 1, sizeof *kept); /* on the heap: macros defined in the body may use the scope after the call */
     if (kept == NULL) return fkv_jinja_undefined();
     *kept = scope;
     fkv_jinja_run(c, macro->node->body, kept, &w);

@@ -170,7 +170,7 @@ static jinja_arguments arguments_from(const jinja_arguments *args, size_t first)
     return rest;
 }
 
-/* Returns the items that pass the named test, or the items that are true if no test is named. With by_attribute, an attribute of
+/* Returns the items that pass the named test, or the truthy items if no test is named. With by_attribute, an attribute of
  * each item is tested. */
 static jinja_value select_items(jinja_context *c, const jinja_value *a, const jinja_arguments *args, bool by_attribute,
                                 bool wanted) {

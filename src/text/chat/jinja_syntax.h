@@ -41,7 +41,7 @@ typedef enum jinja_node_kind {
     JINJA_NODE_FILTERED, /* outputs body after applying the filters in a */
     JINJA_NODE_MACRO,    /* name(args) body */
     JINJA_NODE_SCOPED,   /* {% with %} or {% generation %}: runs `body` in its own scope, with args as variables */
-    JINJA_NODE_CALLED,   /* call of macro a, inside which caller(args) renders body */
+    JINJA_NODE_CALLED,   /* {% call %}: calls macro a, in which caller(args) renders `body` */
     JINJA_NODE_BREAK,
     JINJA_NODE_CONTINUE,
     /* expressions */
@@ -60,8 +60,8 @@ typedef enum jinja_node_kind {
     JINJA_NODE_BINARY,    /* a name b */
     JINJA_NODE_COMPARE,   /* a: first operand; args: one node per comparison, with its operator (name) and right operand (a) */
     JINJA_NODE_CHOICE,    /* b if a else c; c is NULL without an else branch */
-    JINJA_NODE_ARGUMENT /* element of args. Argument: its value is a; `name` is "" if it is positional, its keyword, "*" or "**".
-                           Dict entry: its key is a, its value is b */
+    JINJA_NODE_ARGUMENT   /* call argument: value a; `name` is the keyword, "*" or "**", or "" for a positional argument. Dict
+                             entry: key a, value b */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;

@@ -45,7 +45,7 @@ typedef struct jinja_value {
         bool truth;
         int64_t integer;
         double real;
-        jinja_string string; /* for undefined: the missing name */
+        jinja_string string; /* string, or the name that was not found if the value is undefined */
         jinja_list *list;
         jinja_dict *dict;
         jinja_loop *loop;
@@ -72,7 +72,7 @@ struct jinja_dict {
 
 struct jinja_bound {
     jinja_string name;
-    jinja_value object; /* undefined for a global function */
+    jinja_value object; /* object to which a method is bound; undefined for a global function */
 };
 
 typedef struct jinja_chunk jinja_chunk;

@@ -181,7 +181,7 @@ bool fkv_reply_stopped(const fkv_reply *reply) { return reply != NULL && reply->
 
 /* ---- construction ---- */
 
-/* Continues from the state at the end of the prompt, whose last bytes may have opened the reasoning or a harmony message. */
+/* Sets the initial parser state. The end of the prompt may already have opened a reasoning section or a harmony message. */
 static void resume_from_prompt(fkv_reply *r, const reply_setup *setup, const reasoning_row *row) {
     const char *open = r->state == &REPLY_HARMONY ? "<|start|>" : row != NULL ? row->open : NULL;
     const char *at = NULL;

@@ -92,7 +92,7 @@ struct fkv_reply {
     uint8_t needs; /* number of bytes still missing from `character` */
     char space[REPLY_SPACE];
     size_t n_space;
-    bool trim; /* white space is dropped until the next other character */
+    bool trim; /* drop white space until the next non-space character */
 
     /* current tool call */
     reply_call_phase phase;
@@ -158,7 +158,7 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
 /* ---- output (reply_out.c) */
 void reply_put(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text);
-void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind, char c); /* holds back white space, which is dropped if the part ends */
+void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind, char c); /* holds back white space and drops it if the part ends */
 void reply_release_space(fkv_reply *r, fkv_reply_kind kind);
 void reply_flush(fkv_reply *r);      /* emits complete characters */
 void reply_put_end(fkv_reply *r);    /* emits all pending output, with U+FFFD for an incomplete character */

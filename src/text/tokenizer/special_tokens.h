@@ -43,8 +43,9 @@ void fkv_special_tokens_close(fkv_special_tokens *specials);
 typedef struct fkv_special_scan {
     const fkv_special_tokens *specials;
     const char *text;
-    const uint8_t *given; /* [n_bytes] hidden tokens match no text with a byte marked 1; NULL: no byte is marked */
-    size_t n_bytes;       /* below 2^32 */
+    const uint8_t
+        *given; /* [n_bytes] marks: a hidden token never matches text that contains a byte marked 1; NULL: no byte is marked */
+    size_t n_bytes; /* below 2^32 */
     bool with_hidden;
     bool leftmost; /* among overlapping tokens, prefer the leftmost one, then the longest */
     size_t at;

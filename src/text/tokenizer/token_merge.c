@@ -135,8 +135,8 @@ static uint64_t run_pop(pair_queue *queue, int index) {
     return value;
 }
 
-/* Adds a value to the run whose last value is the largest that does not exceed it. If there is no such run, adds it to an empty
- * run, or to the heap if no run is empty. */
+/* Adds a value to the queue: appends it to the run with the largest last value that does not exceed the new value. If there is no
+ * such run, starts an empty run, or adds the value to the heap if no run is empty. */
 static void queue_push(pair_queue *queue, uint64_t value) {
     int best = -1;
     if (queue->n_chunks > 0) {

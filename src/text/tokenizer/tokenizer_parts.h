@@ -25,7 +25,7 @@ struct fkv_tokenizer {
     fkv_pair_map merges; /* BPE: maps (left << 32 | right) to (rank << 32 | result) */
     bool by_merges;      /* a SentencePiece vocabulary whose tokens are merged by merge rank instead of score */
     bool whole_words;    /* a word that is a token is emitted without applying merges */
-    uint8_t *kinds;      /* [n_tokens] bits of token_kind in tokenizer.c */
+    uint8_t *kinds;      /* [n_tokens] combinations of the token_kind bits that tokenizer.c defines */
     uint32_t *text_at;   /* [n_tokens + 1] offset of each token's 0-terminated text in texts */
     char *texts;
     uint32_t n_end;

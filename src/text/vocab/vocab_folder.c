@@ -17,7 +17,7 @@
 
 enum { MAX_PATH = 4096, BYTE_VOCAB = 256, MAX_FIELDS = 8, MAX_JSON_BYTES = 16 << 20 };
 
-/* Maps a file of the folder. Sets *there to false if the file does not exist. */
+/* Memory-maps a file in the folder. Sets *there to false if the file does not exist. */
 static fkv_status map_if_there(fkv_vocab_target target, const char *folder, const char *name, char path[MAX_PATH],
                                fkv_mapped *mapped, bool *there) {
     const int n = snprintf(path, MAX_PATH, "%s/%s", folder, name);
@@ -46,7 +46,7 @@ static fkv_status read_json_fields(const char *text, size_t size, const char *pa
     return FKV_OK;
 }
 
-/* Reads the listed fields of a JSON file of the folder. Sets *root to NULL if the file does not exist. */
+/* Reads the listed fields of a JSON file in the folder. Sets *root to NULL if the file does not exist. */
 static fkv_status read_json_if_there(fkv_vocab_target target, const char *folder, const char *name, const char *const *fields,
                                      size_t n_fields, char path[MAX_PATH], json_t **root) {
     fkv_mapped mapped = {0};

@@ -1,5 +1,5 @@
-/* Vocabulary of a model folder: tokenizer.json, tokenizer.model or the 256 bytes, and the accompanying files with special tokens,
- * sampling defaults and the chat template.
+/* Vocabulary of a model folder: tokenizer.json, tokenizer.model or one token per byte value, and the accompanying files with
+ * special tokens, sampling defaults and the chat template.
  */
 #ifndef FKV_VOCAB_FOLDER_H
 #define FKV_VOCAB_FOLDER_H
