@@ -13,22 +13,25 @@ static fkv_codec_info info_of_codec(fkv_codec_config config) {
     return info;
 }
 
-/* Returns the sides (keys, values) whose codecs are rotated by default. */
+/* Returns which of keys and values are rotated by default. */
 static unsigned rotated_sides(const codec_choice *c) {
     return (info_of_codec(c->k).rotates ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).rotates ? FKV_ROTATE_V : 0u);
 }
 
-/* Returns the sides (keys, values) whose codecs work only with rotation. */
+/* Returns which of keys and values have a codec that works only with rotation. */
 static unsigned required_rotation(const codec_choice *c) {
     return (info_of_codec(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
 }
 
-/* Parses the rotated sides (`rest`) after the colon of the codec `word`. */
+/* Parses `rest`, the text after the colon of the codec `word`: none, k, v or kv. */
 static int parse_rotation(const char *word, const char *rest, codec_choice *codec) {
     unsigned requested = 0;
     while (requested < 4 && strcmp(rest, ROTATE_NAMES[requested]) != 0) requested++;
     if (requested == 4)
-        return kit_fail(EXIT_USAGE, "--codecs %s: the colon must be followed by the sides to rotate (none, k, v or kv)", word);
+        return kit_fail(
+            EXIT_USAGE,
+            "--codecs %s: expected none, k, v or kv after the colon, to select whether keys (k) and values (v) are rotated",
+            word);
     unsigned missing = required_rotation(codec) & ~requested;
     if (missing != 0)
         return kit_fail(EXIT_USAGE, "--codecs %s: codec %s requires rotation; remove :%s", word,

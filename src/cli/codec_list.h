@@ -1,6 +1,6 @@
-/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4", optionally followed by a colon and the
- * rotated sides if they differ from the codec's default, as in "4/4g32:none". Commands that compare codecs accept a list, such as
- * "16/16,8/4,sealed"; all other commands accept one codec.
+/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4", optionally followed by ":none", ":k",
+ * ":v" or ":kv", as in "4/4g32:none", which overrides whether keys (k) and values (v) are rotated. Commands that compare codecs
+ * accept a list, such as "16/16,8/4,sealed"; all other commands accept one codec.
  */
 #ifndef FKV_CLI_CODEC_LIST_H
 #define FKV_CLI_CODEC_LIST_H
@@ -14,7 +14,7 @@ enum { MAX_CODECS = 32, CODEC_NAME = 40 };
 typedef struct codec_choice {
     fkv_codec_config k;
     fkv_codec_config v;
-    fkv_rotate rotate; /* rotation in effect, without the sides whose codecs are never rotated */
+    fkv_rotate rotate; /* rotation in effect; excludes keys or values whose codec never rotates */
 } codec_choice;
 
 typedef struct codec_list {

@@ -60,7 +60,7 @@ typedef struct step_data {
 
 typedef struct depth_result {
     uint32_t tokens;
-    double write_ms; /* time of writing STEP_TOKENS tokens to all layers */
+    double write_ms; /* time to write STEP_TOKENS tokens to all layers */
     kit_spread decode_ms;
     double decode_gb_s;
     double prefill_ms; /* attention time of one prefill step in one layer; NAN: not measured at this depth */
@@ -358,7 +358,7 @@ static capacity_result compare_capacities(cache_run *r) {
             (void)lane_decode(&large, &r->data);
         }
         for (int i = round * CAPACITY_STEPS; i < (round + 1) * CAPACITY_STEPS;
-             i++) { /* the two caches alternate in going first */
+             i++) { /* the two caches take turns running first */
             if (i % 2 == 0) small.ms[i] = lane_decode(&small, &r->data);
             large.ms[i] = lane_decode(&large, &r->data);
             if (i % 2 == 1) small.ms[i] = lane_decode(&small, &r->data);

@@ -21,7 +21,7 @@ static void write_codecs_help(model_options *o) {
                    "sealed: full pages are repacked to 4 bits (also s4/s4, s3/s3, s2/s2);\n"
                    "calibrated: sealed, with a bit width for each key channel (also c4/s4, c3/s3; see flatkv calibrate);\n"
                    "tq4, tq3, tq2: TurboQuant. Suffixes: g32 or g128 sets the group size (default 64),\n"
-                   ":none, :k, :v or :kv sets the rotated sides",
+                   ":none, :k, :v or :kv selects whether keys (k) and values (v) are rotated",
                    o->compares ? "cache codecs to compare, such as 16/16,8/4,sealed" : "cache codec, such as 8/4, sealed or tq4",
                    codec_name(&o->codecs.codecs[0], name));
 }

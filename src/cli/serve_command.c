@@ -101,7 +101,7 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows for drafts, if each answer uses one row */
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each answer uses one row */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
     const uint32_t drafted =
         (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 answers, drafts rarely help */

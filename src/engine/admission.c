@@ -44,7 +44,7 @@ typedef struct reserved_work {
 static reserved_work reserved_work_before(const fkv_admission *admission, uint32_t end, uint64_t tenant, double unit_s) {
     reserved_work own = {0};
     double all_s = 0.0;
-    uint64_t tenants = 0; /* bit set: bit t is set if some tenant number modulo 64 is t */
+    uint64_t tenants = 0; /* bit t is set if a reservation belongs to a tenant whose number modulo 64 is t */
     for (uint32_t i = 0; i < end; i++) {
         const fkv_reservation *t = &admission->reservations[i];
         tenants |= (uint64_t)1 << t->tenant % 64;

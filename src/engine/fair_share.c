@@ -9,7 +9,8 @@ static uint32_t tenant_slot_of(fkv_fair_share *share, uint64_t name) {
         if (t->n_live == 0 && (free_slot == UINT32_MAX || t->last_used < share->tenants[free_slot].last_used)) free_slot = i;
     }
     if (share->n < share->capacity) free_slot = share->n++;
-    if (free_slot == UINT32_MAX) return share->n > 0 ? (uint32_t)(name % share->n) : 0; /* no slot is free: share one */
+    if (free_slot == UINT32_MAX)
+        return share->n > 0 ? (uint32_t)(name % share->n) : 0; /* no slot is free, so two tenants share this slot */
     share->tenants[free_slot] = (fkv_tenant){.name = name};
     return free_slot;
 }

@@ -92,7 +92,7 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
     finish_restore(t);
 }
 
-/* Returns true if the first group has at least n free or cached pages beyond those promised to sequences. */
+/* Returns true if the first group has at least n free or cached pages in addition to those reserved for sequences. */
 static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     fkv_stats stats;
     if (fkv_cache_stats(t->cache, &stats) != FKV_OK) return false;
@@ -130,8 +130,8 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(
-            t)) { /* another restore is running; the wait for free memory above is not counted as a wait for the store */
+    if (fkv_tier_busy(t)) { /* another restore is running. Only this wait counts as a wait for the store, not the wait for free
+                               pages above */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }

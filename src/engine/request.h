@@ -48,7 +48,7 @@ typedef struct fkv_job {
     uint64_t skipped_turn; /* number of the last scheduler iteration (turn) in which the job was considered but not admitted */
     fkv_stop_list stops;
     uint32_t n_unfinished; /* number of answers that are not finished */
-    fkv_page_key root;     /* tenant's root key, if there is a prefix store */
+    fkv_page_key root;     /* first key in the chain of page keys of this tenant; used only with a prefix store */
     fkv_page_key *keys;    /* [max_keys] keys of the pages of the prompt and answer 0; the first n_keys keys have been computed */
     uint32_t n_keys;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */

@@ -137,7 +137,7 @@ double fkv_scheduler_next_start(const fkv_scheduler *s) {
         running += seconds;
         if (seconds < first) first = seconds;
     }
-    double soon = first * s->n_running; /* until that job ends, the other running jobs share the machine */
+    double soon = first * s->n_running; /* until that job ends, all running jobs share the machine equally */
     return soon < running ? soon : running;
 }
 
@@ -337,7 +337,7 @@ static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
         if (job->answers[i].sampler != NULL) continue;
         status = fkv_sampler_open(&sampler, s->device.n_vocab, &job->answers[i].sampler);
         const bool repeats = sampler.repetition_penalty != 0.0f && sampler.repetition_penalty != 1.0f;
-        if (status == FKV_OK && repeats) /* only this penalty applies to prompt tokens, too */
+        if (status == FKV_OK && repeats) /* unlike the other penalties, the repetition penalty also applies to prompt tokens */
             status = fkv_sampler_note(job->answers[i].sampler, job->r.prompt, job->r.n_prompt);
     }
     if (status != FKV_OK) {

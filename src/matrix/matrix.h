@@ -9,8 +9,8 @@
  *   TABLE4                  value = scale * table[code], with 16 signed bytes per matrix: 18 bytes
  *   F16, BF16, F32          no groups
  *
- * In kinds whose names end with _16, 16 columns share a scale; in all other kinds, 32 columns do. Sizes of the _16 kinds (bytes
- * per 32 weights: AFFINE2 16, CENTERED3 16, CENTERED6 28, TABLE4 20). Scales and biases are f16. Rows are zero-padded to whole
+ * In kinds whose names end with _16, 16 columns share a scale; in all other kinds, 32 columns do. In the _16 kinds, 32 weights
+ * take 16 (AFFINE2, CENTERED3), 28 (CENTERED6) or 20 (TABLE4) bytes. Scales and biases are f16. Rows are zero-padded to whole
  * panels; the number of columns must be a multiple of 32. The product of a row of activations depends only on that row and the
  * matrix, to the last bit.
  */

@@ -1,4 +1,4 @@
-/* Helpers shared by all APIs. They collect answer parts, send stream events and name tool calls. See exchange.h. */
+/* Helpers shared by all APIs. They collect answer parts, send stream events and create the IDs of tool calls. See exchange.h. */
 #include "exchange.h"
 
 #include <stdlib.h>

@@ -186,7 +186,7 @@ static bool put_rules(FILE *out, const api_request *api, const answer_marks *m, 
     bool calls = api->forced_call || (json_object_get(api->conversation, "tools") != NULL && call_form_of(m) != NULL);
     bool value = api->schema != NULL && !api->forced_call;
     if (m->syntax.reasoning == FKV_REASONING_HARMONY || m->syntax.tools == FKV_TOOLS_HARMONY)
-        return rule_error(error, "constrained output is not supported for models that answer in channels");
+        return rule_error(error, "constrained output is not supported for models that answer in harmony format (gpt-oss)");
     if (api->ignore_end) return rule_error(error, "ignore_eos cannot be combined with constrained output");
     (void)fprintf(out, "start:%s (%s%s%s)\n", m->thinking.open != FKV_NO_TOKEN ? " SPACE?" : "", value ? "value" : "",
                   value && calls ? " | " : "", calls ? "calls" : "");

@@ -534,7 +534,7 @@ static bool read_lengths(api_request *r) {
     if (r->kind != API_MESSAGES && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
     if (!read_integer(r, "priority", -1000, 1000, &priority) || !read_number(r, "timeout", 0.0, 86400.0, &r->deadline_s))
         return false;
-    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value of this API */
+    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value of the completions API */
     r->max_new = (uint32_t)max_new;
     r->n = (uint32_t)n;
     r->priority = (int32_t)priority;
@@ -545,7 +545,7 @@ static bool read_completion_prompt(api_request *r) {
     r->prompt = field(r->root, "prompt");
     const json_t *only = json_array_size(r->prompt) == 1 ? json_array_get(r->prompt, 0) : NULL;
     if (json_is_string(only) || json_is_array(only)) r->prompt = json_array_get(r->prompt, 0); /* array with one prompt */
-    r->parse_special = true; /* llama.cpp and vLLM do the same */
+    r->parse_special = true; /* same default as in llama.cpp and vLLM */
     if (!read_bool(r, "parse_special", &r->parse_special)) return false;
     if (json_is_string(r->prompt)) return true;
     size_t i;

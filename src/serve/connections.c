@@ -25,7 +25,8 @@
 
 enum {
     MAX_LINGER_BYTES = 256 << 10, /* the connection is closed after this many bytes are discarded following an error reply */
-    ADDRESS_RESERVE = 64          /* connections that a single address cannot use; limited to a quarter of all connections */
+    ADDRESS_RESERVE =
+        64 /* number of connections that one address must leave to other addresses; at most a quarter of all connections */
 };
 static const double LINGER_S = 1.0; /* time, in seconds, that a client has to read an error reply */
 
@@ -54,7 +55,7 @@ typedef struct entry {
 
 struct connections {
     struct evconnlistener *listener; /* NULL after connections_stop_listening() */
-    struct event *reject;            /* accepts and rejects connections while the limit is reached */
+    struct event *reject; /* while the connection limit is reached, answers each new connection with 503 and closes it */
     struct event *tick;
     struct event *resume; /* ends a pause */
     struct event *check;  /* checks the peer addresses of new connections; evhttp sets them only after on_accept() */
@@ -314,7 +315,7 @@ static void on_rejected_connection(evutil_socket_t listening, short what, void *
     connections *c = user;
     (void)what;
     remove_closed(c);
-    if (c->n < c->max) return; /* the listener accepts the connection */
+    if (c->n < c->max) return; /* the listener will accept the connection */
     int fd = accept(listening, NULL, NULL);
     if (fd < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) pause_accepting(c, errno);

@@ -428,7 +428,7 @@ static bool submit_exchange(exchange *x) {
                      .user = x};
     double retry = 0.0;
     fkv_status status = fkv_engine_submit(s->engine, &r, &x->job, &retry);
-    prompt_tokens_free(&x->prompt); /* the engine has a copy */
+    prompt_tokens_free(&x->prompt); /* the engine has its own copy of the prompt */
     if (status != FKV_OK) {
         reject_request(x, status, retry);
         return false;
@@ -456,7 +456,7 @@ static void send_prepared(exchange *x) {
     }
     struct evbuffer *out = evbuffer_new();
     const size_t n = strlen(x->text);
-    x->text[n] = '\n'; /* replaces the null terminator, because the reply is no longer used as a string */
+    x->text[n] = '\n'; /* the newline replaces the null terminator, which is no longer needed */
     (void)evbuffer_add_reference(out, x->text, n + 1, free_reply_text, NULL);
     x->text = NULL;
     exchange_send_bytes(x->s, req, 200, "application/json", out);

@@ -42,7 +42,7 @@ typedef struct serve_subject {
     uint64_t base_bytes;    /* anonymous process memory before the engine was opened: program, weights, vocabulary */
 } serve_subject;
 
-/* Serves until SIGINT or SIGTERM. May be called once. Returns false if out of memory. */
+/* Serves requests until SIGINT or SIGTERM. Call at most once per server. Returns false if out of memory. */
 bool serve_run(server *s, const serve_subject *subject);
 
 void serve_close(server *s); /* call before closing the engine; s may be NULL */

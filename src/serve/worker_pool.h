@@ -17,7 +17,8 @@ enum {
 
 typedef struct worker_job {
     void (*run)(void *user);  /* runs on a worker thread */
-    void (*done)(void *user); /* called last, on the thread that ran or discarded the job; the pool then forgets the job */
+    void (*done)(void *user); /* called last, on the thread that ran or discarded the job; afterwards the pool no longer accesses
+                                 the job */
     void *user;
     bool large;
     struct worker_job *next;

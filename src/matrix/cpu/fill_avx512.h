@@ -142,8 +142,8 @@ FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Writes the two lines that hold the upper two bits of a unit's codes. The bits come from bit 2 * quarter upward in 32 bytes of
- * each row. */
+/* Writes the two lines that hold the upper two bits of a unit's codes: bits 2 * quarter and 2 * quarter + 1 of 32 bytes of each
+ * row. */
 FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter) {
     FKV_UNROLL
     for (int line = 0; line < 2; line++) {

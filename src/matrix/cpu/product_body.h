@@ -1,11 +1,10 @@
 /* Float products of weight panels with activations, written once over the vector primitives of the vec_*.h header (src/base/simd)
  * that is included before this file. Additional primitives:
  *
- *   PRODUCT_TOKENS: number of tokens that use a weight while it is in a register; with SUMS sums each, they fill half the registers
- *
- *   vf_load_bits: converts a bit field of each of 16 dwords to floats
- *
- *   vf_look_up: looks up one nibble of each of 64 bytes in a table of bytes
+ *   PRODUCT_TOKENS  number of tokens that use a weight while it is in a register; each has SUMS accumulators, which together fill
+ *                   half of the registers
+ *   vf_load_bits    converts one bit field of each of 16 dwords to a float
+ *   vf_look_up      looks up one nibble of each of 64 bytes in a table of bytes
  *
  * The lanes are the 16 rows of a panel. Weights are converted to floats in registers, column by column, and used by
  * PRODUCT_TOKENS tokens. Even and odd columns have separate accumulators, which gives two dependency chains. Columns are added in

@@ -74,8 +74,8 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values count
- * as 0. */
+/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values are
+ * treated as 0. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
     const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* offset added to the exponent: LARGEST is just below 2^15 */
     vf size[PREPARED_UNITS];
