@@ -114,9 +114,9 @@ uint32_t model_pages(const pager_model *m, uint32_t n_tokens) {
     return (n_tokens + m->spec.page_tokens - 1) / m->spec.page_tokens;
 }
 
-/* Returns true if the pager must hold `token` for a query at `position`: the token's page contains a sink, or lies between two
- * pages, inclusive: the first page of the span in which the query's window begins, and the query's own page. A group without a
- * window holds every token. */
+/* Returns true if the pager must hold `token` for a query at `position`. A group without a window holds every token. A group with
+ * a window holds the pages that contain sinks, and all pages from the start of the span in which the query's window begins up to
+ * and including the query's own page. */
 bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32_t token) {
     const fkv_group_spec *g = &m->spec.groups[group];
     uint32_t page = token / m->spec.page_tokens;

@@ -150,8 +150,8 @@ static bool operate_fork(pager_model *m, pager_choices *choices) {
     return true;
 }
 
-/* Looks at the page in which sequence `s` of shadows[] ends if its length is not a multiple of the page size. Returns the tree
- * node of this page if all sequences that hold the page will write to it and no sequence needs a node below it; otherwise returns
+/* Examines the partly filled last page of sequence `s` of shadows[]. Returns the tree node of this page if all sequences that
+ * hold the page will write to it and no sequence needs a node below it. Otherwise, or if the last page is full, returns
  * FKV_NO_NODE. The tree must release the returned node if fkv_pager_truncate() would otherwise fail. */
 static uint32_t blocking_node(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t s) {
     uint32_t page_tokens = m->spec.page_tokens;

@@ -182,8 +182,8 @@ static void every_length_and_mask(fkv_isa only) {
             c.n_sinks = masks[m].n_sinks;
             c.softcap = s % 2 == 0 ? 0.0f : 30.0f;
             c.sinks = s % 3 == 0 ? 0.0f : 4.0f;
-            c.outliers = c.sinks == 0; /* outlier channels would make some scores hundreds lower than a sink logit, and outputs
-                                          too small for a float */
+            c.outliers = c.sinks == 0; /* with outlier channels, some scores would be several hundred below the sink logit, and
+                                          the outputs would underflow */
             c.rows[0] = (attn_mix){starts[s], 1};
             c.rows[1] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
             check_case(&c, only);

@@ -130,7 +130,7 @@ static void vectors(const char *path) {
             if (made) calibrate(&c, &order, &sealed);
         }
         if (!made || open.bytes != c.open_bytes || sealed.bytes != c.sealed_bytes) {
-            count(false, "the blocks of the vectors have other sizes than expected", &c, "case");
+            count(false, "the blocks in the vector file have unexpected sizes", &c, "case");
             break;
         }
         const uint8_t *from = at + bytes - c.open_bytes - c.sealed_bytes;
@@ -168,7 +168,8 @@ static void fill_open(uint64_t *state, const fkv_block *open, uint8_t *bytes) {
     }
 }
 
-/* Returns the squared error of one side of a page, relative to the squared norm for V and to the variance for K. */
+/* Returns the squared error of the keys or values of a page, relative to the variance of the keys or the squared norm of the
+ * values. */
 static double error_of(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to, fkv_side side) {
     double error = 0;
     double size = 0;
@@ -221,7 +222,7 @@ static void check_calibrated(const fkv_block *open, const uint8_t *from, const f
             good = good && fabsf(y[d] - x[d]) <= 0.51f * step + rounded;
         }
     }
-    count(good, "the error of calibrated keys exceeds what their bits allow", c, "C");
+    count(good, "the error of calibrated keys exceeds the bound for their bit widths", c, "C");
 }
 
 static void calibrated_blocks(void) {

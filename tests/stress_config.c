@@ -153,7 +153,7 @@ uint64_t stress_token_work(const stress_config *c) {
     return work;
 }
 
-/* Draws the sizes, which may differ between two caches of the same identity. */
+/* Draws the sizes. Two caches may differ in size and still load each other's page files. */
 static void draw_sizes(stress_random *r, stress_config *c) {
     uint64_t most = MOST_FLOATS / token_floats(c);
     if (most > MOST_WORK / stress_token_work(c)) most = MOST_WORK / stress_token_work(c);
@@ -206,7 +206,7 @@ static void make_codecs(stress_config *c) {
     }
 }
 
-/* Returns the sides (K, V or both) that at least one codec requires to be rotated. Sealed layers never rotate keys. */
+/* Returns which of K and V must be rotated because at least one codec requires it. Sealed layers never rotate keys. */
 static uint32_t required_rotations(const stress_config *c) {
     uint32_t sides = 0;
     for (uint32_t i = 0; i < c->base.n_layers; i++) {

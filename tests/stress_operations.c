@@ -137,7 +137,7 @@ static void truncate_seq(stress_run *l, stress_cache *c) {
     stress_seq *seq = any_seq(l, c);
     uint32_t n = stress_between(&l->random, 0, seq->n + 1);
     if (stress_chance(&l->random, 60)) n = seq->n - stress_mostly_small(&l->random, 0, seq->n);
-    /* a sequence beyond the length at which the split length doubles is truncated to just below this length */
+    /* if the sequence is longer than the length at which the split size doubles, truncates it to just below that length */
     if (seq->n > STRESS_SPLITS_DOUBLE) n = STRESS_SPLITS_DOUBLE - stress_below(&l->random, 20);
     truncate_to(l, c, seq, n);
 }
@@ -171,7 +171,8 @@ static void fork_seq(stress_run *l, stress_cache *c) {
 static void insert_prefix(stress_run *l, stress_cache *c) {
     const stress_seq *seq = any_seq(l, c);
     for (int i = 0; i < 3 && seq->n < c->config.base.page_tokens; i++) seq = any_seq(l, c);
-    if (seq->origin != seq->tenant) return; /* rows that were computed for another tenant do not match this tenant's tokens */
+    if (seq->origin != seq->tenant)
+        return; /* the rows were computed for another tenant, so they must not be inserted for this tenant */
     uint32_t n = stress_chance(&l->random, 70) ? seq->n : stress_between(&l->random, 0, seq->n);
     for (uint32_t i = 0; i < n; i++) l->ids[i] = seq->tokens[i]->id;
     uint32_t held = n < seq->n_shared ? n / c->config.base.page_tokens * c->config.base.page_tokens : seq->n_shared;

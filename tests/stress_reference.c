@@ -238,8 +238,8 @@ static void seal_head(const stress_fixture *w, stress_token *const *page, uint32
     }
 }
 
-/* Returns the last token of a page, in which the sealed page is stored, and computes the sealed page if necessary. The chain hash
- * of this token covers all tokens of the page. */
+/* Returns the last token of a page. This token stores the sealed page, because its chain hash covers all tokens of the page.
+ * Computes the sealed page first if necessary. */
 static const stress_token *sealed_page(stress_fixture *w, stress_token *const *history, uint32_t page) {
     uint32_t n = w->config->base.page_tokens;
     stress_token *end = history[(size_t)(page + 1) * n - 1];

@@ -28,7 +28,7 @@ static const file_fixture_spec SPECS[] = {
     {16, FILE_FIXTURE_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{2, 64, 0, 0, {8, 64}, {4, 64}}, {2, 64, 0, 0, {8, 64}, {4, 64}}}},
     /* 16 bits, bfloat16, a dimension that is not a power of two */
     {16, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_NONE, 1, {{3, 80, 0, 0, {16, 64}, {16, 0}}}},
-    /* low bit widths, both sides rotated, another page size */
+    /* low bit widths, rotated keys and values, another page size */
     {32, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_KV, 2, {{1, 128, 0, 0, {4, 128}, {2, 128}}, {1, 128, 0, 0, {4, 32}, {2, 64}}}},
     /* three interleaved groups, two of them with windows */
     {16,

@@ -400,7 +400,7 @@ START_TEST(branch_is_evicted_before_its_trunk) {
     close_seq(pager, seq);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     seq = open_seq(pager, 256);
-    grow(pager, seq, 144); /* evicts two pages, at the end of the older branch */
+    grow(pager, seq, 144); /* evicts the last two pages of the older branch */
     ck_assert(in_tree(pager, branch, 4) && in_tree(pager, trunk, 2) && !in_tree(pager, trunk, 3));
     grow(pager, seq, 112);
     ck_assert(!in_tree(pager, trunk, 1));

@@ -32,8 +32,8 @@ static fkv_config small_config(void) {
 typedef enum when { NEVER, BEFORE_WRITE, BETWEEN_LAYERS, BEFORE_END, N_WHENS } when;
 
 /* Runs a sequence that stays open, and closes two other sequences during a step: one with rows in the step and one without. The
- * first sequence then continues. Stores the outputs of the first sequence. The start of `outputs` is overwritten with its outputs
- * in the step. */
+ * first sequence then continues. Stores the outputs of the first sequence. Its outputs in the step with the closed sequences
+ * overwrite the start of `outputs`. */
 static void run_with_neighbours(when closed, bool commit, uint8_t *outputs) {
     fkv_config config = small_config();
     cache_fixture w;

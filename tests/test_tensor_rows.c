@@ -325,7 +325,8 @@ START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* the bound of Q5_K, wh
         printf("%s: the largest error is 1/%.0f of a step and %.2f of its bound\n", fkv_tensor_type_name(QUANTIZED[k].type),
                1 / worst.in_steps, worst.in_bound);
         ck_assert_double_le(worst.in_steps, QUANTIZED[k].type == FKV_TENSOR_Q5_K ? 2 * K_STEPS : K_STEPS);
-        ck_assert_double_ge(worst.in_steps, K_STEPS / 64); /* some error is large enough for the bound to be meaningful */
+        ck_assert_double_ge(worst.in_steps,
+                            K_STEPS / 64); /* the largest error is not negligible, so the test of the bound is meaningful */
         ck_assert_double_ge(worst.in_bound, 0.9);
     }
 }
