@@ -1,4 +1,4 @@
-"""The picture of the flat line, docs/flat.svg: flatkv's resident memory beside mlx-lm's own cache over the same tokens, both measured. Imported
+"""Draws docs/flat.svg: the measured memory of flatkv and of mlx-lm's own cache as a function of the number of tokens. Imported
 by scripts/report. (flatkv bench flat --svg plots its own run, with computed 16-bit caches for comparison.)"""
 
 import json
@@ -14,14 +14,14 @@ def read(path):
 
 
 def own_line(result):
-    """(tokens, bytes beside the weights) of mlx-lm's cache after each chunk of the prompt."""
+    """Returns (tokens, bytes in addition to the weights) of mlx-lm's cache after each chunk of the prompt."""
     part = result["parts"]["model"]
     run = next(r for r in part["runs"] if r["who"] == "mlx-lm bf16")
     return [(i * part["chunk"], b - part["weights_bytes"]) for i, b in enumerate(run["chunk_bytes"])]
 
 
 def thinned(points):
-    """Without those that lie between two equal ones."""
+    """Removes points whose two neighbors have the same value as the point itself."""
     inner = [p for a, p, b in zip(points, points[1:], points[2:]) if not a[1] == p[1] == b[1]]
     return [points[0], *inner, points[-1]]
 

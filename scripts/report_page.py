@@ -17,7 +17,7 @@ RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 
 def codec_name(c):
     """Returns a short codec name such as "8/4", "4/4 g32" or "s4/s4 kv": the bits of K and V, the group size if it is not 64, and
-    the rotated sides."""
+    k, v or kv if keys or values are rotated."""
     name = c["codec"].split(":")[0].split("g")[0] if "codec" in c else f"{c['k_bits']}/{c['v_bits']}"
     groups = {c[f"{side}_group"] for side in "kv" if c[f"{side}_bits"] != 16} - {0, 64}
     name += "".join(f" g{group}" for group in sorted(groups))

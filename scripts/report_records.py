@@ -1,4 +1,4 @@
-"""The measurements of one machine, as the files under bench/results have them. Imported by report_page.py and report_tables.py."""
+"""The measurements of one machine, read from the files under bench/results. Imported by report_page.py and report_tables.py."""
 
 import json
 
@@ -25,7 +25,7 @@ class Machine:
         return self.records.get(kind, [])
 
     def file(self, name):
-        """A file that another program wrote, as it is; {} where there is none."""
+        """Returns the contents of a JSON file that another program wrote, or {} if the file does not exist."""
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

@@ -173,7 +173,7 @@ class DecodeGraphs:
         return None if graphs.disabled or graphs.building else graphs
 
     def step(self, graphs: _ModelGraphs, model: Any, tokens: Any, cache: list[FlatKVCache]) -> Any:
-        """Runs a decode pass. The first pass of a batch size is computed with and without compilation and compared."""
+        """Runs a decode pass. For each batch size, the first pass is checked against a pass without compilation."""
         first = cache[0]
         if len(first.seqs) in graphs.checked:
             return self._replay(graphs, tokens, cache)
