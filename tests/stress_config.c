@@ -81,7 +81,7 @@ static void draw_codecs(stress_random *r, fkv_layer_config *l) {
     if (stress_chance(r, 75)) l->v = (fkv_codec_config){.bits = stress_between(r, 2, 4), .kind = FKV_CODEC_SEALED_V};
     if (!stress_chance(r, 40)) return;
     l->k = (fkv_codec_config){.bits = stress_between(r, 3, 4), .kind = FKV_CODEC_CALIBRATED};
-    static layer_bits bits[STRESS_MAX_LAYERS]; /* static, because copies of a configuration point here too */
+    static layer_bits bits[STRESS_MAX_LAYERS]; /* static, because copies of a configuration also point to this array */
     static uint32_t n_drawn;
     draw_channel_bits(r, l, bits[n_drawn++ % STRESS_MAX_LAYERS]);
 }

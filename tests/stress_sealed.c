@@ -78,8 +78,8 @@ static uint32_t get_code(const stress_codec *c, const uint8_t *codes, uint32_t t
 /* ---- calibrated channels ---- */
 
 typedef struct channel_order {
-    uint32_t before[DIGITS]; /* a plane holds one 2-bit digit of every channel that has such a digit; this is the number of digits
-                                in all earlier planes */
+    uint32_t before[DIGITS]; /* number of digits in all earlier planes; a plane holds one 2-bit digit of each channel that has
+                                such a digit */
     uint16_t place[FKV_MAX_HEAD_DIM]; /* position of each channel in the order of descending bit width */
 } channel_order;
 

@@ -47,7 +47,7 @@ static void push_tokens(stress_run *l, stress_cache *c, const plan *p) {
     for (uint32_t i = 0; i < p->n_rows; i++) {
         stress_seq *seq = p->seqs[i];
         uint32_t n = p->rows[i].n_tokens;
-        /* index of a new token that is not taken from the document; n if all tokens are */
+        /* index of a new token that is not taken from the document; n if all tokens are taken from it */
         uint32_t astray = stress_chance(&l->random, 10) ? stress_below(&l->random, n) : n;
         for (uint32_t t = 0; t < n; t++) {
             uint32_t id = stress_document_token(&c->config, seq->document, seq->n);

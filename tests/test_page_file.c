@@ -26,7 +26,7 @@ static uint8_t file_b[FILE_CAPACITY];
 static const file_fixture_spec SPECS[] = {
     /* default codec */
     {16, FILE_FIXTURE_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{2, 64, 0, 0, {8, 64}, {4, 64}}, {2, 64, 0, 0, {8, 64}, {4, 64}}}},
-    /* 16 bits, bfloat16, a dimension that is not a power of two */
+    /* 16-bit rows in bfloat16, and a head dimension that is not a power of two */
     {16, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_NONE, 1, {{3, 80, 0, 0, {16, 64}, {16, 0}}}},
     /* low bit widths, rotated keys and values, another page size */
     {32, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_KV, 2, {{1, 128, 0, 0, {4, 128}, {2, 128}}, {1, 128, 0, 0, {4, 32}, {2, 64}}}},

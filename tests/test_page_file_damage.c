@@ -148,7 +148,7 @@ START_TEST(documented_offsets_locate_the_rows_of_a_golden_file) {
 END_TEST
 
 START_TEST(worked_examples_of_the_format_document_are_correct) {
-    /* examples "A group by hand" and "Signs by hand" of docs/page_format.md */
+    /* the worked examples in sections 1.4 and 3.1 of docs/page_format.md */
     static const uint8_t codes[16] = {0xef, 0xde, 0xcd, 0xbc, 0xbb, 0xaa, 0x99, 0x88,
                                       0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00};
     fkv_codec codec;
@@ -259,7 +259,7 @@ START_TEST(foreign_file_is_reported_by_its_first_differing_field) {
         *changes[i].field = before;
     }
     ck_assert_mem_eq(&mine, layer, sizeof mine);
-    layer->k.group = 77; /* the group size is ignored, because the layer has 16 bits */
+    layer->k.group = 77; /* the group size is ignored, because the layer has 16-bit rows */
     ck_ok(file_fixture_load(&w, 64, golden_path("good"), &seq));
     file_fixture_close(&w);
 }

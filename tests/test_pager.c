@@ -5,7 +5,8 @@
 
 #include <pthread.h>
 
-/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
+/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
+ * group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};
@@ -394,7 +395,7 @@ START_TEST(commit_releases_pages_before_the_window) {
     fkv_pager *pager = pager_fixture_open(&window_spec);
     fkv_seq seq = open_seq(pager, 1000);
     grow(pager, seq, 87);
-    /* a query at 87 sees tokens from 48 on, so page 2 (tokens 32 to 47) is released; pages 0 and 1 hold sinks */
+    /* a query at position 87 sees tokens from 48 on, so page 2 (tokens 32 to 47) is released; pages 0 and 1 hold sinks */
     ck_assert_uint_eq(fkv_pager_first_page(pager, 0, 87), 3);
     ck_assert_uint_eq(stats_of(pager, 0).held, 5);
     grow(pager, seq, 15);

@@ -8,7 +8,8 @@
 
 enum { FULL = 0, WINDOW = 1 };
 
-/* Fields: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
+/* Pager configuration: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
+ * group. */
 static const fkv_pager_spec spec = {16, 6, 256, 32, 2, {{0, 0, 32}, {32, 4, 32}}};
 
 static fkv_seq forked; /* sequence that shares a partly filled page */

@@ -3,7 +3,8 @@
 
 #include "../src/pager/prefix_tree.h"
 
-/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
+/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
+ * group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 16, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 4, 256, 16, 2, {{0, 0, 24}, {32, 4, 24}}};
 static const fkv_pager_spec window_only_spec = {16, 3, 400, 16, 1, {{32, 4, 15}}};

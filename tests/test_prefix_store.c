@@ -23,7 +23,7 @@
 
 enum {
     PAGE = 16,
-    N_PAGES = 8 /* number of pages, a multiple of the span */,
+    N_PAGES = 8 /* number of pages; a multiple of the span length */,
     N_TOKENS = N_PAGES * PAGE,
     N_MORE = 24,
     TENANT = 3,

@@ -3,7 +3,8 @@
  */
 #include "pager_fixture.h"
 
-/* Each spec: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each group. */
+/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
+ * group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};

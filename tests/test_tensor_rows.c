@@ -165,7 +165,7 @@ START_TEST(mlx_arrays_are_bit_identical_to_mlx) {
     uint64_t n_groups = 0;
     const uint8_t *at = read_u32s(bytes + 8, &n_cases, 1);
     for (uint32_t c = 0; c < n_cases; c++) {
-        uint32_t head[6]; /* mode, bits, group, scale type, rows, columns */
+        uint32_t head[6]; /* header of a case: mode, bits, group size, scale type, rows, columns */
         at = read_u32s(at, head, 6);
         fkv_tensor tensor = {.type = modes[head[0]], .bits = head[1], .group = head[2], .scale_type = kinds[head[3]]};
         tensor.n_rows = head[4];

@@ -292,7 +292,7 @@ static const rejected_change REJECTED_CHANGES[] = {
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer: type 'Lowercase'"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\"}", "normalizer: a Sequence has no normalizers"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"x\"}",
-     "String of Replace"},
+     "field String of step Replace"},
     {"\"normalizer\":null", "\"normalizer\":[]", "an entry has no type"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"BertNormalizer\"}", "BertNormalizer"},
     {"\"type\":\"ByteLevel\"", "\"type\":\"UnicodeScripts\"", "pre_tokenizer: type 'UnicodeScripts'"},
@@ -369,13 +369,13 @@ END_TEST
 /* Patterns that must be rejected, because PCRE2 and Oniguruma interpret them differently or because matching takes too long. */
 START_TEST(unsupported_patterns_are_rejected) {
     static const rejected_change patterns[] = {
-        {NULL, "[\\\\p{L}&&[a-z]]+", "an intersection"},
-        {NULL, "[a[b]]", "a class inside"},
-        {NULL, "\\\\p{N}{1,3}+", "a '+' after"},
-        {NULL, "\\\\X", "an escape"},
-        {NULL, "(?<n>a)\\\\k<n>", "a group"},
+        {NULL, "[\\\\p{L}&&[a-z]]+", "intersection of character classes"},
+        {NULL, "[a[b]]", "character class inside"},
+        {NULL, "\\\\p{N}{1,3}+", "'+' after"},
+        {NULL, "\\\\X", "escape sequence"},
+        {NULL, "(?<n>a)\\\\k<n>", "unsupported kind of group"},
         {NULL, "(a", "PCRE2 rejects"},
-        {NULL, "(*UCP)a", "a verb"},
+        {NULL, "(*UCP)a", "PCRE2 verb"},
         {NULL, "\\\\p{Nonsense}", "PCRE2 rejects"},
     };
     json_t *vectors = vectors_load();
@@ -617,7 +617,7 @@ START_TEST(folder_with_only_tokenizer_model_is_sentencepiece) {
     size_t n_tokens = 0;
     ck_ok(fkv_tokenizer_open(fkv_weights_vocab(weights), &tokenizer));
     ck_ok(fkv_tokenizer_encode(tokenizer, "ab a\u00e8", NULL, 6, FKV_TOKENIZE_BOS, tokens, 16, &n_tokens));
-    static const uint32_t expected[] = {1, 9, 5, 6, 3, 4}; /* <s> ▁ab ▁ a <0xC3> <0xA8> */
+    static const uint32_t expected[] = {1, 9, 5, 6, 3, 4}; /* tokens: <s> ▁ab ▁ a <0xC3> <0xA8> */
     ck_assert_uint_eq(n_tokens, 6);
     ck_assert_mem_eq(tokens, expected, sizeof expected);
     fkv_tokenizer_close(tokenizer);

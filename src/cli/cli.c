@@ -11,7 +11,7 @@ static const char *const OPTION_NAMES[][2] = {{"max_step_tokens", "--chunk"}, {"
                                               {"max_tokens", "-c"},           {"n_threads", "--threads"},
                                               {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"}};
 
-static const char *sequences_option = "max_seqs"; /* name that replaces max_seqs in messages */
+static const char *sequences_option = "max_seqs"; /* option name that replaces max_seqs in error messages */
 
 void cli_name_sequences(const char *option) { sequences_option = option; }
 

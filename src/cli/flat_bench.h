@@ -9,7 +9,7 @@ typedef struct flat_options {
     const char *file;   /* text to fill the context with; NULL: the needle model's book */
     const char *svg;    /* NULL: no plot */
     uint32_t layers;    /* 0: run a model */
-    const char *heads;  /* heads "Q/KV/DIM" of a cache without a model */
+    const char *heads;  /* shape "Q/KV/DIM" of a cache without a model: query heads, KV heads, head dimension */
     bool skip_capacity; /* skip the comparison of decode times at two capacities */
 } flat_options;
 

@@ -27,15 +27,15 @@ enum {
     POOL_TOKENS = 1024, /* number of random K and V rows; each step writes a range of these rows */
     N_DEPTHS = 16, /* number of depths at which decode steps attend in all layers; at every second depth, a prefill step attends
                       in one layer */
-    DECODES = 3,   /* decode steps at each depth */
-    TAIL = DECODES + 1, /* tokens at the end that are reserved for decode steps */
-    N_VERIFIED = 2,     /* heads that are verified at each depth */
+    DECODES = 3,   /* number of decode steps at each depth */
+    TAIL = DECODES + 1, /* number of tokens at the end of the context that are reserved for decode steps */
+    N_VERIFIED = 2,     /* number of heads verified at each depth */
 
     CAPACITY_LAYERS = 2,
-    CAPACITY_TOKENS = 4096, /* tokens in each of the two caches */
+    CAPACITY_TOKENS = 4096, /* number of cached tokens in each of the two caches */
     CAPACITY_FACTOR = 8,
     CAPACITY_ROUNDS = 3,
-    CAPACITY_STEPS = 400, /* timed steps per cache and round */
+    CAPACITY_STEPS = 400, /* number of timed steps per cache in each round */
     CAPACITY_PAIRS = CAPACITY_ROUNDS * CAPACITY_STEPS,
     OPEN_SPAN = 4 /* pages in a span of a sealed layer, as defined in docs/page_format.md */
 };
@@ -82,7 +82,7 @@ typedef struct cache_run {
     memory_line line;
     uint64_t before_bytes; /* anonymous memory before open */
     double high_water;     /* high-water mark minus before_bytes; NAN: not recorded by the system */
-    double *steps_ms;      /* write times of the steps since the last depth */
+    double *steps_ms;      /* write times of the steps since the previous depth was measured */
     size_t n_steps;
     depth_result depths[N_DEPTHS + 1];
     size_t n_depths;
@@ -502,7 +502,7 @@ static int open_measured_cache(cache_run *r) {
     fkv_seq_config seq = {.max_tokens = r->n_tokens};
     config.memory_limit = r->o->model.memory;
     require_ok(fkv_plan_make(&config, &r->plan));
-    size_t n_samples = r->n_tokens / 64 + 256; /* room for two samples per step and several per depth */
+    size_t n_samples = r->n_tokens / 64 + 256; /* capacity for two samples per step and several samples per depth */
     step_data_open(&r->data, r->n_tokens, r->o->model.seed);
     r->steps_ms = kit_alloc(n_samples * sizeof *r->steps_ms);
     r->read_once = true;

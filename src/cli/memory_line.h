@@ -19,7 +19,7 @@
 typedef struct memory_line {
     fkv_backend backend;
     double before;     /* memory in use before the cache or runner was opened */
-    double plan_bytes; /* bytes of the whole plan */
+    double plan_bytes; /* size of the whole plan, in bytes */
     double held_bytes; /* part of the plan that is in use from open to end: the whole plan on the CPU, only the pages on MLX */
     double *tokens;    /* [n] tokens in the cache */
     double *bytes;     /* [n] memory in use, minus `before` */
@@ -65,7 +65,7 @@ typedef struct memory_comparison {
 
 void memory_verdict_print(const memory_line *line, const memory_comparison *wide, const memory_verdict *v);
 
-/* Writes plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes and flat. */
+/* Writes the JSON fields plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes and flat. */
 void memory_verdict_json(const memory_line *line, const memory_verdict *v, kit_json *json);
 void memory_line_samples_json(const memory_line *line, kit_json *json); /* "samples": [[tokens, bytes], ...] */
 

@@ -6,7 +6,7 @@
 #include "codec_list.h"
 
 typedef struct model_options {
-    const char *model;       /* value of -m; NULL: missing, although the command requires it */
+    const char *model;       /* value of -m; NULL if -m is missing although the command requires it */
     int device;              /* fkv_backend */
     uint32_t context;        /* 0: not given */
     const char *codec_names; /* value of --codecs */

@@ -225,8 +225,8 @@ static void write_grid_json(const grid *g, kit_json *json) {
     kit_json_integer(json, "haystacks", g->n->n_haystacks);
     kit_json_bool(json, "together", g->n->o->together);
     kit_json_real(json, "seconds", g->seconds);
-    if (g->n->o->line == NULL)
-        kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes); /* with --line, memory_verdict_json() writes it */
+    if (g->n->o->line == NULL) /* otherwise memory_verdict_json() writes this field */
+        kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes);
     kit_json_array(json, "cells");
     for (size_t i = 0; i < g->n_cells; i++) {
         const cell *c = &g->cells[i];

@@ -7,7 +7,7 @@
 
 #include "model_options.h"
 
-enum { N_SAMPLING_OPTIONS = 11, SAMPLING_BIASES = 256 }; /* N_SAMPLING_OPTIONS counts the heading and the terminator */
+enum { N_SAMPLING_OPTIONS = 11, SAMPLING_BIASES = 256 }; /* N_SAMPLING_OPTIONS includes the heading and the terminator */
 
 typedef enum sampling_use { SAMPLE_TEXT, SAMPLE_ANSWER, SAMPLE_CONVERSATION } sampling_use;
 

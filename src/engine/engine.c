@@ -393,10 +393,10 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
     uint32_t page_tokens = e->config.runner.page_tokens;
     uint32_t max_keys = e->config.store != NULL ? (request->n_prompt + max_new) / page_tokens : 0;
     fkv_job *job = fkv_job_make(request, max_new, e->scheduler.max_token_bytes, max_keys);
-    FKV_REQUIRE(job != NULL, FKV_NO_MEMORY, "out of memory for a request of %u prompt tokens", request->n_prompt);
+    FKV_REQUIRE(job != NULL, FKV_NO_MEMORY, "out of memory allocating a request with %u prompt tokens", request->n_prompt);
     if (max_keys > 0 && fkv_tier_compute_keys(e->scheduler.tier.cache, page_tokens, request->tenant_name, job) != FKV_OK) {
         fkv_job_free(job);
-        return fkv_fail(FKV_UNSUPPORTED, "SHA-256 is not available: disable the prefix store");
+        return fkv_fail(FKV_UNSUPPORTED, "the prefix store requires SHA-256, which is not available: disable the prefix store");
     }
     job->arrived_at = engine_seconds(NULL);
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;

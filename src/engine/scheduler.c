@@ -15,8 +15,9 @@ enum {
     UNIT_NEW = 256,      /* max_new of a typical request; its expected answer length is max_new * used_fraction */
     MAX_COMPARED = 16    /* maximum number of queued jobs whose prompts are compared with a new prompt */
 };
-static const double SLOWDOWN_WINDOW_S = 30.0;  /* time constant, in seconds, of the average of measured / predicted time */
-static const double USED_FRACTION_STEP = 0.05; /* minimum weight of a new answer in used_fraction */
+static const double SLOWDOWN_WINDOW_S =
+    30.0; /* time constant, in seconds, of the moving average of measured time / predicted time */
+static const double USED_FRACTION_STEP = 0.05; /* minimum weight of a new answer in the moving average used_fraction */
 
 /* ---- open and validation ---- */
 

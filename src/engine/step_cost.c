@@ -60,7 +60,8 @@ bool fkv_step_cost_ready(const fkv_step_cost *cost) { return cost->n_steps >= MI
 
 double fkv_step_cost_clamp(const fkv_step_cost *cost, double predicted, double seconds) {
     const double max_tokens =
-        MAX_OVERRUN * (predicted > 1e-4 ? predicted : 1e-4); /* with a prediction near 0, the model would not learn */
+        MAX_OVERRUN *
+        (predicted > 1e-4 ? predicted : 1e-4); /* a lower bound, so that the model can still learn if its prediction is near 0 */
     return fkv_step_cost_ready(cost) && seconds > max_tokens ? max_tokens : seconds;
 }
 

@@ -143,7 +143,8 @@ static bool append_text(const kit_option *o, const char *text) {
 bool kit_can_write(const char *path) {
     char folder[4096];
     struct stat about;
-    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) { /* devices and pipes are opened directly */
+    if (stat(path, &about) == 0 &&
+        !S_ISREG(about.st_mode)) { /* devices and pipes are written in place, so their folder need not be writable */
         if (!S_ISDIR(about.st_mode) && access(path, W_OK) == 0) return true;
         if (S_ISDIR(about.st_mode)) errno = EISDIR;
         (void)kit_fail(0, "cannot write %s: %s", path, strerror(errno));

@@ -32,7 +32,7 @@ typedef struct kit_texts {
 } kit_texts;
 
 typedef struct kit_option {
-    const char *name; /* without dashes; NULL ends the table */
+    const char *name; /* option name without dashes; NULL ends the table */
     char letter;      /* short option; 0 if there is none */
     option_kind kind;
     void *target;

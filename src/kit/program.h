@@ -16,7 +16,7 @@ enum {
     EXIT_FAILED = 1,       /* the operation failed */
     EXIT_USAGE = 2,        /* the command line is invalid */
     EXIT_NO_FIT = 3,       /* not enough memory on the machine or within a configured limit */
-    EXIT_INTERRUPTED = 130 /* Ctrl-C; partial results have been printed */
+    EXIT_INTERRUPTED = 130 /* interrupted by Ctrl-C; partial results have been printed */
 };
 
 /* Sets the program name that precedes messages (default "flatkv"). The string must remain valid until the program exits. */

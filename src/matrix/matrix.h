@@ -32,7 +32,7 @@ typedef struct fkv_matrix_rows {
      * false in the same cases as fkv_matrix_set_codes(). */
     bool (*set)(const void *source, uint32_t row, uint32_t n_rows, fkv_matrix *panel, void *scratch);
     const void *source;
-    uint64_t scratch_bytes; /* scratch size that set() needs */
+    uint64_t scratch_bytes; /* number of scratch bytes that set() needs */
     fkv_row_form form;
     const uint8_t *data; /* [R, row_bytes] rows in a block format that kernels convert themselves */
     uint64_t row_bytes;
@@ -44,7 +44,7 @@ struct fkv_matrix {
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
-    const int8_t *table; /* [16] for table kinds, set and owned by the creator; otherwise NULL */
+    const int8_t *table; /* [16] code table, set and owned by the creator; NULL for kinds without a table */
     uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned, owned by the creator; NULL if `rows` is used */
     fkv_matrix_rows rows;
 };
@@ -70,7 +70,7 @@ uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
 typedef struct fkv_panel_room {
     uint8_t *bytes; /* [n_threads, thread_bytes], 64-byte aligned */
     uint64_t thread_bytes;
-    uint64_t scratch_bytes; /* size of the leading part that set() uses, per thread */
+    uint64_t scratch_bytes; /* number of bytes at the start of each thread's memory that set() uses */
     atomic_bool lost;       /* set to true if a scale or bias was not finite in f16; the product is then wrong */
 } fkv_panel_room;
 

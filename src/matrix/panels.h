@@ -60,7 +60,7 @@ typedef enum fkv_row_form {
 } fkv_row_form;
 
 typedef struct fkv_panel_layout {
-    uint32_t bits;  /* bits per code or float */
+    uint32_t bits;  /* number of bits per code, or per float in float kinds */
     uint32_t group; /* number of columns that share a scale; 0 for float kinds */
     bool biased;
     bool table;

@@ -13,19 +13,19 @@
 
 /* Tensors of one layer. NULL marks a tensor that the layer does not have. Parts of a fused tensor are views of its rows. */
 typedef struct fkv_layer_tensors {
-    /* [H * D, dim], [G * D, dim], [G * D, dim]; layers that share another layer's pages have only q */
+    /* q: [H * D, dim]; k and v: [G * D, dim]. Layers that share another layer's pages have only q */
     const fkv_tensor *q, *k, *v;
     const fkv_tensor *o;         /* [dim, H * D] */
     const fkv_tensor *gate, *up; /* [ffn_dim, dim] */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
-    const fkv_tensor *q_norm, *k_norm;      /* [D], or [H * D] and [G * D] */
+    const fkv_tensor *q_norm, *k_norm;      /* one weight per channel of a head: [D]; or of a row: [H * D] for q, [G * D] for k */
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
     const fkv_tensor *out_scale;               /* [1] */
-    const fkv_tensor *input_gate, *input_proj; /* [input_dim, dim], [dim, input_dim] */
+    const fkv_tensor *input_gate, *input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     const fkv_tensor *input_norm;              /* [dim] */
     const fkv_tensor *sinks;                   /* [H] */
     const fkv_tensor
@@ -38,7 +38,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *shared_gate; /* [1, dim] gate of the shared expert, whose matrices are gate, up and down */
     const fkv_tensor *router_bias; /* [E] */
     const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] matrices, one per expert */
-    const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
+    const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
 } fkv_layer_tensors;
 
 typedef struct fkv_packed_weights fkv_packed_weights;

@@ -307,7 +307,7 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
     (void)json_object_set_new(whole, "content", join_texts(json_object_get(whole, "content"), ""));
     bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty) return add_turn(out, whole); /* the message follows its tool results */
+    if (good && !empty) return add_turn(out, whole); /* the message is appended after its tool results */
     json_decref(whole);
     return good;
 }
@@ -338,7 +338,7 @@ static json_t *anthropic_tools(const json_t *tools) {
     const json_t *tool;
     json_array_foreach(tools, i, tool) {
         json_t *schema = json_object_get(tool, "input_schema");
-        if (schema == NULL) continue; /* a server-side tool, which this server does not support */
+        if (schema == NULL) continue; /* skips server-side tools, which this server does not support */
         (void)json_array_append_new(out, json_pack("{s:s, s:{s:O?, s:O*, s:O}}", "type", "function", "function", "name",
                                                    json_object_get(tool, "name"), "description",
                                                    json_object_get(tool, "description"), "parameters", schema));

@@ -47,7 +47,7 @@ typedef struct validated_input {
 typedef struct entry {
     struct bufferevent *io;
     validated_input *input;
-    double since;        /* time of the accept or of the last reply */
+    double since;        /* time when the connection was accepted or the last reply was sent */
     bool awaiting_reply; /* a complete request was received */
     bool served;         /* at least one reply was sent */
     uint64_t address;    /* hash of the peer address; 0 if it is not known yet */

@@ -342,7 +342,7 @@ void exchange_read_events(server *s) {
 static void on_reply(void *user, const fkv_reply_event *e) {
     static const part_kind kinds[] = {PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END};
     answer_parser *r = user;
-    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the client allows only one call */
+    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the client allows only one tool call */
     if (e->n_bytes > 0 || e->kind == FKV_REPLY_CALL || e->kind == FKV_REPLY_CALL_END)
         reply_part(r->x, r->answer, kinds[e->kind], e->bytes, e->n_bytes);
 }

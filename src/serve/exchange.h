@@ -167,7 +167,7 @@ json_t *reply_call_id(const exchange *x, uint32_t answer, uint32_t call);
 /* ---- replies of all APIs (reply_writer.c) ---- */
 void reply_begin(exchange *x);                                                              /* starts a stream */
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* adds a fragment to an answer */
-void reply_answered(exchange *x, uint32_t answer);                                          /* ends an answer of a stream */
+void reply_answered(exchange *x, uint32_t answer);   /* ends one answer of a streamed reply */
 void reply_end(exchange *x);                         /* ends a stream or sends the complete reply */
 json_t *reply_answer(exchange *x);                   /* returns the complete, non-streamed reply */
 void reply_failed(exchange *x, const char *message); /* ends a stream with an error */

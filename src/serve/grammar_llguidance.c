@@ -14,9 +14,9 @@
  */
 static const LlgParserLimits LIMITS = {.max_items_in_row = 2000,
                                        .initial_lexer_fuel = 500000, /* 10 ms */
-                                       .step_lexer_fuel = 200000,    /* at most 14 ms per mask */
+                                       .step_lexer_fuel = 200000,    /* limits the time per mask to about 14 ms */
                                        .step_max_items = 50000,      /* 3 ms */
-                                       .max_lexer_states = 10000,    /* about 2 KB per state */
+                                       .max_lexer_states = 10000,    /* each state takes about 2 KB */
                                        .max_grammar_size = 30000};
 
 enum {

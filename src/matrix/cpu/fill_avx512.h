@@ -29,7 +29,7 @@ FKV_INLINE __m128i load_16_bytes(row_place rows, int row) {
     return _mm_loadu_si128((const __m128i *)(rows.at + (uint64_t)row * rows.stride));
 }
 
-/* Transposes 16 bytes of each row to four lines. */
+/* Transposes 16 bytes of each of the 16 rows into four lines. */
 FKV_INLINE void transpose_16_bytes(row_place rows, __m512i lines[4]) {
     __m512i a[4]; /* the 128-bit lanes of a[i] hold rows i, 4 + i, 8 + i and 12 + i */
     FKV_UNROLL
@@ -42,7 +42,7 @@ FKV_INLINE void transpose_16_bytes(row_place rows, __m512i lines[4]) {
     transpose_dwords(a, lines);
 }
 
-/* Transposes 64 bytes of each row to 16 lines. */
+/* Transposes 64 bytes of each of the 16 rows into 16 lines. */
 FKV_INLINE void transpose_64_bytes(row_place rows, __m512i lines[16]) {
     __m512i a[16];
     __m512i b[16];
@@ -74,7 +74,7 @@ FKV_INLINE void transpose_64_bytes(row_place rows, __m512i lines[16]) {
     }
 }
 
-/* Loads a 16-bit value of each row. */
+/* Loads one 16-bit value from each of the 16 rows. */
 FKV_INLINE __m256i load_halves(row_place rows) {
     alignas(32) uint16_t halves[FKV_PANEL_ROWS];
     for (int i = 0; i < FKV_PANEL_ROWS; i++) memcpy(&halves[i], rows.at + (uint64_t)i * rows.stride, sizeof *halves);
@@ -101,7 +101,7 @@ FKV_INLINE void write_nibbles(panel_writer *w, const __m512i bytes[8], bool high
     for (int j = 0; j < 4; j++) {
         __m512i first = high ? _mm512_srli_epi32(bytes[j], 4) : bytes[j];
         __m512i second = high ? bytes[j + 4] : _mm512_slli_epi32(bytes[j + 4], 4);
-        write_line(w, _mm512_ternarylogic_epi32(low_halves, first, second, 0xca)); /* mask ? first : second */
+        write_line(w, _mm512_ternarylogic_epi32(low_halves, first, second, 0xca)); /* bitwise: mask ? first : second */
     }
 }
 
@@ -154,7 +154,7 @@ FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter
             __m512i dwords = bytes[line * 4 + i];
             __m512i pair = i < quarter ? _mm512_srli_epi32(dwords, (unsigned)(2 * (quarter - i)))
                                        : _mm512_slli_epi32(dwords, (unsigned)(2 * (i - quarter)));
-            all = _mm512_ternarylogic_epi32(all, pair, mask, 0xf8); /* all | (pair & mask) */
+            all = _mm512_ternarylogic_epi32(all, pair, mask, 0xf8); /* bitwise: all | (pair & mask) */
         }
         write_line(w, all);
     }

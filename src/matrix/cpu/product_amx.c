@@ -24,7 +24,7 @@ typedef uint8_t unit_codes[UNIT_QUADS][FKV_LINE_BYTES];
 /* A span of one panel: one byte per code, and the address of its scales. */
 typedef struct span {
     alignas(64) unit_codes unpacked[SPAN_UNITS];
-    const unit_codes *codes; /* `unpacked`, or the codes in the panel */
+    const unit_codes *codes; /* points to `unpacked` or to the codes in the panel */
     size_t ahead;            /* distance, in bytes, to the codes of the next panel, for prefetching; 0 disables prefetching */
     const uint8_t *halves;
 } span;

@@ -18,11 +18,11 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10,    /* maximum units per span: 20 KiB of activations */
-    BF16_PANELS = 4,    /* unpacked panels shared by several blocks of tokens: 40 KiB */
-    BF16_IN_FLIGHT = 4, /* accumulator tiles in flight: a sum is complete three units after its start */
+    BF16_UNITS = 10,    /* maximum number of units per span, whose activations take 20 KiB */
+    BF16_PANELS = 4,    /* number of unpacked panels that blocks of tokens share; they take 40 KiB */
+    BF16_IN_FLIGHT = 4, /* number of accumulator tiles, because a sum is complete three units after its start */
     BF16_AHEAD = 6,     /* number of units between unpacking codes and adding their sums */
-    BF16_RING = 8,      /* unpacked units in the ring buffer; a ring of twice the size is slower */
+    BF16_RING = 8,      /* number of unpacked units in the ring buffer; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
     BF16_MIN_TOKENS = 12 /* with fewer tokens, the vector kernels are faster */
 };
@@ -176,12 +176,12 @@ FKV_INLINE void bf16_store(int tile, bf16_sums *sums) {
 /* ---- span pipeline ---- */
 
 typedef struct bf16_work {
-    const uint8_t *lines;  /* lines of the first panel's span */
-    const uint8_t *halves; /* scales of the first panel's span */
+    const uint8_t *lines;  /* start of the span's lines in the first panel */
+    const uint8_t *halves; /* start of the span's scales in the first panel */
     size_t panel_bytes;
     uint32_t n_panels;
     uint32_t n_units;           /* units of the span */
-    const bf16_codes *unpacked; /* [n_panels, n_units], if blocks share unpacked codes */
+    const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes, if several blocks share them */
     const bf16_unit *tokens;    /* [n_units], like sums */
     const bf16_floats *sums;
     uint32_t n_tokens;
@@ -194,7 +194,7 @@ typedef struct bf16_work {
 typedef struct bf16_stage {
     uint32_t turn;
     uint32_t unit;     /* index of the unit within the span */
-    const uint8_t *at; /* lines or scales of the unit */
+    const uint8_t *at; /* address of the unit's lines or scales */
 } bf16_stage;
 
 FKV_INLINE void bf16_next(const bf16_work *w, size_t bytes, bf16_stage *s) {

@@ -23,7 +23,7 @@ typedef struct fkv_panels {
 
 /* Activations of one product, and the buffer that receives them in prepared form. */
 typedef struct fkv_activations {
-    const float *x; /* [T, C], rows x_stride apart */
+    const float *x; /* [T, C] activations; consecutive rows are x_stride floats apart */
     size_t x_stride;
     uint32_t n_tokens;
     uint32_t n_cols;

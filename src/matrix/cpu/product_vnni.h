@@ -220,7 +220,7 @@ FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512
         for (int j = 0; j < UNIT_QUADS; j++) {
             __m512i mask = _mm512_set1_epi8((char)((bits - low == 1 ? 1 : 3) << low));
             __m512i upper = load_field(bits - low, low, j, lines + (size_t)low * FKV_LINE_BYTES);
-            quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* quads | (upper & mask) */
+            quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* bitwise: quads | (upper & mask) */
         }
     }
     if (layout.table) {

@@ -127,7 +127,7 @@ static fkv_status read_tensor_info(fkv_gguf_reader *reader, fkv_tensor *tensor, 
     FKV_REQUIRE(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS, FKV_FILE_DAMAGED, "tensor %s has %u dimensions, expected 1 to 4: %s",
                 fkv_show(name).text, n_dims, reader->path);
     for (uint32_t d = n_dims; d-- > 0;)
-        FKV_TRY(fkv_gguf_take_u64(reader, &dims[d])); /* GGUF stores the fastest dimension first */
+        FKV_TRY(fkv_gguf_take_u64(reader, &dims[d])); /* GGUF stores the fastest-varying dimension first */
     FKV_TRY(fkv_gguf_take_u32(reader, &number));
     FKV_TRY(fkv_gguf_take_u64(reader, offset));
     FKV_TRY(ggml_tensor_type(number, name, reader->path, &type));

@@ -240,7 +240,8 @@ static void set_large_gemma_scale(const fkv_architecture *architecture, fkv_hpar
 fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     FKV_TRY(read_names(values, weights));
-    const fkv_architecture *architecture = fkv_architecture_find(weights->architecture); /* NULL is rejected by model.c */
+    const fkv_architecture *architecture =
+        fkv_architecture_find(weights->architecture); /* NULL if unknown; model.c then rejects the model */
     if (architecture != NULL) h->features = architecture->features;
     const float_key keys[] = {{"attention.layer_norm_rms_epsilon", &h->norm_eps},
                               {"attention.layer_norm_epsilon", &h->norm_eps},

@@ -39,8 +39,8 @@ fkv_status fkv_gguf_take_string(fkv_gguf_reader *reader, fkv_bytes *string);
 typedef struct fkv_gguf_value {
     fkv_bytes key;
     fkv_gguf_type type;
-    fkv_gguf_type item;  /* element type of an array, otherwise equal to type */
-    uint64_t count;      /* elements of an array, otherwise 1 */
+    fkv_gguf_type item;  /* element type if the value is an array, otherwise equal to `type` */
+    uint64_t count;      /* number of elements if the value is an array, otherwise 1 */
     const uint8_t *data; /* `count` consecutive elements */
 } fkv_gguf_value;
 

@@ -215,7 +215,7 @@ static fkv_status read_activation(const config_reader *r) {
     const char *word = NULL;
     const char *wanted = names[r->h->features.activation];
     FKV_TRY(get_text(r->root, "hidden_act", r->path, &word));
-    FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* Gemma's name for the field */
+    FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* Gemma's name for hidden_act */
     bool is_old_gemma = word != NULL && strcmp(word, "gelu") == 0 && strcmp(r->model->type, "gemma") == 0;
     FKV_REQUIRE(word == NULL || strcmp(word, wanted) == 0 || is_old_gemma, FKV_UNSUPPORTED,
                 "unsupported activation '%s' for model_type %s: expected %s: %s", fkv_show_text(word == NULL ? "" : word).text,
@@ -535,7 +535,7 @@ static fkv_status read_experts(const config_reader *r) {
     FKV_TRY(get_u32(r->root, "num_local_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts_per_tok", r->path, &h->n_experts_used));
-    FKV_TRY(get_u32(r->root, "top_k_experts", r->path, &h->n_experts_used)); /* Gemma's name for the field */
+    FKV_TRY(get_u32(r->root, "top_k_experts", r->path, &h->n_experts_used)); /* Gemma's name for num_experts_per_tok */
     bool is_mixture = true;
     FKV_TRY(get_bool(r->root, "enable_moe_block", r->path, &is_mixture));
     if (!is_mixture) h->n_experts = h->n_experts_used = 0;
@@ -579,7 +579,7 @@ static fkv_status read_gemma4_heads(config_reader *r) {
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
     json_t *list = json_object_get(r->root, "per_layer_config");
-    if (!json_is_object(list)) { /* original form of Gemma 4 configs */
+    if (!json_is_object(list)) { /* Gemma 4 configs in their original form */
         if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
         return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
     }

@@ -18,7 +18,7 @@
 
 struct fkv_linear_codes {
     uint32_t bits;        /* bits per code */
-    uint32_t group;       /* columns that share a scale */
+    uint32_t group;       /* number of columns that share a scale */
     uint32_t group_rows;  /* number of rows that share a scale; 1 except for FP8 */
     uint32_t n_rows;      /* number of rows of the whole tensor; a view may have fewer */
     uint32_t zero_offset; /* number added to stored zero points: 1 for GPTQ version 1, which stores zero - 1, otherwise 0 */

@@ -90,8 +90,8 @@ static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, co
 
 /* Name suffixes of the parts of quantized weights. A part has the same name as its weight except for the suffix. */
 typedef struct part_name {
-    const char *end;   /* suffix of the part in the file */
-    const char *whole; /* suffix of its weight in the file */
+    const char *end;   /* name suffix of the part in the file */
+    const char *whole; /* name suffix, in the file, of the weight to which the part belongs */
     const char *part;  /* suffix of the part in fkv_weights, in place of ".weight" */
 } part_name;
 

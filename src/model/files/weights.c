@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { SAMPLE_BYTES = 1024 }; /* bytes hashed at the start, middle and end of each tensor */
+enum { SAMPLE_BYTES = 1024 }; /* number of bytes hashed at the start, in the middle and at the end of each tensor */
 
 static const fkv_tensor_format FORMATS[FKV_N_TENSOR_TYPES] = {
     [FKV_TENSOR_F32] = {"F32", 1, 4},

@@ -64,7 +64,7 @@ FKV_INTERNAL const fkv_tensor_format *fkv_tensor_format_of(fkv_tensor_type type)
 enum { FKV_MAX_TENSOR_NAME = 128 };
 
 typedef struct fkv_tensor {
-    char name[FKV_MAX_TENSOR_NAME]; /* GGUF name, also for safetensors: "blk.3.attn_q.weight"; printable */
+    char name[FKV_MAX_TENSOR_NAME]; /* printable GGUF name, also for safetensors files: "blk.3.attn_q.weight" */
     fkv_tensor_type type;
     uint32_t n_rows;     /* 1 for a vector */
     uint32_t n_cols;     /* columns are contiguous in memory unless col_step is set */
@@ -75,10 +75,10 @@ typedef struct fkv_tensor {
 
     /* MLX types: codes, scales and biases are stored separately. */
     uint32_t bits;              /* bits per code; 0 for all other types */
-    uint32_t group;             /* columns that share a scale */
-    fkv_tensor_type scale_type; /* F32, F16, BF16 or U8 */
+    uint32_t group;             /* number of columns that share a scale */
+    fkv_tensor_type scale_type; /* type of the scales: F32, F16, BF16 or U8 */
     const uint8_t *scales;      /* [n_rows, n_cols / group] */
-    const uint8_t *biases;      /* [n_rows, n_cols / group], or NULL */
+    const uint8_t *biases;      /* [n_rows, n_cols / group] biases, or NULL */
     uint64_t scale_row_bytes;   /* stride between rows of scales, in bytes */
 
     /* AWQ, GPTQ and FP8: rows are not contiguous. */
@@ -111,7 +111,7 @@ typedef struct fkv_rope {
     float beta_fast, beta_slow; /* yarn */
     float mscale, mscale_all;   /* yarn; 0: not specified */
     bool yarn_unrounded;        /* yarn: the bounds of the interpolation ramp are not rounded to integers */
-    uint32_t dim;               /* rotated dimensions per head; 0: not specified */
+    uint32_t dim;               /* number of rotated dimensions per head; 0: not specified */
     uint32_t original_context;  /* original training length, in tokens; 0: the model's context length */
     uint32_t n_factors;
     const float *short_factors; /* [n_factors] divisors of the frequencies, or NULL */
@@ -126,7 +126,7 @@ typedef enum fkv_qk_norm { FKV_QK_PLAIN, FKV_QK_NORM_HEADS, FKV_QK_NORM_ROWS, FK
 /* Structural features of the layers. Defaults come from the architecture table; files may override them. */
 typedef struct fkv_features {
     fkv_norm_kind norm;
-    fkv_qk_norm qk_norm;      /* norms of q and k before RoPE */
+    fkv_qk_norm qk_norm;      /* norms applied to q and k before RoPE */
     bool no_pre_norms;        /* attention and feed-forward read the residual stream without normalizing it */
     bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;            /* attention and feed-forward read the same normalized input */
@@ -176,7 +176,7 @@ typedef struct fkv_hparams {
     float experts_scale; /* factor applied to routing weights; 0 means 1 */
     uint32_t n_next;     /* number of multi-token prediction layers after the last layer; they are ignored */
     fkv_features features;
-    float norm_eps;                 /* 0: not specified; model.c rejects the model */
+    float norm_eps;                 /* norm epsilon; 0 if not specified, in which case model.c rejects the model */
     fkv_rope rope;                  /* a base of 0 is replaced with the architecture's default */
     fkv_rope local_rope;            /* RoPE of windowed layers; base 0: same as rope */
     uint32_t window;                /* sliding window of windowed layers; 0: none */

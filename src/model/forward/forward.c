@@ -29,8 +29,8 @@ typedef struct pass {
     const fkv_layer_shape *shape;
     uint32_t index;
     uint32_t head_pad;     /* head dimension, padded as in pages */
-    uint32_t q_pad;        /* H * D, padded: columns of the output projection */
-    uint32_t ffn_pad;      /* ffn_dim, padded: columns of the down projection */
+    uint32_t q_pad;        /* H * D, padded: number of columns of the output projection */
+    uint32_t ffn_pad;      /* ffn_dim, padded: number of columns of the down projection */
     bool needs_gather;     /* head padding must be removed before the output projection */
     bool k_is_v;           /* V is a copy of K before norm and RoPE */
     uint32_t rope;         /* FKV_ROPE_* */
@@ -489,7 +489,7 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
 static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
     (void)r;
     (void)cache;
-    return 0; /* 0: layout_activations() counts all activations */
+    return 0; /* layout_activations() already counts all activations */
 }
 
 static fkv_status open_cpu_runner(fkv_runner *r, const fkv_config *cache) {

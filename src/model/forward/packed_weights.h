@@ -12,18 +12,18 @@
 
 /* Packed weights of one layer. Missing vectors are NULL and missing matrices are zeroed. */
 typedef struct fkv_packed_layer {
-    fkv_matrix q, k, v; /* [H * D, dim], [G * D, dim], [G * D, dim] */
+    fkv_matrix q, k, v; /* q: [H * D, dim]; k and v: [G * D, dim] */
     fkv_matrix o;       /* [dim, H * D] */
     fkv_matrix gate, up;
     fkv_matrix down;
     float *q_bias, *k_bias, *v_bias, *o_bias;
     float *gate_bias, *up_bias, *down_bias;
-    float *q_norm, *k_norm;      /* [D], or [H * D] and [G * D] */
+    float *q_norm, *k_norm;      /* one weight per channel of a head: [D]; or of a row: [H * D] for q, [G * D] for k */
     float *attn_norm, *ffn_norm; /* [dim] */
     float *attn_norm_bias, *ffn_norm_bias;
     float *post_attn_norm, *post_ffn_norm;
     float *out_scale;                  /* [1] */
-    fkv_matrix input_gate, input_proj; /* [input_dim, dim], [dim, input_dim] per-layer inputs */
+    fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */
     float *router_norm;                /* [dim] norm of the router's input, or NULL if the router reads the experts' input */

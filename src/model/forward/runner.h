@@ -37,7 +37,7 @@ typedef struct fkv_cpu_runner {
     /* Expert buffers, NULL for models without experts. */
     float *router;              /* [T, E] router logits */
     float *routing_weights;     /* [T, n_experts_used] routing weights */
-    uint32_t *selected_experts; /* [T, n_experts_used] selected experts, ascending */
+    uint32_t *selected_experts; /* [T, n_experts_used] indices of the selected experts, in ascending order */
     uint32_t *expert_rows;      /* [T * n_experts_used] indices into selected_experts, sorted by expert */
     uint32_t *expert_from;      /* [E + 1] index in expert_rows at which the entries of each expert begin */
     float *expert_in;           /* [T, dim_pad] input of one expert, later its output */
@@ -71,7 +71,7 @@ struct fkv_runner {
     fkv_row *rows;        /* [max_seqs] */
     uint32_t *tokens;     /* [T] */
     uint32_t *positions;  /* [T] */
-    uint32_t *logit_rows; /* [T] rows whose logits are requested, ascending */
+    uint32_t *logit_rows; /* [T] indices of the rows whose logits are requested, in ascending order */
     uint32_t n_tokens;
     uint32_t n_logit_rows;
 

@@ -43,7 +43,7 @@ typedef struct rows {
 
 static rows row_slice(const pass *p, mlx_array x) { return (rows){x, fkv_mlx_astype(p->g, x, MLX_FLOAT16)}; }
 
-/* [T, C] -> [T, R], f32 */
+/* Multiplies rows by a matrix: [T, C] -> [T, R], f32. */
 static mlx_array product(const pass *p, rows x, const fkv_array_matrix *m) {
     mlx_array in = m->rows == MLX_FLOAT16 ? x.half : x.full;
     mlx_array out = m->is_coded ? fkv_mlx_quantized_matmul(p->g, in, &m->affine, true) : fkv_mlx_matmul(p->g, in, m->across);
@@ -261,7 +261,7 @@ static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stac
     return fkv_mlx_add(p->g, out, fkv_mlx_reshape(p->g, taken, FKV_MLX_SHAPE(p->n_rows, k, 1, mlx_array_shape(bias)[1])));
 }
 
-/* Computes the routed experts: [T, dim] -> [T, dim]. read: rows that the router reads. */
+/* Computes the output of the routed experts: [T, dim] -> [T, dim]. read: rows that the router reads. */
 static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
@@ -287,7 +287,7 @@ static mlx_array run_ffn(const pass *p, mlx_array x) {
 
 static bool has_array(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
 
-/* Computes the experts of a layer and its shared feed-forward. */
+/* Computes the output of a layer's experts and of its shared feed-forward. */
 static mlx_array run_mixture(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     mlx_array given = run_experts(p, x, x);
@@ -392,7 +392,7 @@ static mlx_array logits_of(const pass *p, mlx_array x) {
     return fkv_model_op_scale(p->g, capped, h->final_softcap);
 }
 
-/* Looks up the table row of each token. */
+/* Looks up one row of a table for each token. */
 static mlx_array look_up_rows(const pass *p, const fkv_array_matrix *m) {
     mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
     if (!m->is_coded) return fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
@@ -494,7 +494,7 @@ static fkv_status build_forward(pass *p, mlx_array *x, mlx_array *logits) {
     FKV_TRY(evaluate(p, *logits));
     if (r->n_logit_rows == 0) return FKV_OK;
     const float *numbers = mlx_array_data_float32(*logits);
-    if (numbers == NULL) return fkv_mlx_failed("fkv_runner_forward: reading the logits");
+    if (numbers == NULL) return fkv_mlx_failed("fkv_runner_forward: cannot read the logits");
     memcpy(r->logits, numbers, (size_t)r->n_logit_rows * r->model->hparams->n_vocab * sizeof *numbers);
     return FKV_OK;
 }

@@ -17,8 +17,8 @@ struct fkv_array_runner {
     size_t step_bytes;         /* bytes that a step may use in addition to the memory in use before it */
     size_t cache_limit_before; /* previous limit of MLX's buffer cache, restored at close */
     bool cache_limit_is_set;
-    mlx_array embedding_scale;       /* empty if the scale is 1 */
-    mlx_array *k_centers;            /* [n_layers] arrays [G, D], or NULL; see fkv_architecture_centers_keys() */
+    mlx_array embedding_scale;       /* scale of the embeddings; empty if the scale is 1 */
+    mlx_array *k_centers;            /* [n_layers] key centers, each [G, D], or NULL; see fkv_architecture_centers_keys() */
     fkv_turn *one_turn[FKV_N_ROPES]; /* [n_pairs] rotation of each pair from one position to the next */
     float *angles;                   /* [T, n_pairs] pairs of cosine and sine */
     int32_t *numbers;                /* [T] */

@@ -37,11 +37,11 @@ typedef struct fkv_array_layer {
     fkv_array_matrix router;               /* [E, dim] */
     fkv_array_matrix shared_gate;          /* [1, dim] gate of the shared feed-forward, or empty */
     mlx_array router_correction;           /* [E] */
-    mlx_array router_scale, expert_scales; /* [dim], [E]; empty unless experts run in parallel with a dense feed-forward */
+    mlx_array router_scale, expert_scales; /* [dim] and [E]; empty unless experts run in parallel with a dense feed-forward */
     mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim]; empty under the same condition as router_scale */
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
-    mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
+    mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
 } fkv_array_layer;
 
 struct fkv_array_weights {

@@ -27,7 +27,7 @@ struct jinja_macro {
 enum { JINJA_MAX_ARGUMENTS = 16 };
 typedef struct jinja_arguments {
     jinja_value value[JINJA_MAX_ARGUMENTS];
-    jinja_string name[JINJA_MAX_ARGUMENTS]; /* "" for the first n_positions arguments */
+    jinja_string name[JINJA_MAX_ARGUMENTS]; /* keyword of each argument; "" for the first n_positions arguments */
     size_t n, n_positions;
 } jinja_arguments;
 

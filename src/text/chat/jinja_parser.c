@@ -23,7 +23,7 @@ static jinja_node *fail_at(parser *p, const char *what) {
     jinja_string found = p->at->text;
     int n = found.n_bytes < 40 ? (int)found.n_bytes : 40;
     if (p->at->kind == JINJA_TOKEN_END || p->at->kind == JINJA_TOKEN_CLOSE)
-        fkv_jinja_fail(p->c, "line %u: %s, but the %s ends", p->at->line, what,
+        fkv_jinja_fail(p->c, "line %u: %s, but found the end of the %s", p->at->line, what,
                        p->at->kind == JINJA_TOKEN_END ? "template" : "tag");
     else
         fkv_jinja_fail(p->c, "line %u: %s (got \"%.*s\")", p->at->line, what, n, found.text);

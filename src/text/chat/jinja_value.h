@@ -82,7 +82,7 @@ typedef struct jinja_context {
     size_t n_bytes, max_bytes;
     uint64_t work, max_work; /* work done so far and the work limit, in units of about a nanosecond; see fkv_jinja_charge() */
     uint32_t depth, max_depth;
-    uint32_t line; /* line of the current node */
+    uint32_t line; /* template line of the current node */
     int64_t now;   /* see fkv_template_input */
     bool has_now;
     bool failed;

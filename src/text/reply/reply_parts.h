@@ -32,7 +32,7 @@ typedef struct reply_marker {
 
 typedef struct reply_state {
     void (*byte)(fkv_reply *r, char c);
-    reply_marker markers[REPLY_MARKERS]; /* terminated by an entry whose text is NULL */
+    reply_marker markers[REPLY_MARKERS]; /* markers that the state recognizes; ends with an entry whose text is NULL */
 } reply_state;
 
 /* A name or key that is being parsed. */
@@ -187,9 +187,9 @@ typedef enum reply_scan_answer {
 } reply_scan_answer; /* SCAN_LAST: this byte is the last of the value; SCAN_BEFORE: the value ended before this byte */
 reply_scan_answer reply_scan_byte(reply_scan *scan, char c);
 void reply_json_begin(fkv_reply *r);                                                /* starts parsing the JSON object of a call */
-void reply_unescape_byte(fkv_reply *r, char c, void (*sink)(fkv_reply *r, char c)); /* c is inside the quotes of a string */
-extern const reply_state REPLY_JSON_CALLS;                                          /* a sequence or list of call objects */
-extern const reply_state REPLY_JSON_ARGS;                                           /* the arguments of a named call */
+void reply_unescape_byte(fkv_reply *r, char c, void (*sink)(fkv_reply *r, char c)); /* unescapes byte c of a JSON string */
+extern const reply_state REPLY_JSON_CALLS; /* parses a sequence or list of call objects */
+extern const reply_state REPLY_JSON_ARGS;  /* parses the arguments of a named call */
 
 /* ---- arguments that are not JSON (reply_values.c) */
 void reply_value_begin(fkv_reply *r); /* writes the key and starts the value of the key */

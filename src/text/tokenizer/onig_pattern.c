@@ -40,7 +40,7 @@ static char peek_pattern(const translation *r, size_t ahead) {
 /* Writes a character class in place of \s or \w. */
 static fkv_status put_class(translation *r, const char *members, bool negated) {
     if (r->in_class)
-        return negated ? fail_unsupported_syntax(r, "it contains a negated class inside a class")
+        return negated ? fail_unsupported_syntax(r, "negated character class inside a character class")
                        : append_pattern_text(r, members);
     FKV_TRY(append_pattern_text(r, negated ? "[^" : "["));
     FKV_TRY(append_pattern_text(r, members));
@@ -54,8 +54,7 @@ static bool is_hex_digit(char c) { return is_one_of(c, "0123456789abcdefABCDEF")
 /* Translates \uHHHH to \x{HHHH}. */
 static fkv_status put_code_point(translation *r) {
     for (size_t i = 2; i < 6; i++)
-        if (!is_hex_digit(peek_pattern(r, i)))
-            return fail_unsupported_syntax(r, "it contains \\u without four hexadecimal digits");
+        if (!is_hex_digit(peek_pattern(r, i))) return fail_unsupported_syntax(r, "\\u without four hexadecimal digits");
     FKV_TRY(append_pattern_text(r, "\\x{"));
     FKV_TRY(append_pattern(r, r->from.data + r->at + 2, 4));
     r->at += 6;
@@ -78,12 +77,12 @@ static fkv_status put_escape(translation *r) {
     r->at -= 2;
     bool known = is_one_of(c, "pPdDrntfxb") ||
                  (c > 0 && c < 0x7f && !is_one_of(c, "0123456789") && is_one_of(c, "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ "));
-    if (!known) return fail_unsupported_syntax(r, "it contains an escape sequence that may differ in PCRE2");
-    if (c == 'b' && r->in_class) return fail_unsupported_syntax(r, "it contains \\b inside a class");
+    if (!known) return fail_unsupported_syntax(r, "escape sequence that may have a different meaning in PCRE2");
+    if (c == 'b' && r->in_class) return fail_unsupported_syntax(r, "\\b inside a character class");
     size_t n = 2;
     if (is_one_of(c, "pPx") && peek_pattern(r, 2) == '{') { /* name or code point in braces */
         const char *end = memchr(r->from.data + r->at, '}', r->from.size - r->at);
-        if (end == NULL) return fail_unsupported_syntax(r, "it contains an opening brace without a closing brace");
+        if (end == NULL) return fail_unsupported_syntax(r, "opening brace without a closing brace");
         n = (size_t)(end - (r->from.data + r->at)) + 1;
     }
     FKV_TRY(append_pattern(r, r->from.data + r->at, n));
@@ -93,8 +92,8 @@ static fkv_status put_escape(translation *r) {
 
 static fkv_status put_in_class(translation *r) {
     char c = peek_pattern(r, 0);
-    if (c == '[') return fail_unsupported_syntax(r, "it contains a class inside a class");
-    if (c == '&' && peek_pattern(r, 1) == '&') return fail_unsupported_syntax(r, "it contains an intersection of classes");
+    if (c == '[') return fail_unsupported_syntax(r, "character class inside a character class");
+    if (c == '&' && peek_pattern(r, 1) == '&') return fail_unsupported_syntax(r, "intersection of character classes");
     if (c == ']') r->in_class = false;
     r->at++;
     return append_pattern(r, &c, 1);
@@ -102,7 +101,7 @@ static fkv_status put_in_class(translation *r) {
 
 static fkv_status put_class_start(translation *r) {
     size_t n = peek_pattern(r, 1) == '^' ? 2 : 1;
-    if (peek_pattern(r, n) == ']') return fail_unsupported_syntax(r, "it contains a class that begins with ']'");
+    if (peek_pattern(r, n) == ']') return fail_unsupported_syntax(r, "character class that begins with ']'");
     FKV_TRY(append_pattern(r, r->from.data + r->at, n));
     r->at += n;
     r->in_class = true;
@@ -118,18 +117,18 @@ static fkv_status put_group(translation *r) {
         r->at += n;
         return append_pattern(r, known[i], n);
     }
-    return fail_unsupported_syntax(r, "it contains a group of an unsupported kind");
+    return fail_unsupported_syntax(r, "unsupported kind of group");
 }
 
 static fkv_status put_next(translation *r) {
     char c = peek_pattern(r, 0);
-    if (c == 0) return fail_unsupported_syntax(r, "it contains a zero byte");
+    if (c == 0) return fail_unsupported_syntax(r, "zero byte in the pattern");
     if (c == '\\') return put_escape(r);
     if (r->in_class) return put_in_class(r);
     if (c == '[') return put_class_start(r);
     if (c == '(' && peek_pattern(r, 1) == '?') return put_group(r);
-    if (c == '(' && peek_pattern(r, 1) == '*') return fail_unsupported_syntax(r, "it contains a verb, which starts with (*");
-    if (c == '}' && peek_pattern(r, 1) == '+') return fail_unsupported_syntax(r, "it contains a '+' after {n,m}");
+    if (c == '(' && peek_pattern(r, 1) == '*') return fail_unsupported_syntax(r, "PCRE2 verb, which starts with (*");
+    if (c == '}' && peek_pattern(r, 1) == '+') return fail_unsupported_syntax(r, "'+' after the quantifier {n,m}");
     r->at++;
     return append_pattern(r, &c, 1);
 }

@@ -11,7 +11,7 @@
 
 /* A node of the automaton: a suffix of a token. Node 0 is the empty suffix. */
 typedef struct fkv_special_node {
-    uint32_t parent;   /* the suffix without its first byte */
+    uint32_t parent;   /* node of this suffix without its first byte */
     uint32_t back;     /* failure link: node of the longest proper prefix of this string that is also a node */
     uint32_t token[2]; /* node of the longest token that is a prefix of this string: [0] among all tokens, [1] among tokens that
                           are not hidden; 0: none */
@@ -31,7 +31,7 @@ typedef struct fkv_special_tokens {
 } fkv_special_tokens;
 
 typedef struct fkv_special_token {
-    fkv_bytes text; /* 1 to FKV_MAX_TOKEN_BYTES bytes, unique */
+    fkv_bytes text; /* unique text of 1 to FKV_MAX_TOKEN_BYTES bytes */
     uint32_t token;
     bool hidden; /* control token, matched only on request */
 } fkv_special_token;

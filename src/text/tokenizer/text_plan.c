@@ -48,7 +48,8 @@ static fkv_status compile_pattern(fkv_text_plan *plan, uint32_t i, pcre2_compile
     FKV_TRY(status);
     FKV_REQUIRE(plan->code[i] != NULL, FKV_UNSUPPORTED, "PCRE2 rejects the pattern \"%s\" at byte %zu (error %d)",
                 fkv_show(step->pattern).text, where, error);
-    (void)pcre2_jit_compile(plan->code[i], PCRE2_JIT_COMPLETE); /* without JIT support, matching is only slower */
+    (void)pcre2_jit_compile(plan->code[i],
+                            PCRE2_JIT_COMPLETE); /* a failure is ignored: matching without JIT is slower, but correct */
     plan->is_known[i] = fkv_pre_pattern_is_known(step->pattern);
     return FKV_OK;
 }

@@ -25,8 +25,8 @@ fkv_status fkv_scratch_grow(fkv_scratch *scratch, uint64_t used, uint64_t more);
 void fkv_scratch_close(fkv_scratch *scratch);
 
 typedef struct fkv_symbol {
-    uint32_t prev; /* FKV_NO_SYMBOL for the first symbol */
-    uint32_t next; /* n_bytes for the last symbol */
+    uint32_t prev; /* previous symbol; FKV_NO_SYMBOL for the first symbol */
+    uint32_t next; /* next symbol; n_bytes for the last symbol */
     uint32_t id;   /* vocabulary id */
     uint32_t rank; /* rank of the pair with the next symbol; FKV_NO_MERGE if they cannot be merged */
     uint32_t merged_id;

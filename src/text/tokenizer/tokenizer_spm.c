@@ -14,7 +14,7 @@
 enum { MIN_NEIGHBOUR_BITS = 1 << 12, MAX_NEIGHBOUR_BITS = 1 << 22 };
 
 struct fkv_spm {
-    uint32_t byte_token[256];  /* FKV_NO_TOKEN if the vocabulary has none */
+    uint32_t byte_token[256];  /* token of each byte; FKV_NO_TOKEN if there is none */
     uint64_t *neighbours;      /* [n_neighbour_bits / 64] */
     uint32_t n_neighbour_bits; /* a power of two */
 };

@@ -25,7 +25,7 @@ typedef enum fkv_text_step_kind {
     FKV_STEP_SPLIT           /* split into matches of the pattern and the text between them, as `behavior` specifies */
 } fkv_text_step_kind;
 
-/* Treatment of the matches of a split. */
+/* How a split treats the matches of its pattern. */
 typedef enum fkv_split_behavior {
     FKV_SPLIT_ISOLATED, /* each match becomes a separate piece */
     FKV_SPLIT_REMOVED,
@@ -39,7 +39,7 @@ typedef struct fkv_text_step {
     fkv_bytes pattern; /* replace, split: non-empty */
     bool is_regex;     /* the pattern is a regular expression in Oniguruma syntax; if false, it is literal text */
     bool invert;       /* split: swap the roles of the matches and of the text between them */
-    bool only_first;   /* prepend: only to the first piece of the whole text */
+    bool only_first;   /* prepend: insert `text` only before the first piece of the whole text */
     fkv_split_behavior behavior;
     fkv_bytes text;
 } fkv_text_step;

@@ -30,14 +30,16 @@ static fkv_status read_string_field(steps_reader *r, const json_t *object, const
                                     fkv_bytes *out) {
     const json_t *value = json_object_get(object, field);
     FKV_REQUIRE(json_is_string(value) && (may_be_empty || json_string_length(value) > 0), FKV_FILE_FORMAT,
-                "%s: %s of %s must be a%s string: %s", r->part, field, type, may_be_empty ? "" : " non-empty", r->path);
+                "%s: field %s of step %s must be a%s string: %s", r->part, field, type, may_be_empty ? "" : " non-empty",
+                r->path);
     return fkv_keep_bytes(r->target, json_string_value(value), json_string_length(value), out);
 }
 
 static fkv_status read_flag_field(const steps_reader *r, const json_t *object, const char *type, const char *field, bool *out) {
     const json_t *value = json_object_get(object, field);
     if (value == NULL || json_is_null(value)) return FKV_OK;
-    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s: %s of %s must be true or false: %s", r->part, field, type, r->path);
+    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s: field %s of step %s must be true or false: %s", r->part, field,
+                type, r->path);
     *out = json_is_true(value);
     return FKV_OK;
 }
@@ -61,8 +63,8 @@ static fkv_status read_behavior_field(const steps_reader *r, const json_t *objec
         *behavior = (fkv_split_behavior)i;
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "%s: unknown behavior '%s' of %s: %s", r->part, fkv_show_text(name != NULL ? name : "").text,
-                    type, r->path);
+    return fkv_fail(FKV_UNSUPPORTED, "%s: unknown behavior '%s' of step %s: %s", r->part,
+                    fkv_show_text(name != NULL ? name : "").text, type, r->path);
 }
 
 static fkv_bytes literal_bytes(const char *text) { return (fkv_bytes){text, strlen(text)}; }

@@ -38,9 +38,9 @@ typedef struct fkv_vocab_source {
     fkv_bytes
         model; /* "gpt2": byte-level BPE, "llama": SentencePiece with scores, "gemma4": BPE over characters, "byte": 256 bytes */
     fkv_bytes pre;               /* tokenizer.ggml.pre, or empty */
-    const fkv_text_steps *steps; /* NULL: implied by `model` and `pre` */
+    const fkv_text_steps *steps; /* steps before encoding; NULL: implied by `model` and `pre` */
     uint32_t n_tokens;
-    const fkv_bytes *tokens;    /* [n_tokens], or NULL for "byte" */
+    const fkv_bytes *tokens;    /* [n_tokens] token strings; NULL for the model "byte" */
     const float *scores;        /* [n_tokens] or NULL */
     const int32_t *types;       /* [n_tokens] or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
     const uint8_t *token_flags; /* [n_tokens] combinations of FKV_TOKEN_* bits; NULL: all 0 */
