@@ -75,7 +75,7 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t attending_layer; /* counter; modulo the number of layers, it is the layer that attends in the next step */
+    uint32_t attending_layer; /* counter; its value modulo the number of layers selects the layer that attends in the next step */
     double fill_seconds;
     double open_seconds;
 
@@ -185,7 +185,7 @@ static step_times run_cache_step(fkv_cache *cache, fkv_seq seq, step_data *d, ui
 
 /* ---- verification ---- */
 
-/* Returns the relative output error caused by quantizing one side (K or V): approximately the root mean square error of a uniform
+/* Returns the relative output error caused by quantizing K or V: approximately the root mean square error of a uniform
  * quantizer over the range of 128 Gaussian values. */
 static double quantization_error(uint32_t bits) {
     return bits == 16 ? 1e-3 : bits == 8 ? 0.007 : bits == 4 ? 0.11 : bits == 3 ? 0.25 : 0.55;
@@ -285,8 +285,8 @@ static void measure_depth(cache_run *r, double prefill_ms, progress_bar *progres
     r->n_steps = 0;
 }
 
-/* Returns the number of tokens in the next step: a full step while at least two full steps remain; the rest is divided into one
- * or two steps. */
+/* Returns the number of tokens in the next step. Steps are full as long as at least two full steps remain; the remaining tokens
+ * are divided into one or two steps. */
 static uint32_t next_step(uint32_t room) { return room <= STEP_TOKENS ? room : room < 2 * STEP_TOKENS ? room / 2 : STEP_TOKENS; }
 
 static void fill_cache(cache_run *r) {

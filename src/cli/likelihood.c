@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 512 }; /* a block is added up in LANES float sums; the block sums are added in double */
+enum { LANES = 16, BLOCK = 512 }; /* each block is summed in LANES float sums; the block sums are added in double precision */
 
 /* Computes exp(x) for x <= 0: splits off a power of two, then evaluates a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
  * Inputs below -87 return 1.6e-38, which is negligible relative to the largest term, 1. */

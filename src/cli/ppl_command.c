@@ -23,7 +23,9 @@ static const char usage[] =
     "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
     "Measures perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
 
-enum { LOGIT_ROWS = 128 }; /* maximum rows per scored step, because a row of logits takes a megabyte with a large vocabulary */
+enum {
+    LOGIT_ROWS = 128
+}; /* maximum number of rows per scored step, because a row of logits takes a megabyte with a large vocabulary */
 
 typedef struct ppl_options {
     model_options model;

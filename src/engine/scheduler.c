@@ -545,7 +545,7 @@ static void sample_token(fkv_scheduler *s, fkv_job *job, uint32_t i, const float
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_LENGTH});
 }
 
-/* Starts decoding after prefill: replaces the placeholder sequences by forks of answer 0 and samples the first token of each
+/* Starts decoding after prefill: replaces the placeholder sequences with forks of answer 0 and samples the first token of each
  * answer. */
 static void start_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
     job->phase = FKV_PHASE_DECODE;

@@ -8,8 +8,8 @@ static const double FORGETTING_FACTOR = 0.98;
  * quickly replace them. However, while all measured steps have the same number of rows, the cost per step and the cost per row
  * cannot be told apart, so their initial ratio remains. */
 static const double INITIAL_SECONDS[FKV_COST_TERMS] = {0.010, 0.001, 0.001, 0.0};
-/* Once MIN_STEPS steps have been measured, a measured time is limited to this multiple of the predicted time before the model
- * learns it. */
+/* Once MIN_STEPS steps have been measured, a measured time is limited to this multiple of the predicted time before it updates
+ * the model. */
 static const double MAX_OVERRUN = 4.0;
 enum { MIN_STEPS = 16, ROW_GROUP = 4 };
 /* Scale factors that give the terms of the model similar magnitudes. */

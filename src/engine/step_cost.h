@@ -43,7 +43,7 @@ fkv_step_cost fkv_step_cost_measured(fkv_step_times times);
 /* Returns the predicted time of a step, in seconds. */
 double fkv_step_cost_predict(const fkv_step_cost *cost, fkv_step_work work);
 
-/* Fits the coefficients to a measured step. */
+/* Updates the coefficients with the time of a measured step. */
 void fkv_step_cost_update(fkv_step_cost *cost, fkv_step_work work, double seconds);
 
 /* Returns true if enough steps were measured to rely on predictions. */

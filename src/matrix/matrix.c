@@ -45,7 +45,7 @@ static void put_quad(uint8_t *line, uint32_t quad) { memcpy(line, &quad, sizeof 
 
 static uint32_t in_every_byte(uint32_t bits) { return bits * 0x01010101u; }
 
-/* Takes one or two bits, from bit `shift` upward, of each code of 8 quads and packs them into separate lines. */
+/* Packs `width` (1 or 2) bits of each code of 8 quads, starting with bit `shift`, into separate lines. */
 static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
     FKV_ASSERT(width == 1 || width == 2);
     uint32_t per_byte = 8 / width;

@@ -60,7 +60,7 @@ bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes
                           const float *scales /* [C / group] */, const float *biases /* [C / group] */);
 void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] in the kind's own type */);
 
-/* Decodes one row to floats. This is the reference for the format and also serves embedding look-ups. */
+/* Decodes one row to floats. This function is the reference for the format and is also used to look up embeddings. */
 void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C] */);
 
 /* Returns the size, in bytes, of prepared activations. All matrices of a call share the prepared activations. */

@@ -9,7 +9,9 @@
 #include "cpu/product_kernels.h"
 
 enum {
-    ITEM_BYTES = 128 * 1024, /* weight bytes per item: half of a typical core's cache, and large enough to amortize scheduling */
+    ITEM_BYTES =
+        128 *
+        1024, /* number of weight bytes per work item: half of a typical core's cache, and large enough to amortize scheduling */
     ITEM_PANELS = 8, /* minimum number of panels per work item if there is at least one full block of tokens, because the panels
                         of an item share the activations in cache */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
@@ -19,8 +21,8 @@ enum {
     CALLER_TOKENS = 2 /* the calling thread prepares up to this many tokens itself, because waking another thread takes longer */
 };
 
-/* Division of one product into work items. A work item is a pair (panel range, token range); consecutive items differ first in
- * the token range. */
+/* Division of one product into work items. A work item is a pair (panel range, token range); in the order of items, the token
+ * range varies fastest. */
 typedef struct cut {
     uint32_t first_item;
     uint32_t n_panels;

@@ -20,7 +20,8 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *down;      /* [dim, ffn_dim] */
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
-    const fkv_tensor *q_norm, *k_norm;      /* one weight per channel of a head: [D]; or of a row: [H * D] for q, [G * D] for k */
+    const fkv_tensor *q_norm,
+        *k_norm; /* [D] if heads are normalized separately; [H * D] and [G * D] if whole rows are normalized */
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;

@@ -1,4 +1,5 @@
-/* RoPE frequencies; see rope_scaling.h. Each scaling follows its paper and Hugging Face transformers, computed in double. */
+/* RoPE frequencies; see rope_scaling.h. Each scaling method follows its paper and Hugging Face transformers, and is computed in
+ * double precision. */
 #include "rope_scaling.h"
 
 #include <math.h>

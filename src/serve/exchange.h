@@ -142,7 +142,7 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), uint64_t tenant);
 
 /* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
- * Part of the preparation. */
+ * Called on a worker thread, as part of the preparation. */
 bool exchange_open_parsers(exchange *x);
 
 /* Processes the prepared exchanges and the pending engine events of all exchanges. */

@@ -199,7 +199,7 @@ static void *compile_grammar(void *user) {
     compile_job *job = user;
     LlgConstraintInit init;
     llg_constraint_init_set_defaults(&init, job->tokenizer);
-    init.log_stderr_level = 0; /* client input must not reach a log */
+    init.log_stderr_level = 0; /* client input must not be logged */
     init.limits = LIMITS;
     job->matcher = llg_new_matcher(&init, "lark", job->rules);
     if (!llg_matcher_is_error(job->matcher)) (void)!llg_matcher_compute_mask(job->matcher); /* this call may also set the error */

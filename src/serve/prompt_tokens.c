@@ -54,7 +54,7 @@ static char *plain_text(const json_t *conversation, size_t *n) {
 }
 
 /* Renders a conversation with the model's chat template. given: receives the marks of the bytes that come from the client; may be
- * NULL. The caller frees *text and *given in both cases. */
+ * NULL. The caller frees *text and *given, even after a failure. */
 static fkv_status render_conversation(const fkv_model *model, const json_t *conversation, char **text, uint8_t **given,
                                       size_t *n) {
     char *json = json_dumps(conversation, JSON_COMPACT);

@@ -11,8 +11,8 @@ typedef struct prompt_tokens {
 } prompt_tokens;
 
 /* Tokenizes the prompt of a request, or plain text. fkv_message() describes every failure except FKV_NO_MEMORY and FKV_POOL_FULL.
- * prompt_tokens_free() must be called in both cases. max_bytes: maximum size of the prompt text. If the text is longer, returns
- * FKV_POOL_FULL without tokenizing it. */
+ * prompt_tokens_free() must be called even after a failure. max_bytes: maximum size of the prompt text. If the text is longer,
+ * returns FKV_POOL_FULL without tokenizing it. */
 fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, size_t max_bytes, prompt_tokens *out);
 fkv_status prompt_tokens_of_text(const fkv_model *model, const char *text, size_t n, unsigned flags, prompt_tokens *out);
 void prompt_tokens_free(prompt_tokens *tokens);

@@ -84,7 +84,8 @@ static bool is_foreign_origin(struct evhttp_request *req) {
     return host == NULL || name == NULL || strcmp(name + 3, host) != 0;
 }
 
-/* Returns true if the Host header is not a name of this server, which protects servers without keys against DNS rebinding. */
+/* Returns true if the Host header is not a name of this server. This protects servers without keys against DNS rebinding.
+ */
 static bool is_foreign_host(const server *s, struct evhttp_request *req) {
     const char *const own[] = {"localhost", "127.0.0.1", "[::1]", s->config.host};
     const char *host = evhttp_find_header(evhttp_request_get_input_headers(req), "Host");
@@ -403,7 +404,7 @@ static bool start_loading_loop(server *s) {
 static void stop_loading_loop(server *s) {
     char byte = 0;
     if (!s->is_loading) return;
-    (void)!write(s->wake[1], &byte, 1); /* cannot block, because the pipe is empty */
+    (void)!write(s->wake[1], &byte, 1); /* the write cannot block, because the pipe is empty */
     (void)pthread_join(s->loading_thread, NULL);
     (void)!read(s->wake[0], &byte, 1);
     s->is_loading = false;

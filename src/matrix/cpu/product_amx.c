@@ -15,7 +15,8 @@
 #include "product_amx_bf16.h"
 
 enum {
-    SPAN_UNITS = 16, /* units per span: 16 KiB of activations per block of tokens and 8 KiB of codes per panel */
+    SPAN_UNITS =
+        16, /* number of units per span; a span takes 16 KiB of activations per block of tokens and 8 KiB of codes per panel */
     SPAN_PANELS = 8
 };
 
@@ -35,8 +36,8 @@ typedef struct unit_sums {
     alignas(64) int32_t low[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
 } unit_sums;
 
-/* Configures the tiles. Units alternate between two sets of sums. Tiles 0, 1 and 2, 3: sums of the high and low bytes; 4, 5: high
- * and low bytes; 6: codes. */
+/* Configures the tiles. Units alternate between two sets of sums. Tiles 0 and 1, and tiles 2 and 3, hold the sums of the high and
+ * low bytes. Tiles 4 and 5 hold the high and low bytes, and tile 6 holds the codes. */
 static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);

@@ -117,7 +117,7 @@ static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint3
 
 /* ---- tiles ---- */
 
-/* Configures the tiles. Tiles 0-3: sums; 4, 5: high and low bytes; 6: codes. */
+/* Configures the tiles. Tiles 0 to 3 hold sums, tiles 4 and 5 hold high and low bytes, and tile 6 holds codes. */
 static void bf16_tiles_open(uint32_t n_tokens) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, n_tokens, FKV_TILE_BYTES);

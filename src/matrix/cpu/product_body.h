@@ -149,7 +149,7 @@ FKV_INLINE void product_tokens(int n_tokens, fkv_matrix_kind kind, const fkv_pan
     }
 }
 
-/* Computes a product for one kind. All tokens pass over a panel before the next panel is read, so that the panel stays in a
+/* Computes a product for one kind. A panel is multiplied with all tokens before the next panel is read, so that it stays in a
  * nearby cache. */
 FKV_INLINE void product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {

@@ -203,7 +203,7 @@ FKV_INLINE __m512i load_field(int width, int at, int j, const uint8_t *lines) {
     return left >= 0 ? _mm512_slli_epi32(field, (unsigned)left) : _mm512_srli_epi32(field, (unsigned)-left);
 }
 
-/* Unpacks the quads of a unit (see panels.h). table holds the bytes of a table kind plus 128, repeated in each 16 bytes. */
+/* Unpacks the quads of a unit (see panels.h). table holds the bytes of a table kind plus 128, repeated every 16 bytes. */
 FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512i table, __m512i quads[UNIT_QUADS]) {
     const int bits = (int)layout.bits;
     const int low = (int)fkv_panel_low_bits(layout.bits);
@@ -229,7 +229,7 @@ FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512
     }
 }
 
-/* Returns the table bytes plus 128, repeated in each 16 bytes, or zeros for kinds without a table. */
+/* Returns the table bytes plus 128, repeated every 16 bytes, or zeros for kinds without a table. */
 FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
     if (!layout.table) return _mm512_setzero_si512();
     __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)0x80));

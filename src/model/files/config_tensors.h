@@ -1,4 +1,4 @@
-/* Models of which only the config.json is available, for planning before a download. The tensors that the hyperparameters
+/* Models for which only config.json is available, for planning before a download. The tensors that the hyperparameters
  * require are declared with estimated types and without data.
  */
 #ifndef FKV_CONFIG_TENSORS_H

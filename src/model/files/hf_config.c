@@ -126,7 +126,7 @@ typedef struct config_reader {
     const hf_model_type *model;
     const fkv_architecture *architecture;
     fkv_hparams *h;
-    fkv_layer_shape local; /* head shape of windowed layers; 0 in a field: the same value as in the other layers */
+    fkv_layer_shape local; /* head shape of windowed layers; a field that is 0 has the same value as in the other layers */
 } config_reader;
 
 static fkv_status find_model_type(config_reader *r) {
@@ -172,7 +172,7 @@ static bool is_known_field(const config_reader *r, const char *key, const json_t
 static fkv_status reject_unsupported_fields(const config_reader *r) {
     static const struct {
         const char *key;
-        bool is_flag; /* the field is a boolean and must be false; other fields must be 0 or an empty list */
+        bool is_flag; /* true: the field is a boolean and must be false; false: the field must be 0 or an empty list */
     } fields[] = {{"use_qk_norm", true},       {"add_cross_attention", true},    {"use_bidirectional_attention", true},
                   {"attn_output_gate", true},  {"kv_lora_rank", false},          {"q_lora_rank", false},
                   {"mlp_only_layers", false},  {"first_k_dense_replace", false}, {"num_kv_shared_layers", false},
@@ -348,7 +348,8 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
 }
 
 /* Only GLM and phi3 models support partial rotation of a head. For all other model types with plain RoPE, partial_rotary_factor
- * is ignored, as in transformers. With scaled RoPE they are rejected, because transformers cannot run such models either. */
+ * is ignored, as in transformers. Models that combine the field with scaled RoPE are rejected, because transformers cannot run
+ * them either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0;
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,

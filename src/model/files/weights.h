@@ -45,7 +45,7 @@ typedef enum fkv_tensor_type {
     FKV_TENSOR_AWQ, /* AWQ, GPTQ and FP8: see linear_codes.h */
     FKV_TENSOR_GPTQ,
     FKV_TENSOR_FP8,
-    FKV_TENSOR_U8,   /* the following types occur only while a file is read, in parts of quantized weights */
+    FKV_TENSOR_U8,   /* the following types are used only while a file is read, for parts of quantized weights */
     FKV_TENSOR_U32,  /* packed codes (MLX) */
     FKV_TENSOR_I32,  /* packed codes and zero points (AWQ, GPTQ) */
     FKV_TENSOR_E4M3, /* 8-bit floats with separate scales */
@@ -70,8 +70,8 @@ typedef struct fkv_tensor {
     uint32_t n_cols;     /* columns are contiguous in memory unless col_step is set */
     const uint8_t *data; /* [n_rows, row_bytes], possibly unaligned because safetensors headers may have any length */
     uint64_t row_bytes;
-    uint64_t col_step; /* stride between columns in bytes, in strided views of float tensors; otherwise 0. row_bytes is then the
-                          stride between rows */
+    uint64_t col_step; /* for a strided view of a float tensor: stride between columns, in bytes (row_bytes is the stride between
+                          rows); otherwise 0 */
 
     /* MLX types: codes, scales and biases are stored separately. */
     uint32_t bits;              /* bits per code; 0 for all other types */
@@ -161,7 +161,7 @@ typedef struct fkv_layer_shape {
 
 /* Hyperparameters of a model. Strings live as long as the weights. */
 typedef struct fkv_hparams {
-    const char *architecture; /* general.architecture, or its equivalent for model_type */
+    const char *architecture; /* architecture name: general.architecture, or the equivalent of model_type */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
     uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and share the pages of an

@@ -18,7 +18,7 @@ typedef struct fkv_packed_layer {
     fkv_matrix down;
     float *q_bias, *k_bias, *v_bias, *o_bias;
     float *gate_bias, *up_bias, *down_bias;
-    float *q_norm, *k_norm;      /* one weight per channel of a head: [D]; or of a row: [H * D] for q, [G * D] for k */
+    float *q_norm, *k_norm;      /* [D] if heads are normalized separately; [H * D] and [G * D] if whole rows are normalized */
     float *attn_norm, *ffn_norm; /* [dim] */
     float *attn_norm_bias, *ffn_norm_bias;
     float *post_attn_norm, *post_ffn_norm;

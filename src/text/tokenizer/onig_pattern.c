@@ -108,7 +108,8 @@ static fkv_status put_class_start(translation *r) {
     return FKV_OK;
 }
 
-/* Copies a group that starts with (?. Only plain groups, lookarounds and the option i mean the same in Oniguruma and PCRE2. */
+/* Copies a group that starts with "(?". Only plain groups, lookarounds and the option i have the same meaning in Oniguruma and
+ * PCRE2. */
 static fkv_status put_group(translation *r) {
     static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i)", "(?i:"};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {

@@ -40,9 +40,9 @@ typedef struct fkv_vocab_source {
     fkv_bytes pre;               /* tokenizer.ggml.pre, or empty */
     const fkv_text_steps *steps; /* steps before encoding; NULL: implied by `model` and `pre` */
     uint32_t n_tokens;
-    const fkv_bytes *tokens;    /* [n_tokens] token strings; NULL for the model "byte" */
-    const float *scores;        /* [n_tokens] or NULL */
-    const int32_t *types;       /* [n_tokens] or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
+    const fkv_bytes *tokens; /* [n_tokens] token strings; NULL for the model "byte" */
+    const float *scores;     /* [n_tokens] or NULL */
+    const int32_t *types; /* [n_tokens] token types, or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
     const uint8_t *token_flags; /* [n_tokens] combinations of FKV_TOKEN_* bits; NULL: all 0 */
     uint32_t n_merges;
     const fkv_bytes *merges;       /* [n_merges] "left right"; NULL if there are no merges */
