@@ -540,8 +540,7 @@ static void masked_tokens_change_nothing(fkv_isa only) {
             for (uint32_t what = 0; what < 20; what++) {
                 poison p = {(fkv_side)(what % 2), tokens[what / 4], halves[c.page_type == FKV_BF16][what / 2 % 2],
                             what / 2 % 2 == 0};
-                if (c.codec >= FIRST_SEALED_CODEC && p.side == FKV_SIDE_K)
-                    continue; /* sealed keys have no scale for a single token */
+                if (c.codec >= FIRST_SEALED_CODEC && p.side == FKV_SIDE_K) continue; /* sealed keys have no per-token scale */
                 check_poison(kernels, &w, p, clean);
             }
         }

@@ -99,7 +99,7 @@ static void draw_shape(stress_random *r, const stress_config *c, fkv_layer_confi
     draw_codecs(r, l);
 }
 
-/* Draws sink logits for the largest number of heads. They are static because configurations are copied and keep pointing here. */
+/* Draws sink logits for the largest number of heads. The array is static, because copies of a configuration also point to it. */
 static const float *draw_sink_logits(stress_random *r) {
     static float logits[8 * FKV_MAX_HEADS_PER_KV * STRESS_MAX_HEADS_KV];
     enum { N = sizeof logits / sizeof logits[0], MOST = FKV_MAX_HEADS_PER_KV * STRESS_MAX_HEADS_KV };

@@ -127,7 +127,8 @@ static void truncate_to(stress_run *l, stress_cache *c, stress_seq *seq, uint32_
     stress_expect(status, FKV_OK, "truncate");
     uint32_t whole_pages = n / c->config.base.page_tokens * c->config.base.page_tokens;
     if (seq->n_shared > whole_pages)
-        seq->n_shared = whole_pages; /* only full pages can be shared with the tree, and fewer of them remain */
+        seq->n_shared =
+            whole_pages; /* only full pages can be shared with the tree, and fewer full pages remain after truncation */
     seq->n = n;
     stress_seq_cut(c, seq);
     l->counts->truncates++;

@@ -20,7 +20,7 @@ static const uint32_t WITH_NAN = 0x80000000u; /* flag in the ID of a token with 
 static const double TOLERANCE = 1e-3;
 static const double SCORE_ERROR = 0x1p-21; /* allowed score error, relative to sum |q * k| */
 static const double VALUE_ERROR = 0x1p-17; /* allowed value error, relative to sum p * |v| */
-static const double LEAST_SCALE = 1e-7;    /* smallest scale of an affine group, which groups of zeros have too */
+static const double LEAST_SCALE = 1e-7;    /* smallest scale of an affine group; groups of zeros have this scale */
 static const double LEAST_WEIGHT = 1e-37;  /* softmax weights below this limit underflow to 0 in float */
 static const double FLOAT_HOLDS = 1e37;    /* sums of scores or values above this limit may overflow in float */
 

@@ -104,7 +104,8 @@ START_TEST(loaded_sequence_is_bit_identical_in_other_pages) {
 END_TEST
 
 START_TEST(loaded_sequence_continues_with_identical_bytes) {
-    for (size_t s = 0; s + 1 < N_OF(SPECS); s++) { /* the last spec has only enough pages for two sequences of this length */
+    for (size_t s = 0; s + 1 < N_OF(SPECS);
+         s++) { /* the last configuration has only enough pages for two sequences of this length */
         const char *path = file_fixture_path("half.fkv");
         const char *whole = file_fixture_path("whole.fkv");
         const char *resumed = file_fixture_path("resumed.fkv");
@@ -594,7 +595,8 @@ START_TEST(special_files_are_never_replaced) {
     check_not_replaced(&w, seq, path, "a socket");
     struct stat null_device;
     ck_assert_int_eq(stat("/dev/null", &null_device), 0);
-    if (mknod(path, S_IFCHR | 0600, null_device.st_rdev) == 0) /* creates a null device under another name, which only root can */
+    if (mknod(path, S_IFCHR | 0600, null_device.st_rdev) ==
+        0) /* creates a null device under another name, which requires root privileges */
         check_not_replaced(&w, seq, path, "a device");
     else
         printf("cannot create a device: %s\n", strerror(errno));

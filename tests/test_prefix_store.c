@@ -242,7 +242,7 @@ START_TEST(unpacked_pages_keep_promises_and_evict_only_older_prefixes) {
     uint32_t *tokens = calloc(n_pages, PAGE * sizeof *tokens);
     ck_assert_ptr_nonnull(tokens);
     cache_tokens(12, tokens, (n_pages - 3) * PAGE);
-    /* the sequence can still use all pages that were promised to it */
+    /* the sequence can still use all pages that were reserved for it */
     cache_fixture_run(&w, most, tokens, 0, (n_pages - 3) * PAGE, 40, NULL);
     ck_ok(fkv_prefix_insert(w.cache, most, tokens, (n_pages - 3) * PAGE));
     fkv_step *step = NULL;

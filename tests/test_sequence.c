@@ -225,7 +225,7 @@ static void close_in_step(fkv_pager *pager, fkv_seq seq) {
     fkv_stats after = all_stats(pager);
     ck_assert_uint_eq(after.seqs, before.seqs - 1);
     ck_assert(memcmp(after.groups, before.groups, sizeof after.groups) ==
-              0); /* pages and promises are kept until the step ends */
+              0); /* pages and reservations are kept until the step ends */
     ck_status(fkv_pager_close(pager, seq), FKV_BAD_SEQ);
     ck_status(fkv_pager_length(pager, seq, &n_tokens), FKV_BAD_SEQ);
 }

@@ -482,7 +482,7 @@ START_TEST(unsupported_vocabularies_are_rejected_by_name) {
     source.tokens = &long_token;
     check_rejected(&source, FKV_UNSUPPORTED, "1025 bytes");
     source = chat_source();
-    source.n_tokens = UINT32_MAX; /* the tokens are not read, because the count alone is rejected */
+    source.n_tokens = UINT32_MAX; /* the tokens are not read, because the token count alone causes the rejection */
     check_rejected(&source, FKV_UNSUPPORTED, "4294967295");
 }
 END_TEST

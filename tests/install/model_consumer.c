@@ -1,4 +1,4 @@
-/* A program of a user of the model runtime: tokenizes and reports an error for a missing model. */
+/* Minimal program that uses the installed model runtime: tokenizes text and reports an error for a missing model. */
 #include <flatkv/engine.h>
 #include <flatkv/model.h>
 
