@@ -84,8 +84,7 @@ static bool is_foreign_origin(struct evhttp_request *req) {
     return host == NULL || name == NULL || strcmp(name + 3, host) != 0;
 }
 
-/* Returns true if the Host header is not a name of this server. Protects servers without keys against DNS rebinding.
- */
+/* Returns true if the Host header is not a name of this server. Protects servers without keys against DNS rebinding. */
 static bool is_foreign_host(const server *s, struct evhttp_request *req) {
     const char *const own[] = {"localhost", "127.0.0.1", "[::1]", s->config.host};
     const char *host = evhttp_find_header(evhttp_request_get_input_headers(req), "Host");

@@ -1,4 +1,4 @@
-/* Minimal program that uses the installed model runtime: tokenizes text and reports an error for a missing model. */
+/* Minimal program that uses the installed model runtime: loads a missing model and prints the error. */
 #include <flatkv/engine.h>
 #include <flatkv/model.h>
 

@@ -11,8 +11,7 @@ fkv_matrix_kind fkv_array_codes_kind(const fkv_tensor *tensor) {
                                              [5] = FKV_MATRIX_AFFINE5, [6] = FKV_MATRIX_AFFINE6, [8] = FKV_MATRIX_AFFINE8};
     if (tensor->type == FKV_TENSOR_MLX_AFFINE) return affine[tensor->bits];
     if (tensor->type == FKV_TENSOR_MLX_MXFP8)
-        return FKV_MATRIX_F16; /* no matrix kind has E4M3 codes, so values are stored as f16, which represents them exactly
-                                */
+        return FKV_MATRIX_F16; /* no matrix kind has E4M3 codes, so values are stored as f16, which represents them exactly */
     return tensor->type == FKV_TENSOR_MLX_MXFP4 ? FKV_MATRIX_TABLE4 : FKV_MATRIX_TABLE4_16;
 }
 
