@@ -10,20 +10,9 @@
 #define FKV_CACHE_FIXTURE_H
 
 #include "relative_l2.h"
+#include "sanitized.h"
 
 #include <flatkv/flatkv.h>
-
-/* Resident memory is not checked under a sanitizer, because the sanitizer itself allocates memory. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CACHE_FIXTURE_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CACHE_FIXTURE_SANITIZED 1
-#endif
-#endif
-#ifndef CACHE_FIXTURE_SANITIZED
-#define CACHE_FIXTURE_SANITIZED 0
-#endif
 
 #define N_OF(array) (sizeof(array) / sizeof((array)[0]))
 

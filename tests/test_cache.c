@@ -64,7 +64,7 @@ static fkv_plan plan_of(const fkv_config *config) {
 
 /* Returns false and prints a note if resident memory cannot be measured. */
 static bool can_measure_memory(void) {
-    if (!CACHE_FIXTURE_SANITIZED && cache_anonymous_bytes() != 0) return true;
+    if (!TEST_SANITIZED && cache_anonymous_bytes() != 0) return true;
     printf("resident memory is not measured here\n");
     return false;
 }

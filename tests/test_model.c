@@ -48,7 +48,7 @@ START_TEST(weights_use_the_reported_memory) {
     uint64_t taken = cache_anonymous_bytes() - before;
     uint64_t packed = fkv_model_about(model)->packed_bytes;
     printf("packed %llu bytes, resident %llu bytes\n", (unsigned long long)packed, (unsigned long long)taken);
-    if (!CACHE_FIXTURE_SANITIZED && before != 0) {
+    if (!TEST_SANITIZED && before != 0) {
         ck_assert_uint_ge(taken + 64 * 1024, packed);
         ck_assert_uint_le(taken, packed + 1024 * 1024);
     }

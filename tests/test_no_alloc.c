@@ -85,7 +85,7 @@ static void check_flat(counters before, counters after, const char *what) {
                   "%s: the driving thread allocated %" PRIu64 " bytes and freed %" PRIu64, what,
                   after.allocated - before.allocated, after.deallocated - before.deallocated);
     ck_assert_msg(after.live == before.live, "%s: %" PRIu64 " bytes allocated, expected %" PRIu64, what, after.live, before.live);
-    if (CACHE_FIXTURE_SANITIZED || before.anonymous == 0) {
+    if (TEST_SANITIZED || before.anonymous == 0) {
         printf("%s: resident memory is not measured here\n", what);
         return;
     }
@@ -289,7 +289,7 @@ START_TEST(an_allocation_would_be_detected) {
     ck_assert_uint_ge(after.allocated, before.allocated + BYTES);
     ck_assert_uint_ge(after.live, before.live + BYTES);
 #endif
-    if (!CACHE_FIXTURE_SANITIZED && before.anonymous != 0) ck_assert_uint_gt(after.anonymous, before.anonymous + SLACK_BYTES);
+    if (!TEST_SANITIZED && before.anonymous != 0) ck_assert_uint_gt(after.anonymous, before.anonymous + SLACK_BYTES);
 }
 END_TEST
 

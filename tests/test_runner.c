@@ -400,7 +400,7 @@ START_TEST(runner_uses_exactly_the_planned_memory) {
     uint64_t after = cache_anonymous_bytes();
     printf("bytes planned %" PRIu64 ", resident after opening %" PRIu64 ", added by steps %" PRId64 "\n", plan.total_bytes,
            opened - before, (int64_t)(after - opened));
-    if (!CACHE_FIXTURE_SANITIZED && before != 0) {
+    if (!TEST_SANITIZED && before != 0) {
         const uint64_t slack = 64 * 1024; /* tolerance in bytes, because the C library may touch memory by itself */
         ck_assert_uint_le(opened - before, plan.total_bytes + slack);
         ck_assert_uint_ge(opened - before + slack, plan.total_bytes);
