@@ -580,8 +580,8 @@ START_TEST(workers_open_and_close_without_a_job) {
 }
 END_TEST
 
-/* Opens workers in a child process limited to three processes and threads, as a non-root user, because the limit does not apply
- * to root. */
+/* Opens workers in a child process whose user may have at most three threads (RLIMIT_NPROC). The child drops root privileges,
+ * because the limit does not apply to root. */
 static int open_with_a_thread_limit(void) {
     alignas(64) static uint8_t place[64 * 1024];
     struct rlimit few = {.rlim_cur = 3, .rlim_max = 3};

@@ -162,7 +162,7 @@ FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, 
 
 /* ---- replies ------------------------------------------------------------------------------------------------- */
 
-/* A fkv_reply is a streaming parser that splits generated text into content, reasoning and tool calls. */
+/* An fkv_reply is a streaming parser that splits generated text into content, reasoning and tool calls. */
 
 /* Reasoning syntax of a model family. */
 typedef enum fkv_reasoning_syntax {

@@ -55,7 +55,7 @@ static int keep_common_prefix(conversation *c, const token_list *all) {
     int code = n < s->length ? session_truncate(s, (uint32_t)n) : EXIT_GOOD;
     c->next.n = 0;
     c->fed.n = s->length < c->fed.n ? s->length : c->fed.n;
-    token_list_add(&c->next, all->tokens + s->length, all->n - s->length);
+    if (all->n > s->length) token_list_add(&c->next, all->tokens + s->length, all->n - s->length);
     return code;
 }
 

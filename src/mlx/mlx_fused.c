@@ -164,7 +164,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
-/* The grid sizes and array shapes of a step depend only on the values written to form. */
+/* The grid sizes and array shapes of a step depend only on the values that this function writes to *form. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
     const uint32_t *words = layer->header;
     const uint32_t of[FKV_MLX_FORM_WORDS] = {

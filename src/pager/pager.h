@@ -116,11 +116,11 @@ bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32
  * group g). */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
-/* Inserts a page that no sequence holds into the tree. For each group whose page is not in the tree yet, allocates a page,
- * evicting older prefixes if no page is free. pages[g] receives the page that the caller has to fill, or FKV_NO_PAGE if the page
- * of group g is already in the tree. The caller must call fkv_pager_prefix_end() before any other call, with good = false if
- * filling failed. Returns FKV_GONE if the preceding pages are not in the tree, and FKV_POOL_FULL if no page is free and none can
- * be evicted. */
+/* Inserts the last of n_pages logical pages into the tree, without a sequence. For each group in which the tree does not have
+ * this logical page, allocates a physical page, evicting older prefixes if no page is free. pages[g] receives the physical page
+ * that the caller has to fill, or FKV_NO_PAGE if group g needs none. The caller must call fkv_pager_prefix_end() before any other
+ * call, with good = false if filling failed. Returns FKV_GONE if the preceding pages are not in the tree, and FKV_POOL_FULL if no
+ * page is free and none can be evicted. */
 fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t groups,
                                   uint32_t pages[FKV_MAX_GROUPS]);
 void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,

@@ -57,7 +57,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
     for (uint32_t first = 0; first < page->n_units; first += 8) {
         vf sizes[8];
         FKV_UNROLL
-        for (uint32_t u = 0; u < 8; u++) /* loads past the last unit read unused entries of `scales` */
+        for (uint32_t u = 0; u < 8; u++) /* reads past the last unit, into unused entries of `scales` */
             sizes[u] = _mm512_castsi512_ps(abs_bits_of(vf_load(page->scales + (first + u) * 16)));
         _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(WHOLE_LARGER, 8, sizes)));
     }
@@ -346,9 +346,9 @@ FKV_INLINE void sealed_weight_bytes(const __m512i whole[4], uint8_t *to, size_t 
     _mm512_storeu_si512(to + low, _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte)));
 }
 
-/* Quantizes the weights of n <= 16 rows to bytes in the order of packed_words. The low bytes start `low` bytes after the high
- * bytes, and rows are 64 bytes apart. n is a compile-time constant, 4 or 16. Rows beyond n_rows are ignored, and vectors of p
- * beyond n_tokens are undefined. */
+/* Quantizes the weights p of n_rows <= n rows to 16 bits and stores them in the order of packed_words, as two byte planes. The
+ * low bytes start `low` bytes after the high bytes, and rows are 64 bytes apart. n is a compile-time constant, 4 or 16. Rows from
+ * n_rows on are not read. Outputs for tokens from n_tokens on are undefined. */
 FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, uint32_t n_tokens, uint32_t n_rows, uint8_t *to,
                              size_t low, float step[BLOCK_ROWS]) {
     vf largest[BLOCK_ROWS];

@@ -148,7 +148,7 @@ static jinja_value partition_string(jinja_context *c, jinja_string s, const jinj
     jinja_value parts = fkv_jinja_list(c, true);
     jinja_string by;
     if (!string_argument(c, args, 0, &by)) return parts;
-    if (by.n_bytes == 0) return fkv_jinja_fail(c, "the separator of partition must not be empty");
+    if (by.n_bytes == 0) return fkv_jinja_fail(c, "the separator of partition() must not be empty");
     size_t at = last ? find_last(c, s, by, s.n_bytes) : fkv_jinja_find(c, s, by, 0);
     size_t begin = at != SIZE_MAX ? at : last ? 0 : s.n_bytes;
     size_t end = at != SIZE_MAX ? at + by.n_bytes : begin;

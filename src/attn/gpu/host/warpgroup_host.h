@@ -1,6 +1,6 @@
 /* Host emulation of the warpgroup primitives. The host functions define the meaning of the functions in warpgroup_cuda.h. A
  * product completes as soon as it is issued, which is one of the orders of execution that the GPU may choose. Waiting for an
- * mbarrier blocks the emulated thread, so that ThreadSanitizer reports a missing wait as a data race.
+ * mbarrier synchronizes the emulated threads, so ThreadSanitizer reports a data race if a wait is missing.
  */
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */

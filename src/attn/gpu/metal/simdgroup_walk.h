@@ -284,8 +284,8 @@ template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_e
     fkv_sync();
 }
 
-/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. k: chunk of the first slab, whose load has
- * been started. slab: the rows of the slab buffer that belong to the eight keys. */
+/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. k: the chunk that is
+ * being loaded for the first slab. slab: the rows of the slab buffer that belong to the eight keys. */
 template <int ROWS, class FORM>
 FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eight, typename FORM::k::chunk k,
                      FKV_SHARED float *slab, FKV_SHARED float *scores_at) {
