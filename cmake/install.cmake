@@ -2,6 +2,10 @@
 # dependencies, so that static libraries can be linked without naming them. An installed tree is relocatable.
 include(CMakePackageConfigHelpers)
 
+# Components are the packages of cmake/packages.cmake: libraries, development and program.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
+set(flatkv_components LIBRARY COMPONENT libraries NAMELINK_COMPONENT development ARCHIVE COMPONENT development)
+
 set(flatkv_origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
 # Sets OUT to the rpath that leads from FOLDER of the installed tree to mlx-c.
 function(flatkv_mlx_rpath out folder)
@@ -17,9 +21,9 @@ install(FILES include/flatkv/flatkv.h include/flatkv/prefix_store.h DESTINATION 
 if(FKV_MODELS)
   install(FILES include/flatkv/engine.h include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 endif()
-install(TARGETS flatkv EXPORT flatkvTargets)
+install(TARGETS flatkv EXPORT flatkvTargets ${flatkv_components})
 if(FKV_MODELS)
-  install(TARGETS flatkv_model EXPORT flatkvTargets)
+  install(TARGETS flatkv_model EXPORT flatkvTargets ${flatkv_components})
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)
@@ -35,7 +39,7 @@ if(flatkv_has_mlx)
     list(APPEND mlx_libraries flatkv_model_mlx)
   endif()
   set_target_properties(${mlx_libraries} PROPERTIES INSTALL_RPATH "${flatkv_origin};${rpath}")
-  install(TARGETS ${mlx_libraries} EXPORT flatkv_mlxTargets)
+  install(TARGETS ${mlx_libraries} EXPORT flatkv_mlxTargets ${flatkv_components})
 endif()
 
 install(EXPORT flatkvTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
