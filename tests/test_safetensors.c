@@ -201,6 +201,63 @@ START_TEST(unused_window_of_qwen_is_ignored) {
 }
 END_TEST
 
+START_TEST(layers_without_experts_are_marked) {
+    static const struct {
+        const char *inner;
+        uint8_t dense[4]; /* expected FKV_LAYER_DENSE flags */
+    } cases[] = {
+        {"\"model_type\": \"qwen3_moe\", \"num_experts\": 4, \"mlp_only_layers\": [1, 9]", {0, 4, 0, 0}},
+        {"\"model_type\": \"qwen3_moe\", \"num_experts\": 4, \"decoder_sparse_step\": 2", {4, 0, 4, 0}},
+        {"\"model_type\": \"ernie4_5_moe\", \"moe_num_experts\": 4, \"moe_layer_end_index\": 2", {4, 0, 0, 4}},
+        {"\"model_type\": \"ernie4_5_moe\", \"moe_num_experts\": 4, \"moe_layer_interval\": 2, \"moe_layer_end_index\": -1",
+         {4, 0, 4, 0}},
+        {"\"model_type\": \"llama4_text\", \"no_rope_layers\": [1, 1, 1, 1], \"moe_layers\": [0, 2]", {0, 4, 0, 4}},
+        {"\"model_type\": \"llama4_text\", \"no_rope_layers\": [1, 1, 1, 1], \"interleave_moe_layer_step\": 2", {4, 0, 4, 0}},
+        {"\"model_type\": \"dots1\", \"n_routed_experts\": 4, \"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\", \"dense\"]",
+         {4, 0, 0, 4}},
+        {"\"model_type\": \"qwen3\", \"decoder_sparse_step\": 1", {0, 0, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char inner[512];
+        (void)snprintf(inner, sizeof inner, "%s, \"num_hidden_layers\": 4", cases[i].inner);
+        fkv_weights *weights = config_of(inner);
+        for (size_t k = 0; k < 4; k++)
+            ck_assert_uint_eq(fkv_weights_hparams(weights)->layers[k] & FKV_LAYER_DENSE, cases[i].dense[k]);
+        fkv_weights_close(weights);
+    }
+}
+END_TEST
+
+START_TEST(fields_of_a_model_type_have_common_meanings) {
+    fkv_weights *weights = config_of("\"model_type\": \"hunyuan_v1_moe\", \"num_experts\": 8, \"moe_topk\": [3, 3, 3], "
+                                     "\"intermediate_size\": 48, \"num_shared_expert\": [1, 1]");
+    const fkv_hparams *h = fkv_weights_hparams(weights);
+    ck_assert(h->n_experts == 8 && h->n_experts_used == 3 && h->shared_dim == 48);
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"hunyuan_v1_dense\", \"head_dim\": 64, \"rope_theta\": 100.0, "
+                        "\"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 2.0, \"factor\": 1.0}");
+    ck_assert_float_eq_tol(fkv_weights_hparams(weights)->rope.base, 204.522f, 0.01f); /* 100 * 2^(64 / 62) */
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"minimax_m2\", \"head_dim\": 64, \"rotary_dim\": 48");
+    ck_assert_uint_eq(fkv_weights_hparams(weights)->rope.dim, 48);
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"exaone4\", \"num_hidden_layers\": 3, \"sliding_window\": 16, "
+                        "\"sliding_window_pattern\": \"LG\"");
+    h = fkv_weights_hparams(weights);
+    ck_assert(h->layers[0] == FKV_LAYER_WINDOW && h->layers[1] == FKV_LAYER_NO_ROPE && h->layers[2] == FKV_LAYER_WINDOW);
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"exaone4\", \"num_hidden_layers\": 1, \"sliding_window\": null");
+    ck_assert_uint_eq(fkv_weights_hparams(weights)->layers[0], 0); /* without windows, all layers have RoPE */
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"llama4_text\", \"num_hidden_layers\": 4, \"intermediate_size\": 24, "
+                        "\"intermediate_size_mlp\": 40, \"attention_chunk_size\": 128, \"floor_scale\": 64");
+    h = fkv_weights_hparams(weights);
+    ck_assert(h->ffn_dim == 24 && h->expert_dim == 24 && h->shared_dim == 24 && h->attention_chunk == 128);
+    ck_assert(h->temperature_of_no_rope && h->temperature_context == 64 && h->layers[3] == FKV_LAYER_NO_ROPE);
+    fkv_weights_close(weights);
+}
+END_TEST
+
 START_TEST(unsupported_configs_are_rejected) {
     static const struct {
         const char *inner;
@@ -246,6 +303,28 @@ START_TEST(unsupported_configs_are_rejected) {
         {QWEN3 ", \"no_rope_layers\": [1]", FKV_FILE_FORMAT, "no_rope_layers"},
         {QWEN3 ", \"no_rope_layers\": [1, 1, 1, 2, 1, 1]", FKV_FILE_FORMAT, "no_rope_layers"},
         {"\"model_type\": \"cohere2\", \"use_qk_norm\": true", FKV_UNSUPPORTED, "use_qk_norm"},
+        {"\"model_type\": \"qwen3_moe\", \"num_experts\": 4, \"mlp_only_layers\": [\"0\"], \"num_hidden_layers\": 2",
+         FKV_FILE_FORMAT, "mlp_only_layers must be a list of layers"},
+        {"\"model_type\": \"qwen3_moe\", \"num_experts\": 4, \"decoder_sparse_step\": 0", FKV_FILE_FORMAT, "is 0"},
+        {"\"model_type\": \"dots1\", \"n_routed_experts\": 4, \"num_hidden_layers\": 1, \"mlp_layer_types\": [\"moe\"]",
+         FKV_UNSUPPORTED, "'moe'"},
+        {"\"model_type\": \"olmoe\", \"clip_qkv\": 8.0", FKV_UNSUPPORTED, "clip_qkv"},
+        {"\"model_type\": \"minimax_m2\", \"use_qk_norm\": false", FKV_UNSUPPORTED, "use_qk_norm"},
+        {"\"model_type\": \"minimax_m2\", \"scoring_func\": \"softmax\"", FKV_UNSUPPORTED, "scoring_func"},
+        {"\"model_type\": \"hunyuan_v1_dense\", \"use_cla\": true", FKV_UNSUPPORTED, "use_cla"},
+        {"\"model_type\": \"hunyuan_v1_dense\", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", FKV_UNSUPPORTED,
+         "'dynamic'"},
+        {"\"model_type\": \"hunyuan_v1_moe\", \"num_experts\": 8, \"moe_topk\": [1, 2]", FKV_UNSUPPORTED,
+         "moe_topk differs between layers"},
+        {"\"model_type\": \"ernie4_5_moe\", \"use_bias\": true", FKV_UNSUPPORTED, "use_bias"},
+        {"\"model_type\": \"afmoe\", \"score_func\": \"softmax\"", FKV_UNSUPPORTED, "score_func"},
+        {"\"model_type\": \"solar_open\", \"partial_rotary_factor\": 0.5", FKV_UNSUPPORTED, "partial_rotary_factor"},
+        {"\"model_type\": \"exaone4\", \"sliding_window_pattern\": \"LGL\"", FKV_UNSUPPORTED, "sliding_window_pattern"},
+        {"\"model_type\": \"starcoder2\", \"hidden_act\": \"gelu\"", FKV_UNSUPPORTED, "'gelu'"},
+        {"\"model_type\": \"phimoe\", \"num_attention_heads\": 2, \"hidden_size\": 8, \"rope_scaling\": {\"type\": \"longrope\", "
+         "\"short_factor\": [1, 1], \"long_factor\": [1, 1], \"short_mscale\": 1.2, \"long_mscale\": 1.3}",
+         FKV_UNSUPPORTED, "short_mscale"},
+        {"\"model_type\": \"ernie4_5_moe\", \"moe_num_experts\": 4, \"num_hidden_layers\": 4000000000", FKV_OK, ""},
         {"\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 8", FKV_UNSUPPORTED, "num_local_experts is 8"},
         {"\"model_type\": \"granitemoehybrid\", \"num_hidden_layers\": 1, \"layer_types\": [\"mamba\"]", FKV_UNSUPPORTED,
          "'mamba'"},
@@ -607,8 +686,9 @@ END_TEST
 
 TEST_MAIN("safetensors", config_gives_hyperparameters, gemma_has_windows_scales_and_two_ropes,
           gemma_4_layers_have_individual_shapes_in_both_spellings, partial_rotary_factor_is_model_specific,
-          unused_window_of_qwen_is_ignored, unsupported_configs_are_rejected, config_value_of_the_wrong_type_is_named,
-          invalid_json_is_rejected, tensors_get_gguf_names, file_gives_its_tensors, tensor_that_does_not_fit_its_file_is_rejected,
+          unused_window_of_qwen_is_ignored, layers_without_experts_are_marked, fields_of_a_model_type_have_common_meanings,
+          unsupported_configs_are_rejected, config_value_of_the_wrong_type_is_named, invalid_json_is_rejected,
+          tensors_get_gguf_names, file_gives_its_tensors, tensor_that_does_not_fit_its_file_is_rejected,
           header_beyond_the_file_is_rejected, all_files_of_a_folder_form_one_model,
           codes_and_scales_from_different_files_form_one_tensor, index_selects_the_files_and_must_match_them,
           tied_and_untied_outputs_follow_the_config, missing_files_of_a_folder_are_reported, needle_model_is_read)

@@ -24,17 +24,19 @@ static void fill(float *x, uint32_t n, uint32_t seed, float spread) {
 }
 
 typedef struct rows {
-    float norm[MAX_N], sum[MAX_N], silu[MAX_N], gelu[MAX_N], halves[MAX_N], pairs[MAX_N];
+    float norm[MAX_N], sum[MAX_N], silu[MAX_N], gelu[MAX_N], plain_gelu[MAX_N], gated[MAX_N], halves[MAX_N], pairs[MAX_N];
 } rows;
 
 static void run_all(const fkv_vector_ops *ops, const float *x, const float *y, uint32_t n, rows *out) {
-    float *const in_place[] = {out->sum, out->silu, out->gelu, out->halves, out->pairs};
+    float *const in_place[] = {out->sum, out->silu, out->gelu, out->plain_gelu, out->gated, out->halves, out->pairs};
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < sizeof in_place / sizeof in_place[0]; i++) memcpy(in_place[i], x, n * sizeof *x);
     ops->rms_norm(x, y, 1e-5f, n, out->norm);
     ops->add(out->sum, y, n);
     ops->silu_mul(out->silu, y, n);
     ops->gelu_mul(out->gelu, y, n);
+    ops->gelu(out->plain_gelu, n);
+    ops->sigmoid_mul(out->gated, y, n);
     ops->rope_halves(out->halves, y, y + n / 2, n / 2);
     ops->rope_pairs(out->pairs, y, y + n / 2, n / 2);
 }
@@ -81,6 +83,10 @@ START_TEST(operations_are_accurate_against_double) {
         expected[i] = (float)(0.5 * v * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (v + 0.044715 * v * v * v))) * (double)y[i]);
     }
     ck_assert_double_le(relative_l2(got.gelu, expected, N), tolerance);
+    for (uint32_t i = 0; i < N; i++) expected[i] /= y[i];
+    ck_assert_double_le(relative_l2(got.plain_gelu, expected, N), tolerance);
+    for (uint32_t i = 0; i < N; i++) expected[i] = (float)((double)x[i] / (1.0 + exp(-(double)y[i])));
+    ck_assert_double_le(relative_l2(got.gated, expected, N), tolerance);
     for (uint32_t i = 0; i < N / 2; i++) {
         double a = (double)x[2 * i];
         double b = (double)x[2 * i + 1];

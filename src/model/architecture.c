@@ -13,6 +13,18 @@
      {"post_feedforward_layernorm", "post_ffw_norm"}}
 #define OLMO_NORM_NAMES {{"post_attention_layernorm", "post_attention_norm"}, {"post_feedforward_layernorm", "post_ffw_norm"}}
 
+#define HUNYUAN_NAMES                                                                                                            \
+    {{"self_attn.query_layernorm", "attn_q_norm"},                                                                               \
+     {"self_attn.key_layernorm", "attn_k_norm"},                                                                                 \
+     {"mlp.gate.wg", "ffn_gate_inp"},                                                                                            \
+     {"mlp.shared_mlp.gate_proj", "ffn_gate_shexp"},                                                                             \
+     {"mlp.shared_mlp.up_proj", "ffn_up_shexp"},                                                                                 \
+     {"mlp.shared_mlp.down_proj", "ffn_down_shexp"}}
+#define BAILING_NAMES                                                                                                            \
+    {{"attention.query_key_value", "attn_qkv"},    {"attention.dense", "attn_output"},                                           \
+     {"attention.query_layernorm", "attn_q_norm"}, {"attention.key_layernorm", "attn_k_norm"},                                   \
+     {"mlp.gate.gate_proj", "ffn_gate_inp"},       {"mlp.gate.expert_bias", "exp_probs_b"}}
+
 static const fkv_architecture ARCHITECTURES[] = {
     {.name = "llama", .features = {.norm_experts = true}, .gguf_interleaved = true},
     {.name = "mistral3", .gguf_interleaved = true, .gguf_yarn_log_multiplier = true},
@@ -21,6 +33,8 @@ static const fkv_architecture ARCHITECTURES[] = {
     {.name = "qwen3vl", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
     {.name = "qwen3moe", .features = {.qk_norm = FKV_QK_NORM_HEADS, .norm_experts = true}},
     {.name = "qwen2moe", .features = {.qkv_bias = true}},
+    {.name = "qwen2vl", .features = {.qkv_bias = true}, .rope_base = 1e6f},
+    {.name = "qwen3vlmoe", .features = {.qk_norm = FKV_QK_NORM_HEADS, .norm_experts = true}, .rope_base = 5e5f},
     {.name = "glm4moe",
      .features = {.qkv_bias = true, .norm_experts = true, .sigmoid_router = true},
      .gguf_post_attn_is_ffn_norm = true},
@@ -98,6 +112,84 @@ static const fkv_architecture ARCHITECTURES[] = {
      .hf_interleaved = true},
     {.name = "seed_oss", .gguf_post_attn_is_ffn_norm = true},
     {.name = "ernie4_5", .gguf_interleaved = true, .hf_interleaved = true},
+    {.name = "ernie4_5-moe",
+     .features = {.norm_experts = true},
+     .hf_names = {{"mlp.moe_statics.e_score_correction_bias", "exp_probs_b"},
+                  {"mlp.gate.moe_statics.e_score_correction_bias", "exp_probs_b"}},
+     .gguf_interleaved = true,
+     .hf_interleaved = true,
+     .rope_base = 5e5f},
+    {.name = "exaone4",
+     .features = {.no_pre_norms = true,
+                  .post_norms = true,
+                  .qk_norm = FKV_QK_NORM_HEADS,
+                  .no_rope_full = true,
+                  .no_window_ropes_all = true,
+                  .window_period = 4},
+     .hf_names = OLMO_NORM_NAMES},
+    {.name = "olmoe", .features = {.qk_norm = FKV_QK_NORM_ROWS}},
+    {.name = "minimax-m2",
+     .features = {.qk_norm = FKV_QK_NORM_ROWS, .norm_experts = true, .sigmoid_router = true},
+     .hf_names = {{"block_sparse_moe.e_score_correction_bias", "exp_probs_b"}, {"mlp.e_score_correction_bias", "exp_probs_b"}},
+     .rope_base = 5e6f},
+    {.name = "hunyuan-dense", .features = {.qk_norm = FKV_QK_NORM_HEADS, .qk_norm_after_rope = true}, .hf_names = HUNYUAN_NAMES},
+    {.name = "hunyuan-moe",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .qk_norm_after_rope = true, .norm_experts = true},
+     .hf_names = HUNYUAN_NAMES},
+    {.name = "dots1", .features = {.qk_norm = FKV_QK_NORM_HEADS, .sigmoid_router = true}},
+    {.name = "arcee", .features = {.plain_ffn = true, .activation = FKV_RELU2}, .gguf_interleaved = true},
+    {.name = "starcoder2",
+     .features = {.norm = FKV_NORM_LAYER, .plain_ffn = true, .activation = FKV_GELU_TANH, .window_period = FKV_NO_PERIOD},
+     .hf_names = {{"mlp.c_fc", "ffn_up"}, {"mlp.c_proj", "ffn_down"}}},
+    {.name = "apertus",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .plain_ffn = true, .activation = FKV_XIELU},
+     .hf_names = {{"attention_layernorm", "attn_norm"},
+                  {"feedforward_layernorm", "ffn_norm"},
+                  {"mlp.act_fn.alpha_p", "xielu_alpha_p"},
+                  {"mlp.act_fn.alpha_n", "xielu_alpha_n"},
+                  {"mlp.act_fn.beta", "xielu_beta"},
+                  {"mlp.act_fn.eps", "xielu_eps"}},
+     .rope_base = 12e6f},
+    {.name = "phimoe",
+     .features = {.norm = FKV_NORM_LAYER, .sparse_mixer = true, .window_period = FKV_NO_PERIOD},
+     .hf_names = {{"mlp.router", "ffn_gate_inp"}},
+     .rope_base = 1e6f},
+    {.name = "afmoe",
+     .features = {.embedding_sqrt_dim = true,
+                  .post_norms = true,
+                  .qk_norm = FKV_QK_NORM_HEADS,
+                  .attn_gate = true,
+                  .norm_experts = true,
+                  .sigmoid_router = true,
+                  .no_rope_full = true,
+                  .window_period = 4},
+     .hf_names = {{"post_attention_layernorm", "post_attention_norm"},
+                  {"pre_mlp_layernorm", "ffn_norm"},
+                  {"post_mlp_layernorm", "post_ffw_norm"},
+                  {"self_attn.gate_proj", "attn_gate"},
+                  {"mlp.router.gate", "ffn_gate_inp"},
+                  {"mlp.expert_bias", "exp_probs_b"}}},
+    {.name = "llama4",
+     .features = {.qk_norm_after_rope = true, .sigmoid_router = true, .experts_scale_input = true, .no_rope_period = 4},
+     .hf_names = {{"feed_forward.gate_proj", "ffn_gate"},
+                  {"feed_forward.up_proj", "ffn_up"},
+                  {"feed_forward.down_proj", "ffn_down"},
+                  {"feed_forward.router", "ffn_gate_inp"},
+                  {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+                  {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+                  {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
+                  {"feed_forward.experts.gate_up_proj", "ffn_up_exps"},
+                  {"feed_forward.experts.down_proj", "ffn_down_exps"},
+                  {"feed_forward.switch_mlp.gate_proj", "ffn_gate_exps"},
+                  {"feed_forward.switch_mlp.up_proj", "ffn_up_exps"},
+                  {"feed_forward.switch_mlp.down_proj", "ffn_down_exps"}},
+     .gguf_interleaved = true,
+     .hf_interleaved = true,
+     .rope_base = 5e5f},
+    {.name = "bailingmoe", .features = {.norm_experts = true}, .hf_names = BAILING_NAMES, .gguf_interleaved = true},
+    {.name = "bailingmoe2",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .norm_experts = true, .sigmoid_router = true},
+     .hf_names = BAILING_NAMES},
     {.name = "gpt-oss",
      .features = {.activation = FKV_SWIGLU_CLAMPED,
                   .qkv_bias = true,
@@ -116,7 +208,9 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
 
 const char *fkv_architecture_names(void) {
     return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
-           "granite, granitemoe, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5 and gpt-oss";
+           "granite, granitemoe, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
+           "ernie4_5-moe, exaone4, olmoe, minimax-m2, hunyuan-dense, hunyuan-moe, dots1, arcee, starcoder2, apertus, phimoe, afmoe, "
+           "llama4, bailingmoe and bailingmoe2";
 }
 
 #define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
@@ -201,13 +295,23 @@ static void complete_layer_shapes(fkv_hparams *h) {
     }
 }
 
+bool fkv_architecture_has_experts(const fkv_hparams *h, uint32_t layer) {
+    return h->n_experts != 0 && layer >= h->n_dense && (h->layers[layer] & FKV_LAYER_DENSE) == 0;
+}
+
+static bool has_dense_layers(const fkv_hparams *h) {
+    bool has = h->n_dense != 0;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) has = has || (h->layers[i] & FKV_LAYER_DENSE) != 0;
+    return has;
+}
+
 /* Fills in missing expert dimensions. In layers with a shared expert, ffn_dim is the dimension of that expert. */
 static void complete_expert_dims(fkv_hparams *h) {
     if (h->expert_dim == 0) h->expert_dim = h->ffn_dim;
     if (h->n_experts == 0) return;
-    if (h->n_dense == 0 && !h->features.parallel_experts) h->ffn_dim = h->expert_dim;
-    for (uint32_t i = h->n_dense; h->shared_dim != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
-        h->shapes[i].ffn_dim = h->shared_dim;
+    if (!has_dense_layers(h) && !h->features.parallel_experts) h->ffn_dim = h->expert_dim;
+    for (uint32_t i = 0; h->shared_dim != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        if (fkv_architecture_has_experts(h, i)) h->shapes[i].ffn_dim = h->shared_dim;
 }
 
 uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {
@@ -216,7 +320,8 @@ uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {
 
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *h) {
     const fkv_features *f = &h->features;
-    for (uint32_t i = 0; f->no_rope_full && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+    const bool no_rope_full = f->no_rope_full && (h->window != 0 || !f->no_window_ropes_all);
+    for (uint32_t i = 0; no_rope_full && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if ((h->layers[i] & FKV_LAYER_WINDOW) == 0) h->layers[i] |= FKV_LAYER_NO_ROPE;
     float base = architecture != NULL && architecture->rope_base != 0.0f ? architecture->rope_base : 10000.0f;
     float local = architecture != NULL ? architecture->rope_base_local : 0.0f;

@@ -63,8 +63,11 @@ static fkv_status check_expert_groups(const fkv_hparams *h) {
                     h->n_experts / n >= (n > 1 ? 2 : 1) && h->n_experts_used <= h->n_experts / n * used,
                 FKV_UNSUPPORTED, "cannot select %u of %u experts from %u of %u groups", h->n_experts_used, h->n_experts, used, n);
     FKV_REQUIRE(n == 1 || h->features.sigmoid_router, FKV_UNSUPPORTED, "expert groups with softmax scores are not supported");
-    FKV_REQUIRE(h->n_dense < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers are dense, but at least one layer must have experts",
-                h->n_dense, h->n_layers);
+    FKV_REQUIRE(!h->features.sparse_mixer || h->n_experts_used == 2, FKV_UNSUPPORTED,
+                "each token uses %u experts; sparse mixer routing requires 2", h->n_experts_used);
+    bool has_experts = false;
+    for (uint32_t i = 0; i < h->n_layers; i++) has_experts = has_experts || fkv_architecture_has_experts(h, i);
+    FKV_REQUIRE(has_experts, FKV_UNSUPPORTED, "all %u layers are dense, but at least one layer must have experts", h->n_layers);
     return FKV_OK;
 }
 
@@ -308,12 +311,23 @@ static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
     return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
 }
 
+/* Finds the matrices of a feed-forward without a gate. */
+static fkv_status find_plain_ffn(tensor_search *s, fkv_layer_tensors *t) {
+    const uint32_t dim = s->model->hparams->dim;
+    const uint32_t f = s->shape->ffn_dim;
+    FKV_TRY(find_layer_tensor(s, "ffn_up.weight", f, dim, true, &t->up));
+    FKV_TRY(find_layer_tensor(s, "ffn_up.bias", 1, f, false, &t->up_bias));
+    FKV_TRY(find_layer_tensor(s, "ffn_down.weight", dim, f, true, &t->down));
+    return find_layer_tensor(s, "ffn_down.bias", 1, dim, false, &t->down_bias);
+}
+
 /* Finds the feed-forward matrices. If the tensor ffn_up has twice the usual number of rows, it holds both gate and up. */
 static fkv_status find_ffn(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = s->shape->ffn_dim;
     const fused_part parts[] = {{"ffn_gate", f, true, &t->gate, &t->gate_bias}, {"ffn_up", f, true, &t->up, &t->up_bias}};
     char text[FKV_MAX_TENSOR_NAME];
+    if (h->features.plain_ffn) return find_plain_ffn(s, t);
     FKV_TRY(find_layer_tensor(s, "ffn_down.weight", h->dim, f, true, &t->down));
     FKV_TRY(find_layer_tensor(s, "ffn_down.bias", 1, h->dim, false, &t->down_bias));
     const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up.weight"));
@@ -392,9 +406,21 @@ static bool is_quantized(const tensor_search *s, const char *name) {
     return tensor != NULL && tensor->bits != 0;
 }
 
-/* Finds the float experts of gpt-oss in safetensors files: transposed matrices [E, columns, rows], with gate and up
- * interleaved. */
-static fkv_status find_transposed_experts(tensor_search *s, fkv_layer_tensors *t) {
+/* Returns whether the stacked experts of a layer are transposed float matrices [E, columns, rows], as in the published files of
+ * Llama 4 and Qwen3-VL-MoE. */
+static bool has_transposed_experts(const tensor_search *s) {
+    const fkv_hparams *h = s->model->hparams;
+    char text[FKV_MAX_TENSOR_NAME];
+    const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up_exps.weight"));
+    const fkv_tensor *down = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_down_exps.weight"));
+    if (up == NULL || down == NULL || up->type > FKV_TENSOR_BF16 || down->type > FKV_TENSOR_BF16) return false;
+    const bool is_usual = up->n_cols == h->dim && down->n_cols == h->expert_dim;
+    return !is_usual && up->n_cols == 2 * h->expert_dim && down->n_cols == h->dim;
+}
+
+/* Finds the float experts of gpt-oss, Llama 4 and Qwen3-VL-MoE in safetensors files: transposed matrices [E, columns, rows]. Gate
+ * and up are interleaved, or gate precedes up. */
+static fkv_status find_transposed_experts(tensor_search *s, bool is_interleaved, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
     const fkv_tensor *up = NULL;
@@ -403,13 +429,15 @@ static fkv_status find_transposed_experts(tensor_search *s, fkv_layer_tensors *t
     FKV_TRY(find_layer_tensor(s, "ffn_down_exps.weight", (uint64_t)h->n_experts * f, h->dim, true, &down));
     FKV_TRY(require_float_tensor(up, "transposed experts"));
     FKV_TRY(require_float_tensor(down, "transposed experts"));
-    FKV_TRY(find_interleaved_biases(s, t));
+    if (is_interleaved) FKV_TRY(find_interleaved_biases(s, t));
+    const uint32_t step = is_interleaved ? 2 : 1;
     const struct {
         const fkv_tensor *whole;
         uint32_t n_rows, first, step; /* row i of an expert is column first + i * step of the tensor */
         const fkv_tensor ***list;
-    } parts[N_EXPERT_PARTS] = {
-        {up, f, 0, 2, &t->gate_experts}, {up, f, 1, 2, &t->up_experts}, {down, h->dim, 0, 1, &t->down_experts}};
+    } parts[N_EXPERT_PARTS] = {{up, f, 0, step, &t->gate_experts},
+                               {up, f, is_interleaved ? 1 : f, step, &t->up_experts},
+                               {down, h->dim, 0, 1, &t->down_experts}};
     for (uint32_t part = 0; part < N_EXPERT_PARTS; part++) {
         const fkv_tensor *whole = parts[part].whole;
         const uint64_t bytes = whole->row_bytes / whole->n_cols;
@@ -437,12 +465,13 @@ static fkv_status find_experts(tensor_search *s, fkv_layer_tensors *t) {
     FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
     FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
     FKV_TRY(find_layer_tensor(s, "exp_probs_b.bias", 1, h->n_experts, false, &t->router_correction));
-    FKV_REQUIRE(t->router_correction == NULL || h->features.sigmoid_router, FKV_UNSUPPORTED,
-                "tensor %s is not supported for models with softmax scores", t->router_correction->name);
+    FKV_REQUIRE(t->router_correction == NULL || !h->features.sparse_mixer, FKV_UNSUPPORTED,
+                "tensor %s is not supported for models with sparse mixer routing", t->router_correction->name);
     if (h->shared_dim != 0) FKV_TRY(find_shared(s, t));
     FKV_TRY(find_layer_tensor(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
     if (fused && h->features.activation == FKV_SWIGLU_CLAMPED)
-        return is_quantized(s, "ffn_up_exps.weight") ? find_mxfp4_experts(s, t) : find_transposed_experts(s, t);
+        return is_quantized(s, "ffn_up_exps.weight") ? find_mxfp4_experts(s, t) : find_transposed_experts(s, true, t);
+    if (fused && has_transposed_experts(s)) return find_transposed_experts(s, false, t);
     FKV_TRY(find_expert_matrices(s, "ffn_gate", fused ? up : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
     FKV_TRY(find_expert_matrices(s, "ffn_up", up, f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
     FKV_TRY(find_expert_matrices(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));
@@ -471,7 +500,7 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     const bool has_parallel_experts = f->parallel_experts && h->n_experts != 0;
     const bool has_kv = s->shape->kv_layer == s->layer;
     const bool own_heads = f->qk_norm == FKV_QK_NORM_OWN_HEADS;
-    const bool has_norms = f->qk_norm != FKV_QK_PLAIN && !own_heads;
+    const bool has_norms = f->qk_norm != FKV_QK_PLAIN && f->qk_norm != FKV_QK_NORM_UNWEIGHTED && !own_heads;
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
     const bool uses_post_attn_name =
@@ -508,17 +537,42 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     return find_head_norms(s, "attn_k_norm.weight", s->shape->n_kv_heads, &t->k_norm);
 }
 
+static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+/* Reads the parameters of the xIELU activation of a layer: tensors in safetensors files, metadata in GGUF files. The files store
+ * alpha_p and alpha_n before softplus. */
+static fkv_status find_xielu(tensor_search *s) {
+    static const char *const names[] = {"xielu_alpha_p.weight", "xielu_alpha_n.weight", "xielu_beta.weight", "xielu_eps.weight"};
+    const fkv_hparams *h = s->model->hparams;
+    float values[] = {0, 0, 0.5f, -1e-6f};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const fkv_tensor *tensor = NULL;
+        if (h->xielu != NULL)
+            values[i] = h->xielu[i * h->n_layers + s->layer];
+        else
+            FKV_TRY(find_layer_tensor(s, names[i], 1, 1, i < 2, &tensor));
+        if (tensor == NULL || fkv_weights_is_config(s->model->weights)) continue;
+        FKV_TRY(require_float_tensor(tensor, "parameters of activations"));
+        fkv_tensor_row_floats(tensor, 0, &values[i]);
+    }
+    s->model->xielu[s->layer] = (fkv_xielu){softplus(values[0]), values[2] + softplus(values[1]), values[2], values[3]};
+    return FKV_OK;
+}
+
 static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
     FKV_TRY(find_qkv(s, t));
     FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, h->n_q_heads * s->shape->head_dim, true, &t->o));
     FKV_TRY(find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
+    if (h->features.attn_gate)
+        FKV_TRY(find_layer_tensor(s, "attn_gate.weight", h->n_q_heads * s->shape->head_dim, h->dim, true, &t->attn_gate));
+    if (h->features.activation == FKV_XIELU) FKV_TRY(find_xielu(s));
     if (h->input_dim != 0) {
         FKV_TRY(find_layer_tensor(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
         FKV_TRY(find_layer_tensor(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
     }
-    const bool is_mixed = h->n_experts != 0 && s->layer >= h->n_dense;
+    const bool is_mixed = fkv_architecture_has_experts(h, s->layer);
     if (is_mixed) FKV_TRY(find_experts(s, t));
     return !is_mixed || h->features.parallel_experts ? find_ffn(s, t) : FKV_OK;
 }
@@ -541,6 +595,7 @@ static fkv_status find_model_tensors(tensor_search *s) {
     FKV_TRY(find_tensor(s, "token_embd.weight", h->n_vocab, h->dim, true, &m->embedding));
     FKV_TRY(find_tensor(s, "output.weight", h->n_vocab, h->dim, false, &m->output));
     if (m->output == NULL) m->output = m->embedding;
+    FKV_TRY(find_tensor(s, "output.bias", 1, h->n_vocab, false, &m->output_bias));
     FKV_TRY(find_tensor(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
     if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find_tensor(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
     /* these tensors are not read: their values are already in the hyperparameters */
@@ -580,9 +635,10 @@ static fkv_status find_tensors(fkv_model *m) {
     m->tensors = calloc(h->n_layers, sizeof *m->tensors);
     m->views = calloc((size_t)h->n_layers * LAYER_VIEWS + n_experts, sizeof *m->views);
     m->experts = calloc(n_experts + 1, sizeof *m->experts);
+    m->xielu = calloc(h->n_layers, sizeof *m->xielu);
     bool *used = calloc((size_t)fkv_weights_n_tensors(m->weights) + 1, sizeof *used);
     tensor_search s = {.model = m, .used = used, .next_view = m->views, .next_expert = m->experts};
-    fkv_status status = m->tensors != NULL && m->views != NULL && m->experts != NULL && used != NULL
+    fkv_status status = m->tensors != NULL && m->views != NULL && m->experts != NULL && m->xielu != NULL && used != NULL
                             ? find_model_tensors(&s)
                             : fkv_fail(FKV_NO_MEMORY, "out of memory allocating the tables of %u layers", h->n_layers);
     if (status == FKV_OK && used != NULL) status = check_unknown_tensors(&s);
@@ -716,6 +772,7 @@ void fkv_model_close(fkv_model *model) {
     fkv_weights_close(model->weights);
     free(model->tensors);
     free(model->sinks);
+    free(model->xielu);
     free(model->views);
     free(model->experts);
     free(model->path);

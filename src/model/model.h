@@ -16,7 +16,8 @@ typedef struct fkv_layer_tensors {
     /* q: [H * D, dim]; k and v: [G * D, dim]. Layers that share another layer's pages have only q */
     const fkv_tensor *q, *k, *v;
     const fkv_tensor *o;         /* [dim, H * D] */
-    const fkv_tensor *gate, *up; /* [ffn_dim, dim] */
+    const fkv_tensor *attn_gate; /* [H * D, dim] */
+    const fkv_tensor *gate, *up; /* [ffn_dim, dim]; a feed-forward without a gate has only up */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
@@ -42,6 +43,12 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
 } fkv_layer_tensors;
 
+/* Parameters of the xIELU activation: x > 0: alpha_p * x^2 + beta * x; otherwise (exp(min(x, eps)) - 1 - x) * alpha_n + beta * x
+ */
+typedef struct fkv_xielu {
+    float alpha_p, alpha_n, beta, eps;
+} fkv_xielu;
+
 typedef struct fkv_packed_weights fkv_packed_weights;
 typedef struct fkv_array_weights fkv_array_weights;
 
@@ -60,10 +67,12 @@ struct fkv_model {
     const fkv_tensor *output;     /* [n_vocab, dim]; equals embedding if the embeddings are tied */
     const fkv_tensor *final_norm; /* [dim] */
     const fkv_tensor *final_norm_bias;
+    const fkv_tensor *output_bias; /* [n_vocab] */
     const fkv_tensor *inputs;      /* [n_vocab, n_layers * input_dim] per-layer token embeddings, or NULL */
     const fkv_tensor *inputs_proj; /* [n_layers * input_dim, dim] matrix that projects the embedding to the per-layer inputs */
     const fkv_tensor *inputs_norm; /* [input_dim] norm of the projected inputs */
     float *sinks;                  /* [n_layers, H] learned sink logits, or NULL */
+    fkv_xielu *xielu;              /* [n_layers] parameters of FKV_XIELU, or NULL */
     fkv_tensor *views;             /* [n_views] parts of fused tensors */
     const fkv_tensor **experts;    /* storage of the expert lists of all layers */
     uint64_t mapped_bytes;         /* size of the weights that are read from the mapped file */

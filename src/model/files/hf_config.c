@@ -7,6 +7,7 @@
 
 #include "../../text/vocab/json_read.h"
 #include "../architecture.h"
+#include "hf_traits.h"
 #include "quantization.h"
 
 #include <inttypes.h>
@@ -118,6 +119,28 @@ static const hf_model_type MODEL_TYPES[] = {
     {"seed_oss", "seed_oss", 0, NULL},
     {"ernie4_5", "ernie4_5", 0, NULL},
     {"gpt_oss", "gpt-oss", 0, NULL},
+    {"qwen2_vl_text", "qwen2vl", 0, NULL},
+    {"qwen2_5_vl_text", "qwen2vl", 0, NULL},
+    {"qwen3_vl_moe_text", "qwen3vlmoe", 0, NULL},
+    {"glm4v_text", "glm4", 0, NULL},
+    {"glm4v_moe_text", "glm4moe", 0, NULL},
+    {"llama4_text", "llama4", 0, NULL},
+    {"minimax_m2", "minimax-m2", 0, NULL},
+    {"hunyuan_v1_dense", "hunyuan-dense", 0, NULL},
+    {"hunyuan_v1_moe", "hunyuan-moe", 0, NULL},
+    {"ernie4_5_moe", "ernie4_5-moe", 0, NULL},
+    {"exaone4", "exaone4", 0, NULL},
+    {"mimo", "qwen2", 0, NULL},
+    {"bailing_moe", "bailingmoe", 0, NULL},
+    {"bailing_moe_v2", "bailingmoe2", 0, NULL},
+    {"dots1", "dots1", 0, NULL},
+    {"apertus", "apertus", 0, NULL},
+    {"starcoder2", "starcoder2", 0, NULL},
+    {"olmoe", "olmoe", 0, NULL},
+    {"phimoe", "phimoe", 0, NULL},
+    {"solar_open", "glm4moe", 0, NULL},
+    {"afmoe", "afmoe", 0, NULL},
+    {"arcee", "arcee", 0, NULL},
 };
 
 typedef struct config_reader {
@@ -146,17 +169,55 @@ static fkv_status find_model_type(config_reader *r) {
 }
 
 static fkv_status add_defaults(const config_reader *r) {
-    if (r->model->defaults == NULL) return FKV_OK;
-    json_t *defaults = json_loads(r->model->defaults, 0, NULL);
+    const char *text = r->model->defaults != NULL ? r->model->defaults : fkv_hf_traits_of(r->model->type)->defaults;
+    if (text == NULL) return FKV_OK;
+    json_t *defaults = json_loads(text, 0, NULL);
+    /* rope_parameters is the newer name of rope_scaling */
+    if (get_field(r->root, "rope_scaling") != NULL) (void)json_object_del(defaults, "rope_parameters");
     const int failed = defaults == NULL ? -1 : json_object_update_missing(r->root, defaults);
     json_decref(defaults);
     FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "out of memory reading the defaults of %s: %s", r->model->type, r->path);
     return FKV_OK;
 }
 
+/* Returns the value of a field, or the first element of a list with equal values. Returns NULL if the elements differ. */
+static json_t *uniform_value(json_t *value) {
+    for (size_t i = 1; i < json_array_size(value); i++)
+        if (!json_equal(json_array_get(value, i), json_array_get(value, 0))) return NULL;
+    return json_array_size(value) > 0 ? json_array_get(value, 0) : value;
+}
+
+/* Copies fields to their common names. Renamed values are read before any field is set, because a common name may itself be the
+ * name of a renamed field. */
+static fkv_status rename_fields(const config_reader *r) {
+    const fkv_hf_traits *traits = fkv_hf_traits_of(r->model->type);
+    if (traits->renames == NULL) return FKV_OK;
+    json_t *renames = json_loads(traits->renames, 0, NULL);
+    json_t *renamed = json_object();
+    const char *from = NULL;
+    json_t *to = NULL;
+    int failed = renames == NULL || renamed == NULL ? -1 : 0;
+    const char *uneven = NULL;
+    json_object_foreach(renames, from, to) {
+        json_t *value = json_object_get(r->root, from);
+        if (value != NULL && traits->has_list_values) value = uniform_value(value);
+        if (json_object_get(r->root, from) != NULL && value == NULL) uneven = from;
+        if (failed == 0 && value != NULL) failed = json_object_set(renamed, json_string_value(to), value);
+    }
+    if (failed == 0) failed = json_object_update(r->root, renamed);
+    fkv_status status = FKV_OK;
+    if (failed != 0) status = fkv_fail(FKV_NO_MEMORY, "out of memory reading the fields of %s: %s", r->model->type, r->path);
+    if (uneven != NULL)
+        status = fkv_fail(FKV_UNSUPPORTED, "%s differs between layers, which is not supported: %s", uneven, r->path);
+    json_decref(renames);
+    json_decref(renamed);
+    return status;
+}
+
 /* Returns whether an architecture supports a field that is rejected for all others. Bidirectional attention among image tokens is
  * accepted, because images are not processed. */
 static bool is_known_field(const config_reader *r, const char *key, const json_t *value) {
+    if (fkv_hf_has_word(fkv_hf_traits_of(r->model->type)->fields, key)) return true;
     static const char *const of_glm[] = {"first_k_dense_replace", "n_shared_experts", "use_qk_norm"};
     for (size_t i = 0; strcmp(r->model->architecture, "glm4moe") == 0 && i < sizeof of_glm / sizeof of_glm[0]; i++)
         if (strcmp(key, of_glm[i]) == 0) return true;
@@ -166,6 +227,22 @@ static bool is_known_field(const config_reader *r, const char *key, const json_t
     const char *text = json_string_value(value);
     return strcmp(key, "num_kv_shared_layers") == 0 ||
            (strcmp(key, "use_bidirectional_attention") == 0 && text != NULL && strcmp(text, "vision") == 0);
+}
+
+/* Rejects options of single model types whose other values are not implemented. */
+static fkv_status reject_unsupported_options(const config_reader *r) {
+    size_t n_options = 0;
+    const fkv_hf_option *options = fkv_hf_options(&n_options);
+    for (size_t i = 0; i < n_options; i++) {
+        const json_t *value = get_field(r->root, options[i].key);
+        if (value == NULL || !fkv_hf_has_word(options[i].types, r->model->type)) continue;
+        char text[64];
+        const size_t n = json_dumpb(value, text, sizeof text - 1, JSON_ENCODE_ANY | JSON_COMPACT);
+        text[n < sizeof text ? n : 0] = 0;
+        FKV_REQUIRE(strcmp(text, options[i].value) == 0, FKV_UNSUPPORTED, "unsupported value of %s: expected %s: %s",
+                    options[i].key, options[i].value, r->path);
+    }
+    return FKV_OK;
 }
 
 /* Rejects configs that set fields for unsupported features. */
@@ -184,11 +261,13 @@ static fkv_status reject_unsupported_fields(const config_reader *r) {
                      (json_is_array(value) && json_array_size(value) == 0);
         FKV_REQUIRE(unset, FKV_UNSUPPORTED, "unsupported field %s: %s", fields[i].key, r->path);
     }
-    if (json_is_true(get_field(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
+    const bool is_command_r = strcmp(r->model->architecture, "command-r") == 0;
+    if (is_command_r && json_is_true(get_field(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
     uint32_t step = 1;
     FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
-    FKV_REQUIRE(step == 1, FKV_UNSUPPORTED, "unsupported decoder_sparse_step %u: expected 1: %s", step, r->path);
-    return FKV_OK;
+    FKV_REQUIRE(step == 1 || is_known_field(r, "decoder_sparse_step", NULL), FKV_UNSUPPORTED,
+                "unsupported decoder_sparse_step %u: expected 1: %s", step, r->path);
+    return reject_unsupported_options(r);
 }
 
 /* If biases are optional, attention_bias states whether the model has them (qkv_bias in Qwen2-MoE). */
@@ -199,6 +278,8 @@ static fkv_status read_biases(const config_reader *r) {
         bool is_default;
     } optional[] = {{"glm", "attention_bias", true},
                     {"glm4_moe", "attention_bias", false},
+                    {"glm4v_moe_text", "attention_bias", true},
+                    {"solar_open", "attention_bias", false},
                     {"gpt_oss", "attention_bias", true},
                     {"qwen2_moe", "qkv_bias", true}};
     for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
@@ -210,8 +291,11 @@ static fkv_status read_biases(const config_reader *r) {
 }
 
 static fkv_status read_activation(const config_reader *r) {
-    static const char *const names[] = {
-        [FKV_SILU] = "silu", [FKV_GELU_TANH] = "gelu_pytorch_tanh", [FKV_SWIGLU_CLAMPED] = "silu"};
+    static const char *const names[] = {[FKV_SILU] = "silu",
+                                        [FKV_GELU_TANH] = "gelu_pytorch_tanh",
+                                        [FKV_SWIGLU_CLAMPED] = "silu",
+                                        [FKV_RELU2] = "relu2",
+                                        [FKV_XIELU] = "xielu"};
     const char *word = NULL;
     const char *wanted = names[r->h->features.activation];
     FKV_TRY(get_text(r->root, "hidden_act", r->path, &word));
@@ -304,7 +388,34 @@ static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, 
     }
     FKV_REQUIRE(factor > 0 || rope->scaling == FKV_ROPE_LONG || rope->scaling == FKV_ROPE_YARN, FKV_FILE_FORMAT,
                 "%s RoPE scaling has an invalid factor of %g: %s", type, (double)factor, path);
+    if (get_field(object, "short_mscale") != NULL) {
+        float long_mscale = 0;
+        FKV_TRY(get_f32(object, "short_mscale", path, &rope->attention_factor));
+        FKV_TRY(get_f32(object, "long_mscale", path, &long_mscale));
+        FKV_REQUIRE(long_mscale == rope->attention_factor, FKV_UNSUPPORTED,
+                    "different values of short_mscale and long_mscale are not supported: %s", path);
+    }
     rope->factor = factor; /* if 0, read_rope() derives the factor from the context lengths */
+    return FKV_OK;
+}
+
+/* Returns whether the model type supports RoPE with a base that is scaled by a fixed alpha (Hunyuan). */
+static bool has_alpha_rope(const fkv_weights *weights) { return strncmp(weights->architecture, "hunyuan", 7) == 0; }
+
+/* Scales the RoPE base by alpha^(dim / (dim - 2)), if the config states alpha. */
+static fkv_status read_rope_alpha(const config_reader *r, const fkv_weights *weights) {
+    fkv_hparams *h = r->h;
+    const json_t *object = get_field(r->root, "rope_parameters");
+    if (object == NULL) object = get_field(r->root, "rope_scaling");
+    float alpha = 0;
+    const char *type = "";
+    if (!has_alpha_rope(weights) || object == NULL || h->head_dim <= 2) return FKV_OK;
+    FKV_TRY(get_text(object, "type", r->path, &type));
+    FKV_TRY(get_text(object, "rope_type", r->path, &type));
+    FKV_TRY(get_f32(object, "alpha", r->path, &alpha));
+    if (strcmp(type, "dynamic") != 0 || !(alpha > 0)) return FKV_OK;
+    const float base = h->rope.base != 0 ? h->rope.base : 10000.0f;
+    h->rope.base = (float)((double)base * pow(alpha, (double)h->head_dim / (double)(h->head_dim - 2)));
     return FKV_OK;
 }
 
@@ -320,6 +431,8 @@ static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, c
     FKV_TRY(get_f32(object, "llama_4_scaling_beta", path, &weights->hparams.temperature));
     /* mrope: text tokens have three equal positions, which is plain RoPE */
     if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0) return FKV_OK;
+    if (strcmp(type, "dynamic") == 0 && get_field(object, "alpha") != NULL && has_alpha_rope(weights))
+        return FKV_OK; /* read_rope() scales the base */
     return read_rope_scaling(weights, object, type, path, rope);
 }
 
@@ -347,11 +460,12 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
     return FKV_OK;
 }
 
-/* Only GLM and phi3 models support partial rotation of a head. For all other model types with plain RoPE, partial_rotary_factor
- * is ignored, as in transformers. Models that combine the field with scaled RoPE are rejected, because transformers cannot run
- * them either. */
+/* Only GLM, phi3 and the model types with rotates_partly support partial rotation of a head. For all other model types with plain
+ * RoPE, partial_rotary_factor is ignored, as in transformers. With scaled RoPE they are rejected, because transformers cannot run
+ * such models either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
-    const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0;
+    const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0 ||
+                              fkv_hf_traits_of(r->model->type)->rotates_partly;
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
                 "invalid partial_rotary_factor %g: expected a value above 0, at most 1: %s", (double)*rotary, r->path);
     if (is_supported) return FKV_OK;
@@ -359,6 +473,9 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     FKV_REQUIRE(*rotary == 1 || !is_scaled, FKV_UNSUPPORTED,
                 "partial_rotary_factor %g with scaled RoPE is not supported for model_type %s: %s", (double)*rotary,
                 r->model->type, r->path);
+    const bool is_solar = strcmp(r->model->type, "solar_open") == 0; /* transformers cannot run such models */
+    FKV_REQUIRE(*rotary == 1 || !is_solar, FKV_UNSUPPORTED, "partial_rotary_factor %g is not supported for model_type %s: %s",
+                (double)*rotary, r->model->type, r->path);
     *rotary = 1;
     return FKV_OK;
 }
@@ -367,8 +484,12 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     fkv_hparams *h = r->h;
     /* default fraction of rotated dimensions, as in transformers */
     float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : 1.0f;
+    uint32_t rotary_dim = 0;
+    FKV_TRY(get_u32(r->root, "rotary_dim", r->path, &rotary_dim));
+    if (rotary_dim != 0 && h->head_dim != 0) rotary = (float)rotary_dim / (float)h->head_dim;
     FKV_TRY(read_ropes(r, weights, &rotary));
     FKV_TRY(check_partial_rotary(r, &rotary));
+    FKV_TRY(read_rope_alpha(r, weights));
     h->rope.dim = (uint32_t)((double)h->head_dim * (double)rotary);
     if (r->local.head_dim != 0) h->local_rope.dim = (uint32_t)((double)r->local.head_dim * (double)rotary);
     /* phi3 stores the original context length at the top level of the config */
@@ -392,6 +513,8 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         bool is_full = type != NULL && (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0);
+        /* within the first chunk, chunked attention is full attention */
+        is_full = is_full || (h->attention_chunk != 0 && type != NULL && strcmp(type, "chunked_attention") == 0);
         bool is_windowed = type != NULL && strcmp(type, "sliding_attention") == 0;
         FKV_REQUIRE(is_full || is_windowed, FKV_UNSUPPORTED,
                     "layer_types: layer %u has the unsupported type '%s': expected full_attention or sliding_attention: %s", i,
@@ -424,7 +547,7 @@ static fkv_status read_no_rope(const config_reader *r) {
     const json_t *list = get_field(r->root, "no_rope_layers");
     FKV_TRY(get_u32(r->root, "no_rope_layer_interval", r->path, &h->features.no_rope_period));
     fkv_architecture_set_layers(h);
-    if (list == NULL) return FKV_OK;
+    if (list == NULL || (json_is_array(list) && json_array_size(list) == 0)) return FKV_OK;
     FKV_REQUIRE(json_is_array(list) && json_array_size(list) >= h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
                 "no_rope_layers must have one entry for each of %u layers: %s", h->n_layers, r->path);
     for (uint32_t i = 0; i < h->n_layers; i++) {
@@ -437,23 +560,123 @@ static fkv_status read_no_rope(const config_reader *r) {
     return FKV_OK;
 }
 
+/* Reads sliding_window_pattern: a number n, or for EXAONE 4 a string of n - 1 letters L (windowed) and one letter G (full
+ * attention). Every n-th layer has full attention. layer_types, if present, overrides the pattern. */
+static fkv_status read_window_pattern(const config_reader *r) {
+    const char *pattern = json_string_value(get_field(r->root, "sliding_window_pattern"));
+    if (pattern == NULL) return get_u32(r->root, "sliding_window_pattern", r->path, &r->h->features.window_period);
+    const size_t n_local = strspn(pattern, "L");
+    const bool is_known = strcmp(pattern + n_local, "G") == 0 && n_local < FKV_MAX_LAYERS;
+    FKV_REQUIRE(is_known || get_field(r->root, "layer_types") != NULL, FKV_UNSUPPORTED,
+                "unsupported sliding_window_pattern '%s': expected a number or a string such as LLLG: %s",
+                fkv_show_text(pattern).text, r->path);
+    r->h->features.window_period = (uint32_t)n_local + 1;
+    return FKV_OK;
+}
+
 static fkv_status read_layer_kinds(const config_reader *r) {
     fkv_hparams *h = r->h;
     const json_t *types = get_field(r->root, "layer_types");
     const char *position = "rope";
     FKV_TRY(get_u32(r->root, "sliding_window", r->path, &h->window));
     FKV_TRY(get_u32(r->root, "_sliding_window_pattern", r->path, &h->features.window_period));
-    FKV_TRY(get_u32(r->root, "sliding_window_pattern", r->path, &h->features.window_period));
+    FKV_TRY(read_window_pattern(r));
     if (strcmp(r->model->type, "olmo2") == 0 || strcmp(r->model->type, "llama") == 0)
         h->window = 0; /* transformers ignores the field for these models */
     FKV_TRY(read_no_rope(r));
     bool is_switched = get_field(r->root, "use_sliding_window") != NULL || strncmp(r->model->type, "qwen", 4) == 0;
     if (is_switched) FKV_TRY(read_switched_window(r));
+    uint32_t first_windowed = h->n_layers;
+    FKV_TRY(get_u32(r->root, "max_window_layers", r->path, &first_windowed));
+    for (uint32_t i = first_windowed; strcmp(r->model->type, "dots1") == 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        h->layers[i] |= h->window != 0 ? FKV_LAYER_WINDOW : 0;
     if (types != NULL) FKV_TRY(read_layer_types(r, types));
     FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
     FKV_REQUIRE(strcmp(position, "rope") == 0, FKV_UNSUPPORTED, "unsupported position_embedding_type '%s': expected rope: %s",
                 fkv_show_text(position).text, r->path);
     return FKV_OK;
+}
+
+static void set_dense_layer(fkv_hparams *h, uint32_t layer, bool is_dense) {
+    if (is_dense && layer < FKV_MAX_LAYERS) h->layers[layer] |= FKV_LAYER_DENSE;
+}
+
+/* Reads a list of layer indices, which either are the only layers with experts or the only layers without. */
+static fkv_status read_layer_list(const config_reader *r, const char *key, bool lists_dense) {
+    const json_t *list = get_field(r->root, key);
+    const size_t n = json_array_size(list);
+    if (list == NULL) return FKV_OK;
+    FKV_REQUIRE(json_is_array(list) && n <= FKV_MAX_LAYERS, FKV_FILE_FORMAT, "%s must be a list of layers: %s", key, r->path);
+    for (uint32_t i = 0; i < r->h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        bool is_listed = false;
+        for (size_t k = 0; k < n; k++) {
+            FKV_REQUIRE(json_is_integer(json_array_get(list, k)), FKV_FILE_FORMAT, "%s must be a list of layers: %s", key,
+                        r->path);
+            is_listed = is_listed || json_integer_value(json_array_get(list, k)) == (json_int_t)i;
+        }
+        set_dense_layer(r->h, i, is_listed == lists_dense);
+    }
+    return FKV_OK;
+}
+
+/* Reads mlp_layer_types: "dense" or "sparse" for each layer. */
+static fkv_status read_mlp_types(const config_reader *r) {
+    const json_t *types = get_field(r->root, "mlp_layer_types");
+    if (types == NULL) return FKV_OK;
+    FKV_REQUIRE(json_is_array(types) && json_array_size(types) >= r->h->n_layers, FKV_FILE_FORMAT,
+                "mlp_layer_types must have one entry for each of %u layers: %s", r->h->n_layers, r->path);
+    for (uint32_t i = 0; i < r->h->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        FKV_REQUIRE(type != NULL && (strcmp(type, "dense") == 0 || strcmp(type, "sparse") == 0), FKV_UNSUPPORTED,
+                    "mlp_layer_types: layer %u has the unsupported type '%s': expected dense or sparse: %s", i,
+                    fkv_show_text(type == NULL ? "" : type).text, r->path);
+        set_dense_layer(r->h, i, strcmp(type, "dense") == 0);
+    }
+    return FKV_OK;
+}
+
+/* Marks the layers without experts. Experts are in every n-th layer, in a range of layers, or in listed layers. */
+static fkv_status read_dense_layers(const config_reader *r) {
+    fkv_hparams *h = r->h;
+    uint32_t step = 1;
+    uint32_t first = 0;
+    uint32_t end = h->n_layers;
+    if (h->n_experts == 0) return FKV_OK;
+    FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
+    if (strcmp(r->model->type, "ernie4_5_moe") == 0) {
+        const json_t *last = get_field(r->root, "moe_layer_end_index"); /* -1: the last layer */
+        FKV_TRY(get_u32(r->root, "moe_layer_interval", r->path, &step));
+        FKV_TRY(get_u32(r->root, "moe_layer_start_index", r->path, &first));
+        if (!json_is_integer(last) || json_integer_value(last) != -1) {
+            end = h->n_layers - (h->n_layers > 0);
+            FKV_TRY(get_u32(r->root, "moe_layer_end_index", r->path, &end));
+            end += end < UINT32_MAX;
+        }
+    }
+    const bool is_listed = strcmp(r->model->type, "llama4_text") == 0 && get_field(r->root, "moe_layers") != NULL;
+    if (is_listed) FKV_TRY(read_layer_list(r, "moe_layers", false));
+    if (strcmp(r->model->type, "llama4_text") == 0 && !is_listed)
+        FKV_TRY(get_u32(r->root, "interleave_moe_layer_step", r->path, &step));
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "the interval between layers with experts is 0: %s", r->path);
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        set_dense_layer(h, i, (i + 1) % step != 0 || i < first || i >= end);
+    FKV_TRY(read_layer_list(r, "mlp_only_layers", true));
+    return read_mlp_types(r);
+}
+
+/* Reads the attention of Llama 4: chunks, norms of queries and keys, and the temperature of layers without RoPE. */
+static fkv_status read_llama4(const config_reader *r) {
+    fkv_hparams *h = r->h;
+    bool qk_norm = false;
+    const json_t *tuning = get_field(r->root, "attn_temperature_tuning");
+    if (strcmp(r->model->type, "llama4_text") != 0) return FKV_OK;
+    FKV_TRY(get_u32(r->root, "attention_chunk_size", r->path, &h->attention_chunk));
+    FKV_TRY(get_bool(r->root, "use_qk_norm", r->path, &qk_norm));
+    if (qk_norm) h->features.qk_norm = FKV_QK_NORM_UNWEIGHTED;
+    if (!json_is_true(tuning) && !(json_is_number(tuning) && json_number_value(tuning) != 0)) return FKV_OK;
+    h->temperature_of_no_rope = true;
+    FKV_TRY(get_f32(r->root, "attn_scale", r->path, &h->temperature));
+    return get_u32(r->root, "floor_scale", r->path, &h->temperature_context);
 }
 
 /* Checks per_layer_config: all full-attention layers must have the same head shape, and windowed layers must have the model's
@@ -527,6 +750,9 @@ static fkv_status read_shared_experts(const config_reader *r) {
     FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT,
                 "n_shared_experts is %u, which is too large: %s", n_shared, r->path);
     if (n_shared != 0) h->shared_dim = n_shared * h->expert_dim;
+    const bool is_bailing = strncmp(r->model->architecture, "bailing", 7) == 0;
+    if (is_bailing && get_field(r->root, "use_qk_norm") != NULL) h->features.qk_norm = qk_norm ? FKV_QK_NORM_HEADS : FKV_QK_PLAIN;
+    if (fkv_hf_traits_of(r->model->type)->has_shared_expert) h->shared_dim = h->expert_dim != 0 ? h->expert_dim : h->ffn_dim;
     return FKV_OK;
 }
 
@@ -566,9 +792,12 @@ static fkv_status read_scalars(const config_reader *r) {
                 {"embedding_multiplier", &h->embedding_scale},
                 {"residual_multiplier", &h->residual_scale},
                 {"logits_scaling", &h->logit_scale},
-                {"logit_scale", &h->logit_scale}};
+                {"logit_scale", &h->logit_scale},
+                {"router_jitter_noise", &h->mixer_jitter}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_f32(r->root, keys[i].key, r->path, keys[i].out));
     if (scalar > 0) h->query_scale = 1 / sqrtf(scalar);
+    h->features.embedding_sqrt_dim = h->features.embedding_sqrt_dim && strcmp(r->model->type, "afmoe") != 0;
+    if (strcmp(r->model->type, "afmoe") == 0) FKV_TRY(get_bool(r->root, "mup_enabled", r->path, &h->features.embedding_sqrt_dim));
     return FKV_OK;
 }
 
@@ -611,7 +840,7 @@ static fkv_status read_sizes(config_reader *r) {
 /* Reads the fields that matter only if no weight files exist: tensor type, tied embeddings and biases. Omitted fields default
  * to the values that transformers uses. */
 static fkv_status read_declared(const json_t *root, const hf_model_type *model, const char *path, fkv_weights *weights) {
-    static const char *const tied_types[] = {"gemma", "cohere", "smollm3", "ernie4_5"};
+    static const char *const tied_types[] = {"gemma", "cohere", "smollm3", "ernie4_5", "starcoder2"};
     static const char *const biased_types[] = {"glm", "glm4", "seed_oss", "gpt_oss"};
     fkv_declared *d = &weights->declared;
     const char *dtype = "bfloat16";
@@ -641,6 +870,7 @@ static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weig
     FKV_TRY(fkv_quantization_read(weights, root, path));
     (void)snprintf(weights->architecture, sizeof weights->architecture, "%s", r.model->architecture);
     FKV_TRY(add_defaults(&r));
+    FKV_TRY(rename_fields(&r));
     FKV_TRY(reject_unsupported_fields(&r));
     FKV_TRY(read_biases(&r));
     FKV_TRY(read_activation(&r));
@@ -648,7 +878,9 @@ static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weig
     FKV_TRY(read_scalars(&r));
     FKV_TRY(read_experts(&r));
     FKV_TRY(read_rope(&r, weights));
+    FKV_TRY(read_llama4(&r));
     FKV_TRY(read_layer_kinds(&r));
+    FKV_TRY(read_dense_layers(&r));
     FKV_TRY(read_layer_shapes(&r));
     if (weights->is_config) FKV_TRY(read_declared(root, r.model, path, weights));
     r.h->norm_plus_one = r.architecture->hf_norm_plus_one;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 static const fkv_name_pair OUTER_NAMES[] = {{"embed_tokens", "token_embd"},
+                                            {"word_embeddings", "token_embd"},
                                             {"norm", "output_norm"},
                                             {"lm_head", "output"},
                                             {"embed_tokens_per_layer", "per_layer_token_embd"},
@@ -80,11 +81,12 @@ static const char *skip_prefix(const char *text, const char *prefix) {
     return strncmp(text, prefix, n) == 0 ? text + n : NULL;
 }
 
-/* Returns whether a tensor belongs to the vision or audio part of a multimodal model. */
-static bool is_multimodal_tensor(const char *name) {
+/* Returns whether a tensor belongs to the vision or audio part of a multimodal model, or to layers that predict further tokens.
+ */
+static bool is_unused_tensor(const char *name) {
     static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
                                            "audio_tower.", "embed_vision.", "embed_audio.",  "vision_embedder.",
-                                           "connector."};
+                                           "connector.",   "mtp_layers."};
     const char *inner = skip_prefix(name, "model.");
     for (size_t i = 0; i < COUNT(prefixes); i++)
         if (skip_prefix(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;
@@ -114,6 +116,11 @@ static const char *name_suffix(const char *name, size_t *n) {
                 {"experts.down_proj", ".weight", 17},
                 {"self_attn.sinks", ".weight", 15},
                 {"e_score_correction_bias", ".bias", 23},
+                {"expert_bias", ".bias", 11},
+                {"act_fn.alpha_p", ".weight", 14},
+                {"act_fn.alpha_n", ".weight", 14},
+                {"act_fn.beta", ".weight", 11},
+                {"act_fn.eps", ".weight", 10},
                 {"layer_scalar", ".weight", 12},
                 {"router.scale", ".scale", 12},
                 {"router.per_expert_scale", ".scale", 23}};
@@ -138,7 +145,7 @@ bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name
     size_t n = 0;
     (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s", hf_name);
     const char *last = strrchr(hf_name, '.');
-    if (is_multimodal_tensor(hf_name) || (last != NULL && strcmp(last, ".inv_freq") == 0)) return false;
+    if (is_unused_tensor(hf_name) || (last != NULL && strcmp(last, ".inv_freq") == 0)) return false;
     const char *inner = inner_name(hf_name);
     const char *kind = name_suffix(inner, &n);
     if (kind == NULL) return true;

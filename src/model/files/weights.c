@@ -309,6 +309,16 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     }
     if (has_shared || h->experts_scale != 0.0f) add_f32(sha, h->experts_scale);
     add_features(sha, &h->features);
+    const fkv_features *f = &h->features;
+    if (f->attn_gate || f->plain_ffn || f->sparse_mixer || f->experts_scale_input || f->qk_norm_after_rope) {
+        const uint32_t options[] = {f->attn_gate,          f->plain_ffn,
+                                    f->sparse_mixer,       f->experts_scale_input,
+                                    f->qk_norm_after_rope, (uint32_t)f->activation,
+                                    h->attention_chunk,    h->temperature_of_no_rope};
+        fkv_sha256_add(sha, options, sizeof options);
+        add_f32(sha, h->mixer_jitter);
+    }
+    for (uint32_t i = 0; h->xielu != NULL && i < 4 * h->n_layers; i++) add_f32(sha, h->xielu[i]);
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
     add_shapes(sha, h);

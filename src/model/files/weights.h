@@ -118,15 +118,26 @@ typedef struct fkv_rope {
     const float *long_factors;  /* [n_factors] divisors for sequences longer than original_context, or NULL */
 } fkv_rope;
 
-typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH, FKV_SWIGLU_CLAMPED } fkv_activation;
+/* FKV_RELU2: max(x, 0)^2. FKV_XIELU: quadratic above 0 and exponential below, with two parameters per layer. */
+typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH, FKV_SWIGLU_CLAMPED, FKV_RELU2, FKV_XIELU } fkv_activation;
 typedef enum fkv_norm_kind { FKV_NORM_RMS, FKV_NORM_LAYER } fkv_norm_kind;
-/* Norms of queries and keys: none, RMS norm per head, RMS norm of the whole row, or layer norm per head with per-head weights. */
-typedef enum fkv_qk_norm { FKV_QK_PLAIN, FKV_QK_NORM_HEADS, FKV_QK_NORM_ROWS, FKV_QK_NORM_OWN_HEADS } fkv_qk_norm;
+/* Norms of queries and keys: none, RMS norm per head, RMS norm of the whole row, layer norm per head with per-head weights, or
+ * RMS norm per head without weights, in layers with RoPE only. */
+typedef enum fkv_qk_norm {
+    FKV_QK_PLAIN,
+    FKV_QK_NORM_HEADS,
+    FKV_QK_NORM_ROWS,
+    FKV_QK_NORM_OWN_HEADS,
+    FKV_QK_NORM_UNWEIGHTED
+} fkv_qk_norm;
 
 /* Structural features of the layers. Defaults come from the architecture table; files may override them. */
 typedef struct fkv_features {
     fkv_norm_kind norm;
-    fkv_qk_norm qk_norm;      /* norms applied to q and k before RoPE */
+    fkv_qk_norm qk_norm;      /* norms applied to q and k */
+    bool qk_norm_after_rope;  /* q and k are normalized after RoPE; otherwise before RoPE */
+    bool attn_gate;           /* the output of attention is multiplied by the sigmoid of a projection of its input */
+    bool plain_ffn;           /* the dense feed-forward has no gate: down(activation(up(x))) */
     bool no_pre_norms;        /* attention and feed-forward read the residual stream without normalizing it */
     bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;            /* attention and feed-forward read the same normalized input */
@@ -135,8 +146,11 @@ typedef struct fkv_features {
     bool parallel_experts;    /* experts run in parallel with a dense feed-forward, each with separate norms */
     bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
     bool sigmoid_router;      /* expert scores are sigmoids; otherwise a softmax over all experts */
+    bool sparse_mixer;        /* two experts per token, each weighted by a softmax over the experts with similar logits */
+    bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
     bool separate_local_rope; /* windowed layers have a separate, unscaled RoPE */
-    bool no_rope_full;        /* full-attention layers have no RoPE if the model has windowed layers */
+    bool no_rope_full;        /* full-attention layers have no RoPE */
+    bool no_window_ropes_all; /* no_rope_full does not apply if the file states no window */
     bool yarn_unrounded;      /* see fkv_rope */
     bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
     bool v_norm;              /* each head of v is RMS-normalized, without weights */
@@ -151,7 +165,7 @@ typedef struct fkv_features {
 enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 1024, FKV_MAX_EXPERT_GROUPS = 64 };
 
 /* Flags of fkv_hparams.layers. */
-enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2 };
+enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2, FKV_LAYER_DENSE = 4 /* no experts in a model with experts */ };
 
 /* Shape of one layer. */
 typedef struct fkv_layer_shape {
@@ -190,6 +204,10 @@ typedef struct fkv_hparams {
     float logit_scale;     /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
+    bool temperature_of_no_rope;      /* only layers without RoPE scale queries, and position + 1 replaces position */
+    uint32_t attention_chunk;         /* some layers attend within chunks of this number of tokens; 0: none */
+    const float *xielu;               /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
+    float mixer_jitter;               /* sparse_mixer: relative distance of similar logits, divided by 2 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

@@ -52,6 +52,26 @@ static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, 
     fkv_workers_run(m->r->cpu.workers, run_expert_rows, m, fkv_ceil_div(n_rows, ROWS_PER_ITEM));
 }
 
+/* ---- activations without a gate ---- */
+
+void fkv_activate_plain(const fkv_runner *r, uint32_t layer, float *x, uint32_t n) {
+    const fkv_xielu *a = &r->model->xielu[layer];
+    switch (r->model->hparams->features.activation) {
+    case FKV_RELU2:
+        for (uint32_t i = 0; i < n; i++) x[i] = x[i] > 0.0f ? x[i] * x[i] : 0.0f;
+        break;
+    case FKV_XIELU:
+        for (uint32_t i = 0; i < n; i++) {
+            const float negative = (expm1f(fminf(x[i], a->eps)) - x[i]) * a->alpha_n;
+            x[i] = (x[i] > 0.0f ? a->alpha_p * x[i] * x[i] : negative) + a->beta * x[i];
+        }
+        break;
+    case FKV_GELU_TANH: r->ops->gelu(x, n); break;
+    case FKV_SILU:
+    case FKV_SWIGLU_CLAMPED: FKV_ASSERT(false); break; /* no model uses them without a gate */
+    }
+}
+
 /* ---- routing ---- */
 
 /* Writes the indices of the n_used largest scores in ascending order; among equal scores the lower index wins. If a score is NaN
@@ -89,7 +109,8 @@ static void softmax_weights(const fkv_hparams *h, const float *logits, const uin
     for (uint32_t i = 0; i < h->n_experts_used; i++) routing_weights[i] /= total;
 }
 
-/* Sets the scores of experts outside the best groups to 0. A group's score is the sum of its two largest expert scores. */
+/* Sets the scores of experts outside the best groups to minus infinity. A group's score is the sum of its two largest expert
+ * scores. */
 static void mask_groups(const fkv_hparams *h, float *scores) {
     const uint32_t n_groups = h->n_expert_groups;
     const uint32_t size = h->n_experts / n_groups;
@@ -104,7 +125,7 @@ static void mask_groups(const fkv_hparams *h, float *scores) {
     for (uint32_t g = 0, i = 0; g < n_groups; g++) {
         bool is_kept = i < h->n_expert_groups_used && kept[i] == g;
         if (is_kept) i++;
-        for (uint32_t e = g * size; !is_kept && e < (g + 1) * size; e++) scores[e] = 0.0f;
+        for (uint32_t e = g * size; !is_kept && e < (g + 1) * size; e++) scores[e] = -INFINITY;
     }
 }
 
@@ -113,12 +134,14 @@ static void mask_groups(const fkv_hparams *h, float *scores) {
 static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_experts, float *routing_weights) {
     const fkv_hparams *h = m->r->model->hparams;
     const float *correction = m->layer->router_correction;
+    float scores[FKV_MAX_EXPERTS] = {0};
+    memcpy(scores, logits, h->n_experts * sizeof *scores);
     for (uint32_t e = 0; e < h->n_experts; e++) {
         logits[e] = 1.0f / (1.0f + expf(-logits[e]));
         if (correction != NULL) logits[e] += correction[e];
     }
-    float scores[FKV_MAX_EXPERTS] = {0};
-    memcpy(scores, logits, h->n_experts * sizeof *scores);
+    /* Llama 4 selects experts by logit, which differs if sigmoids of large logits round to 1 */
+    if (!h->features.experts_scale_input) memcpy(scores, logits, h->n_experts * sizeof *scores);
     if (h->n_expert_groups > 1) mask_groups(h, scores);
     select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
     float total = 0.0f;
@@ -129,6 +152,45 @@ static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_ex
     for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) routing_weights[i] /= total + 1e-20f;
 }
 
+/* Selects experts by softmax score plus correction. The routing weights are the softmax scores without the correction. */
+static void route_corrected_softmax(const mixture *m, const float *logits, uint32_t *selected_experts, float *routing_weights) {
+    const fkv_hparams *h = m->r->model->hparams;
+    float scores[FKV_MAX_EXPERTS] = {0};
+    float largest = logits[0];
+    float total = 0.0f;
+    for (uint32_t e = 1; e < h->n_experts; e++) largest = fmaxf(largest, logits[e]);
+    for (uint32_t e = 0; e < h->n_experts; e++) total += scores[e] = expf(logits[e] - largest);
+    for (uint32_t e = 0; e < h->n_experts; e++) scores[e] = scores[e] / total + m->layer->router_correction[e];
+    select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
+    softmax_weights(h, logits, selected_experts, routing_weights);
+}
+
+/* Selects the expert with the largest logit, then the next one. Each routing weight is the expert's softmax score among the
+ * experts whose logits are similar to its own and that were not selected before it. */
+static void route_sparse_mixer(const mixture *m, const float *logits, uint32_t *selected_experts, float *routing_weights) {
+    const fkv_hparams *h = m->r->model->hparams;
+    uint32_t chosen[2] = {UINT32_MAX, UINT32_MAX};
+    float weights[2] = {0};
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t best = k == 1 && chosen[0] == 0 ? 1 : 0;
+        for (uint32_t e = best + 1; e < h->n_experts; e++)
+            if (e != chosen[0] && logits[e] > logits[best]) best = e;
+        float total = 0.0f;
+        for (uint32_t e = 0; e < h->n_experts; e++) {
+            const float scale = fmaxf(fabsf(logits[e]), logits[best]);
+            const bool is_similar = !((logits[best] - logits[e]) / scale > 2.0f * h->mixer_jitter);
+            if (e != chosen[0] && is_similar) total += expf(logits[e] - logits[best]);
+        }
+        chosen[k] = best;
+        weights[k] = 1.0f / total;
+    }
+    const uint32_t first = chosen[0] < chosen[1] ? 0 : 1; /* experts are listed in ascending order */
+    for (uint32_t k = 0; k < 2; k++) {
+        selected_experts[k] = chosen[k ^ first];
+        routing_weights[k] = weights[k ^ first];
+    }
+}
+
 static void route_row(const mixture *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     float *logits = m->r->cpu.router + (size_t)row * h->n_experts;
@@ -136,6 +198,10 @@ static void route_row(const mixture *m, uint32_t row) {
     float *routing_weights = m->r->cpu.routing_weights + (size_t)row * h->n_experts_used;
     if (h->features.sigmoid_router) {
         route_sigmoid(m, logits, selected_experts, routing_weights);
+    } else if (h->features.sparse_mixer) {
+        route_sparse_mixer(m, logits, selected_experts, routing_weights);
+    } else if (m->layer->router_correction != NULL) {
+        route_corrected_softmax(m, logits, selected_experts, routing_weights);
     } else {
         select_top_experts(logits, h->n_experts, h->n_experts_used, selected_experts);
         softmax_weights(h, logits, selected_experts, routing_weights);
@@ -167,8 +233,10 @@ static uint32_t assignment_of(const mixture *m, uint32_t row) {
 static void gather_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     uint32_t from = assignment_of(m, row) / r->model->hparams->n_experts_used;
-    memcpy(r->cpu.expert_in + (size_t)row * r->cpu.dim_pad, r->cpu.h + (size_t)from * r->cpu.dim_pad,
-           r->cpu.dim_pad * sizeof(float));
+    float *in = r->cpu.expert_in + (size_t)row * r->cpu.dim_pad;
+    memcpy(in, r->cpu.h + (size_t)from * r->cpu.dim_pad, r->cpu.dim_pad * sizeof(float));
+    const float weight = r->cpu.routing_weights[assignment_of(m, row)];
+    for (uint32_t i = 0; r->model->hparams->features.experts_scale_input && i < r->model->hparams->dim; i++) in[i] *= weight;
 }
 
 static void activate_expert_row(const mixture *m, uint32_t row) {
@@ -182,8 +250,9 @@ static void add_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     uint32_t assignment = assignment_of(m, row);
     uint32_t to = assignment / r->model->hparams->n_experts_used;
-    r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * r->cpu.dim_pad, r->cpu.expert_in + (size_t)row * r->cpu.dim_pad,
-                       r->cpu.routing_weights[assignment], r->model->hparams->dim);
+    const float weight = r->model->hparams->features.experts_scale_input ? 1.0f : r->cpu.routing_weights[assignment];
+    r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * r->cpu.dim_pad, r->cpu.expert_in + (size_t)row * r->cpu.dim_pad, weight,
+                       r->model->hparams->dim);
 }
 
 static void multiply_experts(const mixture *m, const fkv_product *products, uint32_t n_products, const float *x, uint32_t n_rows,

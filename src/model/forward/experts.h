@@ -14,6 +14,9 @@
 #include "packed_weights.h"
 #include "runner.h"
 
+/* Computes one row of a feed-forward without a gate: x = activation(x). x: [n] */
+void fkv_activate_plain(const fkv_runner *runner, uint32_t layer, float *x, uint32_t n);
+
 /* Computes gate = activation(gate) * up for one row. gate, up: [n] */
 FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float *up, uint32_t n) {
     const fkv_hparams *h = runner->model->hparams;
@@ -21,6 +24,8 @@ FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float 
     case FKV_SILU: runner->ops->silu_mul(gate, up, n); break;
     case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, n); break;
     case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, n); break;
+    case FKV_RELU2:
+    case FKV_XIELU: FKV_ASSERT(false); break; /* only in feed-forwards without a gate: fkv_activate_plain() */
     }
 }
 

@@ -115,11 +115,14 @@ static void prepare_heads(const pass *p, uint32_t row, float *heads, uint32_t n_
     const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     uint32_t n = n_heads * p->shape->head_dim;
+    const bool rotates_first = h->features.qk_norm_after_rope;
+    if (rotates_first) rotate_heads(p, row, heads, n_heads);
+    if (h->features.qk_norm == FKV_QK_NORM_UNWEIGHTED && p->rope != FKV_ROPE_NONE) weight = p->r->model->packed->ones;
     if (weight != NULL && h->features.qk_norm == FKV_QK_NORM_OWN_HEADS)
         layer_norm_heads(p, heads, n_heads, weight);
     else if (weight != NULL)
         norm_heads(p, heads, n_heads, by_row ? n : p->shape->head_dim, weight);
-    rotate_heads(p, row, heads, n_heads);
+    if (!rotates_first) rotate_heads(p, row, heads, n_heads);
     for (uint32_t i = 0; center != NULL && i < n; i++) heads[i] -= center[i];
     fkv_heads_spread(heads, n_heads, p->shape->head_dim, p->head_pad);
 }
@@ -142,7 +145,7 @@ static void heads_row(const pass *p, uint32_t row) {
     float *k = r->cpu.k + (size_t)row * n_kv * p->head_pad;
     float *v = r->cpu.v + (size_t)row * n_kv * p->head_pad;
     prepare_heads(p, row, q, h->n_q_heads, p->layer->q_norm, NULL);
-    if (h->temperature != 0.0f) scale_queries(p, row, q);
+    if (fkv_runner_has_temperature(r, p->index)) scale_queries(p, row, q);
     if (!has_pages(p)) return;
     if (p->k_is_v) memcpy(v, k, (size_t)n_kv * d * sizeof *v);
     if (h->features.v_norm) norm_heads(p, v, n_kv, d, r->model->packed->ones);
@@ -152,6 +155,15 @@ static void heads_row(const pass *p, uint32_t row) {
 
 /* Zeroes the padding of a row, which may still hold values from a wider layer. */
 static void zero_padding(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
+
+static uint32_t q_dim(const pass *p) { return p->r->model->hparams->n_q_heads * p->shape->head_dim; }
+
+/* Multiplies the attention output, without head padding, by the sigmoid of its gate. */
+static void gate_heads_row(const pass *p, uint32_t row) {
+    const fkv_runner *r = p->r;
+    float *heads = (p->needs_gather ? r->cpu.gathered : r->cpu.q) + (size_t)row * p->q_pad;
+    r->ops->sigmoid_mul(heads, r->cpu.attn_gate + (size_t)row * q_dim(p), q_dim(p));
+}
 
 static void gather_heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
@@ -215,7 +227,10 @@ static void add_input_row(const pass *p, uint32_t row) {
 static void activate_ffn_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     float *gate = r->cpu.gate + (size_t)row * p->ffn_pad;
-    fkv_activate(r, gate, r->cpu.up + (size_t)row * p->ffn_pad, p->shape->ffn_dim);
+    if (r->model->hparams->features.plain_ffn)
+        fkv_activate_plain(r, p->index, gate, p->shape->ffn_dim);
+    else
+        fkv_activate(r, gate, r->cpu.up + (size_t)row * p->ffn_pad, p->shape->ffn_dim);
     zero_padding(gate, p->shape->ffn_dim, p->ffn_pad);
 }
 
@@ -270,7 +285,9 @@ static void multiply_qkv(const pass *p) {
     uint32_t kv_stride = p->shape->n_kv_heads * p->head_pad;
     const fkv_product products[] = {
         {&l->q, l->q_bias, r->cpu.q, q_stride}, {&l->k, l->k_bias, r->cpu.k, kv_stride}, {&l->v, l->v_bias, r->cpu.v, kv_stride}};
+    const fkv_product gate = {&l->attn_gate, NULL, r->cpu.attn_gate, q_dim(p)};
     multiply_rows(p, products, !has_pages(p) ? 1 : p->k_is_v ? 2 : 3, r->cpu.h, r->cpu.dim_pad);
+    if (h->features.attn_gate) multiply_rows(p, &gate, 1, r->cpu.h, r->cpu.dim_pad);
 }
 
 static void move_row(float *rows, uint32_t stride, uint32_t to, uint32_t from) {
@@ -289,6 +306,7 @@ static void keep_logit_rows(pass *p) {
         move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
         if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
         if (h->features.parallel) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
+        if (h->features.attn_gate) move_row(r->cpu.attn_gate, q_dim(p), i, from);
     }
     p->n_rows = r->n_logit_rows;
 }
@@ -296,18 +314,23 @@ static void keep_logit_rows(pass *p) {
 static void add_attention(const pass *p) {
     const fkv_runner *r = p->r;
     if (p->needs_gather) run_rows(p, gather_heads_row);
+    if (r->model->hparams->features.attn_gate) run_rows(p, gate_heads_row);
     const fkv_product out = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
     multiply_rows(p, &out, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
     run_rows(p, add_attention_row);
 }
 
-/* Computes activation(gate) * up from the rows of h and stores it in gate. */
+/* Computes activation(gate) * up, or activation(up) without a gate, from the rows of h and stores it in gate. */
 static void begin_ffn(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_packed_layer *l = p->layer;
     const fkv_product gate_up[] = {{&l->gate, l->gate_bias, r->cpu.gate, p->ffn_pad},
                                    {&l->up, l->up_bias, r->cpu.up, p->ffn_pad}};
-    multiply_rows(p, gate_up, 2, r->cpu.h, r->cpu.dim_pad);
+    const fkv_product up = {&l->up, l->up_bias, r->cpu.gate, p->ffn_pad};
+    if (r->model->hparams->features.plain_ffn)
+        multiply_rows(p, &up, 1, r->cpu.h, r->cpu.dim_pad);
+    else
+        multiply_rows(p, gate_up, 2, r->cpu.h, r->cpu.dim_pad);
     run_rows(p, activate_ffn_row);
 }
 
@@ -356,7 +379,7 @@ static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
     add_attention(p);
-    if (h->n_experts != 0 && p->index >= h->n_dense) {
+    if (fkv_architecture_has_experts(h, p->index)) {
         add_experts(p);
     } else {
         if (!h->features.parallel) begin_ffn(p);
@@ -417,7 +440,7 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         if (last) keep_logit_rows(p);
         finish_layer(p);
     }
-    const fkv_product out = {&w->output, NULL, p->r->logits, h->n_vocab};
+    const fkv_product out = {&w->output, w->output_bias, p->r->logits, h->n_vocab};
     multiply_rows(p, &out, 1, p->r->cpu.h, p->r->cpu.dim_pad);
     if (h->logit_scale != 0.0f || h->final_softcap != 0.0f) run_rows(p, finish_logits_row);
     return FKV_OK;
@@ -475,6 +498,7 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     c->v = FKV_CARVE(carve, t * w.kv, float);
     c->gate = FKV_CARVE(carve, t * c->ffn_pad, float);
     c->up = FKV_CARVE(carve, t * c->ffn_pad, float);
+    if (h->features.attn_gate) c->attn_gate = FKV_CARVE(carve, t * w.attention, float);
     if (w.gathered != 0) c->gathered = FKV_CARVE(carve, t * w.gathered, float);
     if (h->input_dim != 0) {
         c->inputs = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);

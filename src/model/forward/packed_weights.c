@@ -152,13 +152,14 @@ static fkv_status pack_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_
     if (t->k != NULL) FKV_TRY(pack_matrix(p, t->k, &layer->k));
     if (t->v != NULL) FKV_TRY(pack_matrix(p, t->v, &layer->v));
     FKV_TRY(pack_matrix(p, t->o, &layer->o));
+    if (t->attn_gate != NULL) FKV_TRY(pack_matrix(p, t->attn_gate, &layer->attn_gate));
     if (t->input_gate != NULL) {
         FKV_TRY(pack_matrix(p, t->input_gate, &layer->input_gate));
         FKV_TRY(pack_matrix(p, t->input_proj, &layer->input_proj));
     }
     if (t->router != NULL) FKV_TRY(pack_experts(p, t, layer));
-    if (t->gate != NULL) {
-        FKV_TRY(pack_matrix(p, t->gate, &layer->gate));
+    if (t->up != NULL) {
+        if (t->gate != NULL) FKV_TRY(pack_matrix(p, t->gate, &layer->gate));
         FKV_TRY(pack_matrix(p, t->up, &layer->up));
         FKV_TRY(pack_matrix(p, t->down, &layer->down));
     }
@@ -187,9 +188,10 @@ static fkv_status pack_all(packing *p, fkv_packed_weights *packed) {
     FKV_TRY(pack_matrix(p, m->output, &packed->output));
     packed->final_norm = pack_norm(p, m->final_norm);
     packed->final_norm_bias = pack_bias(p, m->final_norm_bias);
+    packed->output_bias = pack_bias(p, m->output_bias);
     if (m->inputs_proj != NULL) FKV_TRY(pack_matrix(p, m->inputs_proj, &packed->inputs_proj));
     packed->inputs_norm = pack_norm(p, m->inputs_norm);
-    if (m->hparams->features.v_norm) packed->ones = pack_ones(p);
+    if (m->hparams->features.v_norm || m->hparams->features.qk_norm == FKV_QK_NORM_UNWEIGHTED) packed->ones = pack_ones(p);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) {
         fkv_packed_layer counted = {0};
         FKV_TRY(pack_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));

@@ -12,8 +12,9 @@
 
 /* Packed weights of one layer. Missing vectors are NULL and missing matrices are zeroed. */
 typedef struct fkv_packed_layer {
-    fkv_matrix q, k, v; /* q: [H * D, dim]; k and v: [G * D, dim] */
-    fkv_matrix o;       /* [dim, H * D] */
+    fkv_matrix q, k, v;   /* q: [H * D, dim]; k and v: [G * D, dim] */
+    fkv_matrix o;         /* [dim, H * D] */
+    fkv_matrix attn_gate; /* [H * D, dim] */
     fkv_matrix gate, up;
     fkv_matrix down;
     float *q_bias, *k_bias, *v_bias, *o_bias;
@@ -43,6 +44,7 @@ struct fkv_packed_weights {
     fkv_matrix *experts;      /* storage of the layers' expert matrices, or NULL */
     float *final_norm;        /* [dim] */
     float *final_norm_bias;   /* [dim] or NULL */
+    float *output_bias;       /* [n_vocab] or NULL */
     fkv_matrix output;        /* [n_vocab, dim]; also the embedding if the embeddings are tied */
     fkv_matrix inputs_proj;   /* [n_layers * input_dim, dim]; the per-layer token embeddings stay in the mapped file */
     float *inputs_norm;       /* [input_dim] */

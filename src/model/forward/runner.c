@@ -135,6 +135,11 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     FKV_REQUIRE(c->max_kv != 0 || c->n_sinks == 0, FKV_BAD_CONFIG,
                 "n_sinks is %u but max_kv is 0: set max_kv, or set n_sinks to 0", c->n_sinks);
     if (c->max_tokens == 0) c->max_tokens = h->context;
+    FKV_REQUIRE(
+        h->attention_chunk == 0 || c->max_tokens <= h->attention_chunk, FKV_UNSUPPORTED,
+        "a context of %u tokens is not supported: this model attends within chunks of %u tokens, and only the first chunk is "
+        "supported; set max_tokens to at most %u",
+        c->max_tokens, h->attention_chunk, h->attention_chunk);
     if (c->isa == FKV_ISA_AUTO) c->isa = model->config.isa;
     if (c->isa == FKV_ISA_AUTO) c->isa = fkv_cpu_best_isa();
     FKV_REQUIRE(fkv_cpu_runs(c->isa), FKV_UNSUPPORTED, "this machine does not support %s kernels: use FKV_ISA_AUTO",
@@ -328,9 +333,14 @@ uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
 float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
     const fkv_hparams *h = runner->model->hparams;
     if (h->temperature == 0.0f) return 1.0f;
-    /* position / temperature_context, rounded down */
-    const uint32_t n_contexts = position / h->temperature_context;
+    /* number of complete temperature contexts before the position */
+    const uint32_t n_contexts = (position + h->temperature_of_no_rope) / h->temperature_context;
     return 1.0f + h->temperature * logf(1.0f + (float)n_contexts);
+}
+
+bool fkv_runner_has_temperature(const fkv_runner *runner, uint32_t layer) {
+    const fkv_hparams *h = runner->model->hparams;
+    return h->temperature != 0.0f && (!h->temperature_of_no_rope || (h->layers[layer] & FKV_LAYER_NO_ROPE) != 0);
 }
 
 const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {

@@ -27,6 +27,7 @@ typedef struct fkv_cpu_runner {
     float *h;         /* [T, dim_pad] input of a layer's matrix products, later their output */
     float *q;         /* [T, H, head_pad] queries, later the attention output */
     float *k, *v;     /* [T, G, head_pad] */
+    float *attn_gate; /* [T, H * D] gate logits of the attention output, or NULL */
     float *gate;      /* [T, ffn_pad] */
     float *up;        /* [T, ffn_pad] */
     float *gathered;  /* [T, padded H * D] attention output without head padding, or NULL if no layer needs it */
@@ -102,6 +103,9 @@ FKV_INLINE void fkv_runner_rotate(const fkv_runner *runner, float *head, const f
 
 /* Returns the factor applied to queries at a position (attention temperature). */
 FKV_INTERNAL float fkv_runner_temperature(const fkv_runner *runner, uint32_t position);
+
+/* Returns whether the queries of a layer are multiplied by fkv_runner_temperature(). */
+FKV_INTERNAL bool fkv_runner_has_temperature(const fkv_runner *runner, uint32_t layer);
 
 /* Returns the vector subtracted from all keys of a layer, [G, D], or NULL. */
 FKV_INTERNAL const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);

@@ -21,6 +21,10 @@ typedef struct fkv_vector_ops {
     void (*silu_mul)(float *gate, const float *up, uint32_t n);
     void (*gelu_mul)(float *gate, const float *up, uint32_t n);
 
+    /* x = gelu_tanh(x) and x = x * sigmoid(gate). */
+    void (*gelu)(float *x, uint32_t n);
+    void (*sigmoid_mul)(float *x, const float *gate, uint32_t n);
+
     /* gate = g * sigmoid(alpha * g) * (u + 1), with g = min(gate, limit) and u = clamp(up, -limit, limit). */
     void (*swiglu_mul)(float *gate, const float *up, float alpha, float limit, uint32_t n);
 

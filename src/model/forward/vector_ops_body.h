@@ -87,6 +87,15 @@ static void gelu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uin
     }
 }
 
+static void gelu(float *x, uint32_t n) {
+    const float twice_sqrt_2_over_pi = 0x1.988454p+0f;
+    for (uint32_t i = 0; i < n; i++) x[i] /= 1.0f + exponential(-twice_sqrt_2_over_pi * x[i] * (1.0f + 0.044715f * x[i] * x[i]));
+}
+
+static void sigmoid_mul(float *FKV_RESTRICT x, const float *FKV_RESTRICT gate, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) x[i] /= 1.0f + exponential(-gate[i]);
+}
+
 static void swiglu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, float alpha, float limit, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         float g = gate[i] < limit ? gate[i] : limit;
@@ -151,5 +160,5 @@ static uint32_t largest(const float *x, uint32_t n) {
     return at;
 }
 
-const fkv_vector_ops VECTOR_OPS = {rms_norm, layer_norm, row_add,     row_add_scaled, silu_mul,
-                                   gelu_mul, swiglu_mul, rope_halves, rope_pairs,     largest};
+const fkv_vector_ops VECTOR_OPS = {rms_norm, layer_norm,  row_add,    row_add_scaled, silu_mul,   gelu_mul,
+                                   gelu,     sigmoid_mul, swiglu_mul, rope_halves,    rope_pairs, largest};

@@ -41,6 +41,8 @@ typedef struct rows {
 
 /* ---- products ---- */
 
+static bool has_array(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
+
 static rows row_slice(const pass *p, mlx_array x) { return (rows){x, fkv_mlx_astype(p->g, x, MLX_FLOAT16)}; }
 
 /* Multiplies rows by a matrix: [T, C] -> [T, R], f32. */
@@ -106,6 +108,13 @@ static mlx_array rotate_head_arrays(const pass *p, mlx_array heads, int n_heads)
 /* Applies the head norm and RoPE, if the model has them: [T, n_heads, D]. */
 static mlx_array apply_rope_arrays(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
     const fkv_hparams *h = p->r->model->hparams;
+    if (h->features.qk_norm_after_rope) {
+        mlx_array turned = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
+        turned = rotate_head_arrays(p, turned, n_heads);
+        const bool is_unweighted = h->features.qk_norm == FKV_QK_NORM_UNWEIGHTED && p->angles.ctx != NULL;
+        return is_unweighted ? fkv_model_op_rms_norm(p->g, turned, (mlx_array){NULL}, h->norm_eps)
+                             : rms_norm_array(p, turned, weight);
+    }
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     if (by_row) x = rms_norm_array(p, x, weight);
     mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
@@ -157,7 +166,7 @@ static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx
     if (p->shape->kv_layer == p->index) FKV_TRY(write_kv(p, in));
     if (!attends) return FKV_OK;
     mlx_array q = apply_rope_arrays(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
-    if (p->temperatures.ctx != NULL) q = fkv_mlx_multiply(p->g, q, p->temperatures);
+    if (p->temperatures.ctx != NULL && fkv_runner_has_temperature(p->r, p->index)) q = fkv_mlx_multiply(p->g, q, p->temperatures);
     q = pad_heads(p, q);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     mlx_array attended = mlx_array_new();
@@ -173,13 +182,35 @@ static mlx_array add_given(const pass *p, mlx_array x, mlx_array given, mlx_arra
 }
 
 static mlx_array add_attention_arrays(const pass *p, mlx_array x, mlx_array attended) {
-    mlx_array given = plus(p, product(p, row_slice(p, gather_heads(p, attended)), &p->layer->o), p->layer->o_bias);
+    const fkv_array_layer *l = p->layer;
+    mlx_array heads = gather_heads(p, attended);
+    if (has_array(&l->attn_gate)) {
+        rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias)); /* the input of attention */
+        heads = fkv_mlx_multiply(p->g, heads, fkv_model_op_sigmoid(p->g, product_of_input(p, in, &l->attn_gate)));
+    }
+    mlx_array given = plus(p, product(p, row_slice(p, heads), &l->o), l->o_bias);
     return add_given(p, x, given, p->layer->post_attn_norm);
+}
+
+static mlx_array number(const pass *p, float value) { return fkv_mlx_adopt(p->g, mlx_array_new_float32(value)); }
+
+static mlx_array xielu(const pass *p, mlx_array x) {
+    const fkv_xielu *a = &p->r->model->xielu[p->index];
+    mlx_array square = fkv_model_op_scale(p->g, fkv_mlx_multiply(p->g, x, x), a->alpha_p);
+    mlx_array below = fkv_mlx_subtract(p->g, fkv_model_op_expm1(p->g, fkv_mlx_minimum(p->g, x, number(p, a->eps))), x);
+    mlx_array is_positive = fkv_mlx_less(p->g, number(p, 0.0f), x);
+    mlx_array curved = fkv_mlx_where(p->g, is_positive, square, fkv_model_op_scale(p->g, below, a->alpha_n));
+    return fkv_mlx_add(p->g, curved, fkv_model_op_scale(p->g, x, a->beta));
 }
 
 /* Computes the tanh approximation of gelu as x * sigmoid(2 * u), where u = sqrt(2 / pi) * (x + 0.044715 * x^3). */
 static mlx_array activation(const pass *p, mlx_array x) {
     mlx_array inner = x;
+    if (p->r->model->hparams->features.activation == FKV_XIELU) return xielu(p, x);
+    if (p->r->model->hparams->features.activation == FKV_RELU2) {
+        mlx_array positive = fkv_mlx_maximum(p->g, x, number(p, 0.0f));
+        return fkv_mlx_multiply(p->g, positive, positive);
+    }
     if (p->r->model->hparams->features.activation == FKV_GELU_TANH) {
         mlx_array cubic = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f * 0.044715f));
         mlx_array linear = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f));
@@ -210,7 +241,7 @@ typedef struct routed {
     mlx_array shares;
 } routed;
 
-/* Sets the scores of experts outside the selected groups to 0: [T, E]. */
+/* Sets the scores of experts outside the selected groups to minus infinity: [T, E]. */
 static mlx_array keep_expert_groups(const pass *p, mlx_array scores) {
     const fkv_hparams *h = p->r->model->hparams;
     const int n = p->n_rows;
@@ -223,9 +254,27 @@ static mlx_array keep_expert_groups(const pass *p, mlx_array scores) {
     mlx_array kept = fkv_model_op_largest(p->g, sums, n, (int)h->n_expert_groups_used);
     mlx_array least = fkv_mlx_min_last(p->g, fkv_model_op_take_along(p->g, sums, kept));
     mlx_array is_out = fkv_mlx_reshape(p->g, fkv_mlx_less(p->g, sums, least), FKV_MLX_SHAPE(n, n_groups, 1));
-    mlx_array zero = fkv_mlx_adopt(p->g, mlx_array_new_float32(0.0f));
+    mlx_array lowest = number(p, -INFINITY);
     mlx_array split = fkv_mlx_reshape(p->g, scores, FKV_MLX_SHAPE(n, n_groups, size));
-    return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, zero, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
+    return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, lowest, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
+}
+
+/* Returns the softmax score of the largest of the scores, over the scores similar to it: [T, 1]. logits: [T, E], all logits. */
+static mlx_array similar_share(const pass *p, mlx_array scores, mlx_array logits) {
+    mlx_array largest = fkv_mlx_max_last(p->g, scores);
+    mlx_array scale = fkv_mlx_maximum(p->g, fkv_model_op_abs(p->g, logits), largest);
+    mlx_array distance = fkv_mlx_divide(p->g, fkv_mlx_subtract(p->g, largest, logits), scale);
+    mlx_array is_far = fkv_mlx_less(p->g, number(p, 2.0f * p->r->model->hparams->mixer_jitter), distance);
+    return fkv_mlx_max_last(p->g, fkv_model_op_softmax(p->g, fkv_mlx_where(p->g, is_far, number(p, -INFINITY), scores)));
+}
+
+/* Like route_sparse_mixer() on the CPU. */
+static routed route_sparse_mixer(const pass *p, mlx_array logits) {
+    mlx_array first = fkv_model_op_largest(p->g, logits, p->n_rows, 1);
+    mlx_array others = fkv_model_op_exclude(p->g, logits, first);
+    mlx_array second = fkv_model_op_largest(p->g, others, p->n_rows, 1);
+    return (routed){fkv_model_op_beside(p->g, first, second),
+                    fkv_model_op_beside(p->g, similar_share(p, logits, logits), similar_share(p, others, logits))};
 }
 
 static routed route(const pass *p, rows in) {
@@ -233,15 +282,17 @@ static routed route(const pass *p, rows in) {
     const fkv_array_layer *l = p->layer;
     const int k = (int)h->n_experts_used;
     mlx_array logits = plus(p, product(p, in, &l->router), l->router_bias);
+    if (h->features.sparse_mixer) return route_sparse_mixer(p, logits);
+    const bool is_normed_late = h->features.norm_experts && !h->features.sigmoid_router && l->router_correction.ctx == NULL;
     mlx_array scores = h->features.sigmoid_router ? fkv_model_op_sigmoid(p->g, logits)
-                       : h->features.norm_experts ? logits
+                       : is_normed_late           ? logits
                                                   : fkv_model_op_softmax(p->g, logits);
-    mlx_array chosen_by = keep_expert_groups(p, plus(p, scores, l->router_correction));
+    mlx_array chosen_by = h->features.experts_scale_input ? logits : keep_expert_groups(p, plus(p, scores, l->router_correction));
     mlx_array experts = fkv_model_op_largest(p->g, chosen_by, p->n_rows, k);
     mlx_array shares = fkv_model_op_take_along(p->g, scores, experts);
     if (h->features.norm_experts)
-        shares = h->features.sigmoid_router ? fkv_mlx_divide(p->g, shares, fkv_mlx_sum_last(p->g, shares))
-                                            : fkv_model_op_softmax(p->g, shares);
+        shares =
+            is_normed_late ? fkv_model_op_softmax(p->g, shares) : fkv_mlx_divide(p->g, shares, fkv_mlx_sum_last(p->g, shares));
     if (l->expert_scales.ctx != NULL)
         shares = fkv_mlx_multiply(p->g, shares, fkv_mlx_take_first(p->g, l->expert_scales, experts));
     return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
@@ -268,10 +319,13 @@ static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     const int k = (int)h->n_experts_used;
     routed to = route(p, row_slice(p, read));
     mlx_array in = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, 1, 1, (int)h->dim));
+    if (h->features.experts_scale_input)
+        in = fkv_mlx_multiply(p->g, in, fkv_mlx_reshape(p->g, to.shares, FKV_MLX_SHAPE(p->n_rows, k, 1, 1)));
     mlx_array gate = expert_product(p, in, &l->gate_experts, l->gate_experts_bias, to.experts);
     mlx_array up = expert_product(p, in, &l->up_experts, l->up_experts_bias, to.experts);
     mlx_array given = expert_product(p, activate(p, gate, up), &l->down_experts, l->down_experts_bias, to.experts);
     given = fkv_mlx_reshape(p->g, given, FKV_MLX_SHAPE(p->n_rows, k, (int)h->dim));
+    if (h->features.experts_scale_input) return fkv_model_op_sum_second(p->g, given);
     mlx_array shares = fkv_mlx_reshape(p->g, to.shares, FKV_MLX_SHAPE(p->n_rows, k, 1));
     return fkv_model_op_sum_second(p->g, fkv_mlx_multiply(p->g, given, shares));
 }
@@ -280,12 +334,14 @@ static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
 static mlx_array run_ffn(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     rows in = row_slice(p, x);
+    if (p->r->model->hparams->features.plain_ffn) {
+        mlx_array up = plus(p, product_of_input(p, in, &l->up), l->up_bias);
+        return plus(p, product_of_large(p, activation(p, up), &l->down), l->down_bias);
+    }
     mlx_array gate = plus(p, product_of_input(p, in, &l->gate), l->gate_bias);
     mlx_array both = activate(p, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
     return plus(p, product_of_large(p, both, &l->down), l->down_bias);
 }
-
-static bool has_array(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
 
 /* Computes the output of a layer's experts and of its shared feed-forward. */
 static mlx_array run_mixture(const pass *p, mlx_array x) {
@@ -387,6 +443,7 @@ static mlx_array logits_of(const pass *p, mlx_array x) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_weights *w = p->r->model->arrays;
     mlx_array logits = product(p, row_slice(p, norm_array(p, x, w->final_norm, w->final_norm_bias)), &w->output);
+    logits = plus(p, logits, w->output_bias);
     if (h->logit_scale != 0.0f) logits = fkv_model_op_scale(p->g, logits, h->logit_scale);
     if (h->final_softcap == 0.0f) return logits;
     mlx_array capped = fkv_mlx_tanh(p->g, fkv_model_op_scale(p->g, logits, 1.0f / h->final_softcap));

@@ -53,8 +53,8 @@ static uint64_t expert_bytes(const fkv_tensor *tensor, bool on_gpu) {
 }
 
 static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool on_gpu) {
-    const fkv_tensor *matrices[] = {t->q,    t->k,          t->v,          t->o,      t->gate,       t->up,
-                                    t->down, t->input_gate, t->input_proj, t->router, t->shared_gate};
+    const fkv_tensor *matrices[] = {t->q,  t->k,    t->v,          t->o,          t->attn_gate, t->gate,
+                                    t->up, t->down, t->input_gate, t->input_proj, t->router,    t->shared_gate};
     const fkv_tensor *vectors[] = {t->q_bias,
                                    t->k_bias,
                                    t->v_bias,
@@ -440,6 +440,7 @@ static void load_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     load_matrix(l, t->k, &layer->k);
     load_matrix(l, t->v, &layer->v);
     load_matrix(l, t->o, &layer->o);
+    load_matrix(l, t->attn_gate, &layer->attn_gate);
     load_matrix(l, t->gate, &layer->gate);
     load_matrix(l, t->up, &layer->up);
     load_matrix(l, t->down, &layer->down);
@@ -489,6 +490,7 @@ static fkv_status load_all(loading *l) {
     take_vector(l, m->inputs_norm, true, &w->inputs_norm);
     take_vector(l, m->final_norm, true, &w->final_norm);
     take_vector(l, m->final_norm_bias, false, &w->final_norm_bias);
+    take_vector(l, m->output_bias, false, &w->output_bias);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) load_layer(l, &m->tensors[i], &w->layers[i]);
     return l->status;
 }
@@ -515,7 +517,7 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 
 static void give_layer(fkv_array_layer *l) {
     fkv_array_matrix *matrices[] = {
-        &l->q,          &l->k,          &l->v,      &l->o,           &l->gate,         &l->up,         &l->down,
+        &l->q,          &l->k,          &l->v,      &l->o,           &l->attn_gate,    &l->gate,       &l->up,          &l->down,
         &l->input_gate, &l->input_proj, &l->router, &l->shared_gate, &l->gate_experts, &l->up_experts, &l->down_experts};
     mlx_array vectors[] = {l->q_bias,
                            l->k_bias,
@@ -558,6 +560,7 @@ void fkv_array_weights_unload(fkv_model *model) {
     (void)mlx_array_free(w->inputs_norm);
     (void)mlx_array_free(w->final_norm);
     (void)mlx_array_free(w->final_norm_bias);
+    (void)mlx_array_free(w->output_bias);
     for (uint32_t i = 0; w->layers != NULL && i < model->hparams->n_layers; i++) give_layer(&w->layers[i]);
     if (w->device.ctx != NULL) (void)mlx_device_free(w->device);
     free(w->layers);

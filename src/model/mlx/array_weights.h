@@ -25,7 +25,7 @@ typedef fkv_array_matrix fkv_array_stack;
 
 /* Vectors are f32; vectors that the model does not have are empty. */
 typedef struct fkv_array_layer {
-    fkv_array_matrix q, k, v, o, gate, up, down;
+    fkv_array_matrix q, k, v, o, attn_gate, gate, up, down;
     fkv_array_matrix input_gate, input_proj;
     mlx_array q_bias, k_bias, v_bias, o_bias;
     mlx_array gate_bias, up_bias, down_bias;
@@ -50,6 +50,7 @@ struct fkv_array_weights {
     fkv_array_layer *layers; /* [n_layers] */
     mlx_array final_norm;
     mlx_array final_norm_bias;
+    mlx_array output_bias; /* [n_vocab] */
     fkv_array_matrix output;
     fkv_array_matrix own_embedding; /* empty if the output matrix is the embedding */
     fkv_array_matrix inputs; /* table of per-layer token embeddings; the fields whose names begin with `inputs` are empty if the

@@ -2,6 +2,7 @@
 #include "model_ops.h"
 
 #include <float.h>
+#include <math.h>
 
 /* Adds the result of an operation to the graph, or sets the failure flag if `code` is not 0. */
 static mlx_array op_result(fkv_mlx_graph *g, int code, mlx_array a) {
@@ -19,6 +20,20 @@ mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_sigmoid(&out, a, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_abs(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_abs(&out, a, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_expm1(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_expm1(&out, a, g->stream);
     return op_result(g, code, out);
 }
 
@@ -41,10 +56,7 @@ mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor) {
 }
 
 mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a) {
-    mlx_array sizes = {NULL};
-    if (g->failed) return sizes;
-    int code = mlx_abs(&sizes, a, g->stream);
-    mlx_array largest = fkv_mlx_max_last(g, op_result(g, code, sizes));
+    mlx_array largest = fkv_mlx_max_last(g, fkv_model_op_abs(g, a));
     return fkv_mlx_maximum(g, largest, fkv_mlx_adopt(g, mlx_array_new_float32(FLT_MIN)));
 }
 
@@ -104,6 +116,14 @@ mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indic
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_take_along_axis(&out, a, indices, -1, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_exclude(fkv_mlx_graph *g, mlx_array a, mlx_array indices) {
+    mlx_array out = {NULL};
+    mlx_array least = fkv_mlx_adopt(g, mlx_array_new_float32(-INFINITY));
+    if (g->failed) return out;
+    int code = mlx_put_along_axis(&out, a, indices, least, -1, g->stream);
     return op_result(g, code, out);
 }
 

@@ -14,6 +14,9 @@ mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight,
 mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, mlx_array bias,
                                   float eps); /* bias: an empty handle if the norm has no bias */
 
+mlx_array fkv_model_op_abs(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_model_op_expm1(fkv_mlx_graph *g, mlx_array a);
+
 /* Multiplies a by a number; returns a itself if the number is 1. */
 mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor);
 
@@ -36,6 +39,7 @@ mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w);
 mlx_array fkv_model_op_largest(fkv_mlx_graph *g, mlx_array a, int n_rows, int k);
 
 mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indices); /* selects along the last axis */
+mlx_array fkv_model_op_exclude(fkv_mlx_graph *g, mlx_array a, mlx_array indices);    /* sets the selected values to -infinity */
 mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a);                       /* over the last axis */
 mlx_array fkv_model_op_sum_second(fkv_mlx_graph *g, mlx_array a); /* sums over the second axis: [T, k, n] -> [T, n] */
 

@@ -1,0 +1,34 @@
+/* Differences between the config.json of a model type and the common fields that hf_config.c reads. */
+#ifndef FKV_HF_TRAITS_H
+#define FKV_HF_TRAITS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct fkv_hf_traits {
+    const char *type;
+    const char *defaults;   /* JSON object with default values for omitted fields; NULL: none */
+    const char *renames;    /* JSON object: field of this model type -> common name; NULL: none */
+    const char *fields;     /* supported fields that other model types must not set, separated by spaces */
+    bool rotates_partly;    /* partial_rotary_factor is supported */
+    bool has_list_values;   /* renamed fields may be lists with equal values */
+    bool has_shared_expert; /* layers with experts have one shared expert with the dimension of an expert */
+} fkv_hf_traits;
+
+/* An option whose other values are not implemented. */
+typedef struct fkv_hf_option {
+    const char *types; /* model types, separated by spaces */
+    const char *key;
+    const char *value; /* JSON text of the only supported value, besides null */
+} fkv_hf_option;
+
+/* Returns the traits of a model type; all fields are empty if it has none. */
+const fkv_hf_traits *fkv_hf_traits_of(const char *type);
+
+/* Returns all options; *n receives their number. */
+const fkv_hf_option *fkv_hf_options(size_t *n);
+
+/* Returns whether a word is part of a list of words separated by spaces; the list may be NULL. */
+bool fkv_hf_has_word(const char *words, const char *word);
+
+#endif
