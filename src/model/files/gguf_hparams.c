@@ -218,6 +218,63 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     return FKV_OK;
 }
 
+/* Marks the layers without experts in models with experts in every n-th layer. */
+static fkv_status read_expert_interval(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    uint32_t step = 1;
+    FKV_TRY(get_arch_u32(values, weights, "interleave_moe_layer_step", &step));
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s is 0: %s", full_key(weights, "interleave_moe_layer_step").text, values->path);
+    for (uint32_t i = 0; h->n_experts != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        if ((i + 1) % step != 0) h->layers[i] |= FKV_LAYER_DENSE;
+    return FKV_OK;
+}
+
+/* Sets the attention of Llama 4, which GGUF files do not store. As in llama.cpp, a window of 0 means full attention with RoPE in
+ * all layers, and the model with 128 experts has no norms of queries and keys. */
+static fkv_status set_llama4(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    enum { CHUNK = 8192, N_EXPERTS_WITHOUT_NORMS = 128 };
+    uint32_t window = CHUNK;
+    if (strcmp(weights->architecture, "llama4") != 0) return FKV_OK;
+    FKV_TRY(get_uniform_u32(values, weights, "attention.sliding_window", &window));
+    if (h->n_experts != N_EXPERTS_WITHOUT_NORMS) h->features.qk_norm = FKV_QK_NORM_UNWEIGHTED;
+    h->shared_dim = h->expert_dim;
+    for (uint32_t i = 0; window == 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] &= (uint8_t)~FKV_LAYER_NO_ROPE;
+    if (window == 0) return FKV_OK;
+    h->attention_chunk = h->temperature_context = CHUNK;
+    h->temperature = 0.1f;
+    h->temperature_of_no_rope = true;
+    return FKV_OK;
+}
+
+/* Reads the parameters of the xIELU activation: one value per layer, or one value for all layers. */
+static fkv_status read_xielu(const fkv_gguf_values *values, fkv_weights *weights) {
+    static const char *const keys[] = {"xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"};
+    fkv_hparams *h = &weights->hparams;
+    if (h->features.activation != FKV_XIELU || h->n_layers > FKV_MAX_LAYERS) return FKV_OK;
+    float *numbers = fkv_weights_keep(weights, (4 * (size_t)h->n_layers + 1) * sizeof *numbers);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "out of memory reading %s", values->path);
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+        /* the converter writes these keys without the name of the architecture */
+        const arch_key own = full_key(weights, keys[k]);
+        const char *key = fkv_gguf_find(values, own.text) != NULL ? own.text : keys[k];
+        const fkv_gguf_value *value = fkv_gguf_find(values, key);
+        const bool is_list = value != NULL && value->type == FKV_GGUF_ARRAY;
+        FKV_REQUIRE(value != NULL && (!is_list || (value->item == FKV_GGUF_F32 && value->count == h->n_layers)), FKV_FILE_FORMAT,
+                    "%s must have one 32-bit float for each of %u layers: %s", key, h->n_layers, values->path);
+        for (uint32_t i = 0; i < h->n_layers; i++) {
+            float *to = &numbers[k * h->n_layers + i];
+            if (is_list)
+                memcpy(to, value->data + i * sizeof *to, sizeof *to);
+            else
+                FKV_TRY(fkv_gguf_get_f32(values, key, to));
+            FKV_REQUIRE(isfinite(*to), FKV_FILE_FORMAT, "%s contains a value that is not finite: %s", key, values->path);
+        }
+    }
+    h->xielu = numbers;
+    return FKV_OK;
+}
+
 static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_bytes text = {0};
     FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
@@ -264,9 +321,15 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     FKV_TRY(read_gguf_window(values, weights));
     FKV_TRY(read_local_heads(values, weights));
     FKV_TRY(read_gguf_experts(values, weights));
+    FKV_TRY(read_expert_interval(values, weights));
+    FKV_TRY(set_llama4(values, weights));
+    FKV_TRY(read_xielu(values, weights));
+    if (h->features.sparse_mixer) h->mixer_jitter = 0.01f; /* GGUF files do not store it */
     if (architecture != NULL) {
         set_large_gemma_scale(architecture, h);
-        h->rope_interleaved = architecture->gguf_interleaved;
+        /* the converter reorders the rows of GLM-4.1V, because llama.cpp's RoPE with sections requires split pairs */
+        const bool has_sections = fkv_gguf_find(values, full_key(weights, "rope.dimension_sections").text) != NULL;
+        h->rope_interleaved = architecture->gguf_interleaved && !has_sections;
     }
     fkv_architecture_finish(architecture, h);
     return FKV_OK;
