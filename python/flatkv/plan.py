@@ -13,7 +13,7 @@ from .svg import plan_svg, table_html
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Exact memory of a cache: total = slab + tables + scratch + stacks. Only slab and tables grow with max_tokens."""
+    """Exact memory of a cache: total = slab + tables + scratch + stacks + states. Only slab and tables grow with max_tokens."""
 
     total_bytes: int
     slab_bytes: int  #: page memory
@@ -25,6 +25,7 @@ class Plan:
     page_tokens: int
     group_pages: tuple[int, ...]  #: pages of each layer group; the layers of a group have the same window and sinks
     group_page_bytes: tuple[int, ...]
+    state_bytes: int = 0  #: maximum of all recurrent states and their checkpoints in a hybrid model of mlx-lm; allocated when used
 
     @classmethod
     def _of(cls, made: Any, config: Any) -> Plan:

@@ -6,11 +6,11 @@ DoesNotFit before it starts; in mlx-lm's server only that request fails.
 """
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +20,7 @@ from typing import Any, Callable, Iterator
 import mlx_lm.models.cache as caches
 
 from .._library import DoesNotFit
+from .passes import recompute_trimmed, rewind
 from .pool import Pool, PooledSequence
 from .prompt import FlatKVCache, transferring
 
@@ -202,8 +203,11 @@ def _admit(generator: Any) -> tuple[int, DoesNotFit | None]:
     return n_admitted, error
 
 
-def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None]) -> dict[tuple[type, str], Any]:
-    """Returns replacements for methods of mlx-lm's batch classes. pool_of: returns the pool of a model and max_kv_size, or None."""
+def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None], before: Callable[[], None]) -> dict[tuple[type, str], Any]:
+    """Returns replacements for methods of mlx-lm's batch classes.
+
+    pool_of: returns the pool of a model and max_kv_size, or None. before: called before a BatchGenerator is created.
+    """
     batch, prompts, decoding = generation.BatchGenerator, generation.PromptProcessingBatch, generation.GenerationBatch
     create, insert, step, extract = batch.__init__, batch.insert_segments, batch._next, batch.extract_cache
     next_both, next_generated = batch.next, batch.next_generated
@@ -211,12 +215,14 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None]) -> dict[tu
 
     @functools.wraps(create)
     def __init__(self: Any, *args: Any, **named: Any) -> None:
-        patch_server(pool_of)  # the server may have been imported after install()
+        before()
         create(self, *args, **named)
 
     @functools.wraps(insert)
     def insert_segments(self: Any, segments: Any, max_tokens: Any = None, caches: Any = None, *args: Any, **named: Any) -> Any:
         pool = pool_of(self.model, getattr(self, "max_kv_size", None))
+        for cache in caches or ():
+            recompute_trimmed(cache)
         for i, prompt in enumerate(segments if pool is not None else ()):
             length = max(sequences_of(caches[i]).values(), default=0) if caches and caches[i] is not None else 0
             pool.check_request(length + sum(map(len, prompt)), max_tokens[i] if max_tokens else self.max_tokens, f"prompt {i}")
@@ -280,46 +286,19 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None]) -> dict[tu
 
     @functools.wraps(fetch)
     def fetch_nearest_cache(self: Any, model: Any, tokens: Any) -> Any:
+        """Restores a trimmed prompt cache to a position that needs no recomputation, and returns the tokens from there on."""
         try:
-            return fetch(self, model, tokens)
+            cache, rest = fetch(self, model, tokens)
+            rewound = rewind(cache) if cache is not None else None
+            if rewound is None:
+                return cache, rest
+            n_kept, shorter = rewound[0], self._trie.search(model, tokens).shorter
+            if shorter is not None and len(shorter) > n_kept:
+                return copy.deepcopy(self._trie.get(model, shorter).prompt_cache), tokens[len(shorter):]
+            return (cache, tokens[n_kept:]) if n_kept else (None, tokens)
         except DoesNotFit:  # no space for a fork, so the prompt is computed again
             return None, tokens
 
     return {(batch, "__init__"): __init__, (batch, "insert_segments"): insert_segments, (batch, "_next"): _next, (batch, "next"): next_responses,
             (batch, "next_generated"): next_generated_responses, (batch, "extract_cache"): extract_cache, (prompts, "_copy"): _copy,
             (decoding, "next"): next_batch, (caches.LRUPromptCache, "fetch_nearest_cache"): fetch_nearest_cache}
-
-
-# ---- server ----
-
-def patch_server(pool_of: Callable[[Any, Any], Pool | None]) -> None:
-    """Makes mlx-lm's server reject prompts that can never fit and limit max_tokens to the size of the pool, if it is imported."""
-    server = sys.modules.get("mlx_lm.server")
-    cls = getattr(server, "ResponseGenerator", None)
-    original = getattr(cls, "_tokenize", None)
-    if original is None or hasattr(original, "flatkv_original"):
-        return
-
-    @functools.wraps(original)
-    def _tokenize(self: Any, tokenizer: Any, request: Any, args: Any) -> Any:
-        found = original(self, tokenizer, request, args)
-        pool = pool_of(self.model_provider.model, None)
-        if pool is not None:
-            n_prompt = len(found[0])
-            pool.check_request(n_prompt, 1)
-            if n_prompt + args.max_tokens > pool.max_tokens:
-                logging.warning("flatkv: max_tokens of a request was lowered from %d to %d, the size of the pool without the prompt",
-                                args.max_tokens, pool.max_tokens - n_prompt)
-                args.max_tokens = pool.max_tokens - n_prompt
-        return found
-
-    _tokenize.flatkv_original = original  # type: ignore[attr-defined]
-    cls._tokenize = _tokenize
-
-
-def restore_server() -> None:
-    """Undoes patch_server()."""
-    cls = getattr(sys.modules.get("mlx_lm.server"), "ResponseGenerator", None)
-    original = getattr(getattr(cls, "_tokenize", None), "flatkv_original", None)
-    if original is not None:
-        cls._tokenize = original

@@ -6,7 +6,9 @@ before install() are redirected as well. Models that flatkv does not support kee
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import threading
 import types
 import warnings
@@ -18,15 +20,20 @@ import mlx_lm.models.cache as caches
 from mlx_lm.models import gemma2
 
 from .. import _native
+from .._library import count
 from ..plan import Plan
 from . import admission, probe
 from .pool import KVLayer, Options, Pool, PooledSequence, identity_of, layers_of, plan_pool
 from .probe import Probe, UnsupportedModel
 from .prompt import FlatKVCache, PagedArray, loading, saving
-from .replay import DecodeGraphs, TracedCache, wrap_model_call
+from .passes import recompute_trimmed, wrap_model_call
+from .recurrent import RecurrentCache
+from .replay import DecodeGraphs, TracedCache
+from .server import ServerPatch
+from .sizing import DEFAULT_CONTEXT, context_length, sized_options
 
 
-class _Redirection:
+class Redirection:
     """Redirects every reference to a function, also those that other modules imported, by replacing the function's code object."""
 
     def __init__(self, function: Any):
@@ -55,7 +62,7 @@ class _Installation:
     def __init__(self, options: Options):
         self.options = options
         self.attention = mx.fast.scaled_dot_product_attention
-        self.redirections = {name: _Redirection(getattr(module, name)) for name, module in REDIRECTED.items()}
+        self.redirections = {name: Redirection(getattr(module, name)) for name, module in REDIRECTED.items()}
         self.methods: dict[tuple[type, str], Any] = {}  # original methods of mlx-lm's classes
         self.layers_by_model: dict[tuple[int, str], tuple[Any, list[KVLayer] | UnsupportedModel]] = {}  # keyed by model id and cache types
         self.pools_by_model: dict[int, dict[str, Pool]] = {}  # keeps the pools of live models open, keyed by model id
@@ -64,6 +71,7 @@ class _Installation:
         self.stored: weakref.WeakSet[PooledSequence] = weakref.WeakSet()  # sequences that were inserted into a store
         self.decode_graphs = DecodeGraphs()
         self.lock = threading.RLock()  # protects the dictionaries above
+        self.server = ServerPatch(self.pool_of)  # applied again before batches, because the server may be imported after install()
         self.calls: dict[type, tuple[bool, Any]] = {}  # model class: whether it defines __call__ itself, and its original __call__
 
     def evict_prompt(self) -> bool:
@@ -76,13 +84,13 @@ class _Installation:
         # The stores are empty, so sequences that they owned are only referenced by local variables of mlx-lm.
         return any([seq.evict() for seq in list(self.stored)])
 
-    def pool(self, layers: list[KVLayer]) -> Pool:
-        """Returns the pool for these layers and opens it if necessary."""
+    def pool(self, layers: list[KVLayer], context: int = DEFAULT_CONTEXT) -> Pool:
+        """Returns the pool for these layers and opens it if necessary. context: maximum sequence length of the model."""
         identity = identity_of(layers, self.options)
         with self.lock:
             pool = self.pools.get(identity)
             if pool is None:
-                pool = self.pools[identity] = Pool(layers, self.options, self.evict_prompt)
+                pool = self.pools[identity] = Pool(layers, sized_options(layers, self.options, context), self.evict_prompt)
         return pool
 
     def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | UnsupportedModel:
@@ -130,7 +138,7 @@ class _Installation:
             if identity not in pools:  # another max_kv_size: pools of the model that are no longer used make way
                 for key in [key for key, pool in pools.items() if pool.is_idle()]:
                     del pools[key]
-            pool = pools[identity] = self.pool(layers)
+            pool = pools[identity] = self.pool(layers, context_length(model))
             self.wrap_calls(type(model))
             return pool
 
@@ -140,8 +148,9 @@ class _Installation:
         pool = self.pool_of(model, max_kv_size)
         if pool is None:
             return own
-        seq, numbers = PooledSequence(pool), iter(range(len(pool.layers)))
-        return probe.replace_kv_caches(own, lambda _: FlatKVCache(next(numbers), [seq]))
+        seq, numbers, states = PooledSequence(pool), itertools.count(), itertools.count()
+        return probe.replace_caches(own, lambda _: FlatKVCache(next(numbers), [seq]),
+                                    lambda own: RecurrentCache(next(states), len(own.cache), [seq]) if pool.is_hybrid else own)
 
     def original(self, name: str) -> Any:
         """Returns a function of mlx-lm as it was before install()."""
@@ -152,9 +161,10 @@ class _Installation:
         save, load = self.original("save_prompt_cache"), self.original("load_prompt_cache")
 
         @functools.wraps(save)
-        def save_prompt_cache(*args: Any, **named: Any) -> Any:
+        def save_prompt_cache(file_name: Any, cache: Any, *args: Any, **named: Any) -> Any:
+            recompute_trimmed(cache)
             with saving():
-                return save(*args, **named)
+                return save(file_name, cache, *args, **named)
 
         @functools.wraps(load)
         def load_prompt_cache(*args: Any, **named: Any) -> Any:
@@ -179,11 +189,11 @@ class _Installation:
             return insert(store, model, tokens, prompt_cache, *args, **named)
 
         replacements = {(caches.LRUPromptCache, "insert_cache"): insert_cache, (gemma2.Attention, "__call__"): self.gemma2_attention(),
-                        **admission.wrapped_batch_methods(self.pool_of)}
+                        **admission.wrapped_batch_methods(self.pool_of, self.server.apply)}
         for (cls, name), method in replacements.items():
             self.methods[cls, name] = vars(cls)[name]
             setattr(cls, name, method)
-        admission.patch_server(self.pool_of)
+        self.server.apply()
 
     def restore(self) -> None:
         """Restores all functions and methods."""
@@ -192,7 +202,7 @@ class _Installation:
             redirection.undo()
         for (cls, name), method in self.methods.items():
             setattr(cls, name, method)
-        admission.restore_server()
+        self.server.undo()
         self.restore_calls()
         self.pools_by_model.clear()
 
@@ -239,12 +249,15 @@ REDIRECTED = {"make_prompt_cache": caches, "save_prompt_cache": caches, "load_pr
 _installation: _Installation | None = None
 
 
-def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
-            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True) -> None:
+def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
+            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8) -> None:
     """Replaces the prompt caches of mlx-lm. generate, batch_generate, chat and the server of mlx-lm then use flatkv unchanged.
 
     max_tokens: total tokens of all open sequences of a model, including stored prompt caches. All pages of a model are reserved when
-    its first prompt cache is created; flatkv.plan(model, max_tokens) computes their bytes in advance.
+    its first prompt cache is created; flatkv.plan(model, max_tokens) computes their bytes in advance. Without max_tokens, the pool holds
+    up to max_contexts sequences of the model's maximum length, but takes at most half of the available memory.
+    memory_limit: maximum bytes of a pool, 0 for the available memory.
+    max_checkpoints: in models with recurrent layers, the maximum number of saved states to which a prompt cache can be trimmed.
     codec: bits of keys / bits of values. rotate: "kv", "k", "v" or None; codec 16/16 is never rotated.
     max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.
     max_step_tokens: maximum number of tokens in one step. Larger forward passes are split into several steps.
@@ -253,13 +266,15 @@ def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", m
     global _installation
     uninstall()
     _native.mlx_open()
-    options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile)
-    plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], options)  # raises on invalid options before a model is loaded
+    options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile, count("max_checkpoints", max_checkpoints),
+                      count("max_contexts", max_contexts))
+    checked = options if max_tokens is not None else dataclasses.replace(options, max_tokens=1024)
+    plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], checked)  # raises on invalid options before a model is loaded
     _installation = installed = _Installation(options)
     mx.fast.scaled_dot_product_attention = installed.wrapped_attention()
     installed.redirect_functions()
     installed.replace_methods()
-    caches.FlatKVCache = FlatKVCache  # load_prompt_cache() looks up cache classes by name in this module
+    caches.FlatKVCache, caches.RecurrentCache = FlatKVCache, RecurrentCache  # load_prompt_cache() looks up classes by name in this module
 
 
 def uninstall() -> None:
@@ -268,7 +283,7 @@ def uninstall() -> None:
     if _installation is None:
         return
     _installation.restore()
-    del caches.FlatKVCache
+    del caches.FlatKVCache, caches.RecurrentCache
     _installation = None
 
 
@@ -280,6 +295,11 @@ def is_installed() -> bool:
 def pools() -> list[Pool]:
     """Returns the open pools, which have a plan and statistics."""
     return list(_installation.pools.values()) if _installation is not None else []
+
+
+def open_pool(model: Any, max_kv_size: int | None = None) -> Pool | None:
+    """Returns the pool of a model and opens it if necessary. Returns None if flatkv is not installed or does not support the model."""
+    return _installation.pool_of(model, max_kv_size) if _installation is not None else None
 
 
 def own_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:

@@ -17,15 +17,16 @@ import os
 import tempfile
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Iterator
 
 import mlx.core as mx
 
 from .._config import Config, Layer, codec_name
-from .._library import BadCall, DoesNotFit, count
+from .._library import BadCall, DoesNotFit, Error, count
 from ..cache import Sequence
 from ..mlx_cache import MlxCache, MlxStep, mlx_plan
 from ..plan import Plan
+from .history import Checkpoint, Checkpoints, CheckpointStore, States, TokenHistory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +45,19 @@ class KVLayer:
     sink_logits: tuple[float, ...] = ()
 
 
+class KVLayers(list[KVLayer]):
+    """The attention layers of a model, and the size of the states of its recurrent layers."""
+
+    def __init__(self, layers: Iterable[KVLayer] = (), state_bytes: int = 0):
+        super().__init__(layers)
+        self.state_bytes = state_bytes  # recurrent states of one sequence
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of install()."""
+    """Options of install(). max_tokens is None until sized_options() chooses it."""
 
-    max_tokens: int
+    max_tokens: int | None = None
     codec: str = "8/4"
     rotate: str | None = "kv"
     max_seqs: int = 32
@@ -56,6 +65,14 @@ class Options:
     page_tokens: int = 64
     memory_limit: int = 0
     compile: bool = True
+    max_checkpoints: int = 16  # in hybrid models: checkpoints of recurrent states in a pool
+    max_contexts: int = 8  # without max_tokens: sequences of maximum length that a pool holds if memory suffices
+
+    @property
+    def n_tokens(self) -> int:
+        """max_tokens, after it has been chosen."""
+        assert self.max_tokens is not None, "the pool has not been sized"
+        return self.max_tokens
 
 
 def page_layer(layer: KVLayer, options: Options) -> tuple[Layer, str]:
@@ -79,16 +96,30 @@ def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], d
     # Unquantized pages keep the model's type; quantization scales are more precise in float16.
     page_type = "bfloat16" if exact and any(l.dtype == "bfloat16" for l in layers) else "float16"
     return [layer for layer, _ in made], dict(
-        codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.max_tokens,
+        codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.n_tokens,
         max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
         memory_limit=options.memory_limit)
 
 
+ENLARGE = "call flatkv.install() with a larger max_tokens (--kv-tokens of python -m flatkv)"
 UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first
 
 
 def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
-    """Returns the configuration and the plan of a pool.
+    """Returns the configuration and the plan of a pool. The plan includes the recurrent states of all sequences and checkpoints."""
+    config, plan = plan_pages(layers, options)
+    n_states = plan_states(config.struct.max_seqs, options)
+    states = n_states * getattr(layers, "state_bytes", 0)
+    return config, dataclasses.replace(plan, total_bytes=plan.total_bytes + states, state_bytes=states)
+
+
+def plan_states(max_seqs: int, options: Options) -> int:
+    """Returns the maximum number of recurrent states: of every sequence, of every checkpoint, and before the last pass."""
+    return max_seqs + options.max_checkpoints + 1
+
+
+def plan_pages(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
+    """Returns the configuration and the plan of the pages of a pool.
 
     If every layer has a window, the pages of a sequence are bounded, so its length need not be. The pool then reserves no more page
     memory than max_tokens full-attention tokens, and admits as many sequences of unlimited length as this memory can hold.
@@ -97,7 +128,7 @@ def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
     config = Config(page_layers, **given)
     plan = mlx_plan(config)
     if all(layer.window for layer in layers):
-        n_step = min(given["max_step_tokens"], -(-options.max_tokens // options.page_tokens) * options.page_tokens)
+        n_step = min(given["max_step_tokens"], -(-options.n_tokens // options.page_tokens) * options.page_tokens)
         for length in UNBOUNDED:
             most = None
             low, high = 1, options.max_seqs
@@ -114,6 +145,7 @@ def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
     return config, plan
 
 
+SPAN_PAGES = 4  # sealed pages can be truncated to a multiple of this number of pages
 ALTERNATING = 64  # consecutive passes of one thread after which threads no longer count as alternating
 
 
@@ -131,13 +163,20 @@ class Pool(MlxCache):
     """An MlxCache whose steps follow mlx-lm's forward passes."""
 
     def __init__(self, layers: list[KVLayer], options: Options, evict_prompt: Callable[[], bool]):
-        super().__init__(plan_pool(layers, options)[0])
+        config, plan = plan_pool(layers, options)
+        super().__init__(config)
+        self.plan = plan
         self.layers = layers
         self.options = options
         self.page_tokens = options.page_tokens
+        self.span_tokens = SPAN_PAGES * options.page_tokens
         self.max_step_tokens: int = self.config.struct.max_step_tokens
         self._finished: list[weakref.ref[PooledSequence]] = []  # sequences whose unused reservation can be released
         self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
+        self.is_hybrid = getattr(layers, "state_bytes", 0) > 0
+        self.has_history = self.sealed or self.is_hybrid  # whether trims recompute tokens, whose ids are recorded then
+        self.checkpoints = CheckpointStore(options.max_checkpoints)
+        self.recent: tuple[weakref.ref[PooledSequence], Checkpoint] | None = None  # states before the last unbatched pass
         self.layer_bytes = self.plan.token_bytes // len(layers)
         self._evict_prompt = evict_prompt  # drops a stored prompt cache of mlx-lm; returns False if there is none
         self._step: MlxStep | None = None
@@ -163,7 +202,7 @@ class Pool(MlxCache):
                 if error.status not in ("FKV_POOL_FULL", "FKV_SEQS_FULL"):
                     raise
                 if not self._shrink_finished() and not self._evict_prompt() and not self._collect_garbage():
-                    raise DoesNotFit(error.status, f"{error.message} (flatkv.install() was called with max_tokens={self.options.max_tokens} "
+                    raise DoesNotFit(error.status, f"{error.message} (the pool was opened with max_tokens={self.options.max_tokens} "
                                      f"and max_seqs={self.options.max_seqs})") from None
                 self._close_dropped()
 
@@ -183,11 +222,11 @@ class Pool(MlxCache):
         """Raises DoesNotFit if a request can never fit, even in an empty pool."""
         if n_prompt >= self.max_tokens:
             raise DoesNotFit("FKV_POOL_FULL", f"{name} has {n_prompt} tokens, but the pool holds {self.max_tokens} tokens including generated ones; "
-                             "shorten the prompt, or call flatkv.install() with a larger max_tokens")
+                             f"shorten the prompt, or {ENLARGE}")
         if n_prompt + max_new_tokens > self.max_tokens:
             raise DoesNotFit("FKV_POOL_FULL", f"{name} has {n_prompt} tokens and max_tokens is {max_new_tokens}, which exceeds the pool of "
                              f"{self.max_tokens} tokens; lower max_tokens of the request to at most {max(0, self.max_tokens - n_prompt)}, or "
-                             f"call flatkv.install() with max_tokens of at least {n_prompt + max_new_tokens}")
+                             f"{ENLARGE}, at least {n_prompt + max_new_tokens}")
 
     def _collect_garbage(self) -> bool:
         """Runs the garbage collector and returns whether it found unused sequences."""
@@ -306,6 +345,8 @@ class Pool(MlxCache):
                 for seq, n in seqs:  # length first: length + n_pending is never too small for readers without the lock
                     seq.length += n if committed else 0
                     seq.n_pending = 0
+                    if not committed:
+                        seq.forget_after(seq.length)
         self._close_dropped()
 
     @property
@@ -323,12 +364,14 @@ def _evaluate(arrays: list[Any]) -> None:
 
 def identity_of(layers: list[KVLayer], options: Options) -> str:
     """Returns the key of compatible pools as JSON."""
-    return json.dumps([[dataclasses.astuple(l) for l in layers], options.codec, options.rotate, options.page_tokens])
+    states = [layers.state_bytes] if isinstance(layers, KVLayers) and layers.state_bytes else []
+    return json.dumps([[dataclasses.astuple(l) for l in layers], options.codec, options.rotate, options.page_tokens, *states])
 
 
 def layers_of(identity: str) -> list[KVLayer]:
     """Returns the layers that a pool key describes."""
-    return [KVLayer(*fields, tuple(sinks)) for *fields, sinks in json.loads(identity)[0]]
+    layers, _, _, _, *states = json.loads(identity)
+    return KVLayers((KVLayer(*fields, tuple(sinks)) for *fields, sinks in layers), *states)
 
 
 class PooledSequence:
@@ -344,6 +387,9 @@ class PooledSequence:
         self.evicted = False
         self.finished = False  # no request needs the reserved tokens beyond the length any more
         self._snapshot: Callable[[], PooledSequence | None] = lambda: None
+        self.history = TokenHistory()  # if pool.has_history
+        self.checkpoints = Checkpoints(pool.checkpoints)
+        self.recompute: Callable[[Any, list[int]], None] | None = None  # computes tokens with the model that computed this sequence
 
     def sequence(self) -> Sequence:
         if self.evicted:
@@ -392,11 +438,13 @@ class PooledSequence:
         self.pool.settle()
         self._sequence.close()
         self._sequence, self.length, self._reserved, self.evicted = None, 0, 0, True
+        self.forget_after(0)
         return True
 
     def _child(self, sequence: Sequence | None, length: int) -> PooledSequence:
         child = PooledSequence(self.pool)
         child._sequence, child.length, child._reserved = sequence, length, length if sequence else 0
+        child.history, child.checkpoints, child.recompute = self.history.copy(), self.checkpoints.copy(), self.recompute
         return child
 
     @locked
@@ -431,6 +479,52 @@ class PooledSequence:
             self.pool.retry_evicting(lambda: self.sequence().truncate(n_tokens))
             self.length = n_tokens
 
+    # ---- trims that recompute tokens ----
+
+    def forget_after(self, n_tokens: int) -> None:
+        """Removes the token ids and checkpoints after the first n_tokens."""
+        self.history.truncate(n_tokens)
+        self.checkpoints.truncate(n_tokens)
+
+    def can_rewind(self) -> bool:
+        """Returns whether the ids of all tokens are known, so that tokens can be computed again."""
+        return len(self.history) == self.length + self.n_pending
+
+    @locked
+    def rewind(self, n_tokens: int) -> tuple[int, States | None, list[int]]:
+        """Truncates to the last position up to n_tokens at which pages and recurrent states are available.
+
+        Returns the position, the recurrent states there (None at position 0), and the ids of the tokens from there to n_tokens.
+        """
+        self.pool.settle()
+        if self.evicted:
+            self.sequence()
+        for position, states in self._restorable(n_tokens):
+            try:
+                self.truncate(position)
+            except Error as error:
+                if error.status != "FKV_GONE":
+                    raise
+                continue  # sealed pages cannot be truncated to this position
+            ids = self.history.ids(position, n_tokens)
+            self.forget_after(position)
+            return position, states, ids
+        raise AssertionError("a sequence can always be truncated to 0")
+
+    def _restorable(self, n_tokens: int) -> Iterator[tuple[int, States | None]]:
+        """Yields positions up to n_tokens that may be restored, with the recurrent states there, the last one first."""
+        if not self.pool.is_hybrid:
+            yield n_tokens, None
+            yield n_tokens // self.pool.span_tokens * self.pool.span_tokens, None
+        else:
+            recent = self.pool.recent
+            if recent is not None and recent[0]() is self and recent[1].position <= n_tokens:
+                yield recent[1].position, recent[1].states
+            for checkpoint in self.checkpoints.before(n_tokens):
+                self.checkpoints.use(checkpoint)
+                yield checkpoint.position, checkpoint.states
+        yield 0, None
+
     @locked
     def page_file(self) -> bytes:
         """Returns the pages as the bytes of a page file. It stores positions as token ids, which mlx-lm does not provide."""
@@ -443,16 +537,12 @@ class PooledSequence:
             with open(path, "rb") as file:
                 return file.read()
 
-    @classmethod
-    def from_page_file(cls, pool: Pool, data: bytes, length: int) -> PooledSequence:
-        """Returns a sequence with the pages of a page file."""
-        seq = cls(pool)
-        if data:
-            with pool.lock, tempfile.TemporaryDirectory() as folder:
-                pool.settle()
-                path = os.path.join(folder, "pages.fkv")
-                with open(path, "wb") as file:
-                    file.write(data)
-                seq._sequence = pool.retry_evicting(lambda: pool.load(path, length))
-            seq.length = seq._reserved = length
-        return seq
+    def load_pages(self, data: bytes, length: int) -> None:
+        """Fills an empty sequence with the pages of a page file."""
+        with self.lock, tempfile.TemporaryDirectory() as folder:
+            self.pool.settle()
+            path = os.path.join(folder, "pages.fkv")
+            with open(path, "wb") as file:
+                file.write(data)
+            self._sequence = self.pool.retry_evicting(lambda: self.pool.load(path, length))
+            self.length = self._reserved = length

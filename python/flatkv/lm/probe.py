@@ -5,17 +5,18 @@ mask that the cache created. Any other use raises an exception, which becomes th
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Iterable
 
 import mlx.core as mx
 import mlx_lm.models.cache as caches
 from mlx_lm.models.base import create_causal_mask
 
 from .._library import Error
-from .pool import KVLayer
+from .pool import KVLayer, KVLayers
 from .prompt import PagedArray
 
 KINDS = (caches.KVCache, caches.RotatingKVCache)
+RECURRENT = tuple(getattr(caches, name) for name in ("ArraysCache", "MambaCache") if hasattr(caches, name))
 N_PROBED = 3  # tokens in the pass; models create masks only for more than one token
 
 
@@ -103,14 +104,16 @@ class Probe(caches._BaseCache):
                        self.caps.pop(), self.sinks[0])
 
 
-def replace_kv_caches(own: list[Any], make: Any) -> list[Any]:
-    """Returns the caches with each KV cache replaced by make(cache), including those inside CacheList objects."""
+def replace_caches(own: Iterable[Any], make_kv: Callable[[Any], Any], make_recurrent: Callable[[Any], Any] = lambda cache: cache) -> list[Any]:
+    """Returns the caches with each KV cache and each recurrent state replaced, including those inside CacheList objects."""
     made = []
     for cache in own:
         if type(cache) in KINDS:
-            made.append(make(cache))
+            made.append(make_kv(cache))
+        elif type(cache) in RECURRENT:
+            made.append(make_recurrent(cache))
         elif type(cache) is caches.CacheList:
-            made.append(caches.CacheList(*replace_kv_caches(list(cache.caches), make)))
+            made.append(caches.CacheList(*replace_caches(cache.caches, make_kv, make_recurrent)))
         else:
             made.append(cache)
     return made
@@ -121,7 +124,7 @@ def cache_types(own: list[Any]) -> str:
     return str([(type(c).__name__, getattr(c, "max_size", 0), getattr(c, "keep", 0)) for c in own])
 
 
-def probe_model(model: Any, own: list[Any]) -> list[KVLayer]:
+def probe_model(model: Any, own: list[Any]) -> KVLayers:
     """Returns the KV layers of a model in the order of its caches. own: caches that mlx-lm created for the model.
 
     Raises UnsupportedModel if flatkv cannot store the KV cache of a layer.
@@ -133,7 +136,8 @@ def probe_model(model: Any, own: list[Any]) -> list[KVLayer]:
         probes.append(Probe(len(probes), cache, masks))
         return probes[-1]
 
-    given = replace_kv_caches(own, probe)
+    recurrent: list[Any] = []
+    given = replace_caches(own, probe, lambda cache: recurrent.append(cache) or cache)
     if not probes:
         types = ", ".join(sorted({type(c).__name__ for c in own}))
         raise UnsupportedModel(f"no layer uses KVCache or RotatingKVCache (found {types})")
@@ -150,4 +154,4 @@ def probe_model(model: Any, own: list[Any]) -> list[KVLayer]:
         else:
             reason = "the forward pass fails" + ("" if at is None else f" after layer {at} was written")
         raise UnsupportedModel(f"{reason} ({detail})") from error
-    return [p.layer() for p in probes]
+    return KVLayers((p.layer() for p in probes), sum(a.nbytes for c in recurrent for a in c.cache if a is not None))

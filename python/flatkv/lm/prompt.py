@@ -140,7 +140,7 @@ class FlatKVCache(caches._BaseCache):
         return self.pool.layer_bytes * sum(self._now())
 
     def is_trimmable(self) -> bool:
-        if self.pool.sealed:  # sealed pages can only be truncated at span boundaries
+        if self.pool.has_history and (self.batched or not self.seqs[0].can_rewind()):
             return False
         return self.window == 0 or max(self._now()) < self.window
 
@@ -203,14 +203,11 @@ class FlatKVCache(caches._BaseCache):
 
     @classmethod
     def from_state(cls, state: Any, meta_state: Any = None) -> FlatKVCache:
-        header, pages = (bytes(a.tolist()) if a.size < 1 << 16 else bytes(memoryview(a)) for a in state)
-        about = json.loads(header)
-        if _files.loading is None:
-            raise ValueError("a FlatKVCache can only be loaded by load_prompt_cache()")
-        seqs, find_pool = _files.loading
-        if about["text"] not in seqs:
-            seqs[about["text"]] = PooledSequence.from_page_file(find_pool(about["pool"]), pages[1:], about["length"])
-        return cls(about["layer"], [seqs[about["text"]]], [about["length"]])
+        about, pages = json.loads(bytes_of(state[0])), bytes_of(state[1])[1:]
+        seq = loaded_sequence(about)
+        if pages:
+            seq.load_pages(pages, about["length"])
+        return cls(about["layer"], [seq], [about["length"]])
 
 
 class _Transfer(threading.local):
@@ -232,40 +229,65 @@ def transferring() -> Iterator[None]:
         _transfer.active = previous
 
 
+def moving_sequences() -> bool:
+    """Returns whether this thread is inside transferring()."""
+    return _transfer.active
+
+
 class _Files(threading.local):
     """State of the prompt cache file that the current thread saves or loads."""
 
-    saving: dict[int, str] | None = None  # ids of sequences that were already written, by object id
-    loading: tuple[dict[str, PooledSequence], Any] | None = None
+    saving: dict[int, str] | None = None  # names of the saved sequences, by object id
+    written: set[int] = set()  # ids of sequences whose pages were already written
+    loading: tuple[dict[str, PooledSequence], Any] | None = None  # loaded sequences by name, and the function that finds a pool
 
 
 _files = _Files()
 
 
-def _saved_state(cache: FlatKVCache) -> tuple[Any, Any]:
-    """Returns two byte arrays: a JSON header, and the page file if this is the first saved layer of its sequence."""
-    saved = _files.saving
-    assert saved is not None
+def saved_name(cache: Any) -> str | None:
+    """Returns the name of a cache's sequence in the file that this thread saves, or None outside saving()."""
+    if _files.saving is None:
+        return None
     if len(cache.seqs) != 1:
         raise ValueError("a batched cache cannot be saved; extract() its sequences and save them one at a time")
-    seq, pages = cache.seqs[0], b""
+    return _files.saving.setdefault(id(cache.seqs[0]), uuid.uuid4().hex)
+
+
+def loaded_sequence(about: dict[str, Any]) -> PooledSequence:
+    """Returns the sequence that the header of a saved layer names."""
+    if _files.loading is None:
+        raise ValueError("a prompt cache of flatkv can only be loaded by load_prompt_cache()")
+    seqs, find_pool = _files.loading
+    if about["text"] not in seqs:
+        seqs[about["text"]] = PooledSequence(find_pool(about["pool"]))
+    return seqs[about["text"]]
+
+
+def _saved_state(cache: FlatKVCache) -> tuple[Any, Any]:
+    """Returns two byte arrays: a JSON header, and the page file if this is the first saved layer of its sequence."""
+    name, seq, pages = saved_name(cache), cache.seqs[0], b""
     with seq.lock:
         cache._truncate(cache._now())
-        if id(seq) not in saved:
-            saved[id(seq)] = uuid.uuid4().hex
+        if id(seq) not in _files.written:
+            _files.written.add(id(seq))
             pages = seq.page_file()
-    header = {"layer": cache.layer, "text": saved[id(seq)], "length": seq.length, "pool": cache.pool.identity}
-    return _bytes_array(json.dumps(header).encode()), _bytes_array(b"-" + pages)
+    header = {"layer": cache.layer, "text": name, "length": seq.length, "pool": cache.pool.identity}
+    return bytes_array(json.dumps(header).encode()), bytes_array(b"-" + pages)
 
 
-def _bytes_array(data: bytes) -> Any:
+def bytes_array(data: bytes) -> Any:
     return mx.array(memoryview(data))
+
+
+def bytes_of(a: Any) -> bytes:
+    return bytes(a.tolist()) if a.size < 1 << 16 else bytes(memoryview(a))
 
 
 @contextlib.contextmanager
 def saving() -> Iterator[None]:
     """Makes FlatKVCache.state return the bytes of a prompt cache file."""
-    _files.saving = {}
+    _files.saving, _files.written = {}, set()
     try:
         yield
     finally:

@@ -1,0 +1,77 @@
+"""Sizes a pool for the machine if install() was called without max_tokens.
+
+The pool holds up to Options.max_contexts conversations of the model's maximum length, but takes at most half of the memory that is
+available when it is opened, or memory_limit if that option is given. The other half is left to activations and other programs.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import mlx.core as mx
+
+from .._library import DoesNotFit, held
+from .pool import KVLayer, Options, plan_pool
+
+DEFAULT_CONTEXT = 131072  # tokens, for models whose arguments do not state a maximum length
+MIN_TOKENS = 1024  # a smaller pool is useless, so it is reported as an error
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx", "seq_length", "model_max_length")
+
+
+def bytes_text(n: int) -> str:
+    """Returns a number of bytes in GB, or in MB if it is less than one GB.
+
+    >>> bytes_text(5_620_000_000), bytes_text(9_961_472)
+    ('5.62 GB', '9.96 MB')
+    """
+    return f"{n / 1e9:.2f} GB" if n >= 10**9 else f"{n / 1e6:.2f} MB"
+
+
+def available_memory() -> int:
+    """Returns the number of bytes that a pool could use at present on the default device."""
+    free: int = held.fkv_memory_available(None)
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return free
+    info, active = mx.device_info(), mx.get_active_memory()
+    if "max_recommended_working_set_size" in info:  # memory of a Mac, which the CPU and the GPU share
+        return max(0, min(free, int(info["max_recommended_working_set_size"]) - active))
+    limit = max(0, mx.get_memory_limit() - active)
+    return min(limit, int(info["free_memory"])) if "free_memory" in info else limit
+
+
+def context_length(model: Any) -> int:
+    """Returns the maximum sequence length that the arguments of an mlx-lm model state, or DEFAULT_CONTEXT."""
+    args = getattr(model, "args", None)
+    for source in (args, getattr(args, "text_config", None), getattr(getattr(model, "language_model", None), "args", None)):
+        for name in CONTEXT_NAMES:
+            value = source.get(name) if isinstance(source, dict) else getattr(source, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return DEFAULT_CONTEXT
+
+
+def sized_options(layers: list[KVLayer], options: Options, context: int = DEFAULT_CONTEXT) -> Options:
+    """Returns the options with max_tokens set. Options that already have max_tokens are returned unchanged."""
+    if options.max_tokens is not None:
+        return options
+    available = available_memory()
+    budget = min(options.memory_limit or available // 2, available)
+    page = options.page_tokens
+
+    def with_pages(n_pages: int) -> Options:
+        return dataclasses.replace(options, max_tokens=n_pages * page)
+
+    def needed(n_pages: int) -> int:
+        return plan_pool(layers, with_pages(n_pages))[1].total_bytes
+
+    least, most = -(-min(MIN_TOKENS, context) // page), -(-context * options.max_contexts // page)
+    if needed(least) > budget:
+        raise DoesNotFit("FKV_NO_MEMORY", f"a pool of {least * page} tokens needs {bytes_text(needed(least))}, but only {bytes_text(budget)} can be "
+                         f"reserved ({bytes_text(available)} are available); use a smaller model or codec, raise the memory limit, or free memory")
+    while least < most:
+        middle = (least + most + 1) // 2
+        if needed(middle) <= budget:
+            least = middle
+        else:
+            most = middle - 1
+    return with_pages(least)
