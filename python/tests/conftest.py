@@ -52,6 +52,22 @@ def gpt_oss(layers=2, window=32, seed=0):
     return model
 
 
+def qwen2(bias=150.0, layers=2, seed=0):
+    """Returns a Qwen2 model whose key biases in slowly rotating channels have the given size, as in trained models."""
+    from mlx_lm.models import qwen2 as m
+    mx.random.seed(seed)
+    model = m.Model(m.ModelArgs(model_type="qwen2", hidden_size=128, num_hidden_layers=layers, intermediate_size=256, num_attention_heads=4,
+                                num_key_value_heads=2, rms_norm_eps=1e-6, vocab_size=1000, max_position_embeddings=32768, rope_theta=1e6,
+                                tie_word_embeddings=False))
+    for layer in model.layers:
+        attention = layer.self_attn
+        attention.k_proj.weight, attention.q_proj.weight = 20 * attention.k_proj.weight, 3 * attention.q_proj.weight
+        attention.k_proj.bias = (mx.random.normal((2, 32)) * mx.where(mx.arange(32) % 16 >= 12, bias, 0.5)).flatten()
+        attention.q_proj.bias = 0.3 * mx.random.normal((128,))
+    mx.eval(model.parameters())
+    return model
+
+
 def random_tokens(n, seed=1, vocab=1000):
     """Returns n random token ids as an mx.array."""
     mx.random.seed(seed)

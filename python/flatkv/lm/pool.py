@@ -43,6 +43,7 @@ class KVLayer:
     dtype: str
     softcap: float = 0.0
     sink_logits: tuple[float, ...] = ()
+    center: tuple[float, ...] = ()  # [KV heads * k_dim] vector that is subtracted from all keys before they are quantized; (): none
 
 
 class KVLayers(list[KVLayer]):
@@ -173,6 +174,8 @@ class Pool(MlxCache):
         self.max_step_tokens: int = self.config.struct.max_step_tokens
         self._finished: list[weakref.ref[PooledSequence]] = []  # sequences whose unused reservation can be released
         self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
+        self._centers = [mx.array(l.center).reshape(l.n_kv_heads, l.k_dim) if l.center and options.codec != "16/16" else None for l in layers]
+        mx.eval([c for c in self._centers if c is not None])
         self.is_hybrid = getattr(layers, "state_bytes", 0) > 0
         self.has_history = self.sealed or self.is_hybrid  # whether trims recompute tokens, whose ids are recorded then
         self.checkpoints = CheckpointStore(options.max_checkpoints)
@@ -269,6 +272,9 @@ class Pool(MlxCache):
 
     def write(self, layer: int, k: Any, v: Any) -> None:
         """Writes keys and values of all rows, [T, G, D] or, for fused kernels, [T, G, 1, D]."""
+        center = self._centers[layer]
+        if center is not None:
+            k = (k.astype(mx.float32) - (center if k.ndim == 3 else center[:, None])).astype(k.dtype)
         self.open_step().write(layer, self._padded(layer, k), self._padded(layer, v))
         self._written_layers.add(layer)
 
@@ -365,13 +371,14 @@ def _evaluate(arrays: list[Any]) -> None:
 def identity_of(layers: list[KVLayer], options: Options) -> str:
     """Returns the key of compatible pools as JSON."""
     states = [layers.state_bytes] if isinstance(layers, KVLayers) and layers.state_bytes else []
-    return json.dumps([[dataclasses.astuple(l) for l in layers], options.codec, options.rotate, options.page_tokens, *states])
+    listed = [dataclasses.astuple(l) if l.center else dataclasses.astuple(l)[:-1] for l in layers]
+    return json.dumps([listed, options.codec, options.rotate, options.page_tokens, *states])
 
 
 def layers_of(identity: str) -> list[KVLayer]:
     """Returns the layers that a pool key describes."""
     layers, _, _, _, *states = json.loads(identity)
-    return KVLayers((KVLayer(*fields, tuple(sinks)) for *fields, sinks in layers), *states)
+    return KVLayers((KVLayer(*(tuple(x) if isinstance(x, list) else x for x in fields)) for fields in layers), *states)
 
 
 class PooledSequence:

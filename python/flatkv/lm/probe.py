@@ -5,6 +5,7 @@ mask that the cache created. Any other use raises an exception, which becomes th
 """
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Iterable
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx_lm.models.base import create_causal_mask
 from .._library import Error
 from .pool import KVLayer, KVLayers
 from .prompt import PagedArray
+from .sizing import context_length
 
 KINDS = (caches.KVCache, caches.RotatingKVCache)
 RECURRENT = tuple(getattr(caches, name) for name in ("ArraysCache", "MambaCache") if hasattr(caches, name))
@@ -42,6 +44,7 @@ class Probe(caches._BaseCache):
         self.attended: list[tuple[int, float]] = []  # query heads and scale of each attention call
         self.caps: set[float] = set()
         self.sinks: list[tuple[float, ...]] = []  # learned sink logits of each attention call
+        self.module: Any = None  # the attention layer that wrote the keys
 
     def reject(self, reason: str) -> None:
         raise UnsupportedModel(f"layer {self.number} {reason}")
@@ -50,6 +53,7 @@ class Probe(caches._BaseCache):
         if self.rows is not None:
             self.reject("is written twice in one pass")
         self.rows = keys, values
+        self.module = sys._getframe(1).f_locals.get("self")
         self.offset = keys.shape[2]
         return self.keys_and_values()
 
@@ -82,7 +86,8 @@ class Probe(caches._BaseCache):
         self.sinks.append(() if sinks is None else tuple(sinks.astype(mx.float32).tolist()))
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
-    def layer(self) -> KVLayer:
+    def layer(self, context: int) -> KVLayer:
+        """Returns the layer. context: maximum sequence length of the model."""
         if self.rows is None:
             self.reject("is never written")
         if not self.attended:
@@ -100,8 +105,38 @@ class Probe(caches._BaseCache):
             self.reject(f"has keys of type {dtype} (expected float16, bfloat16 or float32)")
         if self.window < 0 or (self.n_sinks and self.window == 0):
             self.reject(f"has a window of {self.window} tokens in addition to {self.n_sinks} sink tokens")
+        cap = self.caps.pop()
+        center = key_center(self.module, keys.shape[1], keys.shape[3], context) if cap == 0 and not self.sinks[0] else ()
         return KVLayer(heads.pop(), keys.shape[1], keys.shape[3], values.shape[3], self.attended[0][1], self.window, self.n_sinks, dtype,
-                       self.caps.pop(), self.sinks[0])
+                       cap, self.sinks[0], center)
+
+
+CENTER_POSITIONS, CENTER_CHUNK = 8192, 4096  # positions over which key biases are averaged, and positions per operation
+MIN_CENTER = 0.5  # smaller key biases do not affect quantization
+
+
+def key_center(attention: Any, n_heads: int, dim: int, context: int) -> tuple[float, ...]:
+    """Returns the key bias of an attention layer after RoPE, averaged over positions: n_heads * dim values, or () if there is none.
+
+    Subtracting one vector from all keys shifts all scores of a query equally, so softmax does not change. Any vector would be correct;
+    this one removes large biases, such as those of Qwen2, from the range of the quantization groups.
+    """
+    projection = getattr(attention, "k_proj", None)
+    bias = getattr(getattr(projection, "linear", projection), "bias", None)  # a LoRA layer contains the original one
+    rope = getattr(attention, "rope", None)
+    normed = any(hasattr(attention, name) for name in ("k_norm", "k_layernorm", "key_layernorm"))
+    if not isinstance(bias, mx.array) or bias.size != n_heads * dim or not callable(rope) or normed:
+        return ()
+    n, total = min(context, CENTER_POSITIONS), mx.zeros((n_heads, dim))
+    try:
+        for first in range(0, n, CENTER_CHUNK):
+            rows = mx.broadcast_to(bias.astype(mx.float32).reshape(1, n_heads, 1, dim), (1, n_heads, min(CENTER_CHUNK, n - first), dim))
+            total = total + mx.sum(rope(rows, offset=first), (0, 2))
+            mx.eval(total)
+    except (TypeError, ValueError):  # a rope with other arguments
+        return ()
+    center = total / n
+    return tuple(round(x, 3) for x in center.flatten().tolist()) if mx.max(mx.abs(center)).item() >= MIN_CENTER else ()
 
 
 def replace_caches(own: Iterable[Any], make_kv: Callable[[Any], Any], make_recurrent: Callable[[Any], Any] = lambda cache: cache) -> list[Any]:
@@ -154,4 +189,5 @@ def probe_model(model: Any, own: list[Any]) -> KVLayers:
         else:
             reason = "the forward pass fails" + ("" if at is None else f" after layer {at} was written")
         raise UnsupportedModel(f"{reason} ({detail})") from error
-    return KVLayers((p.layer() for p in probes), sum(a.nbytes for c in recurrent for a in c.cache if a is not None))
+    context = context_length(model)
+    return KVLayers((p.layer(context) for p in probes), sum(a.nbytes for c in recurrent for a in c.cache if a is not None))

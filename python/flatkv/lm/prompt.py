@@ -238,6 +238,7 @@ class _Files(threading.local):
     """State of the prompt cache file that the current thread saves or loads."""
 
     saving: dict[int, str] | None = None  # names of the saved sequences, by object id
+    described: set[int] = set()  # ids of sequences whose pool was already written
     written: set[int] = set()  # ids of sequences whose pages were already written
     loading: tuple[dict[str, PooledSequence], Any] | None = None  # loaded sequences by name, and the function that finds a pool
 
@@ -252,6 +253,14 @@ def saved_name(cache: Any) -> str | None:
     if len(cache.seqs) != 1:
         raise ValueError("a batched cache cannot be saved; extract() its sequences and save them one at a time")
     return _files.saving.setdefault(id(cache.seqs[0]), uuid.uuid4().hex)
+
+
+def saved_pool(seq: PooledSequence) -> str:
+    """Returns the key of a sequence's pool for the first layer of the sequence in the file, and "" for the other layers."""
+    if id(seq) in _files.described:
+        return ""
+    _files.described.add(id(seq))
+    return seq.pool.identity
 
 
 def loaded_sequence(about: dict[str, Any]) -> PooledSequence:
@@ -272,7 +281,7 @@ def _saved_state(cache: FlatKVCache) -> tuple[Any, Any]:
         if id(seq) not in _files.written:
             _files.written.add(id(seq))
             pages = seq.page_file()
-    header = {"layer": cache.layer, "text": name, "length": seq.length, "pool": cache.pool.identity}
+    header = {"layer": cache.layer, "text": name, "length": seq.length, "pool": saved_pool(seq)}
     return bytes_array(json.dumps(header).encode()), bytes_array(b"-" + pages)
 
 
@@ -287,7 +296,7 @@ def bytes_of(a: Any) -> bytes:
 @contextlib.contextmanager
 def saving() -> Iterator[None]:
     """Makes FlatKVCache.state return the bytes of a prompt cache file."""
-    _files.saving, _files.written = {}, set()
+    _files.saving, _files.described, _files.written = {}, set(), set()
     try:
         yield
     finally:

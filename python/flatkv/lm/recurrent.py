@@ -14,7 +14,7 @@ import mlx_lm.models.cache as caches
 
 from .history import States
 from .pool import PooledSequence
-from .prompt import bytes_array, bytes_of, loaded_sequence, moving_sequences, saved_name
+from .prompt import bytes_array, bytes_of, loaded_sequence, moving_sequences, saved_name, saved_pool
 
 
 class RecurrentCache(caches.ArraysCache):
@@ -108,7 +108,7 @@ class RecurrentCache(caches.ArraysCache):
         seq = self.seqs[0]
         seq.pool.settle()
         ids = seq.history.ids(0, seq.length) if self.number == 0 and seq.can_rewind() else []
-        header = {"layer": self.number, "text": name, "length": seq.length, "pool": seq.pool.identity}
+        header = {"layer": self.number, "text": name, "length": seq.length, "pool": saved_pool(seq)}
         return bytes_array(json.dumps(header).encode()), mx.array([0, *ids], mx.uint32), list(self.cache)
 
     @state.setter

@@ -1,0 +1,190 @@
+"""Runs `python -m flatkv server` under load and compares its answers with those of mlx-lm's own server.
+
+usage: soak_server.py [--seconds N] [--clients 10,64,200] [--kv-tokens N] [--json FILE]
+
+The model is a small Llama with random weights; pages are 16-bit. First, mlx-lm's server answers a set of prompts one at a time. Then,
+for every number of clients and for N seconds each, the clients send random prompts of this set to flatkv's server without pause. One
+request in ten has a prompt that exceeds the pool; it must be rejected with status 400. The exit status is 1 if an answer differs, a
+status is unexpected, the server is not healthy, or its resident memory grows by more than 1 % after the first half of a level.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import http.client
+import importlib.metadata
+import json
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import mlx.core as mx
+import readme_lines
+from conftest import llama
+from mlx.utils import tree_flatten
+
+N_PROMPTS = 60
+MAX_GROWTH = 1.01  # resident memory of the second half of a level relative to the first half
+COMMANDS = {"mlx-lm": ["mlx_lm", "server"], "flatkv": ["flatkv", "server", "--codec", "16/16"]}
+
+
+class Server:
+    """A server process."""
+
+    def __init__(self, name, folder, log, *options):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        command = [sys.executable, "-m", *COMMANDS[name], "--model", str(folder), "--port", str(self.port), "--log-level", "ERROR", *map(str, options)]
+        with open(log, "w", encoding="utf-8") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder)
+
+    def request(self, method, path, body=None):
+        """Returns the status and the body of a response."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def is_healthy(self):
+        try:
+            return self.request("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def wait(self):
+        for _ in range(600):
+            if self.is_healthy():
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.2)
+        raise SystemExit("the server did not start")
+
+    def complete(self, prompt, max_tokens):
+        """Returns the status, and the text or the error."""
+        status, body = self.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens})
+        return status, json.loads(body)["choices"][0]["text"] if status == 200 else body
+
+    def resident_bytes(self):
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise SystemExit("the server ended")
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def save_model(folder):
+    """Writes a Llama model with random weights and a byte tokenizer in Hugging Face format."""
+    folder.mkdir()
+    model = llama(layers=1, vocab=256)
+    config = {name: value for name, value in dataclasses.asdict(model.args).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}), encoding="utf-8")
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    readme_lines.byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_prompts(seed):
+    """Returns random prompts of mixed lengths with the numbers of tokens to generate."""
+    book = (readme_lines.NEEDLE / "book.txt").read_text(encoding="ascii", errors="ignore")
+    chance = random.Random(seed)
+    found = []
+    for _ in range(N_PROMPTS):
+        n = int(10 ** chance.uniform(1, 3))
+        at = chance.randrange(len(book) - n)
+        found.append((book[at:at + n], chance.choice((2, 8, 24))))
+    return found
+
+
+class Load:
+    """Requests of many clients, and their results."""
+
+    def __init__(self, server, prompts, wanted, too_long):
+        self.server, self.prompts, self.wanted, self.too_long = server, prompts, wanted, too_long
+        self.counts = {"answered": 0, "rejected": 0}
+        self.wrong = []
+        self.lock = threading.Lock()
+
+    def one(self, chance):
+        i = chance.randrange(N_PROMPTS)
+        long = chance.random() < 0.1
+        prompt, max_tokens = (self.too_long, 4) if long else self.prompts[i]
+        try:
+            status, text = self.server.complete(prompt, max_tokens)
+        except OSError as error:
+            status, text = 0, repr(error)
+        with self.lock:
+            if status == (400 if long else 200) and (long or text == self.wanted[i]):
+                self.counts["rejected" if long else "answered"] += 1
+            else:
+                self.wrong.append({"prompt": -1 if long else i, "status": status, "text": text[:200]})
+
+    def run(self, n_clients, seconds):
+        """Sends requests until the time is over. Returns the resident memory of the server over time."""
+        end, resident = time.monotonic() + seconds, []
+
+        def client(number):
+            chance = random.Random(number)
+            while time.monotonic() < end and not len(self.wrong) > 100:
+                self.one(chance)
+
+        with concurrent.futures.ThreadPoolExecutor(n_clients) as clients:
+            running = [clients.submit(client, i) for i in range(n_clients)]
+            while not all(f.done() for f in running):
+                resident.append(self.server.resident_bytes())
+                time.sleep(0.5)
+        return resident
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=lambda text: [int(n) for n in text.split(",")], default=[10, 64, 200])
+    parser.add_argument("--kv-tokens", type=int, default=32768)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    prompts = make_prompts(1)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        model = save_model(folder / "model")
+        own = Server("mlx-lm", model, folder / "own.log")
+        own.wait()
+        wanted = [own.complete(*p)[1] for p in prompts]
+        own.stop()
+        server = Server("flatkv", model, folder / "flatkv.log", "--kv-tokens", options.kv_tokens)
+        server.wait()
+        levels, good = [], True
+        for n_clients in options.clients:
+            load = Load(server, prompts, wanted, "x" * (options.kv_tokens + 100))
+            load.run(n_clients, min(5, options.seconds))  # warm-up
+            began = time.monotonic()
+            resident = load.run(n_clients, options.seconds)
+            half = len(resident) // 2
+            growth = max(resident[half:]) / max(resident[:half])
+            level = {"clients": n_clients, "seconds": round(time.monotonic() - began, 1), **load.counts, "wrong": len(load.wrong),
+                     "examples": load.wrong[:3], "healthy": server.is_healthy(), "max_resident_bytes": max(resident), "growth": round(growth, 4)}
+            levels.append(level)
+            good = good and not load.wrong and level["healthy"] and growth <= MAX_GROWTH
+            print(level, flush=True)
+        plan = next((line for line in (folder / "flatkv.log").read_text(encoding="utf-8").splitlines() if line.startswith("flatkv: ")), "")
+        server.stop()
+    if options.json:
+        versions = {name.replace("-", "_"): importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}
+        options.json.write_text(json.dumps({**versions, "kv_tokens": options.kv_tokens, "plan": plan, "good": good, "levels": levels}, indent=1) + "\n",
+                                encoding="utf-8")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
