@@ -1,9 +1,9 @@
-"""Runs mlx-lm's own tests of prompt caches, generation, batching and the server with flatkv installed.
+"""Runs mlx-lm's own tests with flatkv installed.
 
-usage: mlx_lm_tests.py <folder with mlx-lm's tests> [--json FILE]
+usage: mlx_lm_tests.py [<folder with mlx-lm's tests>] [--files NAME,...] [--json FILE]
 
-The tests are not part of the wheel. Take them from the tag of the installed version in mlx-lm's repository; they require `requests`.
-The downloaded test model is replaced by a small Llama with random weights and a byte tokenizer. Pages are 16-bit.
+The tests are not part of the wheel. Without a folder, they are taken from the sdist of the installed version, which pip downloads; they
+require `requests`. The downloaded test model is replaced by a small Llama with random weights and a byte tokenizer. Pages are 16-bit.
 Tests that check the type or the internals of mlx-lm's own caches are skipped with a reason. Tests that also fail without flatkv are
 skipped as well, because they depend on the original model.
 """
@@ -11,7 +11,11 @@ import argparse
 import importlib.metadata
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import tarfile
+import tempfile
 import unittest
 
 import mlx.core as mx
@@ -28,8 +32,8 @@ SKIPPED = {
     "test_batch_max_kv_size_creates_rotating_cache": INTERNALS,
     "test_batch_max_kv_size_limits_cache_growth": INTERNALS,
     "test_batch_max_kv_size_none_creates_regular_cache": INTERNALS,
+    "test_completion_quantizes_the_cache": QUANTIZED,
 }
-FILES = ("test_prompt_cache", "test_generate", "test_server")
 
 
 def load(*_, **__):
@@ -73,11 +77,20 @@ def with_skips(suite, reasons):
         yield test
 
 
-def run(reasons):
-    for name in FILES:  # reimported, because they import functions that install() replaces
+def download(folder):
+    """Downloads the sdist of the installed mlx-lm and returns its folder of tests."""
+    name = f"mlx-lm=={importlib.metadata.version('mlx-lm')}"
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", folder, name], check=True)
+    with tarfile.open(next(pathlib.Path(folder).glob("*.tar.gz"))) as sdist:
+        sdist.extractall(folder, filter="data")
+    return next(pathlib.Path(folder).glob("mlx_lm-*/tests"))
+
+
+def run(files, reasons):
+    for name in files:  # reimported, because they import functions that install() replaces
         sys.modules.pop(name, None)
     loader = unittest.TestLoader()
-    tests = unittest.TestSuite(with_skips(loader.loadTestsFromNames(FILES), reasons))
+    tests = unittest.TestSuite(with_skips(loader.loadTestsFromNames(files), reasons))
     if loader.errors:
         sys.exit(f"{loader.errors[0].strip()}\nthe tests cannot be imported; check that they belong to mlx-lm {importlib.metadata.version('mlx-lm')}?")
     return unittest.TextTestRunner(resultclass=Result, stream=sys.stderr).run(tests)
@@ -85,15 +98,19 @@ def run(reasons):
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("tests")
+    parser.add_argument("tests", nargs="?", type=pathlib.Path)
+    parser.add_argument("--files", type=lambda text: text.split(","), help="files to run (default: all)")
     parser.add_argument("--json")
     options = parser.parse_args()
-    sys.path.insert(0, options.tests)
-    mlx_lm.utils.load = load
-    plain = run({}).found
-    reasons = {name: f"also fails without flatkv: {outcome[8:]}" for name, outcome in plain.items() if outcome.startswith("FAILED")}
-    flatkv.install(max_tokens=16384, codec="16/16", max_seqs=64, max_step_tokens=8192)
-    result = run(reasons)
+    with tempfile.TemporaryDirectory() as folder:
+        tests = options.tests or download(folder)
+        files = options.files or sorted(path.stem for path in tests.glob("test_*.py"))
+        sys.path.insert(0, str(tests))
+        mlx_lm.utils.load = load
+        plain = run(files, {}).found
+        reasons = {name: f"also fails without flatkv: {outcome[8:]}" for name, outcome in plain.items() if outcome.startswith("FAILED")}
+        flatkv.install(max_tokens=16384, codec="16/16", max_seqs=64, max_step_tokens=8192)
+        result = run(files, reasons)
     counts = {word: sum(outcome.startswith(word) for outcome in result.found.values()) for word in ("passed", "skipped", "FAILED")}
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -38,12 +38,30 @@ def one_at_a_time(model, lengths, max_tokens=4):
     return [[t for t, _ in generate_step(mx.array(p), model, max_tokens=max_tokens)] for p in prompts_of(lengths)]
 
 
-@pytest.mark.parametrize("lengths", [[1500, 1500], [12] * 20, [300] * 8, [2100, 5]])
-def test_batch_generate_serves_large_and_many_prompts_with_default_options(installed, lengths):
+@pytest.mark.parametrize("lengths", [[12] * 20, [1500] * 8, [2100, 5, 700, 64, 1]], ids=["short", "large", "ragged"])
+def test_batch_generate_with_default_options_generates_the_tokens_of_mlx_lm(installed, lengths):
     model = llama(layers=1, vocab=256)
-    installed(max_tokens=131072)
-    assert batch(model, lengths) == one_at_a_time(model, lengths)
+    wanted = batch(model, lengths)
+    installed(max_tokens=131072, codec="16/16")
+    assert batch(model, lengths) == wanted
     assert flatkv.lm.pools()[0].consistent()
+
+
+def test_the_callers_prompt_caches_do_not_change_in_a_batch(installed):
+    model, prompts = llama(layers=1, vocab=256), prompts_of([20, 30])
+    installed(max_tokens=1024, codec="16/16")
+    stored = [caches.make_prompt_cache(model) for _ in prompts]
+    for cache, prompt in zip(stored, prompts):
+        mx.eval(model(mx.array([prompt]), cache=cache))
+    generator = BatchGenerator(model, max_tokens=5)
+    uids = generator.insert([[1, 2, 3], [4]], caches=stored)
+    found = {uid: [] for uid in uids}
+    while responses := generator.next_generated():
+        for r in responses:
+            found[r.uid].append(r.token)
+    assert [cache[0].offset for cache in stored] == [20, 30]
+    for uid, rest, cache in zip(uids, ([1, 2, 3], [4]), stored):
+        assert [t for t, _ in generate_step(mx.array(rest), model, max_tokens=5, prompt_cache=cache)] == found[uid]
 
 
 def test_passes_larger_than_a_step_are_split_without_changing_the_logits(installed):

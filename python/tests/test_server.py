@@ -49,21 +49,30 @@ class Provider:
         self.model = self.tokenizer = None
 
 
+def start(generator):
+    """Starts an HTTP server for a ResponseGenerator and returns it."""
+    httpd = HTTPServer(("localhost", 0), lambda *a, **n: APIHandler(generator, *a, **n))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    return httpd
+
+
+def stop(httpd, generator):
+    """Stops both."""
+    httpd.shutdown()
+    httpd.server_close()
+    generator.stop_and_join()
+
+
 @contextlib.contextmanager
 def running_server(max_prompts, **options):
     """Installs flatkv, starts a server that stores up to max_prompts prompt caches, and yields its port."""
     flatkv.install(**options)
     generator = ResponseGenerator(Provider(), caches.LRUPromptCache(max_size=max_prompts))
-    httpd = HTTPServer(("localhost", 0), lambda *a, **n: APIHandler(generator, *a, **n))
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
+    httpd = start(generator)
     try:
         yield httpd.server_port
     finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
-        generator.stop_and_join()
+        stop(httpd, generator)
         flatkv.uninstall()
 
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -148,9 +149,23 @@ def _can_run(entry: tuple[Any, ...]) -> DoesNotFit | None:
     return None
 
 
+def _copy_if_shared(queue: Any, i: int) -> None:
+    """Forks the prompt cache of a queued request if the caller still refers to it.
+
+    mlx-lm copies prompt caches into a batch, so that the caller's prompt cache does not change.
+    """
+    entry = queue[i]
+    if sys.getrefcount(entry[3]) > 2 and any(sequences_of(entry[3]).values()):  # references of the entry and of this call
+        try:
+            queue[i] = (*entry[:3], copy.deepcopy(entry[3]), *entry[4:])
+        except DoesNotFit:  # the prompt cache is shared with the caller, who can only use it after the batch has ended
+            pass
+
+
 def _reserve_first(queue: Any, n: int) -> tuple[int, DoesNotFit | None]:
     """Reserves pages for up to n requests of the queue, in order, until one does not fit. Returns how many fit, and the error."""
     for i in range(min(n, len(queue))):
+        _copy_if_shared(queue, i)
         error = _can_run(queue[i])
         if error is not None:
             return i, error
@@ -223,7 +238,8 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None], before: Ca
         pool = pool_of(self.model, getattr(self, "max_kv_size", None))
         for cache in caches or ():
             recompute_trimmed(cache)
-        for i, prompt in enumerate(segments if pool is not None else ()):
+        complete = all(option is None or len(option) == len(segments) for option in (max_tokens, caches))  # otherwise mlx-lm raises
+        for i, prompt in enumerate(segments if pool is not None and complete else ()):
             length = max(sequences_of(caches[i]).values(), default=0) if caches and caches[i] is not None else 0
             pool.check_request(length + sum(map(len, prompt)), max_tokens[i] if max_tokens else self.max_tokens, f"prompt {i}")
         return insert(self, segments, max_tokens, caches, *args, **named)
