@@ -6,6 +6,7 @@ and Model and generate() run models on the CPU. docs/python.md describes the pac
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from ._config import Layer
@@ -17,7 +18,7 @@ from .planning import plan
 
 __version__ = version()
 __all__ = ["BadCall", "BadFile", "Cache", "DoesNotFit", "Error", "FileError", "GroupStats", "Layer", "MissingFile", "Model", "Plan", "Runner",
-           "Sampling", "Sequence", "Stats", "Step", "TextDecoder", "file_tokens", "generate", "install", "installed", "plan", "uninstall"]
+           "Sampling", "Sequence", "Stats", "Step", "TextDecoder", "export_prompt_cache", "file_tokens", "generate", "install", "installed", "plan", "uninstall"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,6 +34,12 @@ def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | 
     from . import lm
     lm.install(max_tokens, codec=codec, rotate=rotate, max_seqs=max_seqs, max_step_tokens=max_step_tokens, page_tokens=page_tokens,
                memory_limit=memory_limit, compile=compile, max_checkpoints=max_checkpoints, max_contexts=max_contexts)
+
+
+def export_prompt_cache(file_name: str | os.PathLike[str], cache: list[Any], model: Any, **options: Any) -> None:
+    """Saves a prompt cache for mlx-lm without flatkv; flatkv.lm.export_prompt_cache() documents the options."""
+    from . import lm
+    lm.export_prompt_cache(file_name, cache, model, **options)
 
 
 def uninstall() -> None:

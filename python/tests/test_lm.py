@@ -303,3 +303,33 @@ def test_uninstall_releases_the_pool():
     del cache
     gc.collect()
     assert pool() is None
+
+
+def test_an_exported_prompt_is_loaded_by_mlx_lm_alone(tmp_path):
+    for model in (llama(), gemma3()):
+        prompt, others, file = random_tokens(150), random_tokens(10, seed=5), str(tmp_path / "p.safetensors")
+        flatkv.install(max_tokens=1024, codec="8/4", max_seqs=4)
+        try:
+            cache = caches.make_prompt_cache(model)
+            tokens = generated(model, prompt, 6, cache)
+            flatkv.export_prompt_cache(file, cache, model, metadata={"name": "test"})
+            n = cache[0].offset
+            caches.save_prompt_cache(str(tmp_path / "own.safetensors"), cache)
+            again = caches.load_prompt_cache(str(tmp_path / "own.safetensors"))  # token ids are part of the page file
+            flatkv.export_prompt_cache(str(tmp_path / "again.safetensors"), again, model)
+            with pytest.raises(flatkv.BadCall, match="must be a prompt cache of flatkv"):
+                flatkv.export_prompt_cache(file, OWN(model), model)
+            embedded = caches.make_prompt_cache(model)
+            embeddings = mx.zeros((1, 5, 128))
+            if isinstance(model, type(llama())):
+                model(prompt[None, :5], cache=embedded, input_embeddings=embeddings)
+                with pytest.raises(flatkv.BadCall, match="token ids of this prompt cache are unknown"):
+                    flatkv.export_prompt_cache(file, embedded, model)
+        finally:
+            flatkv.uninstall()
+        everything = mx.concatenate([prompt, mx.array(tokens), others])
+        wanted = logits(model, OWN(model), mx.concatenate([everything[:n], others]), [0, n, n + 10])[:, n:]
+        for path in (file, str(tmp_path / "again.safetensors")):
+            loaded = caches.load_prompt_cache(path)
+            assert type(loaded[-1]) in (caches.KVCache, caches.RotatingKVCache)
+            assert relative(model(others[None], cache=loaded), wanted) < 1e-4

@@ -76,12 +76,12 @@ def running_server(max_prompts, **options):
         flatkv.uninstall()
 
 
-def complete(port, prompt, max_tokens=4):
+def complete(port, prompt, max_tokens=4, timeout=120):
     """Returns the HTTP status and the body of a completion request."""
     body = json.dumps({"model": "default_model", "prompt": prompt, "max_tokens": max_tokens}).encode()
     request = urllib.request.Request(f"http://localhost:{port}/v1/completions", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

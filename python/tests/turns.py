@@ -69,7 +69,7 @@ def converse(family, n_turns, n_tokens):
         for turn in range(n_turns):
             prompt += "".join(chance.choice("abcdefgh ") for _ in range(n_tokens - TAIL - (TAIL + REPLY if turn else 0)))
             before, began = counter.n, time.monotonic()
-            status, body = test_server.complete(httpd.server_port, prompt + "<" * TAIL, REPLY)
+            status, body = test_server.complete(httpd.server_port, prompt + "<" * TAIL, REPLY, timeout=3600)
             assert status == 200, body
             found.append({"prompt": len(prompt) + TAIL, "computed": counter.n - before - (REPLY - 1), "seconds": round(time.monotonic() - began, 2),
                           "reply": body["choices"][0]["text"]})

@@ -11,6 +11,7 @@ passes.py     forward passes: splitting, recording, trims that recompute tokens
 admission.py  reservation of pages for requests, and their queue
 server.py     HTTP errors and the listen backlog of mlx-lm's server
 hook.py       install() and uninstall()
+export.py     prompt cache files for mlx-lm without flatkv
 """
 import importlib.metadata as _metadata
 
@@ -21,8 +22,10 @@ for _name in ("KVCache", "RotatingKVCache", "CacheList", "LRUPromptCache", "_Bas
         raise ImportError(f"mlx-lm {_metadata.version('mlx-lm')} has no mlx_lm.models.cache.{_name}, which flatkv needs: "
                           "install mlx-lm 0.31.2 to 0.32")
 
+from .export import export_prompt_cache  # noqa: E402
 from .hook import install, is_installed, open_pool, own_prompt_cache, plan_for, pools, uninstall  # noqa: E402
 from .probe import UnsupportedModel, probe_model  # noqa: E402
 from .prompt import FlatKVCache  # noqa: E402
+from .recurrent import RecurrentCache  # noqa: E402
 
-__all__ = ["FlatKVCache", "UnsupportedModel", "install", "is_installed", "open_pool", "own_prompt_cache", "plan_for", "pools", "probe_model", "uninstall"]
+__all__ = ["FlatKVCache", "RecurrentCache", "UnsupportedModel", "export_prompt_cache", "install", "is_installed", "open_pool", "own_prompt_cache", "plan_for", "pools", "probe_model", "uninstall"]

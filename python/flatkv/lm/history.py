@@ -22,7 +22,7 @@ class TokenHistory:
     """The token ids of a sequence. Ids are read from their arrays late, so that recording does not wait for the GPU."""
 
     def __init__(self) -> None:
-        self._read = array("q")
+        self._read = array("I")
         self._unread: list[tuple[Any, int, int]] = []  # array of shape [rows, tokens], row, and number of tokens
         self._n_unread = 0
 

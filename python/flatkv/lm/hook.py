@@ -302,10 +302,15 @@ def open_pool(model: Any, max_kv_size: int | None = None) -> Pool | None:
     return _installation.pool_of(model, max_kv_size) if _installation is not None else None
 
 
+def original_function(name: str) -> Any:
+    """Returns a function of mlx-lm that install() redirects, as it is without flatkv."""
+    return getattr(REDIRECTED[name], name) if _installation is None else _installation.original(name)
+
+
 def own_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
     """Returns mlx-lm's own caches for a model, also while flatkv is installed."""
-    make = caches.make_prompt_cache if _installation is None else _installation.original("make_prompt_cache")
-    return make(model, max_kv_size)
+    own: list[Any] = original_function("make_prompt_cache")(model, max_kv_size)
+    return own
 
 
 def layers_for(model: Any, max_kv_size: int | None = None) -> list[KVLayer]:

@@ -1,8 +1,8 @@
 """Forward passes of a model over a pool: model calls are serialized, split into steps and, where decode graphs allow it, replayed.
 
-In pools with sealed pages or recurrent layers, the ids of all tokens are recorded and the recurrent states are saved in checkpoints.
-A trimmed prompt cache is then restored to the last available position, and the tokens up to the wanted position are computed again
-with the next pass.
+The ids of all tokens are recorded, and recurrent states are saved in checkpoints. In pools with sealed pages or recurrent layers, a
+trimmed prompt cache is restored to the last available position, and the tokens up to the wanted position are computed again with the
+next pass.
 """
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def pool_of_cache(cache: Any) -> Pool | None:
 # ---- trims ----
 
 def rewind(cache: Any) -> tuple[int, list[int]] | None:
-    """Restores trimmed sequences to the last available position. Only pools with a history need this.
+    """Restores trimmed sequences to the last available position. Other pools truncate pages directly.
 
     Returns the position and the ids of the tokens from there to the wanted position, or None if no sequence was trimmed. If the
     prompt cache has several sequences (of a model and of its draft model), all return to the same position, and no ids are returned.
     """
     by_seq: dict[PooledSequence, list[FlatKVCache | RecurrentCache]] = {}
     for c in layer_caches(cache):
-        if not c.batched and c.seqs[0].pool.has_history:
+        if not c.batched and c.seqs[0].pool.recomputes:
             by_seq.setdefault(c.seqs[0], []).append(c)
     wanted = {seq: min(c._now()[0] for c in layers) for seq, layers in by_seq.items()}
     if all(n == seq.length + seq.n_pending for seq, n in wanted.items()):
@@ -86,10 +86,19 @@ def recompute_trimmed(cache: Any) -> None:
 
 # ---- passes ----
 
-def _counts(cache: Any, n_rows: int, n: int) -> list[int]:
-    """Returns the number of tokens of each row in a pass, without right padding."""
-    first = next(c for c in layer_caches(cache) if isinstance(c, FlatKVCache))
+def _counts(first: FlatKVCache, tokens: Any) -> list[int]:
+    """Returns the number of tokens of each row in a pass, without right padding, or [] if the token ids are unknown."""
+    if not isinstance(tokens, mx.array) or tokens.ndim != 2:
+        return []
+    n_rows, n = tokens.shape
     return [n] * n_rows if first._remaining is None else [min(n, remaining) for remaining in first._remaining]
+
+
+def _record(seqs: list[PooledSequence], starts: list[int], tokens: Any, counts: list[int]) -> None:
+    """Appends the token ids of a pass to the histories of its sequences. starts: lengths of the sequences before the pass."""
+    for row, (seq, start, n) in enumerate(zip(seqs, starts, counts)):
+        if n and len(seq.history) == start:
+            seq.history.append(tokens, row, n)
 
 
 def _save_checkpoints(recurrent: list[RecurrentCache], seqs: list[PooledSequence], counts: list[int]) -> None:
@@ -106,12 +115,12 @@ def _save_checkpoints(recurrent: list[RecurrentCache], seqs: list[PooledSequence
 
 def _run_recorded(pool: Pool, cache: Any, tokens: Any, build: Callable[[], Any]) -> Any:
     """Runs one pass and records its token ids and recurrent states."""
-    layers = list(layer_caches(cache))
+    layers = list(layer_caches(cache)) if pool.is_hybrid else []
     recurrent = [c for c in layers if isinstance(c, RecurrentCache)]
+    first = next(c for c in layers or layer_caches(cache) if isinstance(c, FlatKVCache))
     before = [list(c.cache) for c in recurrent]
-    seqs, starts = layers[0].seqs, [seq.length + seq.n_pending for seq in layers[0].seqs]
-    is_array = isinstance(tokens, mx.array) and tokens.ndim == 2
-    counts = _counts(cache, *tokens.shape) if is_array else []
+    seqs, starts = first.seqs, [seq.length + seq.n_pending for seq in first.seqs]
+    counts = _counts(first, tokens)
     for c in recurrent:
         if c.lengths is not None and counts:  # mlx-lm's Mamba 2 layers read past the end if a row is longer than the pass
             c.lengths = mx.array(counts)
@@ -121,14 +130,10 @@ def _run_recorded(pool: Pool, cache: Any, tokens: Any, build: Callable[[], Any])
         for c, arrays in zip(recurrent, before):
             c.cache = arrays
         raise
-    if not is_array:
-        return result
-    for row, (seq, n) in enumerate(zip(seqs, counts)):
-        if len(seq.history) == starts[row] and n:
-            seq.history.append(tokens, row, n)
+    _record(seqs, starts, tokens, counts)
     for c in recurrent:
         c.n_tokens = [seq.length + seq.n_pending for seq in seqs]
-    if recurrent:
+    if recurrent and counts:
         if len(seqs) == 1 and counts[0] <= CHECKPOINT_TOKENS:
             pool.recent = weakref.ref(seqs[0]), Checkpoint(starts[0], before)
         _save_checkpoints(recurrent, seqs, counts)
@@ -180,8 +185,6 @@ def wrap_model_call(call: Callable[..., Any], decode_graphs: DecodeGraphs) -> Ca
                     return decode_graphs.step(graphs, model, args[0], cache)
             return call(model, *args, **named)
 
-        if not pool.has_history:
-            return pool.run_pass(build)
         ids = args[0] if args and named.get("input_embeddings") is None else None
         return _run_recorded(pool, cache, ids, build)
 
@@ -211,7 +214,7 @@ def wrap_model_call(call: Callable[..., Any], decode_graphs: DecodeGraphs) -> Ca
         pool = pool_of_cache(cache)
         if pool is None:
             return call(model, *args, **named)
-        if not pool.has_history:
+        if not pool.recomputes:
             return run_pieces(pool, model, cache, args, named)
         with pool.lock:
             for seq in next(layer_caches(cache)).seqs:

@@ -23,7 +23,7 @@ import mlx.core as mx
 
 from .._config import Config, Layer, codec_name
 from .._library import BadCall, DoesNotFit, Error, count
-from ..cache import Sequence
+from ..cache import Sequence, file_tokens
 from ..mlx_cache import MlxCache, MlxStep, mlx_plan
 from ..plan import Plan
 from .history import Checkpoint, Checkpoints, CheckpointStore, States, TokenHistory
@@ -177,7 +177,7 @@ class Pool(MlxCache):
         self._centers = [mx.array(l.center).reshape(l.n_kv_heads, l.k_dim) if l.center and options.codec != "16/16" else None for l in layers]
         mx.eval([c for c in self._centers if c is not None])
         self.is_hybrid = getattr(layers, "state_bytes", 0) > 0
-        self.has_history = self.sealed or self.is_hybrid  # whether trims recompute tokens, whose ids are recorded then
+        self.recomputes = self.sealed or self.is_hybrid  # whether trims recompute tokens
         self.checkpoints = CheckpointStore(options.max_checkpoints)
         self.recent: tuple[weakref.ref[PooledSequence], Checkpoint] | None = None  # states before the last unbatched pass
         self.layer_bytes = self.plan.token_bytes // len(layers)
@@ -394,7 +394,7 @@ class PooledSequence:
         self.evicted = False
         self.finished = False  # no request needs the reserved tokens beyond the length any more
         self._snapshot: Callable[[], PooledSequence | None] = lambda: None
-        self.history = TokenHistory()  # if pool.has_history
+        self.history = TokenHistory()
         self.checkpoints = Checkpoints(pool.checkpoints)
         self.recompute: Callable[[Any, list[int]], None] | None = None  # computes tokens with the model that computed this sequence
 
@@ -485,6 +485,8 @@ class PooledSequence:
             self._snapshot = lambda: None
             self.pool.retry_evicting(lambda: self.sequence().truncate(n_tokens))
             self.length = n_tokens
+            if not self.pool.recomputes:  # rewind() still needs the ids
+                self.forget_after(n_tokens)
 
     # ---- trims that recompute tokens ----
 
@@ -534,13 +536,13 @@ class PooledSequence:
 
     @locked
     def page_file(self) -> bytes:
-        """Returns the pages as the bytes of a page file. It stores positions as token ids, which mlx-lm does not provide."""
+        """Returns the pages as the bytes of a page file. If the token ids are unknown, positions are stored in their place."""
         self.pool.settle()
         if self.length == 0:
             return b""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "pages.fkv")
-            self.sequence().save(path, range(self.length))
+            self.sequence().save(path, self.history.ids(0, self.length) if self.can_rewind() else range(self.length))
             with open(path, "rb") as file:
                 return file.read()
 
@@ -553,3 +555,6 @@ class PooledSequence:
                 file.write(data)
             self._sequence = self.pool.retry_evicting(lambda: self.pool.load(path, length))
             self.length = self._reserved = length
+            ids = file_tokens(path)
+            if ids != list(range(length)):
+                self.history.extend(ids)

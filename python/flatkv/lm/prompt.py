@@ -140,7 +140,7 @@ class FlatKVCache(caches._BaseCache):
         return self.pool.layer_bytes * sum(self._now())
 
     def is_trimmable(self) -> bool:
-        if self.pool.has_history and (self.batched or not self.seqs[0].can_rewind()):
+        if self.pool.recomputes and (self.batched or not self.seqs[0].can_rewind()):
             return False
         return self.window == 0 or max(self._now()) < self.window
 

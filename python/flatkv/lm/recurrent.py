@@ -107,9 +107,8 @@ class RecurrentCache(caches.ArraysCache):
             return self.cache, self.left_padding, self.lengths
         seq = self.seqs[0]
         seq.pool.settle()
-        ids = seq.history.ids(0, seq.length) if self.number == 0 and seq.can_rewind() else []
         header = {"layer": self.number, "text": name, "length": seq.length, "pool": saved_pool(seq)}
-        return bytes_array(json.dumps(header).encode()), mx.array([0, *ids], mx.uint32), list(self.cache)
+        return bytes_array(json.dumps(header).encode()), list(self.cache)
 
     @state.setter
     def state(self, v: Any) -> None:
@@ -117,12 +116,9 @@ class RecurrentCache(caches.ArraysCache):
 
     @classmethod
     def from_state(cls, state: Any, meta_state: Any = None) -> RecurrentCache:
-        header, ids, arrays = state
+        header, arrays = state
         about = json.loads(bytes_of(header))
-        seq = loaded_sequence(about)
-        if ids.size > 1:
-            seq.history.extend(ids.tolist()[1:])
-        made = cls(about["layer"], len(arrays), [seq], [about["length"]])
+        made = cls(about["layer"], len(arrays), [loaded_sequence(about)], [about["length"]])
         made.cache = list(arrays)
         return made
 
