@@ -1,5 +1,5 @@
-/* Grammars compiled by llguidance over the vocabulary of the needle model: random answers drawn from the allowed tokens match the
- * schema, and hostile schemas are rejected. */
+/* Grammars over the vocabulary of the needle model: random answers drawn from the allowed tokens match the schema, and hostile
+ * schemas are rejected. Builds without llguidance support only JSON objects without a schema, so they skip the other tests. */
 #include "../src/serve/grammar.h"
 #include "test.h"
 
@@ -73,7 +73,56 @@ static size_t write_answer(grammar *g, uint32_t answer, uint64_t *random, char t
     return n_text;
 }
 
+/* Draws random tokens and replaces the last ones with closing tokens if the answer becomes long. Every complete answer is an
+ * object.
+ */
+START_TEST(random_answers_without_a_schema_are_objects) {
+    char error[GRAMMAR_ERROR_BYTES];
+    uint64_t random = 11;
+    size_t n_complete = 0;
+    size_t n_members = 0;
+    open_maker();
+    for (int round = 0; round < 200; round++) {
+        uint32_t tokens[MOST];
+        char text[MOST + 1];
+        uint32_t n = 0;
+        const char *why = NULL;
+        grammar *g = grammar_open(maker, NULL, AT_ONCE, 1, error);
+        ck_assert_msg(g != NULL, "%s", error);
+        for (; n < MOST; n++) {
+            static const char closing[] = "\"}]:";
+            static uint32_t bits[4096];
+            const uint32_t n_vocab = fkv_model_about(model)->n_vocab;
+            uint32_t closed = FKV_NO_TOKEN;
+            memset(bits, 0, sizeof bits);
+            ck_assert(grammar_mask(g, 0, tokens, n, bits, n_vocab) == NULL);
+            for (size_t i = 0; closing[i] != 0 && closed == FKV_NO_TOKEN; i++)
+                if (is_set(bits, (uint32_t)closing[i])) closed = (uint32_t)closing[i];
+            const bool ending = random_below(&random, 4) == 0 || n > 60;
+            tokens[n] = ending && closed != FKV_NO_TOKEN ? closed : draw(g, 0, tokens, n, &random, &why);
+            if (tokens[n] == FKV_NO_TOKEN) break;
+            text[n] = (char)tokens[n]; /* the tokens of the needle model are characters */
+        }
+        text[n] = 0;
+        json_error_t error_of_value;
+        json_t *value = json_loads(text, 0, &error_of_value);
+        const bool overflow = value == NULL && json_error_code(&error_of_value) == json_error_numeric_overflow; /* valid JSON */
+        if (n < MOST && !overflow) {
+            ck_assert_msg(json_is_object(value), "%s: %s", text, error_of_value.text);
+            n_complete++;
+            n_members += json_object_size(value);
+        }
+        json_decref(value);
+        grammar_close(g);
+    }
+    close_maker();
+    ck_assert_uint_ge(n_complete, 150);
+    ck_assert_uint_ge(n_members, 50);
+}
+END_TEST
+
 START_TEST(random_answers_match_the_schema) {
+    if (!grammar_supports_rules()) return;
     static const char rules[] =
         "start: value\nvalue: %json {\"type\":\"object\",\"properties\":{\"kind\":{\"enum\":[\"a\",\"b\"]},\"n\":{\"type\":\"integer\","
         "\"minimum\":3,\"maximum\":12},\"list\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":3}},"
@@ -104,7 +153,27 @@ START_TEST(random_answers_match_the_schema) {
 }
 END_TEST
 
+/* In both builds, an object may follow the reasoning. */
+START_TEST(object_begins_after_the_reasoning) {
+    static uint32_t bits[4096];
+    char error[GRAMMAR_ERROR_BYTES];
+    const uint32_t tokens[] = {'T', '}', 'E', '{', '}'};
+    open_maker();
+    grammar *g = grammar_open(maker, NULL, (grammar_thinking){.open = 'T', .close = 'E'}, 1, error);
+    ck_assert_msg(g != NULL, "%s", error);
+    for (uint32_t n = 0; n < 5; n++) {
+        memset(bits, 0, sizeof bits);
+        ck_assert(grammar_mask(g, 0, tokens, n, bits, fkv_model_about(model)->n_vocab) == NULL);
+        ck_assert(is_set(bits, tokens[n]));
+        ck_assert_int_eq(is_set(bits, 'z'), n == 1 || n == 2);
+    }
+    grammar_close(g);
+    close_maker();
+}
+END_TEST
+
 START_TEST(grammar_begins_after_the_reasoning) {
+    if (!grammar_supports_rules()) return;
     char error[GRAMMAR_ERROR_BYTES];
     uint64_t random = 7;
     const char *why = NULL;
@@ -145,6 +214,7 @@ static char *chain(int n) {
 }
 
 START_TEST(hostile_schemas_are_rejected) {
+    if (!grammar_supports_rules()) return;
     static const struct {
         const char *schema;
         const char *words;
@@ -183,6 +253,7 @@ START_TEST(hostile_schemas_are_rejected) {
 END_TEST
 
 START_TEST(mask_beyond_its_work_limit_fails_with_a_message) {
+    if (!grammar_supports_rules()) return;
     char error[GRAMMAR_ERROR_BYTES];
     uint32_t tokens[MOST];
     uint64_t random = 9;
@@ -202,5 +273,6 @@ START_TEST(mask_beyond_its_work_limit_fails_with_a_message) {
 }
 END_TEST
 
-TEST_MAIN("grammar", random_answers_match_the_schema, grammar_begins_after_the_reasoning, hostile_schemas_are_rejected,
+TEST_MAIN("grammar", random_answers_without_a_schema_are_objects, object_begins_after_the_reasoning,
+          random_answers_match_the_schema, grammar_begins_after_the_reasoning, hostile_schemas_are_rejected,
           mask_beyond_its_work_limit_fails_with_a_message)

@@ -182,12 +182,22 @@ bool answer_rules_wanted(const api_request *api, const char **param) {
     return api->forced_call || api->schema != NULL;
 }
 
-static bool put_rules(FILE *out, const api_request *api, const answer_marks *m, char *error) {
-    bool calls = api->forced_call || (json_object_get(api->conversation, "tools") != NULL && call_form_of(m) != NULL);
-    bool value = api->schema != NULL && !api->forced_call;
+/* Returns true if the answer may be a tool call. */
+static bool allows_calls(const api_request *api, const answer_marks *m) {
+    return api->forced_call || (json_object_get(api->conversation, "tools") != NULL && call_form_of(m) != NULL);
+}
+
+static bool can_be_constrained(const api_request *api, const answer_marks *m, char *error) {
     if (m->syntax.reasoning == FKV_REASONING_HARMONY || m->syntax.tools == FKV_TOOLS_HARMONY)
         return rule_error(error, "constrained output is not supported for models that answer in harmony format (gpt-oss)");
     if (api->ignore_end) return rule_error(error, "ignore_eos cannot be combined with constrained output");
+    return true;
+}
+
+static bool put_rules(FILE *out, const api_request *api, const answer_marks *m, char *error) {
+    bool calls = allows_calls(api, m);
+    bool value = api->schema != NULL && !api->forced_call;
+    if (!can_be_constrained(api, m, error)) return false;
     (void)fprintf(out, "start:%s (%s%s%s)\n", m->thinking.open != FKV_NO_TOKEN ? " SPACE?" : "", value ? "value" : "",
                   value && calls ? " | " : "", calls ? "calls" : "");
     if (m->thinking.open != FKV_NO_TOKEN) (void)fprintf(out, "SPACE: /[ \\n]{1,2}/\n");
@@ -269,6 +279,16 @@ grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, c
     if (chat) {
         marks.syntax = fkv_reply_syntax_of(model);
         marks.thinking = thinking_of(model, marks.syntax.reasoning, prompt, n_prompt);
+    }
+    if (!grammar_supports_rules()) {
+        if (!can_be_constrained(api, &marks, error)) return NULL;
+        if (!api->any_object || allows_calls(api, &marks)) {
+            (void)rule_error(
+                error, "this build supports only json_object without tools; for JSON schemas and forced tool calls, install "
+                       "Rust, run scripts/get-llguidance and build flatkv again");
+            return NULL;
+        }
+        return grammar_open(maker, NULL, marks.thinking, api->n, error);
     }
     char *text = answer_rules_text(api, &marks, error);
     grammar *g = text != NULL ? grammar_open(maker, text, marks.thinking, api->n, error) : NULL;

@@ -465,6 +465,7 @@ static bool read_format(api_request *r) {
     json_t *schema = json_object_get(inside != NULL ? inside : format, "schema");
     bool any = strcmp(type, "json_object") == 0 && schema == NULL;
     if (!any && !json_is_object(schema)) return invalid(r, name, "%s: json_schema requires a schema object", name);
+    r->any_object = any;
     r->schema = any ? json_pack("{s:s}", "type", "object") : json_incref(schema);
     return r->schema != NULL || invalid(r, name, "out of memory reading the schema");
 }

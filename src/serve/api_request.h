@@ -35,6 +35,7 @@ typedef struct api_request {
     int32_t priority;
     double deadline_s;
     json_t *schema;          /* JSON schema of the answer; NULL if there is none */
+    bool any_object;         /* the schema allows every JSON object (response_format json_object) */
     bool forced_call;        /* the answer must be a tool call */
     bool one_call;           /* the answer may contain at most one tool call */
     const char *forced_name; /* name of the required tool, or NULL if any tool may be called */

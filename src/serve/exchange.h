@@ -27,7 +27,7 @@ struct server {
     fkv_engine *engine;
     const char *model_name;
     uint64_t base_bytes;
-    grammar_maker *grammars;     /* NULL if the build has no grammar support */
+    grammar_maker *grammars;
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
     size_t max_prompt_bytes;     /* a prompt with more bytes always has more than max_request_tokens tokens */
     worker_pool *pool;

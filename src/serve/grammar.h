@@ -1,8 +1,8 @@
-/* Constrained decoding with llguidance: computes token masks from a grammar.
+/* Constrained decoding: computes token masks from a grammar.
  *
- * This feature is optional. The build compiles grammar_llguidance.c if FKV_LLGUIDANCE is ON, otherwise grammar_none.c. A grammar
- * is created on a worker thread and used on the engine thread, never on both at once. It is closed after the last event of its
- * request.
+ * The build compiles grammar_llguidance.c if llguidance is available, otherwise grammar_builtin.c, which supports only JSON
+ * objects without a schema. A grammar is created on a worker thread and used on the engine thread, never on both at once. It is
+ * closed after the last event of its request.
  *
  * There are limits on the size of a grammar, its number of rules and states, the time to compile it, and the work per mask.
  * Exceeding a limit is reported as a grammar error.
@@ -14,10 +14,13 @@
 
 enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400 };
 
-typedef struct grammar_maker grammar_maker; /* vocabulary of a model in llguidance format */
+typedef struct grammar_maker grammar_maker; /* vocabulary of a model, indexed for token masks */
 typedef struct grammar grammar;             /* grammar state of one request */
 
-/* Creates the vocabulary of a model for grammars. Returns NULL if the build has no grammar support or if memory runs out. */
+/* Returns true if the build has llguidance and grammar_open() accepts rules. */
+bool grammar_supports_rules(void);
+
+/* Creates the vocabulary index of a model, which must outlive it. Returns NULL if memory runs out. */
 grammar_maker *grammar_maker_open(const fkv_model *model);
 void grammar_maker_close(grammar_maker *maker); /* all grammars of the maker must be closed; maker may be NULL */
 
@@ -29,8 +32,8 @@ typedef struct grammar_thinking {
     bool opened; /* the prompt already contains the opening token */
 } grammar_thinking;
 
-/* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`. Returns NULL with a message in
- * error[GRAMMAR_ERROR_BYTES] if the grammar is invalid. */
+/* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`, or NULL for any JSON object. Returns NULL with a
+ * message in error[GRAMMAR_ERROR_BYTES] if the grammar is invalid. */
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error);
 void grammar_close(grammar *g); /* g may be NULL */
 

@@ -270,7 +270,10 @@ static LlgMatcher *compile_on_large_stack(const grammar_maker *maker, const char
     return matcher;
 }
 
+bool grammar_supports_rules(void) { return true; }
+
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error) {
+    if (rules == NULL) rules = "start: %json {\"type\":\"object\",\"x-guidance\":{\"whitespace_flexible\":false}}\n";
     if (!within_bounds(rules, error)) return NULL;
     grammar *g = calloc(1, sizeof *g + n_answers * sizeof *g->answers);
     (void)snprintf(error, GRAMMAR_ERROR_BYTES, "out of memory compiling the grammar");

@@ -48,10 +48,9 @@ static void fit_answer(exchange *x) {
 /* Compiles the grammar of a constrained request. */
 static bool make_rules(exchange *x) {
     const char *param = NULL;
-    char why[GRAMMAR_ERROR_BYTES] = "this build does not support constrained output; build flatkv with -DFKV_LLGUIDANCE=ON";
+    char why[GRAMMAR_ERROR_BYTES] = "";
     if (!answer_rules_wanted(&x->api, &param)) return true;
-    if (x->s->grammars != NULL)
-        x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->prompt.tokens, x->prompt.n, why);
+    x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->prompt.tokens, x->prompt.n, why);
     if (x->rules == NULL) fail(x, 400, param, "%s: %s", param, why);
     return x->rules != NULL;
 }

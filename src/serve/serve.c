@@ -477,9 +477,8 @@ bool serve_run(server *s, const serve_subject *subject) {
     s->max_request_tokens = request_limit(s);
     s->max_prompt_bytes = prompt_byte_limit(s);
     s->pool = worker_pool_open();
-    if (s->pool == NULL) return false;
-    s->base_bytes = subject->base_bytes;
-    if (s->grammars != NULL) s->base_bytes += resident_bytes() - before; /* included in the dashboard's planned memory */
+    if (s->pool == NULL || s->grammars == NULL) return false;
+    s->base_bytes = subject->base_bytes + resident_bytes() - before; /* the vocabulary index is part of the planned memory */
     print_address(s);
     return run_loop(s);
 }
