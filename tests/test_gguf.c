@@ -52,6 +52,7 @@ START_TEST(valid_file_gives_its_vocabulary) {
     ck_assert_uint_eq(v->n_merges, 1);
     ck_assert(same(v->merges[0], "a b"));
     ck_assert(v->bos == 1 && v->eos == 1 && v->eot == 4 && v->unk == 0);
+    ck_assert_uint_eq(v->suffix, FKV_NO_TOKEN);
     ck_assert(v->add_bos && v->add_space_prefix); /* defaults of SentencePiece vocabularies */
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 0);
     fkv_weights_close(weights);
@@ -59,7 +60,9 @@ START_TEST(valid_file_gives_its_vocabulary) {
     good_keys(&shared);
     key_bool(&shared, "tokenizer.ggml.add_bos_token", 0);
     key_bool(&shared, "tokenizer.ggml.add_space_prefix", 0);
+    key_bool(&shared, "tokenizer.ggml.add_eos_token", 1);
     weights = read_good(&shared);
+    ck_assert_uint_eq(fkv_weights_vocab(weights)->suffix, 1);
     ck_assert(!fkv_weights_vocab(weights)->add_bos && !fkv_weights_vocab(weights)->add_space_prefix);
     fkv_weights_close(weights);
 }
@@ -208,6 +211,70 @@ START_TEST(glm_norms_and_biases_follow_the_tensors) {
 }
 END_TEST
 
+static void llama4_keys(uint32_t n_experts) {
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama4");
+    key_u32(&shared, "llama4.block_count", 4);
+    key_u32(&shared, "llama4.expert_count", n_experts);
+    key_u32(&shared, "llama4.expert_feed_forward_length", 24);
+    key_u32(&shared, "llama4.interleave_moe_layer_step", 2);
+}
+
+/* GGUF files of Llama 4 store neither the chunks nor the norms, the RoPE pattern and the temperature. */
+START_TEST(attention_of_llama4_follows_the_number_of_experts_and_the_window) {
+    for (unsigned i = 0; i < 3; i++) {
+        llama4_keys(i == 1 ? 128 : 16);
+        if (i == 2) key_u32(&shared, "llama4.attention.sliding_window", 0);
+        fkv_weights *weights = read_good(&shared);
+        const fkv_hparams *h = fkv_weights_hparams(weights);
+        ck_assert_int_eq(h->features.qk_norm, i == 1 ? FKV_QK_PLAIN : FKV_QK_NORM_UNWEIGHTED);
+        ck_assert(h->attention_chunk == (i == 2 ? 0 : 8192) && h->temperature_of_no_rope == (i != 2) && h->shared_dim == 24);
+        ck_assert_uint_eq(h->layers[2], FKV_LAYER_DENSE);
+        ck_assert_uint_eq(h->layers[3], i == 2 ? 0 : FKV_LAYER_NO_ROPE);
+        fkv_weights_close(weights);
+    }
+    fkv_weights *bad = NULL;
+    llama4_keys(16);
+    shared.bytes[shared.n - 4] = 0; /* a step of 0 */
+    const size_t n = made(&shared);
+    ck_status(read_bytes(shared.bytes, n, &bad), FKV_FILE_FORMAT);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "interleave_moe_layer_step is 0"));
+    fkv_weights_close(bad);
+}
+END_TEST
+
+static void xielu_keys(uint64_t n_alphas, float alpha) {
+    static const char *const keys[] = {"xielu.alpha_p", "xielu.alpha_n", "xielu.beta"};
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "apertus");
+    key_u32(&shared, "apertus.block_count", 2);
+    for (size_t k = 0; k < 3; k++) {
+        key_array(&shared, keys[k], F32, k == 0 ? n_alphas : 2);
+        for (uint64_t i = 0; i < (k == 0 ? n_alphas : 2); i++) {
+            const float value = (float)k + alpha * (float)i;
+            put(&shared, &value, sizeof value);
+        }
+    }
+    key_f32(&shared, "xielu.eps", -1e-6f);
+}
+
+START_TEST(xielu_parameters_are_read_per_layer) {
+    xielu_keys(2, 0.25f);
+    fkv_weights *weights = read_good(&shared);
+    const float *x = fkv_weights_hparams(weights)->xielu;
+    ck_assert(x != NULL && x[0] == 0 && x[1] == 0.25f && x[2] == 1 && x[3] == 1.25f && x[5] == 2.25f && x[7] == -1e-6f);
+    fkv_weights_close(weights);
+    for (unsigned i = 0; i < 2; i++) {
+        fkv_weights *bad = NULL;
+        xielu_keys(i == 0 ? 3 : 2, i == 0 ? 0.25f : INFINITY);
+        const size_t n = made(&shared);
+        ck_status(read_bytes(shared.bytes, n, &bad), FKV_FILE_FORMAT);
+        ck_assert_ptr_nonnull(strstr(fkv_message(), "xielu.alpha_p"));
+        fkv_weights_close(bad);
+    }
+}
+END_TEST
+
 START_TEST(integers_may_be_wider_than_needed) {
     const double base = 5e5;
     const int16_t context = 77;
@@ -317,6 +384,7 @@ END_TEST
 
 TEST_MAIN("gguf", valid_file_gives_its_hyperparameters, valid_file_gives_its_vocabulary, tensors_point_to_their_data_in_the_file,
           every_one_of_many_tensors_is_found, missing_keys_read_as_zero, gemma_has_windows_and_two_ropes,
-          yarn_log_multiplier_is_mscale_all_dim, glm_norms_and_biases_follow_the_tensors, integers_may_be_wider_than_needed,
-          other_alignments_are_supported, id_distinguishes_weights, file_is_mapped_and_can_be_released,
-          files_without_weights_are_rejected)
+          yarn_log_multiplier_is_mscale_all_dim, glm_norms_and_biases_follow_the_tensors,
+          attention_of_llama4_follows_the_number_of_experts_and_the_window, xielu_parameters_are_read_per_layer,
+          integers_may_be_wider_than_needed, other_alignments_are_supported, id_distinguishes_weights,
+          file_is_mapped_and_can_be_released, files_without_weights_are_rejected)

@@ -119,6 +119,8 @@ static const hf_model_type MODEL_TYPES[] = {
     {"seed_oss", "seed_oss", 0, NULL},
     {"ernie4_5", "ernie4_5", 0, NULL},
     {"gpt_oss", "gpt-oss", 0, NULL},
+    {"qwen2_vl", "qwen2vl", 0, NULL}, /* published configs without text_config */
+    {"qwen2_5_vl", "qwen2vl", 0, NULL},
     {"qwen2_vl_text", "qwen2vl", 0, NULL},
     {"qwen2_5_vl_text", "qwen2vl", 0, NULL},
     {"qwen3_vl_moe_text", "qwen3vlmoe", 0, NULL},

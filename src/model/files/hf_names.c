@@ -86,7 +86,7 @@ static const char *skip_prefix(const char *text, const char *prefix) {
 static bool is_unused_tensor(const char *name) {
     static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
                                            "audio_tower.", "embed_vision.", "embed_audio.",  "vision_embedder.",
-                                           "connector.",   "mtp_layers."};
+                                           "connector.",   "mtp_"};
     const char *inner = skip_prefix(name, "model.");
     for (size_t i = 0; i < COUNT(prefixes); i++)
         if (skip_prefix(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;

@@ -75,6 +75,8 @@ static const fkv_hf_traits TRAITS[] = {
      .renames = "{\"num_dense_layers\": \"first_k_dense_replace\", \"num_shared_experts\": \"n_shared_experts\","
                 " \"route_scale\": \"routed_scaling_factor\", \"global_attn_every_n_layers\": \"sliding_window_pattern\"}",
      .fields = "n_shared_experts first_k_dense_replace"},
+    {.type = "qwen2_vl", .defaults = QWEN25VL_DEFAULTS},
+    {.type = "qwen2_5_vl", .defaults = QWEN25VL_DEFAULTS},
     {.type = "qwen2_vl_text", .defaults = QWEN25VL_DEFAULTS},
     {.type = "qwen2_5_vl_text", .defaults = QWEN25VL_DEFAULTS},
     {.type = "glm4v_text", .defaults = GLM4V_DEFAULTS},
