@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,6 +263,31 @@ void golden_model_close(golden_model *g) {
 }
 
 /* ---- model runs ---- */
+
+double golden_model_embedding_distance(const golden_model *g, const fkv_model *model, uint32_t chunk) {
+    const char *text = json_string_value(json_object_get(g->json, "embedding"));
+    const uint32_t dim = fkv_model_about(model)->dim;
+    if (text == NULL) return 0.0;
+    float *expected = malloc(dim * sizeof *expected);
+    float *got = malloc(dim * sizeof *got);
+    must(expected != NULL && got != NULL, "malloc");
+    read_base64(text, expected, dim * sizeof *expected);
+    fkv_runner_config config = model_runner_config(16, g->n_tokens, chunk);
+    config.embeddings = true;
+    fkv_runner *runner = model_runner(model, config);
+    must(fkv_embed(runner, g->tokens, g->n_tokens, dim, got) == FKV_OK, "fkv_embed");
+    const double distance = relative_l2(got, expected, dim);
+    /* fewer dimensions: the first values, scaled again */
+    double squares = 0.0;
+    must(fkv_embed(runner, g->tokens, g->n_tokens, dim / 2, got) == FKV_OK, "fkv_embed");
+    for (uint32_t i = 0; i < dim / 2; i++) squares += (double)expected[i] * (double)expected[i];
+    for (uint32_t i = 0; i < dim / 2; i++) expected[i] = (float)((double)expected[i] / sqrt(squares));
+    const double shortened = relative_l2(got, expected, dim / 2);
+    fkv_runner_close(runner);
+    free(expected);
+    free(got);
+    return distance > shortened ? distance : shortened;
+}
 
 double golden_model_distance(const golden_model *g, const fkv_model *model, uint32_t chunk, uint32_t n_single) {
     float *logits = malloc((size_t)g->n_tokens * GOLDEN_VOCAB * sizeof *logits);

@@ -80,7 +80,8 @@ static bool check(const options *o, const char *name, bool *first) {
     double chunked = golden_model_distance(&g, model, CHUNK, N_SINGLE);
     double single = golden_model_distance(&g, model, 1, g.n_tokens);
     double least = least_change(&g);
-    bool good = chunked <= LIMIT && single <= LIMIT && least >= 2e-2;
+    double embedding = golden_model_embedding_distance(&g, model, CHUNK);
+    bool good = chunked <= LIMIT && single <= LIMIT && embedding <= LIMIT && least >= 2e-2;
     if (o->json)
         printf("%s{\"model\": \"%s\", \"architecture\": \"%s\", \"chunked\": %.2e, \"single\": %.2e}", *first ? "" : ",\n", name,
                fkv_model_about(model)->architecture, chunked, single);

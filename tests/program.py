@@ -20,7 +20,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["tokenize"], ["pages"], ["models"])
+COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["models"])
 
 program = ""
 
@@ -832,6 +832,21 @@ def tokens_are_printed():
     expect(answer("tokenize", stdin=b"abc")["tokens"] == [97, 98, 99], "--json")
     code, out, _ = flatkv("tokenize", "--count", "-f", BOOK)
     expect(code == GOOD and int(out) == os.path.getsize(BOOK), out)
+
+
+def embeddings_are_unit_vectors():
+    whole = answer("embed", "-m", "needle", "-p", "a text")
+    expect(whole["n_tokens"] == 6 and len(whole["embedding"]) == whole["dimensions"], whole)
+    expect(abs(sum(x * x for x in whole["embedding"]) - 1) < 1e-5, whole)
+    part = answer("embed", "-m", "needle", "-p", "a text", "--dimensions", "8")["embedding"]
+    length = sum(x * x for x in whole["embedding"][:8]) ** 0.5
+    expect(len(part) == 8 and all(abs(a - b / length) < 1e-6 for a, b in zip(part, whole["embedding"])), part)
+    code, out, _ = flatkv("embed", "-m", "needle", "-f", "-", stdin=b"a text")
+    expect(code == GOOD and [float(x) for x in out.split()] == whole["embedding"], out)
+    chunked = answer("embed", "-m", "needle", "-p", "a text", "--chunk", "2")
+    expect(chunked["embedding"] == whole["embedding"], chunked)
+    refused(FAILED, ["empty"], "embed", "-m", "needle", "-p", "")
+    refused(USAGE, ["--dimensions"], "embed", "-m", "needle", "-p", "x", "--dimensions", "100000")
 
 
 # Quality test without a download: recall of many facts ranks the codecs by the likelihood of the correct answers. A simulation with

@@ -3,6 +3,7 @@
 
 usage: serve_test.py <flatkv> [test...]
 """
+import base64
 import concurrent.futures
 import contextlib
 import http.client
@@ -13,6 +14,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -174,6 +176,30 @@ def openai_complete_and_streamed_responses_agree():
         one, listed, nested = (server.post("/v1/completions", {**ask, "prompt": p})["choices"] for p in ("ab", ["ab"], [[97, 98]]))
         assert one == listed == nested, (one, listed, nested)
         assert server.raw("GET", "/health")[0] == 200
+
+
+def embeddings_match_the_program_and_reject_invalid_requests():
+    with serving("-c", "1K", "--embeddings", "--embedding-tokens", "64") as server:
+        reply = server.post("/v1/embeddings", {"model": "needle", "input": ["a text", "another"]})
+        first, second = reply["data"]
+        assert reply["object"] == "list" and (first["index"], second["index"], first["object"]) == (0, 1, "embedding"), reply
+        assert reply["usage"] == {"prompt_tokens": 13, "total_tokens": 13}, reply
+        done = subprocess.run([sys.argv[1], "embed", "-m", "needle", "-p", "a text", "--json"], check=True, capture_output=True)
+        assert first["embedding"] == json.loads(done.stdout)["embedding"]
+        for same in ("a text", [97, 32, 116, 101, 120, 116], [[97, 32, 116, 101, 120, 116]]):
+            assert server.post("/v1/embeddings", {"input": same})["data"][0]["embedding"] == first["embedding"], same
+        packed = server.post("/v1/embeddings", {"input": "a text", "encoding_format": "base64", "dimensions": 7})["data"][0]["embedding"]
+        values = struct.unpack("<7f", base64.b64decode(packed, validate=True))
+        plain = server.post("/v1/embeddings", {"input": "a text", "dimensions": 7})["data"][0]["embedding"]
+        assert all(abs(a - b) < 1e-6 for a, b in zip(values, plain)) and abs(sum(x * x for x in plain) - 1) < 1e-5, (values, plain)
+        for field, value in (("input", ""), ("input", []), ("input", 7), ("input", [97, -1]), ("input", ["x", 7]), ("input", "x" * 65),
+                             ("input", ["x"] * 2049), ("dimensions", 0), ("dimensions", 1 << 40), ("dimensions", "7"), ("encoding_format", "int8")):
+            error = server.post("/v1/embeddings", {"input": "x", field: value}, expect=400)["error"]
+            assert error["param"] == field, (field, error)
+        server.post("/v1/embeddings", b"{", expect=400)
+        assert server.post("/v1/completions", {"prompt": "ab", "max_tokens": 2})["usage"]["completion_tokens"] > 0
+    with serving("-c", "1K") as server:
+        assert "--embeddings" in server.post("/v1/embeddings", {"input": "x"}, expect=501)["error"]["message"]
 
 
 def special_tokens_in_raw_prompts_are_parsed_on_request():

@@ -519,6 +519,38 @@ START_TEST(accompanying_files_set_bos_eos_and_the_template) {
 }
 END_TEST
 
+/* Embedding models append a token, which TemplateProcessing states. */
+START_TEST(token_after_a_text_is_appended_on_request) {
+    static const char PROCESSOR[] =
+        "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}, {\"SpecialToken\": {\"id\": "
+        "\"</s>\", \"type_id\": 0}}], \"pair\": [], \"special_tokens\": {\"</s>\": {\"id\": \"</s>\", \"ids\": [401], \"tokens\": [\"</s>\"]}}}";
+    json_t *vectors = vectors_load();
+    char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
+    json_t *file = json_loads(text, 0, NULL);
+    free(text);
+    ck_assert_int_eq(json_object_set_new(file, "post_processor", json_loads(PROCESSOR, 0, NULL)), 0);
+    text = json_dumps(file, JSON_COMPACT);
+    folder_open();
+    write_text("tokenizer.json", text);
+    fkv_weights *weights = folder_read(FKV_OK);
+    ck_assert(weights->vocab.suffix == 401 && !weights->vocab.add_bos);
+    fkv_tokenizer *tokenizer = NULL;
+    uint32_t tokens[8];
+    size_t n = 0;
+    size_t n_plain = 0;
+    ck_ok(fkv_tokenizer_open(&weights->vocab, &tokenizer));
+    ck_ok(fkv_tokenizer_encode(tokenizer, "ab", NULL, 2, FKV_TOKENIZE_BOS, tokens, 8, &n_plain));
+    ck_ok(fkv_tokenizer_encode(tokenizer, "ab", NULL, 2, FKV_TOKENIZE_BOS | FKV_TOKENIZE_EOS, tokens, 8, &n));
+    ck_assert(n == n_plain + 1 && tokens[n - 1] == 401);
+    fkv_tokenizer_close(tokenizer);
+    fkv_weights_close(weights);
+    folder_remove();
+    free(text);
+    json_decref(file);
+    json_decref(vectors);
+}
+END_TEST
+
 START_TEST(generation_config_sets_sampling_parameters) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
@@ -657,5 +689,6 @@ TEST_MAIN("tokenizer_json", every_construct_tokenizes_as_in_hugging_face, tokens
           marked_text_gives_no_control_token, control_tokens_are_distinguished_from_tags,
           tokens_beyond_the_embedding_rows_are_ignored, normalizers_that_grow_without_bound_are_rejected,
           unsupported_constructs_are_rejected_by_name, truncated_file_is_rejected, unsupported_patterns_are_rejected,
-          accompanying_files_set_bos_eos_and_the_template, generation_config_sets_sampling_parameters,
-          folder_with_only_tokenizer_model_is_sentencepiece, other_sentencepiece_models_are_rejected_by_name)
+          accompanying_files_set_bos_eos_and_the_template, token_after_a_text_is_appended_on_request,
+          generation_config_sets_sampling_parameters, folder_with_only_tokenizer_model_is_sentencepiece,
+          other_sentencepiece_models_are_rejected_by_name)

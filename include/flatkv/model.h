@@ -124,6 +124,7 @@ typedef enum fkv_tokenize_flags {
     FKV_TOKENIZE_PLAIN = 0,
     FKV_TOKENIZE_BOS = 1,     /* prepend bos if the model requires it (add_bos) */
     FKV_TOKENIZE_SPECIAL = 2, /* recognize special tokens such as "<|im_end|>" in the text; leave unset for user input */
+    FKV_TOKENIZE_EOS = 4,     /* append the token that the model's files append to texts, as embedding models require */
 } fkv_tokenize_flags;
 
 /* Tokenizes text of n_bytes bytes. Invalid UTF-8 is accepted and encoded byte by byte, as the reference tokenizer does. Writes at
@@ -271,6 +272,7 @@ typedef struct fkv_runner_config {
     uint32_t n_threads;    /* 0: one per core */
     fkv_isa isa;           /* instruction set of the CPU kernels */
     bool lazy;             /* CPU only: commit page memory on first use */
+    bool embeddings;       /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
     uint64_t memory_limit; /* limit on fkv_runner_plan.total_bytes; 0: none */
     fkv_log_fn log;
     void *log_user;
@@ -320,6 +322,12 @@ typedef struct fkv_tokens {
  * they differ between batches by rounding errors, because MLX selects matrix kernels by the number of rows (docs/mlx.md). On
  * MLX, each step is a single evaluation of one graph. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* Computes the embedding of a text with a decoder model such as Qwen3-Embedding. Runs the tokens as a new sequence, takes the
+ * final hidden state of the last token, keeps its first n_dims values and scales them to a Euclidean norm of 1. The runner must
+ * have been opened with `embeddings`, and one of its sequences must be free. Tokenize texts with FKV_TOKENIZE_BOS and
+ * FKV_TOKENIZE_EOS. out: [n_dims] */
+FKV_API fkv_status fkv_embed(fkv_runner *runner, const uint32_t *tokens, uint32_t n_tokens, uint32_t n_dims, float *out);
 
 /* ---- calibration --------------------------------------------------------------------------------------------- */
 

@@ -41,6 +41,7 @@ int cli_plan(int argc, char **argv);
 int cli_ppl(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_serve(int argc, char **argv);
+int cli_embed(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 
 #endif

@@ -16,6 +16,7 @@ static const struct {
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
     {"bench", cli_bench, "benchmarks: memory while the context fills (flat), attention time (attn)"},
     {"calibrate", cli_calibrate, "writes a calibration file for --codecs calibrated"},
+    {"embed", cli_embed, "prints the embedding of a text"},
     {"tokenize", cli_tokenize, "prints the tokens of a text"},
     {"pages", cli_pages, "verifies or shows a saved page file"},
     {"models", cli_models, "lists known and local models and the memory that each needs"},

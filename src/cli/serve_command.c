@@ -34,6 +34,8 @@ typedef struct serve_options {
     double step_ms;
     double max_wait;
     uint32_t drafts;
+    bool embeddings;
+    uint32_t embed_tokens; /* 0: not given */
     const char *prefix_dir;
     uint64_t prefix_disk;
 } serve_options;
@@ -85,6 +87,9 @@ static int check_serve_options(serve_options *o) {
     if (o->parallel == 0 || o->parallel >= o->model.chunk)
         return kit_fail(EXIT_USAGE, "--parallel must be at least 1 and less than --chunk, so at most %u (got %u)",
                         o->model.chunk - 1, o->parallel);
+    if (o->embed_tokens != 0 && !o->embeddings) return kit_fail(EXIT_USAGE, "--embedding-tokens requires --embeddings");
+    if (o->embeddings && o->model.device == FKV_BACKEND_MLX)
+        return kit_fail(EXIT_USAGE, "--embeddings requires --device cpu: MLX runs only one model thread at a time");
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
     if (o->drafts == NOT_GIVEN)
         o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* the gain from drafts was measured only on CPUs */
@@ -127,8 +132,27 @@ static void report_store(const fkv_store_stats *stats, const char *folder) {
                   kit_bytes(stats->usage.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->usage.memory, buffers));
 }
 
+/* Opens the runner for embeddings: one sequence with 16-bit keys and values. *n_bytes receives its planned memory. */
+static fkv_status open_embedder(serve_options *o, const fkv_model *model, fkv_runner **embedder, uint64_t *n_bytes) {
+    const uint32_t context = fkv_model_about(model)->context;
+    char bytes[32];
+    fkv_runner_plan plan = {0};
+    if (o->embed_tokens == 0) o->embed_tokens = context < 8192 ? context : 8192;
+    fkv_runner_config config = model_options_runner(&o->model, o->embed_tokens);
+    config.embeddings = true;
+    if (config.max_step_tokens > config.max_tokens) config.max_step_tokens = config.max_tokens;
+    fkv_status status = fkv_codec_parse("16/16", &config.k, &config.v);
+    if (status == FKV_OK) status = fkv_runner_plan_make(model, &config, &plan);
+    if (status == FKV_OK) status = fkv_runner_open(model, &config, embedder);
+    *n_bytes = plan.total_bytes;
+    if (status == FKV_OK)
+        (void)fprintf(stderr, "embeddings of up to %u tokens, %s\n", o->embed_tokens, kit_bytes(plan.total_bytes, bytes));
+    return status;
+}
+
 /* Loads the model, opens the engine and serves until shutdown is requested. Returns an exit code. */
-static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, fkv_model **model, fkv_engine **engine) {
+static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, fkv_model **model, fkv_engine **engine,
+                       fkv_runner **embedder) {
     int code = model_options_load(&o->model, false, model);
     if (code != EXIT_GOOD) return code;
     fkv_engine_config config = engine_config(o, fkv_model_about(*model));
@@ -148,10 +172,15 @@ static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, 
                   config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
     model_report_chat(*model);
     if (o->prefix_dir != NULL) report_store(&stats.store, o->prefix_dir);
+    uint64_t embedder_bytes = 0;
+    if (o->embeddings) status = open_embedder(o, *model, embedder, &embedder_bytes);
+    if (status != FKV_OK) return cli_fail_status(status);
     const serve_subject subject = {.model = *model,
                                    .engine = *engine,
+                                   .embedder = *embedder,
+                                   .embed_tokens = o->embed_tokens,
                                    .model_name = o->alias != NULL ? o->alias : file_name_of(o->model.model),
-                                   .base_bytes = before.anonymous_bytes};
+                                   .base_bytes = before.anonymous_bytes + embedder_bytes};
     return serve_run(http, &subject) ? EXIT_GOOD : kit_fail(EXIT_FAILED, "out of memory starting the server's event loop");
 }
 
@@ -159,13 +188,15 @@ static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, 
 static int serve(serve_options *o) {
     fkv_model *model = NULL;
     fkv_engine *engine = NULL;
+    fkv_runner *embedder = NULL;
     fkv_prefix_store store = {0};
     server *http = serve_open(&o->http);
     if (http == NULL)
         return kit_fail(EXIT_FAILED, "cannot listen on %s port %u: %s; choose another --port (0 selects any free port) or --host",
                         o->http.host, o->port, errno == EINVAL ? "the host name has no known address" : strerror(errno));
-    int code = serve_model(o, http, &store, &model, &engine);
+    int code = serve_model(o, http, &store, &model, &engine, &embedder);
     serve_close(http);
+    fkv_runner_close(embedder);
     fkv_engine_close(engine);
     if (store.close != NULL) store.close(store.self);
     fkv_model_close(model);
@@ -215,6 +246,11 @@ int cli_serve(int argc, char **argv) {
          "n-gram speculative decoding: draft up to N tokens per step; does not change the output;\n0 disables (default 3; 0 on MLX)"},
         {"step-ms", 0, OPTION_REAL, &o.step_ms, 0, "MS",
          "target time of a step that includes prefill, in milliseconds; bounds the delay between tokens (default 100; 40 on MLX)"},
+        KIT_HEADING("Embeddings"),
+        {"embeddings", 0, OPTION_FLAG, &o.embeddings, 0, NULL,
+         "also serve /v1/embeddings, with a separate 16-bit cache for one text"},
+        {"embedding-tokens", 0, OPTION_COUNT, &o.embed_tokens, INT32_MAX, "N",
+         "maximum number of tokens of an embedded text (default 8192, or the model's context if that is shorter)"},
         KIT_HEADING("Prefix store"),
         {"prefix-dir", 0, OPTION_TEXT, &o.prefix_dir, 0, "DIR",
          "also store prefixes in this folder, so that they survive eviction and restarts"},

@@ -517,7 +517,7 @@ static void start_work(exchange *x, void (*prepare)(exchange *x), bool large) {
     worker_pool_add(x->s->pool, &x->work);
 }
 
-void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), uint64_t tenant) {
+void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant) {
     exchange *x = calloc(1, sizeof *x);
     struct evbuffer *body = evbuffer_new();
     if (x == NULL || body == NULL || evbuffer_add_buffer(body, evhttp_request_get_input_buffer(req)) != 0) {
@@ -537,5 +537,5 @@ void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(excha
     x->arrived_at = exchange_now();
     x->created = (int64_t)time(NULL);
     evhttp_connection_set_closecb(evhttp_request_get_connection(req), on_close, x);
-    start_work(x, prepare, evbuffer_get_length(body) > LARGE_BODY);
+    start_work(x, prepare, is_large || evbuffer_get_length(body) > LARGE_BODY);
 }

@@ -30,6 +30,9 @@ struct server {
     grammar_maker *grammars;
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
     size_t max_prompt_bytes;     /* a prompt with more bytes always has more than max_request_tokens tokens */
+    fkv_runner *embedder;        /* NULL if the server does not compute embeddings; used while holding embed_lock */
+    uint32_t embed_tokens;       /* maximum number of tokens of an embedded text */
+    pthread_mutex_t embed_lock;
     worker_pool *pool;
     serve_config config;
     struct event_base *base;
@@ -138,8 +141,9 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 
 /* ---- exchanges (exchange.c) ---- */
 
-/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. */
-void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), uint64_t tenant);
+/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: always a large job of the
+ * worker pool; otherwise only if the body is large. */
+void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
 
 /* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
  * Called on a worker thread, as part of the preparation. */

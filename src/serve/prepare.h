@@ -16,5 +16,6 @@ void prepare_token_count(exchange *x);
 void prepare_tokens(exchange *x);
 void prepare_token_text(exchange *x);
 void prepare_template_text(exchange *x);
+void prepare_embeddings(exchange *x); /* embeddings.c */
 
 #endif

@@ -191,6 +191,7 @@ static const route ROUTES[] = {
     {"/v1/messages", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_messages},
     {"/v1/responses", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_responses},
     {"/v1/messages/count_tokens", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_token_count},
+    {"/v1/embeddings", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_embeddings},
     {"/v1/models", EVHTTP_REQ_GET, WITH_KEY, do_models, NULL},
     {"/v1/models/", EVHTTP_REQ_GET, WITH_KEY, do_model, NULL},
     {"/tokenize", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_tokens},
@@ -264,7 +265,7 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->model == NULL) {
         send_loading(&c, r->path);
     } else if (r->prepare != NULL) {
-        exchange_begin(s, req, r->prepare, c.tenant);
+        exchange_begin(s, req, r->prepare, r->prepare == prepare_embeddings, c.tenant);
     } else {
         r->serve(&c);
     }
@@ -436,6 +437,7 @@ server *serve_open(const serve_config *config) {
     s->next_seed = (uint64_t)(exchange_now() * 1e9);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)pthread_mutex_init(&s->lock, NULL);
+    (void)pthread_mutex_init(&s->embed_lock, NULL);
     s->base = event_base_new();
     bool good = s->base != NULL && pipe(s->wake) == 0;
     for (int i = 0; good && i < 2; i++) {
@@ -471,6 +473,8 @@ bool serve_run(server *s, const serve_subject *subject) {
     stop_loading_loop(s);
     s->model = subject->model;
     s->engine = subject->engine;
+    s->embedder = subject->embedder;
+    s->embed_tokens = subject->embed_tokens;
     s->model_name = subject->model_name;
     uint64_t before = resident_bytes();
     s->grammars = grammar_maker_open(s->model);
@@ -492,6 +496,7 @@ void serve_close(server *s) {
     if (s->base != NULL) event_base_free(s->base);
     grammar_maker_close(s->grammars);
     (void)pthread_mutex_destroy(&s->lock);
+    (void)pthread_mutex_destroy(&s->embed_lock);
     for (int i = 0; i < 2; i++)
         if (s->wake[i] > 0) (void)close(s->wake[i]);
     free(s);

@@ -39,6 +39,8 @@ typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
     const char *model_name; /* model name in /v1/models and in replies */
+    fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
+    uint32_t embed_tokens;  /* maximum number of tokens of an embedded text */
     uint64_t base_bytes;    /* anonymous process memory before the engine was opened: program, weights, vocabulary */
 } serve_subject;
 

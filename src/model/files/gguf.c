@@ -87,6 +87,9 @@ static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights
     /* default if the file has no add_bos_token: true for SentencePiece models only */
     vocab->add_bos = vocab->model.size == 5 && memcmp(vocab->model.data, "llama", 5) == 0;
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_bos_token", &vocab->add_bos));
+    bool add_eos = false;
+    FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_eos_token", &add_eos));
+    if (add_eos) vocab->suffix = vocab->eos;
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_space_prefix", &vocab->add_space_prefix));
     if (vocab->n_tokens > 0) weights->hparams.n_vocab = vocab->n_tokens;
     return FKV_OK;

@@ -440,6 +440,11 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         if (last) keep_logit_rows(p);
         finish_layer(p);
     }
+    if (p->r->config.embeddings) {
+        for (uint32_t i = 0; i < p->n_rows; i++)
+            memcpy(p->r->logits + (size_t)i * h->dim, h_of(p, i), h->dim * sizeof *p->r->logits);
+        return FKV_OK;
+    }
     const fkv_product out = {&w->output, w->output_bias, p->r->logits, h->n_vocab};
     multiply_rows(p, &out, 1, p->r->cpu.h, p->r->cpu.dim_pad);
     if (h->logit_scale != 0.0f || h->final_softcap != 0.0f) run_rows(p, finish_logits_row);

@@ -187,7 +187,7 @@ static void layout_runner(fkv_carve *carve, fkv_runner *r) {
     r->logit_rows = FKV_CARVE(carve, t, uint32_t);
     for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs[i], double);
     if (fkv_architecture_centers_keys(h)) r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * r->kv_dim, float);
-    r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * h->n_vocab, float);
+    r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * fkv_runner_row_values(r), float);
     r->model->backend->layout(carve, r);
 }
 
@@ -320,6 +320,10 @@ static void fill_frequencies(fkv_runner *r) {
     FKV_ASSERT(r->n_ropes <= FKV_N_ROPES);
     for (uint32_t i = 0; i < r->n_ropes; i++)
         r->rope_factors[i] = (float)fkv_rope_frequencies(ropes[i], h, r->is_long, r->frequencies[i]);
+}
+
+uint32_t fkv_runner_row_values(const fkv_runner *runner) {
+    return runner->config.embeddings ? runner->model->hparams->dim : runner->model->hparams->n_vocab;
 }
 
 uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim) { return padded_head(head_dim, &runner->config); }

@@ -86,6 +86,9 @@ struct fkv_runner {
     fkv_array_runner *arrays; /* MLX state, or NULL */
 };
 
+/* Returns the number of values per output row: n_vocab logits, or dim values of a hidden state. */
+FKV_INTERNAL uint32_t fkv_runner_row_values(const fkv_runner *runner);
+
 /* Returns the padded head dimension in pages. */
 FKV_INTERNAL uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
 

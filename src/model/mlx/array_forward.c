@@ -438,11 +438,13 @@ static mlx_array upload_temperatures(const pass *p) {
     return fkv_model_op_upload(p->g, to, FKV_MLX_SHAPE(p->n_rows, 1, 1), MLX_FLOAT32);
 }
 
-/* Applies the logit scale and soft cap of the model. */
+/* Returns the logits, after the logit scale and soft cap of the model, or the normalized hidden states for embeddings. */
 static mlx_array logits_of(const pass *p, mlx_array x) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_weights *w = p->r->model->arrays;
-    mlx_array logits = product(p, row_slice(p, norm_array(p, x, w->final_norm, w->final_norm_bias)), &w->output);
+    mlx_array state = norm_array(p, x, w->final_norm, w->final_norm_bias);
+    if (p->r->config.embeddings) return state;
+    mlx_array logits = product(p, row_slice(p, state), &w->output);
     logits = plus(p, logits, w->output_bias);
     if (h->logit_scale != 0.0f) logits = fkv_model_op_scale(p->g, logits, h->logit_scale);
     if (h->final_softcap == 0.0f) return logits;
@@ -553,7 +555,7 @@ static fkv_status build_forward(pass *p, mlx_array *x, mlx_array *logits) {
     if (r->n_logit_rows == 0) return FKV_OK;
     const float *numbers = mlx_array_data_float32(*logits);
     if (numbers == NULL) return fkv_mlx_failed("fkv_runner_forward: cannot read the logits");
-    memcpy(r->logits, numbers, (size_t)r->n_logit_rows * r->model->hparams->n_vocab * sizeof *numbers);
+    memcpy(r->logits, numbers, (size_t)r->n_logit_rows * fkv_runner_row_values(r) * sizeof *numbers);
     return FKV_OK;
 }
 

@@ -549,11 +549,11 @@ fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text
         fkv_encoding_put(&encoding, source->bos);
     if (tokenizer->kind == FKV_TOKENIZER_BYTE) {
         for (size_t i = 0; i < n_bytes; i++) fkv_encoding_put(&encoding, (uint8_t)text[i]);
-        *n_tokens = encoding.n_tokens;
-        return FKV_OK;
+    } else {
+        text_call call = {.tokenizer = tokenizer, .encoding = &encoding, .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
+        FKV_TRY(encode_text(&call, text, given, n_bytes));
     }
-    text_call call = {.tokenizer = tokenizer, .encoding = &encoding, .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
-    FKV_TRY(encode_text(&call, text, given, n_bytes));
+    if ((flags & FKV_TOKENIZE_EOS) != 0 && source->suffix < tokenizer->n_tokens) fkv_encoding_put(&encoding, source->suffix);
     *n_tokens = encoding.n_tokens;
     return FKV_OK;
 }

@@ -285,24 +285,42 @@ static fkv_status read_json_merges(json_file *file) {
 
 /* ---- post-processor, decoder and unknown token ---------------------------------------------------------------------- */
 
-/* Reads the special tokens that TemplateProcessing puts before a text. A single token becomes bos. Several tokens are ignored,
- * because the chat template writes them. */
-static fkv_status read_template_processing(json_file *file, const json_t *processor) {
-    const json_t *single = json_object_get(processor, "single");
-    const json_t *first = NULL;
-    size_t n_before = 0;
-    while (n_before < json_array_size(single) && json_object_get(json_array_get(single, n_before), "SpecialToken") != NULL)
-        n_before++;
-    if (n_before != 1 || n_before == json_array_size(single)) return FKV_OK;
-    const char *name = json_string_value(json_object_get(json_object_get(json_array_get(single, 0), "SpecialToken"), "id"));
-    if (name != NULL) first = json_object_get(json_object_get(json_object_get(processor, "special_tokens"), name), "ids");
-    const json_t *id = json_array_get(first, 0);
-    FKV_REQUIRE(json_array_size(first) == 1 && json_is_integer(id) && json_integer_value(id) >= 0, FKV_UNSUPPORTED,
+static const json_t *special_at(const json_t *single, size_t i) {
+    return json_object_get(json_array_get(single, i), "SpecialToken");
+}
+
+/* Reads the id of the special token at an index of a TemplateProcessing template. *id is FKV_NO_TOKEN if the id is not in the
+ * vocabulary. */
+static fkv_status read_template_token(const json_file *file, const json_t *processor, const json_t *special, uint32_t *token) {
+    const json_t *ids = NULL;
+    const char *name = json_string_value(json_object_get(special, "id"));
+    if (name != NULL) ids = json_object_get(json_object_get(json_object_get(processor, "special_tokens"), name), "ids");
+    const json_t *id = json_array_get(ids, 0);
+    FKV_REQUIRE(json_array_size(ids) == 1 && json_is_integer(id) && json_integer_value(id) >= 0, FKV_UNSUPPORTED,
                 "post_processor: special_tokens '%s' must be a single token: %s", fkv_show_text(name != NULL ? name : "").text,
                 file->path);
-    if ((uint64_t)json_integer_value(id) >= file->n_tokens) return FKV_OK;
-    file->target.vocab->bos = (uint32_t)json_integer_value(id);
-    file->target.vocab->add_bos = true;
+    *token = (uint64_t)json_integer_value(id) < file->n_tokens ? (uint32_t)json_integer_value(id) : FKV_NO_TOKEN;
+    return FKV_OK;
+}
+
+/* Reads the special tokens that TemplateProcessing puts before and after a text. A single token before becomes bos, and a single
+ * token after becomes the suffix. Several tokens are ignored, because the chat template writes them. */
+static fkv_status read_template_processing(json_file *file, const json_t *processor) {
+    const json_t *single = json_object_get(processor, "single");
+    const size_t n = json_array_size(single);
+    fkv_vocab_source *vocab = file->target.vocab;
+    size_t n_before = 0;
+    size_t n_after = 0;
+    while (n_before < n && special_at(single, n_before) != NULL) n_before++;
+    if (n_before == n) return FKV_OK;
+    while (special_at(single, n - 1 - n_after) != NULL) n_after++;
+    if (n_after == 1) FKV_TRY(read_template_token(file, processor, special_at(single, n - 1), &vocab->suffix));
+    if (n_before != 1) return FKV_OK;
+    uint32_t bos = FKV_NO_TOKEN;
+    FKV_TRY(read_template_token(file, processor, special_at(single, 0), &bos));
+    if (bos == FKV_NO_TOKEN) return FKV_OK;
+    vocab->bos = bos;
+    vocab->add_bos = true;
     return FKV_OK;
 }
 

@@ -2,8 +2,12 @@
 #include "vocab_source.h"
 
 fkv_vocab_source fkv_vocab_source_default(void) {
-    return (fkv_vocab_source){
-        .bos = FKV_NO_TOKEN, .eos = FKV_NO_TOKEN, .eot = FKV_NO_TOKEN, .unk = FKV_NO_TOKEN, .add_space_prefix = true};
+    return (fkv_vocab_source){.bos = FKV_NO_TOKEN,
+                              .eos = FKV_NO_TOKEN,
+                              .eot = FKV_NO_TOKEN,
+                              .unk = FKV_NO_TOKEN,
+                              .suffix = FKV_NO_TOKEN,
+                              .add_space_prefix = true};
 }
 
 void fkv_vocab_add_end(fkv_vocab_source *vocab, uint32_t token) {

@@ -49,6 +49,7 @@ typedef struct fkv_vocab_source {
     const fkv_bytes *merge_rights; /* [n_merges] right strings of the merges; `merges` then contains the left strings. NULL:
                                       `merges` contains both */
     uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN if unset */
+    uint32_t suffix;               /* token that is appended to texts with FKV_TOKENIZE_EOS, or FKV_NO_TOKEN */
     uint32_t n_ends;               /* additional end-of-text tokens, from lists in eos_token_id */
     uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;

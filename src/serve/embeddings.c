@@ -1,0 +1,188 @@
+/* POST /v1/embeddings: computes embeddings on a worker thread, one text at a time, with the server's embedding runner.
+ *
+ * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are large jobs of the worker pool,
+ * so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
+ */
+#include "prepare.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_INPUTS = 2048 };
+
+typedef struct embedding_job {
+    exchange *x;
+    json_t *root;
+    uint32_t n_dims;
+    bool as_base64;
+    float *values; /* [n_dims] */
+    json_t *data;  /* list of finished embeddings */
+    size_t n_tokens;
+} embedding_job;
+
+static bool fail(exchange *x, int status, const char *param, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+static bool fail(exchange *x, int status, const char *param, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    x->error.status = status;
+    (void)snprintf(x->error.param, sizeof x->error.param, "%s", param != NULL ? param : "");
+    (void)vsnprintf(x->error.message, sizeof x->error.message, format, args);
+    va_end(args);
+    return false;
+}
+
+/* ---- request ---- */
+
+static bool read_options(embedding_job *job) {
+    const uint32_t dim = fkv_model_about(job->x->s->model)->dim;
+    const json_t *dimensions = json_object_get(job->root, "dimensions");
+    const json_t *format = json_object_get(job->root, "encoding_format");
+    job->n_dims = dim;
+    if (dimensions != NULL && !json_is_null(dimensions)) {
+        const json_int_t n = json_integer_value(dimensions);
+        if (!json_is_integer(dimensions) || n < 1 || n > (json_int_t)dim)
+            return fail(job->x, 400, "dimensions", "dimensions: expected an integer from 1 to %u", dim);
+        job->n_dims = (uint32_t)n;
+    }
+    if (format != NULL && !json_is_null(format)) {
+        const char *name = json_string_value(format);
+        job->as_base64 = name != NULL && strcmp(name, "base64") == 0;
+        if (!job->as_base64 && (name == NULL || strcmp(name, "float") != 0))
+            return fail(job->x, 400, "encoding_format", "encoding_format: expected \"float\" or \"base64\"");
+    }
+    return true;
+}
+
+/* Copies a list of token numbers. */
+static bool read_token_numbers(embedding_job *job, const json_t *list, prompt_tokens *tokens) {
+    const size_t n = json_array_size(list);
+    const json_int_t n_vocab = (json_int_t)fkv_model_about(job->x->s->model)->n_vocab;
+    tokens->tokens = malloc((n + 1) * sizeof *tokens->tokens);
+    if (tokens->tokens == NULL) return fail(job->x, 503, NULL, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *number = json_array_get(list, i);
+        if (!json_is_integer(number) || json_integer_value(number) < 0 || json_integer_value(number) >= n_vocab)
+            return fail(job->x, 400, "input", "input: expected token numbers of this model");
+        tokens->tokens[i] = (uint32_t)json_integer_value(number);
+    }
+    tokens->n = n;
+    return true;
+}
+
+static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *tokens) {
+    exchange *x = job->x;
+    const unsigned flags = FKV_TOKENIZE_BOS | FKV_TOKENIZE_EOS;
+    if (json_is_array(input)) {
+        if (!read_token_numbers(job, input, tokens)) return false;
+    } else if (!json_is_string(input)) {
+        return fail(x, 400, "input", "input: expected a string, a list of strings, or lists of token numbers");
+    } else if (json_string_length(input) == 0) {
+        return fail(x, 400, "input", "input: a text is empty");
+    } else if (prompt_tokens_of_text(x->s->model, json_string_value(input), json_string_length(input), flags, tokens) != FKV_OK) {
+        return fail(x, 400, "input", "%s", fkv_message());
+    }
+    if (tokens->n == 0 || tokens->n > x->s->embed_tokens)
+        return fail(x, 400, "input", "input: a text has %zu tokens, expected 1 to %u", tokens->n, x->s->embed_tokens);
+    return true;
+}
+
+/* ---- reply ---- */
+
+/* Encodes the values as little-endian 32-bit floats in base64. */
+static json_t *base64_text(const float *values, uint32_t n) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const size_t n_bytes = (size_t)n * 4;
+    char *text = malloc((n_bytes + 2) / 3 * 4 + 1);
+    if (text == NULL) return NULL;
+    size_t out = 0;
+    for (size_t at = 0; at < n_bytes; at += 3) {
+        uint32_t group = 0;
+        for (size_t i = at; i < at + 3; i++) {
+            uint32_t bits = 0;
+            if (i < n_bytes) memcpy(&bits, &values[i / 4], sizeof bits);
+            group = group << 8 | (i < n_bytes ? bits >> i % 4 * 8 & 255 : 0);
+        }
+        for (size_t i = 0; i < 4; i++) text[out++] = at + i > n_bytes ? '=' : digits[group >> (18 - 6 * i) & 63];
+    }
+    text[out] = 0;
+    json_t *string = json_stringn(text, out);
+    free(text);
+    return string;
+}
+
+static json_t *embedding_json(const embedding_job *job) {
+    if (job->as_base64) return base64_text(job->values, job->n_dims);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < job->n_dims; i++) (void)json_array_append_new(list, json_real((double)job->values[i]));
+    return list;
+}
+
+static bool embed_input(embedding_job *job, const json_t *input, size_t index) {
+    server *s = job->x->s;
+    prompt_tokens tokens = {0};
+    bool good = read_input(job, input, &tokens);
+    if (good) {
+        (void)pthread_mutex_lock(&s->embed_lock);
+        const fkv_status status = fkv_embed(s->embedder, tokens.tokens, (uint32_t)tokens.n, job->n_dims, job->values);
+        if (status != FKV_OK) good = fail(job->x, 500, NULL, "%s", fkv_message());
+        (void)pthread_mutex_unlock(&s->embed_lock);
+    }
+    job->n_tokens += tokens.n;
+    prompt_tokens_free(&tokens);
+    if (!good) return false;
+    json_t *entry =
+        json_pack("{s:s, s:I, s:o}", "object", "embedding", "index", (json_int_t)index, "embedding", embedding_json(job));
+    return json_array_append_new(job->data, entry) == 0 || fail(job->x, 503, NULL, "out of memory");
+}
+
+/* Embeds all inputs: one text, one list of token numbers, or a list of either. */
+static bool embed_inputs(embedding_job *job) {
+    const json_t *input = json_object_get(job->root, "input");
+    const json_t *first = json_array_get(input, 0);
+    if (!json_is_array(input) || json_is_integer(first)) return embed_input(job, input, 0);
+    const size_t n = json_array_size(input);
+    if (n == 0 || n > MAX_INPUTS) return fail(job->x, 400, "input", "input: expected 1 to %d texts", MAX_INPUTS);
+    for (size_t i = 0; i < n; i++) {
+        if (atomic_load_explicit(&job->x->abandoned, memory_order_relaxed)) return false;
+        if (!embed_input(job, json_array_get(input, i), i)) return false;
+    }
+    return true;
+}
+
+static void finish_reply(const embedding_job *job) {
+    exchange *x = job->x;
+    const json_int_t n = (json_int_t)job->n_tokens;
+    json_t *reply = json_pack("{s:s, s:O, s:s, s:{s:I, s:I}}", "object", "list", "data", job->data, "model", x->s->model_name,
+                              "usage", "prompt_tokens", n, "total_tokens", n);
+    x->text = reply != NULL ? json_dumps(reply, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(reply);
+    if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
+}
+
+void prepare_embeddings(exchange *x) {
+    char error[240];
+    const size_t n = evbuffer_get_length(x->body);
+    const char *bytes = n > 0 ? (const char *)evbuffer_pullup(x->body, -1) : "";
+    embedding_job job = {.x = x};
+    if (x->s->embedder == NULL) {
+        (void)fail(x, 501, NULL, "this server does not compute embeddings: start it with --embeddings");
+        return;
+    }
+    job.root = bytes != NULL ? api_json(bytes, n, error, sizeof error) : NULL;
+    if (job.root == NULL) {
+        (void)fail(x, bytes != NULL ? 400 : 503, NULL, "%s", bytes != NULL ? error : "out of memory");
+    } else if (read_options(&job)) {
+        job.values = malloc(job.n_dims * sizeof *job.values);
+        job.data = json_array();
+        if (job.values == NULL || job.data == NULL)
+            (void)fail(x, 503, NULL, "out of memory");
+        else if (embed_inputs(&job))
+            finish_reply(&job);
+    }
+    free(job.values);
+    json_decref(job.data);
+    json_decref(job.root);
+}
