@@ -30,8 +30,8 @@ ADMIN = {"Authorization": "Bearer " + ADMIN_KEY}
 
 
 class Server:
-    def __init__(self, *options, wrapper=()):
-        self.process = subprocess.Popen([*wrapper, sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], stdout=subprocess.PIPE,
+    def __init__(self, *options, wrapper=(), model="needle"):
+        self.process = subprocess.Popen([*wrapper, sys.argv[1], "serve", "-m", model, "--port", "0", *options], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE)
         line = self.process.stdout.readline().decode()
         assert line.startswith("listening on "), (line, self.process.stderr.read())
@@ -77,8 +77,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*options, wrapper=()):
-    server = Server(*options, wrapper=wrapper)
+def serving(*options, wrapper=(), model="needle"):
+    server = Server(*options, wrapper=wrapper, model=model)
     try:
         yield server
         server.stop()
@@ -317,19 +317,48 @@ def tool_messages_reach_the_template():
         assert "image" in server.post("/v1/messages", image, expect=400)["error"]["message"]
 
 
-def dashboard_fields_exist_in_the_state():
+def web_page_is_self_contained_and_strict():
     with serving("-c", "8K") as server:
         status, headers, data = server.raw("GET", "/")
-        assert status == 200 and b"<title>flatkv</title>" in data and len(data) < 100000, status
-        assert "connect-src 'self'" in headers["Content-Security-Policy"]
+        assert status == 200 and b"<title>flatkv</title>" in data and headers["Content-Type"].startswith("text/html"), status
+        policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+        assert policy["default-src"] == "'none'" and "unsafe" not in headers["Content-Security-Policy"], policy
+        assert all(policy[name] == "'self'" for name in ("script-src", "style-src", "img-src", "connect-src")), policy
+        assert policy["require-trusted-types-for"] == "'script'" and policy["trusted-types"] == "dompurify", policy
+        assert not re.search(rb"<style|<script>|\bstyle=|\bon[a-z]+=", data), "the page contains inline code"
+        types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "html": "text/html"}
+        paths = {path.decode() for path in re.findall(rb'(?:src|href)="(page/[^"]+)"', data)}
+        assert {"page/app.js", "page/style.css"} <= paths, paths
+        todo, files = list(paths), {}
+        while todo:
+            path = todo.pop()
+            status, headers, data = server.raw("GET", "/" + path)
+            assert status == 200 and headers["X-Content-Type-Options"] == "nosniff", (path, status)
+            assert headers["Content-Type"].startswith(types[path.rsplit(".", 1)[1]]), (path, headers)
+            assert server.raw("GET", "/" + path, headers={"If-None-Match": headers["ETag"]})[::2] == (304, b""), path
+            files[path] = data
+            imports = re.findall(rb'^import .*from "\./([^"]+)"', data, re.MULTILINE) if "/vendor/" not in path else []
+            todo += [f"page/{name.decode()}" for name in imports if f"page/{name.decode()}" not in files]
+        assert "page/vendor/marked.esm.js" in files and sum(map(len, files.values())) < 250000, {path: len(data) for path, data in files.items()}
+        own = b"".join(data for path, data in files.items() if "/vendor/" not in path and not path.endswith(".svg"))
+        urls = set(re.findall(rb"https?://[\w.]+[^\s\"']*", own)) - {b"http://www.w3.org/2000/svg"} # the name of the SVG namespace
+        assert not urls, urls
+        for path in ("/page/", "/page/nothing.js", "/page/index.html", "/page/../serve.c", "/page/vendor"):
+            assert server.raw("GET", path)[0] == 404, path
+        assert server.raw("GET", "/", headers={"Host": "evil.example:80"})[0] == 403, "a foreign Host header must be rejected"
+
+
+def memory_view_fields_exist_in_the_state():
+    with serving("-c", "8K") as server:
         assert server.raw("GET", "/flatkv/state", headers={"Host": "evil.example:80"})[0] == 403, "a foreign Host header must be rejected"
-        assert not re.search(rb"(src|href)=.(https?:)?//", data), "the page loads resources from other hosts"
+        script = server.raw("GET", "/page/memory.js")[2].decode()
         server.post("/v1/chat/completions", chat(BOOK[:300]))
         state = json.loads(server.raw("GET", "/flatkv/state")[2])
-        asked = set(re.findall(r"\bs\.([a-z_]+)\b(?!\()", data.decode())) | set(re.findall(r'rate\("([a-z_]+)"\)', data.decode()))
-        assert asked <= set(state), asked - set(state)
+        fields = set(re.findall(r"\bs\.([a-z_]+)\b(?!\()", script)) | set(re.findall(r'(?:rate|more)\("([a-z_]+)"\)', script))
+        assert len(fields) > 20 and fields <= set(state), fields - set(state)
         group = state["groups"][0]
         assert group["free"] + group["held"] + group["cached"] == group["pages"] and group["cached"] == 4, group
+        assert 0 < sum(g["pages"] * g["page_bytes"] for g in state["groups"]) <= state["planned_bytes"], state
 
 
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "n": {"type": "integer", "minimum": 3, "maximum": 12},

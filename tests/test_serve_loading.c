@@ -46,6 +46,8 @@ START_TEST(requests_during_loading_get_503) {
     ask(config.port, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
         answer, sizeof answer);
     ck_assert_msg(strstr(answer, " 503 ") != NULL && strstr(answer, "Retry-After: 1") != NULL, "%s", answer);
+    ask(config.port, "GET /page/theme.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
+    ck_assert_msg(strstr(answer, " 200 ") != NULL && strstr(answer, "flatkv-theme") != NULL, "%s", answer);
     ask(config.port, "GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
     ck_assert_msg(strstr(answer, " 404 ") != NULL, "%s", answer);
     ck_assert_ptr_null(serve_open(&config)); /* the port is already in use */

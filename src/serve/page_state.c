@@ -1,16 +1,7 @@
 /* See page_state.h. */
 #include "page_state.h"
 
-static const unsigned char html[] = {
-#include <page_html.h>
-};
-
 enum { MAX_LISTED = 64 };
-
-const char *page_html(size_t *n) {
-    *n = sizeof html;
-    return (const char *)html;
-}
 
 static json_t *requests_json(server *s) {
     fkv_request_info list[MAX_LISTED];
@@ -27,14 +18,14 @@ static json_t *requests_json(server *s) {
     return out;
 }
 
-static json_t *groups_json(const fkv_stats *stats) {
+static json_t *groups_json(const fkv_stats *stats, const fkv_plan *plan) {
     json_t *out = json_array();
     for (uint32_t i = 0; i < stats->n_groups; i++) {
         const fkv_group_stats *g = &stats->groups[i];
-        (void)json_array_append_new(out,
-                                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "pages", (json_int_t)g->pages, "free",
-                                              (json_int_t)g->free, "held", (json_int_t)g->held, "shared", (json_int_t)g->shared,
-                                              "cached", (json_int_t)g->cached, "promised", (json_int_t)g->promised));
+        (void)json_array_append_new(out, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "pages", (json_int_t)g->pages, "free",
+                                                   (json_int_t)g->free, "held", (json_int_t)g->held, "shared",
+                                                   (json_int_t)g->shared, "cached", (json_int_t)g->cached, "promised",
+                                                   (json_int_t)g->promised, "page_bytes", (json_int_t)plan->group_page_bytes[i]));
     }
     return out;
 }
@@ -88,8 +79,8 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"between_n", (double)s->metrics.between_tokens.n},
     };
     json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->model_name, "architecture", about->architecture, "isa",
-                            e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests", requests_json(s),
-                            "map", map_json(s));
+                            e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache, &e.plan.cache), "requests",
+                            requests_json(s), "map", map_json(s));
     for (size_t i = 0; out != NULL && i < sizeof values / sizeof values[0]; i++)
         (void)json_object_set_new(out, values[i].name, json_real(values[i].value));
     return out;

@@ -7,6 +7,7 @@
 
 #include "../kit/process.h"
 #include "exchange.h"
+#include "page_files.h"
 #include "page_state.h"
 #include "prepare.h"
 
@@ -161,20 +162,32 @@ static void do_metrics(http_call *c) {
 
 static void do_state(http_call *c) { exchange_send_json(c->s, c->req, 200, page_state(c->s, resident_bytes())); }
 
-/* Serves the HTML page of the dashboard. This request needs no key, because the page itself contains no data and asks the user
- * for the key. */
+/* Serves a file of the web page. These requests need no key, because the files contain no data and the page asks the user for
+ * the key. */
 static void do_page(http_call *c) {
-    size_t n = 0;
-    const char *html = page_html(&n);
-    struct evbuffer *out = evbuffer_new();
+    const page_file *file = page_file_find(evhttp_uri_get_path(evhttp_request_get_evhttp_uri(c->req)));
+    if (file == NULL) {
+        exchange_send_error(c->s, c->req, 404, NULL, "unknown path: the web page has no such file");
+        return;
+    }
+    const char *known = evhttp_find_header(evhttp_request_get_input_headers(c->req), "If-None-Match");
+    const bool unchanged = known != NULL && strcmp(known, file->etag) == 0;
+    const struct {
+        const char *name;
+        const char *value;
+    } fields[] = {{"Content-Security-Policy", PAGE_SECURITY_POLICY},
+                  {"X-Content-Type-Options", "nosniff"},
+                  {"Referrer-Policy", "no-referrer"},
+                  {"Cross-Origin-Opener-Policy", "same-origin"},
+                  {"Cross-Origin-Resource-Policy", "same-origin"},
+                  {"Cache-Control", "no-cache"},
+                  {"ETag", file->etag}};
     struct evkeyvalq *headers = evhttp_request_get_output_headers(c->req);
-    (void)evbuffer_add_reference(out, html, n, NULL, NULL);
-    (void)evhttp_add_header(
-        headers, "Content-Security-Policy",
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
-    (void)evhttp_add_header(headers, "X-Content-Type-Options", "nosniff");
-    exchange_send_bytes(c->s, c->req, 200, "text/html; charset=utf-8", out);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        (void)evhttp_add_header(headers, fields[i].name, fields[i].value);
+    struct evbuffer *out = evbuffer_new();
+    if (!unchanged) (void)evbuffer_add_reference(out, file->bytes, file->n_bytes, NULL, NULL);
+    exchange_send_bytes(c->s, c->req, unchanged ? 304 : 200, file->type, out);
 }
 
 typedef struct route {
@@ -200,6 +213,7 @@ static const route ROUTES[] = {
     {"/metrics", EVHTTP_REQ_GET, ADMIN, do_metrics, NULL},
     {"/health", EVHTTP_REQ_GET, OPEN, do_health, NULL},
     {"/flatkv/state", EVHTTP_REQ_GET, ADMIN, do_state, NULL},
+    {"/page/", EVHTTP_REQ_GET, OPEN, do_page, NULL},
     {"/", EVHTTP_REQ_GET, OPEN, do_page, NULL},
 };
 
@@ -262,7 +276,7 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
         exchange_send_error(s, req, 503, NULL, "the server is shutting down");
-    } else if (s->model == NULL) {
+    } else if (s->model == NULL && r->serve != do_page) {
         send_loading(&c, r->path);
     } else if (r->prepare != NULL) {
         exchange_begin(s, req, r->prepare, r->prepare == prepare_embeddings, c.tenant);
@@ -482,7 +496,7 @@ bool serve_run(server *s, const serve_subject *subject) {
     s->max_prompt_bytes = prompt_byte_limit(s);
     s->pool = worker_pool_open();
     if (s->pool == NULL || s->grammars == NULL) return false;
-    s->base_bytes = subject->base_bytes + resident_bytes() - before; /* the vocabulary index is part of the planned memory */
+    s->base_bytes = subject->base_bytes + resident_bytes() - before; /* includes the vocabulary index */
     print_address(s);
     return run_loop(s);
 }
