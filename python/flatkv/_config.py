@@ -64,7 +64,7 @@ class Config:
                  max_step_tokens: int = 512, page_tokens: int = 64, page_type: str = "float16", row_type: str = "float32",
                  n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = ""):
         listed = [layers] * (n_layers or 1) if isinstance(layers, Layer) else list(layers)
-        codecs = list(codec) if isinstance(codec, (list, tuple)) else [codec] * len(listed)
+        codecs: list[Any] = list(codec) if isinstance(codec, (list, tuple)) else [codec] * len(listed)
         if len(codecs) != len(listed):
             raise ValueError(f"codec must be one name or a list of {len(listed)} names, one per layer (got {len(codecs)})")
         self.layers = listed

@@ -80,6 +80,8 @@ class _Calls:
         self._library = loader(_native.__file__)
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _abi.CALLS:
+            raise AttributeError(f"the library has no function {name}")
         result, arguments = _abi.CALLS[name]
         call = getattr(self._library, name)
         call.restype, call.argtypes = result, arguments
@@ -103,7 +105,7 @@ def check(status: int, path: str | os.PathLike[str] | None = None) -> None:
 
 def version() -> str:
     """Returns the library's version, such as "0.1.0"."""
-    return held.fkv_version().decode()
+    return str(held.fkv_version().decode())
 
 
 def count(name: str, value: Any, bits: int = 32) -> int:

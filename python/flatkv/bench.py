@@ -124,7 +124,8 @@ def cache_makers(model: Any, codec: str, max_tokens: int, chunk: int, window: in
 
     def flat() -> list[Any]:
         flatkv.install(max_tokens=max_tokens, codec=codec, max_seqs=1, max_step_tokens=chunk)
-        return caches.make_prompt_cache(model, window)
+        made: list[Any] = caches.make_prompt_cache(model, window)
+        return made
 
     quantized_caches = [("mlx-lm 8-bit", quantized(8)), ("mlx-lm 4-bit", quantized(4))] if window is None else []
     return [(f"mlx-lm {dtype}", lambda: own(model, window)), *quantized_caches, (f"flatkv {codec}", flat)]

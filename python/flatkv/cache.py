@@ -66,6 +66,16 @@ def _tokens(tokens: Iterable[int] | None) -> np.ndarray:
     return np.ascontiguousarray([] if tokens is None else tokens, dtype=np.uint32)
 
 
+def _numpy_of(rows: Any) -> Any:
+    """Returns rows of another library (MLX, PyTorch, JAX) as a numpy array without a copy, if their memory allows it."""
+    if isinstance(rows, np.ndarray) or not hasattr(rows, "__dlpack__"):
+        return rows
+    try:
+        return np.from_dlpack(rows)
+    except (BufferError, RuntimeError, TypeError):  # on another device, read-only or of a type that numpy does not have
+        return np.asarray(rows)
+
+
 class Sequence:
     """One sequence of tokens in a cache. It is closed by close(), by `with`, or when it is garbage-collected."""
 
@@ -81,7 +91,17 @@ class Sequence:
         return n.value
 
     def fork(self, max_tokens: int | None = None) -> Sequence:
-        """Returns a second sequence with the same tokens. Pages are shared and copied on write."""
+        """Returns a second sequence with the same tokens. Pages are shared and copied on write.
+
+        >>> cache = Cache(Layer(n_q_heads=1, n_kv_heads=1, head_dim=64), max_tokens=128, max_seqs=2)
+        >>> seq = cache.open(64)
+        >>> with cache.step([(seq, 2)]) as step:
+        ...     step.write(0, np.zeros((2, 1, 64)), np.zeros((2, 1, 64)))
+        >>> fork = seq.fork(64)
+        >>> fork.truncate(1)
+        >>> len(seq), len(fork)
+        (2, 1)
+        """
         child = C.c_uint64()
         wanted = count("max_tokens", max_tokens or self.cache.max_tokens)
         check(held.fkv_seq_fork(self.cache._handle, self.number, wanted, C.addressof(child)))
@@ -166,7 +186,7 @@ class _Pages(Owner):
 
     def consistent(self) -> bool:
         """Returns whether all internal invariants hold. Intended for tests."""
-        return held.fkv_cache_consistent(self._handle)
+        return bool(held.fkv_cache_consistent(self._handle))
 
     def clear_prefixes(self) -> None:
         """Removes all prefixes from the prefix tree."""
@@ -174,7 +194,7 @@ class _Pages(Owner):
 
     def close(self) -> None:
         """Releases all memory, closes the sequences and invalidates an open step."""
-        step = self._open_step and self._open_step()
+        step = None if self._open_step is None else self._open_step()
         if step is not None:
             step._invalidate()
         super().close()
@@ -190,7 +210,7 @@ class _Pages(Owner):
 
     def _repr_html_(self) -> str:
         s = self.stats
-        rows = [("planned", f"{s.planned_bytes / 1e6:,.2f} MB"), ("sequences", s.seqs), ("tokens written", f"{s.tokens:,}"),
+        rows = [("planned", f"{s.planned_bytes / 1e6:,.2f} MB"), ("sequences", str(s.seqs)), ("tokens written", f"{s.tokens:,}"),
                 ("kernels", s.isa)]
         return self.plan._repr_svg_() + pages_svg(s) + table_html(("cache", ""), rows)
 
@@ -215,7 +235,7 @@ class _Transaction:
     def __init__(self, cache: _Pages, rows: Iterable[tuple[Sequence, int]]):
         self._pointer, self.n_tokens = cache._begin(rows)
         cache._open_step = weakref.ref(self)
-        self._dropped = weakref.finalize(self, _abort_dropped, weakref.ref(cache), self._pointer.value)
+        self._dropped = weakref.finalize(self, _abort_dropped, weakref.ref(cache), self._pointer.value or 0)
         self._dropped.atexit = False
 
     @property
@@ -261,7 +281,7 @@ class Step(_Transaction):
         self._type = NUMPY_TYPES[cache.config.row_type]
 
     def _rows(self, rows: Any, n_heads: int, dim: int, name: str) -> np.ndarray:
-        array = np.ascontiguousarray(rows, dtype=self._type)
+        array = np.ascontiguousarray(_numpy_of(rows), dtype=self._type)
         if array.shape != (self.n_tokens, n_heads, dim):
             raise BadCall("FKV_BAD_ARGUMENT", f"{name} must have shape ({self.n_tokens}, {n_heads}, {dim}) (got {array.shape})")
         return array
@@ -280,9 +300,9 @@ class Step(_Transaction):
     def attend(self, layer: int, q: Any) -> np.ndarray:
         """Returns softmax(scale * q.K + mask).V over the pages. q and the result: [T, query heads, head dimension]."""
         at = self._layer(layer)
-        q = self._rows(q, at.n_q_heads, at.head_dim, "q")
-        out = np.empty_like(q)
-        check(host.fkv_attend(self._handle, layer, q.ctypes.data, out.ctypes.data))
+        rows = self._rows(q, at.n_q_heads, at.head_dim, "q")
+        out: np.ndarray = np.empty_like(rows)
+        check(host.fkv_attend(self._handle, layer, rows.ctypes.data, out.ctypes.data))
         return out
 
 
@@ -290,7 +310,17 @@ class Cache(_Pages):
     """A KV cache in host memory. The constructor reserves all memory or raises DoesNotFit.
 
     layers: a Layer (with n_layers) or a list of layers. codec: "8/4" means 8-bit keys and 4-bit values; one name, or one per layer.
-    With row_type="bfloat16", rows are uint16 arrays that contain the bfloat16 bits.
+    With row_type="bfloat16", rows are uint16 arrays that contain the bfloat16 bits. Rows can also be arrays of other libraries that
+    support __dlpack__, such as MLX and PyTorch. Results are numpy arrays.
+
+    >>> cache = Cache(Layer(n_q_heads=4, n_kv_heads=2, head_dim=64), max_tokens=256)
+    >>> seq = cache.open(max_tokens=100)
+    >>> rows = np.ones((3, 2, 64), np.float32)
+    >>> with cache.step([(seq, 3)]) as step:
+    ...     step.write(0, rows, rows)
+    ...     out = step.attend(0, np.ones((3, 4, 64), np.float32))
+    >>> len(seq), out.shape, bool(abs(out - 1).max() < 0.01)
+    (3, (3, 4, 64), True)
     """
 
     def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, **options: Any):

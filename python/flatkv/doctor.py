@@ -37,7 +37,8 @@ def reference_attention(layer: flatkv.Layer, q: np.ndarray, k: np.ndarray, v: np
     sinks = np.array(layer.sink_logits or [-np.inf] * q.shape[1])[:, None, None]
     most = np.maximum(scores.max(-1, keepdims=True), sinks)
     weights = np.exp(scores - most)
-    return np.einsum("hts,shd->thd", weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - most)), np.repeat(v, per, 1).astype(float))
+    found: np.ndarray = np.einsum("hts,shd->thd", weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - most)), np.repeat(v, per, 1).astype(float))
+    return found
 
 
 def rows(layer: flatkv.Layer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,7 +117,7 @@ def active_memory() -> int:
     while len(readings) < 20 and (len(readings) < 3 or readings[-1] != readings[-3]):
         time.sleep(0.002)
         readings.append(mx.get_active_memory())
-    return readings[-1]
+    return int(readings[-1])
 
 
 def median(seconds: Callable[[], float], times: int) -> float:

@@ -87,15 +87,17 @@ class MlxStep(_Transaction):
 
     def pending(self) -> list[Any]:
         """Returns the arrays whose evaluation completes all writes of this step."""
-        arrays = _native.mlx_pending(self._at)
+        arrays: list[Any] | int = _native.mlx_pending(self._at)
         if isinstance(arrays, int):
             check(arrays)
+            return []
         return arrays
 
 
 def state_of(step: MlxStep) -> tuple[bytes, list[Any]]:
     """Returns the key of the step's graph and its input arrays other than rows: page tables, then dependency arrays."""
-    found = _native.mlx_step_state(step._at)
+    found: tuple[bytes, list[Any]] | int = _native.mlx_step_state(step._at)
     if isinstance(found, int):
         check(found)
+        return b"", []
     return found

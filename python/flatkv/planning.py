@@ -15,6 +15,11 @@ def plan(model: Any, max_tokens: int, **options: Any) -> Plan:
 
     model: a Layer or a list of layers (with the options of Cache), a flatkv.Model or its path (with the options of Runner), or a
     model of mlx-lm (with the options of install()).
+
+    >>> layer = Layer(n_q_heads=32, n_kv_heads=8, head_dim=128)
+    >>> small, large = plan(layer, 4096, n_layers=32), plan(layer, 8192, n_layers=32)
+    >>> large.slab_bytes == 2 * small.slab_bytes, small.token_bytes
+    (True, 53248)
     """
     if isinstance(model, Layer) or (isinstance(model, (list, tuple)) and all(isinstance(l, Layer) for l in model)):
         return plan_of_config(Config(model, max_tokens=max_tokens, **options))
@@ -24,7 +29,8 @@ def plan(model: Any, max_tokens: int, **options: Any) -> Plan:
         with Model(model, plan_only=True) as loaded:
             return loaded.plan(max_tokens, **options)
     if hasattr(model, "plan"):
-        return model.plan(max_tokens, **options)
+        made: Plan = model.plan(max_tokens, **options)
+        return made
     if not callable(model):
         raise TypeError(f"model must be a Layer, a list of layers, a flatkv.Model, the path of a model or an mlx-lm model (got {model!r})")
     from .lm import plan_for

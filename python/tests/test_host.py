@@ -186,3 +186,25 @@ def test_messages_name_python_functions():
     with flatkv.Cache(LAYER, max_tokens=64) as cache, cache.open(4) as seq, pytest.raises(flatkv.DoesNotFit, match=r"Sequence.reserve\(\)") as caught:
         cache.step([(seq, 5)])
     assert "fkv_" not in str(caught.value)
+
+
+def test_rows_of_other_libraries_are_accepted():
+    """Rows with __dlpack__, such as those of MLX and PyTorch, are read without conversion by the caller."""
+    class Foreign:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __dlpack__(self, **options):
+            return self.rows.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.rows.__dlpack_device__()
+
+    rows = np.random.default_rng(1).normal(size=(5, 2, 64)).astype(np.float32)
+    found = []
+    for given in (rows, Foreign(rows)):
+        cache = flatkv.Cache(flatkv.Layer(2, 2, 64), max_tokens=64)
+        with cache.step([(cache.open(8), 5)]) as step:
+            step.write(0, given, given)
+            found.append(step.attend(0, given))
+    assert np.array_equal(*found) and np.array_equal(np.from_dlpack(found[0]), found[0])

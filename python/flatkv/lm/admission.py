@@ -239,7 +239,9 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None], before: Ca
         for cache in caches or ():
             recompute_trimmed(cache)
         complete = all(option is None or len(option) == len(segments) for option in (max_tokens, caches))  # otherwise mlx-lm raises
-        for i, prompt in enumerate(segments if pool is not None and complete else ()):
+        for i, prompt in enumerate(segments if complete else ()):
+            if pool is None:
+                break
             length = max(sequences_of(caches[i]).values(), default=0) if caches and caches[i] is not None else 0
             pool.check_request(length + sum(map(len, prompt)), max_tokens[i] if max_tokens else self.max_tokens, f"prompt {i}")
         return insert(self, segments, max_tokens, caches, *args, **named)

@@ -19,7 +19,14 @@ States = Many[Many[Any]]  # the arrays of each recurrent layer; an array is None
 
 
 class TokenHistory:
-    """The token ids of a sequence. Ids are read from their arrays late, so that recording does not wait for the GPU."""
+    """The token ids of a sequence. Ids are read from their arrays late, so that recording does not wait for the GPU.
+
+    >>> import mlx.core as mx
+    >>> history = TokenHistory()
+    >>> history.append(mx.array([[1, 2, 3], [4, 5, 6]]), 1, 2)
+    >>> len(history), history.ids(0, 2)
+    (2, [4, 5])
+    """
 
     def __init__(self) -> None:
         self._read = array("I")

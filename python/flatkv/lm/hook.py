@@ -118,15 +118,15 @@ class _Installation:
         """Wraps __call__ of a model class once."""
         if cls not in self.calls:
             self.calls[cls] = "__call__" in vars(cls), cls.__call__
-            cls.__call__ = functools.wraps(cls.__call__)(wrap_model_call(cls.__call__, self.decode_graphs))
+            setattr(cls, "__call__", functools.wraps(cls.__call__)(wrap_model_call(cls.__call__, self.decode_graphs)))
 
     def restore_calls(self) -> None:
         """Restores __call__ of all wrapped model classes."""
         for cls, (own, call) in self.calls.items():
             if own:
-                cls.__call__ = call
+                setattr(cls, "__call__", call)
             else:
-                del cls.__call__
+                delattr(cls, "__call__")
 
     def pool_of(self, model: Any, max_kv_size: int | None = None) -> Pool | None:
         """Returns the pool of a model and opens it if necessary. Returns None if the model is unsupported."""
@@ -144,7 +144,7 @@ class _Installation:
 
     def prompt_cache(self, model: Any, max_kv_size: int | None = None) -> list[Any]:
         """Returns the caches of a model, with FlatKVCache in place of mlx-lm's KV caches if the model is supported."""
-        own = self.original("make_prompt_cache")(model, max_kv_size)
+        own: list[Any] = self.original("make_prompt_cache")(model, max_kv_size)
         pool = self.pool_of(model, max_kv_size)
         if pool is None:
             return own

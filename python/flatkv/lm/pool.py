@@ -213,7 +213,7 @@ class Pool(MlxCache):
     def is_idle(self) -> bool:
         """Returns whether no sequence is open."""
         gc.collect()
-        return self.stats.seqs == 0
+        return bool(self.stats.seqs == 0)
 
     def _shrink_finished(self) -> bool:
         """Releases the unused reservations of finished requests. Returns whether there were any."""
@@ -378,7 +378,8 @@ def identity_of(layers: list[KVLayer], options: Options) -> str:
 def layers_of(identity: str) -> list[KVLayer]:
     """Returns the layers that a pool key describes."""
     layers, _, _, _, *states = json.loads(identity)
-    return KVLayers((KVLayer(*(tuple(x) if isinstance(x, list) else x for x in fields)) for fields in layers), *states)
+    plain: list[list[Any]] = [[tuple(x) if isinstance(x, list) else x for x in fields] for fields in layers]
+    return KVLayers((KVLayer(*fields) for fields in plain), *states)
 
 
 class PooledSequence:
@@ -470,12 +471,14 @@ class PooledSequence:
         self.pool.settle()
         last = self._snapshot()
         if last is None or last.length != self.length:
-            last = self.fork()
-            self._snapshot = weakref.ref(last)
+            made: PooledSequence = self.fork()
+            self._snapshot = weakref.ref(made)
+            return made
         return last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PooledSequence:
-        memo[id(self)] = child = self.fork()
+        child: PooledSequence = self.fork()
+        memo[id(self)] = child
         return child
 
     @locked

@@ -97,6 +97,7 @@ class Probe(caches._BaseCache):
             self.reject(f"has attention calls with different numbers of query heads: {sorted(heads)}")
         if len(set(self.sinks)) > 1 or len(self.caps) > 1:
             self.reject("has attention calls with different sink logits or soft caps")
+        assert self.rows is not None
         keys, values = self.rows
         if values.shape[:3] != keys.shape[:3]:
             self.reject(f"has values of shape {values.shape} but keys of shape {keys.shape}")
@@ -172,7 +173,12 @@ def probe_model(model: Any, own: list[Any]) -> KVLayers:
         return probes[-1]
 
     recurrent: list[Any] = []
-    given = replace_caches(own, probe, lambda cache: recurrent.append(cache) or cache)
+
+    def found(cache: Any) -> Any:
+        recurrent.append(cache)
+        return cache
+
+    given = replace_caches(own, probe, found)
     if not probes:
         types = ", ".join(sorted({type(c).__name__ for c in own}))
         raise UnsupportedModel(f"no layer uses KVCache or RotatingKVCache (found {types})")

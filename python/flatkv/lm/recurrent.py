@@ -22,6 +22,7 @@ class RecurrentCache(caches.ArraysCache):
 
     def __init__(self, number: int, size: int, seqs: list[PooledSequence], n_tokens: list[int] | None = None, batched: bool = False):
         super().__init__(size)
+        self.cache: list[Any]
         self.number = number  # among the recurrent layers of the model
         self.seqs = seqs
         self.n_tokens = [0] * len(seqs) if n_tokens is None else n_tokens

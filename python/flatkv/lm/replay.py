@@ -38,7 +38,7 @@ class _TracedArray(PagedArray):
     __slots__ = ()
 
     @property
-    def shape(self) -> Any:  # type: ignore[override]
+    def shape(self) -> Any:
         raise Untraceable("the model reads the shape of the cached keys")
 
     @shape.setter
@@ -245,7 +245,8 @@ class DecodeGraphs:
             logits = call(model_ref(), tokens, cache=[TracedCache(pool, layer, offset) for layer in layers])
             return logits, state_of(step)[1][n_tables:]
 
-        return mx.compile(traced)
+        compiled: Callable[..., Any] = mx.compile(traced)
+        return compiled
 
 
 TABLE_SHAPE_BYTES = 28  # size of one table's entry in the graph key

@@ -32,10 +32,10 @@ def available_memory() -> int:
     free: int = held.fkv_memory_available(None)
     if mx.default_device().type != mx.DeviceType.gpu:
         return free
-    info, active = mx.device_info(), mx.get_active_memory()
+    info, active = mx.device_info(), int(mx.get_active_memory())
     if "max_recommended_working_set_size" in info:  # memory of a Mac, which the CPU and the GPU share
         return max(0, min(free, int(info["max_recommended_working_set_size"]) - active))
-    limit = max(0, mx.get_memory_limit() - active)
+    limit = max(0, int(mx.get_memory_limit()) - active)
     return min(limit, int(info["free_memory"])) if "free_memory" in info else limit
 
 
