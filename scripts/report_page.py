@@ -378,6 +378,15 @@ COMPARISONS = (
      "`python/tests/gpu_check.py` passes 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
     ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show the time per token that the host spends on these tasks."),
     ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
+    ("mlx-lm's server under load", "python_soak",
+     "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
+     "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last column compares the maximum resident memory in the second half of a level with that in the first half."),
+    ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
+     "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens and renders the last 14 tokens of the previous prompt and the reply differently. The models are small and have random weights. "
+     "mlx-lm alone cannot trim the caches of these models and computes the whole prompt in every turn; only its first turns were run."),
+    ("Large key biases in mlx-lm", "python_key_biases",
+     "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` measures a small Qwen2 model with random weights whose key biases in slowly rotating channels are large, as in trained models of this family, or small. "
+     "\"Not centered\" means that the mean key biases are not subtracted."),
     ("Calibrated keys", "calibrated", "The table shows the mean KL divergence from the 16-bit cache on WikiText-2. The keys were calibrated on 16384 tokens of a novel."),
     ("Model families", "families", "The table shows the relative error of the logits for tiny models with random weights. The error is relative to the logits that transformers computes in float32."),
     ("Checks by other programs", "outside_checks", "The table shows the results of test suites and tools that are not part of flatkv."),

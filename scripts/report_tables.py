@@ -356,14 +356,39 @@ def python_batch(results):
     return markdown(["cache", *head], rows)
 
 
+def python_soak(results):
+    """The server of mlx-lm with flatkv under load (python/tests/soak_server.py)."""
+    rows = [[level["clients"], f"{level['seconds']:.0f}", f"{level['answered']:,}", level["rejected"], level["wrong"], f"{level['growth'] - 1:+.1%}"]
+            for level in results.file("python_soak")["levels"]]
+    return markdown(["clients", "seconds", "answered like mlx-lm", "rejected with 400", "wrong", "memory growth"], rows)
+
+
+def python_turns(results):
+    """Tokens that each turn of a conversation with a hybrid model computes (python/tests/turns.py)."""
+    found = results.file("python_turns")
+    rows = []
+    for family, counts in found["families"].items():
+        for name in ("flatkv", "mlx-lm"):
+            rows.append([family, name, *(f"{n:,}" for n in counts[name]), *[""] * (found["turns"] - len(counts[name]))])
+    return markdown(["model", "cache", *(f"turn {i + 1}" for i in range(found["turns"]))], rows)
+
+
+def python_key_biases(results):
+    """KL divergence of quantized caches with large and small key biases (python/tests/key_biases.py)."""
+    found = results.file("python_key_biases")
+    return markdown(["cache", *found], [[codec, *(f"{column[codec]:.4f}" for column in found.values())] for codec in next(iter(found.values()))])
+
+
 def outside_checks(results):
     """Counts of checks made by programs and test suites that are not part of flatkv."""
     census, fuzz = results.file("python_census"), results.file("serve_fuzz")
+    lm = results.file("python_mlx_lm_tests")["counts"]
     llama, openapi = results.file("llama_server_tests"), results.file("serve_openapi")
     kill, suite = results.file(f"{CPU}/serve_prefix_kill")["folder"], llama["counts"]
     rows = [
         ["mlx-lm model types served by flatkv (python/tests/census.py)", f"{census['counts']['kept']} of {census['types']}"],
         ["largest relative logit error among them at 16/16", f"{census['largest']['16/16']:.4f}"],
+        ["mlx-lm tests passed with flatkv / failed / left out", f"{lm['passed']} / {lm['FAILED']} / {lm['skipped']}"],
         ["llama.cpp server tests passed / failed / left out", f"{suite['passed']} / {suite['failed']} / {suite['left_out']}"],
         ["schemathesis requests / server errors", f"{openapi['release']['cases']:,} / {openapi['release']['server_errors']}"],
         [f"request bodies fuzzed in {fuzz['seconds']} s / failures", f"{fuzz['runs']:,} / {fuzz['failures']}"],
@@ -374,5 +399,6 @@ def outside_checks(results):
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch)
+MADE += (python_soak, python_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}

@@ -133,11 +133,10 @@ def generate():
 def mixer(input_names, **_):
     """Replaces a kernel by a deterministic function of all inputs and their order. Dependency arrays contain floats."""
     def call(inputs, output_shapes, output_dtypes, **_):
-        total = mx.array(0.5)
-        for i, (name, a) in enumerate(zip(input_names, inputs)):
-            values = a.view(mx.float32) if name.startswith("after") else a.astype(mx.float32) / 64
-            total = mx.sin(total + (i + 1) * mx.sin(values.mean()))
-        out = mx.cos(mx.arange(math.prod(output_shapes[0])) % 7 + total).reshape(output_shapes[0])
+        means = [(a.view(mx.float32) if name.startswith("after") else a.astype(mx.float32)).mean() for name, a in zip(input_names, inputs)]
+        # matrix products, because mx.compile fuses elementwise operations into C++ functions that take seconds to build
+        total = mx.stack(means)[None] @ (1.0 / mx.arange(64, 64 + len(means)))[:, None]
+        out = (mx.ones((math.prod(output_shapes[0]), 1)) @ mx.sin(total)).reshape(output_shapes[0])
         return [out.view(mx.uint32) if output_dtypes[0] == mx.uint32 else out.astype(output_dtypes[0])]
 
     return call

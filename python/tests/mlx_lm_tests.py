@@ -18,11 +18,12 @@ import tarfile
 import tempfile
 import unittest
 
-import mlx.core as mx
-import mlx_lm.utils
-from conftest import llama, tokenizer
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests that download models fail at once
+import mlx.core as mx  # noqa: E402
+import mlx_lm.utils  # noqa: E402
+from conftest import llama, tokenizer  # noqa: E402
 
-import flatkv
+import flatkv  # noqa: E402
 
 INTERNALS = "checks the type or the internals of mlx-lm's own cache"
 QUANTIZED = "converts mlx-lm's cache to its quantized cache; flatkv quantizes on write"
