@@ -132,7 +132,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self):
-        self.forward("GET")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.forward("GET")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -196,6 +197,11 @@ def chat_streams_stops_and_counts_cached_tokens():
         set_setting(browser, "max_tokens", 6000)
         send(browser, "and now a long answer", wait=False)
         until(browser, "document.querySelector('.turn.answer:last-of-type .body').textContent.length > 20", "no answer is streamed")
+        find(browser, "#new-chat").click() # the answer continues while another conversation is open
+        assert find(browser, "#send").is_displayed() and not texts(browser, ".turn")
+        find(browser, ".open").click()
+        n = len(until(browser, "document.querySelector('.turn.answer:last-of-type .body')?.textContent", "the running answer is not shown"))
+        until(browser, f"document.querySelector('.turn.answer:last-of-type .body').textContent.length > {n + 20}", "the answer does not continue")
         assert find(browser, "#stop").is_displayed() and not find(browser, "#send").is_displayed()
         find(browser, "#stop").click()
         until(browser, DONE, "the answer does not stop")
@@ -679,7 +685,7 @@ def page_fits_phones_and_follows_the_colour_scheme():
     with scripted(lambda handler, body: handler.stream({"reasoning_content": "w" * 200}, {"content": WIDE})) as server:
         for name, settings in (("phone", {"width": 320, "height": 640, "mobile": True}), ("dark", {"dark": True}), ("light", {})):
             with browsing(**settings) as browser:
-                fits = "return document.documentElement.scrollWidth <= window.innerWidth && document.body.scrollWidth <= window.innerWidth"
+                fits = "return ['html', 'body', '#thread', '#memory'].every(name => document.querySelector(name).scrollWidth <= window.innerWidth)"
                 open_page(browser, server.port)
                 assert browser.execute_script(fits), "the empty page is wider than " + name
                 send(browser, "a" * 100)
@@ -764,8 +770,9 @@ def page_is_accessible():
 
 
 def save_screenshots(folder, model):
-    questions = ["Write a short Python function that merges two sorted lists. Reply with a code block and no explanation.", "What is its time complexity? Answer in one sentence."]
-    with serving("-c", "16K", model=model) as server, browsing(width=1200, height=860) as browser:
+    other = "What is a KV cache? Answer in one sentence."
+    questions = ["Write a Python function that returns the sum of the squares of a list. Reply with code only.", "What is its time complexity? Answer in one sentence."]
+    with serving("-c", "16K", model=model) as server, browsing(width=1200, height=660) as browser:
         def save(name):
             time.sleep(0.5)
             browser.get_screenshot_as_file(os.path.join(folder, name + ".png"))
@@ -774,6 +781,8 @@ def save_screenshots(folder, model):
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile})
 
         open_page(browser, server.port)
+        send(browser, other)
+        find(browser, "#new-chat").click()
         set_setting(browser, "temperature", 0)
         for question in questions:
             send(browser, question)

@@ -6,6 +6,7 @@ usage: serve_test.py <flatkv> [test...]
 import base64
 import concurrent.futures
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -337,9 +338,13 @@ def web_page_is_self_contained_and_strict():
             assert headers["Content-Type"].startswith(types[path.rsplit(".", 1)[1]]), (path, headers)
             assert server.raw("GET", "/" + path, headers={"If-None-Match": headers["ETag"]})[::2] == (304, b""), path
             files[path] = data
-            imports = re.findall(rb'^import .*from "\./([^"]+)"', data, re.MULTILINE) if "/vendor/" not in path else []
+            imports = re.findall(rb' from "\./([^"]+)";', data) if "/vendor/" not in path else []
             todo += [f"page/{name.decode()}" for name in imports if f"page/{name.decode()}" not in files]
         assert "page/vendor/marked.esm.js" in files and sum(map(len, files.values())) < 250000, {path: len(data) for path, data in files.items()}
+        with open(os.path.join(TREE, "src/serve/page/vendor/README.md"), encoding="utf-8") as file:
+            listed = file.read()
+        for path in ("page/vendor/marked.esm.js", "page/vendor/purify.min.js"):
+            assert hashlib.sha256(files[path]).hexdigest() in listed, f"{path} differs from the published file"
         own = b"".join(data for path, data in files.items() if "/vendor/" not in path and not path.endswith(".svg"))
         urls = set(re.findall(rb"https?://[\w.]+[^\s\"']*", own)) - {b"http://www.w3.org/2000/svg"} # the name of the SVG namespace
         assert not urls, urls

@@ -5,9 +5,9 @@ import {viewOf} from "./thread.js";
 import {addTurn, requestBody} from "./tree.js";
 import {announce, seconds} from "./util.js";
 
-const SAVE_MS = 2000;         // interval at which a partial answer is stored
+const SAVE_MS = 2000; // interval at which a partial answer is stored
 const MAX_AUTO_RETRY_S = 300; // a longer wait is reported as an error
-const runs = new Map();       // conversation id to {conversation, turn, controller}
+const runs = new Map(); // conversation id to {conversation, turn, controller}
 
 export const runOf = id => runs.get(id);
 
@@ -20,7 +20,9 @@ async function waitForRetry(turn, error, signal) {
   while (!skip && !signal.aborted && performance.now() < end) {
     const left = Math.ceil((end - performance.now()) / 1000);
     const why = error.status === 429 ? "The server is busy." : "The server is not ready.";
-    viewOf(turn)?.showWait(`${why} Trying again in ${left} s.`, () => { skip = true; });
+    viewOf(turn)?.showWait(`${why} Trying again in ${left} s.`, () => {
+      skip = true;
+    });
     await new Promise(resolve => setTimeout(resolve, 200));
   }
   signal.throwIfAborted();
@@ -48,9 +50,13 @@ function addPart(turn, part) {
   if (part.reasoning) turn.reasoning += part.reasoning;
   if (part.finish) turn.finish = part.finish;
   if (part.usage)
-    turn.usage = {prompt: part.usage.prompt_tokens, cached: part.usage.prompt_tokens_details?.cached_tokens ?? 0, generated: part.usage.completion_tokens};
+    turn.usage = {
+      prompt: part.usage.prompt_tokens,
+      cached: part.usage.prompt_tokens_details?.cached_tokens ?? 0,
+      generated: part.usage.completion_tokens,
+    };
   if (part.call) {
-    const call = turn.calls[part.call.index] ??= {id: "", name: "", arguments: ""};
+    const call = (turn.calls[part.call.index] ??= {id: "", name: "", arguments: ""});
     call.id ||= part.call.id ?? "";
     call.name += part.call.name;
     call.arguments += part.call.arguments;
@@ -61,12 +67,21 @@ function addPart(turn, part) {
 // conversation, needsKey() if the server rejected the API key.
 export async function generate(c, parent, model, hooks) {
   const controller = new AbortController();
-  const turn = addTurn(c, parent, "assistant", {content: "", reasoning: "", calls: [], usage: null, times: null, finish: "", error: null});
+  const turn = addTurn(c, parent, "assistant", {
+    content: "",
+    reasoning: "",
+    calls: [],
+    usage: null,
+    times: null,
+    finish: "",
+    error: null,
+  });
   runs.set(c.id, {conversation: c, turn, controller});
   hooks.changed();
   announce("Waiting for the answer.");
   const start = performance.now();
-  let first = 0, saved = start;
+  let first = 0,
+    saved = start;
   const onPart = part => {
     const now = performance.now();
     if (!first && (part.content || part.reasoning || part.call)) first = now;

@@ -42,14 +42,21 @@ async function errorOf(reply) {
   let message = `the server replied with status ${reply.status}`;
   try {
     message = (await reply.json()).error.message || message;
-  } catch { /* the reply is not JSON */ }
+  } catch {
+    /* the reply is not JSON */
+  }
   message = message[0].toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");
   const wait = Number(reply.headers.get("Retry-After"));
-  const retry = (reply.status === 429 || reply.status === 503) && reply.headers.has("Retry-After") && wait >= 0 ? Math.max(1, wait) : null;
+  const retry =
+    (reply.status === 429 || reply.status === 503) && reply.headers.has("Retry-After") && wait >= 0 ? Math.max(1, wait) : null;
   return new RequestError(message, advice(reply.status, message), reply.status, retry);
 }
 
-const unreachable = () => new RequestError("The server cannot be reached.", "Check that flatkv serve is running and that this device is connected, then try again.");
+const unreachable = () =>
+  new RequestError(
+    "The server cannot be reached.",
+    "Check that flatkv serve is running and that this device is connected, then try again.",
+  );
 
 // Sends a request and returns the response. Throws RequestError for all failures except an abort by the caller.
 export async function request(path, {body, signal, kind = "chat"} = {}) {
@@ -58,7 +65,13 @@ export async function request(path, {body, signal, kind = "chat"} = {}) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let reply;
   try {
-    reply = await fetch(path, {method: body === undefined ? "GET" : "POST", headers, body: body === undefined ? undefined : JSON.stringify(body), signal, cache: "no-store"});
+    reply = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw unreachable();
@@ -79,7 +92,11 @@ async function* eventsOf(reply) {
   let rest = "";
   for (;;) {
     const {value, done} = await reader.read();
-    if (done) throw new RequestError("The connection ended before the answer was complete.", "Check that the server is still running, then regenerate the answer.");
+    if (done)
+      throw new RequestError(
+        "The connection ended before the answer was complete.",
+        "Check that the server is still running, then regenerate the answer.",
+      );
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -91,7 +108,10 @@ async function* eventsOf(reply) {
 
 // Streams a chat completion. `onPart` receives {content}, {reasoning}, {call: {index, id, name, arguments}}, {finish} and {usage}.
 export async function streamChat(body, signal, onPart) {
-  const reply = await request("v1/chat/completions", {body: {...body, stream: true, stream_options: {include_usage: true}}, signal});
+  const reply = await request("v1/chat/completions", {
+    body: {...body, stream: true, stream_options: {include_usage: true}},
+    signal,
+  });
   try {
     for await (const event of eventsOf(reply)) {
       if (event.error) throw new RequestError(event.error.message, "Regenerate the answer.");
@@ -101,11 +121,16 @@ export async function streamChat(body, signal, onPart) {
       if (choice.delta?.reasoning_content) onPart({reasoning: choice.delta.reasoning_content});
       if (choice.delta?.content) onPart({content: choice.delta.content});
       for (const call of choice.delta?.tool_calls ?? [])
-        onPart({call: {index: call.index, id: call.id, name: call.function?.name ?? "", arguments: call.function?.arguments ?? ""}});
+        onPart({
+          call: {index: call.index, id: call.id, name: call.function?.name ?? "", arguments: call.function?.arguments ?? ""},
+        });
       if (choice.finish_reason) onPart({finish: choice.finish_reason});
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof RequestError) throw error;
-    throw new RequestError("The connection was lost before the answer was complete.", "Check that the server is still running, then regenerate the answer.");
+    throw new RequestError(
+      "The connection was lost before the answer was complete.",
+      "Check that the server is still running, then regenerate the answer.",
+    );
   }
 }

@@ -44,7 +44,9 @@ function showTheme(theme) {
 }
 
 $("theme").addEventListener("click", () => {
-  const names = Object.keys(THEMES), now = document.documentElement.dataset.theme ?? "auto", next = names[(names.indexOf(now) + 1) % names.length];
+  const names = Object.keys(THEMES),
+    now = document.documentElement.dataset.theme ?? "auto",
+    next = names[(names.indexOf(now) + 1) % names.length];
   small.set("localStorage", "flatkv-theme", next === "auto" ? null : next);
   showTheme(next);
 });
@@ -62,7 +64,10 @@ function askForKey(reason) {
 }
 
 $("set-key").addEventListener("click", () => askForKey("The key is sent only to this server."));
-$("key-cancel").addEventListener("click", () => $("key-dialog").close());
+$("key-cancel").addEventListener("click", () => {
+  $("key-dialog").close();
+  if (!$("model").textContent) notice("This server requires an API key. The settings contain a button to enter it.");
+});
 $("key-form").addEventListener("submit", () => {
   setKey("chat", $("key").value.trim(), $("key-remember").checked);
   connect();
@@ -79,7 +84,8 @@ function notice(text) {
 }
 
 function showModels(models) {
-  const select = $("models"), before = select.value;
+  const select = $("models"),
+    before = select.value;
   $("model").textContent = models[0].id;
   $("model").hidden = models.length > 1;
   select.hidden = models.length < 2;

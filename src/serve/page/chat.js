@@ -46,8 +46,16 @@ async function rename(row, item) {
     await showList();
   };
   const leave = () => finish(true);
-  form.addEventListener("submit", event => { event.preventDefault(); finish(true); });
-  form.addEventListener("keydown", event => { if (event.key === "Escape") { event.stopPropagation(); finish(false); } });
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    finish(true);
+  });
+  form.addEventListener("keydown", event => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      finish(false);
+    }
+  });
   form.addEventListener("focusout", leave);
   item.replaceChildren(form);
   field.select();
@@ -71,9 +79,25 @@ async function exportAs(row, format) {
 
 function menuOf(row, item) {
   const menu = element("div", {class: "menu", role: "menu", popover: "auto"});
-  const entry = (text, act) => element("button", {type: "button", role: "menuitem", onclick: () => { menu.hidePopover(); act(); }}, text);
-  menu.append(entry("Rename", () => rename(row, item)), entry("Export as Markdown", () => exportAs(row, "markdown")),
-    entry("Export as JSON", () => exportAs(row, "json")), entry("Delete", () => remove(row)));
+  const entry = (text, act) =>
+    element(
+      "button",
+      {
+        type: "button",
+        role: "menuitem",
+        onclick: () => {
+          menu.hidePopover();
+          act();
+        },
+      },
+      text,
+    );
+  menu.append(
+    entry("Rename", () => rename(row, item)),
+    entry("Export as Markdown", () => exportAs(row, "markdown")),
+    entry("Export as JSON", () => exportAs(row, "json")),
+    entry("Delete", () => remove(row)),
+  );
   menu.addEventListener("keydown", event => {
     const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
     if (!step) return;
@@ -81,7 +105,11 @@ function menuOf(row, item) {
     const entries = [...menu.children];
     entries[(entries.indexOf(document.activeElement) + step + entries.length) % entries.length].focus();
   });
-  const button = element("button", {type: "button", class: "icon small", "aria-label": `Actions for ${row.title}`, "aria-haspopup": "menu"}, icon("more"));
+  const button = element(
+    "button",
+    {type: "button", class: "icon small", "aria-label": `Actions for ${row.title}`, "aria-haspopup": "menu"},
+    icon("more"),
+  );
   button.addEventListener("click", () => {
     menu.togglePopover();
     const at = button.getBoundingClientRect();
@@ -95,22 +123,36 @@ function menuOf(row, item) {
 async function showList() {
   const rows = await listConversations();
   if ($("conversations").querySelector(".rename")) return; // keeps the field that is being edited
-  $("conversations").replaceChildren(...rows.map(row => {
-    const item = element("li", {class: row.id === current.id ? "current" : null});
-    const open = element("button", {type: "button", class: "open", "aria-current": row.id === current.id ? "true" : null, title: row.title, onclick: () => openById(row.id)}, row.title || "Untitled");
-    item.append(open, ...menuOf(row, item));
-    return item;
-  }));
+  $("conversations").replaceChildren(
+    ...rows.map(row => {
+      const item = element("li", {class: row.id === current.id ? "current" : null});
+      const open = element(
+        "button",
+        {
+          type: "button",
+          class: "open",
+          "aria-current": row.id === current.id ? "true" : null,
+          title: row.title,
+          onclick: () => openById(row.id),
+        },
+        row.title || "Untitled",
+      );
+      item.append(open, ...menuOf(row, item));
+      return item;
+    }),
+  );
 }
 
 // ---- the open conversation
 
 function show() {
-  const c = current, run = runOf(c.id);
+  const c = current,
+    run = runOf(c.id);
   showThread(c, info, turn => run?.turn === turn);
   $("send").hidden = Boolean(run);
   $("stop").hidden = !run;
-  const last = pathOf(c).findLast(turn => turn.usage)?.usage, used = (last ? last.prompt + last.generated : 0) + attachedTokens();
+  const last = pathOf(c).findLast(turn => turn.usage)?.usage,
+    used = (last ? last.prompt + last.generated : 0) + attachedTokens();
   $("context").textContent = used && info.context ? `${integer(used)} of ${integer(info.context)} tokens` : "";
   $("context").classList.toggle("error", info.context > 0 && used > info.context);
   document.title = c.title ? `${c.title} – flatkv` : "flatkv";
@@ -131,7 +173,7 @@ async function openById(id) {
     closeSidebar();
     return;
   }
-  const c = runOf(id)?.conversation ?? await loadConversation(id);
+  const c = runOf(id)?.conversation ?? (await loadConversation(id));
   if (c) open(c);
 }
 
@@ -144,7 +186,9 @@ function startNew() {
 function answer(parent) {
   const c = current;
   const done = generate(c, parent, info.hasChoice ? info.model : "", {
-    changed: () => { if (c === current) show(); },
+    changed: () => {
+      if (c === current) show();
+    },
     save: () => save(c),
     needsKey: () => askForKey("The server did not accept the API key."),
   });
@@ -187,16 +231,25 @@ setActions({
     show();
     save(current);
   },
-  edit: (turn, content) => whenIdle(() => {
-    if (turn.role === "user") {
-      answer(addTurn(current, turn.parent, "user", {content, files: turn.files}).id);
-      return;
-    }
-    addTurn(current, turn.parent, "assistant", {content, reasoning: "", calls: [], usage: null, times: null, finish: "edited", error: null});
-    redraw(turn);
-    show();
-    save(current);
-  }),
+  edit: (turn, content) =>
+    whenIdle(() => {
+      if (turn.role === "user") {
+        answer(addTurn(current, turn.parent, "user", {content, files: turn.files}).id);
+        return;
+      }
+      addTurn(current, turn.parent, "assistant", {
+        content,
+        reasoning: "",
+        calls: [],
+        usage: null,
+        times: null,
+        finish: "edited",
+        error: null,
+      });
+      redraw(turn);
+      show();
+      save(current);
+    }),
 });
 
 // ---- message box
@@ -216,7 +269,10 @@ box.addEventListener("keydown", event => {
   }
   if (event.key === "ArrowUp" && !box.value) {
     const edit = [...document.querySelectorAll(".turn.user .turn-tools [aria-label=Edit]")].at(-1);
-    if (edit) { event.preventDefault(); edit.click(); }
+    if (edit) {
+      event.preventDefault();
+      edit.click();
+    }
   }
 });
 $("composer").addEventListener("submit", event => {
@@ -248,7 +304,12 @@ $("menu").addEventListener("click", () => {
   if (isOpen) $("new-chat").focus();
 });
 $("shade").addEventListener("click", closeSidebar);
-$("sidebar").addEventListener("keydown", event => { if (event.key === "Escape" && document.body.classList.contains("drawer")) { closeSidebar(); $("menu").focus(); } });
+$("sidebar").addEventListener("keydown", event => {
+  if (event.key === "Escape" && document.body.classList.contains("drawer")) {
+    closeSidebar();
+    $("menu").focus();
+  }
+});
 $("new-chat").addEventListener("click", startNew);
 $("import").addEventListener("click", () => $("import-file").click());
 $("import-file").addEventListener("change", async event => {
@@ -291,4 +352,3 @@ export async function startChat(onKey) {
   open(c ?? current);
   if (!isTouch) box.focus();
 }
-

@@ -4,32 +4,51 @@ import {countTokens} from "./api.js";
 import {$, bytes, element, icon, iconButton, plural, toast} from "./util.js";
 
 const MAX_BYTES = 4 << 20; // the server limits a request to 8 MiB, and escaping can double the size of a text
-let attached = [];         // [{name, text, tokens}]; tokens is null until the server has counted them
+let attached = []; // [{name, text, tokens}], as in a turn; tokens is null until the server has counted them
 let onChange = () => {};
 
-export function onDocumentsChange(act) { onChange = act; }
+export function onDocumentsChange(act) {
+  onChange = act;
+}
 
 export const attachedTokens = () => attached.reduce((sum, file) => sum + (file.tokens ?? 0), 0);
 
 // Returns the attached documents and removes them from the message box.
 export function takeDocuments() {
-  const taken = attached.map(file => ({...file, tokens: file.tokens ?? 0}));
+  const taken = attached;
   attached = [];
   show();
   return taken;
 }
 
+// Returns the size of a document in bytes and tokens.
+export const sizeOf = file =>
+  `${bytes(file.text.length)}, ` + (file.tokens === null ? "counting tokens" : plural(file.tokens, "token"));
+
 function show() {
   $("documents").hidden = attached.length === 0;
-  $("documents").replaceChildren(...attached.map(file => element("li", {}, icon("file"), element("span", {class: "name"}, file.name),
-    element("span", {class: "dim"}, `${bytes(file.text.length)}, ` + (file.tokens === null ? "counting tokens" : plural(file.tokens, "token"))),
-    iconButton("close", `Remove ${file.name}`, () => { attached = attached.filter(other => other !== file); show(); }))));
+  $("documents").replaceChildren(
+    ...attached.map(file =>
+      element(
+        "li",
+        {},
+        icon("file"),
+        element("span", {class: "name"}, file.name),
+        element("span", {class: "dim"}, sizeOf(file)),
+        iconButton("close", `Remove ${file.name}`, () => {
+          attached = attached.filter(other => other !== file);
+          show();
+        }),
+      ),
+    ),
+  );
   onChange();
 }
 
 async function textOf(file) {
   const size = attached.reduce((sum, other) => sum + other.text.length, file.size);
-  if (size > MAX_BYTES) throw new Error(`${file.name} is too large: the documents of a message are limited to ${bytes(MAX_BYTES)}.`);
+  if (size > MAX_BYTES)
+    throw new Error(`${file.name} is too large: the documents of a message are limited to ${bytes(MAX_BYTES)}.`);
   let text;
   try {
     text = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
@@ -68,7 +87,9 @@ window.addEventListener("dragover", event => {
   event.preventDefault();
   $("drop-hint").hidden = false;
 });
-window.addEventListener("dragleave", event => { if (!event.relatedTarget) $("drop-hint").hidden = true; });
+window.addEventListener("dragleave", event => {
+  if (!event.relatedTarget) $("drop-hint").hidden = true;
+});
 window.addEventListener("drop", event => {
   $("drop-hint").hidden = true;
   if (!hasFiles(event)) return;

@@ -9,10 +9,11 @@
 import {Lexer, Marked} from "./vendor/marked.esm.js";
 import {copyText, element, icon} from "./util.js";
 
-const MAX_BLOCK = 16384;  // characters of a block
+const MAX_BLOCK = 16384; // characters of a block
 const MAX_BLOCK_MS = 250; // time to parse a block
-const MAX_PLAIN = 4;      // after this many blocks beyond the limits, the rest of the text is displayed as plain text
-const PART = 4096;        // a stored text is rendered in parts of this size
+const SMALL = 2048; // the time limit does not apply to smaller texts, which are slow only if the machine is busy
+const MAX_PLAIN = 4; // after this many blocks beyond the limits, the rest of the text is displayed as plain text
+const PART = 4096; // a stored text is rendered in parts of this size
 
 // ---- text to HTML
 
@@ -24,17 +25,45 @@ const marked = new Marked({
   gfm: true,
   breaks: true,
   renderer: {
-    html: token => HARMLESS_TAG.test(token.text.trim()) ? token.text : escape(token.text),
+    html: token => (HARMLESS_TAG.test(token.text.trim()) ? token.text : escape(token.text)),
     image: token => `<a href="${escape(token.href)}">${escape("image: " + (token.text || token.href))}</a>`,
-    checkbox: token => token.checked ? "☑ " : "☐ ",
+    checkbox: token => (token.checked ? "☑ " : "☐ "),
   },
 });
 
 // ---- HTML to DOM nodes
 
 const RULES = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "kbd", "li", "ol", "p", "pre", "strong", "sub", "sup",
-    "table", "tbody", "td", "th", "thead", "tr", "ul"],
+  ALLOWED_TAGS: [
+    "a",
+    "blockquote",
+    "br",
+    "code",
+    "del",
+    "em",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "hr",
+    "kbd",
+    "li",
+    "ol",
+    "p",
+    "pre",
+    "strong",
+    "sub",
+    "sup",
+    "table",
+    "tbody",
+    "td",
+    "th",
+    "thead",
+    "tr",
+    "ul",
+  ],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
   ADD_URI_SAFE_ATTR: ["align", "start"], // not URLs, so the following pattern does not apply to them
   ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i,
@@ -56,7 +85,8 @@ export const sanitize = html => window.DOMPurify.sanitize(html, RULES);
 // Adds a copy button to code blocks, and a scrollable frame to tables.
 function decorate(fragment) {
   for (const code of fragment.querySelectorAll("pre > code")) {
-    const pre = code.parentElement, frame = codeFrame(code, code.className.replace(/^language-/, ""));
+    const pre = code.parentElement,
+      frame = codeFrame(code, code.className.replace(/^language-/, ""));
     pre.replaceWith(frame);
     frame.append(pre);
     pre.tabIndex = 0;
@@ -73,8 +103,10 @@ function codeFrame(code, language) {
   const label = element("span", {}, "Copy");
   const button = element("button", {type: "button", class: "plain copy-code", "aria-label": "Copy code"}, icon("copy"), label);
   button.addEventListener("click", async () => {
-    label.textContent = await copyText(code.textContent.replace(/\n$/, "")) ? "Copied" : "Failed";
-    setTimeout(() => { label.textContent = "Copy"; }, 2000);
+    label.textContent = (await copyText(code.textContent.replace(/\n$/, ""))) ? "Copied" : "Failed";
+    setTimeout(() => {
+      label.textContent = "Copy";
+    }, 2000);
   });
   return element("div", {class: "code"}, element("div", {class: "code-head"}, element("span", {}, language || "text"), button));
 }
@@ -96,11 +128,11 @@ function firstOpenBlock(tokens) {
 }
 
 export class MarkdownStream {
-  #tail = "";     // text that is not final
-  #end;           // the nodes after this comment belong to the tail and are replaced by the next draw
-  #fence = null;  // open code block: {closing, complete, partial}
-  #links = {};    // link definitions, which apply to the following blocks
-  #nPlain = 0;    // number of blocks displayed as plain text
+  #tail = ""; // text that is not final
+  #end; // the nodes after this comment belong to the tail and are replaced by the next draw
+  #fence = null; // open code block: {closing, complete, partial}
+  #links = {}; // link definitions, which apply to the following blocks
+  #nPlain = 0; // number of blocks displayed as plain text
 
   constructor(container) {
     this.container = container;
@@ -108,7 +140,9 @@ export class MarkdownStream {
   }
 
   // Adds text without drawing it.
-  append(part) { this.#tail += part.replaceAll("\r", ""); }
+  append(part) {
+    this.#tail += part.replaceAll("\r", "");
+  }
 
   // Draws the text received so far.
   draw() {
@@ -131,11 +165,12 @@ export class MarkdownStream {
 
   // Returns the blocks of a text, or null if they exceed the limits.
   #blocksOf(text) {
-    const lexer = new Lexer(marked.defaults), start = performance.now();
+    const lexer = new Lexer(marked.defaults),
+      start = performance.now();
     lexer.tokens.links = {...this.#links};
     try {
       const tokens = lexer.lex(text);
-      return performance.now() - start < MAX_BLOCK_MS && this.#nPlain < MAX_PLAIN ? tokens : null;
+      return text.length < SMALL || performance.now() - start < MAX_BLOCK_MS ? tokens : null;
     } catch {
       return null; // nested too deeply
     }
@@ -143,7 +178,8 @@ export class MarkdownStream {
 
   // Renders the blocks of the tail. Returns true if nothing is left to do until more text arrives.
   #drawBlocks() {
-    const text = this.#tail.slice(0, 2 * MAX_BLOCK), isAll = text.length === this.#tail.length;
+    const text = this.#tail.slice(0, 2 * MAX_BLOCK),
+      isAll = text.length === this.#tail.length;
     const tokens = this.#nPlain < MAX_PLAIN ? this.#blocksOf(text) : null;
     while (this.#end.nextSibling) this.#end.nextSibling.remove();
     if (!tokens) {
@@ -169,12 +205,18 @@ export class MarkdownStream {
     return true;
   }
 
-  #render(token) { return decorate(sanitize(marked.parser([token]))); }
+  #render(token) {
+    return decorate(sanitize(marked.parser([token])));
+  }
 
   #openFence([whole, ticks, tickInfo, tildes, tildeInfo]) {
-    const marker = ticks ?? tildes, word = (tickInfo ?? tildeInfo).trim().split(/\s/)[0], language = /^[\w+#.-]{1,30}$/.test(word) ? word : "";
-    const complete = document.createTextNode(""), partial = document.createTextNode("");
-    const code = element("code", {class: language && "language-" + language || null}, complete, partial), frame = codeFrame(code, language);
+    const marker = ticks ?? tildes,
+      word = (tickInfo ?? tildeInfo).trim().split(/\s/)[0],
+      language = /^[\w+#.-]{1,30}$/.test(word) ? word : "";
+    const complete = document.createTextNode(""),
+      partial = document.createTextNode("");
+    const code = element("code", {class: (language && "language-" + language) || null}, complete, partial),
+      frame = codeFrame(code, language);
     frame.append(element("pre", {tabindex: "0"}, code));
     this.#settle(frame, whole.length);
     this.#fence = {closing: new RegExp(`^ {0,3}\\${marker[0]}{${marker.length},} *$`), complete, partial};
@@ -182,8 +224,11 @@ export class MarkdownStream {
 
   // Moves complete lines into the open code block. Returns true if the block is still open.
   #extendFence() {
-    const {closing, complete, partial} = this.#fence, lines = this.#tail.split("\n"), rest = lines.pop();
-    const end = lines.findIndex(line => closing.test(line)), isOpen = end < 0;
+    const {closing, complete, partial} = this.#fence,
+      lines = this.#tail.split("\n"),
+      rest = lines.pop();
+    const end = lines.findIndex(line => closing.test(line)),
+      isOpen = end < 0;
     const added = (isOpen ? lines : lines.slice(0, end)).map(line => line + "\n").join("");
     complete.appendData(added);
     partial.data = isOpen && !closing.test(rest) ? rest : "";
@@ -204,15 +249,20 @@ export function renderMarkdown(container, text) {
 
 // Draws a stream at most once per frame, and only so often that drawing takes at most a tenth of the time.
 export function drawScheduler(draw) {
-  let pending = false, idleUntil = 0;
+  let pending = false,
+    idleUntil = 0;
   return () => {
     if (pending) return;
     pending = true;
-    setTimeout(() => requestAnimationFrame(() => {
-      pending = false;
-      const start = performance.now();
-      draw();
-      idleUntil = performance.now() + 9 * (performance.now() - start);
-    }), Math.max(0, idleUntil - performance.now()));
+    setTimeout(
+      () =>
+        requestAnimationFrame(() => {
+          pending = false;
+          const start = performance.now();
+          draw();
+          idleUntil = performance.now() + 9 * (performance.now() - start);
+        }),
+      Math.max(0, idleUntil - performance.now()),
+    );
   };
 }

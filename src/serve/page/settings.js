@@ -1,14 +1,23 @@
 // Settings dialog: system prompt, sampling and tools of a conversation, and the defaults of new conversations.
 
 import {SAMPLING, cleanSettings} from "./tree.js";
-import {$, element, small, toast} from "./util.js";
+import {$, element, small} from "./util.js";
 
 const DEFAULTS = "flatkv-settings";
-const fields = new Map(SAMPLING.map(({name, label, min, max, step}) => {
-  const field = element("input", {type: "number", min, max, step: name === "temperature" || step < 1 ? "any" : step, placeholder: "default", id: "set-" + name});
-  $("set-sampling").append(element("label", {}, label, field));
-  return [name, field];
-}));
+const fields = new Map(
+  SAMPLING.map(({name, label, min, max, step}) => {
+    const field = element("input", {
+      type: "number",
+      min,
+      max,
+      step: name === "temperature" || step < 1 ? "any" : step,
+      placeholder: "default",
+      id: "set-" + name,
+    });
+    $("set-sampling").append(element("label", {}, label, field));
+    return [name, field];
+  }),
+);
 let edited = null; // settings that the open dialog changes
 let onChange = () => {};
 
@@ -25,7 +34,9 @@ function toolsError(text) {
   if (!text.trim()) return "";
   try {
     const value = JSON.parse(text);
-    return Array.isArray(value) && value.every(tool => tool?.function?.name) ? "" : "Tools: expected a JSON array of {\"type\": \"function\", \"function\": {\"name\": …}}.";
+    return Array.isArray(value) && value.every(tool => tool?.function?.name)
+      ? ""
+      : 'Tools: expected a JSON array of {"type": "function", "function": {"name": …}}.';
   } catch (error) {
     return "Tools: " + error.message;
   }
@@ -56,13 +67,20 @@ export function openSettings(settings, changed) {
   $("set-tools").value = settings.tools;
   for (const [name, field] of fields) field.value = settings.sampling[name] ?? "";
   $("set-error").textContent = "";
+  $("set-default").textContent = "Use for new conversations";
   $("settings").showModal();
 }
 
-$("settings").querySelector("form").addEventListener("submit", event => { if (!readFields()) event.preventDefault(); });
-$("settings").addEventListener("cancel", event => { if (!readFields()) event.preventDefault(); });
+$("settings")
+  .querySelector("form")
+  .addEventListener("submit", event => {
+    if (!readFields()) event.preventDefault();
+  });
+$("settings").addEventListener("cancel", event => {
+  if (!readFields()) event.preventDefault();
+});
 $("set-default").addEventListener("click", () => {
   if (!readFields()) return;
   small.set("localStorage", DEFAULTS, JSON.stringify(edited));
-  toast("New conversations use these settings.");
+  $("set-default").textContent = "Saved for new conversations";
 });

@@ -1,20 +1,23 @@
 // Conversations in IndexedDB. The list (id, title, time) is stored separately from the conversations, so that showing the list
 // does not load documents. If the browser blocks IndexedDB, conversations are kept in memory until the page is closed.
 
-const NAME = "flatkv", VERSION = 1;
+const NAME = "flatkv",
+  VERSION = 1;
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("flatkv") : null;
 const memory = {list: new Map(), conversations: new Map()};
 let database = null;
 
-const finished = request => new Promise((resolve, reject) => {
-  request.onsuccess = () => resolve(request.result);
-  request.onerror = () => reject(request.error);
-});
+const finished = request =>
+  new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
 
-const committed = transaction => new Promise((resolve, reject) => {
-  transaction.oncomplete = () => resolve();
-  transaction.onerror = transaction.onabort = () => reject(transaction.error);
-});
+const committed = transaction =>
+  new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+  });
 
 // Opens the database. Returns false if conversations cannot be stored.
 export async function openStore() {

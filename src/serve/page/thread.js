@@ -1,23 +1,30 @@
 // The displayed conversation: one element per turn of the chosen path. Turns do not change after their answer is complete, so a
 // new branch redraws only the turns that differ.
 
+import {sizeOf} from "./documents.js";
 import {MarkdownStream, drawScheduler, renderMarkdown} from "./markdown.js";
 import {childrenOf, pathOf} from "./tree.js";
-import {$, bytes, copyText, element, icon, iconButton, integer, plural, seconds, toast} from "./util.js";
+import {$, copyText, element, icon, iconButton, integer, plural, seconds, toast} from "./util.js";
 
 const thread = $("thread");
 const NEAR_END = 80; // pixels; the thread follows new text if it is scrolled this close to its end
 const MIN_RATE_S = 0.02; // a rate over a shorter time is not shown
-let views = [];      // [{turn, node, ...}] of the displayed path
-let act = {};        // see setActions()
+let views = []; // [{turn, node, ...}] of the displayed path
+let act = {}; // see setActions()
 
 // actions: edit(turn, content), regenerate(turn), switchTo(turn), retry(turn), sendResults(turn, results), start(text)
-export function setActions(actions) { act = actions; }
+export function setActions(actions) {
+  act = actions;
+}
 
 const isAtEnd = () => thread.scrollHeight - thread.scrollTop - thread.clientHeight < NEAR_END;
-export const scrollToEnd = () => { thread.scrollTop = thread.scrollHeight; };
+export const scrollToEnd = () => {
+  thread.scrollTop = thread.scrollHeight;
+};
 
-function showLatestButton() { $("latest").hidden = isAtEnd(); }
+function showLatestButton() {
+  $("latest").hidden = isAtEnd();
+}
 
 thread.addEventListener("scroll", showLatestButton, {passive: true});
 $("latest").addEventListener("click", scrollToEnd);
@@ -25,19 +32,27 @@ $("latest").addEventListener("click", scrollToEnd);
 // ---- parts of a turn
 
 function branchSwitch(c, turn) {
-  const siblings = childrenOf(c, turn.parent), at = siblings.indexOf(turn);
+  const siblings = childrenOf(c, turn.parent),
+    at = siblings.indexOf(turn);
   if (siblings.length < 2) return null;
   const step = (by, name, label) => {
     const button = iconButton(name, label, () => act.switchTo(siblings[at + by]));
     button.disabled = !siblings[at + by];
     return button;
   };
-  return element("span", {class: "branches", role: "group", "aria-label": "Versions of this turn"},
-    step(-1, "left", "Previous version"), `${at + 1} / ${siblings.length}`, step(1, "right", "Next version"));
+  return element(
+    "span",
+    {class: "branches", role: "group", "aria-label": "Versions of this turn"},
+    step(-1, "left", "Previous version"),
+    `${at + 1} / ${siblings.length}`,
+    step(1, "right", "Next version"),
+  );
 }
 
 function copyButton(turn) {
-  return iconButton("copy", "Copy", async () => toast(await copyText(turn.content) ? "Copied." : "The browser does not allow copying."));
+  return iconButton("copy", "Copy", async () =>
+    toast((await copyText(turn.content)) ? "Copied." : "The browser does not allow copying."),
+  );
 }
 
 // Replaces the content of a turn with a text field.
@@ -45,13 +60,32 @@ function editTurn(c, turn, body) {
   const field = element("textarea", {"aria-label": "Edit the turn", rows: Math.min(12, turn.content.split("\n").length + 1)});
   field.value = turn.content;
   const before = [...body.childNodes];
-  const restore = () => { body.replaceChildren(...before); body.closest("article").classList.remove("editing"); };
-  const form = element("form", {class: "edit", onsubmit: event => { event.preventDefault(); act.edit(turn, field.value); }},
-    field, element("div", {class: "row end"},
+  const restore = () => {
+    body.replaceChildren(...before);
+    body.closest("article").classList.remove("editing");
+  };
+  const form = element(
+    "form",
+    {
+      class: "edit",
+      onsubmit: event => {
+        event.preventDefault();
+        act.edit(turn, field.value);
+      },
+    },
+    field,
+    element(
+      "div",
+      {class: "row end"},
       element("button", {type: "button", class: "plain", onclick: restore}, "Cancel"),
-      element("button", {}, turn.role === "user" ? "Send" : "Save as a new version")));
+      element("button", {}, turn.role === "user" ? "Send" : "Save as a new version"),
+    ),
+  );
   form.addEventListener("keydown", event => {
-    if (event.key === "Escape") { event.stopPropagation(); restore(); }
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      restore();
+    }
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
   body.closest("article").classList.add("editing");
@@ -60,72 +94,141 @@ function editTurn(c, turn, body) {
 }
 
 function fileChip(file) {
-  return element("li", {}, icon("file"), element("span", {class: "name"}, file.name), element("span", {class: "dim"}, `${bytes(file.text.length)}, ${plural(file.tokens, "token")}`));
+  return element(
+    "li",
+    {},
+    icon("file"),
+    element("span", {class: "name"}, file.name),
+    element("span", {class: "dim"}, sizeOf(file)),
+  );
 }
 
 function toolCard(call) {
   let shown = call.arguments;
-  try { shown = JSON.stringify(JSON.parse(call.arguments), null, 2); } catch { /* incomplete or invalid JSON is shown as it is */ }
-  return element("details", {class: "tool", open: true}, element("summary", {}, "Tool call: ", element("b", {}, call.name)), element("pre", {tabindex: "0"}, shown));
+  try {
+    shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+  } catch {
+    /* incomplete or invalid JSON is shown as it is */
+  }
+  return element(
+    "details",
+    {class: "tool", open: true},
+    element("summary", {}, "Tool call: ", element("b", {}, call.name)),
+    element("pre", {tabindex: "0"}, shown),
+  );
 }
 
 function resultsForm(turn) {
-  const fields = turn.calls.map(call => element("textarea", {rows: 2, "aria-label": `Result of ${call.name}`, placeholder: `Result of ${call.name}`}));
-  return element("form", {class: "edit", onsubmit: event => {
-    event.preventDefault();
-    act.sendResults(turn, turn.calls.map((call, i) => ({id: call.id, content: fields[i].value})));
-  }}, ...fields, element("div", {class: "row end"}, element("button", {}, "Send results")));
+  const fields = turn.calls.map(call =>
+    element("textarea", {rows: 2, "aria-label": `Result of ${call.name}`, placeholder: `Result of ${call.name}`}),
+  );
+  return element(
+    "form",
+    {
+      class: "edit",
+      onsubmit: event => {
+        event.preventDefault();
+        act.sendResults(
+          turn,
+          turn.calls.map((call, i) => ({id: call.id, content: fields[i].value})),
+        );
+      },
+    },
+    ...fields,
+    element("div", {class: "row end"}, element("button", {}, "Send results")),
+  );
 }
 
 // Shows what the prefix cache saved: cached and computed prompt tokens, generated tokens and speed.
 function usageLine(turn) {
-  const parts = [], {usage, times} = turn;
+  const parts = [],
+    {usage, times} = turn;
   let bar = null;
   if (usage) {
-    const computed = usage.prompt - usage.cached, whole = usage.prompt + usage.generated || 1;
+    const computed = usage.prompt - usage.cached,
+      whole = usage.prompt + usage.generated || 1;
     bar = element("span", {class: "usage-bar", "aria-hidden": "true"});
-    for (const [name, n] of [["cached", usage.cached], ["computed", computed], ["generated", usage.generated]]) {
+    for (const [name, n] of [
+      ["cached", usage.cached],
+      ["computed", computed],
+      ["generated", usage.generated],
+    ]) {
       const part = element("i", {class: "fill-" + {cached: "cached", computed: "shared", generated: "private"}[name]});
-      part.style.width = 100 * n / whole + "%";
+      part.style.width = (100 * n) / whole + "%";
       bar.append(part);
       parts.push(element("span", {class: "tokens-" + name}, element("b", {}, integer(n)), " " + name));
     }
     if (times && times.total - times.first > MIN_RATE_S && usage.generated > 1)
-      parts.push(element("span", {class: "rate"}, ((usage.generated - 1) / (times.total - times.first)).toFixed(1) + " tokens/s"));
+      parts.push(
+        element("span", {class: "rate"}, ((usage.generated - 1) / (times.total - times.first)).toFixed(1) + " tokens/s"),
+      );
   }
   if (times?.first) parts.push(element("span", {}, "first token in " + seconds(times.first)));
   if (turn.finish === "stopped") parts.push(element("span", {}, "stopped"));
   if (turn.finish === "edited") parts.push(element("span", {}, "edited by you"));
   if (!parts.length) return null;
-  const title = usage && `Prompt of ${plural(usage.prompt, "token")}: ${integer(usage.cached)} were reused from the prefix cache, ${integer(usage.prompt - usage.cached)} had to be computed.`;
+  const title =
+    usage &&
+    `Prompt of ${plural(usage.prompt, "token")}: ${integer(usage.cached)} were reused from the prefix cache, ${integer(usage.prompt - usage.cached)} had to be computed.`;
   return element("div", {class: "usage dim", title}, bar, ...parts);
 }
 
 function errorBox(turn) {
-  return element("div", {class: "error-box", role: "alert"}, element("p", {}, element("b", {}, turn.error.message)), turn.error.advice && element("p", {}, turn.error.advice),
-    element("button", {type: "button", onclick: () => act.retry(turn)}, "Try again"));
+  return element(
+    "div",
+    {class: "error-box", role: "alert"},
+    element("p", {}, element("b", {}, turn.error.message)),
+    turn.error.advice && element("p", {}, turn.error.advice),
+    element("button", {type: "button", onclick: () => act.retry(turn)}, "Try again"),
+  );
 }
 
 // ---- turns
 
 function userView(c, turn) {
   const body = element("div", {class: "body"}, turn.content);
-  const tools = element("div", {class: "turn-tools"}, branchSwitch(c, turn), copyButton(turn), iconButton("edit", "Edit", () => editTurn(c, turn, body)));
+  const tools = element(
+    "div",
+    {class: "turn-tools"},
+    branchSwitch(c, turn),
+    copyButton(turn),
+    iconButton("edit", "Edit", () => editTurn(c, turn, body)),
+  );
   const files = turn.files.length ? element("ul", {class: "files"}, ...turn.files.map(fileChip)) : null;
   return {turn, node: element("article", {class: "turn user", "aria-label": "You"}, files, body, tools)};
 }
 
 function toolView(c, turn) {
-  const results = turn.results.map(result => element("details", {class: "tool"}, element("summary", {}, "Tool result"), element("pre", {tabindex: "0"}, result.content)));
-  return {turn, node: element("article", {class: "turn tool-results", "aria-label": "Tool results"}, ...results, element("div", {class: "turn-tools"}, branchSwitch(c, turn)))};
+  const results = turn.results.map(result =>
+    element("details", {class: "tool"}, element("summary", {}, "Tool result"), element("pre", {tabindex: "0"}, result.content)),
+  );
+  return {
+    turn,
+    node: element(
+      "article",
+      {class: "turn tool-results", "aria-label": "Tool results"},
+      ...results,
+      element("div", {class: "turn-tools"}, branchSwitch(c, turn)),
+    ),
+  };
 }
 
 function answerView(c, turn) {
-  const reasoning = document.createTextNode(""), label = element("summary", {}, "Reasoning");
-  const fold = element("details", {class: "reasoning", hidden: true}, label, element("div", {class: "reasoning-text"}, reasoning));
-  const body = element("div", {class: "body markdown"}), calls = element("div"), foot = element("div", {class: "foot"}), wait = element("div", {class: "wait", hidden: true});
+  const reasoning = document.createTextNode(""),
+    label = element("summary", {}, "Reasoning");
+  const fold = element(
+    "details",
+    {class: "reasoning", hidden: true},
+    label,
+    element("div", {class: "reasoning-text"}, reasoning),
+  );
+  const body = element("div", {class: "body markdown"}),
+    calls = element("div"),
+    foot = element("div", {class: "foot"}),
+    wait = element("div", {class: "wait", hidden: true});
   const node = element("article", {class: "turn answer", "aria-label": "Answer"}, fold, body, calls, wait, foot);
-  let stream = null, nReasoning = 0;
+  let stream = null,
+    nReasoning = 0;
 
   const drawReasoning = () => {
     fold.hidden = !turn.reasoning;
@@ -155,16 +258,28 @@ function answerView(c, turn) {
     calls.replaceChildren(...turn.calls.map(toolCard));
     const awaitsResults = turn.calls.length > 0 && turn.finish === "tool_calls" && childrenOf(c, turn.id).length === 0;
     if (awaitsResults) calls.append(resultsForm(turn));
-    if (turn.finish === "length") foot.append(element("p", {class: "dim"}, "The answer reached its limit. A higher answer limit can be set in the settings."));
+    if (turn.finish === "length")
+      foot.append(
+        element("p", {class: "dim"}, "The answer reached its limit. A higher answer limit can be set in the settings."),
+      );
     if (turn.error) foot.append(errorBox(turn));
-    const tools = element("div", {class: "turn-tools"}, branchSwitch(c, turn), copyButton(turn), iconButton("edit", "Edit", () => editTurn(c, turn, body)),
-      iconButton("again", "Regenerate", () => act.regenerate(turn)), usageLine(turn));
+    const tools = element(
+      "div",
+      {class: "turn-tools"},
+      branchSwitch(c, turn),
+      copyButton(turn),
+      iconButton("edit", "Edit", () => editTurn(c, turn, body)),
+      iconButton("again", "Regenerate", () => act.regenerate(turn)),
+      usageLine(turn),
+    );
     foot.append(tools);
     if (follow) scrollToEnd();
   };
 
   return {
-    turn, node, finish,
+    turn,
+    node,
+    finish,
     begin() {
       stream = new MarkdownStream(body);
       node.setAttribute("aria-busy", "true");
@@ -180,7 +295,11 @@ function answerView(c, turn) {
     // Shows that the answer has not started. text: reason for waiting, or null; now: starts the next attempt.
     showWait(text, now) {
       wait.replaceChildren(element("span", {class: "dots", "aria-hidden": "true"}, element("i"), element("i"), element("i")));
-      if (text) wait.append(element("span", {role: "status"}, text), element("button", {type: "button", class: "plain", onclick: now}, "Try now"));
+      if (text)
+        wait.append(
+          element("span", {role: "status"}, text),
+          element("button", {type: "button", class: "plain", onclick: now}, "Try now"),
+        );
       wait.hidden = false;
     },
   };
@@ -190,19 +309,42 @@ const makeView = (c, turn) => ({user: userView, tool: toolView, assistant: answe
 
 // ---- the thread
 
-const STARTERS = ["Explain what a KV cache is, in three sentences.", "Write a Python function that merges two sorted lists.", "Make a table of five planets with their diameters."];
+const STARTERS = [
+  "Explain what a KV cache is, in three sentences.",
+  "Write a Python function that merges two sorted lists.",
+  "Make a table of five planets with their diameters.",
+];
 
 function emptyThread(info) {
-  return element("div", {class: "empty"}, element("h2", {}, "Ask " + (info.model || "the model")),
-    element("p", {class: "dim"}, info.context ? `Up to ${integer(info.context)} tokens per conversation. Drop text documents anywhere on the page to ask about them.` : "Drop text documents anywhere on the page to ask about them."),
-    element("div", {class: "starters"}, ...STARTERS.map(text => element("button", {type: "button", class: "plain", onclick: () => act.start(text)}, text))));
+  return element(
+    "div",
+    {class: "empty"},
+    element("h2", {}, "Ask " + (info.model || "the model")),
+    element(
+      "p",
+      {class: "dim"},
+      info.context
+        ? `Up to ${integer(info.context)} tokens per conversation. Drop text documents anywhere on the page to ask about them.`
+        : "Drop text documents anywhere on the page to ask about them.",
+    ),
+    element(
+      "div",
+      {class: "starters"},
+      ...STARTERS.map(text => element("button", {type: "button", class: "plain", onclick: () => act.start(text)}, text)),
+    ),
+  );
 }
 
 // Displays the chosen path of a conversation. isRunning(turn): the answer is still being generated. Returns the view of the last turn.
 export function showThread(c, info, isRunning) {
   const path = pathOf(c);
   let same = 0;
-  while (same < path.length && views[same]?.turn === path[same] && views[same].siblings === childrenOf(c, path[same].parent).length) same++;
+  while (
+    same < path.length &&
+    views[same]?.turn === path[same] &&
+    views[same].siblings === childrenOf(c, path[same].parent).length
+  )
+    same++;
   for (const view of views.splice(same)) view.node.remove();
   thread.querySelector(".empty")?.remove();
   if (!path.length) thread.append(emptyThread(info));

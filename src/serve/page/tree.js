@@ -26,7 +26,16 @@ const randomId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(byte 
 
 export function newConversation(settings = emptySettings()) {
   const now = Date.now();
-  return {version: VERSION, id: randomId(), title: "", created: now, updated: now, settings: structuredClone(settings), turns: [], chosen: -1};
+  return {
+    version: VERSION,
+    id: randomId(),
+    title: "",
+    created: now,
+    updated: now,
+    settings: structuredClone(settings),
+    turns: [],
+    chosen: -1,
+  };
 }
 
 export const childrenOf = (c, parent) => c.turns.filter(turn => turn.parent === parent);
@@ -73,7 +82,11 @@ function messagesOfTurn(turn) {
   if (turn.role === "tool") return turn.results.map(result => ({role: "tool", tool_call_id: result.id, content: result.content}));
   const message = {role: "assistant", content: turn.content};
   if (turn.calls.length)
-    message.tool_calls = turn.calls.map(call => ({id: call.id, type: "function", function: {name: call.name, arguments: call.arguments}}));
+    message.tool_calls = turn.calls.map(call => ({
+      id: call.id,
+      type: "function",
+      function: {name: call.name, arguments: call.arguments},
+    }));
   return [message];
 }
 
@@ -81,7 +94,8 @@ function messagesOfTurn(turn) {
 function ancestorsOf(c, last) {
   const turns = [];
   for (let id = last; id >= 0; id = c.turns[id].parent) {
-    const turn = c.turns[id], isEmpty = turn.role === "assistant" && !turn.content && !turn.calls.length;
+    const turn = c.turns[id],
+      isEmpty = turn.role === "assistant" && !turn.content && !turn.calls.length;
     if (isEmpty && c.turns[turn.parent]?.role === "user") id = turn.parent;
     else if (!isEmpty) turns.push(turn);
   }
@@ -113,9 +127,9 @@ export function toMarkdown(c) {
 
 // ---- import
 
-const text = value => typeof value === "string" ? value : "";
-const list = value => Array.isArray(value) ? value : [];
-const count = value => Number.isFinite(value) && value >= 0 ? value : 0;
+const text = value => (typeof value === "string" ? value : "");
+const list = value => (Array.isArray(value) ? value : []);
+const count = value => (Number.isFinite(value) && value >= 0 ? value : 0);
 
 function cleanUsage(usage) {
   return usage ? {prompt: count(usage.prompt), cached: count(usage.cached), generated: count(usage.generated)} : null;
@@ -123,15 +137,27 @@ function cleanUsage(usage) {
 
 function cleanTurn(turn, id) {
   const parent = turn.parent;
-  if (!ROLES.includes(turn.role) || !Number.isInteger(parent) || parent < -1 || parent >= id) throw new Error(`turn ${id} is invalid`);
+  if (!ROLES.includes(turn.role) || !Number.isInteger(parent) || parent < -1 || parent >= id)
+    throw new Error(`turn ${id} is invalid`);
   const common = {id, parent, role: turn.role, chosen: -1, at: count(turn.at)};
   if (turn.role === "user")
-    return {...common, content: text(turn.content), files: list(turn.files).map(f => ({name: text(f?.name), text: text(f?.text), tokens: count(f?.tokens)}))};
-  if (turn.role === "tool") return {...common, results: list(turn.results).map(r => ({id: text(r?.id), content: text(r?.content)}))};
-  return {...common, content: text(turn.content), reasoning: text(turn.reasoning),
+    return {
+      ...common,
+      content: text(turn.content),
+      files: list(turn.files).map(f => ({name: text(f?.name), text: text(f?.text), tokens: count(f?.tokens)})),
+    };
+  if (turn.role === "tool")
+    return {...common, results: list(turn.results).map(r => ({id: text(r?.id), content: text(r?.content)}))};
+  return {
+    ...common,
+    content: text(turn.content),
+    reasoning: text(turn.reasoning),
     calls: list(turn.calls).map(k => ({id: text(k?.id), name: text(k?.name), arguments: text(k?.arguments)})),
-    usage: cleanUsage(turn.usage), times: turn.times ? {first: count(turn.times.first), total: count(turn.times.total)} : null,
-    finish: text(turn.finish), error: null};
+    usage: cleanUsage(turn.usage),
+    times: turn.times ? {first: count(turn.times.first), total: count(turn.times.total)} : null,
+    finish: text(turn.finish),
+    error: null,
+  };
 }
 
 export function cleanSettings(settings) {
@@ -144,7 +170,8 @@ export function cleanSettings(settings) {
 
 // Returns a conversation with a new id that contains only known fields of `value`. Throws an Error with a message for the user.
 export function importConversation(value) {
-  if (value?.version !== VERSION || !Array.isArray(value.turns)) throw new Error("the file is not a conversation exported by this page");
+  if (value?.version !== VERSION || !Array.isArray(value.turns))
+    throw new Error("the file is not a conversation exported by this page");
   const c = newConversation(cleanSettings(value.settings));
   c.title = text(value.title).slice(0, 200);
   c.turns = value.turns.map(cleanTurn);

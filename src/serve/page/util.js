@@ -18,7 +18,8 @@ export function element(tag, properties = {}, ...children) {
 const SVG = "http://www.w3.org/2000/svg";
 
 export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg"), use = document.createElementNS(SVG, "use");
+  const svg = document.createElementNS(SVG, "svg"),
+    use = document.createElementNS(SVG, "use");
   use.setAttribute("href", "#icon-" + name);
   svg.setAttribute("aria-hidden", "true");
   svg.append(use);
@@ -41,22 +42,28 @@ export function bytes(n) {
 export const integer = n => Math.round(n).toLocaleString("en-US");
 
 // Short number for small spaces: 950, 12.3K, 4.5M.
-export const short = n => n >= 1e6 ? (n / 1e6).toFixed(1) + "M" : n >= 1e4 ? (n / 1e3).toFixed(1) + "K" : String(Math.round(n));
+export const short = n => (n >= 1e6 ? (n / 1e6).toFixed(1) + "M" : n >= 1e4 ? (n / 1e3).toFixed(1) + "K" : String(Math.round(n)));
 
-export const seconds = s => s < 1 ? Math.round(s * 1000) + " ms" : s < 100 ? s.toFixed(1) + " s" : Math.round(s) + " s";
+export const seconds = s => (s < 1 ? Math.round(s * 1000) + " ms" : s < 100 ? s.toFixed(1) + " s" : Math.round(s) + " s");
 
 export const plural = (n, noun) => integer(n) + " " + noun + (n === 1 ? "" : "s");
 
 // Storage of small values. The page also works if the browser blocks storage.
 export const small = {
   get(storage, name) {
-    try { return window[storage].getItem(name); } catch { return null; }
+    try {
+      return window[storage].getItem(name);
+    } catch {
+      return null;
+    }
   },
   set(storage, name, value) {
     try {
       if (value === null) window[storage].removeItem(name);
       else window[storage].setItem(name, value);
-    } catch { /* not stored */ }
+    } catch {
+      /* not stored */
+    }
   },
 };
 
@@ -66,7 +73,9 @@ export async function copyText(text) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
-    } catch { /* permission denied: use the text field */ }
+    } catch {
+      /* permission denied: use the text field */
+    }
   }
   const field = element("textarea", {class: "unseen", readonly: true});
   field.value = text;
@@ -89,11 +98,29 @@ let toastTimer = 0;
 export function toast(text, action, act) {
   const box = $("toast");
   box.replaceChildren(element("span", {}, text));
-  if (action) box.append(element("button", {type: "button", class: "plain", onclick: () => { box.hidden = true; act(); }}, action));
+  if (action)
+    box.append(
+      element(
+        "button",
+        {
+          type: "button",
+          class: "plain",
+          onclick: () => {
+            box.hidden = true;
+            act();
+          },
+        },
+        action,
+      ),
+    );
   box.hidden = false;
   clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => { box.hidden = true; }, 8000);
+  toastTimer = setTimeout(() => {
+    box.hidden = true;
+  }, 8000);
 }
 
 // Reports an event to screen readers only.
-export const announce = text => { $("announce").textContent = text; };
+export const announce = text => {
+  $("announce").textContent = text;
+};
