@@ -1,16 +1,76 @@
 #!/usr/bin/env python3
-"""Tests flatkv serve with common clients: openai, anthropic and langchain-openai.
+"""Tests flatkv serve with common clients, which must agree with it about chats, streams, errors, structured output and tools.
 
-usage: clients_test.py <flatkv> [test...]     requires a Python with these packages; scripts/test creates one
+usage: clients_test.py <flatkv> [test...]                     openai, anthropic, langchain-openai, ollama and instructor
+       clients_test.py <flatkv> --all [--output FILE] [test...]     also litellm, pydantic-ai, llm, openai-node and the Vercel AI SDK
+
+Requires a Python with these packages; scripts/test creates one for the first set. The node clients are installed with npm into a
+temporary folder and are skipped if node is missing. --output writes the results as JSON.
+
+Structured output is tested with the needle model, which gets a tokenizer, an end token and a chat template with tool calls. The model
+was not trained for either, so only the grammar makes its answers valid.
 """
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import typing
+
 import anthropic
+import instructor
+import ollama
 import openai
+import pydantic
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 
-from serve_test import BOOK, KEYS, run, serving
+from serve_test import BOOK, KEYS, TREE, run, serving
 
 SETTINGS = {"max_tokens": 16, "temperature": 0}
+TEMPLATE = ("{% if tools %}<|im_start|>system\nCall <tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+class Reading(pydantic.BaseModel):
+    """A reading of an instrument."""
+    model_config = pydantic.ConfigDict(extra="forbid")
+    kind: typing.Literal["wind", "rain"]
+    level: int = pydantic.Field(ge=3, le=12)
+
+
+READING = Reading.model_json_schema()
+TOOL = {"type": "function", "function": {"name": "report", "description": "Reports a reading.", "parameters": READING}}
+ASK = [{"role": "user", "content": "Read the instrument."}]
+
+
+@contextlib.contextmanager
+def serving_tools(*options):
+    """Serves the needle model with a byte-level tokenizer, an end token and a chat template."""
+    with tempfile.TemporaryDirectory(prefix="flatkv-clients-") as folder:
+        for name in ("config.json", "needle.safetensors"):
+            os.symlink(os.path.join(TREE, "models/needle", name), os.path.join(folder, name))
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        letters = {byte: chr(byte) for byte in shown}
+        letters.update({byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in shown)})
+        # Byte 3 becomes the end token, and byte 4 the only merged token, which a BPE vocabulary must have.
+        vocab = {letters[byte]: byte for byte in range(256) if byte not in (3, 4)} | {"<|end|>": 3, letters[1] + letters[2]: 4}
+        tokenizer = {"added_tokens": [{"id": 3, "content": "<|end|>", "special": True}], "decoder": {"type": "ByteLevel"},
+                     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                     "model": {"type": "BPE", "vocab": vocab, "merges": [letters[1] + " " + letters[2]]}}
+        for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": TEMPLATE})):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                json.dump(value, file)
+        with serving("-m", folder, "-c", "16K", "--alias", "needle", *options) as server:
+            yield server
+
+
+def check_call(name, arguments):
+    assert name == "report", name
+    Reading.model_validate_json(arguments) if isinstance(arguments, str) else Reading.model_validate(arguments)
 
 
 def address(server):
@@ -95,5 +155,204 @@ def langchain_invokes_streams_and_batches():
         assert len(answers) == 6 and all(a.usage_metadata["output_tokens"] > 0 for a in answers), answers
 
 
+# ---- structured output and tools
+
+
+def openai_structured_output_and_tools():
+    with serving_tools() as server:
+        client = openai.OpenAI(base_url=address(server) + "/v1", api_key="none", max_retries=0)
+        parsed = client.chat.completions.parse(model="any", messages=ASK, response_format=Reading, max_tokens=200)
+        assert isinstance(parsed.choices[0].message.parsed, Reading), parsed
+        anything = client.chat.completions.create(model="any", messages=ASK, response_format={"type": "json_object"}, max_tokens=300,
+                                                  logit_bias={str(ord(c)): 8 for c in "}]\""})
+        assert anything.choices[0].finish_reason == "length" or isinstance(json.loads(anything.choices[0].message.content), dict), anything
+        for choice in ("required", {"type": "function", "function": {"name": "report"}}):
+            called = client.chat.completions.create(model="any", messages=ASK, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=200)
+            call = called.choices[0].message.tool_calls[0]
+            check_call(call.function.name, call.function.arguments)
+            assert called.choices[0].finish_reason == "tool_calls", called
+        answer = client.chat.completions.create(model="any", tools=[TOOL], max_tokens=4, messages=[
+            *ASK, called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "done"}])
+        assert answer.usage.completion_tokens > 0, answer
+        made = client.responses.parse(model="any", input="Read it.", text_format=Reading, max_output_tokens=200)
+        assert isinstance(made.output_parsed, Reading), made
+
+
+def anthropic_structured_output_and_tools():
+    with serving_tools() as server:
+        client = anthropic.Anthropic(base_url=address(server), api_key="none", max_retries=0)
+        ask = {"model": "any", "messages": ASK, "max_tokens": 200}
+        made = client.messages.create(**ask, extra_body={"output_config": {"format": {"type": "json_schema", "schema": READING}}})
+        Reading.model_validate_json(made.content[0].text)
+        tool = {"name": "report", "description": "Reports a reading.", "input_schema": READING}
+        called = client.messages.create(**ask, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+        block = next(b for b in called.content if b.type == "tool_use")
+        check_call(block.name, block.input)
+        with client.messages.stream(**ask, tools=[tool], tool_choice={"type": "tool", "name": "report"}) as stream:
+            last = stream.get_final_message()
+        check_call(last.content[-1].name, last.content[-1].input)
+
+
+def langchain_structured_output_and_tools():
+    with serving_tools() as server:
+        model = ChatOpenAI(base_url=address(server) + "/v1", api_key="none", model="any", max_retries=0, max_tokens=200)
+        for method in ("json_schema", "function_calling"):
+            assert isinstance(model.with_structured_output(Reading, method=method).invoke("Read it."), Reading), method
+        call = model.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False).invoke("Read it.").tool_calls[0]
+        check_call(call["name"], call["args"])
+
+
+def instructor_structured_output_and_tools():
+    with serving_tools() as server:
+        client = openai.OpenAI(base_url=address(server) + "/v1", api_key="none", max_retries=0)
+        for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+            patched = instructor.from_openai(client, mode=mode)
+            made = patched.chat.completions.create(model="any", messages=ASK, response_model=Reading, max_retries=0, max_tokens=200)
+            assert isinstance(made, Reading), (mode, made)
+
+
+def ollama_chats_streams_and_lists_models():
+    with serving_tools("--api-key", KEYS[0]) as server:
+        client = ollama.Client(address(server), headers={"Authorization": "Bearer " + KEYS[0]})
+        options = {"temperature": 0, "num_predict": 16, "num_ctx": 4096, "seed": 1}
+        whole = client.chat("needle", ASK, options=options, keep_alive="5m")
+        assert whole.message.content and whole.done and whole.eval_count <= 16 and whole.prompt_eval_count > 20, whole
+        parts = list(client.chat("needle", ASK, options=options, stream=True))
+        assert "".join(p.message.content for p in parts) == whole.message.content and parts[-1].done_reason == whole.done_reason, parts
+        made = client.chat("needle", ASK, format=READING, options={"num_predict": 200})
+        Reading.model_validate_json(made.message.content)
+        for text in [client.generate("needle", "Read it.", format=READING, options={"num_predict": 200}).response,
+                     "".join(p.response for p in client.generate("needle", "Read it.", format=READING, stream=True))]:
+            Reading.model_validate_json(text)
+        raw = client.generate("needle", BOOK[:100], raw=True, options=options)
+        assert raw.prompt_eval_count == 100 and raw.response, raw
+        assert client.chat("needle", [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "report", "arguments": {"level": 3}}}]},
+                                      {"role": "tool", "tool_name": "report", "content": "done"}], tools=[TOOL], options=options).done
+        assert client.chat("needle").done_reason == "load" and client.generate("needle", keep_alive=0).done_reason == "unload"
+        assert [m.model for m in client.list().models] == [m.model for m in client.ps().models] == ["needle"]
+        shown = client.show("needle:latest")
+        assert shown.modelinfo["general.architecture"] == shown.details.family and "tools" in shown.capabilities, shown
+        for wrong in (lambda: client.chat("needle", ASK, options={"temperature": -1}), lambda: client.chat("needle", [{**ASK[0], "images": [b"x"]}]),
+                      lambda: client.show("another"), lambda: ollama.Client(address(server)).list()):
+            try:
+                wrong()
+                raise AssertionError("an invalid request was accepted")
+            except ollama.ResponseError as e:
+                assert e.status_code in (400, 401, 404) and e.error, e
+
+
+# ---- clients that run only with --all
+
+
+def litellm_structured_output_and_tools():
+    import litellm
+    litellm.suppress_debug_info = True
+    with serving_tools() as server:
+        for model, base in (("openai/any", "/v1"), ("ollama_chat/needle", "")):
+            made = litellm.completion(model, ASK, api_base=address(server) + base, api_key="none", response_format=Reading, max_tokens=200, num_retries=0)
+            Reading.model_validate_json(made.choices[0].message.content)
+        called = litellm.completion("openai/any", ASK, api_base=address(server) + "/v1", api_key="none", tools=[TOOL], tool_choice="required", max_tokens=200)
+        call = called.choices[0].message.tool_calls[0]
+        check_call(call.function.name, call.function.arguments)
+        chunks = list(litellm.completion("openai/any", ASK, api_base=address(server) + "/v1", api_key="none", stream=True, **SETTINGS))
+        assert "".join(c.choices[0].delta.content or "" for c in chunks), chunks
+
+
+def pydantic_ai_structured_output_and_tools():
+    from pydantic_ai import Agent, NativeOutput, ToolOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+    with serving_tools() as server:
+        model = OpenAIChatModel("any", provider=OpenAIProvider(base_url=address(server) + "/v1", api_key="none"))
+        for output in (ToolOutput(Reading, name="report"), NativeOutput(Reading)):
+            made = Agent(model, output_type=output, model_settings={"max_tokens": 200}).run_sync("Read it.")
+            assert isinstance(made.output, Reading), made
+
+
+def llm_structured_output_and_tools():
+    from llm.default_plugins.openai_models import Chat
+    with serving_tools() as server:
+        model = Chat("any", model_name="any", api_base=address(server) + "/v1", supports_schema=True, supports_tools=True)
+        made = model.prompt("Read it.", schema=Reading, stream=False, key="none", max_tokens=200)
+        Reading.model_validate_json(made.text())
+        streamed = model.prompt("Read it.", schema=Reading, key="none", max_tokens=200)
+        Reading.model_validate_json("".join(streamed))
+        assert model.prompt("Read it.", tools=[Reading.model_validate_json], key="none", max_tokens=8, stream=False).usage().output > 0
+
+
+NODE_TEST = """
+import OpenAI from "openai";
+import { generateObject, generateText, streamText, tool } from "ai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { z } from "zod";
+
+const base = process.argv[2] + "/v1";
+const schema = z.object({ kind: z.enum(["wind", "rain"]), level: z.number().int().min(3).max(12) });
+const json = { type: "object", properties: { kind: { enum: ["wind", "rain"] }, level: { type: "integer", minimum: 3, maximum: 12 } },
+               required: ["kind", "level"], additionalProperties: false };
+const messages = [{ role: "user", content: "Read the instrument." }];
+
+const client = new OpenAI({ baseURL: base, apiKey: "none", maxRetries: 0 });
+const made = await client.chat.completions.create({ model: "any", messages, max_tokens: 200,
+  response_format: { type: "json_schema", json_schema: { name: "reading", schema: json } } });
+schema.parse(JSON.parse(made.choices[0].message.content));
+const called = await client.chat.completions.create({ model: "any", messages, max_tokens: 200, tool_choice: "required",
+  tools: [{ type: "function", function: { name: "report", parameters: json } }] });
+schema.parse(JSON.parse(called.choices[0].message.tool_calls[0].function.arguments));
+let text = "";
+for await (const chunk of await client.chat.completions.create({ model: "any", messages, max_tokens: 16, stream: true }))
+  text += chunk.choices[0]?.delta?.content ?? "";
+if (!text) throw new Error("openai-node: empty stream");
+console.log("openai-node");
+
+const model = createOpenAICompatible({ name: "flatkv", baseURL: base, apiKey: "none", supportsStructuredOutputs: true })("any");
+schema.parse((await generateObject({ model, schema, prompt: "Read it.", maxOutputTokens: 200, maxRetries: 0 })).object);
+const used = await generateText({ model, prompt: "Read it.", maxOutputTokens: 200, maxRetries: 0, toolChoice: "required",
+  tools: { report: tool({ description: "Reports a reading.", inputSchema: schema }) } });
+schema.parse(used.toolCalls[0].input);
+let streamed = "";
+for await (const part of streamText({ model, prompt: "Read it.", maxOutputTokens: 16, maxRetries: 0 }).textStream) streamed += part;
+if (!streamed) throw new Error("Vercel AI SDK: empty stream");
+console.log("vercel-ai");
+"""
+
+
+def node_clients_structured_output_and_tools():
+    if not shutil.which("node") or not shutil.which("npm"):
+        print("skipped: node and npm are not installed")
+        return
+    with tempfile.TemporaryDirectory(prefix="flatkv-node-") as folder, serving_tools() as server:
+        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "openai", "ai", "@ai-sdk/openai-compatible", "zod"], cwd=folder, check=True)
+        with open(os.path.join(folder, "test.mjs"), "w", encoding="utf-8") as file:
+            file.write(NODE_TEST)
+        done = subprocess.run(["node", "test.mjs", address(server)], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.split() == ["openai-node", "vercel-ai"], (done.stdout, done.stderr[-3000:])
+        with open(os.path.join(folder, "package-lock.json"), encoding="utf-8") as file:
+            packages = json.load(file)["packages"]
+        VERSIONS.update({"openai-node": packages["node_modules/openai"]["version"], "vercel-ai": packages["node_modules/ai"]["version"]})
+
+
+TESTS = [openai_chat_streams_and_reports_errors, openai_responses_stream_and_report_errors, anthropic_streams_and_counts_tokens,
+         langchain_invokes_streams_and_batches, openai_structured_output_and_tools, anthropic_structured_output_and_tools,
+         langchain_structured_output_and_tools, instructor_structured_output_and_tools, ollama_chats_streams_and_lists_models]
+MORE_TESTS = [litellm_structured_output_and_tools, pydantic_ai_structured_output_and_tools, llm_structured_output_and_tools,
+              node_clients_structured_output_and_tools]
+VERSIONS = {}
+
+
+def main():
+    everything = "--all" in sys.argv
+    output = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
+    sys.argv = [a for a in sys.argv if a not in ("--all", "--output", output)]
+    run(TESTS + MORE_TESTS * everything)
+    if output:
+        for name in ("openai", "anthropic", "langchain-openai", "instructor", "ollama", "litellm", "pydantic-ai-slim", "llm"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                VERSIONS[name] = importlib.metadata.version(name)
+        with open(output, "w", encoding="utf-8") as file:
+            json.dump({"clients": dict(sorted(VERSIONS.items())), "tests": [t.__name__ for t in TESTS + MORE_TESTS * everything]}, file, indent=1)
+            file.write("\n")
+
+
 if __name__ == "__main__":
-    run([openai_chat_streams_and_reports_errors, openai_responses_stream_and_report_errors, anthropic_streams_and_counts_tokens, langchain_invokes_streams_and_batches])
+    main()

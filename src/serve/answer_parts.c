@@ -44,3 +44,25 @@ json_t *reply_part_text(const answer_part *part) {
     size_t n = evbuffer_get_length(part->bytes);
     return reply_utf8_text(n > 0 ? (const char *)evbuffer_pullup(part->bytes, -1) : "", n);
 }
+
+json_t *reply_join_parts(const answer_out *a, part_kind kind) {
+    json_t *text = NULL;
+    for (uint32_t i = 0; i < a->n_parts; i++) {
+        if (a->parts[i].kind != kind) continue;
+        json_t *more = reply_part_text(&a->parts[i]);
+        json_t *both = text != NULL ? json_sprintf("%s%s", json_string_value(text), json_string_value(more)) : json_incref(more);
+        json_decref(text);
+        json_decref(more);
+        text = both;
+    }
+    return text;
+}
+
+json_t *reply_call_input(const answer_part *part) {
+    json_t *text = reply_part_text(part);
+    json_t *object = json_loads(json_string_value(text), 0, NULL);
+    json_decref(text);
+    if (json_is_object(object)) return object;
+    json_decref(object);
+    return json_object();
+}

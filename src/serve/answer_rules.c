@@ -270,7 +270,7 @@ static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax
 
 grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, const api_request *api, const uint32_t *prompt,
                            size_t n_prompt, char *error) {
-    bool chat = api->kind != API_COMPLETIONS && fkv_model_about(model)->has_chat;
+    bool chat = api->conversation != NULL && fkv_model_about(model)->has_chat;
     answer_marks marks = {.chat = chat,
                           .thinking = {.open = FKV_NO_TOKEN, .close = FKV_NO_TOKEN},
                           .token_of = special_token,

@@ -2,6 +2,7 @@
 #include "api_request.h"
 
 #include "join_texts.h"
+#include "ollama_request.h"
 #include "responses_request.h"
 
 #include <ctype.h>
@@ -562,15 +563,21 @@ static bool read_completion_prompt(api_request *r) {
     return true;
 }
 
+/* Returns true if the prompt is text or tokens instead of a conversation. */
+static bool is_completion(const api_request *r) {
+    return r->kind == API_COMPLETIONS || (r->kind == API_OLLAMA_GENERATE && field(r->root, "prompt") != NULL);
+}
+
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *r) {
     *r = (api_request){.kind = kind};
     r->root = api_json(body, n_bytes, r->error, sizeof r->error);
-    if (r->root == NULL || (kind == API_RESPONSES && !responses_as_chat(r))) return false;
+    const bool ollama = kind == API_OLLAMA_CHAT || kind == API_OLLAMA_GENERATE;
+    if (r->root == NULL || (kind == API_RESPONSES && !responses_as_chat(r)) || (ollama && !ollama_as_openai(r))) return false;
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
     return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&
            read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && reject_unsupported(r) && read_format(r) &&
-           (kind == API_COMPLETIONS ? read_completion_prompt(r) : read_conversation(r));
+           (r->only_loads || (is_completion(r) ? read_completion_prompt(r) : read_conversation(r)));
 }
 
 /* Returns an object with the request fields that a reply of the Responses API repeats. */

@@ -1,4 +1,4 @@
-/* Parses request bodies of the OpenAI and Anthropic APIs into one common structure.
+/* Parses request bodies of the OpenAI, Anthropic and Ollama APIs into one common structure.
  *
  * Bodies are untrusted. The server limits their size; this module limits the nesting depth and checks the type and range of every
  * field. Conversations are normalized for chat templates: the roles are system, user, assistant and tool, contents are strings,
@@ -12,13 +12,23 @@
 
 enum { API_MAX_DEPTH = 64, API_MAX_BIASES = 300, API_MAX_BIAS_VALUE = 1000, API_MAX_PARTS = 4096 };
 
-typedef enum api_kind { API_CHAT, API_COMPLETIONS, API_MESSAGES, API_RESPONSES } api_kind;
+typedef enum api_kind {
+    API_CHAT,
+    API_COMPLETIONS,
+    API_MESSAGES,
+    API_RESPONSES,
+    API_OLLAMA_CHAT,
+    API_OLLAMA_GENERATE,
+    N_API_KINDS
+} api_kind;
 
 typedef struct api_request {
     api_kind kind;
     json_t *root;
-    json_t *conversation; /* template variables of a chat request, such as "messages" and "tools" */
+    json_t *conversation; /* template variables of a chat request, such as "messages" and "tools"; NULL: a completion request */
     json_t *prompt;       /* prompt of a completion request: a string or an array of tokens, owned by root */
+    bool only_loads;      /* Ollama: the request has no prompt and asks only to load the model */
+    bool unloads;         /* Ollama: keep_alive is 0 */
     bool parse_special;   /* recognize special tokens in the prompt text of a completion request */
     bool stream;
     bool include_usage;

@@ -245,10 +245,12 @@ static void note_times(exchange *x, const event_record *r) {
     metrics *m = &x->s->metrics;
     if (r->kind == FKV_EVENT_STARTED) metric_add(&m->queue, r->waited_s);
     if (r->kind != FKV_EVENT_TOKEN) return;
-    if (x->last_at == 0.0)
+    if (x->last_at == 0.0) {
+        x->first_at = r->at;
         metric_add(&m->first_token, r->at - x->arrived_at);
-    else if (x->api.n == 1)
+    } else if (x->api.n == 1) {
         metric_add(&m->between_tokens, r->at - x->last_at);
+    }
     x->last_at = r->at;
 }
 
@@ -348,7 +350,7 @@ static void on_reply(void *user, const fkv_reply_event *e) {
 }
 
 bool exchange_open_parsers(exchange *x) {
-    if (x->api.kind == API_COMPLETIONS || !fkv_model_about(x->s->model)->has_chat) return true;
+    if (x->api.conversation == NULL || !fkv_model_about(x->s->model)->has_chat) return true;
     json_t *tools = json_object_get(x->api.conversation, "tools");
     char *text = tools != NULL ? json_dumps(tools, JSON_COMPACT) : NULL;
     bool good = true;
@@ -389,11 +391,13 @@ static void reject_request(exchange *x, fkv_status status, double retry_s) {
 
 static void start_stream(exchange *x) {
     struct evkeyvalq *headers = evhttp_request_get_output_headers(x->req);
-    (void)evhttp_add_header(headers, "Content-Type", "text/event-stream");
+    const bool lines = reply_is_lines(x);
+    (void)evhttp_add_header(headers, "Content-Type", lines ? "application/x-ndjson" : "text/event-stream");
     (void)evhttp_add_header(headers, "Cache-Control", "no-cache");
     x->s->metrics.http[2]++;
     x->streaming = true;
     evhttp_send_reply_start(x->req, 200, NULL);
+    if (lines) return; /* the format has no comments */
     x->ping = event_new(x->s->base, -1, EV_PERSIST, on_ping, x);
     struct timeval every = {(time_t)x->s->config.ping_s, (suseconds_t)(fmod(x->s->config.ping_s, 1.0) * 1e6)};
     if (x->ping != NULL) (void)event_add(x->ping, &every);
@@ -404,7 +408,7 @@ static bool submit_exchange(exchange *x) {
     server *s = x->s;
     const api_request *api = &x->api;
     static uint64_t number;
-    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp"};
+    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp", "ollama", "ollama"};
     (void)snprintf(x->id, sizeof x->id, "%s-%08llx%08llx", prefixes[api->kind], (unsigned long long)x->created,
                    (unsigned long long)++number);
     x->api.sampler.bias = x->api.bias;

@@ -45,7 +45,8 @@ struct server {
     bool wake_pending;     /* true if the pipe contains a byte; protected by the lock */
     metrics metrics;
     uint64_t next_seed;
-    exchange *open; /* list of all exchanges */
+    int64_t started_at; /* Unix time */
+    exchange *open;     /* list of all exchanges */
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
@@ -106,7 +107,8 @@ struct exchange {
     bool in_engine; /* the request was submitted and its DONE record was not read yet */
     bool streaming; /* the response headers of a stream were sent */
     double arrived_at;
-    double last_at; /* time of the last token */
+    double first_at; /* time of the first token; 0 if there is none yet */
+    double last_at;  /* time of the last token */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
@@ -168,6 +170,12 @@ answer_part *reply_keep(answer_out *a, part_kind kind, const char *bytes, size_t
 json_t *reply_part_text(const answer_part *part);
 json_t *reply_call_id(const exchange *x, uint32_t answer, uint32_t call);
 
+/* Returns the arguments of a call as an object, or {} if the model did not write valid JSON. */
+json_t *reply_call_input(const answer_part *part);
+
+/* Concatenates all answer parts of one kind. Returns NULL if there are none. */
+json_t *reply_join_parts(const answer_out *a, part_kind kind);
+
 /* ---- replies of all APIs (reply_writer.c) ---- */
 void reply_begin(exchange *x);                                                              /* starts a stream */
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* adds a fragment to an answer */
@@ -175,6 +183,17 @@ void reply_answered(exchange *x, uint32_t answer);   /* ends one answer of a str
 void reply_end(exchange *x);                         /* ends a stream or sends the complete reply */
 json_t *reply_answer(exchange *x);                   /* returns the complete, non-streamed reply */
 void reply_failed(exchange *x, const char *message); /* ends a stream with an error */
+
+/* Returns true if the stream consists of JSON objects, one per line, instead of server-sent events. */
+bool reply_is_lines(const exchange *x);
+
+/* ---- Ollama API (ollama_reply.c) ---- */
+void ollama_part(exchange *x, part_kind kind, const char *bytes, size_t n);
+void ollama_end(exchange *x); /* sends the last line of a stream */
+void ollama_failed(exchange *x, const char *message);
+json_t *ollama_answer(const exchange *x);
+json_t *ollama_loaded(const exchange *x); /* returns the reply to a request without a prompt */
+json_t *ollama_time(int64_t seconds);     /* formats a Unix time */
 
 /* ---- Responses API (responses_reply.c) ---- */
 void responses_begin(exchange *x);

@@ -70,7 +70,9 @@ void exchange_send_error(server *s, struct evhttp_request *req, int status, cons
     bool anthropic = path != NULL && (strncmp(path, "/v1/messages", 12) == 0 || strncmp(path, "/messages", 9) == 0);
     json_t *message = reply_utf8_text(text, strlen(text));
     json_t *error;
-    if (anthropic)
+    if (path != NULL && strncmp(path, "/api/", 5) == 0) /* Ollama */
+        error = json_pack("{s:o}", "error", message);
+    else if (anthropic)
         error = json_pack("{s:s, s:{s:s, s:o}}", "type", "error", "error", "type", error_type(status, true), "message", message);
     else
         error = json_pack("{s:{s:o, s:s, s:s?, s:i}}", "error", "message", message, "type", error_type(status, false), "param",

@@ -2,6 +2,7 @@
 #include "prepare.h"
 
 #include "answer_rules.h"
+#include "ollama_info.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,7 +39,7 @@ static bool was_abandoned(exchange *x) { return atomic_load_explicit(&x->abandon
 /* ---- generation ---- */
 
 /* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
- * for models with a larger context.
+ * for models with a larger context. Ollama also stops at the end of the context.
  */
 static void fit_answer(exchange *x) {
     const uint32_t most = x->s->max_request_tokens;
@@ -56,7 +57,7 @@ static bool make_rules(exchange *x) {
 }
 
 static bool tokenize_prompt(exchange *x) {
-    const char *param = x->api.kind == API_COMPLETIONS ? "prompt" : "messages";
+    const char *param = x->api.conversation == NULL ? "prompt" : "messages";
     fkv_status status = prompt_tokens_of(x->s->model, &x->api, x->s->max_prompt_bytes, &x->prompt);
     if (status == FKV_POOL_FULL)
         fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which are at most %zu bytes",
@@ -79,8 +80,10 @@ static void prepare_generation(exchange *x, api_kind kind) {
     (void)evbuffer_drain(x->body, n);
     if (!parsed) {
         fail(x, 400, x->api.param, "%s", x->api.error);
+    } else if (x->api.only_loads) {
+        succeed(x, ollama_loaded(x));
     } else if (!was_abandoned(x) && tokenize_prompt(x) && !was_abandoned(x) && make_rules(x)) {
-        if (kind == API_MESSAGES) fit_answer(x);
+        if (kind == API_MESSAGES || kind == API_OLLAMA_CHAT || kind == API_OLLAMA_GENERATE) fit_answer(x);
         if (!exchange_open_parsers(x)) fail(x, 503, NULL, "out of memory");
     }
     if (!api_request_detach(&x->api) && x->error.status == 0) fail(x, 503, NULL, "out of memory");
@@ -91,7 +94,26 @@ void prepare_completions(exchange *x) { prepare_generation(x, API_COMPLETIONS); 
 void prepare_messages(exchange *x) { prepare_generation(x, API_MESSAGES); }
 void prepare_responses(exchange *x) { prepare_generation(x, API_RESPONSES); }
 
+void prepare_ollama_chat(exchange *x) { prepare_generation(x, API_OLLAMA_CHAT); }
+void prepare_ollama_generate(exchange *x) { prepare_generation(x, API_OLLAMA_GENERATE); }
+
 /* ---- other endpoints ---- */
+
+void prepare_ollama_show(exchange *x) {
+    char error[240];
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    json_t *root = api_json(bytes, n, error, sizeof error);
+    const json_t *name = json_object_get(root, "model") != NULL ? json_object_get(root, "model") : json_object_get(root, "name");
+    json_t *shown = json_is_string(name) ? ollama_show(x->s, json_string_value(name)) : NULL;
+    if (shown != NULL)
+        succeed(x, shown);
+    else if (json_is_string(name))
+        fail(x, 404, "model", "model \"%.80s\" not found: this server has only %s", json_string_value(name), x->s->model_name);
+    else
+        fail(x, 400, "model", "%s", root == NULL ? error : "model: expected a string");
+    json_decref(root);
+}
 
 void prepare_token_count(exchange *x) {
     api_request api;

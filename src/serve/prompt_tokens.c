@@ -108,7 +108,7 @@ static fkv_status conversation_tokens(const fkv_model *model, const json_t *conv
 
 fkv_status prompt_tokens_of(const fkv_model *model, const api_request *r, size_t max_bytes, prompt_tokens *out) {
     *out = (prompt_tokens){0};
-    if (r->kind != API_COMPLETIONS) return conversation_tokens(model, r->conversation, max_bytes, out);
+    if (r->conversation != NULL) return conversation_tokens(model, r->conversation, max_bytes, out);
     const unsigned flags = FKV_TOKENIZE_BOS | (r->parse_special ? FKV_TOKENIZE_SPECIAL : 0);
     if (json_is_string(r->prompt)) {
         out->n_bytes = json_string_length(r->prompt);

@@ -126,6 +126,8 @@ static void stream_anthropic(exchange *x, part_kind kind, const char *bytes, siz
                                "type", types[kind], fields[kind], reply_utf8_text(bytes, n)));
 }
 
+bool reply_is_lines(const exchange *x) { return x->api.kind == API_OLLAMA_CHAT || x->api.kind == API_OLLAMA_GENERATE; }
+
 void reply_begin(exchange *x) {
     x->block = -1;
     if (x->api.kind == API_RESPONSES) responses_begin(x);
@@ -148,6 +150,8 @@ void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes,
     if (kind == PART_CALL) a->n_calls++;
     if (x->api.kind == API_RESPONSES) {
         responses_part(x, kind, bytes, n);
+    } else if (reply_is_lines(x)) {
+        ollama_part(x, kind, bytes, n);
     } else if (x->streaming) {
         if (x->api.kind == API_MESSAGES)
             stream_anthropic(x, kind, bytes, n);
@@ -169,24 +173,10 @@ void reply_answered(exchange *x, uint32_t answer) {
 
 /* ---- complete replies ---- */
 
-/* Concatenates all answer parts of one kind. Returns NULL if there are none. */
-static json_t *join_parts(const answer_out *a, part_kind kind) {
-    json_t *text = NULL;
-    for (uint32_t i = 0; i < a->n_parts; i++) {
-        if (a->parts[i].kind != kind) continue;
-        json_t *more = reply_part_text(&a->parts[i]);
-        json_t *both = text != NULL ? json_sprintf("%s%s", json_string_value(text), json_string_value(more)) : json_incref(more);
-        json_decref(text);
-        json_decref(more);
-        text = both;
-    }
-    return text;
-}
-
 static json_t *message_of(const exchange *x, uint32_t answer) {
     const answer_out *a = &x->answers[answer];
-    json_t *text = join_parts(a, PART_TEXT);
-    json_t *reasoning = join_parts(a, PART_REASONING);
+    json_t *text = reply_join_parts(a, PART_TEXT);
+    json_t *reasoning = reply_join_parts(a, PART_REASONING);
     json_t *calls = json_array();
     if (text == NULL && a->n_calls == 0) text = json_string("");
     json_t *message = json_pack("{s:s, s:o?}", "role", "assistant", "content", text);
@@ -211,7 +201,7 @@ static json_t *openai_answer(exchange *x) {
     json_t *choices = json_array();
     for (uint32_t i = 0; i < x->api.n; i++) {
         answer_out *a = &x->answers[i];
-        json_t *text = x->api.kind == API_COMPLETIONS ? join_parts(a, PART_TEXT) : NULL;
+        json_t *text = x->api.kind == API_COMPLETIONS ? reply_join_parts(a, PART_TEXT) : NULL;
         if (x->api.kind == API_COMPLETIONS && text == NULL) text = json_string("");
         json_t *what = text != NULL ? text : message_of(x, i);
         (void)json_array_append_new(choices,
@@ -221,16 +211,6 @@ static json_t *openai_answer(exchange *x) {
     return json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", x->id, "object",
                      x->api.kind == API_CHAT ? "chat.completion" : "text_completion", "created", (json_int_t)x->created, "model",
                      x->s->model_name, "choices", choices, "usage", usage_of(x));
-}
-
-/* Returns the arguments of a call as an object, or {} if the model did not write valid JSON. */
-static json_t *call_input(const answer_part *part) {
-    json_t *text = reply_part_text(part);
-    json_t *object = json_loads(json_string_value(text), 0, NULL);
-    json_decref(text);
-    if (json_is_object(object)) return object;
-    json_decref(object);
-    return json_object();
 }
 
 static json_t *anthropic_answer(const exchange *x) {
@@ -245,7 +225,7 @@ static json_t *anthropic_answer(const exchange *x) {
             block = json_pack("{s:s, s:o, s:s}", "type", "thinking", "thinking", reply_part_text(part), "signature", "");
         if (part->kind == PART_CALL)
             block = json_pack("{s:s, s:o, s:s, s:o}", "type", "tool_use", "id", reply_call_id(x, 0, n_calls++), "name",
-                              part->name != NULL ? part->name : "", "input", call_input(part));
+                              part->name != NULL ? part->name : "", "input", reply_call_input(part));
         (void)json_array_append_new(content, block);
     }
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:s, s:s?, s:o}", "id", x->id, "type", "message", "role", "assistant", "model",
@@ -257,6 +237,8 @@ static void end_stream(exchange *x) {
     const answer_out *a = &x->answers[0];
     if (x->api.kind == API_RESPONSES) {
         responses_end(x);
+    } else if (reply_is_lines(x)) {
+        ollama_end(x);
     } else if (x->api.kind == API_MESSAGES) {
         close_content_block(x);
         json_t *delta = json_pack("{s:s, s:s?}", "stop_reason", reason_of(x, a), "stop_sequence", a->stop);
@@ -279,6 +261,7 @@ static void end_stream(exchange *x) {
 
 json_t *reply_answer(exchange *x) {
     if (x->api.kind == API_RESPONSES) return responses_answer(x);
+    if (reply_is_lines(x)) return ollama_answer(x);
     return x->api.kind == API_MESSAGES ? anthropic_answer(x) : openai_answer(x);
 }
 
@@ -290,8 +273,8 @@ void reply_end(exchange *x) {
 }
 
 void reply_failed(exchange *x, const char *message) {
-    if (x->api.kind == API_RESPONSES) {
-        responses_failed(x, message);
+    if (x->api.kind == API_RESPONSES || reply_is_lines(x)) {
+        (reply_is_lines(x) ? ollama_failed : responses_failed)(x, message);
         evhttp_send_reply_end(x->req);
         return;
     }

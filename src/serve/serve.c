@@ -7,6 +7,7 @@
 
 #include "../kit/process.h"
 #include "exchange.h"
+#include "ollama_info.h"
 #include "page_files.h"
 #include "page_state.h"
 #include "prepare.h"
@@ -130,6 +131,12 @@ static void do_model(http_call *c) {
     free(name);
 }
 
+static void do_ollama_tags(http_call *c) { exchange_send_json(c->s, c->req, 200, ollama_tags(c->s)); }
+
+static void do_ollama_running(http_call *c) { exchange_send_json(c->s, c->req, 200, ollama_running(c->s)); }
+
+static void do_ollama_version(http_call *c) { exchange_send_json(c->s, c->req, 200, ollama_version()); }
+
 static void do_health(http_call *c) {
     exchange_send_json(c->s, c->req, c->s->draining ? 503 : 200,
                        json_pack("{s:s}", "status", c->s->draining ? "draining" : "ok"));
@@ -207,6 +214,12 @@ static const route ROUTES[] = {
     {"/v1/embeddings", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_embeddings},
     {"/v1/models", EVHTTP_REQ_GET, WITH_KEY, do_models, NULL},
     {"/v1/models/", EVHTTP_REQ_GET, WITH_KEY, do_model, NULL},
+    {"/api/chat", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_chat},
+    {"/api/generate", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_generate},
+    {"/api/show", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_show},
+    {"/api/tags", EVHTTP_REQ_GET, WITH_KEY, do_ollama_tags, NULL},
+    {"/api/ps", EVHTTP_REQ_GET, WITH_KEY, do_ollama_running, NULL},
+    {"/api/version", EVHTTP_REQ_GET, WITH_KEY, do_ollama_version, NULL},
     {"/tokenize", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_tokens},
     {"/detokenize", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_token_text},
     {"/apply-template", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_template_text},
@@ -449,6 +462,7 @@ server *serve_open(const serve_config *config) {
     s->config = *config;
     s->config.max_connections = allowed_connections(config->max_connections);
     s->next_seed = (uint64_t)(exchange_now() * 1e9);
+    s->started_at = (int64_t)time(NULL);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_mutex_init(&s->embed_lock, NULL);
