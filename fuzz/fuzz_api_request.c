@@ -43,7 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool good = api_request_parse((api_kind)(data[0] % N_API_KINDS), (const char *)data + 1, size - 1, &defaults, &r);
     if (!good && r.error[0] == 0) abort();
     if (good && (r.n == 0 || r.n > FKV_MAX_ANSWERS || r.n_stops > FKV_MAX_STOPS || r.n_top > FKV_MAX_LOGPROBS)) abort();
-    if (good && !r.only_loads && (r.prompt == NULL) == (r.conversation == NULL)) abort();
+    if (good && (r.n_prompts == 0 || r.n_prompts * r.n > API_MAX_CHOICES)) abort();
+    if (good && !r.only_loads && (r.prompts[0] == NULL) == (r.conversation == NULL)) abort();
     if (good && r.conversation != NULL) {
         const json_t *messages = json_object_get(r.conversation, "messages");
         size_t i;

@@ -28,11 +28,9 @@ import pydantic
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 
-from serve_test import BOOK, KEYS, TREE, run, serving
+from serve_test import BOOK, KEYS, run, serving, serving_tools
 
 SETTINGS = {"max_tokens": 16, "temperature": 0}
-TEMPLATE = ("{% if tools %}<|im_start|>system\nCall <tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 class Reading(pydantic.BaseModel):
@@ -45,27 +43,6 @@ class Reading(pydantic.BaseModel):
 READING = Reading.model_json_schema()
 TOOL = {"type": "function", "function": {"name": "report", "description": "Reports a reading.", "parameters": READING}}
 ASK = [{"role": "user", "content": "Read the instrument."}]
-
-
-@contextlib.contextmanager
-def serving_tools(*options):
-    """Serves the needle model with a byte-level tokenizer, an end token and a chat template."""
-    with tempfile.TemporaryDirectory(prefix="flatkv-clients-") as folder:
-        for name in ("config.json", "needle.safetensors"):
-            os.symlink(os.path.join(TREE, "models/needle", name), os.path.join(folder, name))
-        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        letters = {byte: chr(byte) for byte in shown}
-        letters.update({byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in shown)})
-        # Byte 3 becomes the end token, and byte 4 the only merged token, which a BPE vocabulary must have.
-        vocab = {letters[byte]: byte for byte in range(256) if byte not in (3, 4)} | {"<|end|>": 3, letters[1] + letters[2]: 4}
-        tokenizer = {"added_tokens": [{"id": 3, "content": "<|end|>", "special": True}], "decoder": {"type": "ByteLevel"},
-                     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-                     "model": {"type": "BPE", "vocab": vocab, "merges": [letters[1] + " " + letters[2]]}}
-        for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": TEMPLATE})):
-            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-                json.dump(value, file)
-        with serving("-m", folder, "-c", "16K", "--alias", "needle", *options) as server:
-            yield server
 
 
 def check_call(name, arguments):
@@ -271,13 +248,17 @@ def pydantic_ai_structured_output_and_tools():
 
 def llm_structured_output_and_tools():
     from llm.default_plugins.openai_models import Chat
+
+    def report(kind: str) -> str:
+        """Reports a reading."""
+        return kind
     with serving_tools() as server:
         model = Chat("any", model_name="any", api_base=address(server) + "/v1", supports_schema=True, supports_tools=True)
         made = model.prompt("Read it.", schema=Reading, stream=False, key="none", max_tokens=200)
         Reading.model_validate_json(made.text())
         streamed = model.prompt("Read it.", schema=Reading, key="none", max_tokens=200)
         Reading.model_validate_json("".join(streamed))
-        assert model.prompt("Read it.", tools=[Reading.model_validate_json], key="none", max_tokens=8, stream=False).usage().output > 0
+        assert model.prompt("Read it.", tools=[report], key="none", max_tokens=8, stream=False).usage().output > 0
 
 
 NODE_TEST = """

@@ -28,6 +28,8 @@ with open(os.path.join(TREE, "models/needle/book.txt"), encoding="ascii") as fil
 KEYS = ("first-key-0123456789", "second-key-987654321")
 ADMIN_KEY = "admin-key-5555555555"
 ADMIN = {"Authorization": "Bearer " + ADMIN_KEY}
+TEMPLATE = ("{% if tools %}<|im_start|>system\nCall <tool_call>{\"name\": ..., \"arguments\": ...}</tool_call>\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 class Server:
@@ -89,6 +91,28 @@ def serving(*options, wrapper=(), model="needle"):
             server.process.wait()
         server.process.stdout.close()
         server.process.stderr.close()
+
+
+@contextlib.contextmanager
+def serving_tools(*options):
+    """Serves the needle model with a byte-level tokenizer that has an end token and fill-in-the-middle tokens, and with a chat template."""
+    with tempfile.TemporaryDirectory(prefix="flatkv-clients-") as folder:
+        for name in ("config.json", "needle.safetensors"):
+            os.symlink(os.path.join(TREE, "models/needle", name), os.path.join(folder, name))
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        letters = {byte: chr(byte) for byte in shown}
+        letters.update({byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in shown)})
+        # Bytes 3 to 6 become special tokens, and byte 7 the only merged token, which a BPE vocabulary must have.
+        special = {"<|end|>": 3, "<|fim_prefix|>": 4, "<|fim_suffix|>": 5, "<|fim_middle|>": 6}
+        vocab = {letters[byte]: byte for byte in range(256) if not 3 <= byte <= 7} | {**special, letters[1] + letters[2]: 7}
+        tokenizer = {"added_tokens": [{"id": i, "content": text, "special": True} for text, i in special.items()], "decoder": {"type": "ByteLevel"},
+                     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                     "model": {"type": "BPE", "vocab": vocab, "merges": [letters[1] + " " + letters[2]]}}
+        for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": TEMPLATE})):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                json.dump(value, file)
+        with serving("-m", folder, "-c", "16K", "--alias", "needle", *options) as server:
+            yield server
 
 
 @contextlib.contextmanager
@@ -155,7 +179,7 @@ def openai_complete_and_streamed_responses_agree():
         plain, varied = (server.post("/v1/completions", {**ask, **more})["choices"][0]["text"]
                          for more in ({}, {"frequency_penalty": 2.0, "presence_penalty": 2.0}))
         assert len(set(varied)) > len(set(plain)), (plain, varied)
-        for refused in ({"echo": True}, {"suffix": "x"}, {"best_of": 3}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"1": 1e300}}):
+        for refused in ({"suffix": "x"}, {"suffix": 1}, {"best_of": 3}, {"echo": 1}, {"echo": True, "logprobs": 1}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"1": 1e300}}):
             assert list(refused)[0] in server.post("/v1/completions", {"prompt": "x", **refused}, expect=400)["error"]["message"]
         parts = [{"type": "text", "text": "x"}] * 5000
         assert "parts" in server.post("/v1/chat/completions", chat(parts), expect=400)["error"]["message"]
@@ -297,6 +321,172 @@ def responses_api_complete_and_streamed_agree():
         assert last["output"][0]["content"][0]["text"] == text and last["usage"]["output_tokens"] == 16, last
         for kept in ({"previous_response_id": "resp_1"}, {"background": True}, {"input": [{"type": "item_reference", "id": "x"}]}):
             assert "not kept" in (message := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]), message
+
+
+def ollama_complete_and_streamed_responses_agree():
+    with serving("-c", "8K") as server:
+        ask = {"model": "needle", "messages": [{"role": "user", "content": BOOK[:300]}], "options": {"num_predict": 16, "temperature": 0, "num_ctx": 64}}
+        whole = server.post("/api/chat", {**ask, "stream": False})
+        assert whole["done"] and whole["eval_count"] == 16 and whole["prompt_eval_count"] == 300 and whole["done_reason"] == "length", whole
+        text = whole["message"]["content"]
+        assert len(text) == 16 and all(whole[name] >= 0 for name in ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")), whole
+        status, headers, data = server.raw("POST", "/api/chat", ask)  # streams by default
+        lines = [json.loads(line) for line in data.decode().splitlines()]
+        assert status == 200 and headers["Content-Type"] == "application/x-ndjson", headers
+        assert "".join(line["message"]["content"] for line in lines) == text and [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True], lines
+        ask = {"model": "needle", "prompt": BOOK[:300], "options": {"num_predict": 16, "temperature": 0, "stop": [text[5:9]]}}
+        lines = [json.loads(line) for line in server.raw("POST", "/api/generate", ask)[2].decode().splitlines()]
+        assert "".join(line["response"] for line in lines) == text[:text.index(text[5:9])] and lines[-1]["done_reason"] == "stop", lines
+        for more, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
+            for path, name in (("/api/chat", "messages"), ("/api/generate", "prompt")):
+                assert server.post(path, {"model": "needle", name: [] if name == "messages" else "", **more})["done_reason"] == reason
+        tags, running = (json.loads(server.raw("GET", path)[2])["models"] for path in ("/api/tags", "/api/ps"))
+        assert tags[0]["name"] == running[0]["name"] == "needle" and len(tags[0]["digest"]) == 64, (tags, running)
+        assert json.loads(server.raw("GET", "/api/version")[2])["version"].count(".") == 2
+        assert server.post("/api/show", {"model": "needle"})["model_info"]["general.architecture"] == tags[0]["details"]["family"]
+        message = [{"role": "user", "content": "x"}]
+        wrong = [(400, "/api/chat", b"{"), (400, "/api/chat", b'{"a":' * 2000 + b"1" + b"}" * 2000), (400, "/api/chat", {"messages": 3}),
+                 (400, "/api/chat", {"messages": [3]}), (400, "/api/chat", {"messages": [{"role": "narrator", "content": "x"}]}),
+                 (400, "/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]}), (400, "/api/chat", {"messages": message, "stream": 1}),
+                 (400, "/api/chat", {"messages": message, "options": []}), (400, "/api/chat", {"messages": message, "options": {"temperature": "hot"}}),
+                 (400, "/api/chat", {"messages": message, "options": {"num_predict": 1.5}}), (400, "/api/chat", {"messages": message, "options": {"num_ctx": "2K"}}),
+                 (400, "/api/chat", {"messages": message, "options": {"stop": [""]}}), (400, "/api/chat", {"messages": message, "format": "xml"}),
+                 (400, "/api/chat", {"messages": message, "format": 3}), (400, "/api/chat", {"messages": message, "tools": [3]}),
+                 (400, "/api/chat", {"messages": message, "think": 3}), (400, "/api/chat", {"messages": message, "keep_alive": []}),
+                 (400, "/api/generate", {"prompt": 3}), (400, "/api/generate", {"prompt": "x", "system": 3}), (400, "/api/generate", {"prompt": "x", "raw": 1}),
+                 (400, "/api/generate", {"prompt": "x", "images": ["AAAA"]}), (400, "/api/generate", {"prompt": "x", "context": [1]}),
+                 (400, "/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}), (400, "/api/generate", {"prompt": BOOK[:9000]}),
+                 (400, "/api/show", b"[]"), (400, "/api/show", {"model": 3}), (404, "/api/show", {"model": "needle2"}), (404, "/api/pull", {"model": "x"}),
+                 (405, "/api/tags", {})]
+        for status, path, body in wrong:
+            assert isinstance(server.post(path, body, expect=status)["error"], str), (path, body)
+        server.until(all_pages_released, "pages of Ollama requests are not released")
+    with serving("-c", "2K", "--api-key", KEYS[0]) as server:
+        for method, path in (("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"), ("GET", "/api/tags"), ("GET", "/api/ps"), ("GET", "/api/version")):
+            assert server.raw(method, path)[0] == 401, path
+
+
+def answers_continue_the_last_assistant_message():
+    with serving_tools() as server:
+        def prompt(messages, **more):
+            return server.post("/apply-template", {"messages": messages, **more})["prompt"]
+        user, start = {"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two<|im_end|>"}
+        opened = prompt([user])
+        assert opened.endswith("<|im_start|>assistant\n") and prompt([user, start]) == opened + "One, two<|im_end|>"
+        assert prompt([user, start], continue_final_message=False).endswith("<|im_end|><|im_end|>\n<|im_start|>assistant\n")
+        assert prompt([user, start], add_generation_prompt=True) == prompt([user, start], continue_final_message=False)
+        assert prompt([user, start], continue_final_message=True, add_generation_prompt=False) == opened + "One, two<|im_end|>"
+        assert prompt([user], add_generation_prompt=False) == "<|im_start|>user\nCount.<|im_end|>\n"
+        body = {"max_tokens": 8, "temperature": 0}
+        text = server.post("/v1/completions", {"prompt": opened + "One, two", **body})["choices"][0]["text"]
+        start["content"] = "One, two"
+        assert server.post("/v1/chat/completions", {"messages": [user, start], **body})["choices"][0]["message"]["content"] == text
+        assert server.post("/v1/messages", {"messages": [user, start], **body})["content"][0]["text"] == text
+        ollama = {"messages": [user, start], "stream": False, "options": {"num_predict": 8, "temperature": 0}}
+        assert server.post("/api/chat", ollama)["message"]["content"] == text
+        for more in ({"messages": [user], "continue_final_message": True}, {"messages": [user, start], "continue_final_message": 1},
+                     {"messages": [user, start], "continue_final_message": True, "add_generation_prompt": True}):
+            assert "continue_final_message" in server.post("/v1/chat/completions", more, expect=400)["error"]["message"], more
+    with serving("-c", "2K") as server:  # a model without a template
+        messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
+        assert server.post("/apply-template", {"messages": messages})["prompt"] == "ab\ncd"
+        assert server.post("/apply-template", {"messages": messages[1:]})["prompt"] == "cd"
+
+
+def completions_answer_several_prompts():
+    with serving("-c", "16K") as server:
+        body = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        prompts = [BOOK[i * 50:i * 50 + 70] for i in range(12)]
+        single = [server.post("/v1/completions", {"prompt": p, **body})["choices"][0]["text"] for p in prompts]
+        whole = server.post("/v1/completions", {"prompt": prompts, "n": 2, **body})
+        assert [c["index"] for c in whole["choices"]] == list(range(24)), whole
+        assert [c["text"] for c in whole["choices"]] == [text for text in single for _ in range(2)], (single, whole)
+        assert whole["usage"]["prompt_tokens"] == 12 * 70 and whole["usage"]["completion_tokens"] == 24 * 6, whole["usage"]
+        tokens = server.post("/v1/completions", {"prompt": [[ord(c) for c in prompts[0]], prompts[1]], "echo": True, **body})
+        assert [c["text"] for c in tokens["choices"]] == [prompts[0] + single[0], prompts[1] + single[1]], tokens
+        data = server.raw("POST", "/v1/completions", {"prompt": prompts[:3], "echo": True, "stream": True, "stream_options": {"include_usage": True}, **body})[2]
+        chunks = [json.loads(event) for _, event in events_of(data)[:-1]]
+        for i in range(3):
+            text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"] and c["choices"][0]["index"] == i)
+            assert text == prompts[i] + single[i], (i, text)
+        assert chunks[-1]["usage"]["completion_tokens"] == 18, chunks[-1]
+        for wrong in ([], [[]], ["a", 3], ["a", []], [["a"]], ["a", None], ["a"] * 65, [["a"]] * 3, {}, [1, "a"], ["a", ""], ["a", "x" * 20000]):
+            assert "prompt" in server.post("/v1/completions", {"prompt": wrong}, expect=400)["error"]["message"], wrong
+        assert "n = 16" in server.post("/v1/completions", {"prompt": ["a"] * 5, "n": 16}, expect=400)["error"]["message"]
+        server.until(all_pages_released, "pages of several prompts are not released")
+    with serving("-c", "4K", "--parallel", "1", "--queue", "3") as server:  # the queue cannot hold all prompts
+        status, headers, data = server.raw("POST", "/v1/completions", {"prompt": prompts, "max_tokens": 50, "ignore_eos": True})
+        assert status == 429 and int(headers["Retry-After"]) >= 1, (status, data)
+        server.until(all_pages_released, "pages of rejected prompts are not released")
+        connection = server.connect()
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": prompts[:3], "max_tokens": 1000, "ignore_eos": True}))
+        server.until(lambda f: f["num_requests_running"] > 0, "no prompt is running")
+        connection.close()
+        server.until(lambda f: all_pages_released(f) and f["num_requests_waiting"] == 0, "prompts of a disconnected client are not cancelled")
+
+
+def infill_uses_the_tokens_of_the_model():
+    with serving_tools() as server:
+        ask = {"input_prefix": "def f():\n    ", "input_suffix": "\n    return x", "n_predict": 6, "temperature": 0, "ignore_eos": True}
+        whole = server.post("/infill", ask)
+        prompt = "<|fim_prefix|>" + ask["input_prefix"] + "<|fim_suffix|>" + ask["input_suffix"] + "<|fim_middle|>"
+        raw = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        plain = server.post("/v1/completions", raw)
+        assert whole["content"] == plain["choices"][0]["text"] and whole["stop"] and whole["stop_type"] == "limit", (whole, plain)
+        assert whole["tokens_evaluated"] == plain["usage"]["prompt_tokens"] and whole["tokens_predicted"] == 6, whole
+        assert server.post("/v1/completions", {**raw, "prompt": ask["input_prefix"], "suffix": ask["input_suffix"]})["choices"] == plain["choices"]
+        events = [json.loads(data) for _, data in events_of(server.raw("POST", "/infill", {**ask, "stream": True})[2])]
+        assert "".join(e["content"] for e in events[:-1]) == whole["content"] and [e["stop"] for e in events] == [False] * (len(events) - 1) + [True], events
+        more = server.post("/infill", {**ask, "prompt": "x = <|end|>", "input_extra": [{"filename": "a.py", "text": "import b"}, {"text": "c"}]})
+        assert more["tokens_evaluated"] == whole["tokens_evaluated"] + len("x = <|end|>") + len("a.py\nimport b\n") + len("file\nc\n"), more
+        for wrong in ({"input_prefix": 3}, {"input_suffix": None}, {"prompt": []}, {"input_extra": {}}, {"input_extra": [3]}, {"input_extra": [{"text": 3}]},
+                      {"input_extra": [{"text": "x", "filename": 3}]}, {"n_predict": -2}, {"input_extra": [{"text": ""}] * 5000}, {"input_prefix": "x" * 200000}):
+            assert server.post("/infill", {**ask, **wrong}, expect=400)["error"]["message"], wrong
+    with serving("-c", "2K") as server:
+        assert "fill-in-the-middle" in server.post("/infill", ask, expect=400)["error"]["message"]
+
+
+def llama_properties_and_slots_are_listed():
+    with admin_key() as option, serving("-c", "8K", "--parallel", "3", "--api-key", KEYS[0], *option) as server:
+        key = {"x-api-key": KEYS[0]}
+        assert [server.raw("GET", "/props", headers=h)[0] for h in ({}, key, ADMIN)] == [401, 200, 200]
+        assert [server.raw("GET", "/slots", headers=h)[0] for h in ({}, key, ADMIN)] == [401, 403, 200]
+        props = json.loads(server.raw("GET", "/props", headers=key)[2])
+        assert props["total_slots"] == 3 and props["default_generation_settings"]["n_ctx"] == 8192 and props["model_alias"] == "needle", props
+        def slots():
+            return json.loads(server.raw("GET", "/slots", headers=ADMIN)[2])
+        assert len(slots()) == 3 and not any(slot["is_processing"] for slot in slots())
+        connection = server.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:90], max_tokens=7000)), key)
+        end = time.monotonic() + 600
+        while not slots()[0]["is_processing"]:
+            assert time.monotonic() < end
+        assert slots()[0]["n_prompt_tokens"] == 90
+        connection.close()
+
+
+def cross_origin_requests_are_allowed_by_option():
+    page, other = {"Origin": "https://app.example"}, {"Origin": "https://other.example"}
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang"}
+    with serving("-c", "2K", "--cors", "https://app.example", "--api-key", KEYS[0]) as server:
+        status, headers, data = server.raw("OPTIONS", "/v1/chat/completions", headers={**page, **preflight})
+        assert status == 204 and data == b"" and headers["Access-Control-Allow-Origin"] == page["Origin"], (status, headers)
+        assert headers["Access-Control-Allow-Headers"] == preflight["Access-Control-Request-Headers"] and headers["Access-Control-Allow-Methods"] == "POST", headers
+        odd = server.raw("OPTIONS", "/v1/models", headers={**page, "Access-Control-Request-Headers": "x<y>"})[1]
+        assert "<" not in odd["Access-Control-Allow-Headers"], odd
+        status, headers, _ = server.raw("POST", "/v1/chat/completions", chat("x"), {**page, "x-api-key": KEYS[0]})
+        assert status == 200 and headers["Access-Control-Allow-Origin"] == page["Origin"] and headers["Vary"] == "Origin", (status, headers)
+        assert server.raw("POST", "/v1/chat/completions", chat("x"), page)[0] == 401
+        for method, expected in (("POST", 403), ("OPTIONS", 405)):
+            status, headers, _ = server.raw(method, "/v1/chat/completions", chat("x"), {**other, "x-api-key": KEYS[0]})
+            assert status == expected and "Access-Control-Allow-Origin" not in headers, (method, status, headers)
+        assert "Access-Control-Allow-Origin" not in server.raw("GET", "/health")[1]
+    with serving("-c", "2K", "--cors", "*") as server:
+        status, headers, _ = server.raw("POST", "/v1/chat/completions", chat("x"), other)
+        assert status == 200 and headers["Access-Control-Allow-Origin"] == "*", (status, headers)
+    for wrong in ("app.example", "https://", "https://app.example/", "https://a.example,https://b.example", "://x"):
+        done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", "--cors", wrong], capture_output=True, check=False)
+        assert done.returncode == 2 and b"--cors" in done.stderr, (wrong, done)
 
 
 def tool_messages_reach_the_template():
@@ -469,13 +659,12 @@ def hostile_requests_are_rejected():
                  b'{"messages":[{"role":"user","content":"x","content":"y"}]}']
         for body in chats:
             for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", "/apply-template",
-                         "/v1/messages/count_tokens"):
+                         "/v1/messages/count_tokens", "/infill"):
                 status, _, data = server.raw("POST", path, body)
                 assert status in (200, 400), (path, body[:80], status, data[:200])
                 assert status == 400 or path in ("/apply-template", "/v1/messages/count_tokens", "/v1/messages"), (path, body[:80], data)
                 json.loads(data)
         assert server.raw("POST", "/v1/completions", {"prompt": [1, 2, 10 ** 9]})[0] == 400
-        assert server.raw("POST", "/v1/completions", {"prompt": ["a", "b"]})[0] == 400
         with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # rejected by its announced length
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n")
             assert b" 413 " in sock.recv(1000).split(b"\r\n")[0]

@@ -9,7 +9,8 @@ static server host = {.model_name = "m"};
 static void part(exchange *x, part_kind kind, const char *text) { reply_part(x, 0, kind, text, strlen(text)); }
 
 static exchange answer_with_a_call(api_kind kind) {
-    exchange x = {.s = &host, .api = {.kind = kind, .n = 1}, .id = "chatcmpl-01", .n_prompt = 10, .n_cached = 4, .n_new = 7};
+    exchange x = {
+        .s = &host, .api = {.kind = kind, .n = 1}, .n_jobs = 1, .id = "chatcmpl-01", .n_prompt = 10, .n_cached = 4, .n_new = 7};
     part(&x, PART_REASONING, "hm");
     part(&x, PART_REASONING, "m");
     part(&x, PART_TEXT, "I look");
@@ -53,6 +54,42 @@ START_TEST(openai_response_separates_reasoning_text_and_calls) {
         "\"logprobs\":null,\"finish_reason\":\"tool_calls\"}],\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":7,"
         "\"total_tokens\":17,\"prompt_tokens_details\":{\"cached_tokens\":4}}}");
     free_parts(&x);
+}
+END_TEST
+
+START_TEST(ollama_response_has_calls_as_objects) {
+    exchange x = answer_with_a_call(API_OLLAMA_CHAT);
+    json_t *reply = reply_answer(&x);
+    check(
+        json_incref(json_object_get(reply, "message")),
+        "{\"role\":\"assistant\",\"content\":\"I look\xef\xbf\xbd.\",\"thinking\":\"hmm\",\"tool_calls\":["
+        "{\"function\":{\"name\":\"get\",\"arguments\":{\"city\":\"Paris\"}}},{\"function\":{\"name\":\"put\",\"arguments\":{}}}]}");
+    ck_assert_str_eq(json_string_value(json_object_get(reply, "done_reason")), "stop");
+    ck_assert_int_eq(json_integer_value(json_object_get(reply, "prompt_eval_count")), 10);
+    ck_assert_int_eq(json_integer_value(json_object_get(reply, "eval_count")), 7);
+    json_decref(reply);
+    free_parts(&x);
+}
+END_TEST
+
+/* The fields of an Ollama request become those of a chat request. */
+START_TEST(ollama_messages_become_a_template_conversation) {
+    static const char body[] =
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"hm\","
+        "\"tool_calls\":[{\"function\":{\"name\":\"get\",\"arguments\":{\"a\":1}}}]},{\"role\":\"tool\",\"tool_name\":\"get\","
+        "\"content\":\"2\"}],\"options\":{\"num_predict\":5,\"top_k\":3,\"repeat_penalty\":1.5,\"stop\":[\"x\"]},\"format\":\"json\","
+        "\"think\":false,\"keep_alive\":\"5m\"}";
+    static api_request r;
+    fkv_sampler_config defaults = {.top_p = 1.0f};
+    ck_assert_msg(api_request_parse(API_OLLAMA_CHAT, body, sizeof body - 1, &defaults, &r), "%s", r.error);
+    check(
+        json_incref(r.conversation),
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"hm\","
+        "\"tool_calls\":[{\"function\":{\"name\":\"get\",\"arguments\":{\"a\":1}}}]},{\"role\":\"tool\",\"name\":\"get\","
+        "\"content\":\"2\"}],\"add_generation_prompt\":true,\"enable_thinking\":false}");
+    ck_assert(r.stream && r.any_object && r.max_new == 5 && r.sampler.top_k == 3 && r.n_stops == 1);
+    ck_assert(r.sampler.repetition_penalty == 1.5f);
+    api_request_free(&r);
 }
 END_TEST
 
@@ -160,5 +197,6 @@ START_TEST(responses_api_items_become_a_conversation) {
 END_TEST
 
 TEST_MAIN("serve_reply", openai_response_separates_reasoning_text_and_calls, anthropic_response_has_blocks_in_order,
-          anthropic_messages_become_a_template_conversation, responses_api_has_items_in_order,
+          anthropic_messages_become_a_template_conversation, ollama_response_has_calls_as_objects,
+          ollama_messages_become_a_template_conversation, responses_api_has_items_in_order,
           responses_api_items_become_a_conversation)

@@ -81,6 +81,11 @@ static int read_admin_key(serve_options *o, text_buffer *file) {
 static int check_serve_options(serve_options *o) {
     if (o->port > 65535) return kit_fail(EXIT_USAGE, "--port must be at most 65535 (got %u)", o->port);
     o->http.any_host = o->no_auth;
+    const char *cors = o->http.cors;
+    const char *host = cors != NULL ? strstr(cors, "://") : NULL;
+    if (cors != NULL && strcmp(cors, "*") != 0 &&
+        (host == NULL || host == cors || host[3] == 0 || strpbrk(host + 3, "/, \t\r\n") != NULL))
+        return kit_fail(EXIT_USAGE, "--cors %s is not an origin: expected SCHEME://HOST[:PORT] without a path, or *", cors);
     if (o->http.n_keys == 0 && !o->no_auth && !is_local(o->http.host))
         return kit_fail(EXIT_USAGE, "--host %s accepts connections from other machines: add --api-key KEY or --no-auth",
                         o->http.host);
@@ -180,6 +185,7 @@ static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, 
                                    .embedder = *embedder,
                                    .embed_tokens = o->embed_tokens,
                                    .model_name = o->alias != NULL ? o->alias : file_name_of(o->model.model),
+                                   .parallel = o->parallel,
                                    .base_bytes = before.anonymous_bytes + embedder_bytes};
     return serve_run(http, &subject) ? EXIT_GOOD : kit_fail(EXIT_FAILED, "out of memory starting the server's event loop");
 }
@@ -229,6 +235,8 @@ int cli_serve(int argc, char **argv) {
         {"api-key-file", 0, OPTION_TEXT, &o.key_file, 0, "FILE", "file with API keys, one per line"},
         {"admin-key-file", 0, OPTION_TEXT, &o.admin_key_file, 0, "FILE",
          "file with the admin key, which grants access to /metrics and /flatkv/state if API keys are required"},
+        {"cors", 0, OPTION_TEXT, &o.http.cors, 0, "ORIGIN",
+         "let web pages of this origin, such as https://app.example, use the server; * allows all pages (default: none)"},
         {"no-auth", 0, OPTION_FLAG, &o.no_auth, 0, NULL, "accept connections from other machines without an API key"},
         {"alias", 0, OPTION_TEXT, &o.alias, 0, "NAME", "model name in responses (default: name of the model file)"},
         {"connections", 0, OPTION_U32, &o.connections, 1 << 20, "N",

@@ -270,6 +270,7 @@ static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax
 
 grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, const api_request *api, const uint32_t *prompt,
                            size_t n_prompt, char *error) {
+    const uint32_t n_answers = api->n * api->n_prompts;
     bool chat = api->conversation != NULL && fkv_model_about(model)->has_chat;
     answer_marks marks = {.chat = chat,
                           .thinking = {.open = FKV_NO_TOKEN, .close = FKV_NO_TOKEN},
@@ -288,10 +289,10 @@ grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, c
                        "Rust, run scripts/get-llguidance and build flatkv again");
             return NULL;
         }
-        return grammar_open(maker, NULL, marks.thinking, api->n, error);
+        return grammar_open(maker, NULL, marks.thinking, n_answers, error);
     }
     char *text = answer_rules_text(api, &marks, error);
-    grammar *g = text != NULL ? grammar_open(maker, text, marks.thinking, api->n, error) : NULL;
+    grammar *g = text != NULL ? grammar_open(maker, text, marks.thinking, n_answers, error) : NULL;
     free(text);
     return g;
 }

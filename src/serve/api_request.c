@@ -396,6 +396,28 @@ static bool read_tools(api_request *r) {
     return good;
 }
 
+/* Decides whether the answer continues the last message, which must then be from the assistant. If so, moves its text from the
+ * conversation to r->final_text. The template then renders the start of a new answer, to which the text is appended. */
+static bool read_continuation(api_request *r, json_t *messages) {
+    const size_t n = json_array_size(messages);
+    const json_t *last = json_array_get(messages, n - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    const bool possible =
+        role != NULL && strcmp(role, "assistant") == 0 && json_array_size(json_object_get(last, "tool_calls")) == 0;
+    const bool new_answer = json_is_true(field(r->root, "add_generation_prompt"));
+    bool wanted = possible && !new_answer && r->kind != API_RESPONSES;
+    if (!read_bool(r, "continue_final_message", &wanted)) return false;
+    if (!wanted) return true;
+    if (!possible)
+        return invalid(r, "continue_final_message", "continue_final_message: the last message must be a text from the assistant");
+    if (new_answer)
+        return invalid(r, "continue_final_message",
+                       "continue_final_message: cannot be combined with add_generation_prompt, which starts a new answer");
+    r->final_text = json_incref(json_object_get(last, "content"));
+    (void)json_array_remove(messages, n - 1);
+    return json_object_set_new(r->conversation, "add_generation_prompt", json_true()) == 0;
+}
+
 static bool read_conversation(api_request *r) {
     bool answers = true;
     if (!read_bool(r, "add_generation_prompt", &answers)) return false;
@@ -403,7 +425,7 @@ static bool read_conversation(api_request *r) {
     r->conversation = json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", answers);
     if (r->conversation == NULL) return invalid(r, "messages", "out of memory reading the conversation");
     bool good = r->kind == API_MESSAGES ? read_anthropic_messages(r, messages) : read_chat_messages(r, messages);
-    if (!good || !read_tools(r)) return false;
+    if (!good || !read_continuation(r, messages) || !read_tools(r)) return false;
     json_t *more = field(r->root, "chat_template_kwargs");
     if (more != NULL && !json_is_object(more))
         return invalid(r, "chat_template_kwargs", "chat_template_kwargs: expected an object");
@@ -473,9 +495,7 @@ static bool read_format(api_request *r) {
 
 /* Rejects unsupported fields that would change the answer. */
 static bool reject_unsupported(api_request *r) {
-    const char *suffix = json_string_value(field(r->root, "suffix"));
-    if (json_is_true(field(r->root, "echo"))) return invalid(r, "echo", "echo: not supported");
-    if (suffix != NULL && suffix[0] != 0) return invalid(r, "suffix", "suffix: not supported");
+    if (r->echo && r->logprobs) return invalid(r, "echo", "echo: log probabilities of prompts are not supported");
     if (json_integer_value(field(r->root, "best_of")) > 1) return invalid(r, "best_of", "best_of: not supported; use n");
     return true;
 }
@@ -532,8 +552,10 @@ static bool read_lengths(api_request *r) {
     json_int_t n = 1;
     json_int_t priority = 0;
     if (!read_integer(r, "max_tokens", 1, INT32_MAX, &max_new)) return false;
+    if (r->kind == API_INFILL && !read_integer(r, "n_predict", -1, INT32_MAX, &max_new)) return false;
+    if (max_new < 0) max_new = 0; /* llama.cpp: no limit */
     if (r->kind == API_CHAT && !read_integer(r, "max_completion_tokens", 1, INT32_MAX, &max_new)) return false;
-    if (r->kind != API_MESSAGES && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
+    if (r->kind != API_MESSAGES && r->kind != API_INFILL && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
     if (!read_integer(r, "priority", -1000, 1000, &priority) || !read_number(r, "timeout", 0.0, 86400.0, &r->deadline_s))
         return false;
     if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value of the completions API */
@@ -543,22 +565,59 @@ static bool read_lengths(api_request *r) {
     return true;
 }
 
-static bool read_completion_prompt(api_request *r) {
-    r->prompt = field(r->root, "prompt");
-    const json_t *only = json_array_size(r->prompt) == 1 ? json_array_get(r->prompt, 0) : NULL;
-    if (json_is_string(only) || json_is_array(only)) r->prompt = json_array_get(r->prompt, 0); /* array with one prompt */
-    r->parse_special = true; /* same default as in llama.cpp and vLLM */
-    if (!read_bool(r, "parse_special", &r->parse_special)) return false;
-    if (json_is_string(r->prompt)) return true;
+/* Adds a prompt, which must be a string or an array of tokens. */
+static bool add_prompt(api_request *r, const json_t *prompt) {
     size_t i;
     const json_t *token;
-    if (!json_is_array(r->prompt) || json_array_size(r->prompt) == 0)
-        return invalid(r, "prompt", "prompt: expected a string or an array of tokens");
-    json_array_foreach(r->prompt, i, token) {
+    if (!json_is_string(prompt) && json_array_size(prompt) == 0)
+        return invalid(r, "prompt", "prompt: expected a string, an array of tokens, or an array of prompts");
+    json_array_foreach(prompt, i, token) {
         if (!json_is_integer(token) || json_integer_value(token) < 0 || json_integer_value(token) > INT32_MAX)
-            return invalid(
-                r, "prompt",
-                "prompt: the element at index %zu is not a token number; several prompts in one request are not supported", i);
+            return invalid(r, "prompt", "prompt: the element at index %zu is not a token number", i);
+    }
+    r->prompts[r->n_prompts++] = prompt;
+    return true;
+}
+
+static bool read_completion_prompt(api_request *r) {
+    const json_t *prompt = field(r->root, "prompt");
+    const json_t *first = json_array_get(prompt, 0);
+    size_t i;
+    const json_t *one;
+    r->suffix = field(r->root, "suffix");
+    if (r->suffix != NULL && !json_is_string(r->suffix)) return invalid(r, "suffix", "suffix: expected a string");
+    if (json_string_length(r->suffix) == 0) r->suffix = NULL;
+    r->parse_special = true; /* same default as in llama.cpp and vLLM */
+    r->n_prompts = 0;
+    if (!read_bool(r, "parse_special", &r->parse_special)) return false;
+    if (!json_is_string(first) && !json_is_array(first)) return add_prompt(r, prompt);
+    if (json_array_size(prompt) * r->n > API_MAX_CHOICES)
+        return invalid(r, "prompt", "prompt: %zu prompts with n = %u: at most %d answers are allowed", json_array_size(prompt),
+                       r->n, API_MAX_CHOICES);
+    json_array_foreach(prompt, i, one) if (!add_prompt(r, one)) return false;
+    return true;
+}
+
+/* Reads a request of llama.cpp's /infill: input_prefix, input_suffix, input_extra and prompt, the start of the answer. */
+static bool read_infill(api_request *r) {
+    static const char *const names[] = {"input_prefix", "input_suffix", "prompt"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const json_t *text = field(r->root, names[i]);
+        if (i < 2 ? !json_is_string(text) : text != NULL && !json_is_string(text))
+            return invalid(r, names[i], "%s: expected a string", names[i]);
+    }
+    size_t i;
+    const json_t *file;
+    r->prompts[0] = field(r->root, names[0]);
+    r->suffix = field(r->root, names[1]);
+    r->middle = field(r->root, names[2]);
+    r->extra = field(r->root, "input_extra");
+    if (r->extra != NULL && (!json_is_array(r->extra) || json_array_size(r->extra) > API_MAX_PARTS))
+        return invalid(r, "input_extra", "input_extra: expected an array of at most %d files", API_MAX_PARTS);
+    json_array_foreach(r->extra, i, file) {
+        const json_t *name = field(file, "filename");
+        if (!json_is_string(field(file, "text")) || (name != NULL && !json_is_string(name)))
+            return invalid(r, "input_extra", "input_extra[%zu]: expected an object with the strings text and filename", i);
     }
     return true;
 }
@@ -569,15 +628,18 @@ static bool is_completion(const api_request *r) {
 }
 
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *r) {
-    *r = (api_request){.kind = kind};
+    *r = (api_request){.kind = kind, .n_prompts = 1};
     r->root = api_json(body, n_bytes, r->error, sizeof r->error);
     const bool ollama = kind == API_OLLAMA_CHAT || kind == API_OLLAMA_GENERATE;
     if (r->root == NULL || (kind == API_RESPONSES && !responses_as_chat(r)) || (ollama && !ollama_as_openai(r))) return false;
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
-    return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&
-           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && reject_unsupported(r) && read_format(r) &&
-           (r->only_loads || (is_completion(r) ? read_completion_prompt(r) : read_conversation(r)));
+    return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) &&
+           (kind != API_COMPLETIONS || read_bool(r, "echo", &r->echo)) && read_lengths(r) && read_sampler(r, defaults) &&
+           read_stops(r) && read_logprobs(r) && reject_unsupported(r) && read_format(r) &&
+           (r->only_loads || (kind == API_INFILL ? read_infill(r)
+                              : is_completion(r) ? read_completion_prompt(r)
+                                                 : read_conversation(r)));
 }
 
 /* Returns an object with the request fields that a reply of the Responses API repeats. */
@@ -606,7 +668,10 @@ bool api_request_detach(api_request *r) {
     json_decref(r->schema);
     json_decref(r->conversation);
     json_decref(r->root);
-    r->schema = r->conversation = r->prompt = NULL;
+    json_decref(r->final_text);
+    r->schema = r->conversation = r->final_text = NULL;
+    r->suffix = r->middle = r->extra = NULL;
+    r->n_prompts = 0;
     r->root = kept;
     r->forced_name = NULL;
     return r->stop_text != NULL;
@@ -614,6 +679,7 @@ bool api_request_detach(api_request *r) {
 
 void api_request_free(api_request *r) {
     free(r->stop_text);
+    json_decref(r->final_text);
     json_decref(r->schema);
     json_decref(r->conversation);
     json_decref(r->root);

@@ -10,7 +10,7 @@
 #include <flatkv/engine.h>
 #include <jansson.h>
 
-enum { API_MAX_DEPTH = 64, API_MAX_BIASES = 300, API_MAX_BIAS_VALUE = 1000, API_MAX_PARTS = 4096 };
+enum { API_MAX_DEPTH = 64, API_MAX_BIASES = 300, API_MAX_BIAS_VALUE = 1000, API_MAX_PARTS = 4096, API_MAX_CHOICES = 64 };
 
 typedef enum api_kind {
     API_CHAT,
@@ -19,6 +19,7 @@ typedef enum api_kind {
     API_RESPONSES,
     API_OLLAMA_CHAT,
     API_OLLAMA_GENERATE,
+    API_INFILL, /* llama.cpp */
     N_API_KINDS
 } api_kind;
 
@@ -26,7 +27,13 @@ typedef struct api_request {
     api_kind kind;
     json_t *root;
     json_t *conversation; /* template variables of a chat request, such as "messages" and "tools"; NULL: a completion request */
-    json_t *prompt;       /* prompt of a completion request: a string or an array of tokens, owned by root */
+    json_t *final_text; /* start of the answer, from a conversation that ends with an assistant message; NULL if there is none */
+    const json_t *prompts[API_MAX_CHOICES]; /* prompts of a completion request: strings or arrays of tokens, owned by root */
+    uint32_t n_prompts;                     /* 1 for a conversation */
+    const json_t *suffix; /* string that follows the answer (fill-in-the-middle), owned by root; NULL if there is none */
+    const json_t *middle; /* infill: start of the answer, owned by root; NULL if there is none */
+    const json_t *extra;  /* infill: array of other files, {"filename", "text"}, owned by root; NULL if there are none */
+    bool echo;            /* the answer starts with the prompt */
     bool only_loads;      /* Ollama: the request has no prompt and asks only to load the model */
     bool unloads;         /* Ollama: keep_alive is 0 */
     bool parse_special;   /* recognize special tokens in the prompt text of a completion request */

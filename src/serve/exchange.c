@@ -35,7 +35,7 @@ typedef struct answer_parser {
 
 static void free_exchange(exchange *x) {
     detach_connection(x);
-    for (uint32_t i = 0; i < FKV_MAX_ANSWERS; i++) {
+    for (uint32_t i = 0; i < API_MAX_CHOICES; i++) {
         answer_out *a = &x->answers[i];
         answer_parser *r = a->parser;
         for (uint32_t k = 0; k < a->n_parts; k++) {
@@ -54,11 +54,23 @@ static void free_exchange(exchange *x) {
     api_request_free(&x->api);
     grammar_close(x->rules);
     free(x->event_bytes);
-    prompt_tokens_free(&x->prompt);
+    for (uint32_t i = 0; i < x->n_jobs; i++) {
+        prompt_tokens_free(&x->jobs[i].prompt);
+        if (x->jobs[i].echo != NULL) evbuffer_free(x->jobs[i].echo);
+    }
+    free(x->jobs);
     if (x->body != NULL) evbuffer_free(x->body);
     json_decref(x->answer);
     free(x->text);
     free(x);
+}
+
+uint32_t exchange_choices(const exchange *x) { return x->n_jobs * x->api.n; }
+
+/* Cancels all jobs in the engine. Their DONE records are still delivered. */
+static void cancel_jobs(exchange *x) {
+    for (uint32_t i = 0; i < x->n_jobs; i++)
+        if (x->jobs[i].in_engine) fkv_engine_cancel(x->s->engine, x->jobs[i].id);
 }
 
 /* Handles a closed connection. */
@@ -71,8 +83,8 @@ static void on_close(struct evhttp_connection *connection, void *user) {
     detach_connection(x);
     if (evhttp_request_get_connection(req) == NULL)
         evhttp_send_reply_end(req); /* evhttp does not free a partially sent reply itself */
-    if (x->in_engine)
-        fkv_engine_cancel(x->s->engine, x->job);
+    if (x->n_in_engine > 0)
+        cancel_jobs(x);
     else if (x->preparing)
         atomic_store_explicit(&x->abandoned, true, memory_order_relaxed);
     else
@@ -143,15 +155,15 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
 }
 
 void exchange_cancel_all(server *s) {
-    for (exchange *x = s->open; x != NULL; x = x->next)
-        if (x->in_engine) fkv_engine_cancel(s->engine, x->job);
+    for (exchange *x = s->open; x != NULL; x = x->next) cancel_jobs(x);
 }
 
 /* ---- engine events ---- */
 
 typedef struct event_record {
     fkv_event_kind kind;
-    uint32_t answer;
+    uint32_t job;    /* index of the job */
+    uint32_t answer; /* index in the exchange */
     uint32_t token;
     fkv_finish reason;
     uint32_t n_prompt;
@@ -179,10 +191,12 @@ static void wake_loop(server *s) {
 
 /* Queues a copy of the event for the event loop. Runs on the engine thread. */
 static void on_event(void *user, const fkv_event *e) {
-    exchange *x = user;
+    const prompt_job *job = user;
+    exchange *x = job->x;
     server *s = x->s;
     event_record r = {e->kind,
-                      e->answer,
+                      (uint32_t)(job - x->jobs),
+                      job->first_answer + e->answer,
                       e->token,
                       e->reason,
                       e->n_prompt,
@@ -248,7 +262,7 @@ static void note_times(exchange *x, const event_record *r) {
     if (x->last_at == 0.0) {
         x->first_at = r->at;
         metric_add(&m->first_token, r->at - x->arrived_at);
-    } else if (x->api.n == 1) {
+    } else if (exchange_choices(x) == 1) {
         metric_add(&m->between_tokens, r->at - x->last_at);
     }
     x->last_at = r->at;
@@ -263,15 +277,29 @@ static void parse_text(exchange *x, const event_record *r, const char *text) {
     }
 }
 
-/* Processes one event record. A DONE record frees the exchange. */
+/* Starts the answers of a job with the prompt, if the client asked for it. */
+static void echo_prompt(exchange *x, prompt_job *job) {
+    if (job->echo == NULL) return;
+    const size_t n = evbuffer_get_length(job->echo);
+    const char *text = n > 0 ? (const char *)evbuffer_pullup(job->echo, -1) : NULL;
+    for (uint32_t i = 0; text != NULL && i < x->api.n; i++) reply_part(x, job->first_answer + i, PART_TEXT, text, n);
+    evbuffer_free(job->echo);
+    job->echo = NULL;
+}
+
+/* Processes one event record. The DONE record of the last job frees the exchange. */
 static void handle_record(exchange *x, const event_record *r, const char *data) {
     const char *top = data;
     const char *text = top + r->n_top * sizeof(fkv_logprob);
     const char *stop = text + r->n_text;
+    prompt_job *job = &x->jobs[r->job];
     note_times(x, r);
-    x->n_prompt = r->n_prompt;
-    x->n_cached = r->n_cached;
-    if (r->kind == FKV_EVENT_STARTED && x->streaming && x->req != NULL) reply_begin(x);
+    x->n_prompt += r->n_prompt - job->n_prompt;
+    x->n_cached += r->n_cached - job->n_cached;
+    job->n_prompt = r->n_prompt;
+    job->n_cached = r->n_cached;
+    if (r->kind == FKV_EVENT_STARTED && x->streaming && x->req != NULL && r->job == 0) reply_begin(x);
+    if (r->kind == FKV_EVENT_STARTED) echo_prompt(x, job);
     if (r->kind == FKV_EVENT_TOKEN) {
         x->n_new++;
         if (x->api.logprobs) keep_logprobs(x, r, top);
@@ -284,14 +312,18 @@ static void handle_record(exchange *x, const event_record *r, const char *data) 
         if (parser != NULL) (void)fkv_reply_end(parser->reply);
         a->reason = r->reason;
         if (r->n_stop > 0) a->stop = strndup(stop, r->n_stop);
-        const bool only_answer = r->reason == FKV_FINISH_FAILED && x->api.n == 1; /* the DONE record reports the failure */
+        const bool only_answer =
+            r->reason == FKV_FINISH_FAILED && exchange_choices(x) == 1; /* the DONE record reports the failure */
         if (x->req != NULL && !only_answer && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
     }
     if (r->kind == FKV_EVENT_DONE) {
-        char message[512];
-        (void)snprintf(message, sizeof message, "%.*s", (int)r->n_message, stop + r->n_stop);
-        x->in_engine = false;
-        finish_exchange(x, r->reason, message);
+        job->in_engine = false;
+        if (r->reason >= FKV_FINISH_CANCELLED && x->reason < FKV_FINISH_CANCELLED) { /* the first failure counts */
+            x->reason = r->reason;
+            (void)snprintf(x->failure, sizeof x->failure, "%.*s", (int)r->n_message, stop + r->n_stop);
+            if (r->reason == FKV_FINISH_FAILED) cancel_jobs(x);
+        }
+        if (--x->n_in_engine == 0) finish_exchange(x, x->reason, x->failure);
     }
 }
 
@@ -362,8 +394,8 @@ bool exchange_open_parsers(exchange *x) {
         c.tools = text;
         c.n_tools = text != NULL ? strlen(text) : 0;
         if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* the request has no tools */
-        c.prompt = x->prompt.tokens;
-        c.n_prompt = x->prompt.n;
+        c.prompt = x->jobs[0].prompt.tokens;
+        c.n_prompt = x->jobs[0].prompt.n;
         c.stop = x->api.stops; /* the parser also sees the special tokens of reasoning and tool calls */
         c.n_stop = x->api.n_stops;
         c.on_event = on_reply;
@@ -403,18 +435,24 @@ static void start_stream(exchange *x) {
     if (x->ping != NULL) (void)event_add(x->ping, &every);
 }
 
-/* Submits a prepared request to the engine. Sends an error reply and returns false if the engine rejects it. */
+/* Implements fkv_mask_fn; user is the job. */
+static const char *mask_of_job(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
+                               uint32_t n_vocab) {
+    const prompt_job *job = user;
+    return grammar_mask(job->x->rules, job->first_answer + answer, tokens, n_tokens, bits, n_vocab);
+}
+
+/* Submits the jobs of a prepared exchange to the engine. Sends an error reply if the engine rejects a job. Returns true if the
+ * exchange waits for DONE records of the engine. */
 static bool submit_exchange(exchange *x) {
     server *s = x->s;
     const api_request *api = &x->api;
     static uint64_t number;
-    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp", "ollama", "ollama"};
+    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp", "ollama", "ollama", "infill"};
     (void)snprintf(x->id, sizeof x->id, "%s-%08llx%08llx", prefixes[api->kind], (unsigned long long)x->created,
                    (unsigned long long)++number);
     x->api.sampler.bias = x->api.bias;
-    fkv_request r = {.prompt = x->prompt.tokens,
-                     .n_prompt = (uint32_t)x->prompt.n,
-                     .max_new = api->max_new,
+    fkv_request r = {.max_new = api->max_new,
                      .n = api->n,
                      .sampler = x->api.sampler,
                      .stops = x->api.stops,
@@ -426,18 +464,26 @@ static bool submit_exchange(exchange *x) {
                      .tenant_name = x->tenant > 0 ? s->config.keys[x->tenant - 1] : "",
                      .priority = api->priority,
                      .deadline_s = api->deadline_s,
-                     .mask = x->rules != NULL ? grammar_mask : NULL,
-                     .mask_user = x->rules,
-                     .event = on_event,
-                     .user = x};
+                     .mask = x->rules != NULL ? mask_of_job : NULL,
+                     .event = on_event};
     double retry = 0.0;
-    fkv_status status = fkv_engine_submit(s->engine, &r, &x->job, &retry);
-    prompt_tokens_free(&x->prompt); /* the engine has its own copy of the prompt */
-    if (status != FKV_OK) {
-        reject_request(x, status, retry);
-        return false;
+    fkv_status status = FKV_OK;
+    for (uint32_t i = 0; i < x->n_jobs && status == FKV_OK; i++) {
+        prompt_job *job = &x->jobs[i];
+        r.prompt = job->prompt.tokens;
+        r.n_prompt = (uint32_t)job->prompt.n;
+        r.mask_user = r.user = job;
+        job->first_answer = i * api->n;
+        status = fkv_engine_submit(s->engine, &r, &job->id, &retry);
+        job->in_engine = status == FKV_OK;
+        x->n_in_engine += job->in_engine;
+        prompt_tokens_free(&job->prompt);
     }
-    x->in_engine = true;
+    if (status != FKV_OK) { /* all prompts are answered or none */
+        reject_request(x, status, retry);
+        cancel_jobs(x);
+        return x->n_in_engine > 0;
+    }
     struct bufferevent *io = evhttp_connection_get_bufferevent(evhttp_request_get_connection(x->req));
     x->closed = event_new(s->base, bufferevent_getfd(io), EV_CLOSED, on_hang_up, x);
     if (x->closed != NULL) (void)event_add(x->closed, NULL);

@@ -26,6 +26,7 @@ struct server {
     const fkv_model *model; /* NULL while the model is loading; set together with the following fields up to `grammars` */
     fkv_engine *engine;
     const char *model_name;
+    uint32_t parallel; /* number of answers decoded at the same time */
     uint64_t base_bytes;
     grammar_maker *grammars;
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
@@ -77,6 +78,18 @@ typedef struct answer_out {
     void *parser; /* reply parser, which separates text, reasoning and tool calls; NULL if the answer is plain text */
 } answer_out;
 
+/* One prompt of an exchange, submitted to the engine as one request. */
+typedef struct prompt_job {
+    exchange *x;
+    prompt_tokens prompt;  /* freed after submission, because the engine has a copy */
+    struct evbuffer *echo; /* prompt text that precedes the answers; NULL if the client did not ask for it */
+    uint32_t first_answer; /* index of the job's first answer in the exchange */
+    uint64_t id;           /* request number in the engine */
+    bool in_engine;        /* the job was submitted and its DONE record was not read yet */
+    uint32_t n_prompt;
+    uint32_t n_cached;
+} prompt_job;
+
 struct exchange {
     server *s;
     exchange *next;
@@ -85,12 +98,14 @@ struct exchange {
     struct event *ping;
     worker_job work;
     void (*prepare)(exchange *x); /* runs on a worker thread; see prepare.h */
-    bool preparing;               /* the worker thread owns body, prompt, error, text, api, rules and answers[].parser */
+    bool preparing;               /* the worker thread owns body, jobs, error, text, api, rules and answers[].parser */
     _Atomic bool abandoned;       /* the client disconnected while the exchange was being prepared */
     struct evbuffer *body;
-    prompt_tokens prompt;
-    char *text;     /* complete reply as JSON text; NULL if there is none yet */
-    json_t *answer; /* complete reply that a worker thread will serialize; NULL if there is none */
+    prompt_job *jobs; /* [n_jobs] */
+    uint32_t n_jobs;
+    uint32_t n_in_engine; /* number of jobs in the engine */
+    char *text;           /* complete reply as JSON text; NULL if there is none yet */
+    json_t *answer;       /* complete reply that a worker thread will serialize; NULL if there is none */
     struct {
         int status; /* HTTP status of the error; 0 if there is none */
         char param[32];
@@ -103,9 +118,9 @@ struct exchange {
     grammar *rules; /* grammar of the answers; NULL if they are not constrained */
     char id[40];
     int64_t created;
-    uint64_t job;
-    bool in_engine; /* the request was submitted and its DONE record was not read yet */
-    bool streaming; /* the response headers of a stream were sent */
+    fkv_finish reason; /* finish reason of the exchange: FKV_FINISH_END, or the reason why a job failed */
+    char failure[512]; /* message of the failed job */
+    bool streaming;    /* the response headers of a stream were sent */
     double arrived_at;
     double first_at; /* time of the first token; 0 if there is none yet */
     double last_at;  /* time of the last token */
@@ -114,8 +129,8 @@ struct exchange {
     uint32_t n_new;
     int block; /* open content block: a part_kind (Messages API) or a part index (Responses API); -1 if none is open */
     uint32_t n_blocks;
-    uint64_t n_events; /* number of events sent, from which the Responses API derives sequence numbers */
-    answer_out answers[FKV_MAX_ANSWERS];
+    uint64_t n_events;                   /* number of events sent, from which the Responses API derives sequence numbers */
+    answer_out answers[API_MAX_CHOICES]; /* the answers of all jobs, in the order of the prompts */
 
     char *event_bytes; /* serialized engine events; protected by the lock */
     size_t n_event_bytes;
@@ -146,6 +161,9 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 /* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: always a large job of the
  * worker pool; otherwise only if the body is large. */
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
+
+/* Returns the number of answers of all prompts. */
+uint32_t exchange_choices(const exchange *x);
 
 /* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
  * Called on a worker thread, as part of the preparation. */
@@ -186,6 +204,10 @@ void reply_failed(exchange *x, const char *message); /* ends a stream with an er
 
 /* Returns true if the stream consists of JSON objects, one per line, instead of server-sent events. */
 bool reply_is_lines(const exchange *x);
+
+/* ---- llama.cpp's API (llama_reply.c) ---- */
+void llama_part(exchange *x, const char *bytes, size_t n); /* sends an event of a stream */
+json_t *llama_answer(exchange *x);                         /* returns the complete reply, or the last event of a stream */
 
 /* ---- Ollama API (ollama_reply.c) ---- */
 void ollama_part(exchange *x, part_kind kind, const char *bytes, size_t n);

@@ -132,7 +132,7 @@ static bool read_ollama_chat(api_request *r, json_t *out) {
 }
 
 static bool read_ollama_generate(api_request *r, json_t *out) {
-    static const char *const unsupported[] = {"images", "template", "context", "suffix"};
+    static const char *const unsupported[] = {"images", "template", "context"};
     json_t *prompt = field_of(r->root, "prompt");
     json_t *system = field_of(r->root, "system");
     const json_t *raw = field_of(r->root, "raw");
@@ -143,7 +143,10 @@ static bool read_ollama_generate(api_request *r, json_t *out) {
     if (raw != NULL && !json_is_boolean(raw)) return invalid_field(r, "raw", "expected true or false");
     r->only_loads = is_empty(prompt);
     if (r->only_loads) return true;
-    if (json_is_true(raw)) return json_object_set(out, "prompt", prompt) == 0;
+    json_t *suffix = field_of(r->root, "suffix");
+    if (suffix != NULL && !json_is_string(suffix)) return invalid_field(r, "suffix", "expected a string");
+    if (!is_empty(suffix)) (void)json_object_set(out, "suffix", suffix);
+    if (json_is_true(raw) || !is_empty(suffix)) return json_object_set(out, "prompt", prompt) == 0;
     json_t *list = json_array();
     if (!is_empty(system)) (void)json_array_append_new(list, json_pack("{s:s, s:O}", "role", "system", "content", system));
     (void)json_array_append_new(list, json_pack("{s:s, s:O}", "role", "user", "content", prompt));

@@ -85,3 +85,32 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         (void)json_object_set_new(out, values[i].name, json_real(values[i].value));
     return out;
 }
+
+/* ---- llama.cpp ---- */
+
+json_t *props_state(const server *s) {
+    const fkv_sampler_config sampler = fkv_model_sampling(s->model, NULL);
+    fkv_engine_stats e;
+    fkv_engine_stats_now(s->engine, &e);
+    json_t *params = json_pack("{s:I, s:f, s:I, s:f, s:f, s:f}", "n_predict", (json_int_t)e.default_new, "temperature",
+                               (double)sampler.temperature, "top_k", (json_int_t)sampler.top_k, "top_p", (double)sampler.top_p,
+                               "min_p", (double)sampler.min_p, "repeat_penalty", (double)sampler.repetition_penalty);
+    return json_pack("{s:{s:I, s:o}, s:I, s:s, s:s, s:{s:b, s:b}, s:o}", "default_generation_settings", "n_ctx",
+                     (json_int_t)e.max_request_tokens, "params", params, "total_slots", (json_int_t)s->parallel, "model_alias",
+                     s->model_name, "model_path", s->model_name, "modalities", "vision", 0, "audio", 0, "build_info",
+                     json_sprintf("flatkv %d.%d.%d", FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH));
+}
+
+json_t *slots_state(const server *s) {
+    fkv_request_info list[MAX_LISTED];
+    const uint32_t n = fkv_engine_requests(s->engine, list, MAX_LISTED);
+    json_t *out = json_array();
+    for (uint32_t i = 0; i < s->parallel; i++) {
+        const bool busy = i < n && list[i].phase != FKV_PHASE_WAITING; /* running requests are listed first */
+        (void)json_array_append_new(
+            out, json_pack("{s:I, s:I, s:I, s:b, s:I, s:I}", "id", (json_int_t)i, "id_task", busy ? (json_int_t)list[i].id : -1,
+                           "n_ctx", (json_int_t)s->max_request_tokens, "is_processing", (int)busy, "n_prompt_tokens",
+                           busy ? (json_int_t)list[i].n_prompt : 0, "n_decoded", busy ? (json_int_t)list[i].n_new : 0));
+    }
+    return out;
+}

@@ -43,7 +43,8 @@ static bool was_abandoned(exchange *x) { return atomic_load_explicit(&x->abandon
  */
 static void fit_answer(exchange *x) {
     const uint32_t most = x->s->max_request_tokens;
-    if (x->prompt.n < most && x->api.max_new > most - x->prompt.n) x->api.max_new = (uint32_t)(most - x->prompt.n);
+    const size_t n_prompt = x->jobs[0].prompt.n;
+    if (n_prompt < most && x->api.max_new > most - n_prompt) x->api.max_new = (uint32_t)(most - n_prompt);
 }
 
 /* Compiles the grammar of a constrained request. */
@@ -51,24 +52,58 @@ static bool make_rules(exchange *x) {
     const char *param = NULL;
     char why[GRAMMAR_ERROR_BYTES] = "";
     if (!answer_rules_wanted(&x->api, &param)) return true;
-    x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->prompt.tokens, x->prompt.n, why);
+    x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->jobs[0].prompt.tokens, x->jobs[0].prompt.n, why);
     if (x->rules == NULL) fail(x, 400, param, "%s: %s", param, why);
     return x->rules != NULL;
 }
 
-static bool tokenize_prompt(exchange *x) {
+/* Copies the text of a prompt, which precedes its answers. */
+static struct evbuffer *prompt_echo(const exchange *x, uint32_t index) {
+    struct evbuffer *text = evbuffer_new();
+    const json_t *prompt = x->api.prompts[index];
+    const prompt_tokens *tokens = &x->jobs[index].prompt;
+    if (text != NULL && json_is_string(prompt)) (void)evbuffer_add(text, json_string_value(prompt), json_string_length(prompt));
+    for (size_t i = 0; text != NULL && !json_is_string(prompt) && i < tokens->n; i++) {
+        size_t n = 0;
+        const char *bytes = fkv_token_text(x->s->model, tokens->tokens[i], true, &n);
+        (void)evbuffer_add(text, bytes, n);
+    }
+    return text;
+}
+
+static bool tokenize_prompt(exchange *x, uint32_t index) {
     const char *param = x->api.conversation == NULL ? "prompt" : "messages";
-    fkv_status status = prompt_tokens_of(x->s->model, &x->api, x->s->max_prompt_bytes, &x->prompt);
+    prompt_tokens *prompt = &x->jobs[index].prompt;
+    fkv_status status = prompt_tokens_of(x->s->model, &x->api, index, x->s->max_prompt_bytes, prompt);
     if (status == FKV_POOL_FULL)
         fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which are at most %zu bytes",
-             x->prompt.n_bytes, x->s->max_request_tokens, x->s->max_prompt_bytes);
+             prompt->n_bytes, x->s->max_request_tokens, x->s->max_prompt_bytes);
+    else if (status == FKV_UNSUPPORTED && x->api.suffix != NULL)
+        fail(x, 400, "suffix", "suffix: the model has no fill-in-the-middle tokens, or the prompt is not a string");
     else if (status != FKV_OK)
         fail(x, status == FKV_NO_MEMORY ? 503 : 400, param, "%s", status == FKV_NO_MEMORY ? "out of memory" : fkv_message());
-    else if (x->prompt.n == 0)
+    else if (prompt->n == 0)
         fail(x, 400, "prompt", "the prompt is empty");
-    else if (x->prompt.n > UINT32_MAX)
-        fail(x, 400, param, "the prompt has %zu tokens", x->prompt.n);
+    else if (prompt->n > UINT32_MAX)
+        fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
+    else if (x->api.echo)
+        x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;
+}
+
+/* Tokenizes all prompts and creates their jobs. */
+static bool tokenize_prompts(exchange *x) {
+    x->jobs = calloc(x->api.n_prompts, sizeof x->jobs[0]);
+    if (x->jobs == NULL) {
+        fail(x, 503, NULL, "out of memory");
+        return false;
+    }
+    x->n_jobs = x->api.n_prompts;
+    for (uint32_t i = 0; i < x->n_jobs; i++) {
+        x->jobs[i].x = x;
+        if (was_abandoned(x) || !tokenize_prompt(x, i)) return false;
+    }
+    return true;
 }
 
 static void prepare_generation(exchange *x, api_kind kind) {
@@ -82,7 +117,7 @@ static void prepare_generation(exchange *x, api_kind kind) {
         fail(x, 400, x->api.param, "%s", x->api.error);
     } else if (x->api.only_loads) {
         succeed(x, ollama_loaded(x));
-    } else if (!was_abandoned(x) && tokenize_prompt(x) && !was_abandoned(x) && make_rules(x)) {
+    } else if (!was_abandoned(x) && tokenize_prompts(x) && !was_abandoned(x) && make_rules(x)) {
         if (kind == API_MESSAGES || kind == API_OLLAMA_CHAT || kind == API_OLLAMA_GENERATE) fit_answer(x);
         if (!exchange_open_parsers(x)) fail(x, 503, NULL, "out of memory");
     }
@@ -96,6 +131,7 @@ void prepare_responses(exchange *x) { prepare_generation(x, API_RESPONSES); }
 
 void prepare_ollama_chat(exchange *x) { prepare_generation(x, API_OLLAMA_CHAT); }
 void prepare_ollama_generate(exchange *x) { prepare_generation(x, API_OLLAMA_GENERATE); }
+void prepare_infill(exchange *x) { prepare_generation(x, API_INFILL); }
 
 /* ---- other endpoints ---- */
 
@@ -122,7 +158,7 @@ void prepare_token_count(exchange *x) {
     size_t n = 0;
     const char *bytes = body_bytes(x, &n);
     bool good = api_request_parse(API_MESSAGES, bytes, n, &any, &api);
-    if (good && prompt_tokens_of(x->s->model, &api, SIZE_MAX, &prompt) == FKV_OK)
+    if (good && prompt_tokens_of(x->s->model, &api, 0, SIZE_MAX, &prompt) == FKV_OK)
         succeed(x, json_pack("{s:I}", "input_tokens", (json_int_t)prompt.n));
     else
         fail(x, 400, NULL, "%s", good ? fkv_message() : api.error);
@@ -136,7 +172,7 @@ void prepare_template_text(exchange *x) {
     size_t n = 0;
     const char *bytes = body_bytes(x, &n);
     bool good = api_request_parse(API_CHAT, bytes, n, &any, &api);
-    char *text = good ? prompt_text_of(x->s->model, api.conversation, &n) : NULL;
+    char *text = good ? prompt_text_of(x->s->model, &api, &n) : NULL;
     if (text != NULL)
         succeed(x, json_pack("{s:o}", "prompt", reply_utf8_text(text, n)));
     else

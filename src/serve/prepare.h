@@ -14,6 +14,7 @@ void prepare_messages(exchange *x);
 void prepare_responses(exchange *x);
 void prepare_ollama_chat(exchange *x);
 void prepare_ollama_generate(exchange *x);
+void prepare_infill(exchange *x);
 void prepare_ollama_show(exchange *x);
 void prepare_token_count(exchange *x);
 void prepare_tokens(exchange *x);

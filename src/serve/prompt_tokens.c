@@ -80,24 +80,45 @@ static fkv_status render_conversation(const fkv_model *model, const json_t *conv
     return status;
 }
 
-char *prompt_text_of(const fkv_model *model, const json_t *conversation, size_t *n) {
-    if (!fkv_model_about(model)->has_chat) return plain_text(conversation, n);
+/* Renders a conversation and appends the start of the answer. The caller frees *text and *given in both cases. */
+static fkv_status render_prompt(const fkv_model *model, const api_request *r, char **text, uint8_t **given, size_t *n) {
+    const bool chat = fkv_model_about(model)->has_chat;
+    fkv_status status = FKV_OK;
+    if (chat)
+        status = render_conversation(model, r->conversation, text, given, n);
+    else
+        *text = plain_text(r->conversation, n);
+    if (status != FKV_OK || *text == NULL) return status != FKV_OK ? status : FKV_NO_MEMORY;
+    if (r->final_text == NULL) return FKV_OK;
+    const size_t n_more = json_string_length(r->final_text);
+    const size_t n_breaks = !chat && *n > 0 ? 1 : 0;
+    char *longer = realloc(*text, *n + n_breaks + n_more + 1);
+    if (longer == NULL) return FKV_NO_MEMORY;
+    *text = longer;
+    if (n_breaks > 0) longer[*n] = '\n';
+    if (n_more > 0) memcpy(longer + *n + n_breaks, json_string_value(r->final_text), n_more);
+    if (given != NULL && *given != NULL) {
+        uint8_t *marks = realloc(*given, *n + n_more + 1);
+        if (marks == NULL) return FKV_NO_MEMORY;
+        *given = marks;
+        memset(marks + *n, 1, n_more);
+    }
+    *n += n_breaks + n_more;
+    return FKV_OK;
+}
+
+char *prompt_text_of(const fkv_model *model, const api_request *r, size_t *n) {
     char *text = NULL;
-    if (render_conversation(model, conversation, &text, NULL, n) == FKV_OK) return text;
+    if (render_prompt(model, r, &text, NULL, n) == FKV_OK) return text;
     free(text);
     return NULL;
 }
 
-static fkv_status conversation_tokens(const fkv_model *model, const json_t *conversation, size_t max_bytes, prompt_tokens *out) {
+static fkv_status conversation_tokens(const fkv_model *model, const api_request *r, size_t max_bytes, prompt_tokens *out) {
     size_t n = 0;
     char *text = NULL;
     uint8_t *given = NULL;
-    fkv_status status = FKV_OK;
-    if (fkv_model_about(model)->has_chat)
-        status = render_conversation(model, conversation, &text, &given, &n);
-    else
-        text = plain_text(conversation, &n);
-    if (text == NULL) status = FKV_NO_MEMORY;
+    fkv_status status = render_prompt(model, r, &text, &given, &n);
     out->n_bytes = n;
     if (status == FKV_OK && n > max_bytes) status = FKV_POOL_FULL;
     if (status == FKV_OK) status = tokenize_marked(model, text, given, n, FKV_TOKENIZE_BOS, out);
@@ -106,19 +127,112 @@ static fkv_status conversation_tokens(const fkv_model *model, const json_t *conv
     return status;
 }
 
-fkv_status prompt_tokens_of(const fkv_model *model, const api_request *r, size_t max_bytes, prompt_tokens *out) {
-    *out = (prompt_tokens){0};
-    if (r->conversation != NULL) return conversation_tokens(model, r->conversation, max_bytes, out);
-    const unsigned flags = FKV_TOKENIZE_BOS | (r->parse_special ? FKV_TOKENIZE_SPECIAL : 0);
-    if (json_is_string(r->prompt)) {
-        out->n_bytes = json_string_length(r->prompt);
-        if (out->n_bytes > max_bytes) return FKV_POOL_FULL;
-        return prompt_tokens_of_text(model, json_string_value(r->prompt), json_string_length(r->prompt), flags, out);
+/* ---- fill-in-the-middle ---- */
+
+/* Special tokens around the text before and after the gap. The answer follows the last token. */
+typedef struct fim_marks {
+    uint32_t prefix;
+    uint32_t suffix;
+    uint32_t middle;
+    uint32_t file; /* precedes the name of another file; FKV_NO_TOKEN if the model has no such token */
+} fim_marks;
+
+/* Returns the number of the special token with this text, or FKV_NO_TOKEN. */
+static uint32_t special_token_of(const fkv_model *model, const char *text) {
+    uint32_t tokens[2];
+    size_t n = 0;
+    size_t n_plain = 0;
+    const fkv_status status = fkv_tokenize(model, text, strlen(text), FKV_TOKENIZE_SPECIAL, tokens, 2, &n);
+    if (status != FKV_OK || n != 1) return FKV_NO_TOKEN;
+    (void)fkv_token_text(model, tokens[0], false, &n_plain);
+    return n_plain == 0 ? tokens[0] : (uint32_t)FKV_NO_TOKEN;
+}
+
+static bool find_fim_marks(const fkv_model *model, fim_marks *out) {
+    static const char *const texts[][4] = {
+        {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"}, /* Qwen Coder, CodeGemma */
+        {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>"},         /* StarCoder, Granite */
+        {"<\xef\xbd\x9c"
+         "fim\xe2\x96\x81"
+         "begin\xef\xbd\x9c>",
+         "<\xef\xbd\x9c"
+         "fim\xe2\x96\x81"
+         "hole\xef\xbd\x9c>",
+         "<\xef\xbd\x9c"
+         "fim\xe2\x96\x81"
+         "end\xef\xbd\x9c>",
+         ""}}; /* DeepSeek Coder */
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        *out = (fim_marks){special_token_of(model, texts[i][0]), special_token_of(model, texts[i][1]),
+                           special_token_of(model, texts[i][2]), special_token_of(model, texts[i][3])};
+        if (out->prefix != FKV_NO_TOKEN && out->suffix != FKV_NO_TOKEN && out->middle != FKV_NO_TOKEN) return true;
     }
-    out->tokens = malloc((json_array_size(r->prompt) + 1) * sizeof *out->tokens);
+    return false;
+}
+
+/* Appends a special token, unless it is FKV_NO_TOKEN, and the tokens of a text, which may be NULL. */
+static fkv_status append_marked(const fkv_model *model, uint32_t mark, const json_t *text, unsigned flags, prompt_tokens *out) {
+    prompt_tokens more = {0};
+    fkv_status status = FKV_OK;
+    if (json_string_length(text) > 0 || flags == FKV_TOKENIZE_BOS)
+        status =
+            tokenize_marked(model, text != NULL ? json_string_value(text) : "", NULL, json_string_length(text), flags, &more);
+    uint32_t *all = status == FKV_OK ? realloc(out->tokens, (out->n + more.n + 2) * sizeof *all) : NULL;
+    if (all != NULL) {
+        out->tokens = all;
+        if (mark != FKV_NO_TOKEN) out->tokens[out->n++] = mark;
+        if (more.n > 0) memcpy(out->tokens + out->n, more.tokens, more.n * sizeof *all);
+        out->n += more.n;
+    } else if (status == FKV_OK) {
+        status = FKV_NO_MEMORY;
+    }
+    prompt_tokens_free(&more);
+    return status;
+}
+
+/* Other files come first, each with its name, followed by the text before the gap, the text after it and the start of the answer.
+ * Client text never becomes a special token. */
+static fkv_status fim_tokens(const fkv_model *model, const api_request *r, const json_t *prefix, size_t max_bytes,
+                             prompt_tokens *out) {
+    fim_marks marks;
+    size_t i;
+    const json_t *file;
+    out->n_bytes = json_string_length(prefix) + json_string_length(r->suffix) + json_string_length(r->middle);
+    json_array_foreach(r->extra, i, file) out->n_bytes += json_string_length(json_object_get(file, "text"));
+    if (out->n_bytes > max_bytes) return FKV_POOL_FULL;
+    if (!json_is_string(prefix) || !find_fim_marks(model, &marks)) return FKV_UNSUPPORTED;
+    fkv_status status = append_marked(model, FKV_NO_TOKEN, NULL, FKV_TOKENIZE_BOS, out);
+    json_array_foreach(r->extra, i, file) {
+        json_t *text = json_sprintf(
+            "%s\n%s\n",
+            json_is_string(json_object_get(file, "filename")) ? json_string_value(json_object_get(file, "filename")) : "file",
+            json_string_value(json_object_get(file, "text")));
+        if (status == FKV_OK) status = append_marked(model, marks.file, text, FKV_TOKENIZE_PLAIN, out);
+        json_decref(text);
+    }
+    if (status == FKV_OK) status = append_marked(model, marks.prefix, prefix, FKV_TOKENIZE_PLAIN, out);
+    if (status == FKV_OK) status = append_marked(model, marks.suffix, r->suffix, FKV_TOKENIZE_PLAIN, out);
+    if (status == FKV_OK) status = append_marked(model, marks.middle, r->middle, FKV_TOKENIZE_PLAIN, out);
+    return status;
+}
+
+/* ---- prompts of requests ---- */
+
+fkv_status prompt_tokens_of(const fkv_model *model, const api_request *r, uint32_t index, size_t max_bytes, prompt_tokens *out) {
+    const json_t *prompt = r->prompts[index];
+    *out = (prompt_tokens){0};
+    if (r->conversation != NULL) return conversation_tokens(model, r, max_bytes, out);
+    if (r->suffix != NULL) return fim_tokens(model, r, prompt, max_bytes, out);
+    const unsigned flags = FKV_TOKENIZE_BOS | (r->parse_special ? FKV_TOKENIZE_SPECIAL : 0);
+    if (json_is_string(prompt)) {
+        out->n_bytes = json_string_length(prompt);
+        if (out->n_bytes > max_bytes) return FKV_POOL_FULL;
+        return prompt_tokens_of_text(model, json_string_value(prompt), json_string_length(prompt), flags, out);
+    }
+    out->tokens = malloc((json_array_size(prompt) + 1) * sizeof *out->tokens);
     if (out->tokens == NULL) return FKV_NO_MEMORY;
-    for (; out->n < json_array_size(r->prompt); out->n++)
-        out->tokens[out->n] = (uint32_t)json_integer_value(json_array_get(r->prompt, out->n));
+    for (; out->n < json_array_size(prompt); out->n++)
+        out->tokens[out->n] = (uint32_t)json_integer_value(json_array_get(prompt, out->n));
     return FKV_OK;
 }
 

@@ -10,15 +10,17 @@ typedef struct prompt_tokens {
     size_t n_bytes; /* length of the prompt text; set by prompt_tokens_of() */
 } prompt_tokens;
 
-/* Tokenizes the prompt of a request, or plain text. fkv_message() describes every failure except FKV_NO_MEMORY and FKV_POOL_FULL.
- * prompt_tokens_free() must be called even after a failure. max_bytes: maximum size of the prompt text. If the text is longer,
- * returns FKV_POOL_FULL without tokenizing it. */
-fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, size_t max_bytes, prompt_tokens *out);
+/* Tokenizes one prompt of a request, or plain text. prompt_tokens_free() must be called even after a failure. index: number of
+ * the prompt. max_bytes: maximum size of the prompt text. If the text is longer, returns FKV_POOL_FULL without tokenizing it.
+ * Returns FKV_UNSUPPORTED if the request has a suffix but the model has no fill-in-the-middle tokens. fkv_message() describes
+ * every other failure except FKV_NO_MEMORY. */
+fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, uint32_t index, size_t max_bytes,
+                            prompt_tokens *out);
 fkv_status prompt_tokens_of_text(const fkv_model *model, const char *text, size_t n, unsigned flags, prompt_tokens *out);
 void prompt_tokens_free(prompt_tokens *tokens);
 
-/* Renders a conversation as text, which the caller frees. Returns NULL and sets fkv_message() on failure. For a model without a
- * chat template the message contents are joined with newlines. */
-char *prompt_text_of(const fkv_model *model, const json_t *conversation, size_t *n);
+/* Renders the conversation of a request as text, which the caller frees. Returns NULL and sets fkv_message() on failure. For a
+ * model without a chat template the message contents are joined with newlines. */
+char *prompt_text_of(const fkv_model *model, const api_request *request, size_t *n);
 
 #endif

@@ -157,6 +157,8 @@ void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes,
             stream_anthropic(x, kind, bytes, n);
         else if (x->api.kind == API_CHAT)
             stream_openai(x, answer, kind, bytes, n);
+        else if (x->api.kind == API_INFILL)
+            llama_part(x, bytes, n);
         else
             send_text(x, answer, reply_utf8_text(bytes, n), NULL);
     } else if (kind != PART_CALL_END) {
@@ -199,7 +201,8 @@ static json_t *message_of(const exchange *x, uint32_t answer) {
 
 static json_t *openai_answer(exchange *x) {
     json_t *choices = json_array();
-    for (uint32_t i = 0; i < x->api.n; i++) {
+    const uint32_t n = exchange_choices(x);
+    for (uint32_t i = 0; i < n; i++) {
         answer_out *a = &x->answers[i];
         json_t *text = x->api.kind == API_COMPLETIONS ? reply_join_parts(a, PART_TEXT) : NULL;
         if (x->api.kind == API_COMPLETIONS && text == NULL) text = json_string("");
@@ -239,6 +242,8 @@ static void end_stream(exchange *x) {
         responses_end(x);
     } else if (reply_is_lines(x)) {
         ollama_end(x);
+    } else if (x->api.kind == API_INFILL) {
+        reply_send_event(x, NULL, llama_answer(x));
     } else if (x->api.kind == API_MESSAGES) {
         close_content_block(x);
         json_t *delta = json_pack("{s:s, s:s?}", "stop_reason", reason_of(x, a), "stop_sequence", a->stop);
@@ -262,6 +267,7 @@ static void end_stream(exchange *x) {
 json_t *reply_answer(exchange *x) {
     if (x->api.kind == API_RESPONSES) return responses_answer(x);
     if (reply_is_lines(x)) return ollama_answer(x);
+    if (x->api.kind == API_INFILL) return llama_answer(x);
     return x->api.kind == API_MESSAGES ? anthropic_answer(x) : openai_answer(x);
 }
 

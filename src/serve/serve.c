@@ -75,10 +75,39 @@ static bool is_admin(const server *s, uint64_t tenant) {
     return s->config.n_keys == 0 || (s->config.has_admin_key && tenant == s->config.n_keys);
 }
 
+/* Returns true if --cors allows the page that sent the request. */
+static bool allows_origin(const server *s, struct evhttp_request *req) {
+    const char *origin = evhttp_find_header(evhttp_request_get_input_headers(req), "Origin");
+    return s->config.cors != NULL && origin != NULL && (strcmp(s->config.cors, "*") == 0 || strcmp(s->config.cors, origin) == 0);
+}
+
+/* Adds the headers that let a page of an allowed origin read the reply. */
+static void add_cors_headers(const server *s, struct evhttp_request *req) {
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
+    if (!allows_origin(s, req)) return;
+    (void)evhttp_add_header(headers, "Access-Control-Allow-Origin", s->config.cors);
+    (void)evhttp_add_header(headers, "Access-Control-Expose-Headers", "Retry-After");
+    (void)evhttp_add_header(headers, "Vary", "Origin");
+}
+
+/* Answers a preflight request of an allowed origin, which browsers send without a key. */
+static void send_preflight(server *s, struct evhttp_request *req, const char *methods) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ";
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
+    const char *wanted = evhttp_find_header(evhttp_request_get_input_headers(req), "Access-Control-Request-Headers");
+    const bool valid = wanted != NULL && wanted[strspn(wanted, letters)] == 0;
+    (void)evhttp_add_header(headers, "Access-Control-Allow-Methods", methods);
+    (void)evhttp_add_header(headers, "Access-Control-Allow-Headers", valid ? wanted : "Authorization, Content-Type, X-Api-Key");
+    (void)evhttp_add_header(headers, "Access-Control-Max-Age", "86400");
+    s->metrics.http[2]++;
+    evhttp_send_reply(req, 204, NULL, NULL);
+}
+
 /* Returns true if a browser sent the request on behalf of a page from another site. Such pages must not be able to use a local
  * server. */
-static bool is_foreign_origin(struct evhttp_request *req) {
+static bool is_foreign_origin(const server *s, struct evhttp_request *req) {
     struct evkeyvalq *headers = evhttp_request_get_input_headers(req);
+    if (allows_origin(s, req)) return false;
     const char *origin = evhttp_find_header(headers, "Origin");
     const char *host = evhttp_find_header(headers, "Host");
     if (origin == NULL) return false;
@@ -167,6 +196,10 @@ static void do_metrics(http_call *c) {
     exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 
+static void do_props(http_call *c) { exchange_send_json(c->s, c->req, 200, props_state(c->s)); }
+
+static void do_slots(http_call *c) { exchange_send_json(c->s, c->req, 200, slots_state(c->s)); }
+
 static void do_state(http_call *c) { exchange_send_json(c->s, c->req, 200, page_state(c->s, resident_bytes())); }
 
 /* Serves a file of the web page. These requests need no key, because the files contain no data and the page asks the user for
@@ -223,6 +256,9 @@ static const route ROUTES[] = {
     {"/tokenize", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_tokens},
     {"/detokenize", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_token_text},
     {"/apply-template", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_template_text},
+    {"/infill", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_infill},
+    {"/props", EVHTTP_REQ_GET, WITH_KEY, do_props, NULL},
+    {"/slots", EVHTTP_REQ_GET, ADMIN, do_slots, NULL},
     {"/metrics", EVHTTP_REQ_GET, ADMIN, do_metrics, NULL},
     {"/health", EVHTTP_REQ_GET, OPEN, do_health, NULL},
     {"/flatkv/state", EVHTTP_REQ_GET, ADMIN, do_state, NULL},
@@ -268,7 +304,11 @@ static void on_request(struct evhttp_request *req, void *user) {
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
     const route *r = route_of(uri != NULL ? evhttp_uri_get_path(uri) : NULL);
     http_call c = {.s = s, .req = req, .tenant = tenant_of(s, req)};
-    if (r == NULL) {
+    const char *methods = r == NULL || r->method == EVHTTP_REQ_POST ? "POST" : "GET, HEAD";
+    add_cors_headers(s, req);
+    if (r != NULL && evhttp_request_get_command(req) == EVHTTP_REQ_OPTIONS && allows_origin(s, req)) {
+        send_preflight(s, req, methods);
+    } else if (r == NULL) {
         exchange_send_error(
             s, req, 404, NULL,
             "unknown path: expected an endpoint such as /v1/chat/completions, /v1/completions, /v1/messages or /v1/models");
@@ -277,15 +317,15 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (r->access == ADMIN && !is_admin(s, c.tenant)) {
         exchange_send_error(s, req, 403, NULL, "this path requires the admin key, which --admin-key-file sets");
     } else if (!accepts_method(r, evhttp_request_get_command(req))) {
-        const char *methods = r->method == EVHTTP_REQ_POST ? "POST" : "GET, HEAD";
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", methods);
         exchange_send_error(s, req, 405, NULL, "method not allowed: expected %s", methods);
     } else if (is_foreign_host(s, req)) {
         exchange_send_error(
             s, req, 403, NULL,
             "unknown Host header: without API keys only localhost, 127.0.0.1 and the --host address are accepted; --no-auth accepts all");
-    } else if (is_foreign_origin(req)) {
-        exchange_send_error(s, req, 403, NULL, "requests from pages of other sites are not allowed");
+    } else if (is_foreign_origin(s, req)) {
+        exchange_send_error(s, req, 403, NULL,
+                            "requests from pages of other sites are not allowed; --cors ORIGIN allows one site");
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
         exchange_send_error(s, req, 503, NULL, "the server is shutting down");
@@ -504,6 +544,7 @@ bool serve_run(server *s, const serve_subject *subject) {
     s->embedder = subject->embedder;
     s->embed_tokens = subject->embed_tokens;
     s->model_name = subject->model_name;
+    s->parallel = subject->parallel;
     uint64_t before = resident_bytes();
     s->grammars = grammar_maker_open(s->model);
     s->max_request_tokens = request_limit(s);

@@ -18,6 +18,7 @@ typedef struct serve_config {
     const char *keys[SERVE_MAX_KEYS]; /* API keys, one tenant per key; without keys, clients are not authenticated */
     uint32_t n_keys;
     bool has_admin_key;       /* the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
+    const char *cors;         /* origin whose pages may use the server, or "*" for all; NULL: only the server's own page */
     bool any_host;            /* accept any Host header when there are no keys */
     size_t max_body;          /* maximum size of a request body, in bytes */
     size_t max_unread;        /* number of unsent bytes at which a slow client is disconnected */
@@ -39,6 +40,7 @@ typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
     const char *model_name; /* model name in /v1/models and in replies */
+    uint32_t parallel;      /* number of answers decoded at the same time */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
     uint32_t embed_tokens;  /* maximum number of tokens of an embedded text */
     uint64_t base_bytes;    /* anonymous process memory before the engine was opened: program, weights, vocabulary */
