@@ -358,7 +358,7 @@ def python_batch(results):
 
 def python_soak(results):
     """The server of mlx-lm with flatkv under load (python/tests/soak_server.py)."""
-    rows = [[level["clients"], f"{level['seconds']:.0f}", f"{level['answered']:,}", level["rejected"], level["wrong"], f"{level['growth'] - 1:+.1%}"]
+    rows = [[str(level["clients"]), f"{level['seconds']:.0f}", f"{level['answered']:,}", f"{level['rejected']:,}", str(level["wrong"]), f"{level['growth'] - 1:+.1%}"]
             for level in results.file("python_soak")["levels"]]
     return markdown(["clients", "seconds", "answered like mlx-lm", "rejected with 400", "wrong", "memory growth"], rows)
 

@@ -10,7 +10,7 @@ import functools
 import importlib
 import re
 import sys
-from typing import Any
+from typing import Any, Callable
 
 import flatkv
 
@@ -54,8 +54,8 @@ def describe(pool: Any) -> str:
             f"({plan.token_bytes:,} bytes per token, codec {options.codec}, {len(pool.layers)} attention layers){states}")
 
 
-def report_plans(max_kv_size: int | None) -> None:
-    """Opens the pool of every model that mlx-lm loads, and prints its plan."""
+def report_plans(max_kv_size: int | None) -> Callable[[], None]:
+    """Opens the pool of every model that mlx-lm loads, and prints its plan. Returns the function that ends this."""
     import mlx_lm.utils
 
     from .lm.hook import Redirection
@@ -70,6 +70,7 @@ def report_plans(max_kv_size: int | None) -> None:
         return loaded
 
     redirection.to(load)
+    return redirection.undo
 
 
 def main(name: str, arguments: list[str]) -> int:
@@ -87,11 +88,15 @@ def main(name: str, arguments: list[str]) -> int:
         flatkv.install(options.kv_tokens, codec=options.codec, max_seqs=options.max_seqs, memory_limit=options.memory or 0, max_contexts=CONTEXTS[name])
     except (flatkv.Error, ValueError) as error:
         parser.error(str(error))
-    report_plans(of_lm.parse_known_args(rest)[0].max_kv_size)
-    sys.argv = [f"mlx_lm.{name}", *rest]
+    end_reports = report_plans(of_lm.parse_known_args(rest)[0].max_kv_size)
+    before, sys.argv = sys.argv, [f"mlx_lm.{name}", *rest]
     try:
         program.main()
     except flatkv.DoesNotFit as error:
         print(f"flatkv: {error.message}", file=sys.stderr)
         return 1
+    finally:
+        sys.argv = before
+        end_reports()
+        flatkv.uninstall()
     return 0

@@ -2,6 +2,8 @@
 import argparse
 import concurrent.futures
 import http.client
+import importlib
+import io
 import json
 import re
 import socket
@@ -15,7 +17,7 @@ pytest.importorskip("mlx_lm")
 import mlx_lm.models.cache as caches  # noqa: E402
 
 import flatkv  # noqa: E402
-import readme_lines  # noqa: E402
+import soak_server  # noqa: E402
 from conftest import gemma3, llama  # noqa: E402
 from flatkv import programs  # noqa: E402
 from flatkv.lm import sizing  # noqa: E402
@@ -25,8 +27,8 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Returns the folder of the needle model with a chat template."""
-    made = readme_lines.needle(tmp_path_factory.mktemp("model") / "needle")
+    """Returns the folder of a small model with a chat template."""
+    made = soak_server.save_model(tmp_path_factory.mktemp("model") / "llama")
     (made / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return made
 
@@ -35,38 +37,49 @@ def flatkv_command(*arguments):
     return [sys.executable, "-m", "flatkv", *map(str, arguments)]
 
 
-def run(tmp_path, *arguments, **options):
-    return subprocess.run(flatkv_command(*arguments), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, **options)
+def run(capsys, name, *arguments):
+    """Runs a command in this process. Returns its status and what it wrote to both streams."""
+    try:
+        status = programs.main(name, list(map(str, arguments)))
+    except SystemExit as end:
+        status = end.code
+    assert not flatkv.installed()
+    return status, *capsys.readouterr()
 
 
-def test_generate_prints_the_plan_and_the_text_of_mlx_lm(folder, tmp_path):
+def test_generate_prints_the_plan_and_the_text_of_mlx_lm(folder, capsys, monkeypatch):
     options = ["--model", folder, "--prompt", "The vault number of Vorselzu is", "--max-tokens", 6, "--verbose", "False"]
-    done = run(tmp_path, "generate", *options, "--kv-tokens", "2K", "--codec", "16/16")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"flatkv: [\d.]+ MB reserved for 2,048 tokens in up to 32 sequences \([\d,]+ bytes per token, codec 16/16", done.stderr)
-    own = subprocess.run([sys.executable, "-m", "mlx_lm", "generate", *map(str, options)], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == own.stdout != ""
+    status, printed, errors = run(capsys, "generate", *options, "--kv-tokens", "2K", "--codec", "16/16")
+    assert status == 0
+    assert re.search(r"flatkv: [\d.]+ MB reserved for 2,048 tokens in up to 32 sequences \([\d,]+ bytes per token, codec 16/16", errors)
+    monkeypatch.setattr(sys, "argv", ["generate", *map(str, options)])
+    importlib.import_module("mlx_lm.generate").main()
+    assert capsys.readouterr().out == printed != ""
 
 
-def test_chat_stays_within_the_given_memory(folder, tmp_path):
-    done = run(tmp_path, "chat", "--model", folder, "--max-tokens", 4, "--memory", "20M", input="hi\nq\n")
-    assert done.returncode == 0, done.stderr
-    n_bytes, n_tokens = re.search(r"flatkv: ([\d.]+) MB reserved for ([\d,]+) tokens", done.stderr).groups()
-    assert 19 < float(n_bytes) * 1e6 / 2**20 <= 20 and int(n_tokens.replace(",", "")) > 1024
+def test_chat_stays_within_the_given_memory(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nq\n"))
+    status, _, errors = run(capsys, "chat", "--model", folder, "--max-tokens", 4, "--memory", "6M")
+    assert status == 0
+    n_bytes, n_tokens = re.search(r"flatkv: ([\d.]+) MB reserved for ([\d,]+) tokens", errors).groups()
+    assert 5.9 < float(n_bytes) * 1e6 / 2**20 <= 6 and int(n_tokens.replace(",", "")) > 1024
 
 
 @pytest.mark.parametrize("arguments,message", [
-    (["generate", "--codec", "x"], 'unknown codec "x"'), (["chat", "--kv-tokens", "none"], "expected a positive number such as 4096, 128K or 8G"),
-    (["serve"], "unknown command 'serve'")])
-def test_wrong_arguments_are_reported(tmp_path, arguments, message):
-    done = run(tmp_path, *arguments)
-    assert done.returncode == 2 and message in done.stderr
+    (["generate", "--codec", "x"], 'unknown codec "x"'), (["chat", "--kv-tokens", "none"], "expected a positive number such as 4096, 128K or 8G")])
+def test_wrong_arguments_are_reported(capsys, arguments, message):
+    status, _, errors = run(capsys, *arguments)
+    assert status == 2 and message in errors
 
 
-def test_a_prompt_that_does_not_fit_ends_the_command_with_a_message(folder, tmp_path):
-    done = run(tmp_path, "generate", "--model", folder, "--prompt", "x" * 500, "--kv-tokens", 256)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "flatkv: the prompt has 500 tokens" in done.stderr and "--kv-tokens" in done.stderr
+def test_an_unknown_command_is_reported(tmp_path):
+    done = subprocess.run(flatkv_command("serve"), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "unknown command 'serve'" in done.stderr
+
+
+def test_a_prompt_that_does_not_fit_ends_the_command_with_a_message(folder, capsys):
+    status, _, errors = run(capsys, "generate", "--model", folder, "--prompt", "x" * 500, "--kv-tokens", 256)
+    assert status == 1 and "flatkv: the prompt has 500 tokens" in errors and "--kv-tokens" in errors
 
 
 def free_port():
