@@ -169,6 +169,13 @@ static const fkv_architecture ARCHITECTURES[] = {
                   {"self_attn.gate_proj", "attn_gate"},
                   {"mlp.router.gate", "ffn_gate_inp"},
                   {"mlp.expert_bias", "exp_probs_b"}}},
+    {.name = "mimo2",
+     .features = {.sinks = true,
+                  .window_sinks = true,
+                  .norm_experts = true,
+                  .sigmoid_router = true,
+                  .separate_local_rope = true,
+                  .window_period = 6}},
     {.name = "llama4",
      .features = {.qk_norm_after_rope = true, .sigmoid_router = true, .experts_scale_input = true, .no_rope_period = 4},
      .hf_names = {{"feed_forward.gate_proj", "ffn_gate"},
@@ -209,7 +216,7 @@ const char *fkv_architecture_names(void) {
     return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
            "granite, granitemoe, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
            "ernie4_5-moe, exaone4, olmoe, minimax-m2, hunyuan-dense, hunyuan-moe, dots1, arcee, starcoder2, apertus, phimoe, afmoe, "
-           "llama4, bailingmoe and bailingmoe2";
+           "llama4, mimo2, bailingmoe and bailingmoe2";
 }
 
 #define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
@@ -293,6 +300,8 @@ static void complete_layer_shapes(fkv_hparams *h) {
             if ((h->layers[i] & FKV_LAYER_WINDOW) == (h->layers[j] & FKV_LAYER_WINDOW)) s->kv_layer = j;
     }
 }
+
+uint32_t fkv_architecture_v_dim(const fkv_hparams *h, const fkv_layer_shape *s) { return h->v_dim != 0 ? h->v_dim : s->head_dim; }
 
 bool fkv_architecture_has_experts(const fkv_hparams *h, uint32_t layer) {
     return h->n_experts != 0 && layer >= h->n_dense && (h->layers[layer] & FKV_LAYER_DENSE) == 0;

@@ -54,6 +54,9 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
 /* Returns the sliding window of a layer, or 0 for full attention. */
 uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
 
+/* Returns the dimension of a value head of a layer. */
+FKV_INTERNAL uint32_t fkv_architecture_v_dim(const fkv_hparams *hparams, const fkv_layer_shape *shape);
+
 /* Returns whether a layer has routed experts. */
 FKV_INTERNAL bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 

@@ -26,6 +26,8 @@ static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
     FKV_REQUIRE(s->head_dim > 0 && s->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / s->head_dim, FKV_UNSUPPORTED,
                 "unsupported attention shape: %u heads of dimension %u (head_dim must be 1 to %d, heads * head_dim at most %d)",
                 h->n_q_heads, s->head_dim, FKV_MAX_HEAD_DIM, MAX_DIM);
+    FKV_REQUIRE(h->v_dim <= s->head_dim, FKV_UNSUPPORTED, "value heads of dimension %u exceed the head dimension of %u", h->v_dim,
+                s->head_dim);
     FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED,
                 "layer %u has a feed-forward dimension of %u, expected 1 to %d", layer, s->ffn_dim, MAX_DIM);
     FKV_REQUIRE(layer < fkv_architecture_n_kv_layers(h) || s->kv_layer != layer, FKV_UNSUPPORTED,
@@ -133,10 +135,11 @@ static fkv_status check_scalars(const fkv_hparams *h) {
     const struct {
         const char *name;
         float number;
-    } numbers[] = {
-        {"attention soft cap", h->softcap},        {"final soft cap", h->final_softcap},  {"attention scale", h->query_scale},
-        {"embedding scale", h->embedding_scale},   {"residual scale", h->residual_scale}, {"logit scale", h->logit_scale},
-        {"attention temperature", h->temperature}, {"SwiGLU limit", h->swiglu_limit},     {"expert scale", h->experts_scale}};
+    } numbers[] = {{"attention soft cap", h->softcap},        {"final soft cap", h->final_softcap},
+                   {"attention scale", h->query_scale},       {"embedding scale", h->embedding_scale},
+                   {"residual scale", h->residual_scale},     {"logit scale", h->logit_scale},
+                   {"attention temperature", h->temperature}, {"value scale", h->value_scale},
+                   {"SwiGLU limit", h->swiglu_limit},         {"expert scale", h->experts_scale}};
     FKV_REQUIRE(isfinite(h->norm_eps) && h->norm_eps > 0.0f, FKV_FILE_FORMAT,
                 "the norm epsilon is missing or not above 0: expected %s.attention.layer_norm_rms_epsilon in a GGUF file, or "
                 "rms_norm_eps in config.json",
@@ -290,10 +293,11 @@ static fkv_status find_qkv(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t q_dim = h->n_q_heads * s->shape->head_dim;
     const uint32_t kv_dim = s->shape->n_kv_heads * s->shape->head_dim;
+    const uint32_t v_dim = s->shape->n_kv_heads * fkv_architecture_v_dim(h, s->shape);
     const bool is_fused = has_layer_tensor(s, "attn_qkv.weight");
     const fused_part parts[] = {{"attn_q", q_dim, true, &t->q, &t->q_bias},
                                 {"attn_k", kv_dim, true, &t->k, &t->k_bias},
-                                {"attn_v", kv_dim, !h->features.k_may_be_v, &t->v, &t->v_bias}};
+                                {"attn_v", v_dim, !h->features.k_may_be_v, &t->v, &t->v_bias}};
     if (!is_fused && s->shape->kv_layer != s->layer) {
         FKV_TRY(find_layer_tensor(s, "attn_q.weight", q_dim, h->dim, true, &t->q));
         return find_unused_kv(s, kv_dim);
@@ -528,7 +532,8 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
         {"pre_ffw_norm_2.weight", h->dim, has_parallel_experts, true, &t->experts_norm},
         {"ffn_gate_inp.scale", h->dim, has_parallel_experts, true, &t->router_scale},
         {"ffn_down_exps.scale", h->n_experts, has_parallel_experts, false, &t->expert_scales},
-        {"attn_sinks.weight", h->n_q_heads, f->sinks, true, &t->sinks},
+        {"attn_sinks.weight", h->n_q_heads, f->sinks && (!f->window_sinks || fkv_architecture_window(h, s->layer) != 0), true,
+         &t->sinks},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
         if (parts[p].known) FKV_TRY(find_layer_tensor(s, parts[p].name, 1, parts[p].n_cols, parts[p].needed, parts[p].out));
@@ -563,7 +568,8 @@ static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
     FKV_TRY(find_qkv(s, t));
-    FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, h->n_q_heads * s->shape->head_dim, true, &t->o));
+    const uint32_t attended = h->n_q_heads * fkv_architecture_v_dim(h, s->shape);
+    FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, attended, true, &t->o));
     FKV_TRY(find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
     if (h->features.attn_gate)
         FKV_TRY(find_layer_tensor(s, "attn_gate.weight", h->n_q_heads * s->shape->head_dim, h->dim, true, &t->attn_gate));
@@ -654,7 +660,7 @@ static fkv_status read_sinks(fkv_model *m) {
     m->sinks = calloc((size_t)h->n_layers * h->n_q_heads, sizeof *m->sinks);
     FKV_REQUIRE(m->sinks != NULL, FKV_NO_MEMORY, "out of memory allocating the sinks of %u layers", h->n_layers);
     for (uint32_t i = 0; !is_config && i < h->n_layers; i++)
-        fkv_tensor_row_floats(m->tensors[i].sinks, 0, m->sinks + (size_t)i * h->n_q_heads);
+        if (m->tensors[i].sinks != NULL) fkv_tensor_row_floats(m->tensors[i].sinks, 0, m->sinks + (size_t)i * h->n_q_heads);
     return FKV_OK;
 }
 

@@ -133,6 +133,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"ernie4_5_moe", "ernie4_5-moe", 0, NULL},
     {"exaone4", "exaone4", 0, NULL},
     {"mimo", "qwen2", 0, NULL},
+    {"mimo_v2_flash", "mimo2", 0, NULL},
     {"bailing_moe", "bailingmoe", 0, NULL},
     {"bailing_moe_v2", "bailingmoe2", 0, NULL},
     {"dots1", "dots1", 0, NULL},
@@ -281,6 +282,7 @@ static fkv_status read_biases(const config_reader *r) {
     } optional[] = {{"glm", "attention_bias", true},
                     {"glm4_moe", "attention_bias", false},
                     {"glm4v_moe_text", "attention_bias", true},
+                    {"mimo_v2_flash", "attention_bias", false},
                     {"solar_open", "attention_bias", false},
                     {"gpt_oss", "attention_bias", true},
                     {"qwen2_moe", "qkv_bias", true}};
@@ -456,7 +458,10 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
                 "rope_parameters per layer type are not supported for model_type %s: %s", r->model->type, r->path);
     FKV_TRY(read_rope_object(weights, full, r->path, &h->rope, rotary));
     if (local == NULL) return FKV_OK;
+    const float of_full = *rotary;
     FKV_TRY(read_rope_object(weights, local, r->path, &h->local_rope, rotary));
+    FKV_REQUIRE(*rotary == of_full, FKV_UNSUPPORTED,
+                "different values of partial_rotary_factor per layer type are not supported: %s", r->path);
     FKV_REQUIRE(h->local_rope.scaling == FKV_ROPE_LINEAR && h->local_rope.factor == 1 && h->local_rope.n_factors == 0,
                 FKV_UNSUPPORTED, "scaled RoPE in windowed layers is not supported: %s", r->path);
     return FKV_OK;
@@ -795,7 +800,8 @@ static fkv_status read_scalars(const config_reader *r) {
                 {"residual_multiplier", &h->residual_scale},
                 {"logits_scaling", &h->logit_scale},
                 {"logit_scale", &h->logit_scale},
-                {"router_jitter_noise", &h->mixer_jitter}};
+                {"router_jitter_noise", &h->mixer_jitter},
+                {"attention_value_scale", &h->value_scale}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_f32(r->root, keys[i].key, r->path, keys[i].out));
     if (scalar > 0) h->query_scale = 1 / sqrtf(scalar);
     h->features.embedding_sqrt_dim = h->features.embedding_sqrt_dim && strcmp(r->model->type, "afmoe") != 0;
@@ -807,6 +813,12 @@ static fkv_status read_scalars(const config_reader *r) {
 static fkv_status read_gemma4_heads(config_reader *r) {
     fkv_hparams *h = r->h;
     bool k_is_v = false;
+    if (strcmp(r->model->architecture, "mimo2") == 0) { /* windowed layers have twice the number of KV heads */
+        FKV_REQUIRE(h->n_kv_heads <= UINT32_MAX / 2, FKV_FILE_FORMAT, "num_key_value_heads is %u, which is too large: %s",
+                    h->n_kv_heads, r->path);
+        r->local = (fkv_layer_shape){.n_kv_heads = 2 * h->n_kv_heads, .head_dim = h->head_dim};
+        return get_u32(r->root, "v_head_dim", r->path, &h->v_dim);
+    }
     if (strcmp(r->model->architecture, "gemma4") != 0) return FKV_OK;
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));

@@ -36,6 +36,10 @@ static const char AFMOE_DEFAULTS[] =
     "{\"num_dense_layers\": 1, \"num_shared_experts\": 2, \"head_dim\": 128, \"global_attn_every_n_layers\": 4,"
     " \"sliding_window\": 1024}";
 
+static const char MIMO2_DEFAULTS[] =
+    "{\"head_dim\": 192, \"v_head_dim\": 128, \"sliding_window\": 129, \"attention_value_scale\": 0.707,"
+    " \"partial_rotary_factor\": 0.334}";
+
 static const fkv_hf_traits TRAITS[] = {
     {.type = "qwen3_moe", .fields = "mlp_only_layers decoder_sparse_step"},
     {.type = "qwen2_moe", .fields = "mlp_only_layers decoder_sparse_step"},
@@ -58,6 +62,7 @@ static const fkv_hf_traits TRAITS[] = {
      .renames = "{\"moe_k\": \"num_experts_per_tok\", \"moe_num_experts\": \"n_routed_experts\","
                 " \"moe_num_shared_experts\": \"n_shared_experts\"}",
      .fields = "n_shared_experts"},
+    {.type = "mimo_v2_flash", .defaults = MIMO2_DEFAULTS, .rotates_partly = true},
     {.type = "bailing_moe",
      .renames = "{\"num_shared_experts\": \"n_shared_experts\"}",
      .fields = "n_shared_experts first_k_dense_replace use_qk_norm",
@@ -111,6 +116,7 @@ static const fkv_hf_option OPTIONS[] = {
     {"bailing_moe_v2", "score_function", "\"sigmoid\""},
     {"bailing_moe_v2", "moe_router_enable_expert_bias", "true"},
     {"hunyuan_v1_moe", "num_shared_expert", "1"},
+    {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* original form of the config */
     {"solar_open", "first_k_dense_replace", "0"},
     {"solar_open", "use_qk_norm", "false"},
 };

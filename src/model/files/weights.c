@@ -318,6 +318,11 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
         fkv_sha256_add(sha, options, sizeof options);
         add_f32(sha, h->mixer_jitter);
     }
+    if (h->v_dim != 0 || h->value_scale != 0.0f || f->window_sinks) {
+        add_u32(sha, h->v_dim);
+        add_f32(sha, h->value_scale);
+        add_flag(sha, f->window_sinks);
+    }
     for (uint32_t i = 0; h->xielu != NULL && i < 4 * h->n_layers; i++) add_f32(sha, h->xielu[i]);
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);

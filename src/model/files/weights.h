@@ -142,6 +142,7 @@ typedef struct fkv_features {
     bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;            /* attention and feed-forward read the same normalized input */
     bool qkv_bias;            /* biases of q, k and v are required; otherwise they are optional */
+    bool window_sinks;        /* only windowed layers have the sinks of `sinks` */
     bool sinks;               /* every query head has an attention sink (learned extra logit) */
     bool parallel_experts;    /* experts run in parallel with a dense feed-forward, each with separate norms */
     bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
@@ -178,6 +179,7 @@ typedef struct fkv_hparams {
     const char *architecture; /* architecture name: general.architecture, or the equivalent of model_type */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
+    uint32_t v_dim;              /* dimension of a value head, at most the head dimension; 0: the head dimension */
     uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and share the pages of an
                                     earlier layer of their kind */
     uint32_t input_dim;          /* dimension of per-layer inputs; 0: none */
@@ -208,6 +210,7 @@ typedef struct fkv_hparams {
     uint32_t attention_chunk;         /* some layers attend within chunks of this number of tokens; 0: none */
     const float *xielu;               /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
     float mixer_jitter;               /* sparse_mixer: relative distance of similar logits, divided by 2 */
+    float value_scale;                /* factor applied to values; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

@@ -150,13 +150,19 @@ static void heads_row(const pass *p, uint32_t row) {
     if (p->k_is_v) memcpy(v, k, (size_t)n_kv * d * sizeof *v);
     if (h->features.v_norm) norm_heads(p, v, n_kv, d, r->model->packed->ones);
     prepare_heads(p, row, k, n_kv, p->layer->k_norm, p->k_center);
-    fkv_heads_spread(v, n_kv, d, p->head_pad);
+    const uint32_t v_dim = fkv_architecture_v_dim(h, p->shape);
+    for (uint32_t i = 0; h->value_scale != 0.0f && i < n_kv * v_dim; i++) v[i] *= h->value_scale;
+    fkv_heads_spread(v, n_kv, v_dim, p->head_pad);
 }
 
 /* Zeroes the padding of a row, which may still hold values from a wider layer. */
 static void zero_padding(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
 
-static uint32_t q_dim(const pass *p) { return p->r->model->hparams->n_q_heads * p->shape->head_dim; }
+/* Returns the number of values of an attention output row. */
+static uint32_t q_dim(const pass *p) {
+    const fkv_hparams *h = p->r->model->hparams;
+    return h->n_q_heads * fkv_architecture_v_dim(h, p->shape);
+}
 
 /* Multiplies the attention output, without head padding, by the sigmoid of its gate. */
 static void gate_heads_row(const pass *p, uint32_t row) {
@@ -169,8 +175,9 @@ static void gather_heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     float *out = r->cpu.gathered + (size_t)row * p->q_pad;
-    fkv_heads_gather(r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad, h->n_q_heads, p->shape->head_dim, p->head_pad, out);
-    zero_padding(out, h->n_q_heads * p->shape->head_dim, p->q_pad);
+    fkv_heads_gather(r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad, h->n_q_heads, fkv_architecture_v_dim(h, p->shape),
+                     p->head_pad, out);
+    zero_padding(out, q_dim(p), p->q_pad);
 }
 
 /* Adds the output of a projection, in h, to the residual stream x, after the optional post-norm and residual scale. */
@@ -389,8 +396,9 @@ static void finish_layer(const pass *p) {
 }
 
 static bool heads_need_gather(const fkv_runner *r, const fkv_layer_shape *s) {
-    const uint32_t n = r->model->hparams->n_q_heads * s->head_dim;
-    return fkv_runner_head_pad(r, s->head_dim) != s->head_dim || fkv_packed_pad(n) != n;
+    const uint32_t v_dim = fkv_architecture_v_dim(r->model->hparams, s);
+    const uint32_t n = r->model->hparams->n_q_heads * v_dim;
+    return fkv_runner_head_pad(r, s->head_dim) != v_dim || fkv_packed_pad(n) != n;
 }
 
 static void begin_layer(pass *p, uint32_t i) {
@@ -401,7 +409,7 @@ static void begin_layer(pass *p, uint32_t i) {
     p->layer = &w->layers[i];
     p->shape = &h->shapes[i];
     p->head_pad = fkv_runner_head_pad(p->r, p->shape->head_dim);
-    p->q_pad = fkv_packed_pad(h->n_q_heads * p->shape->head_dim);
+    p->q_pad = fkv_packed_pad(q_dim(p));
     p->ffn_pad = fkv_packed_pad(p->shape->ffn_dim);
     p->needs_gather = heads_need_gather(p->r, p->shape);
     p->k_is_v = p->r->model->tensors[i].v == NULL;
@@ -473,7 +481,7 @@ static widths widths_of(const fkv_runner *r) {
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
         const uint32_t head_pad = fkv_runner_head_pad(r, s->head_dim);
-        const uint32_t q_pad = fkv_packed_pad(h->n_q_heads * s->head_dim);
+        const uint32_t q_pad = fkv_packed_pad(h->n_q_heads * fkv_architecture_v_dim(h, s));
         w.q = fkv_max_u32(w.q, h->n_q_heads * head_pad);
         w.kv = fkv_max_u32(w.kv, s->n_kv_heads * head_pad);
         w.attention = fkv_max_u32(w.attention, q_pad);

@@ -151,7 +151,9 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
                                        .window = fkv_architecture_window(h, i),
                                        .scale = model->query_scale,
                                        .softcap = h->softcap,
-                                       .sink_logits = model->sinks != NULL ? model->sinks + (size_t)i * h->n_q_heads : NULL,
+                                       .sink_logits = model->tensors[i].sinks != NULL && model->sinks != NULL
+                                                          ? model->sinks + (size_t)i * h->n_q_heads
+                                                          : NULL,
                                        .k = c->k,
                                        .v = c->v};
         bound_context(c, &layers[i]);

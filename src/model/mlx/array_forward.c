@@ -128,14 +128,14 @@ static mlx_array apply_rope_arrays(const pass *p, mlx_array x, int n_heads, mlx_
 }
 
 /* Pads heads to the width stored in pages. */
-static mlx_array pad_heads(const pass *p, mlx_array heads) {
+static mlx_array pad_heads(const pass *p, mlx_array heads, uint32_t dim) {
     const uint32_t padded = fkv_runner_head_pad(p->r, p->shape->head_dim);
-    return padded == p->shape->head_dim ? heads : fkv_model_op_widen(p->g, heads, (int)padded);
+    return padded == dim ? heads : fkv_model_op_widen(p->g, heads, (int)padded);
 }
 
 static mlx_array gather_heads(const pass *p, mlx_array heads) {
-    const uint32_t d = p->shape->head_dim;
-    if (fkv_runner_head_pad(p->r, d) != d) heads = fkv_model_op_columns(p->g, heads, 0, (int)d);
+    const uint32_t d = fkv_architecture_v_dim(p->r->model->hparams, p->shape);
+    if (fkv_runner_head_pad(p->r, p->shape->head_dim) != d) heads = fkv_model_op_columns(p->g, heads, 0, (int)d);
     return fkv_mlx_reshape(p->g, heads, FKV_MLX_SHAPE(p->n_rows, (int)(p->r->model->hparams->n_q_heads * d)));
 }
 
@@ -151,10 +151,12 @@ static fkv_status write_kv(const pass *p, rows in) {
     if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[p->index]);
     bool k_is_v = p->r->model->tensors[p->index].v == NULL;
     mlx_array v = k_is_v ? given : plus(p, product_of_input(p, in, &l->v), l->v_bias);
-    v = fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
+    const uint32_t v_dim = fkv_architecture_v_dim(h, p->shape);
+    v = fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)v_dim));
+    if (h->value_scale != 0.0f) v = fkv_model_op_scale(p->g, v, h->value_scale);
     if (h->features.v_norm) v = fkv_model_op_rms_norm(p->g, v, (mlx_array){NULL}, h->norm_eps);
-    k = pad_heads(p, k);
-    v = pad_heads(p, v);
+    k = pad_heads(p, k, p->shape->head_dim);
+    v = pad_heads(p, v, v_dim);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     return fkv_mlx_write(p->step, p->index, k, v);
 }
@@ -167,7 +169,7 @@ static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx
     if (!attends) return FKV_OK;
     mlx_array q = apply_rope_arrays(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
     if (p->temperatures.ctx != NULL && fkv_runner_has_temperature(p->r, p->index)) q = fkv_mlx_multiply(p->g, q, p->temperatures);
-    q = pad_heads(p, q);
+    q = pad_heads(p, q, p->shape->head_dim);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     mlx_array attended = mlx_array_new();
     FKV_TRY(fkv_mlx_attend(p->step, p->shape->kv_layer, q, &attended));
