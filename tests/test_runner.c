@@ -166,16 +166,61 @@ START_TEST(layers_that_share_pages_are_not_planned) {
 }
 END_TEST
 
+/* llama4_scout attends within chunks of 256 tokens, although its context has 4096 tokens. */
+START_TEST(chunked_attention_is_limited_to_one_chunk) {
+    static golden_model golden;
+    golden_model_open(&golden, "llama4_scout");
+    fkv_model *model = load(golden.folder);
+    fkv_runner *runner = NULL;
+    fkv_runner_config config = model_runner_config(16, 257, 16);
+    ck_assert_uint_eq(fkv_model_about(model)->context, 256);
+    ck_status(fkv_runner_open(model, &config, &runner), FKV_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "chunks of 256 tokens"));
+    config.max_tokens = 0; /* the longest supported context */
+    ck_ok(fkv_runner_open(model, &config, &runner));
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+    golden_model_close(&golden);
+}
+END_TEST
+
+START_TEST(embeddings_require_their_runner) {
+    fkv_model *model = load("models/needle");
+    const uint32_t tokens[] = {97, 98, 99};
+    const uint32_t dim = fkv_model_about(model)->dim;
+    float *values = calloc(dim, sizeof *values);
+    ck_assert_ptr_nonnull(values);
+    fkv_runner_config config = model_runner_config(16, 16, 4);
+    fkv_runner *runner = model_runner(model, config);
+    ck_status(fkv_embed(runner, tokens, 3, dim, values), FKV_BAD_STATE);
+    fkv_runner_close(runner);
+    config.embeddings = true;
+    runner = model_runner(model, config);
+    ck_status(fkv_embed(runner, tokens, 0, dim, values), FKV_BAD_ARGUMENT);
+    ck_status(fkv_embed(runner, tokens, 3, dim + 1, values), FKV_BAD_ARGUMENT);
+    ck_status(fkv_embed(runner, tokens, 3, 0, values), FKV_BAD_ARGUMENT);
+    ck_status(fkv_embed(runner, tokens, 17, dim, values), FKV_BAD_ARGUMENT);
+    ck_status(fkv_embed(NULL, tokens, 3, dim, values), FKV_BAD_ARGUMENT);
+    for (int i = 0; i < 3; i++) ck_ok(fkv_embed(runner, tokens, 3, dim, values)); /* every call frees its sequence */
+    ck_assert(fkv_cache_consistent(fkv_runner_cache(runner)));
+    fkv_runner_close(runner);
+    free(values);
+    fkv_model_close(model);
+}
+END_TEST
+
 /* ---- bit-identical outputs ---- */
 
-/* The models have layers that share pages, inputs for each layer, and experts in addition to a feed-forward block. Layers whose
- * rows have different widths reuse the same memory. */
-START_TEST(gemma_4_logits_are_bit_identical_in_chunks_and_single_tokens) {
-    static const char *const names[] = {"gemma4_small", "gemma4_moe"};
+/* The models cover layers that share pages, inputs for each layer, experts in addition to a feed-forward block, gated attention,
+ * every kind of routing and activation, and value heads of another dimension. Layers whose rows have different widths reuse the
+ * same memory. */
+START_TEST(logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens) {
+    static const char *const names[] = {"gemma4_small", "gemma4_moe", "afmoe",       "llama4_scout",         "apertus",
+                                        "starcoder2",   "phimoe",     "ernie45_moe", "hunyuan_dense_biases", "mimo_v2_flash"};
     enum { N_TOKENS = 50 };
     static float chunked[N_TOKENS * GOLDEN_VOCAB];
     static float single[N_TOKENS * GOLDEN_VOCAB];
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         static golden_model golden;
         golden_model_open(&golden, names[i]);
         fkv_model *model = load(golden.folder);
@@ -511,7 +556,8 @@ END_TEST
 TEST_MAIN("runner", logits_of_every_architecture_match_the_reference, bounded_context_attends_to_its_window_and_sinks,
           bound_does_not_widen_smaller_windows, heads_not_divisible_by_a_group_are_padded_in_pages,
           large_key_biases_do_not_reduce_precision, layers_that_share_pages_are_not_planned,
-          gemma_4_logits_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
+          chunked_attention_is_limited_to_one_chunk, embeddings_require_their_runner,
+          logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
           saved_prompt_continues_bit_identically_in_the_same_model_only, stories_match_the_output_of_llama2c,
           planted_fact_is_found, runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context,
           rejected_step_has_no_effect, invalid_configurations_are_rejected)

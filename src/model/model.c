@@ -673,7 +673,8 @@ static fkv_status open_vocabulary(fkv_model *m) {
     info->architecture = h->architecture;
     info->name = h->name != NULL ? h->name : "";
     info->tokenizer = "";
-    info->context = h->context;
+    /* only the first chunk of a model with chunked attention is supported */
+    info->context = h->attention_chunk != 0 ? fkv_min_u32(h->context, h->attention_chunk) : h->context;
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;
     if (fkv_weights_is_config(m->weights)) return FKV_OK;

@@ -134,7 +134,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
                 "invalid max_logit_rows %u: expected 1 to max_step_tokens (%u)", c->max_logit_rows, c->max_step_tokens);
     FKV_REQUIRE(c->max_kv != 0 || c->n_sinks == 0, FKV_BAD_CONFIG,
                 "n_sinks is %u but max_kv is 0: set max_kv, or set n_sinks to 0", c->n_sinks);
-    if (c->max_tokens == 0) c->max_tokens = h->context;
+    if (c->max_tokens == 0) c->max_tokens = model->info.context;
     FKV_REQUIRE(
         h->attention_chunk == 0 || c->max_tokens <= h->attention_chunk, FKV_UNSUPPORTED,
         "a context of %u tokens is not supported: this model attends within chunks of %u tokens, and only the first chunk is "
