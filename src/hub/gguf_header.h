@@ -1,0 +1,20 @@
+/* Finds the end of a GGUF header (metadata and tensor descriptions) in the first bytes of a file, so that only these bytes need
+ * to be downloaded to plan a model. Contents are not interpreted; the model loader validates them.
+ */
+#ifndef FKV_HUB_GGUF_HEADER_H
+#define FKV_HUB_GGUF_HEADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum gguf_header {
+    GGUF_HEADER_COMPLETE,  /* the header ends within the bytes */
+    GGUF_HEADER_TRUNCATED, /* more bytes are needed */
+    GGUF_HEADER_INVALID,   /* not a GGUF file, or a version or value type that is not supported */
+} gguf_header;
+
+/* Examines the first n bytes of a file. The run time is linear in n for any input. Sets *end to the size of the header if it is
+ * complete. */
+gguf_header gguf_header_end(const uint8_t *bytes, size_t n, size_t *end);
+
+#endif

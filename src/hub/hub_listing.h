@@ -1,0 +1,41 @@
+/* The files of a model repository, as the hub's API lists them (GET /api/models/ORG/NAME/revision/main?blobs=true).
+ *
+ * The answer is untrusted. A listing that hub_listing_parse() accepts contains only file names that are safe below a folder, each
+ * once, with well-formed digests and bounded sizes.
+ */
+#ifndef FKV_HUB_LISTING_H
+#define FKV_HUB_LISTING_H
+
+#include "hub_name.h"
+
+#include <stdint.h>
+
+enum { HUB_COMMIT = 41, HUB_DIGEST = 65, HUB_MAX_FILES = 32768, HUB_MAX_LISTING_BYTES = 8 << 20, HUB_ERROR = 512 };
+
+#define HUB_MAX_FILE_BYTES ((uint64_t)1 << 50)
+
+typedef struct hub_file {
+    char *path;          /* relative to the repository */
+    uint64_t bytes;      /* size */
+    char id[HUB_DIGEST]; /* name of the blob in the cache: SHA-256 of a large file, git's SHA-1 of a small one, in hex */
+    bool is_large;       /* stored outside of git (LFS, Xet): the id is a SHA-256 */
+} hub_file;
+
+typedef struct hub_listing {
+    char repo[HUB_REPO];     /* name of the repository in the answer; differs from the requested name after a rename */
+    char commit[HUB_COMMIT]; /* commit of the listed revision, in hex */
+    bool is_gated;           /* the files can only be read after accepting conditions */
+    hub_file *files;         /* sorted by path */
+    uint32_t n_files;
+} hub_listing;
+
+/* Parses an answer of the API. On failure, returns false and writes the reason to `error`; the listing is then empty. The caller
+ * frees the listing with hub_listing_free(). */
+bool hub_listing_parse(const char *json, size_t n_bytes, hub_listing *listing, char error[HUB_ERROR]);
+
+/* Returns the file with this path, or NULL. */
+const hub_file *hub_listing_find(const hub_listing *listing, const char *path);
+
+void hub_listing_free(hub_listing *listing);
+
+#endif

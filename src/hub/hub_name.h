@@ -1,0 +1,30 @@
+/* Names of models on a Hugging Face hub (org/name or org/name:quant), and safe file names.
+ *
+ * Names come from the command line, file names from the hub. Both become parts of local paths, so they are checked here before
+ * any other module uses them.
+ */
+#ifndef FKV_HUB_NAME_H
+#define FKV_HUB_NAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { HUB_WORD = 97, HUB_REPO = 2 * HUB_WORD, HUB_QUANT = 129 };
+
+typedef struct hub_name {
+    char repo[HUB_REPO];   /* "org/name" */
+    char quant[HUB_QUANT]; /* quantization of a GGUF repository, such as "Q4_K_M"; "" if the name has none */
+} hub_name;
+
+/* Parses org/name[:quant]. The organization and the name consist of letters, digits, '-', '_' and '.', neither start nor end with
+ * '-' or '.', and contain neither "--" nor "..": these are the rules of the hub. Returns false if the word has another form. */
+bool hub_name_parse(const char *word, hub_name *name);
+
+/* Returns whether a file name from a hub may be used as a path below a folder: relative, without empty, "." and ".." components,
+ * without backslashes, in valid UTF-8 without control and bidirectional characters, with at most 1024 bytes and 16 components. */
+bool hub_file_name_is_safe(const char *name);
+
+/* Writes the name of the repository's folder in the cache, models--org--name. */
+void hub_folder_name(const char *repo, char folder[HUB_REPO + 16]);
+
+#endif

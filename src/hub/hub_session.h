@@ -1,0 +1,46 @@
+/* A session with a hub: address, token, limits, and reading small files into memory. The functions in hub_fetch.c need libcurl; a
+ * build without it links hub_none.c, whose functions fail with a message.
+ */
+#ifndef FKV_HUB_SESSION_H
+#define FKV_HUB_SESSION_H
+
+#include "hub_cache.h"
+
+typedef struct hub_session {
+    char endpoint[HUB_ENDPOINT]; /* without a trailing slash */
+    char token[HUB_TOKEN];       /* "": none; sent only to the endpoint's host and port */
+    char token_source[HUB_PATH];
+    long stall_seconds; /* a transfer without data for this long has failed */
+    uint32_t n_tries;   /* attempts for each request without progress */
+    bool (*stop)(void); /* polled several times per second; true ends the operation with EXIT_INTERRUPTED */
+    void *connection;   /* of hub_fetch.c */
+} hub_session;
+
+/* Bytes in memory; free() releases them. */
+typedef struct hub_bytes {
+    char *bytes;
+    size_t n;
+} hub_bytes;
+
+/* Opens a session from the environment. Connects to nothing. Returns an exit code. hub_session_close() may be called even after a
+ * failure. */
+int hub_session_open(hub_session *session, bool (*stop)(void));
+void hub_session_close(hub_session *session);
+
+/* Reads the listing of a repository's main branch. Returns an exit code; the errors for missing, gated and renamed models say
+ * what to do. The caller frees the listing. */
+int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing);
+
+/* Reads `n` bytes of a file from offset `from`; if the file ends earlier, fewer. Returns an exit code. */
+int hub_get_bytes(hub_session *session, const hub_listing *listing, const hub_file *file, uint64_t from, uint64_t n,
+                  hub_bytes *out);
+
+/* Downloads the files of a listing that the cache lacks, with up to n_connections transfers at once, and verifies their digests.
+ * Resumes interrupted downloads. Prints progress to standard error. Returns an exit code. Does not write a snapshot. */
+int hub_download(hub_session *session, const hub_cache *cache, const hub_listing *listing, const uint32_t *files,
+                 uint32_t n_files, uint32_t n_connections);
+
+/* Returns the number of bytes that hub_download() would have to fetch. */
+uint64_t hub_missing_bytes(const hub_cache *cache, const hub_listing *listing, const uint32_t *files, uint32_t n_files);
+
+#endif
