@@ -28,7 +28,7 @@ set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "KV cache with a fixed memory plan, 
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME flatkv)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "libflatkv (= ${PROJECT_VERSION})")
-set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS python3) # flatkv-get-model
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS ca-certificates) # flatkv pull
 set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "Runs and serves language models with a KV cache of fixed memory")
 
 foreach(component IN LISTS CPACK_COMPONENTS_ALL)

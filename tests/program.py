@@ -20,7 +20,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["models"])
+COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["models"], ["pull"])
 
 program = ""
 
@@ -168,12 +168,12 @@ def models_on_disk_are_listed_with_their_memory():
         here = {"HF_HUB_CACHE": os.path.join(folder, "hub")}
         expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "a name of the Hugging Face cache")
         shutil.copytree(snapshot, snapshot + "def")
-        refused(FAILED, ["some/needle is ambiguous: 2 models"], "plan", "-m", "some/needle", environment=here)
+        refused(FAILED, ["some/needle is ambiguous", "snapshots/abcdef"], "plan", "-m", "some/needle", environment=here)
         os.mkdir(os.path.join(folder, "hub/models--some--needle/refs"))
         with open(os.path.join(folder, "hub/models--some--needle/refs/main"), "w", encoding="ascii") as file:
             file.write("abc\n")
         expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "the snapshot in refs/main")
-        refused(FAILED, ["some/other is neither"], "plan", "-m", "some/other", environment=here)
+        refused(FAILED, ["flatkv pull some/other"], "run", "-m", "some/other", "-p", "x", environment=here)
         refused(FAILED, ["../needle is neither"], "plan", "-m", "../needle", environment=here)
         code, out, err = flatkv("models", os.path.join(TREE, "docs"))
         expect(code == GOOD and out == b"" and "no .gguf files" in err, code, out, err)  # an empty result is not an error
@@ -182,16 +182,16 @@ def models_on_disk_are_listed_with_their_memory():
     expect(code == GOOD and out.split()[0] == b"needle", out)
 
 
-def a_missing_model_names_the_download_script():
+def a_missing_model_names_the_download_command():
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as here:
         os.makedirs(os.path.join(here, "flatkv/models"))
         with open(os.path.join(here, "flatkv/models/smollm2.gguf"), "wb"):
             pass
-        refused(FAILED, ["scripts/get-model smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty})
+        refused(FAILED, ["flatkv pull smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty, "HF_HOME": empty})
         refused(FAILED, ["flatkv models"], "run", "-m", os.path.join(empty, "nothing.gguf"), "-p", "x")
         for command in (["run", "-p", "x"], ["serve"]):  # these commands never fall back to the needle test model
-            for folder, words in ((empty, b"get-model smollm2"), (here, b"-m smollm2, which is on this machine")):
-                done = subprocess.run([program, *command], env={**os.environ, "XDG_CACHE_HOME": folder}, stdin=subprocess.DEVNULL,
+            for folder, words in ((empty, b"flatkv pull smollm2"), (here, b"-m smollm2, which is on this machine")):
+                done = subprocess.run([program, *command], env={**os.environ, "XDG_CACHE_HOME": folder, "HF_HOME": empty}, stdin=subprocess.DEVNULL,
                                       capture_output=True, check=False)
                 expect(done.returncode == USAGE and b"no model" in done.stderr and words in done.stderr, command, done)
         broken = os.path.join(empty, "broken.gguf")

@@ -39,6 +39,7 @@ int cli_niah(int argc, char **argv);
 int cli_pages(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_ppl(int argc, char **argv);
+int cli_pull(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_serve(int argc, char **argv);
 int cli_embed(int argc, char **argv);

@@ -9,6 +9,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
+    {"pull", cli_pull, "downloads a model from Hugging Face"},
     {"run", cli_run, "completes a prompt or starts a conversation"},
     {"serve", cli_serve, "serves a model over HTTP with OpenAI- and Anthropic-compatible APIs"},
     {"plan", cli_plan, "prints the memory that a model and its cache need, and whether it fits"},

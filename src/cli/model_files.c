@@ -1,6 +1,7 @@
 /* See model_files.h. The recursion depth is limited, so a cycle of symbolic links terminates. */
 #include "model_files.h"
 
+#include "../hub/hub_variants.h"
 #include "../kit/program.h"
 
 #include <dirent.h>
@@ -54,7 +55,7 @@ static void scan_entry(model_files *list, const char *folder, const char *name, 
     if (!S_ISREG(about.st_mode)) return;
     if (strcmp(name, "config.json") == 0) sums->has_config = true;
     if (has_suffix(name, ".safetensors")) sums->safetensors_bytes += (uint64_t)about.st_size;
-    if (has_suffix(name, ".gguf") && !is_later_part(name)) add_file(list, path, (uint64_t)about.st_size);
+    if (hub_is_gguf_model(name) && !is_later_part(name)) add_file(list, path, (uint64_t)about.st_size);
 }
 
 static void scan_folder(model_files *list, const char *folder, int depth) {
@@ -75,18 +76,16 @@ void model_files_add(model_files *list, const char *folder) {
     if (list->n > before) qsort(list->files + before, list->n - before, sizeof *list->files, by_path);
 }
 
-bool model_files_hub(char path[MODEL_PATH]) {
-    const char *hub = getenv("HF_HUB_CACHE");
-    const char *home_of_hf = getenv("HF_HOME");
-    const char *home = getenv("HOME");
-    int n = -1;
-    if (hub != NULL && hub[0] != 0)
-        n = snprintf(path, MODEL_PATH, "%s", hub);
-    else if (home_of_hf != NULL && home_of_hf[0] != 0)
-        n = snprintf(path, MODEL_PATH, "%s/hub", home_of_hf);
-    else if (home != NULL)
-        n = snprintf(path, MODEL_PATH, "%s/.cache/huggingface/hub", home);
-    return n > 0 && n < MODEL_PATH;
+void model_file_label(const model_file *file, char label[MODEL_PATH]) {
+    const char *slash = strrchr(file->path, '/');
+    const char *name = slash != NULL ? slash + 1 : file->path;
+    char quant[HUB_QUANT];
+    label[0] = 0;
+    if (!has_suffix(name, ".gguf")) return;
+    if (hub_quant_of(file->path, quant))
+        (void)snprintf(label, MODEL_PATH, "%s", quant);
+    else
+        (void)snprintf(label, MODEL_PATH, "%.*s", (int)(strlen(name) - strlen(".gguf")), name);
 }
 
 void model_files_free(model_files *list) {

@@ -1,6 +1,7 @@
 /* See model_names.h. */
 #include "model_names.h"
 
+#include "../hub/hub_cache.h"
 #include "../kit/process.h"
 #include "../kit/suggestion.h"
 #include "cli.h"
@@ -8,14 +9,17 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 const model_name model_names[] = {
-    {"needle", "byte-level test model that only recalls planted facts; included with flatkv", "MIT", 7220464, 131072},
-    {"smollm2", "SmolLM2-135M-Instruct, Q4_1", "Apache-2.0", 98362432, 8192},
-    {"qwen2.5-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", "Apache-2.0", 491400064, 32768},
-    {"qwen2.5-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", "Apache-2.0", 1117320768, 32768},
-    {"gemma3-270m", "Gemma-3-270M base, Q4_K_M", "Gemma Terms of Use", 253113024, 32768},
+    {"needle", "byte-level test model that only recalls planted facts; included with flatkv", "MIT", NULL, 7220464, 131072},
+    {"smollm2", "SmolLM2-135M-Instruct", "Apache-2.0", "HuggingFaceTB/SmolLM2-135M-Instruct", 269060552, 8192},
+    {"qwen2.5-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", "Apache-2.0", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M",
+     491400064, 32768},
+    {"qwen2.5-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", "Apache-2.0", "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
+     1117320768, 32768},
+    {"gemma3-270m", "Gemma-3-270M base; gated", "Gemma Terms of Use", "google/gemma-3-270m", 536223056, 32768},
 };
 const unsigned n_model_names = sizeof model_names / sizeof model_names[0];
 
@@ -31,15 +35,6 @@ static bool is_readable(const char *path) { return access(path, R_OK) == 0; }
 static void truncate_to_folder(char *path) {
     char *slash = strrchr(path, '/');
     if (slash != NULL) slash[1] = 0;
-}
-
-const char *model_fetcher(void) {
-    char path[MODEL_PATH];
-    if (!process_program_path(path, sizeof path)) return "flatkv-get-model";
-    truncate_to_folder(path);
-    const size_t length = strlen(path);
-    snprintf(path + length, sizeof path - length, "flatkv-get-model");
-    return is_readable(path) ? "flatkv-get-model" : "scripts/get-model";
 }
 
 static bool needle_folder(char path[MODEL_PATH]) {
@@ -63,15 +58,60 @@ static bool cached_file(const char *name, char path[MODEL_PATH]) {
     return is_readable(path);
 }
 
+/* ---- the Hugging Face cache ---- */
+
+/* Finds the models of org/name[:quant] in the Hugging Face cache. Returns false if there is none; *folder is then "" if the cache
+ * has no snapshot of the repository. */
+static bool find_cached(const hub_name *name, model_files *found, char folder[HUB_PATH]) {
+    *found = (model_files){0};
+    if (!hub_cache_snapshot(name->repo, folder)) {
+        folder[0] = 0;
+        return false;
+    }
+    model_files_add(found, folder);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < found->n; i++) {
+        char label[MODEL_PATH];
+        model_file_label(&found->files[i], label);
+        bool wanted = name->quant[0] == 0 || strcasecmp(label, name->quant) == 0;
+        if (wanted && n != i) found->files[n] = found->files[i];
+        n += wanted;
+    }
+    found->n = n;
+    return n > 0;
+}
+
 bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
-    return strcmp(name->name, "needle") == 0 ? needle_folder(path) : cached_file(name->name, path);
+    hub_name hub;
+    model_files found;
+    char folder[HUB_PATH];
+    if (strcmp(name->name, "needle") == 0) return needle_folder(path);
+    if (cached_file(name->name, path)) return true;
+    if (!hub_name_parse(name->hub, &hub)) return false;
+    bool present = find_cached(&hub, &found, folder);
+    if (present) (void)snprintf(path, MODEL_PATH, "%s", found.files[0].path);
+    model_files_free(&found);
+    return present;
+}
+
+/* Returns whether a word that is not a path looks like one nevertheless. */
+static bool looks_like_path(const char *word) {
+    static const char *const ends[] = {".gguf", ".json", ".safetensors", ".fkv", ".bin", ".txt"};
+    size_t n = strlen(word);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        size_t n_end = strlen(ends[i]);
+        if (n > n_end && strcasecmp(word + n - n_end, ends[i]) == 0) return true;
+    }
+    return false;
 }
 
 static int fail_unknown_model(const char *word) {
     suggestion near = {.typed = word};
     char hint[96];
     for (unsigned i = 0; i < n_model_names; i++) suggestion_offer(&near, model_names[i].name);
-    return kit_fail(EXIT_FAILED, "-m %s is neither a readable file or folder nor a model name%s; 'flatkv models' lists the names",
+    return kit_fail(EXIT_FAILED,
+                    "-m %s is neither a readable file or folder nor a model name%s; 'flatkv models' lists the names, and 'flatkv "
+                    "pull ORG/NAME' downloads a model",
                     word, suggestion_hint(&near, "", hint));
 }
 
@@ -81,51 +121,58 @@ int model_fail_unnamed(void) {
         if (strcmp(model_names[i].name, "needle") != 0 && model_name_path(&model_names[i], path))
             return kit_fail(
                 EXIT_USAGE,
-                "no model given: use -m %s, which is on this machine, or -m with a .gguf file or a safetensors folder",
+                "no model given: use -m %s, which is on this machine, or -m with a .gguf file, a safetensors folder or ORG/NAME",
                 model_names[i].name);
-    return kit_fail(
-        EXIT_USAGE,
-        "no model given: use -m with a .gguf file or a safetensors folder, or run %s smollm2 to download a small model "
-        "and then use -m smollm2",
-        model_fetcher());
+    return kit_fail(EXIT_USAGE, "no model given: use -m with a .gguf file, a safetensors folder or ORG/NAME, or run 'flatkv pull "
+                                "smollm2' to download a small model and then use -m smollm2");
 }
 
-/* Finds the snapshot folder of org/name in the Hugging Face cache: the snapshot in refs/main, or the parent folder of all
- * snapshots if refs/main is missing. Returns false if the word does not have the form org/name or the model is not cached. */
-static bool hub_folder(const char *word, char folder[MODEL_PATH]) {
-    char hub[MODEL_PATH];
-    char path[2 * MODEL_PATH];
-    char commit[41] = "";
-    const char *slash = strchr(word, '/');
-    if (slash == NULL || slash == word || strchr(slash + 1, '/') != NULL || !model_files_hub(hub)) return false;
-    int n = snprintf(path, sizeof path, "%s/models--%.*s--%s", hub, (int)(slash - word), word, slash + 1);
-    if (n < 0 || n + 64 > MODEL_PATH) return false;
-    snprintf(path + n, sizeof path - (size_t)n, "/refs/main");
-    FILE *main = fopen(path, "r");
-    if (main != NULL) {
-        commit[fread(commit, 1, sizeof commit - 1, main)] = 0;
-        (void)fclose(main);
+/* Reports that several models in the cache match, and how to name each. */
+static int fail_ambiguous(const char *word, const hub_name *name, const model_files *found) {
+    char names[2048] = "";
+    size_t n = 0;
+    for (uint32_t i = 0; i < found->n; i++) {
+        char label[MODEL_PATH];
+        model_file_label(&found->files[i], label);
+        int more = label[0] != 0 ? snprintf(names + n, sizeof names - n, "%s%s:%s", n > 0 ? ", " : "", name->repo, label)
+                                 : snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "", found->files[i].path);
+        if (more < 0 || (size_t)more >= sizeof names - n) break;
+        n += (size_t)more;
     }
-    commit[strspn(commit, "0123456789abcdef")] = 0;
-    snprintf(folder, MODEL_PATH, "%.*s/snapshots/%s", n, path, commit);
-    return is_readable(folder);
+    return kit_fail(EXIT_FAILED, "-m %s is ambiguous: the cache has %u models of this name; use one of %s", word, found->n,
+                    names);
 }
 
 static int find_in_hub(const char *word, char path[MODEL_PATH]) {
-    char folder[MODEL_PATH];
-    model_files found = {0};
-    if (!hub_folder(word, folder)) return fail_unknown_model(word);
-    model_files_add(&found, folder);
+    char folder[HUB_PATH];
+    model_files found;
+    hub_name name;
     int code = EXIT_GOOD;
-    if (found.n == 1)
-        snprintf(path, MODEL_PATH, "%s", found.files[0].path);
-    else if (found.n == 0)
-        code = kit_fail(EXIT_FAILED, "-m %s: no .gguf file and no safetensors folder in %s", word, folder);
+    if (looks_like_path(word) || !hub_name_parse(word, &name)) return fail_unknown_model(word);
+    bool present = find_cached(&name, &found, folder);
+    if (!present)
+        code = kit_fail(EXIT_FAILED,
+                        "-m %s is not a readable path, and the Hugging Face cache does not contain it: run 'flatkv pull %s'",
+                        word, word);
+    else if (found.n > 1)
+        code = fail_ambiguous(word, &name, &found);
     else
-        code = kit_fail(EXIT_FAILED, "-m %s is ambiguous: %u models in %s; pass one of the paths listed by 'flatkv models'", word,
-                        found.n, folder);
+        (void)snprintf(path, MODEL_PATH, "%s", found.files[0].path);
     model_files_free(&found);
     return code;
+}
+
+bool model_is_remote(const char *word) {
+    char path[MODEL_PATH];
+    char folder[HUB_PATH];
+    model_files found;
+    hub_name name;
+    const model_name *known = model_name_find(word);
+    if (known != NULL) return known->hub != NULL && !model_name_path(known, path);
+    if (is_readable(word) || looks_like_path(word) || !hub_name_parse(word, &name)) return false;
+    bool present = find_cached(&name, &found, folder);
+    model_files_free(&found);
+    return !present;
 }
 
 int model_path_of(const char *word, char path[MODEL_PATH]) {
@@ -140,7 +187,7 @@ int model_path_of(const char *word, char path[MODEL_PATH]) {
     if (model_name_path(name, path)) return EXIT_GOOD;
     if (strcmp(word, "needle") == 0)
         return kit_fail(EXIT_FAILED, "the needle model is missing at %s: reinstall flatkv, or pass its folder with -m", path);
-    return kit_fail(EXIT_FAILED, "model %s has not been downloaded to %s: run %s %s", word, path, model_fetcher(), word);
+    return kit_fail(EXIT_FAILED, "model %s has not been downloaded: run 'flatkv pull %s'", word, word);
 }
 
 int model_needle_file(const char *file, char path[MODEL_PATH]) {

@@ -1,7 +1,8 @@
 /* Models that -m accepts by name, and the location of their files on this machine.
  *
- * The needle model is part of flatkv: it is in share/flatkv/models of an installed program, or in the source tree. All other
- * models are downloaded into the user's cache folder by the command that model_fetcher() returns.
+ * The needle model is part of flatkv: it is in share/flatkv/models of an installed program, or in the source tree. The other
+ * short names stand for models on huggingface.co. They are found in the folder flatkv/models of the user's cache, where
+ * scripts/get-model puts the models for tests, and otherwise in the Hugging Face cache, where flatkv pull puts models.
  */
 #ifndef FKV_CLI_MODEL_NAMES_H
 #define FKV_CLI_MODEL_NAMES_H
@@ -15,6 +16,7 @@ typedef struct model_name {
     const char *name;
     const char *what;
     const char *licence;
+    const char *hub;  /* name on huggingface.co, which flatkv pull downloads; NULL: part of flatkv */
     uint64_t bytes;   /* size of the weights */
     uint32_t context; /* tokens */
 } model_name;
@@ -25,15 +27,15 @@ extern const unsigned n_model_names;
 /* Returns NULL if the name is unknown. */
 const model_name *model_name_find(const char *name);
 
-/* Writes the path where the model's file or folder is expected. Returns false if it does not exist. */
+/* Writes the path of the model's file or folder. Returns false if it does not exist. */
 bool model_name_path(const model_name *name, char path[MODEL_PATH]);
 
-/* Returns the command that downloads models: flatkv-get-model for an installed program, otherwise the script of the source tree.
- */
-const char *model_fetcher(void);
-
-/* Resolves the value of -m, a path or a name, to a path. Returns an exit code. */
+/* Resolves the value of -m to a path: a short name, an existing path, or org/name[:quant] in the Hugging Face cache. Returns an
+ * exit code. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
+
+/* Returns whether the word names a model on a hub that is not on this machine. */
+bool model_is_remote(const char *word);
 
 /* Reports that -m is missing and how to obtain a model. Returns an exit code. */
 int model_fail_unnamed(void);

@@ -27,9 +27,10 @@ static void write_codecs_help(model_options *o) {
 }
 
 static const char *const MODEL_HELP[] = {
-    ".gguf file, safetensors folder, or model name ('flatkv models' lists the names; default needle,\n"
-    "a test model that only recalls planted facts)",
-    ".gguf file, safetensors folder, or model name ('flatkv models' lists the names)",
+    ".gguf file, safetensors folder, ORG/NAME[:QUANT] in the Hugging Face cache (see flatkv pull), or a short\n"
+    "name ('flatkv models' lists them; default needle, a test model that only recalls planted facts)",
+    ".gguf file, safetensors folder, ORG/NAME[:QUANT] in the Hugging Face cache (see flatkv pull), or a short\n"
+    "name ('flatkv models' lists them)",
 };
 
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {

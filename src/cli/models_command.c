@@ -1,59 +1,26 @@
 /* flatkv models: lists named models and local models, with the memory that each needs. */
+#include "../hub/hub_cache.h"
 #include "../kit/utf8.h"
+#include "model_cost.h"
 #include "model_files.h"
 #include "model_options.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char usage[] =
     "usage: flatkv models [FOLDER...] [--json]\n"
     "Lists the models that -m accepts by name, and the models in the Hugging Face cache or in FOLDER, with the memory that each\n"
-    "needs. flatkv-get-model NAME (scripts/get-model in the source tree) downloads a named model.\n";
+    "needs. flatkv pull NAME downloads a model.\n";
 
-enum { DEFAULT_CONTEXT = 32768 };
-
-/* Memory that a model needs with the default options. */
-typedef struct model_cost {
-    bool loads;
-    char architecture[32];
-    uint32_t trained;     /* trained context, in tokens */
-    uint32_t context;     /* context size of the estimate: the trained context, but at most DEFAULT_CONTEXT */
-    uint64_t total_bytes; /* weights and plan */
-    uint64_t token_bytes;
-    char reason[512]; /* error message if the model cannot be loaded */
-} model_cost;
-
-static model_cost cost_of(const char *path) {
-    model_cost cost = {0};
-    fkv_model *model = NULL;
-    fkv_runner_plan plan;
-    fkv_model_config config = fkv_model_config_default();
-    model_options defaults = model_options_default();
-    config.plan_only = true;
-    fkv_status status = fkv_model_load(path, &config, &model);
-    if (status == FKV_OK) {
-        const fkv_model_info *about = fkv_model_about(model);
-        (void)snprintf(cost.architecture, sizeof cost.architecture, "%s", about->architecture);
-        cost.trained = about->context;
-        cost.context = about->context < DEFAULT_CONTEXT ? about->context : DEFAULT_CONTEXT;
-        fkv_runner_config runner = model_options_runner(&defaults, cost.context);
-        status = fkv_runner_plan_make(model, &runner, &plan);
-    }
-    cost.loads = status == FKV_OK;
-    if (cost.loads) {
-        cost.total_bytes = plan.total_bytes + plan.packed_bytes + plan.mapped_bytes;
-        cost.token_bytes = plan.cache.token_bytes;
-    } else {
-        (void)snprintf(cost.reason, sizeof cost.reason, "%s", fkv_message());
-    }
-    fkv_model_close(model);
-    return cost;
-}
-
-/* Prints a path. If the path is in the Hugging Face cache (models--org--name/snapshots/...), prints org/name before it. */
-static void print_path(const char *path) {
+/* Prints the path of a model. If the model is in the Hugging Face cache (models--org--name/snapshots/...), prints
+ * org/name[:quant] before the path. */
+static void print_path(const model_file *file) {
+    char label[MODEL_PATH];
+    const char *path = file->path;
     const char *hub = strstr(path, "/models--");
     if (hub != NULL) {
         for (const char *p = hub + strlen("/models--"); *p != 0 && *p != '/'; p++) {
@@ -61,6 +28,9 @@ static void print_path(const char *path) {
             (void)putchar(split ? '/' : *p);
             if (split) p++;
         }
+        model_file_label(file, label);
+        if (label[0] != 0) (void)putchar(':');
+        utf8_print_escaped(stdout, label);
         (void)putchar(' ');
     }
     utf8_print_escaped(stdout, path);
@@ -79,42 +49,67 @@ static void print_cost(const model_cost *cost) {
     (void)putchar('\n');
 }
 
+/* Returns the size of a model's file if it exists, otherwise the size of the download. */
+static uint64_t bytes_of(const model_name *m, const char *path) {
+    struct stat about;
+    return stat(path, &about) == 0 && S_ISREG(about.st_mode) ? (uint64_t)about.st_size : m->bytes;
+}
+
 static void print_named(void) {
     for (unsigned i = 0; i < n_model_names; i++) {
         const model_name *m = &model_names[i];
         char path[MODEL_PATH];
         char size[32];
         bool present = model_name_path(m, path);
-        printf("%-14s %9s  %-8s %s; %s\n", m->name, kit_bytes(m->bytes, size), present ? "present" : "missing", m->what,
+        printf("%-14s %9s  %-8s %s; %s\n", m->name, kit_bytes(bytes_of(m, path), size), present ? "present" : "missing", m->what,
                m->licence);
         if (!present) continue;
-        model_cost cost = cost_of(path);
+        model_cost cost = model_cost_of(path);
         printf("%35s%s\n%35s", "", path, "");
         print_cost(&cost);
     }
-    printf("\n%s NAME downloads a missing model\n", model_fetcher());
+    printf("\nflatkv pull NAME downloads a missing model; flatkv pull ORG/NAME downloads any model of huggingface.co\n");
 }
 
-/* Prints the names for shell completion without opening any file. */
+/* Prints the models in the Hugging Face cache as org/name. */
+static void print_hub_names(void) {
+    static const char start[] = "models--";
+    char folder[HUB_PATH];
+    DIR *entries = hub_cache_folder(folder) ? opendir(folder) : NULL;
+    for (const struct dirent *entry = NULL; entries != NULL && (entry = readdir(entries)) != NULL;) {
+        hub_name name;
+        char word[2 * HUB_WORD];
+        const char *org = entry->d_name + strlen(start);
+        if (strncmp(entry->d_name, start, strlen(start)) != 0) continue;
+        const char *split = strstr(org, "--");
+        if (split == NULL) continue;
+        int n = snprintf(word, sizeof word, "%.*s/%s", (int)(split - org), org, split + 2);
+        if (n < (int)sizeof word && hub_name_parse(word, &name) && hub_cache_snapshot(name.repo, folder)) puts(word);
+    }
+    if (entries != NULL) (void)closedir(entries);
+}
+
+/* Prints the names for shell completion without opening any model. */
 static int print_names(void) {
     for (unsigned i = 0; i < n_model_names; i++) puts(model_names[i].name);
+    print_hub_names();
     return EXIT_GOOD;
 }
 
 static void print_found(const model_files *found) {
     char size[32];
     for (uint32_t i = 0; i < found->n; i++) {
-        model_cost cost = cost_of(found->files[i].path);
+        model_cost cost = model_cost_of(found->files[i].path);
         printf("\n%9s  ", kit_bytes(found->files[i].bytes, size));
-        print_path(found->files[i].path);
+        print_path(&found->files[i]);
         printf("\n%11s", "");
         print_cost(&cost);
     }
-    if (found->n > 0) printf("\n-m accepts these paths and the names of models in the Hugging Face cache (org/name)\n");
+    if (found->n > 0) printf("\n-m accepts these paths and the names of models in the Hugging Face cache (org/name[:quant])\n");
 }
 
 static void json_cost(kit_json *json, const char *path) {
-    model_cost cost = cost_of(path);
+    model_cost cost = model_cost_of(path);
     kit_json_bool(json, "loads", cost.loads);
     if (!cost.loads) {
         kit_json_bytes(json, "reason", cost.reason, strlen(cost.reason));
@@ -139,7 +134,8 @@ static int print_models_json(const model_files *found) {
         kit_json_text(json, "what", m->what);
         kit_json_text(json, "path", path);
         kit_json_bool(json, "present", present);
-        kit_json_integer(json, "bytes", m->bytes);
+        kit_json_integer(json, "bytes", bytes_of(m, path));
+        if (m->hub != NULL) kit_json_text(json, "hub", m->hub);
         kit_json_integer(json, "context", m->context);
         kit_json_text(json, "licence", m->licence);
         if (present) json_cost(json, path);
@@ -171,8 +167,8 @@ int cli_models(int argc, char **argv) {
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
     if (names) return print_names();
     model_files found = {0};
-    char hub[MODEL_PATH];
-    if (folders.n == 0 && model_files_hub(hub)) model_files_add(&found, hub);
+    char hub[HUB_PATH];
+    if (folders.n == 0 && hub_cache_folder(hub)) model_files_add(&found, hub);
     for (uint32_t i = 0; i < folders.n; i++) {
         uint32_t before = found.n;
         if (access(folders.texts[i], R_OK) != 0) {

@@ -3,6 +3,7 @@
  */
 #include "model_names.h"
 #include "model_options.h"
+#include "pull_model.h"
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -10,8 +11,10 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: flatkv plan [-m MODEL] [-c TOKENS] [options]              plans a model and its cache; MODEL may be\n"
-    "                                                                  a config.json without weights\n"
+    "usage: flatkv plan [MODEL] [-c TOKENS] [options]                 plans a model and its cache; MODEL may be\n"
+    "                                                                  a config.json without weights, or a model\n"
+    "                                                                  on huggingface.co (ORG/NAME[:QUANT]), of which\n"
+    "                                                                  only config.json or the GGUF header is read\n"
     "       flatkv plan --layers N --heads Q/KV/DIM [options]         plans a cache of the given shape\n";
 
 typedef struct plan_options {
@@ -31,6 +34,7 @@ typedef struct subject {
     uint8_t *channel_bits; /* bit widths of key channels for a cache without a model; NULL if the codec is not calibrated */
     fkv_config shape;
     uint32_t n_tokens;
+    pull_choice remote; /* the model on a hub, if it is not on this machine */
 } subject;
 
 /* The memory available to a plan. */
@@ -132,6 +136,13 @@ static void print_line(const table *t, const char *name, size_t offset) {
     putchar('\n');
 }
 
+/* Says which files a download would fetch. */
+static void print_remote(const pull_choice *remote) {
+    char size[32];
+    printf("Not downloaded; flatkv pull would download %s (%s).\n", kit_bytes(remote->variant->total_bytes, size),
+           remote->variant->is_folder ? "safetensors" : remote->variant->label);
+}
+
 static void print_head(const subject *s) {
     const char *bounded = is_bounded(s) ? ", bounded" : "";
     if (s->model == NULL) {
@@ -146,6 +157,7 @@ static void print_head(const subject *s) {
     printf("%s (%s, %u layers, %u/%u/%u, %strained for %u tokens), %u tokens%s\n", s->o->model.model, a->architecture,
            a->n_layers, a->n_q_heads, a->n_kv_heads, a->head_dim, parameters, a->context, s->n_tokens, bounded);
     if (is_config(s)) printf("The size of the weights is an estimate based on config.json.\n");
+    if (s->remote.variant != NULL) print_remote(&s->remote);
     putchar('\n');
 }
 
@@ -294,29 +306,45 @@ static bool has_safetensors(const char *folder) {
     return found;
 }
 
-/* Loads the model. If the folder has a config.json but no weights, only the config.json is read. */
-static int load_model(subject *s) {
-    model_options m = s->o->model;
-    char config[MODEL_PATH];
-    bool is_name = m.model == NULL || model_name_find(m.model) != NULL;
-    if (!is_name && snprintf(config, sizeof config, "%s/config.json", m.model) < MODEL_PATH && access(config, R_OK) == 0 &&
-        !has_safetensors(m.model))
-        m.model = config;
-    int code = model_options_load(&m, true, &s->model);
-    if (code == EXIT_GOOD) s->n_tokens = m.context != 0 ? m.context : fkv_model_about(s->model)->context;
-    return code;
-}
-
-/* Returns the memory available for a model on the machine given by --machine. On the CPU, an eighth of the memory, but at least 2
- * GB, is left to the operating system. On MLX, the result is the share of the memory that the GPU of a Mac may use. */
+/* Returns the memory available for a model on the machine given by --machine, or 0 without --machine. On the CPU, an eighth of
+ * the memory, but at least 2 GB, is left to the operating system. On MLX, the result is the share of the memory that the GPU of a
+ * Mac may use. */
 static uint64_t usable_memory(const plan_options *o) {
     const uint64_t GB = (uint64_t)1 << 30;
+    if (o->machine == 0) return 0;
     if (o->model.device == FKV_BACKEND_MLX) {
         double share = o->gpu_share > 0 ? o->gpu_share : o->machine <= 36 * GB ? 2.0 / 3 : 0.75;
         return (uint64_t)((double)o->machine * share);
     }
     uint64_t held = o->machine / 8 > 2 * GB ? o->machine / 8 : 2 * GB;
     return o->machine > held ? o->machine - held : 0;
+}
+
+/* Reads the config.json or the GGUF header of a model on a hub. */
+static int load_remote(subject *s, model_options *m) {
+    hub_session session;
+    cli_catch_interrupts();
+    int code = hub_session_open(&session, cli_interrupted);
+    if (code == EXIT_GOOD) code = pull_choose(&session, m->model, true, usable_memory(s->o), &s->remote);
+    hub_session_close(&session);
+    m->model = s->remote.head;
+    return code;
+}
+
+/* Loads the model. If the folder has a config.json but no weights, only the config.json is read. */
+static int load_model(subject *s) {
+    model_options m = s->o->model;
+    char config[MODEL_PATH];
+    bool is_name = m.model == NULL || model_name_find(m.model) != NULL;
+    if (m.model != NULL && model_is_remote(m.model)) {
+        int code = load_remote(s, &m);
+        if (code != EXIT_GOOD) return code;
+    } else if (!is_name && snprintf(config, sizeof config, "%s/config.json", m.model) < MODEL_PATH && access(config, R_OK) == 0 &&
+               !has_safetensors(m.model))
+        m.model = config;
+    int code = model_options_load(&m, true, &s->model);
+    if (code == EXIT_GOOD) s->n_tokens = m.context != 0 ? m.context : fkv_model_about(s->model)->context;
+    return code;
 }
 
 static budget find_budget(const subject *s, const fkv_runner_plan *plan) {
@@ -393,8 +421,10 @@ int cli_plan(int argc, char **argv) {
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     model_options_drop(common, "seed");
+    static kit_texts words;
     const kit_option own[] = {
         KIT_HEADING("Plan"),
+        {"model", 0, OPTION_POSITIONAL, &words, 0, "MODEL", "same as -m MODEL"},
         {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "number of layers"},
         {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads/KV heads/head dimension, such as 32/8/128"},
         {"seqs", 0, OPTION_COUNT, &o.seqs, 65535, "N", "sequences open at the same time (default 1)"},
@@ -407,11 +437,14 @@ int cli_plan(int argc, char **argv) {
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
+    if (words.n > 1) return kit_fail(EXIT_USAGE, "unexpected argument %s: flatkv plan takes one model", words.texts[1]);
+    if (words.n == 1) o.model.model = words.texts[0];
     if (o.gpu_share > 1) return kit_fail(EXIT_USAGE, "--gpu-share must be at most 1 (got %g)", o.gpu_share);
     cli_name_sequences("--seqs");
     subject s = {.o = &o};
     code = run_plan(&s);
     free(s.channel_bits);
     fkv_model_close(s.model);
+    pull_choice_free(&s.remote);
     return code;
 }

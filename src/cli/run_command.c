@@ -7,6 +7,7 @@
 #include "../kit/numbers.h"
 #include "../kit/process.h"
 #include "chat_loop.h"
+#include "pull_model.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -365,7 +366,8 @@ static int load_and_run(run *r, const prompt_parts *parts) {
     process_memory before = {0};
     (void)process_memory_now(&before);
     r->start_bytes = before.anonymous_bytes;
-    int code = model_options_load(&o->model, false, &r->model);
+    int code = pull_offer(o->model.model);
+    if (code == EXIT_GOOD) code = model_options_load(&o->model, false, &r->model);
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->has_chat = r->about->has_chat && !o->raw;

@@ -5,6 +5,7 @@
 #include "cli.h"
 #include "model_names.h"
 #include "model_options.h"
+#include "pull_model.h"
 #include "text.h"
 
 #include <errno.h>
@@ -274,6 +275,7 @@ int cli_serve(int argc, char **argv) {
     code = read_keys(&o, &file);
     if (code == EXIT_GOOD) code = read_admin_key(&o, &admin_file);
     if (code == EXIT_GOOD) code = check_serve_options(&o);
+    if (code == EXIT_GOOD) code = pull_offer(o.model.model);
     if (code == EXIT_GOOD) code = serve(&o);
     text_free(&file);
     text_free(&admin_file);

@@ -27,6 +27,7 @@ _flatkv() {
     -m | --model) words=$("$program" models --names 2>/dev/null) ;;
     *) words=$choices ;;
     esac
+    [ "$command $COMP_CWORD" = "pull 2" ] && words=$("$program" models --names 2>/dev/null)
     if [ -z "$words" ] && [ "$COMP_CWORD" = 2 ]; then
         words=$("$program" "$command" --help 2>/dev/null | sed -n "s/^[a-z: ]*flatkv $command \([a-z]\{1,\}\) .*/\1/p")
     fi

@@ -1,0 +1,22 @@
+/* Memory that a model needs with the default options. */
+#ifndef FKV_CLI_MODEL_COST_H
+#define FKV_CLI_MODEL_COST_H
+
+#include <flatkv/flatkv.h>
+
+typedef struct model_cost {
+    bool loads;
+    fkv_status status; /* why the model cannot be loaded */
+    char architecture[32];
+    uint32_t trained;       /* trained context, in tokens */
+    uint32_t context;       /* context size of the estimate: the trained context, but at most 32768 */
+    uint64_t total_bytes;   /* weights and plan */
+    uint64_t weights_bytes; /* of total_bytes */
+    uint64_t token_bytes;
+    char reason[512]; /* error message if the model cannot be loaded */
+} model_cost;
+
+/* Plans the model at `path`: a .gguf file, a safetensors folder or a config.json. Its weights are not read. */
+model_cost model_cost_of(const char *path);
+
+#endif
