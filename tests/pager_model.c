@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 /* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages,
- * n_spare, span} of each group. */
+ * n_spare, span} of each group, and true for the state group. */
 const pager_model_spec pager_model_specs[] = {
     {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
     {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
@@ -27,6 +27,15 @@ const pager_model_spec pager_model_specs[] = {
     {"window and open in spans of three, tiny pools", true, {16, 3, 300, 24, 2, {{33, 0, 14}, {1, 1, 16, 1, 3}}}},
     {"open in spans of two with two spare pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {1, 1, 56, 2, 2}}}},
     {"pages of one token", false, {1, 4, 24, 6, 2, {{0, 0, 40}, {3, 2, 44}}}},
+    {"full and states", false, {16, 6, 256, 64, 2, {{0, 0, 32}, {2, 0, 18, 0, 0, true}}}},
+    {"full and states, no snapshots, tiny pools", true, {16, 4, 96, 32, 2, {{0, 0, 12}, {2, 0, 8, 0, 0, true}}}},
+    {"too few states for all sequences", false, {16, 6, 256, 64, 2, {{0, 0, 40}, {2, 0, 7, 0, 0, true}}}},
+    {"states before full and window", false, {16, 5, 192, 40, 3, {{2, 0, 14, 0, 0, true}, {0, 0, 24}, {24, 20, 24}}}},
+    {"full, states and open in spans of two", false, {16, 6, 256, 48, 3, {{0, 0, 32}, {2, 0, 24, 0, 0, true}, {1, 1, 60, 1, 2}}}},
+    {"window and states", false, {16, 5, 200, 32, 2, {{48, 4, 30}, {2, 0, 14, 0, 0, true}}}},
+    {"states only", false, {16, 5, 200, 32, 1, {{2, 0, 16, 0, 0, true}}}},
+    {"full and states, steps of three tokens", false, {2, 6, 40, 3, 2, {{0, 0, 60}, {2, 0, 16, 0, 0, true}}}},
+    {"full and states, pages of one token", false, {1, 4, 24, 6, 2, {{0, 0, 40}, {2, 0, 16, 0, 0, true}}}},
 };
 const uint32_t pager_model_n_specs = sizeof pager_model_specs / sizeof pager_model_specs[0];
 
@@ -147,6 +156,15 @@ bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
     EXPECT(fkv_pager_slot(m->pager, q->seq, &slot) == (q->closing ? FKV_BAD_SEQ : FKV_OK) && slot == q->slot,
            "sequence %u: wrong status or slot from fkv_pager_slot()", s);
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        if (g == m->n_state) {
+            uint32_t page = model_state_page(m, q);
+            EXPECT((page == FKV_NO_PAGE) == (q->state_len == 0), "sequence %u: no state, or the state of an empty sequence", s);
+            if (page == FKV_NO_PAGE) continue;
+            EXPECT(model_state(m, page)->prefix == q->prefix[q->state_len], "sequence %u: the state is not that of its %u tokens",
+                   s, q->state_len);
+            EXPECT(model_state(m, page)->write == q->state_write, "sequence %u: the state was overwritten", s);
+            continue;
+        }
         fkv_page_view view = fkv_pager_view(m->pager, g, slot);
         for (uint32_t i = 0; i < position; i++) {
             bool spare = m->spec.groups[g].n_spare > 0 && position == q->len && q->spare[i / m->spec.page_tokens];
@@ -176,12 +194,44 @@ uint32_t model_text(uint32_t text, uint32_t i) { return text * 100000 + i; }
 void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i) {
     m->n_writes++;
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        if (g == m->n_state) continue;
         uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
         q->writes[g][i] = m->n_writes;
         /* after fkv_pager_fill(), masked tokens may have no page; model_check_sequence() checks that all other tokens have one */
         if (page == FKV_NO_PAGE) continue;
         m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens] = (written){m->n_writes, q->prefix[i + 1]};
     }
+}
+
+/* ---- states ---- */
+
+written *model_state(const pager_model *m, uint32_t page) { return &m->memory[m->n_state][page * m->spec.page_tokens]; }
+
+uint32_t model_state_page(const pager_model *m, const model_seq *q) {
+    return fkv_page_at(fkv_pager_view(m->pager, m->n_state, q->slot), 0);
+}
+
+bool model_write_state(pager_model *m, model_seq *q, uint32_t from, uint32_t n_from, uint32_t to, uint32_t len) {
+    EXPECT((from == FKV_NO_PAGE) == (n_from == 0), "a step reads no state, or the state of an empty sequence");
+    EXPECT(from != to && to < m->spec.groups[m->n_state].n_pages, "a step writes the state that it reads");
+    uint64_t hash = from == FKV_NO_PAGE ? model_mix(q->tenant) : model_state(m, from)->prefix;
+    EXPECT(hash == q->prefix[n_from], "a step reads the state of other tokens");
+    for (uint32_t i = n_from; i < len; i++) hash = model_mix(hash ^ model_mix(q->tokens[i]));
+    q->state_write = ++m->n_writes;
+    q->state_len = len;
+    *model_state(m, to) = (written){q->state_write, hash};
+    return true;
+}
+
+bool model_has_state(const pager_model *m, const model_seq *q, uint32_t n_tokens) {
+    if (m->n_state == m->spec.n_groups || n_tokens == q->len || n_tokens == 0) return true;
+    if (m->n_full == m->spec.n_groups || n_tokens % m->spec.page_tokens != 0) return false;
+    uint32_t page = fkv_page_at(fkv_pager_view(m->pager, m->n_full, q->slot), n_tokens / m->spec.page_tokens - 1);
+    for (uint32_t node = 0; node < m->pager->tree.n_nodes; node++) {
+        const fkv_node *n = &m->pager->tree.nodes[node];
+        if (n->live && n->pages[m->n_full] == page) return n->pages[m->n_state] != FKV_NO_PAGE;
+    }
+    return false;
 }
 
 /* ---- pager equations ---- */
@@ -242,11 +292,12 @@ bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_se
         if (g == m->n_full) continue;
         fkv_window_pages one = fkv_pager_window_pages(&m->spec, g);
         uint32_t rest = fkv_min_u32(one.rest, model_pages(m, max_tokens));
-        uint32_t most = fkv_min_u32(one.most, model_pages(m, max_tokens));
+        bool is_state = g == m->n_state; /* a step holds two states, whatever the length of the sequence */
+        uint32_t most = is_state ? one.most : fkv_min_u32(one.most, model_pages(m, max_tokens));
         for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
             if (!m->seqs[s].open || &m->seqs[s] == instead) continue;
             rest += fkv_min_u32(one.rest, model_pages(m, m->seqs[s].max_tokens));
-            most += fkv_min_u32(one.most, model_pages(m, m->seqs[s].max_tokens));
+            most += is_state ? one.most : fkv_min_u32(one.most, model_pages(m, m->seqs[s].max_tokens));
         }
         if (fkv_min_u32(most, rest + one.step) > m->spec.groups[g].n_pages) return false;
     }
@@ -331,6 +382,7 @@ pager_model *pager_model_open(const pager_model_spec *spec) {
     pager_model *m = must(calloc(1, sizeof *m));
     m->spec = spec->spec;
     m->n_full = m->spec.n_groups;
+    m->n_state = m->spec.n_groups;
     fkv_carve carve = {0};
     fkv_pager_layout(&carve, &m->spec, &m->pager);
     m->block_bytes = fkv_align_up(carve.used, FKV_CARVE_ALIGN);
@@ -344,6 +396,7 @@ pager_model *pager_model_open(const pager_model_spec *spec) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         m->memory[g] = must(calloc((size_t)m->spec.groups[g].n_pages * m->spec.page_tokens, sizeof(written)));
         if (m->spec.groups[g].window == 0) m->n_full = g;
+        if (m->spec.groups[g].is_state) m->n_state = g;
     }
     return m;
 }
@@ -380,4 +433,6 @@ void pager_model_tally_add(pager_model_tally *sum, const pager_model_tally *one)
     sum->reserve_refused += one->reserve_refused;
     sum->closed_in_step += one->closed_in_step;
     sum->matched += one->matched;
+    sum->to_snapshot += one->to_snapshot;
+    sum->snapshots += one->snapshots;
 }

@@ -29,6 +29,8 @@ typedef struct model_seq {
     uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i + 1] depends on tokens 0 .. i, and prefix[0] on the tenant */
     uint64_t writes[FKV_MAX_GROUPS]
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
+    uint32_t state_len;          /* number of tokens after which the sequence's state in the state group was computed */
+    uint64_t state_write;        /* write number of this state */
     bool spare[MAX_TOKENS]; /* per logical page: true if the groups with spare pages hold the page, even if no query needs it */
 } model_seq;
 
@@ -39,7 +41,8 @@ struct pager_model {
     uint8_t *snapshot; /* copy of the block before the operation */
     uint8_t *aside;    /* second copy of the block, for checks that compare or restore its state */
     size_t block_bytes;
-    uint32_t n_full; /* index of the full-attention group, or n_groups if there is none */
+    uint32_t n_full;  /* index of the full-attention group, or n_groups if there is none */
+    uint32_t n_state; /* index of the state group, or n_groups if there is none */
     model_seq seqs[MAX_SEQS];
     written *memory[FKV_MAX_GROUPS]; /* [n_pages, page_tokens] */
     fkv_seq closed;                  /* ID of a sequence that was closed; calls with this ID must fail */
@@ -99,6 +102,17 @@ uint32_t model_text(uint32_t text, uint32_t i);
 void model_extend(model_seq *q, uint32_t at, uint32_t token);
 void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i);
 
+/* Writes the state after len tokens to a page of the state group. A state is a hash of the sequence's tokens: it is computed from
+ * the state `from` after the first n_from tokens, and from tokens [n_from, len). from: page, or FKV_NO_PAGE for an empty
+ * sequence. Returns false if page `from` does not contain the state after n_from tokens. */
+bool model_write_state(pager_model *m, model_seq *q, uint32_t from, uint32_t n_from, uint32_t to, uint32_t len);
+
+/* Returns the page in the state group of sequence q, or FKV_NO_PAGE. */
+uint32_t model_state_page(const pager_model *m, const model_seq *q);
+
+/* Returns the content of a page of the state group. */
+written *model_state(const pager_model *m, uint32_t page);
+
 /* ---- pager equations ---- */
 
 uint32_t model_shadows(const pager_model *m, shadow *shadows); /* returns the number of open sequences */
@@ -112,5 +126,9 @@ bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_se
 
 uint32_t model_find_path(const pager_model *m, uint64_t tenant, const uint32_t *tokens, uint32_t n, uint32_t *path);
 uint32_t model_usable_pages(const pager_model *m, const uint32_t *path, uint32_t n);
+
+/* Returns true if the state of sequence q after n_tokens tokens is available: it is the current state, the state of an empty
+ * sequence, or stored in the tree node of the sequence's page. */
+bool model_has_state(const pager_model *m, const model_seq *q, uint32_t n_tokens);
 
 #endif

@@ -102,8 +102,10 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     uint32_t slot = 0;
     EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open returned no valid sequence");
     q->slot = slot;
+    q->state_len = n_shared;
+    if (m->n_state < m->spec.n_groups && n_shared > 0) q->state_write = model_state(m, model_state_page(m, q))->write;
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
-        for (uint32_t i = 0; i < n_shared; i++) {
+        for (uint32_t i = 0; g != m->n_state && i < n_shared; i++) {
             uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
             if (model_holds(m, g, n_shared, i))
                 q->writes[g][i] = m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens].write;
@@ -169,20 +171,40 @@ static uint32_t blocking_node(const pager_model *m, const shadow *shadows, uint3
     return without;
 }
 
+/* Returns true if the sequence holds everything that a sequence of its first n_tokens tokens needs. */
+static bool can_truncate(const pager_model *m, const model_seq *q, uint32_t n_tokens) {
+    for (uint32_t g = 0; g < m->spec.n_groups; g++)
+        for (uint32_t i = 0; g != m->n_state && i < n_tokens && i < q->len; i++)
+            if (model_holds(m, g, n_tokens, i) && !model_holds(m, g, q->len, i) &&
+                !(m->spec.groups[g].n_spare > 0 && q->spare[i / m->spec.page_tokens]))
+                return false;
+    return model_has_state(m, q, n_tokens);
+}
+
+/* Checks fkv_pager_reachable() against the model: the result is n_tokens or the largest page boundary that can be reached. */
+static bool reachable_agrees(pager_model *m, const model_seq *q, uint32_t n_tokens) {
+    uint32_t expected = n_tokens;
+    uint32_t length = 0;
+    while (!can_truncate(m, q, expected)) expected = (expected - 1) / m->spec.page_tokens * m->spec.page_tokens;
+    EXPECT(fkv_pager_reachable(m->pager, q->seq, n_tokens, &length) == FKV_OK && length == expected,
+           "length %u can be reached from %u, expected %u", length, n_tokens, expected);
+    EXPECT(model_unchanged(m), "fkv_pager_reachable() changed the pager");
+    return true;
+}
+
 static bool operate_truncate(pager_model *m, pager_choices *choices) {
     static shadow shadows[MAX_SEQS + 1];
     model_seq *q = pick(m, choices);
     if (q == NULL) return true;
     uint32_t n_tokens =
         model_one_in(choices, 3) ? q->len - fkv_min_u32(q->len, pager_choose(choices, 12)) : pager_choose(choices, q->len + 1);
+    /* half of the truncations end at a stored state */
+    while (m->n_state < m->spec.n_groups && n_tokens > 0 && n_tokens % 2 == 0 && !model_has_state(m, q, n_tokens))
+        n_tokens = (n_tokens - 1) / m->spec.page_tokens * m->spec.page_tokens;
     if (model_one_in(choices, 24)) n_tokens = q->len + 1;
-    fkv_status expected = FKV_OK;
-    for (uint32_t g = 0; g < m->spec.n_groups; g++)
-        for (uint32_t i = 0; i < n_tokens && i < q->len; i++)
-            if (model_holds(m, g, n_tokens, i) && !model_holds(m, g, q->len, i) &&
-                !(m->spec.groups[g].n_spare > 0 && q->spare[i / m->spec.page_tokens]))
-                expected = FKV_GONE;
+    fkv_status expected = can_truncate(m, q, n_tokens) ? FKV_OK : FKV_GONE;
     if (n_tokens > q->len) expected = FKV_BAD_ARGUMENT;
+    if (n_tokens <= q->len && !reachable_agrees(m, q, n_tokens)) return false;
     if (expected == FKV_OK && m->n_full < m->spec.n_groups) {
         uint32_t n = model_shadows(m, shadows);
         uint32_t s = 0;
@@ -203,7 +225,15 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     if (!model_answered(m, "truncate", got, expected)) return false;
     m->tally.gone += expected == FKV_GONE;
     if (expected != FKV_OK) return true;
+    if (m->n_state < m->spec.n_groups && n_tokens < q->len && n_tokens > 0) {
+        /* any sequence with these tokens may have written the snapshot */
+        uint32_t page = model_state_page(m, q);
+        EXPECT(page != FKV_NO_PAGE, "no state after a truncation to a snapshot");
+        q->state_write = model_state(m, page)->write;
+        m->tally.to_snapshot++;
+    }
     q->len = n_tokens;
+    q->state_len = n_tokens;
     model_keep_spare(m, q);
     q->n_known = fkv_min_u32(q->n_known, n_tokens / m->spec.page_tokens * m->spec.page_tokens);
     m->tally.truncated++;
@@ -267,6 +297,14 @@ static bool operate_insert(pager_model *m, pager_choices *choices) {
     uint32_t n_after = model_find_path(m, q->tenant, tokens, n_pages, path);
     if (has_full)
         EXPECT(n_after == (fits ? n_pages : n_before), "after insert, %u of %u pages are in the tree", n_after, n_pages);
+    for (uint32_t i = 0; m->n_state < m->spec.n_groups && i < n_after; i++) {
+        uint32_t page = m->pager->tree.nodes[path[i]].pages[m->n_state];
+        uint32_t end = (i + 1) * m->spec.page_tokens;
+        EXPECT(page == FKV_NO_PAGE || model_state(m, page)->prefix == q->prefix[end],
+               "the tree has a wrong state after %u tokens", end);
+        EXPECT(page != FKV_NO_PAGE || end != q->len, "insert did not store the state of the sequence");
+        m->tally.snapshots += page != FKV_NO_PAGE && end == q->len;
+    }
     m->tally.inserted++;
     return true;
 }
@@ -284,6 +322,9 @@ static bool operate_fill(pager_model *m, pager_choices *choices) {
         model_extend(q, i, model_text(q->text, i));
         model_write(m, q, slot, i);
     }
+    if (m->n_state < m->spec.n_groups && n_tokens > 0 &&
+        !model_write_state(m, q, FKV_NO_PAGE, 0, model_state_page(m, q), n_tokens))
+        return false;
     q->len = n_tokens;
     memset(q->spare, 0, sizeof q->spare);
     model_keep_spare(m, q);
@@ -323,6 +364,9 @@ static uint32_t choose_rows(pager_model *m, pager_choices *choices, fkv_row *row
         const model_seq *q = &m->seqs[(first + s) % m->spec.max_seqs];
         if (!q->open || (skip > 0 && pager_choose(choices, skip + 1) == 0)) continue;
         uint32_t n_tokens = 1 + pager_choose(choices, model_one_in(choices, 3) ? m->spec.max_step_tokens : 5);
+        /* many steps end at a page boundary, where the state of a sequence can be stored */
+        if (m->n_state < m->spec.n_groups && model_one_in(choices, 2))
+            n_tokens = m->spec.page_tokens - q->len % m->spec.page_tokens;
         if (!careless) n_tokens = fkv_min_u32(n_tokens, fkv_min_u32(left, q->max_tokens - q->len));
         if (n_tokens == 0) continue;
         left -= fkv_min_u32(left, n_tokens);
@@ -396,6 +440,10 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
             model_extend(q, i, model_text(q->text, i));
             model_write(m, q, step_rows[r].slot, i);
         }
+        if (m->n_state == m->spec.n_groups) continue;
+        const fkv_state_move *move = &fkv_pager_step_states(m->pager)[r];
+        EXPECT(move->to == model_state_page(m, q), "the table of row %u does not hold the new state", r);
+        if (!model_write_state(m, q, move->from, q->len, move->to, q->len + rows[r].n_tokens)) return false;
     }
     return true;
 }
@@ -462,6 +510,8 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
     EXPECT(fkv_pager_consistent(m->pager), "inconsistent in a step");
     if (model_one_in(choices, 4) && (!all_refused_in_step(m, rows[0]) || !match_in_step(m, choices))) return false;
 
+    uint64_t state_writes[MAX_SEQS]; /* before the step, which may be aborted */
+    for (uint32_t s = 0; s < m->spec.max_seqs; s++) state_writes[s] = m->seqs[s].state_write;
     bool abort = model_one_in(choices, 4);
     uint32_t closing = pager_choose(choices, 8);
     if (closing == 6 && !close_in_step(m, choices)) return false;
@@ -479,6 +529,10 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
         if (!model_answered(m, "abort", fkv_pager_step_abort(m->pager), FKV_OK)) return false;
         if (!model_check_closed_only(m)) return false;
         (void)forget_closing(m, rows, n_rows);
+        for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+            m->seqs[s].state_write = state_writes[s];
+            m->seqs[s].state_len = m->seqs[s].len;
+        }
         m->tally.aborted++;
         return true;
     }

@@ -18,6 +18,13 @@
  * Shapes
  *   T is the number of tokens in the step, H the number of query heads, G the number of KV heads, and D the head dimension. Row
  *   arrays are dense, row-major and of type fkv_config.row_type. k and v are [T, G, D]; q and out are [T, H, D].
+ *
+ * State layers
+ *   A layer with a recurrent state (a convolution, linear attention or a state-space model) has no keys and values. Its memory of
+ *   a sequence is one block of fixed size, which is a function of all tokens so far. The cache stores these blocks in slots, but
+ *   does not compute them: fkv_state_rows() returns the addresses of the state that a step reads and of the state that it writes.
+ *   A step never writes to the state that it reads, so forks, aborts and snapshots copy nothing. A snapshot is a state that the
+ *   prefix tree keeps: fkv_prefix_insert() stores the current state if the length of the sequence is a multiple of page_tokens.
  */
 #ifndef FLATKV_FLATKV_H
 #define FLATKV_FLATKV_H
@@ -42,9 +49,10 @@ extern "C" {
 
 enum {
     FKV_MAX_LAYERS = 512,
-    FKV_MAX_GROUPS = 8, /* layer groups, one per distinct (window, n_sinks) pair */
+    FKV_MAX_GROUPS = 8, /* layer groups: one per distinct (window, n_sinks) pair, and one for all state layers */
     FKV_MAX_HEAD_DIM = 512,
-    FKV_MAX_HEADS_PER_KV = 128 /* query heads that share one KV head */
+    FKV_MAX_HEADS_PER_KV = 128, /* query heads that share one KV head */
+    FKV_MAX_STATE_BYTES = 1073741824
 };
 
 /* ---- status -------------------------------------------------------------------------------------------------- */
@@ -162,6 +170,10 @@ typedef struct fkv_layer_config {
      * NULL. In every head, the average number of bits must be k.bits, the number of 4-bit channels must be a multiple of 4, and
      * so must the number of 6-bit channels. Page files store a hash of this array. */
     const uint8_t *channel_bits;
+
+    /* State layer: size of the recurrent state of one sequence, a multiple of 64 up to FKV_MAX_STATE_BYTES. All other fields must
+     * be 0. 0: the layer stores keys and values. */
+    uint32_t state_bytes;
 } fkv_layer_config;
 
 typedef void (*fkv_log_fn)(void *user, const char *line);
@@ -181,6 +193,8 @@ typedef struct fkv_config {
                                  admitted if the sum of their max_tokens does not exceed this capacity. */
     uint32_t max_seqs;        /* maximum number of open sequences */
     uint32_t max_step_tokens; /* maximum number of tokens in one step, prefill and decode together */
+    uint32_t max_snapshots;   /* states that the prefix tree can keep, in addition to those that sequences and steps need; ignored
+                                 if there are no state layers */
 
     uint32_t n_threads;    /* threads that work on a step, including the caller; 0: one per available core */
     fkv_isa isa;           /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
@@ -213,6 +227,9 @@ typedef struct fkv_plan {
     uint32_t group_pages[FKV_MAX_GROUPS];      /* number of pages in each layer group */
     uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* bytes per page in each layer group */
     uint32_t n_threads;                        /* threads that work on a step, including the caller */
+    uint64_t state_bytes; /* size of one state: all state layers of one sequence; 0 if there are no state layers */
+    uint32_t state_slots; /* number of states in the slab: two per sequence and max_snapshots */
+    uint32_t state_group; /* layer group of the state layers; n_groups if there are no state layers */
 } fkv_plan;
 
 /* Computes the memory plan of a configuration without allocating anything. Returns FKV_BAD_CONFIG for an invalid configuration.
@@ -318,8 +335,15 @@ FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_t
 /* Truncates a sequence to its first n_tokens tokens. The reservation of max_tokens is kept. Returns FKV_POOL_FULL if released
  * pages are still used by other sequences and cannot be reserved again. Returns FKV_GONE if a sliding-window layer has dropped
  * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or to any length
- * that is a multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. */
+ * that is a multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. A
+ * sequence with state layers can be truncated to 0 tokens and to lengths with a snapshot, that is, to lengths at which
+ * fkv_prefix_insert() has stored the state of this sequence or of the prefix that it shares. For any other length, returns
+ * FKV_GONE, and the message states the nearest possible length. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
+
+/* Computes the largest length, at most n_tokens, to which fkv_seq_truncate() could truncate the sequence now. *length is 0 if
+ * the whole sequence must be recomputed. Does not check whether released pages can be reserved again. */
+FKV_API fkv_status fkv_seq_reachable(const fkv_cache *cache, fkv_seq seq, uint32_t n_tokens, uint32_t *length);
 
 /* Closes a sequence. Its handle becomes invalid immediately, so later calls, including a second close, return FKV_BAD_SEQ.
  *
@@ -333,7 +357,9 @@ FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
 
 /* Inserts the full pages of the first n_tokens tokens of a sequence into the prefix tree, keyed by these tokens. The caller
- * guarantees that the rows were computed from these tokens. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose
+ * guarantees that the rows were computed from these tokens. If the cache has state layers and n_tokens is both the length of the
+ * sequence and a multiple of page_tokens, also stores the state of the sequence as a snapshot, without a copy. A prefix is shared
+ * only up to a snapshot. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose
  * tokens differ from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
@@ -368,6 +394,17 @@ FKV_API fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, cons
  * and including itself. The layer must have been written in this step. q, out: [T, H, D]; out may alias q. */
 FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out);
 
+/* Recurrent state of one row of a step in one state layer. */
+typedef struct fkv_state_row {
+    const void *in; /* [state_bytes] state before the row's tokens; NULL if the sequence is empty */
+    void *out;      /* [state_bytes] receives the state after the row's tokens; its previous contents are undefined */
+} fkv_state_row;
+
+/* Writes the state addresses of all rows of the step to rows: [n_rows]. The addresses are aligned to 64 bytes, and valid until
+ * commit or abort. Must be called exactly once per step for each state layer. The caller then writes every state completely
+ * before it commits the step. */
+FKV_API fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows);
+
 /* Commits a step: appends its tokens to their sequences. Returns FKV_BAD_STATE if a layer has not been written. */
 FKV_API fkv_status fkv_step_commit(fkv_step *step);
 
@@ -380,13 +417,14 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
  * were computed from. Writes atomically: to path.part, then renames. A path that ends in .part is rejected. An existing regular
  * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO may also
  * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a needed page has
- * been dropped by a sliding-window layer or has already been sealed. docs/page_format.md specifies the file format. */
+ * been dropped by a sliding-window layer or has already been sealed. Returns FKV_UNSUPPORTED if the cache has state layers.
+ * docs/page_format.md specifies the file format. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
 /* Opens a sequence and loads it from a page file. The whole file is verified before the cache is changed. config is interpreted
  * as in fkv_seq_open(), with one exception: if a prompt is given and does not begin with the saved tokens, returns
- * FKV_BAD_ARGUMENT. A file that changes while it is being read is also rejected, but cached prefixes may have been evicted by
- * then. */
+ * FKV_BAD_ARGUMENT. Returns FKV_UNSUPPORTED if the cache has state layers. A file that changes while it is being read is also
+ * rejected, but cached prefixes may have been evicted by then. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {

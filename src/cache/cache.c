@@ -77,7 +77,8 @@ static fkv_status make_cache_plan(const fkv_shape *shape, const fkv_device *devi
                      .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
                      .token_bytes = shape->token_bytes,
                      .n_groups = shape->slab.n_groups,
-                     .n_threads = shape->n_threads};
+                     .n_threads = shape->n_threads,
+                     .state_group = fkv_min_u32(shape->state_group, shape->slab.n_groups)};
     bool too_large = tables.overflow || scratch.overflow || made.slab_bytes == UINT64_MAX || made.tables_bytes == UINT64_MAX ||
                      made.scratch_bytes == UINT64_MAX ||
                      fkv_add_overflows(made.slab_bytes, made.tables_bytes, &made.total_bytes) ||
@@ -86,6 +87,10 @@ static fkv_status make_cache_plan(const fkv_shape *shape, const fkv_device *devi
     for (uint32_t g = 0; g < made.n_groups; g++) {
         made.group_pages[g] = shape->slab.group_pages[g];
         made.group_page_bytes[g] = shape->slab.group_page_bytes[g];
+    }
+    if (made.state_group < made.n_groups) {
+        made.state_bytes = made.group_page_bytes[made.state_group];
+        made.state_slots = made.group_pages[made.state_group];
     }
     *plan = made;
     return FKV_OK;
@@ -105,6 +110,8 @@ static fkv_status make_cache_shape(const fkv_device *device, const fkv_config *c
     fkv_config used = *config;
     if (!device->on_host) used.n_threads = 1;
     FKV_TRY(fkv_shape_make(&used, shape));
+    FKV_REQUIRE(device->on_host || shape->state_group == FKV_MAX_GROUPS, FKV_UNSUPPORTED,
+                "layers with a recurrent state are supported only in host memory, not on this device");
     if (!device->on_host) shape->scratch_bytes = 0;
     return FKV_OK;
 }
@@ -354,6 +361,11 @@ fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens) {
     return fkv_pager_truncate(cache->pager, seq, n_tokens);
 }
 
+fkv_status fkv_seq_reachable(const fkv_cache *cache, fkv_seq seq, uint32_t n_tokens, uint32_t *length) {
+    FKV_REQUIRE(cache != NULL && length != NULL, FKV_BAD_ARGUMENT, "fkv_seq_reachable: cache or length is NULL");
+    return fkv_pager_reachable(cache->pager, seq, n_tokens, length);
+}
+
 fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq) {
     FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_close: cache is NULL");
     return fkv_pager_close(cache->pager, seq);
@@ -460,6 +472,16 @@ void fkv_step_attended(fkv_step *step, uint64_t bytes) {
     atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) + bytes, memory_order_relaxed);
 }
 
+/* Checks that the layer has the kind that a call requires: a recurrent state, or keys and values. */
+static fkv_status check_layer_kind(const fkv_step *step, uint32_t layer, bool is_state, const char *call) {
+    const fkv_cache *cache = step->cache;
+    const bool found = cache->shape.slab.layers[layer].group == cache->shape.state_group;
+    FKV_REQUIRE(found == is_state, FKV_BAD_ARGUMENT, "%s: layer %u %s", call, layer,
+                found ? "has a recurrent state and no keys and values; use fkv_state_rows()"
+                      : "stores keys and values; use fkv_write() and fkv_attend()");
+    return FKV_OK;
+}
+
 static const fkv_attn_row *layer_rows(const fkv_step *step, uint32_t layer) {
     const fkv_shape *shape = &step->cache->shape;
     return step->rows + (size_t)shape->slab.layers[layer].group * shape->pager.max_seqs;
@@ -467,6 +489,7 @@ static const fkv_attn_row *layer_rows(const fkv_step *step, uint32_t layer) {
 
 fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_UNWRITTEN, "fkv_write"));
+    FKV_TRY(check_layer_kind(step, layer, false, "fkv_write"));
     FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
     fkv_cache *cache = step->cache;
     fkv_attn_write(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, k, v, cache->workers);
@@ -475,12 +498,27 @@ fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *
 }
 
 fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
+    FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_ANY, "fkv_attend"));
+    FKV_TRY(check_layer_kind(step, layer, false, "fkv_attend"));
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_WRITTEN, "fkv_attend"));
     FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
     fkv_cache *cache = step->cache;
     uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, q, out,
                                      cache->scratch, cache->workers);
     fkv_step_attended(step, bytes);
+    return FKV_OK;
+}
+
+fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows) {
+    FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_UNWRITTEN, "fkv_state_rows"));
+    FKV_TRY(check_layer_kind(step, layer, true, "fkv_state_rows"));
+    FKV_REQUIRE(rows != NULL, FKV_BAD_ARGUMENT, "fkv_state_rows: rows is NULL");
+    const fkv_slab *slab = &step->cache->shape.slab;
+    const fkv_state_move *states = fkv_pager_step_states(step->cache->pager);
+    for (uint32_t r = 0; r < step->n_rows; r++)
+        rows[r] = (fkv_state_row){.in = states[r].from == FKV_NO_PAGE ? NULL : fkv_slab_run(slab, layer, states[r].from),
+                                  .out = fkv_slab_run(slab, layer, states[r].to)};
+    fkv_step_wrote(step, layer);
     return FKV_OK;
 }
 
@@ -507,8 +545,16 @@ fkv_status fkv_step_abort(fkv_step *step) {
 
 /* ---- page files ---- */
 
+/* Rejects calls that move pages out of or into a cache with state layers: page files and packed pages do not store states. */
+static fkv_status require_no_states(const fkv_cache *cache, const char *call) {
+    FKV_REQUIRE(cache->plan.state_bytes == 0, FKV_UNSUPPORTED,
+                "%s: the cache has layers with a recurrent state, and page files and prefix stores do not store states", call);
+    return FKV_OK;
+}
+
 fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && path != NULL, FKV_BAD_ARGUMENT, "fkv_seq_save: cache, tokens or path is NULL");
+    FKV_TRY(require_no_states(cache, "fkv_seq_save"));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_save: a step is open; commit or abort it first");
     uint32_t slot = 0;
     uint32_t length = 0;
@@ -528,6 +574,7 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
 fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq) {
     FKV_REQUIRE(cache != NULL && config != NULL && path != NULL && seq != NULL, FKV_BAD_ARGUMENT,
                 "fkv_seq_load: cache, config, path or seq is NULL");
+    FKV_TRY(require_no_states(cache, "fkv_seq_load"));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
     fkv_file_identity identity = file_identity(cache);
     return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);
@@ -568,6 +615,7 @@ fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32
                            const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_pack: cache, tokens, key, packed or n_bytes is NULL");
+    FKV_TRY(require_no_states(cache, "fkv_prefix_pack"));
     FKV_TRY(check_prefix_pages(cache, n_pages));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_prefix_pack: a step is open; commit or abort it first");
     uint32_t pages[FKV_MAX_GROUPS];
@@ -584,6 +632,7 @@ fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *
                              const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack: cache, tokens, key or packed is NULL");
+    FKV_TRY(require_no_states(cache, "fkv_prefix_unpack"));
     FKV_TRY(check_prefix_pages(cache, n_pages));
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];

@@ -6,7 +6,7 @@
 #include <math.h>
 
 /* The plan has space for the open first pages of cached prefixes: one such page for every PAGES_PER_PREFIX pages of capacity. */
-enum { PAGES_PER_PREFIX = 256 };
+enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(
@@ -24,7 +24,20 @@ static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
     return FKV_OK;
 }
 
+/* Checks a state layer: the other fields describe keys and values, which the layer does not have. */
+static fkv_status check_state_layer(const fkv_layer_config *l, uint32_t layer) {
+    FKV_REQUIRE(l->state_bytes % STATE_ALIGN == 0 && l->state_bytes <= FKV_MAX_STATE_BYTES, FKV_BAD_CONFIG,
+                "layer %u: state_bytes is %u (expected a multiple of %d, at most %d)", layer, l->state_bytes, STATE_ALIGN,
+                FKV_MAX_STATE_BYTES);
+    FKV_REQUIRE(l->n_q_heads == 0 && l->n_kv_heads == 0 && l->head_dim == 0 && l->window == 0 && l->n_sinks == 0 &&
+                    l->sink_logits == NULL && l->channel_bits == NULL,
+                FKV_BAD_CONFIG, "layer %u: a state layer (state_bytes %u) has no heads, window or sinks; set these fields to 0",
+                layer, l->state_bytes);
+    return FKV_OK;
+}
+
 static fkv_status check_layer_config(const fkv_layer_config *l, uint32_t layer) {
+    if (fkv_shape_is_state(l)) return check_state_layer(l, layer);
     FKV_REQUIRE(l->n_q_heads > 0 && l->n_kv_heads > 0 && l->n_q_heads % l->n_kv_heads == 0, FKV_BAD_CONFIG,
                 "layer %u: n_q_heads is %u and n_kv_heads is %u; n_kv_heads must divide n_q_heads", layer, l->n_q_heads,
                 l->n_kv_heads);
@@ -64,6 +77,8 @@ static fkv_status check_cache_config(const fkv_config *c) {
     FKV_REQUIRE(c->max_seqs > 0 && c->max_seqs <= 65535, FKV_BAD_CONFIG, "max_seqs is %u (expected 1 to 65535)", c->max_seqs);
     FKV_REQUIRE(c->max_step_tokens > 0 && c->max_step_tokens <= 1u << 20, FKV_BAD_CONFIG,
                 "max_step_tokens is %u (expected 1 to %u)", c->max_step_tokens, 1u << 20);
+    FKV_REQUIRE(c->max_snapshots <= MAX_SNAPSHOTS, FKV_BAD_CONFIG, "max_snapshots is %u (maximum %d)", c->max_snapshots,
+                MAX_SNAPSHOTS);
     FKV_REQUIRE(c->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u (maximum %d)", c->n_threads, FKV_MAX_THREADS);
     FKV_REQUIRE(memchr(c->rope_id, 0, sizeof c->rope_id) != NULL, FKV_BAD_CONFIG,
                 "rope_id has no null terminator within %zu bytes", sizeof c->rope_id);
@@ -77,10 +92,15 @@ static fkv_status check_cache_config(const fkv_config *c) {
     return FKV_OK;
 }
 
-/* Returns the group with the layer's (window, n_sinks) pair, or n_groups if there is none. */
+/* Returns the group of all state layers if the layer is a state layer, otherwise the group with the layer's (window, n_sinks)
+ * pair. Returns n_groups if there is no such group. */
 static uint32_t find_layer_group(const fkv_pager_spec *pager, const fkv_layer_config *l) {
     uint32_t g = 0;
-    while (g < pager->n_groups && (pager->groups[g].window != l->window || pager->groups[g].n_sinks != l->n_sinks)) g++;
+    const bool is_state = fkv_shape_is_state(l);
+    for (; g < pager->n_groups; g++) {
+        const fkv_group_spec *spec = &pager->groups[g];
+        if (is_state ? spec->is_state : !spec->is_state && spec->window == l->window && spec->n_sinks == l->n_sinks) break;
+    }
     return g;
 }
 
@@ -109,8 +129,10 @@ static uint64_t open_first_pages(const fkv_config *c, uint32_t most) { return (u
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
  * belongs to each group; the group of open pages comes last. The page counts are large enough for any max_seqs sequences whose
  * max_tokens add up to config.max_tokens, although the last page of each sequence may be partially empty. A window group needs at
- * most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. */
-static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group) {
+ * most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. The state group also has pages
+ * for snapshots. */
+static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group, uint32_t *state_group) {
+    *state_group = FKV_MAX_GROUPS;
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
                               .max_seqs = c->max_seqs,
                               .max_seq_tokens = c->max_tokens,
@@ -120,9 +142,14 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
         uint32_t g = find_layer_group(pager, l);
         if (g < pager->n_groups) continue;
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
-                    "layer %u adds another (window, n_sinks) pair, but the layers may have at most %d distinct pairs", i,
-                    FKV_MAX_GROUPS);
+                    "layer %u adds another (window, n_sinks) pair, but the layers may have at most %d distinct pairs, of which "
+                    "state layers count as one",
+                    i, FKV_MAX_GROUPS);
         pager->groups[g] = (fkv_group_spec){.window = l->window, .n_sinks = l->n_sinks};
+        if (fkv_shape_is_state(l)) {
+            pager->groups[g] = (fkv_group_spec){.window = FKV_STATE_WINDOW, .is_state = true};
+            *state_group = g;
+        }
         pager->n_groups++;
     }
     *open_group = FKV_MAX_GROUPS;
@@ -134,8 +161,9 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
             fkv_window_pages one = fkv_pager_window_pages(pager, g);
             uint64_t in_steps = (uint64_t)c->max_seqs * (one.most - one.rest);
             uint64_t at_most = (uint64_t)c->max_seqs * one.rest + (in_steps < one.step ? in_steps : one.step);
-            pages = at_most < pages ? at_most : pages;
+            pages = at_most < pages || g == *state_group ? at_most : pages;
         }
+        if (g == *state_group) pages += c->max_snapshots;
         if (g == *open_group) pages += open_first_pages(c, most);
         pager->groups[g].n_pages = (uint32_t)pages; /* less than 2^28, because max_tokens and max_seqs are bounded */
     }
@@ -177,6 +205,11 @@ fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_at
     return FKV_OK;
 }
 
+/* Describes the states of a state layer to the slab: one block without rows per page. */
+static fkv_slab_layer make_state_slab_layer(const fkv_layer_config *l, uint32_t group) {
+    return (fkv_slab_layer){.group = group, .n_heads = 1, .block_bytes = l->state_bytes};
+}
+
 static fkv_slab_layer make_slab_layer(const fkv_attn_layer *l, const fkv_block *block, uint32_t group) {
     fkv_slab_layer out = {.group = group, .n_heads = l->n_kv_heads, .block_bytes = block->bytes};
     out.sealed = l->sealed && block == &l->block;
@@ -214,7 +247,7 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
     FKV_TRY(check_cache_config(config));
     *shape = (fkv_shape){.config = *config, .n_layers = config->n_layers};
     shape->n_threads = config->n_threads != 0 ? config->n_threads : fkv_cpu_count();
-    FKV_TRY(make_groups(config, &shape->pager, &shape->open_group));
+    FKV_TRY(make_groups(config, &shape->pager, &shape->open_group, &shape->state_group));
     fkv_slab *slab = &shape->slab;
     slab->page_tokens = config->page_tokens;
     slab->n_layers = config->n_layers + fkv_shape_n_sealed(shape);
@@ -226,6 +259,10 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(config, i);
         fkv_attn_layer attn;
+        if (fkv_shape_is_state(l)) {
+            layers[i] = make_state_slab_layer(l, shape->state_group);
+            continue;
+        }
         FKV_TRY(fkv_shape_attn(config, l, &attn));
         put_slab_layer(shape, &attn, i, layers);
         if (l->sink_logits != NULL) shape->n_sink_logits += l->n_q_heads;
@@ -271,6 +308,12 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
     for (uint32_t i = 0; i < shape->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
         fkv_attn_layer *attn = &layers->attn[i];
+        if (fkv_shape_is_state(l)) {
+            *attn = (fkv_attn_layer){0};
+            layers->file[i] = (fkv_file_layer){0};
+            layers->slab[i] = make_state_slab_layer(l, shape->state_group);
+            continue;
+        }
         fkv_status status = fkv_shape_attn(c, l, attn);
         FKV_ASSERT(status == FKV_OK); /* already checked by fkv_shape_make() */
         (void)status;

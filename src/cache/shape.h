@@ -17,7 +17,8 @@ typedef struct fkv_shape {
     fkv_config config; /* the array config.layers belongs to the caller; do not keep a pointer to it */
     uint32_t n_threads;
     fkv_pager_spec pager;
-    uint32_t open_group; /* the last group, which holds open pages of sealed layers; FKV_MAX_GROUPS if no layer is sealed */
+    uint32_t open_group;  /* the last group, which holds open pages of sealed layers; FKV_MAX_GROUPS if no layer is sealed */
+    uint32_t state_group; /* the group of all state layers; FKV_MAX_GROUPS if there are no state layers */
     uint32_t n_layers;
     uint64_t token_bytes;
     uint32_t n_sink_logits;                /* number of sink logits in all layers */
@@ -55,6 +56,8 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers);
 FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uint32_t layer) {
     return config->layers != NULL ? &config->layers[layer] : &config->layer;
 }
+
+FKV_INLINE bool fkv_shape_is_state(const fkv_layer_config *layer) { return layer->state_bytes != 0; }
 
 FKV_INLINE bool fkv_shape_calibrated(const fkv_layer_config *layer) { return layer->k.kind == FKV_CODEC_CALIBRATED; }
 

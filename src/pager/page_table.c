@@ -12,6 +12,9 @@
  * most (n - n0) / page, rounded down; for n < n0, held(n) is not larger than held(n0). All rows of a step together have at most
  * max_step_tokens tokens. Beyond held(n0) entries per row, they therefore use at most (max_step_tokens - n0) / page entries in
  * total.
+ *
+ * The table of a state group has one entry, because a sequence holds one state. During a step, the entry is the state that the
+ * step writes.
  */
 #include "page_table.h"
 
@@ -21,7 +24,12 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
     shape->window = g->window;
     shape->n_spare = g->n_spare;
     shape->span = fkv_max_u32(g->span, 1);
-    if (g->window == 0) {
+    shape->is_state = g->is_state;
+    if (g->is_state) {
+        shape->n_ring = 1;
+        shape->n_rest = 1;
+        shape->n_step = fkv_min_u32(spec->max_seqs, spec->max_step_tokens);
+    } else if (g->window == 0) {
         shape->n_fixed = n_pages;
         shape->n_ring = 1;
         shape->n_rest = n_pages + 1;
@@ -51,6 +59,7 @@ fkv_window_pages fkv_pager_window_pages(const fkv_pager_spec *spec, uint32_t gro
     fkv_group shape = {0};
     fkv_table_shape(spec, group, &shape);
     uint32_t n_pages = fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens);
+    if (shape.is_state) return (fkv_window_pages){shape.n_rest, FKV_STATES_IN_STEP, shape.n_step};
     return (fkv_window_pages){fkv_min_u32(shape.n_rest, n_pages), fkv_min_u32(shape.width, n_pages), shape.n_step};
 }
 
@@ -61,6 +70,7 @@ static uint32_t pages_between_steps(const fkv_pager *pager, uint32_t group, uint
 
 /* Returns the maximum number of pages that a sequence of max_tokens holds during a step. */
 static uint32_t pages_within_step(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+    if (pager->groups[group].is_state) return max_tokens > 0 ? FKV_STATES_IN_STEP : 0;
     return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].width);
 }
 
@@ -83,9 +93,20 @@ void fkv_table_prepare(fkv_pager *pager, uint32_t slot) {
     }
 }
 
+uint32_t fkv_table_snapshot(const fkv_pager *pager, const fkv_sequence *s, uint32_t n_tokens) {
+    uint32_t page_tokens = pager->spec.page_tokens;
+    if (pager->state == FKV_NO_GROUP || pager->full == FKV_NO_GROUP) return FKV_NO_PAGE;
+    if (n_tokens == 0 || n_tokens > s->len || n_tokens % page_tokens != 0) return FKV_NO_PAGE;
+    const fkv_group *full = &pager->groups[pager->full];
+    const uint32_t slot = (uint32_t)(s - pager->sequences);
+    const uint32_t node = full->pool.node[*fkv_table_entry(full, slot, n_tokens / page_tokens - 1)];
+    return node != FKV_NO_NODE ? pager->tree.nodes[node].pages[pager->state] : FKV_NO_PAGE;
+}
+
 bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted) {
     const fkv_group *g = &pager->groups[group];
     uint32_t page_tokens = pager->spec.page_tokens;
+    if (g->is_state) return n_wanted == s->len || n_wanted == 0 || fkv_table_snapshot(pager, s, n_wanted) != FKV_NO_PAGE;
     uint32_t wanted = fkv_max_u32(g->n_fixed, fkv_table_first(g, page_tokens, n_wanted));
     return wanted >= fkv_pages_of(pager, n_wanted) || wanted >= fkv_table_skip(g, page_tokens, s, s->len, g->n_fixed);
 }
@@ -107,12 +128,14 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
             if (s->len > s->max_tokens || s->spare_from > fkv_table_joins(pager, s->len)) return false;
             uint32_t added = s->row == FKV_NO_ROW ? 0 : pager->step.rows[s->row].n_tokens;
             uint32_t n_pages = fkv_pages_of(pager, s->len + added);
-            for (uint32_t i = fkv_table_skip(g, page_tokens, s, s->len, 0); i < n_pages;
-                 i = fkv_table_skip(g, page_tokens, s, s->len, i + 1)) {
+            /* the entry of a state group is the state after the last token */
+            uint32_t held_at = g->is_state ? s->len + added : s->len;
+            for (uint32_t i = fkv_table_skip(g, page_tokens, s, held_at, 0); i < n_pages;
+                 i = fkv_table_skip(g, page_tokens, s, held_at, i + 1)) {
                 uint32_t page = *fkv_table_entry(g, slot, i);
                 if (page >= g->pool.n_pages) return false;
                 refs[page]++;
-                tails[page] += fkv_has_tail(pager, s) && i == s->len / page_tokens;
+                tails[page] += fkv_is_tail(pager, g, s, i);
                 n_expected++;
             }
             uint32_t rest = pages_between_steps(pager, group, s->max_tokens);

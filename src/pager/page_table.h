@@ -5,6 +5,9 @@
 
 #include "pager_state.h"
 
+/* Maximum number of states that one sequence holds during a step: the state that the step reads, and the state that it writes. */
+enum { FKV_STATES_IN_STEP = 2 };
+
 /* Computes the shape of the group's tables (n_fixed, n_ring, width) from the spec. */
 void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shape);
 
@@ -49,7 +52,12 @@ FKV_INLINE uint32_t *fkv_table_entry(const fkv_group *group, uint32_t slot, uint
  * lazily committed cache unused rows occupy no memory. */
 void fkv_table_prepare(fkv_pager *pager, uint32_t slot);
 
-/* Returns whether the sequence holds all pages that a query at position n_wanted attends to; n_wanted <= length. */
+/* Returns the snapshot of the sequence's state after its first n_tokens tokens: the state in the prefix-tree node that shares the
+ * sequence's page of the full group. Returns FKV_NO_PAGE if there is no snapshot. */
+uint32_t fkv_table_snapshot(const fkv_pager *pager, const fkv_sequence *s, uint32_t n_tokens);
+
+/* Returns whether the sequence holds all pages that a query at position n_wanted attends to; n_wanted <= length. In the state
+ * group, returns whether the state after n_wanted tokens is available. */
 bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted);
 
 /* Returns whether the table of every sequence holds exactly the pages that the length of the sequence requires. For each page p,

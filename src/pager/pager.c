@@ -28,23 +28,27 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
     FKV_ASSERT(spec->n_groups > 0 && spec->n_groups <= FKV_MAX_GROUPS);
 
     fkv_pager *p = FKV_CARVE(carve, 1, fkv_pager);
-    if (p != NULL) *p = (fkv_pager){.spec = *spec, .full = FKV_NO_GROUP};
+    if (p != NULL) *p = (fkv_pager){.spec = *spec, .full = FKV_NO_GROUP, .state = FKV_NO_GROUP};
     uint32_t n_audit = 0;
     uint32_t n_with_spare = 0;
+    uint32_t n_state = 0;
     for (uint32_t g = 0; g < spec->n_groups; g++) {
         fkv_group shape = {0};
         n_with_spare += spec->groups[g].n_spare > 0;
+        n_state += spec->groups[g].is_state;
+        FKV_ASSERT(!spec->groups[g].is_state || spec->groups[g].window == FKV_STATE_WINDOW);
         fkv_table_shape(spec, g, &shape);
         shape.entries = FKV_CARVE(carve, (uint64_t)spec->max_seqs * shape.width, uint32_t);
         fkv_pool_layout(carve, &shape.pool, spec->groups[g].n_pages);
         n_audit = fkv_max_u32(n_audit, spec->groups[g].n_pages);
         if (p == NULL) continue;
         p->groups[g] = shape;
+        if (shape.is_state) p->state = g;
         if (shape.window != 0) continue;
         FKV_ASSERT(p->full == FKV_NO_GROUP);
         p->full = g;
     }
-    FKV_ASSERT(n_with_spare <= 1);
+    FKV_ASSERT(n_with_spare <= 1 && n_state <= 1);
     (void)n_with_spare;
     fkv_tree_layout(carve, spec, p == NULL ? NULL : &p->tree);
 
@@ -53,6 +57,7 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
     fkv_sequence *sequences = FKV_CARVE(carve, spec->max_seqs, fkv_sequence);
     fkv_step_row *rows = FKV_CARVE(carve, n_rows, fkv_step_row);
     fkv_page_copy *copies = FKV_CARVE(carve, (uint64_t)n_rows * spec->n_groups, fkv_page_copy);
+    fkv_state_move *states = n_state == 0 ? NULL : FKV_CARVE(carve, n_rows, fkv_state_move);
     uint32_t *audit = FKV_CARVE(carve, 2 * (uint64_t)n_audit, uint32_t);
     *pager = p;
     if (p == NULL) return;
@@ -61,9 +66,10 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
     p->sequences = sequences;
     p->audit = audit;
     p->n_audit = n_audit;
-    p->step = (fkv_step_state){.rows = rows, .copies = copies};
+    p->step = (fkv_step_state){.rows = rows, .copies = copies, .states = states};
     memset(rows, 0, n_rows * sizeof *rows);
     memset(copies, 0, (size_t)n_rows * spec->n_groups * sizeof *copies);
+    if (states != NULL) memset(states, 0, n_rows * sizeof *states);
     reset_pager(p);
 }
 
@@ -93,16 +99,17 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n) {
 }
 
 /* Returns an upper bound on the number of pages that one step allocates. A row of n tokens allocates at most 1 + ceil((n - 1) /
- * page_tokens) <= n pages, including the copy of its last page. */
-static uint64_t max_step_pages(const fkv_pager *pager) {
+ * page_tokens) <= n pages, including the copy of its last page, and one page of the state group. */
+static uint64_t max_step_pages(const fkv_pager *pager, uint32_t group) {
     uint64_t n_tokens = pager->spec.max_step_tokens;
+    if (pager->groups[group].is_state) return n_tokens < pager->n_seqs ? n_tokens : pager->n_seqs;
     uint64_t by_rows = 2 * (uint64_t)pager->n_seqs + n_tokens / pager->spec.page_tokens;
     return n_tokens < by_rows ? n_tokens : by_rows;
 }
 
 static uint64_t pages_to_keep_free(const fkv_pager *pager, uint32_t group) {
     uint64_t promised = fkv_group_promised(pager, group);
-    uint64_t step = max_step_pages(pager);
+    uint64_t step = max_step_pages(pager, group);
     return promised < step ? promised : step;
 }
 
@@ -186,6 +193,8 @@ static bool refs_consistent(const fkv_pager *pager, uint32_t group) {
         refs[pager->step.copies[i].from]++;
         tails[pager->step.copies[i].from]++;
     }
+    for (uint32_t r = 0; group == pager->state && r < pager->step.n_rows; r++)
+        if (pager->step.states[r].from != FKV_NO_PAGE) refs[pager->step.states[r].from]++;
     for (uint32_t page = 0; page < pool->n_pages; page++) {
         refs[page] += pool->node[page] != FKV_NO_NODE;
         if (refs[page] != pool->refs[page] || tails[page] != pool->tails[page]) return false;

@@ -10,6 +10,14 @@
  * spare pages, and the prefix tree stores only the sink pages of that group. Logical page i of a sequence holds tokens [i *
  * page_tokens, (i + 1) * page_tokens).
  *
+ * State group. At most one group is a state group: its pages are not rows of tokens but whole recurrent states. A state is a
+ * function of all tokens before it. A sequence of length L > 0 holds exactly one page of this group, the state after its first L
+ * tokens; an empty sequence holds none. A step never writes a state in place. It reads the page `from` and writes a new page `to`
+ * (fkv_state_move), however many tokens the row has. Commit releases `from`, and abort releases `to`, so forks, snapshots and
+ * aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) * page_tokens
+ * tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group with a window
+ * of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs.
+ *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
  * n_fixed is the number of sink pages, and n_ring is the maximum number of pages that a window and a step can touch, plus the
@@ -27,9 +35,9 @@
  *     cap = min(pages(max_tokens), n_fixed + n_ring)
  * where `step` is the maximum number of pages that one step adds, over all sequences (fkv_window_pages.step). Between steps, a
  * sequence holds at most `rest` pages. The pages that a step needs beyond `rest` are promised once for all sequences together
- * (see page_table.c). The pool invariant, maintained by every call, is
- *     promised <= free + cached,
- * where a cached page is a page that is in the prefix tree and not needed by any sequence.
+ * (see page_table.c). In the state group, rest = 1, cap = 2, and step is the maximum number of rows. The pool invariant,
+ * maintained by every call, is promised <= free + cached, where a cached page is a page that is in the prefix tree and not needed
+ * by any sequence.
  *
  * Prefix tree. A node is busy while a sequence references its page of the full group (of any group if there is no full group), or
  * while one of its descendants is busy. All other nodes are cached; they are evicted in LRU order, leaves first. Window pages
@@ -55,7 +63,7 @@
 
 typedef struct fkv_pager fkv_pager;
 
-enum { FKV_NO_PAGE = 0xffffffffu };
+enum { FKV_NO_PAGE = 0xffffffffu, FKV_STATE_WINDOW = 2 };
 
 typedef struct fkv_group_spec {
     uint32_t window;  /* window size in tokens; 0 for the full group (at most one group is full) */
@@ -63,6 +71,7 @@ typedef struct fkv_group_spec {
     uint32_t n_pages; /* number of pages in the pool */
     uint32_t n_spare; /* number of spare pages; 0 in the full group */
     uint32_t span;    /* pages per span; 0 means 1 */
+    bool is_state;    /* state group: window must be FKV_STATE_WINDOW, and n_sinks, n_spare and span must be 0 */
 } fkv_group_spec;
 
 typedef struct fkv_pager_spec {
@@ -74,8 +83,8 @@ typedef struct fkv_pager_spec {
     fkv_group_spec groups[FKV_MAX_GROUPS];
 } fkv_pager_spec;
 
-/* Page requirements of a window group. The per-sequence values are at most pages(max_seq_tokens), which is the maximum in the
- * full group. */
+/* Page requirements of a window group or of the state group. The per-sequence values are at most pages(max_seq_tokens), which is
+ * the maximum in the full group. */
 typedef struct fkv_window_pages {
     uint32_t rest; /* maximum number of pages that one sequence holds between steps */
     uint32_t most; /* maximum number of pages that one sequence holds during a step: sinks, window and a full step */
@@ -96,6 +105,7 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
 fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
 fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens);
 fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
+fkv_status fkv_pager_reachable(const fkv_pager *pager, fkv_seq seq, uint32_t n_tokens, uint32_t *length);
 fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq);
 fkv_status fkv_pager_length(const fkv_pager *pager, fkv_seq seq, uint32_t *n_tokens);
 fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
@@ -145,10 +155,18 @@ typedef struct fkv_step_row {
     uint32_t n_tokens; /* number of new tokens */
 } fkv_step_row;
 
+/* States of one row of a step. */
+typedef struct fkv_state_move {
+    uint32_t from; /* page that the step reads, or FKV_NO_PAGE if the sequence is empty */
+    uint32_t to;   /* page that the step writes */
+} fkv_state_move;
+
 fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows);
 /* Returns the pages that the device must copy before the first write of the step. The array is valid until commit or abort. */
 const fkv_page_copy *fkv_pager_step_copies(const fkv_pager *pager, uint32_t *n_copies);
 const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows);
+/* Returns the states of the step's rows, or NULL if there is no state group. The array is valid until commit or abort. */
+const fkv_state_move *fkv_pager_step_states(const fkv_pager *pager);
 fkv_status fkv_pager_step_commit(fkv_pager *pager);
 fkv_status fkv_pager_step_abort(fkv_pager *pager);
 
@@ -161,8 +179,8 @@ fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot);
 /* Returns the first logical page, apart from sink pages, that a query at `position` attends to; 0 in the full group. */
 uint32_t fkv_pager_first_page(const fkv_pager *pager, uint32_t group, uint32_t position);
 
-/* Returns whether the sequence still holds every page that a query at position n_tokens attends to. Saving and truncating a
- * sequence require this. */
+/* Returns whether the sequence still holds every page that a query at position n_tokens attends to, and whether its state after
+ * n_tokens tokens is available. Saving and truncating a sequence require this. */
 bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens);
 
 /* Sets the fields groups, seqs, steps, aborts, tokens, page_copies, hits, hit_tokens and evictions. Thread-safe. */

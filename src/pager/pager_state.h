@@ -22,8 +22,8 @@ typedef struct fkv_pool_counts {
     uint64_t copies;  /* sum of copies(page) as defined in pager.h */
 } fkv_pool_counts;
 
-/* refs = number of tables that hold the page + (node != FKV_NO_NODE) + number of page copies in the open step that read the page.
- * refs == 0 <=> the page is in free[0 .. n_free); tails <= refs. */
+/* refs = number of tables that hold the page + (node != FKV_NO_NODE) + number of page copies and state moves in the open step
+ * that read the page. refs == 0 <=> the page is in free[0 .. n_free); tails <= refs. */
 typedef struct fkv_pool {
     uint32_t n_pages;
     uint32_t n_free;
@@ -51,6 +51,7 @@ typedef struct fkv_group {
     uint32_t *entries; /* [max_seqs, width], FKV_NO_PAGE if no page is held; rows from n_slots_used on are uninitialized */
     fkv_pool pool;
     bool pins;         /* true if a node is busy while a sequence references its page of this group */
+    bool is_state;     /* state group: a sequence holds one page, at entry 0, and tails of all pages are 0 */
     uint64_t reserved; /* sum of pages(max_tokens) over all sequences; in a window group, sum of rest(max_tokens) */
     uint64_t in_steps; /* sum of cap(max_tokens) - rest(max_tokens) over all sequences; 0 in the full group */
     uint64_t entered;  /* full group: sum of pages(length) over all sequences; window group: always 0 */
@@ -121,9 +122,10 @@ typedef struct fkv_step_state {
     bool open;
     uint32_t n_rows;
     uint32_t n_copies;
-    uint32_t n_closing;    /* number of sequences closed since the step began */
-    fkv_step_row *rows;    /* [min(max_seqs, max_step_tokens)] */
-    fkv_page_copy *copies; /* [rows * n_groups] */
+    uint32_t n_closing;     /* number of sequences closed since the step began */
+    fkv_step_row *rows;     /* [min(max_seqs, max_step_tokens)] */
+    fkv_page_copy *copies;  /* [rows * n_groups] */
+    fkv_state_move *states; /* [rows], or NULL if there is no state group */
 } fkv_step_state;
 
 /* Counters for fkv_pager_stats(). They are relaxed atomics with a single writer. `groups` and `seqs` are updated at the end of
@@ -141,6 +143,7 @@ typedef struct fkv_pager_counters {
 struct fkv_pager {
     fkv_pager_spec spec;
     uint32_t full;           /* index of the full group, or FKV_NO_GROUP */
+    uint32_t state;          /* index of the state group, or FKV_NO_GROUP */
     uint32_t n_seqs;         /* number of open sequences, including those that will be released at the end of the step */
     uint32_t *slots;         /* [max_seqs] stack of slot indices; the free slots are slots[n_seqs .. max_seqs) */
     uint32_t n_slots_used;   /* slots [n_slots_used, max_seqs) have never been used; new slots are used in ascending order */
@@ -161,6 +164,12 @@ FKV_INLINE uint32_t fkv_pages_of(const fkv_pager *pager, uint32_t n_tokens) {
 /* Returns whether the sequence has a partially filled last page to which it may still append. */
 FKV_INLINE bool fkv_has_tail(const fkv_pager *pager, const fkv_sequence *s) {
     return s->len % pager->spec.page_tokens != 0 && s->len < s->max_tokens;
+}
+
+/* Returns whether logical page i of the group is the partially filled last page to which the sequence may still append. Pages of
+ * the state group are never written in place, so they are never tails. */
+FKV_INLINE bool fkv_is_tail(const fkv_pager *pager, const fkv_group *group, const fkv_sequence *s, uint32_t i) {
+    return !group->is_state && fkv_has_tail(pager, s) && i == s->len / pager->spec.page_tokens;
 }
 
 /* Adds to a counter that has a single writer. */

@@ -128,11 +128,6 @@ static fkv_seq slot_handle(const fkv_pager *pager, uint32_t slot) {
     return pager->sequences[slot].generation << SLOT_BITS | slot;
 }
 
-/* Returns whether logical page i is the partially filled last page to which s may still append. */
-static bool is_tail(const fkv_pager *pager, const fkv_sequence *s, uint32_t i) {
-    return fkv_has_tail(pager, s) && i == s->len / pager->spec.page_tokens;
-}
-
 /* ---- open, fork ---- */
 
 /* Shares the pages of the path that ends in `node`, and marks the path as most recently used. */
@@ -225,7 +220,7 @@ fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fk
              i = fkv_table_skip(group, pager->spec.page_tokens, s, s->len, i + 1)) {
             uint32_t page = *fkv_table_entry(group, slot, i);
             *fkv_table_entry(group, other, i) = page;
-            fkv_tree_page_change(pager, g, page, 1, is_tail(pager, s, i) ? 1 : 0);
+            fkv_tree_page_change(pager, g, page, 1, fkv_is_tail(pager, group, s, i) ? 1 : 0);
         }
     }
     *child = slot_handle(pager, other);
@@ -247,9 +242,9 @@ static void release_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uint3
             i = g->n_fixed; /* skips the pages that have left the window */
             continue;
         }
-        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), -1, is_tail(pager, s, i) ? -1 : 0);
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), -1, fkv_is_tail(pager, g, s, i) ? -1 : 0);
     }
-    if (n_tokens % page_tokens != 0 && !is_tail(pager, s, n_kept - 1))
+    if (n_tokens % page_tokens != 0 && !fkv_is_tail(pager, g, s, n_kept - 1))
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, n_kept - 1), 0, 1);
 }
 
@@ -258,10 +253,10 @@ static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uin
     const fkv_group *g = &pager->groups[group];
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t n_kept = fkv_pages_of(pager, n_tokens);
-    if (n_tokens % pager->spec.page_tokens != 0 && !is_tail(pager, s, n_kept - 1))
+    if (n_tokens % pager->spec.page_tokens != 0 && !fkv_is_tail(pager, g, s, n_kept - 1))
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, n_kept - 1), 0, -1);
     for (uint32_t i = n_kept; i < fkv_pages_of(pager, s->len); i++)
-        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, is_tail(pager, s, i) ? 1 : 0);
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, fkv_is_tail(pager, g, s, i) ? 1 : 0);
 }
 
 /* Returns whether evicting the page from the tree saves a copy. This is true if all references except that of the tree belong to
@@ -328,11 +323,37 @@ static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_t
     s->spare_from = fkv_min_u32(from, fkv_table_joins(pager, n_tokens));
 }
 
+/* Returns the largest length, at most n_tokens, to which the sequence can be truncated. */
+static uint32_t largest_reachable(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t n = n_tokens;
+    while (!fkv_pager_covers(pager, slot, n)) n = (n - 1) / page_tokens * page_tokens; /* a length of 0 is always covered */
+    return n;
+}
+
+fkv_status fkv_pager_reachable(const fkv_pager *pager, fkv_seq seq, uint32_t n_tokens, uint32_t *length) {
+    uint32_t slot = 0;
+    FKV_REQUIRE(length != NULL, FKV_BAD_ARGUMENT, "length is NULL");
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    const fkv_sequence *s = &pager->sequences[slot];
+    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u but the sequence has only %u tokens", n_tokens, s->len);
+    FKV_TRY(require_no_step(pager));
+    *length = largest_reachable(pager, slot, n_tokens);
+    return FKV_OK;
+}
+
 static fkv_status fail_truncate(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
+        if (group->is_state && !fkv_table_covers(pager, g, s, n_tokens)) {
+            uint32_t below = largest_reachable(pager, slot, n_tokens);
+            return fkv_fail(FKV_GONE,
+                            "cannot truncate to %u tokens: the recurrent state after this token is not stored; truncate to %u "
+                            "tokens, the nearest shorter length with a stored state, and recompute the rest",
+                            n_tokens, below);
+        }
         uint32_t below = fkv_table_first(group, page_tokens, n_tokens) * page_tokens;
         if (group->n_spare == 0 || fkv_table_covers(pager, g, s, n_tokens) || !fkv_pager_covers(pager, slot, below)) continue;
         return fkv_fail(
@@ -357,10 +378,13 @@ fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) 
     if (!fkv_pager_covers(pager, slot, n_tokens)) return fail_truncate(pager, slot, n_tokens);
     if (n_tokens == s->len) return FKV_OK;
 
+    uint32_t snapshot = fkv_table_snapshot(pager, s, n_tokens);
     if (pager->full != FKV_NO_GROUP) FKV_TRY(truncate_full_group(pager, slot, n_tokens));
+    if (snapshot != FKV_NO_PAGE) fkv_tree_page_change(pager, pager->state, snapshot, 1, 0);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-        if (g != pager->full) release_pages(pager, g, slot, n_tokens);
+        if (g != pager->full) release_pages(pager, g, slot, g == pager->state ? 0 : n_tokens);
     clear_entries(pager, slot, n_tokens);
+    if (pager->state != FKV_NO_GROUP) *fkv_table_entry(&pager->groups[pager->state], slot, 0) = snapshot;
     set_spare_from(pager, s, n_tokens);
     s->len = n_tokens;
     fkv_pager_settle(pager);
@@ -458,7 +482,8 @@ fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens)
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;
         reserve_pages(pager, g, max_tokens, s->max_tokens);
-        if (d_tails != 0) fkv_tree_page_change(pager, g, *fkv_table_entry(&pager->groups[g], slot, last), 0, d_tails);
+        if (d_tails != 0 && g != pager->state)
+            fkv_tree_page_change(pager, g, *fkv_table_entry(&pager->groups[g], slot, last), 0, d_tails);
     }
     s->max_tokens = max_tokens;
     fkv_pager_settle(pager);
@@ -485,7 +510,7 @@ fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
              i = fkv_table_skip(group, pager->spec.page_tokens, s, n_tokens, i + 1)) {
             fkv_group_make_free(pager, g, 1);
             uint32_t page = fkv_pool_take(&group->pool);
-            if (is_tail(pager, s, i)) fkv_pool_change(&group->pool, page, 0, 1);
+            if (fkv_is_tail(pager, group, s, i)) fkv_pool_change(&group->pool, page, 0, 1);
             *fkv_table_entry(group, slot, i) = page;
         }
         if (g == pager->full) group->entered += n_pages;

@@ -2,6 +2,9 @@
  * after the pages of the existing tokens. commit() updates the lengths and releases the pages that have left the windows. abort()
  * restores the tables and returns the pages to the free list in reverse order.
  *
+ * In the state group, every row reads the state of its sequence and writes a new state. The new state replaces the old one in the
+ * table, and the step holds the old state's reference until it ends.
+ *
  * begin() changes nothing that abort() cannot restore exactly. A page that is copied keeps its reference until commit(), so
  * between begin() and commit() neither the tree nor the counts of other pages change. While a step is open, refs(page) is the
  * number of tables that hold the page, plus 1 if the tree holds it, plus the number of copies in the step that read it. The
@@ -94,6 +97,14 @@ static uint32_t allocate_step_page(fkv_group *group) {
     return fkv_pool_take(&group->pool);
 }
 
+/* Allocates the state that row r writes. */
+static void assign_state(fkv_pager *pager, uint32_t r) {
+    fkv_group *group = &pager->groups[pager->state];
+    uint32_t *entry = fkv_table_entry(group, pager->step.rows[r].slot, 0);
+    pager->step.states[r] = (fkv_state_move){.from = *entry, .to = fkv_pool_take(&group->pool)};
+    *entry = pager->step.states[r].to;
+}
+
 /* Allocates the pages of row r in group g: a copy of the last page if it cannot be written in place, then new pages. */
 static void assign_pages(fkv_pager *pager, uint32_t r, uint32_t g) {
     fkv_group *group = &pager->groups[g];
@@ -128,6 +139,10 @@ fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t 
         step->rows[r] = (fkv_step_row){.slot = slot, .start = pager->sequences[slot].len, .n_tokens = rows[r].n_tokens};
     }
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (g == pager->state) {
+            for (uint32_t r = 0; r < n_rows; r++) assign_state(pager, r);
+            continue;
+        }
         count_writers(pager, g);
         for (uint32_t r = 0; r < n_rows; r++) assign_pages(pager, r, g);
         clear_writers(pager, g);
@@ -146,6 +161,8 @@ const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows
     return pager->step.rows;
 }
 
+const fkv_state_move *fkv_pager_step_states(const fkv_pager *pager) { return pager->step.states; }
+
 /* ---- commit, abort ---- */
 
 /* Resets the step state and releases the sequences that were closed during the step. */
@@ -154,6 +171,7 @@ static void finish_step(fkv_pager *pager) {
     for (uint32_t r = 0; r < step->n_rows; r++) pager->sequences[step->rows[r].slot].row = FKV_NO_ROW;
     memset(step->rows, 0, step->n_rows * sizeof *step->rows);
     memset(step->copies, 0, step->n_copies * sizeof *step->copies);
+    if (step->states != NULL) memset(step->states, 0, step->n_rows * sizeof *step->states);
     step->open = false;
     step->n_rows = 0;
     step->n_copies = 0;
@@ -169,6 +187,7 @@ static void advance_row(fkv_pager *pager, const fkv_step_row *row) {
     s->len = len;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
+        if (group->is_state) continue; /* begin() has replaced the only entry */
         const uint32_t *entry = tail_entry(pager, g, row);
         if (entry != NULL) fkv_pool_change(&group->pool, *entry, 0, -1);
         if (fkv_has_tail(pager, s)) fkv_pool_change(&group->pool, *fkv_table_entry(group, row->slot, len / page_tokens), 0, 1);
@@ -192,6 +211,8 @@ fkv_status fkv_pager_step_commit(fkv_pager *pager) {
     /* release all copied pages before any row advances, so that no page appears to be referenced only by rows that copy it */
     for (uint32_t c = 0; c < step->n_copies; c++)
         fkv_tree_page_change(pager, step->copies[c].group, step->copies[c].from, -1, -1);
+    for (uint32_t r = 0; step->states != NULL && r < step->n_rows; r++)
+        if (step->states[r].from != FKV_NO_PAGE) fkv_tree_page_change(pager, pager->state, step->states[r].from, -1, 0);
     uint64_t n_tokens = 0;
     for (uint32_t r = 0; r < step->n_rows; r++) {
         advance_row(pager, &step->rows[r]);
@@ -202,6 +223,14 @@ fkv_status fkv_pager_step_commit(fkv_pager *pager) {
     fkv_counter_add(&pager->counters.page_copies, step->n_copies);
     finish_step(pager);
     return FKV_OK;
+}
+
+/* Undoes assign_state() and restores the order of the free list. */
+static void unassign_state(fkv_pager *pager, uint32_t r) {
+    fkv_group *group = &pager->groups[pager->state];
+    const fkv_state_move *move = &pager->step.states[r];
+    fkv_pool_change(&group->pool, move->to, -1, 0);
+    *fkv_table_entry(group, pager->step.rows[r].slot, 0) = move->from;
 }
 
 /* Undoes assign_pages() and restores the order of the free list. */
@@ -228,7 +257,12 @@ static void unassign_pages(fkv_pager *pager, uint32_t r, uint32_t g) {
 fkv_status fkv_pager_step_abort(fkv_pager *pager) {
     FKV_REQUIRE(pager->step.open, FKV_BAD_STATE, "no step is open");
     for (uint32_t g = pager->spec.n_groups; g-- > 0;) {
-        for (uint32_t r = pager->step.n_rows; r-- > 0;) unassign_pages(pager, r, g);
+        for (uint32_t r = pager->step.n_rows; r-- > 0;) {
+            if (g == pager->state)
+                unassign_state(pager, r);
+            else
+                unassign_pages(pager, r, g);
+        }
         pager->groups[g].taken = 0;
     }
     fkv_counter_add(&pager->counters.aborts, 1);
