@@ -25,10 +25,12 @@ static void fill(float *x, uint32_t n, uint32_t seed, float spread) {
 
 typedef struct rows {
     float norm[MAX_N], sum[MAX_N], silu[MAX_N], gelu[MAX_N], plain_gelu[MAX_N], gated[MAX_N], halves[MAX_N], pairs[MAX_N];
+    float plain_silu[MAX_N], unit[MAX_N], conv[MAX_N], window[2 * MAX_N];
 } rows;
 
 static void run_all(const fkv_vector_ops *ops, const float *x, const float *y, uint32_t n, rows *out) {
-    float *const in_place[] = {out->sum, out->silu, out->gelu, out->plain_gelu, out->gated, out->halves, out->pairs};
+    float *const in_place[] = {out->sum,    out->silu,  out->gelu,       out->plain_gelu, out->gated,
+                               out->halves, out->pairs, out->plain_silu, out->unit};
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < sizeof in_place / sizeof in_place[0]; i++) memcpy(in_place[i], x, n * sizeof *x);
     ops->rms_norm(x, y, 1e-5f, n, out->norm);
@@ -39,6 +41,12 @@ static void run_all(const fkv_vector_ops *ops, const float *x, const float *y, u
     ops->sigmoid_mul(out->gated, y, n);
     ops->rope_halves(out->halves, y, y + n / 2, n / 2);
     ops->rope_pairs(out->pairs, y, y + n / 2, n / 2);
+    ops->silu(out->plain_silu, n);
+    ops->l2_norm(out->unit, 1e-6f, 0.5f, n);
+    static float taps[3 * MAX_N];
+    fill(taps, 3 * n, 9, 1.0f);
+    fill(out->window, 2 * n, 10, 3.0f);
+    ops->conv_step(out->window, x, taps, n, y, 3, n, out->conv);
 }
 
 START_TEST(every_instruction_set_is_bit_identical) {
@@ -59,6 +67,150 @@ START_TEST(every_instruction_set_is_bit_identical) {
         }
     }
     printf("%u instruction sets\n", n_sets);
+}
+END_TEST
+
+/* ---- recurrences ---- */
+
+enum { N_VALUES = 5, N_TOKENS = 40, MAX_K = 256 };
+
+/* Runs the delta rule over N_TOKENS tokens. state: [N_VALUES, k_dim], zero at first; outputs: [N_TOKENS, N_VALUES] */
+static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, float *state, float *outputs) {
+    static float other[N_VALUES * MAX_K];
+    float k[MAX_K];
+    float q[MAX_K];
+    memset(state, 0, N_VALUES * k_dim * sizeof *state);
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        float *out = outputs + (size_t)t * N_VALUES;
+        fill(k, k_dim, 3 * t, 1.0f);
+        fill(q, k_dim, 3 * t + 1, 1.0f);
+        fill(out, N_VALUES, 3 * t + 2, 2.0f);
+        ops->l2_norm(k, 1e-6f, 1.0f, k_dim);
+        if (!in_place) memcpy(other, state, N_VALUES * k_dim * sizeof *state);
+        ops->delta_step(in_place ? state : other, state, N_VALUES, k_dim, k, q, out, 0.9f, 0.1f + (float)(t % 8) * 0.1f, out);
+    }
+}
+
+/* The same in double, with the equations in the order of their definition. */
+static void reference_delta(uint32_t k_dim, float *outputs) {
+    static double state[N_VALUES][MAX_K];
+    float k[MAX_K];
+    float q[MAX_K];
+    float values[N_VALUES];
+    memset(state, 0, sizeof state);
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        fill(k, k_dim, 3 * t, 1.0f);
+        fill(q, k_dim, 3 * t + 1, 1.0f);
+        fill(values, N_VALUES, 3 * t + 2, 2.0f);
+        fkv_vector_ops_plain.l2_norm(k, 1e-6f, 1.0f, k_dim);
+        const double beta = (double)(0.1f + (float)(t % 8) * 0.1f);
+        for (uint32_t v = 0; v < N_VALUES; v++) {
+            double memory = 0.0;
+            double out = 0.0;
+            for (uint32_t i = 0; i < k_dim; i++) memory += (state[v][i] *= (double)0.9f) * (double)k[i];
+            for (uint32_t i = 0; i < k_dim; i++) state[v][i] += beta * ((double)values[v] - memory) * (double)k[i];
+            for (uint32_t i = 0; i < k_dim; i++) out += state[v][i] * (double)q[i];
+            outputs[(size_t)t * N_VALUES + v] = (float)out;
+        }
+    }
+}
+
+START_TEST(delta_rule_is_bit_identical_and_accurate) {
+    static const uint32_t dims[] = {1, 7, 16, 24, 40, 64, 128, 256};
+    static float states[2][N_VALUES * MAX_K];
+    static float outputs[2][N_TOKENS * N_VALUES];
+    for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++) {
+        const size_t state_bytes = N_VALUES * dims[d] * sizeof(float);
+        run_delta(&fkv_vector_ops_plain, dims[d], true, states[0], outputs[0]);
+        for (size_t i = 0; i < sizeof ISAS / sizeof ISAS[0]; i++) {
+            if (!fkv_cpu_runs(ISAS[i])) continue;
+            for (int in_place = 0; in_place < 2; in_place++) {
+                run_delta(fkv_vector_ops_for(ISAS[i]), dims[d], in_place, states[1], outputs[1]);
+                ck_assert_msg(memcmp(states[0], states[1], state_bytes) == 0 &&
+                                  memcmp(outputs[0], outputs[1], sizeof outputs[0]) == 0,
+                              "%s differs for keys of %u", fkv_isa_name(ISAS[i]), dims[d]);
+            }
+        }
+        reference_delta(dims[d], outputs[1]);
+        ck_assert_double_le(relative_l2(outputs[0], outputs[1], N_TOKENS * N_VALUES), 2e-6);
+    }
+}
+END_TEST
+
+/* Runs Mamba-2 over N_TOKENS tokens. state: [N_VALUES, k_dim], zero at first; outputs: [N_TOKENS, N_VALUES] */
+static void run_ssm(const fkv_vector_ops *ops, uint32_t k_dim, float *state, float *outputs) {
+    float b[MAX_K];
+    float c[MAX_K];
+    memset(state, 0, N_VALUES * k_dim * sizeof *state);
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        float *out = outputs + (size_t)t * N_VALUES;
+        fill(b, k_dim, 3 * t, 1.0f);
+        fill(c, k_dim, 3 * t + 1, 1.0f);
+        fill(out, N_VALUES, 3 * t + 2, 2.0f);
+        ops->ssm_step(state, state, N_VALUES, k_dim, b, c, out, 0.9f, 0.1f + (float)(t % 8) * 0.1f, 0.7f, out);
+    }
+}
+
+static void reference_ssm(uint32_t k_dim, float *outputs) {
+    static double state[N_VALUES][MAX_K];
+    float b[MAX_K];
+    float c[MAX_K];
+    float values[N_VALUES];
+    memset(state, 0, sizeof state);
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        fill(b, k_dim, 3 * t, 1.0f);
+        fill(c, k_dim, 3 * t + 1, 1.0f);
+        fill(values, N_VALUES, 3 * t + 2, 2.0f);
+        const double step = (double)(0.1f + (float)(t % 8) * 0.1f);
+        for (uint32_t v = 0; v < N_VALUES; v++) {
+            double out = (double)0.7f * (double)values[v];
+            for (uint32_t i = 0; i < k_dim; i++) {
+                state[v][i] = (double)0.9f * state[v][i] + step * (double)values[v] * (double)b[i];
+                out += state[v][i] * (double)c[i];
+            }
+            outputs[(size_t)t * N_VALUES + v] = (float)out;
+        }
+    }
+}
+
+START_TEST(mamba_is_bit_identical_and_accurate) {
+    static const uint32_t dims[] = {1, 16, 24, 128, 250};
+    static float states[2][N_VALUES * MAX_K];
+    static float outputs[2][N_TOKENS * N_VALUES];
+    for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++) {
+        run_ssm(&fkv_vector_ops_plain, dims[d], states[0], outputs[0]);
+        for (size_t i = 0; i < sizeof ISAS / sizeof ISAS[0]; i++) {
+            if (!fkv_cpu_runs(ISAS[i])) continue;
+            run_ssm(fkv_vector_ops_for(ISAS[i]), dims[d], states[1], outputs[1]);
+            ck_assert_msg(memcmp(states[0], states[1], N_VALUES * dims[d] * sizeof(float)) == 0 &&
+                              memcmp(outputs[0], outputs[1], sizeof outputs[0]) == 0,
+                          "%s differs for states of %u", fkv_isa_name(ISAS[i]), dims[d]);
+        }
+        reference_ssm(dims[d], outputs[1]);
+        ck_assert_double_le(relative_l2(outputs[0], outputs[1], N_TOKENS * N_VALUES), 2e-6);
+    }
+}
+END_TEST
+
+START_TEST(convolution_reads_and_shifts_its_window) {
+    enum { N = 37, TAPS = 4 };
+    float window[(TAPS - 1) * N];
+    float taps[TAPS * N];
+    float inputs[9][N];
+    float out[N];
+    memset(window, 0, sizeof window);
+    fill(taps, TAPS * N, 1, 1.0f);
+    for (uint32_t t = 0; t < 9; t++) {
+        fill(inputs[t], N, 20 + t, 1.0f);
+        fkv_vector_ops_plain.conv_step(window, inputs[t], taps, N, NULL, TAPS, N, out);
+        for (uint32_t i = 0; i < N; i++) {
+            double sum = 0.0;
+            for (uint32_t j = 0; j < TAPS; j++)
+                if (t + j + 1 >= TAPS) sum += (double)taps[j * N + i] * (double)inputs[t + j + 1 - TAPS][i];
+            ck_assert_double_eq_tol((double)out[i], sum, 1e-6);
+        }
+    }
+    ck_assert(memcmp(window, inputs[6], sizeof window) == 0); /* the last TAPS - 1 inputs */
 }
 END_TEST
 
@@ -94,6 +246,12 @@ START_TEST(operations_are_accurate_against_double) {
         expected[2 * i + 1] = (float)(a * (double)y[N / 2 + i] + b * (double)y[i]);
     }
     ck_assert_double_le(relative_l2(got.pairs, expected, N / 2 * 2), tolerance);
+    for (uint32_t i = 0; i < N; i++) expected[i] = (float)((double)x[i] / (1.0 + exp(-(double)x[i])));
+    ck_assert_double_le(relative_l2(got.plain_silu, expected, N), tolerance);
+    for (uint32_t i = 0; i < N; i++) expected[i] = (float)((double)x[i] / (1.0 + exp(-(double)y[i])));
+    ck_assert_double_le(relative_l2(got.gated, expected, N), tolerance);
+    for (uint32_t i = 0; i < N; i++) expected[i] = (float)((double)x[i] / sqrt(squares + 1e-6) * 0.5);
+    ck_assert_double_le(relative_l2(got.unit, expected, N), tolerance);
 }
 END_TEST
 
@@ -146,5 +304,6 @@ START_TEST(spread_and_gathered_heads_round_trip) {
 }
 END_TEST
 
-TEST_MAIN("vector_ops", every_instruction_set_is_bit_identical, operations_are_accurate_against_double,
+TEST_MAIN("vector_ops", every_instruction_set_is_bit_identical, delta_rule_is_bit_identical_and_accurate,
+          mamba_is_bit_identical_and_accurate, convolution_reads_and_shifts_its_window, operations_are_accurate_against_double,
           activations_reach_their_limits, angles_of_distant_positions_are_accurate, spread_and_gathered_heads_round_trip)

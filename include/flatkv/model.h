@@ -88,8 +88,9 @@ typedef struct fkv_model_info {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t window;  /* sliding window of the windowed layers; 0: no layer has one */
-    uint32_t context; /* context length the model was trained for, in tokens */
+    uint32_t window;      /* sliding window of the windowed layers; 0: no layer has one */
+    uint64_t state_bytes; /* size of the recurrent states of one sequence in all layers; 0: no layer is recurrent */
+    uint32_t context;     /* context length the model was trained for, in tokens */
     uint32_t n_vocab;
     uint32_t bos;   /* beginning-of-sequence token, or FKV_NO_TOKEN */
     bool add_bos;   /* prompts must start with the token bos */
@@ -113,9 +114,11 @@ typedef struct fkv_model_layer {
     uint32_t window;   /* sliding window; 0: full attention */
     uint32_t kv_layer; /* index of the layer whose pages this layer reads: its own, or an earlier one if this layer stores no keys
                           and values */
+    uint64_t state_bytes; /* size of the layer's recurrent state per sequence; 0: the layer has attention. Recurrent layers have
+                             no KV heads and no window */
 } fkv_model_layer;
 
-/* Describes the attention of one layer. layer: index from 0 to n_layers - 1. */
+/* Describes the attention or the recurrent state of one layer. layer: index from 0 to n_layers - 1. */
 FKV_API fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_model_layer *info);
 
 /* ---- tokens -------------------------------------------------------------------------------------------------- */
@@ -269,11 +272,13 @@ typedef struct fkv_runner_config {
     uint32_t max_kv;  /* bounded context: sliding window, in tokens, applied to full-attention layers; 0: unbounded */
     uint32_t n_sinks; /* number of leading tokens that always remain visible; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
-    uint32_t n_threads;    /* 0: one per core */
-    fkv_isa isa;           /* instruction set of the CPU kernels */
-    bool lazy;             /* CPU only: commit page memory on first use */
-    bool embeddings;       /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
-    uint64_t memory_limit; /* limit on fkv_runner_plan.total_bytes; 0: none */
+    uint32_t max_snapshots; /* recurrent states that the prefix tree can keep; see fkv_config. Ignored for models without
+                               recurrent layers */
+    uint32_t n_threads;     /* 0: one per core */
+    fkv_isa isa;            /* instruction set of the CPU kernels */
+    bool lazy;              /* CPU only: commit page memory on first use */
+    bool embeddings;        /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
+    uint64_t memory_limit;  /* limit on fkv_runner_plan.total_bytes; 0: none */
     fkv_log_fn log;
     void *log_user;
 } fkv_runner_config;

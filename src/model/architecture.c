@@ -24,6 +24,30 @@
     {{"attention.query_key_value", "attn_qkv"},    {"attention.dense", "attn_output"},                                           \
      {"attention.query_layernorm", "attn_q_norm"}, {"attention.key_layernorm", "attn_k_norm"},                                   \
      {"mlp.gate.gate_proj", "ffn_gate_inp"},       {"mlp.gate.expert_bias", "exp_probs_b"}}
+/* Names of the gated delta net in safetensors files. A_log has its own name, because GGUF stores -exp(A_log) as ssm_a. */
+#define DELTA_NET_NAMES                                                                                                          \
+    {{"linear_attn.in_proj_qkv", "attn_qkv"}, {"linear_attn.in_proj_z", "attn_gate"}, {"linear_attn.in_proj_b", "ssm_beta"},     \
+     {"linear_attn.in_proj_a", "ssm_alpha"},  {"linear_attn.in_proj_qkvz", "ssm_in"}, {"linear_attn.in_proj_ba", "ssm_ba"},      \
+     {"linear_attn.conv1d", "ssm_conv1d"},    {"linear_attn.A_log", "ssm_a_log"},     {"linear_attn.dt_bias", "ssm_dt"},         \
+     {"linear_attn.norm", "ssm_norm"},        {"linear_attn.out_proj", "ssm_out"}}
+#define MAMBA2_NAMES                                                                                                             \
+    {{"mamba.in_proj", "ssm_in"},   {"mamba.conv1d", "ssm_conv1d"},        {"mamba.A_log", "ssm_a_log"},                         \
+     {"mamba.D", "ssm_d"},          {"mamba.dt_bias", "ssm_dt"},           {"mamba.norm", "ssm_norm"},                           \
+     {"mamba.out_proj", "ssm_out"}, {"shared_mlp.input_linear", "ffn_up"}, {"shared_mlp.output_linear", "ffn_down"}}
+#define LFM2_NAMES                                                                                                               \
+    {{"operator_norm", "attn_norm"},                                                                                             \
+     {"ffn_norm", "ffn_norm"},                                                                                                   \
+     {"conv.in_proj", "shortconv.in_proj"},                                                                                      \
+     {"conv.conv", "shortconv.conv"},                                                                                            \
+     {"conv.out_proj", "shortconv.out_proj"},                                                                                    \
+     {"self_attn.out_proj", "attn_output"},                                                                                      \
+     {"self_attn.q_layernorm", "attn_q_norm"},                                                                                   \
+     {"self_attn.k_layernorm", "attn_k_norm"},                                                                                   \
+     {"feed_forward.w1", "ffn_gate"},                                                                                            \
+     {"feed_forward.w3", "ffn_up"},                                                                                              \
+     {"feed_forward.w2", "ffn_down"},                                                                                            \
+     {"feed_forward.gate", "ffn_gate_inp"},                                                                                      \
+     {"feed_forward.expert_bias", "exp_probs_b"}}
 
 static const fkv_architecture ARCHITECTURES[] = {
     {.name = "llama", .features = {.norm_experts = true}, .gguf_interleaved = true},
@@ -92,6 +116,11 @@ static const fkv_architecture ARCHITECTURES[] = {
      .gguf_interleaved = true,
      .divides_logits = true},
     {.name = "granitemoe", .features = {.norm_experts = true}, .gguf_interleaved = true, .divides_logits = true},
+    {.name = "granitehybrid",
+     .features = {.recurrence = FKV_MAMBA2, .norm_experts = true},
+     .hf_names = MAMBA2_NAMES,
+     .gguf_interleaved = true,
+     .divides_logits = true},
     {.name = "olmo2",
      .features =
          {.no_pre_norms = true, .post_norms = true, .qk_norm = FKV_QK_NORM_ROWS, .separate_local_rope = true, .window_period = 4},
@@ -204,6 +233,31 @@ static const fkv_architecture ARCHITECTURES[] = {
                   .yarn_unrounded = true,
                   .window_period = 2},
      .gguf_post_attn_is_ffn_norm = true},
+    {.name = "lfm2",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .recurrence = FKV_SHORT_CONV},
+     .hf_names = LFM2_NAMES,
+     .rope_base = 1e6f},
+    {.name = "lfm2moe",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .recurrence = FKV_SHORT_CONV, .norm_experts = true, .sigmoid_router = true},
+     .hf_names = LFM2_NAMES,
+     .rope_base = 1e6f},
+    {.name = "qwen3next",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .recurrence = FKV_DELTA_NET, .gate_in_q = true, .norm_experts = true},
+     .hf_names = DELTA_NET_NAMES,
+     .hf_norm_plus_one = true,
+     .gguf_post_attn_is_ffn_norm = true},
+    {.name = "qwen35",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .recurrence = FKV_DELTA_NET, .gate_in_q = true},
+     .hf_names = DELTA_NET_NAMES,
+     .hf_norm_plus_one = true,
+     .gguf_post_attn_is_ffn_norm = true,
+     .gguf_tiled_heads = true},
+    {.name = "qwen35moe",
+     .features = {.qk_norm = FKV_QK_NORM_HEADS, .recurrence = FKV_DELTA_NET, .gate_in_q = true, .norm_experts = true},
+     .hf_names = DELTA_NET_NAMES,
+     .hf_norm_plus_one = true,
+     .gguf_post_attn_is_ffn_norm = true,
+     .gguf_tiled_heads = true},
 };
 
 const fkv_architecture *fkv_architecture_find(const char *name) {
@@ -214,12 +268,12 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
 
 const char *fkv_architecture_names(void) {
     return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
-           "granite, granitemoe, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
+           "granite, granitemoe, granitehybrid, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
            "ernie4_5-moe, exaone4, olmoe, minimax-m2, hunyuan-dense, hunyuan-moe, dots1, arcee, starcoder2, apertus, phimoe, afmoe, "
-           "llama4, mimo2, bailingmoe and bailingmoe2";
+           "llama4, mimo2, bailingmoe, bailingmoe2, lfm2, lfm2moe, qwen3next, qwen35 and qwen35moe";
 }
 
-#define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
+#define RECURRENT "layers with this kind of recurrent state (state space or linear attention) are not supported"
 #define ALTUP "multiple residual streams (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
 #define LATENT "multi-head latent attention (MLA) is not supported"
 
@@ -228,42 +282,12 @@ const char *fkv_architecture_refusal(const char *name) {
         const char *name;
         const char *why;
     } refused[] = {
-        {"qwen3next", RECURRENT},
-        {"qwen3_next", RECURRENT},
-        {"qwen35", RECURRENT},
-        {"qwen35moe", RECURRENT},
-        {"qwen3_5", RECURRENT},
-        {"qwen3_5_text", RECURRENT},
-        {"qwen3_5_moe", RECURRENT},
-        {"qwen3_5_moe_text", RECURRENT},
-        {"mamba", RECURRENT},
-        {"mamba2", RECURRENT},
-        {"falcon_mamba", RECURRENT},
-        {"falcon_h1", RECURRENT},
-        {"falcon-h1", RECURRENT},
-        {"jamba", RECURRENT},
-        {"bamba", RECURRENT},
-        {"nemotron_h", RECURRENT},
-        {"nemotron_h_moe", RECURRENT},
-        {"granitehybrid", RECURRENT},
-        {"plamo2", RECURRENT},
-        {"rwkv6", RECURRENT},
-        {"rwkv7", RECURRENT},
-        {"kimi_linear", RECURRENT},
-        {"kimi-linear", RECURRENT},
-        {"recurrent_gemma", RECURRENT},
-        {"lfm2", "layers of short convolutions are not supported"},
-        {"lfm2_moe", "layers of short convolutions are not supported"},
-        {"lfm2moe", "layers of short convolutions are not supported"},
-        {"deepseek2", LATENT},
-        {"deepseek_v2", LATENT},
-        {"deepseek_v3", LATENT},
-        {"deepseek_v32", LATENT},
-        {"kimi_k2", LATENT},
-        {"glm4_moe_lite", LATENT},
-        {"mistral4", LATENT},
-        {"minicpm3", LATENT},
-        {"gemma3n", ALTUP},
+        {"mamba", RECURRENT},          {"mamba2", RECURRENT},      {"falcon_mamba", RECURRENT},    {"falcon_h1", RECURRENT},
+        {"falcon-h1", RECURRENT},      {"jamba", RECURRENT},       {"bamba", RECURRENT},           {"nemotron_h", RECURRENT},
+        {"nemotron_h_moe", RECURRENT}, {"plamo2", RECURRENT},      {"rwkv6", RECURRENT},           {"rwkv7", RECURRENT},
+        {"kimi_linear", RECURRENT},    {"kimi-linear", RECURRENT}, {"recurrent_gemma", RECURRENT}, {"deepseek2", LATENT},
+        {"deepseek_v2", LATENT},       {"deepseek_v3", LATENT},    {"deepseek_v32", LATENT},       {"kimi_k2", LATENT},
+        {"glm4_moe_lite", LATENT},     {"mistral4", LATENT},       {"minicpm3", LATENT},           {"gemma3n", ALTUP},
         {"gemma3n_text", ALTUP},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
@@ -320,6 +344,26 @@ static void complete_expert_dims(fkv_hparams *h) {
     if (!has_dense_layers(h) && !h->features.parallel_experts) h->ffn_dim = h->expert_dim;
     for (uint32_t i = 0; h->shared_dim != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if (fkv_architecture_has_experts(h, i)) h->shapes[i].ffn_dim = h->shared_dim;
+}
+
+bool fkv_architecture_is_recurrent(const fkv_hparams *h, uint32_t layer) { return (h->layers[layer] & FKV_LAYER_RECURRENT) != 0; }
+
+bool fkv_architecture_has_recurrence(const fkv_hparams *h) {
+    bool has = false;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) has = has || fkv_architecture_is_recurrent(h, i);
+    return has;
+}
+
+uint32_t fkv_architecture_conv_channels(const fkv_hparams *h) {
+    const fkv_recurrence *r = &h->recurrence;
+    return h->features.recurrence == FKV_SHORT_CONV ? h->dim : 2 * r->n_k_heads * r->k_dim + r->n_v_heads * r->v_dim;
+}
+
+uint64_t fkv_architecture_state_bytes(const fkv_hparams *h) {
+    const fkv_recurrence *r = &h->recurrence;
+    uint64_t n = (uint64_t)(r->n_taps - 1) * fkv_architecture_conv_channels(h);
+    if (h->features.recurrence != FKV_SHORT_CONV) n += (uint64_t)r->n_v_heads * r->v_dim * r->k_dim;
+    return fkv_align_up(n * sizeof(float), 64);
 }
 
 uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {

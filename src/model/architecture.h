@@ -24,6 +24,7 @@ typedef struct fkv_architecture {
     bool hf_interleaved;                       /* safetensors files interleave RoPE pairs */
     bool hf_norm_plus_one;                     /* norm weights in safetensors files must be increased by 1 */
     bool gguf_post_attn_is_ffn_norm; /* the GGUF tensor post_attention_norm is the input norm of the feed-forward block */
+    bool gguf_tiled_heads;           /* GGUF files store the value heads of a delta net in tiled order; see fkv_recurrence */
     bool gguf_yarn_log_multiplier;   /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
     bool divides_logits;             /* the logit scale in the file divides the logits instead of multiplying them */
     float rope_base;                 /* RoPE base if the file does not state one; 0 means 10000 */
@@ -63,6 +64,19 @@ FKV_INTERNAL bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint3
 /* Returns the number of layers that store keys and values. These are the first layers of the model; the remaining layers read
  * pages of these layers. */
 FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
+
+/* Returns whether a layer has a recurrent state instead of keys and values. */
+FKV_INTERNAL bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
+
+/* Returns whether the model has at least one recurrent layer. */
+FKV_INTERNAL bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
+
+/* Returns the number of channels of the convolution in a recurrent layer. */
+FKV_INTERNAL uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
+
+/* Returns the size of the recurrent state of one layer in bytes, a multiple of 64: f32 values of the last n_taps - 1 inputs of
+ * the convolution, after the states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2. */
+FKV_INTERNAL uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
 /* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated
  * K bias averaged over the context. This shifts all scores of a query by the same amount, so softmax is unchanged. Without

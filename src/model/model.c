@@ -38,6 +38,28 @@ static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
     return FKV_OK;
 }
 
+static fkv_status check_recurrence(const fkv_hparams *h) {
+    const fkv_recurrence *r = &h->recurrence;
+    if (!fkv_architecture_has_recurrence(h)) return FKV_OK;
+    FKV_REQUIRE(h->n_shared_kv_layers == 0 && !h->features.parallel, FKV_UNSUPPORTED,
+                "recurrent layers are not supported in models that share pages between layers or have parallel blocks");
+    FKV_REQUIRE(r->n_taps >= 2 && r->n_taps <= FKV_MAX_TAPS, FKV_UNSUPPORTED,
+                "the convolution of the recurrent layers has %u taps, expected 2 to %d", r->n_taps, FKV_MAX_TAPS);
+    if (h->features.recurrence != FKV_SHORT_CONV) {
+        FKV_REQUIRE(r->k_dim > 0 && r->k_dim <= FKV_MAX_STATE_DIM && r->v_dim > 0 && r->v_dim <= FKV_MAX_STATE_DIM,
+                    FKV_UNSUPPORTED, "the heads of the recurrent layers have the dimensions %u and %u, expected 1 to %d",
+                    r->k_dim, r->v_dim, FKV_MAX_STATE_DIM);
+        FKV_REQUIRE(r->n_k_heads > 0 && r->n_v_heads > 0 && r->n_v_heads % r->n_k_heads == 0 &&
+                        r->n_v_heads <= MAX_DIM / FKV_MAX_STATE_DIM,
+                    FKV_UNSUPPORTED, "the recurrent layers have %u key heads and %u value heads, expected a multiple, at most %d",
+                    r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
+    }
+    FKV_REQUIRE(fkv_architecture_state_bytes(h) <= FKV_MAX_STATE_BYTES, FKV_UNSUPPORTED,
+                "the state of a recurrent layer has %llu bytes, more than %d",
+                (unsigned long long)fkv_architecture_state_bytes(h), FKV_MAX_STATE_BYTES);
+    return FKV_OK;
+}
+
 static fkv_status check_shape(const fkv_hparams *h) {
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS, FKV_UNSUPPORTED, "the model has %u layers, expected 1 to %d",
                 h->n_layers, FKV_MAX_LAYERS);
@@ -55,7 +77,7 @@ static fkv_status check_shape(const fkv_hparams *h) {
                 "per-layer inputs of dimension %u for %u layers exceed the limit of %d in total", h->input_dim, h->n_layers,
                 MAX_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(check_layer_shape(h, i));
-    return FKV_OK;
+    return check_recurrence(h);
 }
 
 static fkv_status check_expert_groups(const fkv_hparams *h) {
@@ -291,7 +313,7 @@ static fkv_status find_unused_kv(tensor_search *s, uint32_t kv_dim) {
 
 static fkv_status find_qkv(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
-    const uint32_t q_dim = h->n_q_heads * s->shape->head_dim;
+    const uint32_t q_dim = h->n_q_heads * s->shape->head_dim * (h->features.gate_in_q ? 2 : 1);
     const uint32_t kv_dim = s->shape->n_kv_heads * s->shape->head_dim;
     const uint32_t v_dim = s->shape->n_kv_heads * fkv_architecture_v_dim(h, s->shape);
     const bool is_fused = has_layer_tensor(s, "attn_qkv.weight");
@@ -305,14 +327,122 @@ static fkv_status find_qkv(tensor_search *s, fkv_layer_tensors *t) {
     return find_fused_parts(s, is_fused ? "attn_qkv" : NULL, h->features.qkv_bias, parts, 3);
 }
 
-/* Finds the shared expert. */
-static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
+/* Finds the weights of the convolution: [C, n_taps]. MLX stores them as [C, n_taps, 1]. */
+static fkv_status find_conv(tensor_search *s, const char *name, const fkv_tensor **out) {
     const fkv_hparams *h = s->model->hparams;
-    const uint32_t f = s->shape->ffn_dim;
-    FKV_TRY(find_layer_tensor(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
-    FKV_TRY(find_layer_tensor(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
-    FKV_TRY(find_layer_tensor(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
-    return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
+    const uint32_t n_channels = fkv_architecture_conv_channels(h);
+    const uint32_t n_taps = h->recurrence.n_taps;
+    char text[FKV_MAX_TENSOR_NAME];
+    const fkv_tensor *found = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
+    if (found == NULL || found->n_cols != 1) {
+        FKV_TRY(find_layer_tensor(s, name, n_channels, n_taps, true, out));
+        return require_float_tensor(*out, "convolutions");
+    }
+    FKV_TRY(find_layer_tensor(s, name, (uint64_t)n_channels * n_taps, 1, true, &found));
+    FKV_TRY(require_float_tensor(found, "convolutions"));
+    fkv_tensor *view = s->next_view++;
+    *view = *found;
+    view->n_rows = n_channels;
+    view->n_cols = n_taps;
+    view->row_bytes = n_taps * found->row_bytes;
+    *out = view;
+    return FKV_OK;
+}
+
+static fkv_status find_short_conv(tensor_search *s, fkv_layer_tensors *t) {
+    const uint32_t dim = s->model->hparams->dim;
+    FKV_TRY(find_layer_tensor(s, "shortconv.in_proj.weight", 3 * (uint64_t)dim, dim, true, &t->mixer_in));
+    FKV_TRY(find_layer_tensor(s, "shortconv.in_proj.bias", 1, 3 * dim, false, &t->mixer_in_bias));
+    FKV_TRY(find_conv(s, "shortconv.conv.weight", &t->conv));
+    FKV_TRY(find_layer_tensor(s, "shortconv.conv.bias", 1, dim, false, &t->conv_bias));
+    FKV_TRY(find_layer_tensor(s, "shortconv.out_proj.weight", dim, dim, true, &t->o));
+    return find_layer_tensor(s, "shortconv.out_proj.bias", 1, dim, false, &t->o_bias);
+}
+
+static fkv_status find_delta_net(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_recurrence *r = &h->recurrence;
+    const uint32_t n_channels = fkv_architecture_conv_channels(h);
+    const uint32_t n_values = r->n_v_heads * r->v_dim;
+    if (has_layer_tensor(s, "ssm_in.weight")) {
+        FKV_TRY(find_layer_tensor(s, "ssm_in.weight", n_channels + n_values, h->dim, true, &t->mixer_fused));
+    } else {
+        FKV_TRY(find_layer_tensor(s, "attn_qkv.weight", n_channels, h->dim, true, &t->mixer_in));
+        FKV_TRY(find_layer_tensor(s, "attn_gate.weight", n_values, h->dim, true, &t->mixer_gate));
+    }
+    if (has_layer_tensor(s, "ssm_ba.weight")) {
+        FKV_TRY(find_layer_tensor(s, "ssm_ba.weight", 2 * r->n_v_heads, h->dim, true, &t->beta_alpha));
+    } else {
+        FKV_TRY(find_layer_tensor(s, "ssm_beta.weight", r->n_v_heads, h->dim, true, &t->beta));
+        FKV_TRY(find_layer_tensor(s, "ssm_alpha.weight", r->n_v_heads, h->dim, true, &t->alpha));
+    }
+    FKV_TRY(find_conv(s, "ssm_conv1d.weight", &t->conv));
+    FKV_TRY(find_layer_tensor(s, "ssm_a", 1, r->n_v_heads, false, &t->decay));
+    FKV_TRY(find_layer_tensor(s, "ssm_a_log.weight", 1, r->n_v_heads, t->decay == NULL, &t->decay_log));
+    FKV_TRY(find_layer_tensor(s, "ssm_dt.bias", 1, r->n_v_heads, true, &t->alpha_bias));
+    FKV_TRY(find_layer_tensor(s, "ssm_norm.weight", 1, r->v_dim, true, &t->mixer_norm));
+    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->o);
+}
+
+/* Finds a vector of n values, which GGUF files store as n rows of one value or as several rows of groups. `name` is the name in
+ * GGUF files, and `hf_name` the translated name in safetensors files. */
+static fkv_status find_mamba_vector(tensor_search *s, const char *name, const char *hf_name, uint32_t n, const fkv_tensor **out) {
+    char text[FKV_MAX_TENSOR_NAME];
+    const fkv_tensor *found = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
+    if (found == NULL || found->n_rows == 1) return find_layer_tensor(s, found != NULL ? name : hf_name, 1, n, true, out);
+    const uint32_t n_rows = found->n_rows;
+    FKV_TRY(find_layer_tensor(s, name, n_rows, n / n_rows, true, &found));
+    FKV_TRY(require_float_tensor(found, "vectors of recurrent layers"));
+    FKV_REQUIRE(n % n_rows == 0, FKV_FILE_DAMAGED, "tensor %s has %u rows, which do not divide %u values", found->name, n_rows,
+                n);
+    fkv_tensor *view = s->next_view++;
+    *view = *found;
+    view->n_rows = 1;
+    view->n_cols = n;
+    view->row_bytes = n_rows * found->row_bytes;
+    *out = view;
+    return FKV_OK;
+}
+
+static fkv_status find_mamba2(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_recurrence *r = &h->recurrence;
+    const uint32_t n_channels = fkv_architecture_conv_channels(h);
+    const uint32_t n_values = r->n_v_heads * r->v_dim;
+    const fkv_tensor *in = NULL;
+    FKV_TRY(find_layer_tensor(s, "ssm_in.weight", (uint64_t)n_values + n_channels + r->n_v_heads, h->dim, true, &in));
+    t->mixer_gate = view_rows(s, in, 0, n_values);
+    t->mixer_in = view_rows(s, in, n_values, n_channels);
+    t->alpha = view_rows(s, in, n_values + n_channels, r->n_v_heads);
+    FKV_TRY(find_conv(s, "ssm_conv1d.weight", &t->conv));
+    FKV_TRY(find_layer_tensor(s, "ssm_conv1d.bias", 1, n_channels, false, &t->conv_bias));
+    const bool has_rates = has_layer_tensor(s, "ssm_a"); /* GGUF stores the rates, and safetensors files their logarithms */
+    FKV_TRY(find_mamba_vector(s, "ssm_a", "ssm_a_log.weight", r->n_v_heads, has_rates ? &t->decay : &t->decay_log));
+    FKV_TRY(find_mamba_vector(s, "ssm_d", "ssm_d.weight", r->n_v_heads, &t->skip));
+    FKV_TRY(find_layer_tensor(s, "ssm_dt.bias", 1, r->n_v_heads, true, &t->alpha_bias));
+    FKV_TRY(find_mamba_vector(s, "ssm_norm.weight", "ssm_norm.weight", n_values, &t->mixer_norm));
+    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->o);
+}
+
+static fkv_status find_recurrent(tensor_search *s, fkv_layer_tensors *t) {
+    switch (s->model->hparams->features.recurrence) {
+    case FKV_SHORT_CONV: return find_short_conv(s, t);
+    case FKV_DELTA_NET: return find_delta_net(s, t);
+    case FKV_MAMBA2: return find_mamba2(s, t);
+    case FKV_RECURRENCE_NONE: break;
+    }
+    return fkv_fail(FKV_UNSUPPORTED, "layer %u is recurrent, but the architecture has no recurrence", s->layer);
+}
+
+/* Finds the attention matrices. */
+static fkv_status find_attention(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t attended = h->n_q_heads * fkv_architecture_v_dim(h, s->shape);
+    FKV_TRY(find_qkv(s, t));
+    FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, attended, true, &t->o));
+    if (h->features.attn_gate)
+        FKV_TRY(find_layer_tensor(s, "attn_gate.weight", h->n_q_heads * s->shape->head_dim, h->dim, true, &t->attn_gate));
+    return find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias);
 }
 
 /* Finds the matrices of a feed-forward without a gate. */
@@ -337,6 +467,17 @@ static fkv_status find_ffn(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up.weight"));
     const bool is_fused = !has_layer_tensor(s, "ffn_gate.weight") && up != NULL && up->n_rows == 2 * f;
     return find_fused_parts(s, is_fused ? "ffn_up" : NULL, false, parts, 2);
+}
+
+/* Finds the shared expert. */
+static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = s->shape->ffn_dim;
+    if (has_layer_tensor(s, "ffn_up.weight") && !has_layer_tensor(s, "ffn_up_shexp.weight")) return find_ffn(s, t); /* Granite */
+    FKV_TRY(find_layer_tensor(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
+    FKV_TRY(find_layer_tensor(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
+    FKV_TRY(find_layer_tensor(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
+    return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
 }
 
 /* Finds one matrix, [n_rows, n_cols], of every expert. Experts are separate tensors, or row ranges of a stacked tensor with
@@ -504,7 +645,8 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     const bool has_parallel_experts = f->parallel_experts && h->n_experts != 0;
     const bool has_kv = s->shape->kv_layer == s->layer;
     const bool own_heads = f->qk_norm == FKV_QK_NORM_OWN_HEADS;
-    const bool has_norms = f->qk_norm != FKV_QK_PLAIN && f->qk_norm != FKV_QK_NORM_UNWEIGHTED && !own_heads;
+    const bool has_norms = f->qk_norm != FKV_QK_PLAIN && f->qk_norm != FKV_QK_NORM_UNWEIGHTED && !own_heads &&
+                           !fkv_architecture_is_recurrent(h, s->layer);
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
     const bool uses_post_attn_name =
@@ -567,12 +709,7 @@ static fkv_status find_xielu(tensor_search *s) {
 static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
-    FKV_TRY(find_qkv(s, t));
-    const uint32_t attended = h->n_q_heads * fkv_architecture_v_dim(h, s->shape);
-    FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, attended, true, &t->o));
-    FKV_TRY(find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
-    if (h->features.attn_gate)
-        FKV_TRY(find_layer_tensor(s, "attn_gate.weight", h->n_q_heads * s->shape->head_dim, h->dim, true, &t->attn_gate));
+    FKV_TRY(fkv_architecture_is_recurrent(h, s->layer) ? find_recurrent(s, t) : find_attention(s, t));
     if (h->features.activation == FKV_XIELU) FKV_TRY(find_xielu(s));
     if (h->input_dim != 0) {
         FKV_TRY(find_layer_tensor(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
@@ -602,7 +739,10 @@ static fkv_status find_model_tensors(tensor_search *s) {
     FKV_TRY(find_tensor(s, "output.weight", h->n_vocab, h->dim, false, &m->output));
     if (m->output == NULL) m->output = m->embedding;
     FKV_TRY(find_tensor(s, "output.bias", 1, h->n_vocab, false, &m->output_bias));
-    FKV_TRY(find_tensor(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
+    /* GGUF files of LFM2 store the final norm under this name */
+    const bool is_lfm2 =
+        h->features.recurrence == FKV_SHORT_CONV && fkv_weights_find(m->weights, "token_embd_norm.weight") != NULL;
+    FKV_TRY(find_tensor(s, is_lfm2 ? "token_embd_norm.weight" : "output_norm.weight", 1, h->dim, true, &m->final_norm));
     if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find_tensor(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
     /* these tensors are not read: their values are already in the hyperparameters */
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
@@ -698,6 +838,8 @@ static fkv_status fill_info(fkv_model *m) {
     info->n_kv_heads = h->n_kv_heads;
     info->head_dim = h->head_dim;
     for (uint32_t i = 0; i < h->n_layers; i++) info->window = fkv_max_u32(info->window, fkv_architecture_window(h, i));
+    for (uint32_t i = 0; i < h->n_layers; i++)
+        if (fkv_architecture_is_recurrent(h, i)) info->state_bytes += fkv_architecture_state_bytes(h);
     for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++) {
         const fkv_tensor *tensor = fkv_weights_tensor(m->weights, i);
         info->n_parameters += (uint64_t)tensor->n_rows * tensor->n_cols;
@@ -728,6 +870,9 @@ static fkv_status open_model(const char *path, fkv_model *m) {
                 fkv_architecture_names());
     FKV_TRY(check_shape(h));
     FKV_TRY(check_scalars(h));
+    FKV_REQUIRE(m->backend->runs_recurrent_layers || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
+                "%s has layers with a recurrent state (architecture %s), which only the CPU backend supports", path,
+                h->architecture);
     m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
     m->residual_scale = h->residual_scale != 0.0f ? h->residual_scale : 1.0f;
@@ -797,6 +942,8 @@ fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_mod
                               .head_dim = s->head_dim,
                               .window = fkv_architecture_window(model->hparams, layer),
                               .kv_layer = s->kv_layer};
+    if (fkv_architecture_is_recurrent(model->hparams, layer))
+        *info = (fkv_model_layer){.kv_layer = layer, .state_bytes = fkv_architecture_state_bytes(model->hparams)};
     return FKV_OK;
 }
 

@@ -30,6 +30,21 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *input_gate, *input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     const fkv_tensor *input_norm;              /* [dim] */
     const fkv_tensor *sinks;                   /* [H] */
+
+    /* Recurrent layers, which have no q, k and v; their output projection is o. C: channels of the convolution. */
+    const fkv_tensor *mixer_in;      /* [C, dim] input of the convolution; in a short convolution [3 * dim, dim]: B, C and x */
+    const fkv_tensor *mixer_in_bias; /* [3 * dim] */
+    const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
+    const fkv_tensor *mixer_fused;   /* mixer_in and mixer_gate, interleaved by key head: query, key, values, gates */
+    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] decay and write strength of a delta net */
+    const fkv_tensor *beta_alpha;    /* beta and alpha, interleaved by key head */
+    const fkv_tensor *conv;          /* [C, n_taps] */
+    const fkv_tensor *conv_bias;     /* [C] */
+    const fkv_tensor *decay_log;     /* [n_v_heads] logarithms of the decay rates */
+    const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
+    const fkv_tensor *alpha_bias;    /* [n_v_heads] */
+    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the inputs that are added to the outputs */
+    const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
     const fkv_tensor
         *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */

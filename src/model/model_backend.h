@@ -11,6 +11,8 @@
 #include <flatkv/model.h>
 
 typedef struct fkv_model_backend {
+    bool runs_recurrent_layers; /* the backend supports models with recurrent layers */
+
     /* Computes packed_bytes and mapped_bytes of a model whose tensors have been located. Allocates nothing. */
     fkv_status (*count_weights)(fkv_model *model);
 

@@ -71,6 +71,31 @@ static fkv_status get_per_layer_u32(const fkv_gguf_values *values, fkv_weights *
     return FKV_OK;
 }
 
+/* Reads the number of KV heads of models in which 0 KV heads mark a recurrent layer, and sets the flags of these layers. All
+ * other layers must have the same number of KV heads. */
+static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    const arch_key key = full_key(weights, "attention.head_count_kv");
+    const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
+    if (value == NULL || value->type != FKV_GGUF_ARRAY) return fkv_gguf_get_u32(values, key.text, &h->n_kv_heads);
+    bool good = (value->item == FKV_GGUF_I32 || value->item == FKV_GGUF_U32) && value->count == h->n_layers &&
+                value->count <= FKV_MAX_LAYERS;
+    uint32_t n_heads = 0;
+    for (uint32_t i = 0; good && i < h->n_layers; i++) {
+        uint32_t n = 0;
+        memcpy(&n, value->data + i * sizeof n, sizeof n);
+        if (n == 0)
+            h->layers[i] |= FKV_LAYER_RECURRENT;
+        else
+            good = n == (n_heads == 0 ? n : n_heads);
+        if (n != 0) n_heads = n;
+    }
+    FKV_REQUIRE(good, FKV_UNSUPPORTED, "%s must be 0 or the same number for each of %u layers: %s", key.text, h->n_layers,
+                values->path);
+    if (n_heads != 0) h->n_kv_heads = n_heads;
+    return FKV_OK;
+}
+
 /* ---- sections ---- */
 
 static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
@@ -79,7 +104,11 @@ static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights
     uint32_t value_length = 0;
     FKV_TRY(get_uniform_u32(values, weights, "attention.head_count", &h->n_q_heads));
     h->n_kv_heads = h->n_q_heads;
-    FKV_TRY(get_per_layer_u32(values, weights, "attention.head_count_kv", offsetof(fkv_layer_shape, n_kv_heads), &h->n_kv_heads));
+    if (h->features.recurrence != FKV_RECURRENCE_NONE)
+        FKV_TRY(read_recurrent_heads(values, weights));
+    else
+        FKV_TRY(
+            get_per_layer_u32(values, weights, "attention.head_count_kv", offsetof(fkv_layer_shape, n_kv_heads), &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) key_length = h->dim / h->n_q_heads;
     value_length = key_length;
     FKV_TRY(get_arch_u32(values, weights, "attention.key_length", &key_length));
@@ -160,7 +189,7 @@ static fkv_status read_gguf_window(const fkv_gguf_values *values, fkv_weights *w
     FKV_TRY(get_uniform_u32(values, weights, "attention.sliding_window", &window));
     if (h->features.window_period != 0) h->window = window;
     if (pattern != NULL && !is_list) FKV_TRY(fkv_gguf_get_u32(values, key.text, &h->features.window_period));
-    fkv_architecture_set_layers(h);
+    if (h->features.recurrence == FKV_RECURRENCE_NONE) fkv_architecture_set_layers(h);
     if (!is_list || h->window == 0) return FKV_OK;
     FKV_REQUIRE(pattern->item == FKV_GGUF_BOOL && pattern->count == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
                 "%s must have one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
@@ -185,7 +214,10 @@ static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *w
 
 static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *weights) {
     enum { GATING_SIGMOID = 2 };
-    static const char *const unknown[] = {"ssm.state_size", "attention.kv_lora_rank"};
+    static const char *const unknown[] = {"attention.kv_lora_rank", "ssm.state_size"};
+    const fkv_recurrence_kind kind = weights->hparams.features.recurrence;
+    /* ssm.state_size is read by read_gguf_recurrence() */
+    const size_t n_unknown = kind == FKV_DELTA_NET || kind == FKV_MAMBA2 ? 1 : 2;
     fkv_hparams *h = &weights->hparams;
     uint32_t gating = 0;
     uint32_t n_shared = 0;
@@ -209,7 +241,7 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "expert_weights_norm").text, &h->features.norm_experts));
     FKV_TRY(get_arch_u32(values, weights, "expert_gating_func", &gating));
     if (gating == GATING_SIGMOID) h->features.sigmoid_router = true;
-    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+    for (size_t i = 0; i < n_unknown; i++) {
         uint32_t number = 0;
         FKV_TRY(get_arch_u32(values, weights, unknown[i], &number));
         FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported (expected 0): %s",
@@ -275,6 +307,43 @@ static fkv_status read_xielu(const fkv_gguf_values *values, fkv_weights *weights
     return FKV_OK;
 }
 
+/* Reads the shape of recurrent layers, and the layers that are recurrent if head_count_kv does not state them. model.c checks the
+ * values. */
+static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    fkv_recurrence *r = &h->recurrence;
+    uint32_t inner = 0;
+    uint32_t interval = 4;
+    if (h->features.recurrence == FKV_SHORT_CONV) return get_arch_u32(values, weights, "shortconv.l_cache", &r->n_taps);
+    if (h->features.recurrence == FKV_RECURRENCE_NONE) return FKV_OK;
+    FKV_TRY(get_arch_u32(values, weights, "ssm.conv_kernel", &r->n_taps));
+    FKV_TRY(get_arch_u32(values, weights, "ssm.state_size", &r->k_dim));
+    FKV_TRY(get_arch_u32(values, weights, "ssm.group_count", &r->n_k_heads));
+    FKV_TRY(get_arch_u32(values, weights, "ssm.time_step_rank", &r->n_v_heads));
+    FKV_TRY(get_arch_u32(values, weights, "ssm.inner_size", &inner));
+    FKV_TRY(get_arch_u32(values, weights, "full_attention_interval", &interval));
+    FKV_REQUIRE(r->n_v_heads > 0 && inner % r->n_v_heads == 0 && interval > 0, FKV_FILE_FORMAT,
+                "%s is %u, which is not a multiple of %u heads, or full_attention_interval is 0: %s",
+                full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads, values->path);
+    r->v_dim = inner / r->n_v_heads;
+    if (h->features.recurrence == FKV_MAMBA2) {
+        bool has_rope = false; /* the key for "the model was trained with RoPE" */
+        FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
+        FKV_REQUIRE(r->n_k_heads == 1, FKV_UNSUPPORTED, "%s is %u: Mamba layers with several groups are not supported: %s",
+                    full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
+        for (uint32_t i = 0; !has_rope && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
+        return FKV_OK; /* head_count_kv states the recurrent layers */
+    }
+    const fkv_gguf_value *list = fkv_gguf_find(values, full_key(weights, "attention.recurrent_layers").text);
+    FKV_REQUIRE(list == NULL || (list->type == FKV_GGUF_ARRAY && list->item == FKV_GGUF_BOOL && list->count >= h->n_layers),
+                FKV_FILE_FORMAT, "%s must have one bool for each of %u layers: %s",
+                full_key(weights, "attention.recurrent_layers").text, h->n_layers, values->path);
+    if (fkv_architecture_has_recurrence(h)) return FKV_OK; /* stated by head_count_kv */
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        if (list != NULL ? list->data[i] != 0 : (i + 1) % interval != 0) h->layers[i] |= FKV_LAYER_RECURRENT;
+    return FKV_OK;
+}
+
 static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_bytes text = {0};
     FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
@@ -325,7 +394,9 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     FKV_TRY(set_llama4(values, weights));
     FKV_TRY(read_xielu(values, weights));
     if (h->features.sparse_mixer) h->mixer_jitter = 0.01f; /* GGUF files do not store it */
+    FKV_TRY(read_gguf_recurrence(values, weights));
     if (architecture != NULL) {
+        h->recurrence.tiled = architecture->gguf_tiled_heads;
         set_large_gemma_scale(architecture, h);
         /* the converter reorders the rows of GLM-4.1V, because llama.cpp's RoPE with sections requires split pairs */
         const bool has_sections = fkv_gguf_find(values, full_key(weights, "rope.dimension_sections").text) != NULL;

@@ -88,6 +88,22 @@ static const char GEMMA4_DEFAULTS[] = "{" GEMMA4_COMMON ", \"max_position_embedd
 static const char GEMMA4_UNIFIED_DEFAULTS[] =
     "{" GEMMA4_COMMON ", \"max_position_embeddings\": 262144, \"sliding_window\": 1024}";
 
+static const char LFM2_DEFAULTS[] =
+    "{\"vocab_size\": 65536, \"num_key_value_heads\": 8, \"max_position_embeddings\": 128000, \"norm_eps\": 1e-5,"
+    " \"conv_L_cache\": 3, \"block_auto_adjust_ff_dim\": true, \"block_multiple_of\": 256, \"block_ffn_dim_multiplier\": 1.0,"
+    " \"tie_word_embeddings\": true}";
+static const char LFM2_MOE_DEFAULTS[] =
+    "{\"vocab_size\": 65536, \"num_key_value_heads\": 8, \"max_position_embeddings\": 128000, \"norm_eps\": 1e-5,"
+    " \"conv_L_cache\": 3, \"num_dense_layers\": 2, \"norm_topk_prob\": true}";
+
+static const char GRANITE_HYBRID_DEFAULTS[] =
+    "{\"mamba_n_heads\": 128, \"mamba_n_groups\": 1, \"mamba_d_state\": 256, \"mamba_d_conv\": 4, \"mamba_expand\": 2}";
+
+static const char DELTA_NET_DEFAULTS[] =
+    "{\"rms_norm_eps\": 1e-6, \"head_dim\": 256, \"max_position_embeddings\": 32768, \"linear_conv_kernel_dim\": 4,"
+    " \"linear_key_head_dim\": 128, \"linear_value_head_dim\": 128, \"linear_num_key_heads\": 16,"
+    " \"linear_num_value_heads\": 32}";
+
 static const hf_model_type MODEL_TYPES[] = {
     {"llama", "llama", 0, LLAMA_DEFAULTS},
     {"mistral", "llama", FKV_NO_PERIOD, NULL},
@@ -109,7 +125,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"smollm3", "smollm3", 0, NULL},
     {"granite", "granite", 0, NULL},
     {"granitemoe", "granitemoe", 0, NULL},
-    {"granitemoehybrid", "granite", 0, NULL},
+    {"granitemoehybrid", "granitehybrid", 0, GRANITE_HYBRID_DEFAULTS},
     {"olmo2", "olmo2", 0, NULL},
     {"olmo3", "olmo2", 0, NULL},
     {"cohere", "command-r", 0, NULL},
@@ -144,6 +160,11 @@ static const hf_model_type MODEL_TYPES[] = {
     {"solar_open", "glm4moe", 0, NULL},
     {"afmoe", "afmoe", 0, NULL},
     {"arcee", "arcee", 0, NULL},
+    {"lfm2", "lfm2", 0, LFM2_DEFAULTS},
+    {"lfm2_moe", "lfm2moe", 0, LFM2_MOE_DEFAULTS},
+    {"qwen3_next", "qwen3next", 0, DELTA_NET_DEFAULTS},
+    {"qwen3_5_text", "qwen35", 0, DELTA_NET_DEFAULTS},
+    {"qwen3_5_moe_text", "qwen35moe", 0, DELTA_NET_DEFAULTS},
 };
 
 typedef struct config_reader {
@@ -224,7 +245,11 @@ static bool is_known_field(const config_reader *r, const char *key, const json_t
     static const char *const of_glm[] = {"first_k_dense_replace", "n_shared_experts", "use_qk_norm"};
     for (size_t i = 0; strcmp(r->model->architecture, "glm4moe") == 0 && i < sizeof of_glm / sizeof of_glm[0]; i++)
         if (strcmp(key, of_glm[i]) == 0) return true;
-    if (strcmp(r->model->architecture, "qwen2moe") == 0) return strcmp(key, "shared_expert_intermediate_size") == 0;
+    const bool has_shared_expert = strcmp(r->model->architecture, "qwen2moe") == 0 ||
+                                   strcmp(r->model->architecture, "qwen3next") == 0 ||
+                                   strcmp(r->model->architecture, "qwen35moe") == 0;
+    if (has_shared_expert && strcmp(key, "shared_expert_intermediate_size") == 0) return true;
+    if (r->h->features.gate_in_q && strcmp(key, "attn_output_gate") == 0) return json_is_true(value);
     if (strcmp(key, "use_qk_norm") == 0) return strcmp(r->model->architecture, "command-r") == 0 && json_is_boolean(value);
     if (strcmp(r->model->architecture, "gemma4") != 0) return false;
     const char *text = json_string_value(value);
@@ -467,12 +492,12 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
     return FKV_OK;
 }
 
-/* Only GLM, phi3 and the model types with rotates_partly support partial rotation of a head. For all other model types with plain
- * RoPE, partial_rotary_factor is ignored, as in transformers. With scaled RoPE they are rejected, because transformers cannot run
- * such models either. */
+/* Only GLM, phi3, models with delta nets and the model types with rotates_partly support partial rotation of a head. For all
+ * other model types with plain RoPE, partial_rotary_factor is ignored, as in transformers. With scaled RoPE they are rejected,
+ * because transformers cannot run such models either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0 ||
-                              fkv_hf_traits_of(r->model->type)->rotates_partly;
+                              fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET;
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
                 "invalid partial_rotary_factor %g: expected a value above 0, at most 1: %s", (double)*rotary, r->path);
     if (is_supported) return FKV_OK;
@@ -490,7 +515,7 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
 static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     fkv_hparams *h = r->h;
     /* default fraction of rotated dimensions, as in transformers */
-    float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : 1.0f;
+    float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : r->h->features.recurrence == FKV_DELTA_NET ? 0.25f : 1.0f;
     uint32_t rotary_dim = 0;
     FKV_TRY(get_u32(r->root, "rotary_dim", r->path, &rotary_dim));
     if (rotary_dim != 0 && h->head_dim != 0) rotary = (float)rotary_dim / (float)h->head_dim;
@@ -513,8 +538,20 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
 
 /* ---- layers ---- */
 
+/* Returns the name of recurrent layers in layer_types, or NULL if the architecture has none. */
+static const char *recurrent_layer_type(const config_reader *r) {
+    switch (r->h->features.recurrence) {
+    case FKV_SHORT_CONV: return "conv";
+    case FKV_DELTA_NET: return "linear_attention";
+    case FKV_MAMBA2: return "mamba";
+    case FKV_RECURRENCE_NONE: break;
+    }
+    return NULL;
+}
+
 static fkv_status read_layer_types(const config_reader *r, const json_t *types) {
     fkv_hparams *h = r->h;
+    const char *recurrent = recurrent_layer_type(r);
     FKV_REQUIRE(json_is_array(types) && json_array_size(types) == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
                 "layer_types must have one entry for each of %u layers: %s", h->n_layers, r->path);
     for (uint32_t i = 0; i < h->n_layers; i++) {
@@ -523,12 +560,16 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
         /* within the first chunk, chunked attention is full attention */
         is_full = is_full || (h->attention_chunk != 0 && type != NULL && strcmp(type, "chunked_attention") == 0);
         bool is_windowed = type != NULL && strcmp(type, "sliding_attention") == 0;
-        FKV_REQUIRE(is_full || is_windowed, FKV_UNSUPPORTED,
-                    "layer_types: layer %u has the unsupported type '%s': expected full_attention or sliding_attention: %s", i,
-                    fkv_show_text(type == NULL ? "" : type).text, r->path);
-        FKV_REQUIRE(is_full || h->window != 0, FKV_FILE_FORMAT,
+        /* transformers 5 writes linear_attention for all kinds of recurrent layers */
+        bool is_recurrent =
+            type != NULL && recurrent != NULL && (strcmp(type, recurrent) == 0 || strcmp(type, "linear_attention") == 0);
+        FKV_REQUIRE(is_full || is_windowed || is_recurrent, FKV_UNSUPPORTED,
+                    "layer_types: layer %u has the unsupported type '%s': expected full_attention or %s: %s", i,
+                    fkv_show_text(type == NULL ? "" : type).text, recurrent != NULL ? recurrent : "sliding_attention", r->path);
+        FKV_REQUIRE(!is_windowed || h->window != 0, FKV_FILE_FORMAT,
                     "layer_types: layer %u has sliding attention, but sliding_window is not set: %s", i, r->path);
-        h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (is_windowed ? FKV_LAYER_WINDOW : 0));
+        h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (is_windowed ? FKV_LAYER_WINDOW : 0) |
+                                 (is_recurrent ? FKV_LAYER_RECURRENT : 0));
     }
     return FKV_OK;
 }
@@ -581,6 +622,97 @@ static fkv_status read_window_pattern(const config_reader *r) {
     return FKV_OK;
 }
 
+/* Sets the recurrent layers of configs without layer_types: in LFM2, all layers that are not in full_attn_idxs; in Qwen models,
+ * all layers except every full_attention_interval-th layer. */
+static fkv_status read_recurrent_layers(const config_reader *r) {
+    fkv_hparams *h = r->h;
+    const json_t *full = get_field(r->root, "full_attn_idxs");
+    uint32_t interval = 4;
+    FKV_TRY(get_u32(r->root, "full_attention_interval", r->path, &interval));
+    FKV_REQUIRE(interval > 0, FKV_FILE_FORMAT, "full_attention_interval is 0, expected at least 1: %s", r->path);
+    FKV_REQUIRE(full == NULL || json_is_array(full), FKV_FILE_FORMAT, "full_attn_idxs must be a list of layers: %s", r->path);
+    if (h->features.recurrence == FKV_SHORT_CONV && full == NULL) return FKV_OK; /* all layers have attention */
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        bool is_full = full == NULL && (i + 1) % interval == 0;
+        for (size_t j = 0; j < json_array_size(full); j++) is_full = is_full || json_integer_value(json_array_get(full, j)) == i;
+        if (!is_full) h->layers[i] |= FKV_LAYER_RECURRENT;
+    }
+    return FKV_OK;
+}
+
+/* Reads the limits of Mamba's step size: a list of two numbers, of which the second may be infinite. JSON has no infinite
+ * numbers, so transformers writes {"__float__": "Infinity"}. */
+static fkv_status read_step_limits(const config_reader *r) {
+    fkv_recurrence *c = &r->h->recurrence;
+    const json_t *limits = get_field(r->root, "time_step_limit");
+    if (limits == NULL) return FKV_OK;
+    const json_t *least = json_array_get(limits, 0);
+    const json_t *most = json_array_get(limits, 1);
+    const char *text = json_string_value(json_is_object(most) ? json_object_get(most, "__float__") : most);
+    const bool is_infinite = text != NULL && strcmp(text, "Infinity") == 0;
+    FKV_REQUIRE(json_array_size(limits) == 2 && json_is_number(least) && (json_is_number(most) || is_infinite), FKV_FILE_FORMAT,
+                "time_step_limit must be a list of two numbers: %s", r->path);
+    c->min_step = (float)json_number_value(least);
+    c->max_step = is_infinite ? 0 : (float)json_number_value(most);
+    FKV_REQUIRE(isfinite(c->min_step) && c->min_step >= 0 && (is_infinite || c->max_step > c->min_step), FKV_UNSUPPORTED,
+                "unsupported time_step_limit from %g to %g: %s", (double)c->min_step, (double)c->max_step, r->path);
+    return FKV_OK;
+}
+
+/* Reads the head dimension of Mamba-2 layers, which may be "auto". */
+static fkv_status read_mamba(const config_reader *r) {
+    fkv_recurrence *c = &r->h->recurrence;
+    uint32_t expand = 2;
+    FKV_TRY(get_u32(r->root, "mamba_expand", r->path, &expand));
+    const json_t *dim = get_field(r->root, "mamba_d_head");
+    if (json_is_string(dim) || dim == NULL)
+        c->v_dim = c->n_v_heads > 0 ? (uint32_t)((uint64_t)expand * r->h->dim / c->n_v_heads) : 0;
+    else
+        FKV_TRY(get_u32(r->root, "mamba_d_head", r->path, &c->v_dim));
+    return read_step_limits(r);
+}
+
+/* Reads the shape of recurrent layers. model.c checks the values. */
+static fkv_status read_recurrence(const config_reader *r) {
+    fkv_recurrence *c = &r->h->recurrence;
+    const struct {
+        const char *key;
+        uint32_t *out;
+    } keys[] = {{"conv_L_cache", &c->n_taps},
+                {"linear_conv_kernel_dim", &c->n_taps},
+                {"linear_num_key_heads", &c->n_k_heads},
+                {"linear_num_value_heads", &c->n_v_heads},
+                {"linear_key_head_dim", &c->k_dim},
+                {"linear_value_head_dim", &c->v_dim},
+                {"mamba_d_conv", &c->n_taps},
+                {"mamba_n_groups", &c->n_k_heads},
+                {"mamba_n_heads", &c->n_v_heads},
+                {"mamba_d_state", &c->k_dim}};
+    if (r->h->features.recurrence == FKV_RECURRENCE_NONE) return FKV_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(r->root, keys[i].key, r->path, keys[i].out));
+    if (r->h->features.recurrence == FKV_MAMBA2) return read_mamba(r);
+    return get_field(r->root, "layer_types") == NULL ? read_recurrent_layers(r) : FKV_OK;
+}
+
+/* Computes the feed-forward dimension of LFM2, which is derived from block_ff_dim or intermediate_size. */
+static fkv_status read_lfm2_ffn(const config_reader *r) {
+    fkv_hparams *h = r->h;
+    bool adjusted = false;
+    float factor = 1;
+    uint32_t multiple = 1;
+    if (h->features.recurrence != FKV_SHORT_CONV) return FKV_OK;
+    FKV_TRY(get_u32(r->root, "block_ff_dim", r->path, &h->ffn_dim));
+    FKV_TRY(get_bool(r->root, "block_auto_adjust_ff_dim", r->path, &adjusted));
+    FKV_TRY(get_f32(r->root, "block_ffn_dim_multiplier", r->path, &factor));
+    FKV_TRY(get_u32(r->root, "block_multiple_of", r->path, &multiple));
+    if (!adjusted) return FKV_OK;
+    const double scaled = floor((double)factor * floor(2.0 * h->ffn_dim / 3.0));
+    FKV_REQUIRE(multiple > 0 && scaled + multiple < UINT32_MAX, FKV_FILE_FORMAT,
+                "invalid feed-forward dimension %g or block_multiple_of %u: %s", scaled, multiple, r->path);
+    h->ffn_dim = ((uint32_t)scaled + multiple - 1) / multiple * multiple;
+    return FKV_OK;
+}
+
 static fkv_status read_layer_kinds(const config_reader *r) {
     fkv_hparams *h = r->h;
     const json_t *types = get_field(r->root, "layer_types");
@@ -598,9 +730,13 @@ static fkv_status read_layer_kinds(const config_reader *r) {
     for (uint32_t i = first_windowed; strcmp(r->model->type, "dots1") == 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         h->layers[i] |= h->window != 0 ? FKV_LAYER_WINDOW : 0;
     if (types != NULL) FKV_TRY(read_layer_types(r, types));
+    FKV_TRY(read_recurrence(r));
     FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
-    FKV_REQUIRE(strcmp(position, "rope") == 0, FKV_UNSUPPORTED, "unsupported position_embedding_type '%s': expected rope: %s",
-                fkv_show_text(position).text, r->path);
+    const bool is_nope = h->features.recurrence == FKV_MAMBA2 &&
+                         (strcmp(position, "nope") == 0 || get_field(r->root, "position_embedding_type") == NULL);
+    FKV_REQUIRE(is_nope || strcmp(position, "rope") == 0, FKV_UNSUPPORTED,
+                "unsupported position_embedding_type '%s': expected rope: %s", fkv_show_text(position).text, r->path);
+    for (uint32_t i = 0; is_nope && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
     return FKV_OK;
 }
 
@@ -746,6 +882,7 @@ static fkv_status read_shared_experts(const config_reader *r) {
         uint32_t *out;
     } keys[] = {{"shared_expert_intermediate_size", &h->shared_dim},
                 {"first_k_dense_replace", &h->n_dense},
+                {"num_dense_layers", &h->n_dense},
                 {"n_group", &h->n_expert_groups},
                 {"topk_group", &h->n_expert_groups_used},
                 {"num_nextn_predict_layers", &h->n_next},
@@ -776,12 +913,13 @@ static fkv_status read_experts(const config_reader *r) {
     FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
     if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->expert_dim));
     FKV_TRY(read_shared_experts(r));
-    bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
-    FKV_REQUIRE(!is_hybrid || h->n_experts == 0, FKV_UNSUPPORTED,
-                "num_local_experts is %u: routed experts with a shared feed-forward are not supported: %s", h->n_experts,
-                r->path);
-    if (is_hybrid) FKV_TRY(get_u32(r->root, "shared_intermediate_size", r->path, &h->ffn_dim));
-    return FKV_OK;
+    if (strcmp(r->model->type, "granitemoehybrid") != 0) return FKV_OK;
+    if (h->n_experts == 0) {
+        h->n_experts_used = 0;
+        return get_u32(r->root, "shared_intermediate_size", r->path, &h->ffn_dim);
+    }
+    h->expert_dim = h->ffn_dim;
+    return get_u32(r->root, "shared_intermediate_size", r->path, &h->shared_dim);
 }
 
 static fkv_status read_scalars(const config_reader *r) {
@@ -792,6 +930,7 @@ static fkv_status read_scalars(const config_reader *r) {
         float *out;
     } keys[] = {{"rms_norm_eps", &h->norm_eps},
                 {"layer_norm_eps", &h->norm_eps},
+                {"norm_eps", &h->norm_eps},
                 {"attn_logit_softcapping", &h->softcap},
                 {"final_logit_softcapping", &h->final_softcap},
                 {"query_pre_attn_scalar", &scalar},
@@ -848,6 +987,7 @@ static fkv_status read_sizes(config_reader *r) {
     FKV_TRY(get_u32(r->root, "num_key_value_heads", r->path, &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
     FKV_TRY(get_u32(r->root, "head_dim", r->path, &h->head_dim));
+    FKV_TRY(read_lfm2_ffn(r));
     return read_gemma4_heads(r);
 }
 

@@ -8,6 +8,7 @@
 static const fkv_name_pair OUTER_NAMES[] = {{"embed_tokens", "token_embd"},
                                             {"word_embeddings", "token_embd"},
                                             {"norm", "output_norm"},
+                                            {"embedding_norm", "output_norm"},
                                             {"lm_head", "output"},
                                             {"embed_tokens_per_layer", "per_layer_token_embd"},
                                             {"per_layer_model_projection", "per_layer_model_proj"},
@@ -123,6 +124,11 @@ static const char *name_suffix(const char *name, size_t *n) {
                 {"act_fn.alpha_n", ".weight", 14},
                 {"act_fn.beta", ".weight", 11},
                 {"act_fn.eps", ".weight", 10},
+                {"linear_attn.A_log", ".weight", 17},
+                {"linear_attn.dt_bias", ".bias", 19},
+                {"mamba.A_log", ".weight", 11},
+                {"mamba.dt_bias", ".bias", 13},
+                {"mamba.D", ".weight", 7},
                 {"layer_scalar", ".weight", 12},
                 {"router.scale", ".scale", 12},
                 {"router.per_expert_scale", ".scale", 23}};
@@ -148,6 +154,7 @@ bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name
     (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s", hf_name);
     const char *last = strrchr(hf_name, '.');
     if (is_unused_tensor(hf_name) || (last != NULL && strcmp(last, ".inv_freq") == 0)) return false;
+    if (skip_prefix(hf_name, "mtp.") != NULL) return false; /* multi-token prediction layers of Qwen models, which are not used */
     const char *inner = inner_name(hf_name);
     const char *kind = name_suffix(inner, &n);
     if (kind == NULL) return true;
@@ -162,6 +169,7 @@ bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name
     n -= (size_t)(stem - inner);
     const char *experts = skip_prefix(stem, "mlp.experts.");
     if (experts == NULL) experts = skip_prefix(stem, "block_sparse_moe.experts.");
+    if (experts == NULL) experts = skip_prefix(stem, "feed_forward.experts.");
     const char *expert_stem = experts != NULL ? skip_number(experts, &expert) : NULL;
     if (expert_stem != NULL && (size_t)(expert_stem - stem) <= n) {
         const char *part = look_up_name(EXPERT_NAMES, COUNT(EXPERT_NAMES), expert_stem, n - (size_t)(expert_stem - stem));

@@ -331,6 +331,16 @@ static fkv_status open_shards(fkv_weights *weights, const char *folder, file_lis
     return status;
 }
 
+/* In folders converted by MLX, 1 is already added to norm weights of models with convolutions, and the taps of a convolution are
+ * not the last dimension. The second property identifies such folders. */
+static void detect_mlx_norms(fkv_weights *weights) {
+    for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {
+        const fkv_tensor *tensor = fkv_weights_tensor(weights, i);
+        if (tensor->n_cols == 1 && tensor->n_rows > 1 && fkv_ends_with(tensor->name, ".ssm_conv1d.weight"))
+            weights->hparams.norm_plus_one = false;
+    }
+}
+
 static void name_after_folder(fkv_weights *weights, const char *folder) {
     size_t end = strlen(folder);
     while (end > 1 && folder[end - 1] == '/') end--;
@@ -355,5 +365,6 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     name_after_folder(weights, folder);
     const fkv_status status = open_shards(weights, folder, &list);
     list_close(&list);
+    if (status == FKV_OK) detect_mlx_norms(weights);
     return status;
 }

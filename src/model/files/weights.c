@@ -327,6 +327,18 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
     add_shapes(sha, h);
+    if (h->features.recurrence != FKV_RECURRENCE_NONE) {
+        const uint32_t recurrence[] = {(uint32_t)h->features.recurrence,
+                                       h->recurrence.n_taps,
+                                       h->recurrence.n_k_heads,
+                                       h->recurrence.n_v_heads,
+                                       h->recurrence.k_dim,
+                                       h->recurrence.v_dim,
+                                       h->recurrence.tiled};
+        fkv_sha256_add(sha, recurrence, sizeof recurrence);
+        add_f32(sha, h->recurrence.min_step);
+        add_f32(sha, h->recurrence.max_step);
+    }
     if (h->expert_dim != h->ffn_dim) add_u32(sha, h->expert_dim);
 }
 

@@ -131,32 +131,54 @@ typedef enum fkv_qk_norm {
     FKV_QK_NORM_UNWEIGHTED
 } fkv_qk_norm;
 
+/* Recurrences: sequence mixers that replace attention in some layers of a model. Their memory is a state of fixed size. */
+typedef enum fkv_recurrence_kind {
+    FKV_RECURRENCE_NONE,
+    FKV_SHORT_CONV, /* gated short convolution (LFM2) */
+    FKV_DELTA_NET,  /* gated delta net: linear attention with the delta rule and a decay per head (Qwen3-Next, Qwen3.5) */
+    FKV_MAMBA2      /* Mamba-2 state-space model (Granite 4) */
+} fkv_recurrence_kind;
+
+/* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */
+typedef struct fkv_recurrence {
+    uint32_t n_taps;               /* taps of the causal convolution, including the current token */
+    uint32_t n_k_heads, n_v_heads; /* several value heads share the query and the key of one key head; in Mamba-2, the number of
+                                      groups of B and C, and the number of heads */
+    uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
+    float min_step, max_step;      /* Mamba-2: limits of the step size; max_step 0: no upper limit */
+    bool tiled; /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
+} fkv_recurrence;
+
+enum { FKV_MAX_TAPS = 8, FKV_MAX_STATE_DIM = 256 };
+
 /* Structural features of the layers. Defaults come from the architecture table; files may override them. */
 typedef struct fkv_features {
     fkv_norm_kind norm;
-    fkv_qk_norm qk_norm;      /* norms applied to q and k */
-    bool qk_norm_after_rope;  /* q and k are normalized after RoPE; otherwise before RoPE */
-    bool attn_gate;           /* the output of attention is multiplied by the sigmoid of a projection of its input */
-    bool plain_ffn;           /* the dense feed-forward has no gate: down(activation(up(x))) */
-    bool no_pre_norms;        /* attention and feed-forward read the residual stream without normalizing it */
-    bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
-    bool parallel;            /* attention and feed-forward read the same normalized input */
-    bool qkv_bias;            /* biases of q, k and v are required; otherwise they are optional */
-    bool window_sinks;        /* only windowed layers have the sinks of `sinks` */
-    bool sinks;               /* every query head has an attention sink (learned extra logit) */
-    bool parallel_experts;    /* experts run in parallel with a dense feed-forward, each with separate norms */
-    bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
-    bool sigmoid_router;      /* expert scores are sigmoids; otherwise a softmax over all experts */
-    bool sparse_mixer;        /* two experts per token, each weighted by a softmax over the experts with similar logits */
-    bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
-    bool separate_local_rope; /* windowed layers have a separate, unscaled RoPE */
-    bool no_rope_full;        /* full-attention layers have no RoPE */
-    bool no_window_ropes_all; /* no_rope_full does not apply if the file states no window */
-    bool yarn_unrounded;      /* see fkv_rope */
-    bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
-    bool v_norm;              /* each head of v is RMS-normalized, without weights */
-    bool k_may_be_v;          /* layers without a V matrix use K before norm and RoPE as V */
-    bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
+    fkv_qk_norm qk_norm;            /* norms applied to q and k */
+    bool qk_norm_after_rope;        /* q and k are normalized after RoPE; otherwise before RoPE */
+    bool attn_gate;                 /* the output of attention is multiplied by the sigmoid of a projection of its input */
+    bool plain_ffn;                 /* the dense feed-forward has no gate: down(activation(up(x))) */
+    bool no_pre_norms;              /* attention and feed-forward read the residual stream without normalizing it */
+    bool post_norms;                /* the outputs of attention and feed-forward are normalized before the residual addition */
+    bool parallel;                  /* attention and feed-forward read the same normalized input */
+    bool qkv_bias;                  /* biases of q, k and v are required; otherwise they are optional */
+    bool window_sinks;              /* only windowed layers have the sinks of `sinks` */
+    bool sinks;                     /* every query head has an attention sink (learned extra logit) */
+    bool parallel_experts;          /* experts run in parallel with a dense feed-forward, each with separate norms */
+    bool norm_experts;              /* routing weights of the selected experts are normalized to a sum of 1 */
+    bool sigmoid_router;            /* expert scores are sigmoids; otherwise a softmax over all experts */
+    bool sparse_mixer;              /* two experts per token, each weighted by a softmax over the experts with similar logits */
+    bool experts_scale_input;       /* routing weights scale the input of the experts instead of their output */
+    bool separate_local_rope;       /* windowed layers have a separate, unscaled RoPE */
+    bool no_rope_full;              /* full-attention layers have no RoPE */
+    bool no_window_ropes_all;       /* no_rope_full does not apply if the file states no window */
+    bool yarn_unrounded;            /* see fkv_rope */
+    bool embedding_sqrt_dim;        /* embeddings are multiplied by sqrt(dim) */
+    bool v_norm;                    /* each head of v is RMS-normalized, without weights */
+    bool k_may_be_v;                /* layers without a V matrix use K before norm and RoPE as V */
+    bool layer_scales;              /* layers may have a scale that multiplies the residual stream at the end of the layer */
+    bool gate_in_q;                 /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
+    fkv_recurrence_kind recurrence; /* mixer of the layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
     uint32_t window_period;  /* used if the file states a window but no layer pattern: every n-th layer has full attention; 0: all
@@ -166,7 +188,12 @@ typedef struct fkv_features {
 enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 1024, FKV_MAX_EXPERT_GROUPS = 64 };
 
 /* Flags of fkv_hparams.layers. */
-enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2, FKV_LAYER_DENSE = 4 /* no experts in a model with experts */ };
+enum {
+    FKV_LAYER_WINDOW = 1,
+    FKV_LAYER_NO_ROPE = 2,
+    FKV_LAYER_DENSE = 4,    /* no experts in a model with experts */
+    FKV_LAYER_RECURRENT = 8 /* a recurrent state instead of attention */
+};
 
 /* Shape of one layer. */
 typedef struct fkv_layer_shape {
@@ -198,12 +225,13 @@ typedef struct fkv_hparams {
     uint32_t window;                /* sliding window of windowed layers; 0: none */
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
-    float softcap;         /* soft cap for attention scores; 0: none */
-    float final_softcap;   /* soft cap for logits; 0: none */
-    float query_scale;     /* factor applied to attention scores; 0: not specified */
-    float embedding_scale; /* factor applied to embeddings; 0 means 1 */
-    float residual_scale;  /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
-    float logit_scale;     /* factor applied to logits; 0 means 1 */
+    fkv_recurrence recurrence; /* shape of the layers with FKV_LAYER_RECURRENT */
+    float softcap;             /* soft cap for attention scores; 0: none */
+    float final_softcap;       /* soft cap for logits; 0: none */
+    float query_scale;         /* factor applied to attention scores; 0: not specified */
+    float embedding_scale;     /* factor applied to embeddings; 0 means 1 */
+    float residual_scale; /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
+    float logit_scale;    /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
     bool temperature_of_no_rope;      /* only layers without RoPE scale queries, and position + 1 replaces position */

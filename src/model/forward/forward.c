@@ -6,14 +6,17 @@
  * same input. Layers that share pages have no K and V. Layers with per-layer inputs add a third residual after the
  * feed-forward.
  *
+ * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention.
+ *
  * Worker threads run matrix products, attention, and the row operations between products, in blocks of rows. Each row is computed
  * independently, so a token's logits do not depend on the other rows of the step.
  *
  * In the last layer only rows with requested logits continue after attention. If no logits are requested, the pass ends after the
- * last layer that stores keys has written them.
+ * last layer that stores keys or a state has written them.
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
+#include "recurrent.h"
 
 #include <math.h>
 
@@ -131,6 +134,26 @@ static void scale_queries(const pass *p, uint32_t row, float *q) {
     const fkv_hparams *h = p->r->model->hparams;
     float factor = fkv_runner_temperature(p->r, p->r->positions[row]);
     for (uint32_t i = 0; i < h->n_q_heads * p->head_pad; i++) q[i] *= factor;
+}
+
+static bool is_recurrent(const pass *p) { return fkv_architecture_is_recurrent(p->r->model->hparams, p->index); }
+
+static bool has_gate(const pass *p) {
+    return p->r->model->hparams->features.attn_gate || p->r->model->hparams->features.gate_in_q;
+}
+
+/* Separates queries and gates, which alternate by head. */
+static void split_q_gate_row(const pass *p, uint32_t row) {
+    const fkv_runner *r = p->r;
+    const uint32_t d = p->shape->head_dim;
+    const uint32_t n_heads = r->model->hparams->n_q_heads;
+    const float *from = r->cpu.q_gate + (size_t)row * n_heads * 2 * d;
+    float *q = r->cpu.q + (size_t)row * n_heads * p->head_pad;
+    float *gate = r->cpu.attn_gate + (size_t)row * n_heads * d;
+    for (uint32_t head = 0; head < n_heads; head++, from += 2 * (size_t)d) {
+        memcpy(q + (size_t)head * d, from, d * sizeof *q);
+        memcpy(gate + (size_t)head * d, from + d, d * sizeof *gate);
+    }
 }
 
 static bool has_pages(const pass *p) { return p->shape->kv_layer == p->index; }
@@ -290,11 +313,15 @@ static void multiply_qkv(const pass *p) {
     const fkv_packed_layer *l = p->layer;
     uint32_t q_stride = h->n_q_heads * p->head_pad;
     uint32_t kv_stride = p->shape->n_kv_heads * p->head_pad;
-    const fkv_product products[] = {
-        {&l->q, l->q_bias, r->cpu.q, q_stride}, {&l->k, l->k_bias, r->cpu.k, kv_stride}, {&l->v, l->v_bias, r->cpu.v, kv_stride}};
+    const bool is_split = h->features.gate_in_q;
+    if (is_split) q_stride = 2 * q_dim(p);
+    const fkv_product products[] = {{&l->q, l->q_bias, is_split ? r->cpu.q_gate : r->cpu.q, q_stride},
+                                    {&l->k, l->k_bias, r->cpu.k, kv_stride},
+                                    {&l->v, l->v_bias, r->cpu.v, kv_stride}};
     const fkv_product gate = {&l->attn_gate, NULL, r->cpu.attn_gate, q_dim(p)};
     multiply_rows(p, products, !has_pages(p) ? 1 : p->k_is_v ? 2 : 3, r->cpu.h, r->cpu.dim_pad);
     if (h->features.attn_gate) multiply_rows(p, &gate, 1, r->cpu.h, r->cpu.dim_pad);
+    if (is_split) run_rows(p, split_q_gate_row);
 }
 
 static void move_row(float *rows, uint32_t stride, uint32_t to, uint32_t from) {
@@ -310,20 +337,27 @@ static void keep_logit_rows(pass *p) {
         uint32_t from = r->logit_rows[i];
         if (from == i) continue;
         move_row(r->cpu.x, r->cpu.dim_pad, i, from);
-        move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
+        if (is_recurrent(p))
+            move_row(r->cpu.mixed, fkv_recurrent_pad(h), i, from);
+        else
+            move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
         if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
         if (h->features.parallel) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
-        if (h->features.attn_gate) move_row(r->cpu.attn_gate, q_dim(p), i, from);
+        if (has_gate(p) && !is_recurrent(p)) move_row(r->cpu.attn_gate, q_dim(p), i, from);
     }
     p->n_rows = r->n_logit_rows;
 }
 
 static void add_attention(const pass *p) {
     const fkv_runner *r = p->r;
-    if (p->needs_gather) run_rows(p, gather_heads_row);
-    if (r->model->hparams->features.attn_gate) run_rows(p, gate_heads_row);
     const fkv_product out = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
-    multiply_rows(p, &out, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
+    if (is_recurrent(p)) {
+        multiply_rows(p, &out, 1, r->cpu.mixed, fkv_recurrent_pad(r->model->hparams));
+    } else {
+        if (p->needs_gather) run_rows(p, gather_heads_row);
+        if (has_gate(p)) run_rows(p, gate_heads_row);
+        multiply_rows(p, &out, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
+    }
     run_rows(p, add_attention_row);
 }
 
@@ -427,6 +461,14 @@ static void begin_inputs(const pass *p) {
     run_rows(p, begin_inputs_row);
 }
 
+/* Computes the queries, keys and values of an attention layer. */
+static void prepare_attention(const pass *p) {
+    const fkv_runner *r = p->r;
+    multiply_qkv(p);
+    run_rows(p, heads_row);
+    if (r->observe != NULL && has_pages(p)) r->observe(r->observer, p->index, r->cpu.q, r->cpu.k, p->n_rows, r->positions[0]);
+}
+
 static fkv_status run_layers(pass *p, fkv_step *step) {
     const fkv_model *m = p->r->model;
     const fkv_hparams *h = m->hparams;
@@ -438,13 +480,13 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
     for (uint32_t i = 0; i < h->n_layers; i++) {
         bool last = i + 1 == h->n_layers;
         begin_layer(p, i);
-        multiply_qkv(p);
-        run_rows(p, heads_row);
-        if (p->r->observe != NULL && has_pages(p))
-            p->r->observe(p->r->observer, i, p->r->cpu.q, p->r->cpu.k, p->n_rows, p->r->positions[0]);
-        if (has_pages(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
+        if (is_recurrent(p))
+            FKV_TRY(fkv_recurrent_run(p->r, p->layer, i, step));
+        else
+            prepare_attention(p);
+        if (has_pages(p) && !is_recurrent(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
         if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_logit_rows == 0) return FKV_OK;
-        FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));
+        if (!is_recurrent(p)) FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));
         if (last) keep_logit_rows(p);
         finish_layer(p);
     }
@@ -511,7 +553,8 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     c->v = FKV_CARVE(carve, t * w.kv, float);
     c->gate = FKV_CARVE(carve, t * c->ffn_pad, float);
     c->up = FKV_CARVE(carve, t * c->ffn_pad, float);
-    if (h->features.attn_gate) c->attn_gate = FKV_CARVE(carve, t * w.attention, float);
+    if (h->features.attn_gate || h->features.gate_in_q) c->attn_gate = FKV_CARVE(carve, t * w.attention, float);
+    if (h->features.gate_in_q) c->q_gate = FKV_CARVE(carve, t * h->n_q_heads * 2 * h->head_dim, float);
     if (w.gathered != 0) c->gathered = FKV_CARVE(carve, t * w.gathered, float);
     if (h->input_dim != 0) {
         c->inputs = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);
@@ -519,7 +562,9 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     }
     if (h->n_experts != 0) fkv_experts_layout(carve, r);
     if (h->n_experts != 0 && h->features.parallel_experts) c->dense = FKV_CARVE(carve, t * c->dim_pad, float);
+    if (fkv_architecture_has_recurrence(h)) fkv_recurrent_layout(carve, r);
     uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
+    widest = fkv_max_u32(widest, fkv_recurrent_pad(h));
     c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes((uint32_t)t, widest));
 }
 
@@ -542,7 +587,8 @@ static fkv_status cpu_memory(fkv_backend_memory *now) {
     return fkv_fail(FKV_UNSUPPORTED, "the CPU backend has no allocator statistics: it uses ordinary process memory");
 }
 
-const fkv_model_backend fkv_cpu_model_backend = {.count_weights = fkv_packed_weights_count,
+const fkv_model_backend fkv_cpu_model_backend = {.runs_recurrent_layers = true,
+                                                 .count_weights = fkv_packed_weights_count,
                                                  .load_weights = fkv_packed_weights_load,
                                                  .unload_weights = fkv_packed_weights_unload,
                                                  .available = fkv_memory_available,

@@ -101,6 +101,27 @@ static float *pack_bias(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
+/* Converts the taps of a convolution to floats and transposes them: [n_taps, C]. */
+static float *pack_conv(packing *p, const fkv_tensor *tensor) {
+    if (tensor == NULL) return NULL;
+    float *out = FKV_CARVE(&p->carve, (uint64_t)tensor->n_rows * tensor->n_cols, float);
+    float taps[FKV_MAX_TAPS];
+    FKV_ASSERT(tensor->n_cols <= FKV_MAX_TAPS);
+    for (uint32_t c = 0; p->carve.base != NULL && c < tensor->n_rows; c++) {
+        fkv_tensor_row_floats(tensor, c, taps);
+        for (uint32_t j = 0; j < tensor->n_cols; j++) out[(size_t)j * tensor->n_rows + c] = taps[j];
+    }
+    return out;
+}
+
+/* Computes the negated decay rates from their logarithms. */
+static float *pack_decay(packing *p, const fkv_layer_tensors *t) {
+    if (t->decay_log == NULL) return pack_bias(p, t->decay);
+    float *out = pack_bias(p, t->decay_log);
+    for (uint32_t i = 0; p->carve.base != NULL && i < t->decay_log->n_cols; i++) out[i] = -expf(out[i]);
+    return out;
+}
+
 static float *pack_ones(packing *p) {
     const fkv_hparams *h = p->model->hparams;
     uint32_t n = 0;
@@ -147,8 +168,31 @@ static fkv_status pack_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     return FKV_OK;
 }
 
+static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+    const struct {
+        const fkv_tensor *tensor;
+        fkv_matrix *matrix;
+    } matrices[] = {{t->mixer_in, &layer->mixer_in},
+                    {t->mixer_gate, &layer->mixer_gate},
+                    {t->mixer_fused, &layer->mixer_fused},
+                    {t->alpha, &layer->alpha},
+                    {t->beta, &layer->beta},
+                    {t->beta_alpha, &layer->beta_alpha}};
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+        if (matrices[i].tensor != NULL) FKV_TRY(pack_matrix(p, matrices[i].tensor, matrices[i].matrix));
+    layer->mixer_in_bias = pack_bias(p, t->mixer_in_bias);
+    layer->conv = pack_conv(p, t->conv);
+    layer->conv_bias = pack_bias(p, t->conv_bias);
+    layer->decay = t->decay != NULL || t->decay_log != NULL ? pack_decay(p, t) : NULL;
+    layer->alpha_bias = pack_bias(p, t->alpha_bias);
+    layer->skip = pack_bias(p, t->skip);
+    layer->mixer_norm = pack_bias(p, t->mixer_norm); /* unlike the other norms, stored as it is used */
+    return FKV_OK;
+}
+
 static fkv_status pack_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
-    FKV_TRY(pack_matrix(p, t->q, &layer->q));
+    if (t->conv != NULL) FKV_TRY(pack_recurrent(p, t, layer));
+    if (t->q != NULL) FKV_TRY(pack_matrix(p, t->q, &layer->q));
     if (t->k != NULL) FKV_TRY(pack_matrix(p, t->k, &layer->k));
     if (t->v != NULL) FKV_TRY(pack_matrix(p, t->v, &layer->v));
     FKV_TRY(pack_matrix(p, t->o, &layer->o));

@@ -23,7 +23,16 @@ typedef struct fkv_packed_layer {
     float *attn_norm, *ffn_norm; /* [dim] */
     float *attn_norm_bias, *ffn_norm_bias;
     float *post_attn_norm, *post_ffn_norm;
-    float *out_scale;                  /* [1] */
+    float *out_scale;                             /* [1] */
+    fkv_matrix mixer_in, mixer_gate, mixer_fused; /* recurrent layers; see fkv_layer_tensors */
+    fkv_matrix alpha, beta, beta_alpha;
+    float *mixer_in_bias;
+    float *conv;                       /* [n_taps, C] taps, transposed */
+    float *conv_bias;                  /* [C] or NULL */
+    float *decay;                      /* [n_v_heads] negated decay rates */
+    float *alpha_bias;                 /* [n_v_heads] */
+    float *skip;                       /* [n_v_heads] */
+    float *mixer_norm;                 /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */

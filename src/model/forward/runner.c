@@ -22,7 +22,8 @@ fkv_runner_config fkv_runner_config_default(void) {
                                .k = {4, 64, FKV_CODEC_SEALED},
                                .v = {4, 64, FKV_CODEC_SEALED_V},
                                .rotate = FKV_ROTATE_KV,
-                               .page_tokens = 64};
+                               .page_tokens = 64,
+                               .max_snapshots = 8};
 }
 
 /* ---- cache configuration ---- */
@@ -144,7 +145,13 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     if (c->isa == FKV_ISA_AUTO) c->isa = fkv_cpu_best_isa();
     FKV_REQUIRE(fkv_cpu_runs(c->isa), FKV_UNSUPPORTED, "this machine does not support %s kernels: use FKV_ISA_AUTO",
                 fkv_isa_name(c->isa));
+    FKV_REQUIRE(c->k.kind != FKV_CODEC_CALIBRATED || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
+                "calibrated keys are not supported for models with recurrent layers; use another codec");
     for (uint32_t i = 0; i < fkv_architecture_n_kv_layers(h); i++) {
+        if (fkv_architecture_is_recurrent(h, i)) {
+            layers[i] = (fkv_layer_config){.state_bytes = (uint32_t)fkv_architecture_state_bytes(h)};
+            continue;
+        }
         layers[i] = (fkv_layer_config){.n_q_heads = h->n_q_heads,
                                        .n_kv_heads = h->shapes[i].n_kv_heads,
                                        .head_dim = padded_head(h->shapes[i].head_dim, c),
@@ -168,6 +175,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     cache->max_tokens = c->max_tokens;
     cache->max_seqs = c->max_seqs;
     cache->max_step_tokens = c->max_step_tokens;
+    cache->max_snapshots = c->max_snapshots;
     cache->n_threads = c->n_threads;
     cache->isa = c->isa;
     cache->lazy = c->lazy;
@@ -456,6 +464,7 @@ fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32
                 "fkv_runner_forward: runner or rows is NULL, or n_rows is 0");
     FKV_REQUIRE(n_rows <= runner->config.max_seqs, FKV_BAD_ARGUMENT,
                 "the step has %u entries but max_seqs is %u: each sequence may have one entry", n_rows, runner->config.max_seqs);
+    runner->n_rows = n_rows;
     runner->n_tokens = 0;
     runner->n_logit_rows = 0;
     for (uint32_t i = 0; i < n_rows; i++) {

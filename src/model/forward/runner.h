@@ -34,6 +34,14 @@ typedef struct fkv_cpu_runner {
     float *inputs;    /* [T, n_layers * input_dim] per-layer inputs, or NULL */
     float *looked_up; /* [T, n_layers * input_dim] per-layer token embeddings, or NULL */
     void *input;      /* activations in the format of the matrix kernels */
+    float *q_gate;    /* [T, H * 2 * D] queries and gates of gated attention, or NULL */
+
+    /* Buffers of recurrent layers, NULL for models without such layers. */
+    fkv_state_row *states; /* [max_seqs] states of the current layer */
+    float *mixer_in;       /* [T, channels] input of the convolution, later its output */
+    float *mixed;          /* [T, padded output width] gates, later the input of the output projection */
+    float *decay, *beta;   /* [T, n_v_heads] decay and write strength of a delta net */
+    float *mixer_fused;    /* [T, rows of the fused projection] fused projections, or NULL */
 
     /* Expert buffers, NULL for models without experts. */
     float *router;              /* [T, E] router logits */
@@ -73,6 +81,7 @@ struct fkv_runner {
     uint32_t *tokens;     /* [T] */
     uint32_t *positions;  /* [T] */
     uint32_t *logit_rows; /* [T] indices of the rows whose logits are requested, in ascending order */
+    uint32_t n_rows;      /* number of entries in rows */
     uint32_t n_tokens;
     uint32_t n_logit_rows;
 

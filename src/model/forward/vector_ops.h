@@ -5,7 +5,7 @@
 #ifndef FKV_VECTOR_OPS_H
 #define FKV_VECTOR_OPS_H
 
-#include "../../base/base.h"
+#include "../files/weights.h"
 
 typedef struct fkv_vector_ops {
     /* out = x / sqrt(mean(x^2) + eps) * weight; out may be x. */
@@ -27,6 +27,29 @@ typedef struct fkv_vector_ops {
 
     /* gate = g * sigmoid(alpha * g) * (u + 1), with g = min(gate, limit) and u = clamp(up, -limit, limit). */
     void (*swiglu_mul)(float *gate, const float *up, float alpha, float limit, uint32_t n);
+
+    /* x = silu(x) */
+    void (*silu)(float *x, uint32_t n);
+
+    /* x = x / sqrt(sum(x^2) + eps) * scale */
+    void (*l2_norm)(float *x, float eps, float scale, uint32_t n);
+
+    /* Computes one token of a depthwise causal convolution over n channels: out = bias + sum over j of taps[j] * input[j], where
+     * the last input is x and the inputs before it are the rows of `window`. Then removes the first row of the window and appends
+     * x. window: [n_taps - 1, n]; taps: [n_taps, stride]; bias: [n] or NULL; out may be x. */
+    void (*conv_step)(float *window, const float *x, const float *taps, uint32_t stride, const float *bias, uint32_t n_taps,
+                      uint32_t n, float *out);
+
+    /* Computes one token of the gated delta rule for n_values rows s of a state: s = decay * s; d = beta * (value - s.k); s = s +
+     * d * k; out = s.q. from, to: [n_values, k_dim], and may be equal; k, q: [k_dim], at most FKV_MAX_STATE_DIM; values, out:
+     * [n_values], and may be equal. */
+    void (*delta_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
+                       const float *values, float decay, float beta, float *out);
+
+    /* Computes one token of Mamba-2 for n_values rows s of a state: s = decay * s + (step * value) * b; out = s.c + skip * value.
+     * Arrays as in delta_step. */
+    void (*ssm_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *b, const float *c,
+                     const float *values, float decay, float step, float skip, float *out);
 
     /* Rotates the pairs of one head: (i, i + n_pairs), or (2 * i, 2 * i + 1). */
     void (*rope_halves)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);

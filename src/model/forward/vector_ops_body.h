@@ -105,6 +105,92 @@ static void swiglu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, f
     }
 }
 
+static void row_silu(float *x, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) x[i] = x[i] / (1.0f + exponential(-x[i]));
+}
+
+static void l2_norm(float *x, float eps, float scale, uint32_t n) {
+    float factor = 1.0f / sqrtf(sum_of_squares(x, n) + eps) * scale;
+    for (uint32_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+/* Channels are processed in blocks whose sums stay in registers. */
+static void conv_step(float *window, const float *x, const float *taps, uint32_t stride, const float *bias, uint32_t n_taps,
+                      uint32_t n, float *out) {
+    for (uint32_t from = 0; from < n; from += LANES) {
+        const uint32_t m = fkv_min_u32(LANES, n - from);
+        float sums[LANES] = {0};
+        float last[LANES] = {0};
+        memcpy(last, x + from, m * sizeof *last);
+        for (uint32_t i = 0; bias != NULL && i < m; i++) sums[i] = bias[from + i];
+        for (uint32_t j = 0; j + 1 < n_taps; j++) {
+            float *row = window + (size_t)j * n + from;
+            for (uint32_t i = 0; i < m; i++) sums[i] += taps[(size_t)j * stride + from + i] * row[i];
+            memcpy(row, j + 2 < n_taps ? row + n : last, m * sizeof *row);
+        }
+        for (uint32_t i = 0; i < m; i++) sums[i] += taps[(size_t)(n_taps - 1) * stride + from + i] * last[i];
+        memcpy(out + from, sums, m * sizeof *sums);
+    }
+}
+
+static float sum_lanes(float *lanes) {
+    for (uint32_t half = LANES / 2; half > 0; half /= 2)
+        for (uint32_t l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+static void delta_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT k,
+                       const float *FKV_RESTRICT q, const float *values, float decay, float beta, float *out) {
+    const uint32_t whole = k_dim / LANES * LANES;
+    for (uint32_t v = 0; v < n_values; v++, from += k_dim, to += k_dim) {
+        float s[FKV_MAX_STATE_DIM];
+        float lanes[LANES] = {0};
+        for (uint32_t i = 0; i < whole; i += LANES)
+            for (uint32_t l = 0; l < LANES; l++) {
+                s[i + l] = decay * from[i + l];
+                lanes[l] += s[i + l] * k[i + l];
+            }
+        for (uint32_t i = whole; i < k_dim; i++) {
+            s[i] = decay * from[i];
+            lanes[i - whole] += s[i] * k[i];
+        }
+        const float d = beta * (values[v] - sum_lanes(lanes));
+        memset(lanes, 0, sizeof lanes);
+        for (uint32_t i = 0; i < whole; i += LANES)
+            for (uint32_t l = 0; l < LANES; l++) {
+                s[i + l] += d * k[i + l];
+                lanes[l] += s[i + l] * q[i + l];
+            }
+        for (uint32_t i = whole; i < k_dim; i++) {
+            s[i] += d * k[i];
+            lanes[i - whole] += s[i] * q[i];
+        }
+        memcpy(to, s, k_dim * sizeof *s);
+        out[v] = sum_lanes(lanes);
+    }
+}
+
+static void ssm_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT b,
+                     const float *FKV_RESTRICT c, const float *values, float decay, float step, float skip, float *out) {
+    const uint32_t whole = k_dim / LANES * LANES;
+    for (uint32_t v = 0; v < n_values; v++, from += k_dim, to += k_dim) {
+        float s[FKV_MAX_STATE_DIM];
+        float lanes[LANES] = {0};
+        const float x = step * values[v];
+        for (uint32_t i = 0; i < whole; i += LANES)
+            for (uint32_t l = 0; l < LANES; l++) {
+                s[i + l] = decay * from[i + l] + x * b[i + l];
+                lanes[l] += s[i + l] * c[i + l];
+            }
+        for (uint32_t i = whole; i < k_dim; i++) {
+            s[i] = decay * from[i] + x * b[i];
+            lanes[i - whole] += s[i] * c[i];
+        }
+        memcpy(to, s, k_dim * sizeof *s);
+        out[v] = sum_lanes(lanes) + skip * values[v];
+    }
+}
+
 static void rope_halves(float *x, const float *FKV_RESTRICT cosines, const float *FKV_RESTRICT sines, uint32_t n_pairs) {
     float *FKV_RESTRICT low = x;
     float *FKV_RESTRICT high = x + n_pairs;
@@ -160,5 +246,20 @@ static uint32_t largest(const float *x, uint32_t n) {
     return at;
 }
 
-const fkv_vector_ops VECTOR_OPS = {rms_norm, layer_norm,  row_add,    row_add_scaled, silu_mul,   gelu_mul,
-                                   gelu,     sigmoid_mul, swiglu_mul, rope_halves,    rope_pairs, largest};
+const fkv_vector_ops VECTOR_OPS = {.rms_norm = rms_norm,
+                                   .layer_norm = layer_norm,
+                                   .add = row_add,
+                                   .add_scaled = row_add_scaled,
+                                   .silu_mul = silu_mul,
+                                   .gelu_mul = gelu_mul,
+                                   .gelu = gelu,
+                                   .swiglu_mul = swiglu_mul,
+                                   .silu = row_silu,
+                                   .sigmoid_mul = sigmoid_mul,
+                                   .l2_norm = l2_norm,
+                                   .conv_step = conv_step,
+                                   .delta_step = delta_step,
+                                   .ssm_step = ssm_step,
+                                   .rope_halves = rope_halves,
+                                   .rope_pairs = rope_pairs,
+                                   .largest = largest};

@@ -1,0 +1,368 @@
+/* Recurrent layers on the CPU; see recurrent.h.
+ *
+ * Gated short convolution (LFM2): b | c | x = in_proj(h); out = c * conv(b * x).
+ *
+ * Gated delta net (Qwen3-Next, Qwen3.5): u = silu(conv(in_proj(h))), u = queries | keys | values; queries and keys are
+ * L2-normalized per head, and queries scaled by 1 / sqrt(k_dim). Each value head h has a state S [v_dim, k_dim] and reads the
+ * query q and the key k of one key head (see fkv_recurrence). Per token, with decay = exp(-rate * softplus(alpha + bias)):
+ *     S = decay * S;  d = sigmoid(beta) * (v - S k);  S = S + d k^T;  o = S q
+ * The output is rms_norm(o) * silu(gate).
+ *
+ * Mamba-2 (Granite 4): u = silu(conv(in_proj(h)) + bias), u = values | keys (B) | queries (C). Per token and head, with step =
+ * softplus(alpha + bias) and decay = exp(-rate * step):
+ *     S = decay * S + (step * v) B^T;  o = S C + skip * v
+ * The output is rms_norm(o * silu(gate)), normalized over all heads together.
+ *
+ * Value channels are rows of S and independent of each other, so a work item is a block
+ * of value channels of one head and sequence, whose states stay in the L1 cache for all tokens of the step.
+ */
+#include "recurrent.h"
+
+#include <math.h>
+
+enum { ROWS_PER_ITEM = 4, CHANNELS_PER_ITEM = 256, VALUES_PER_ITEM = 32 };
+
+static const float L2_EPS = 1e-6f; /* the epsilon of transformers, added to the sum of squares */
+
+typedef struct mixer {
+    fkv_runner *r;
+    const fkv_packed_layer *layer;
+    uint32_t n_channels;  /* channels of the convolution */
+    uint32_t in_width;    /* row width of mixer_in */
+    uint32_t pad;         /* row width of mixed */
+    uint32_t n_per_seq;   /* work items per sequence */
+    uint64_t conv_offset; /* offset of the convolution's inputs in a state, in floats */
+    size_t values_offset; /* first value in a row of mixer_in */
+    size_t keys_offset;   /* first query of a delta net, or first key of Mamba-2, in a row of mixer_in */
+    void (*row)(const struct mixer *m, uint32_t row);
+} mixer;
+
+static uint32_t output_width(const fkv_hparams *h) {
+    return h->features.recurrence == FKV_SHORT_CONV ? h->dim : h->recurrence.n_v_heads * h->recurrence.v_dim;
+}
+
+/* Returns the row width of mixer_in: the channels of the convolution, or b | c | x of a short convolution. */
+static uint32_t input_width(const fkv_hparams *h) {
+    const uint32_t n = fkv_architecture_conv_channels(h);
+    return h->features.recurrence == FKV_SHORT_CONV ? 3 * n : n;
+}
+
+uint32_t fkv_recurrent_pad(const fkv_hparams *h) {
+    return fkv_architecture_has_recurrence(h) ? fkv_packed_pad(output_width(h)) : 0;
+}
+
+void fkv_recurrent_layout(fkv_carve *carve, fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    fkv_cpu_runner *c = &r->cpu;
+    const uint64_t t = r->config.max_step_tokens;
+    c->states = FKV_CARVE(carve, r->config.max_seqs, fkv_state_row);
+    c->mixer_in = FKV_CARVE(carve, t * input_width(h), float);
+    c->mixed = FKV_CARVE(carve, t * fkv_recurrent_pad(h), float);
+    if (h->features.recurrence == FKV_SHORT_CONV) return;
+    c->decay = FKV_CARVE(carve, t * h->recurrence.n_v_heads, float);
+    c->beta = FKV_CARVE(carve, t * h->recurrence.n_v_heads, float);
+    bool is_fused = false;
+    for (uint32_t i = 0; i < h->n_layers; i++)
+        is_fused = is_fused || r->model->tensors[i].mixer_fused != NULL || r->model->tensors[i].beta_alpha != NULL;
+    if (is_fused) c->mixer_fused = FKV_CARVE(carve, t * (input_width(h) + output_width(h)), float);
+}
+
+/* ---- work items ---- */
+
+static void run_row_item(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const mixer *m = context;
+    const uint32_t end = fkv_min_u32((item + 1) * ROWS_PER_ITEM, m->r->n_tokens);
+    for (uint32_t row = item * ROWS_PER_ITEM; row < end; row++) m->row(m, row);
+}
+
+/* Runs a function on every token of the step. */
+static void run_rows(mixer *m, void (*row)(const mixer *m, uint32_t row)) {
+    m->row = row;
+    fkv_workers_run(m->r->cpu.workers, run_row_item, m, fkv_ceil_div(m->r->n_tokens, ROWS_PER_ITEM));
+}
+
+/* Runs n_per_seq work items for each sequence of the step. */
+static void run_sequences(mixer *m, fkv_work_fn work, uint32_t n_per_seq) {
+    m->n_per_seq = n_per_seq;
+    fkv_workers_run(m->r->cpu.workers, work, m, n_per_seq * m->r->n_rows);
+}
+
+/* The part of a sequence's rows that one work item processes. */
+typedef struct seq_item {
+    const fkv_state_row *state;
+    uint32_t first, end; /* tokens of the sequence: rows [first, end) of the step */
+    uint32_t part;       /* index of the work item within the sequence */
+} seq_item;
+
+static seq_item find_item(const mixer *m, uint32_t item) {
+    const uint32_t seq = item / m->n_per_seq;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < seq; i++) first += m->r->rows[i].n_tokens;
+    return (seq_item){
+        .state = &m->r->cpu.states[seq], .first = first, .end = first + m->r->rows[seq].n_tokens, .part = item % m->n_per_seq};
+}
+
+static float *in_of(const mixer *m, uint32_t row) { return m->r->cpu.mixer_in + (size_t)row * m->in_width; }
+static float *mixed_of(const mixer *m, uint32_t row) { return m->r->cpu.mixed + (size_t)row * m->pad; }
+
+/* ---- convolution ---- */
+
+/* Runs the convolution of one sequence over a block of channels. Reads and replaces `width` channels at in_of() + offset; in a
+ * short convolution, the input of the convolution is b * x and the output is c * conv. */
+static void run_conv_item(void *context, uint32_t index, uint32_t thread) {
+    (void)thread;
+    const mixer *m = context;
+    const fkv_vector_ops *ops = m->r->ops;
+    const seq_item item = find_item(m, index);
+    const uint32_t n_taps = m->r->model->hparams->recurrence.n_taps;
+    const bool is_short = m->r->model->hparams->features.recurrence == FKV_SHORT_CONV;
+    const uint32_t from = item.part * CHANNELS_PER_ITEM;
+    const uint32_t n = fkv_min_u32(CHANNELS_PER_ITEM, m->n_channels - from);
+    const float *before = item.state->in != NULL ? (const float *)item.state->in + m->conv_offset + from : NULL;
+    float *after = (float *)item.state->out + m->conv_offset + from;
+    float window[(FKV_MAX_TAPS - 1) * CHANNELS_PER_ITEM];
+    for (uint32_t j = 0; j + 1 < n_taps; j++) {
+        if (before != NULL)
+            memcpy(window + (size_t)j * n, before + (size_t)j * m->n_channels, n * sizeof *window);
+        else
+            memset(window + (size_t)j * n, 0, n * sizeof *window);
+    }
+    const float *bias = m->layer->conv_bias != NULL ? m->layer->conv_bias + from : NULL;
+    for (uint32_t row = item.first; row < item.end; row++) {
+        float *x = in_of(m, row) + from;
+        float *out = is_short ? mixed_of(m, row) + from : x;
+        const float *c = x + m->n_channels;
+        if (is_short) { /* b | c | x: the product replaces b */
+            const float *gated = x + 2 * (size_t)m->n_channels;
+            for (uint32_t i = 0; i < n; i++) x[i] *= gated[i];
+        }
+        ops->conv_step(window, x, m->layer->conv + from, m->n_channels, bias, n_taps, n, out);
+        if (!is_short) ops->silu(out, n);
+        for (uint32_t i = 0; is_short && i < n; i++) out[i] *= c[i];
+    }
+    for (uint32_t j = 0; j + 1 < n_taps; j++)
+        memcpy(after + (size_t)j * m->n_channels, window + (size_t)j * n, n * sizeof *window);
+}
+
+static void run_conv(mixer *m) { run_sequences(m, run_conv_item, fkv_ceil_div(m->n_channels, CHANNELS_PER_ITEM)); }
+
+/* Zeroes the padding of an output row. */
+static void pad_row(const mixer *m, uint32_t row) {
+    const uint32_t n = output_width(m->r->model->hparams);
+    memset(mixed_of(m, row) + n, 0, (m->pad - n) * sizeof(float));
+}
+
+/* ---- delta net ---- */
+
+static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+/* Separates the rows of a fused projection, which are grouped by key head: query, key, values of the head, gates of the head. */
+static void split_fused_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const uint32_t n_values = s->n_v_heads / s->n_k_heads * s->v_dim; /* per key head */
+    const float *from = m->r->cpu.mixer_fused + (size_t)row * (m->in_width + s->n_v_heads * s->v_dim);
+    float *in = in_of(m, row);
+    for (uint32_t head = 0; head < s->n_k_heads; head++) {
+        memcpy(in + (size_t)head * s->k_dim, from, s->k_dim * sizeof *in);
+        memcpy(in + (size_t)(s->n_k_heads + head) * s->k_dim, from + s->k_dim, s->k_dim * sizeof *in);
+        from += 2 * (size_t)s->k_dim;
+        memcpy(in + 2 * (size_t)s->n_k_heads * s->k_dim + (size_t)head * n_values, from, n_values * sizeof *in);
+        memcpy(mixed_of(m, row) + (size_t)head * n_values, from + n_values, n_values * sizeof *in);
+        from += 2 * (size_t)n_values;
+    }
+}
+
+static void split_beta_alpha_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const uint32_t n = s->n_v_heads / s->n_k_heads; /* value heads per key head */
+    const float *from = m->r->cpu.mixer_fused + (size_t)row * 2 * s->n_v_heads;
+    float *beta = m->r->cpu.beta + (size_t)row * s->n_v_heads;
+    float *alpha = m->r->cpu.decay + (size_t)row * s->n_v_heads;
+    for (uint32_t head = 0; head < s->n_v_heads; head++) {
+        beta[head] = from[head / n * 2 * n + head % n];
+        alpha[head] = from[head / n * 2 * n + n + head % n];
+    }
+}
+
+/* Converts alpha to the step size, stored in beta, and to the decay of the state. */
+static void gate_mamba_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    float *decay = m->r->cpu.decay + (size_t)row * s->n_v_heads;
+    float *steps = m->r->cpu.beta + (size_t)row * s->n_v_heads;
+    for (uint32_t head = 0; head < s->n_v_heads; head++) {
+        float step = fmaxf(softplus(decay[head] + m->layer->alpha_bias[head]), s->min_step);
+        if (s->max_step != 0.0f) step = fminf(step, s->max_step);
+        steps[head] = step;
+        decay[head] = expf(m->layer->decay[head] * step);
+    }
+}
+
+/* Converts alpha to the decay of the state, and beta to a sigmoid. */
+static void gate_state_row(const mixer *m, uint32_t row) {
+    const uint32_t n = m->r->model->hparams->recurrence.n_v_heads;
+    float *decay = m->r->cpu.decay + (size_t)row * n;
+    float *beta = m->r->cpu.beta + (size_t)row * n;
+    for (uint32_t head = 0; head < n; head++) {
+        decay[head] = expf(m->layer->decay[head] * softplus(decay[head] + m->layer->alpha_bias[head]));
+        beta[head] = 1.0f / (1.0f + expf(-beta[head]));
+    }
+}
+
+static void norm_keys_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    float *q = in_of(m, row);
+    float *k = q + (size_t)s->n_k_heads * s->k_dim;
+    const float scale = 1.0f / sqrtf((float)s->k_dim);
+    for (uint32_t head = 0; head < s->n_k_heads; head++) {
+        m->r->ops->l2_norm(q + (size_t)head * s->k_dim, L2_EPS, scale, s->k_dim);
+        m->r->ops->l2_norm(k + (size_t)head * s->k_dim, L2_EPS, 1.0f, s->k_dim);
+    }
+}
+
+/* Runs the recurrence of one sequence over a block of value channels of one head. The output replaces the values. */
+static void run_state_item(void *context, uint32_t index, uint32_t thread) {
+    (void)thread;
+    const mixer *m = context;
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const seq_item item = find_item(m, index);
+    const uint32_t n_blocks = fkv_ceil_div(s->v_dim, VALUES_PER_ITEM);
+    const uint32_t head = item.part / n_blocks;
+    const uint32_t from = item.part % n_blocks * VALUES_PER_ITEM;
+    const uint32_t n = fkv_min_u32(VALUES_PER_ITEM, s->v_dim - from);
+    const uint32_t k_head = s->tiled ? head % s->n_k_heads : head / (s->n_v_heads / s->n_k_heads);
+    const size_t at = ((size_t)head * s->v_dim + from) * s->k_dim;
+    float *after = (float *)item.state->out + at;
+    const float *state = after;
+    if (item.state->in != NULL)
+        state = (const float *)item.state->in + at;
+    else
+        memset(after, 0, (size_t)n * s->k_dim * sizeof *after);
+    const bool is_mamba = m->r->model->hparams->features.recurrence == FKV_MAMBA2;
+    for (uint32_t row = item.first; row < item.end; row++) {
+        /* a delta net has queries before keys, and Mamba-2 has keys before queries */
+        const float *first = in_of(m, row) + m->keys_offset + (size_t)k_head * s->k_dim;
+        const float *second = first + (size_t)s->n_k_heads * s->k_dim;
+        float *values = in_of(m, row) + m->values_offset + (size_t)head * s->v_dim + from;
+        const size_t gate = (size_t)row * s->n_v_heads + head;
+        if (is_mamba)
+            m->r->ops->ssm_step(state, after, n, s->k_dim, first, second, values, c->decay[gate], c->beta[gate],
+                                m->layer->skip[head], values);
+        else
+            m->r->ops->delta_step(state, after, n, s->k_dim, second, first, values, c->decay[gate], c->beta[gate], values);
+        state = after;
+    }
+}
+
+/* Computes rms_norm(o) * silu(gate) for every head. The gate is in `mixed` and is replaced by the result. */
+static void gate_output_row(const mixer *m, uint32_t row) {
+    const fkv_hparams *h = m->r->model->hparams;
+    const fkv_recurrence *s = &h->recurrence;
+    float *o = in_of(m, row) + m->values_offset;
+    float *gate = mixed_of(m, row);
+    for (uint32_t head = 0; head < s->n_v_heads; head++) {
+        float *one = o + (size_t)head * s->v_dim;
+        m->r->ops->rms_norm(one, m->layer->mixer_norm, h->norm_eps, s->v_dim, one);
+    }
+    m->r->ops->silu_mul(gate, o, s->n_v_heads * s->v_dim);
+    pad_row(m, row);
+}
+
+/* Computes rms_norm(o * silu(gate)) over all heads. The gate is in `mixed` and is replaced by the result. */
+static void gate_mamba_output_row(const mixer *m, uint32_t row) {
+    const fkv_hparams *h = m->r->model->hparams;
+    const uint32_t n = output_width(h);
+    float *gate = mixed_of(m, row);
+    m->r->ops->silu_mul(gate, in_of(m, row) + m->values_offset, n);
+    m->r->ops->rms_norm(gate, m->layer->mixer_norm, h->norm_eps, n, gate);
+    pad_row(m, row);
+}
+
+/* ---- layers ---- */
+
+static void multiply_h(const mixer *m, const fkv_product *products, uint32_t n) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    fkv_product_run(c->workers, m->r->config.isa, products, n, c->h, m->r->n_tokens, c->dim_pad, c->input);
+}
+
+static void run_short_conv(mixer *m) {
+    const fkv_product in = {&m->layer->mixer_in, m->layer->mixer_in_bias, m->r->cpu.mixer_in, m->in_width, NULL};
+    multiply_h(m, &in, 1);
+    run_conv(m);
+    run_rows(m, pad_row);
+}
+
+static void project_delta_net(mixer *m) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_packed_layer *l = m->layer;
+    const uint32_t n_heads = m->r->model->hparams->recurrence.n_v_heads;
+    const fkv_product apart[] = {{&l->mixer_in, NULL, c->mixer_in, m->in_width, NULL},
+                                 {&l->mixer_gate, NULL, c->mixed, m->pad, NULL}};
+    const fkv_product gates[] = {{&l->beta, NULL, c->beta, n_heads, NULL}, {&l->alpha, NULL, c->decay, n_heads, NULL}};
+    const fkv_product fused = {&l->mixer_fused, NULL, c->mixer_fused, m->in_width + output_width(m->r->model->hparams), NULL};
+    const fkv_product fused_gates = {&l->beta_alpha, NULL, c->mixer_fused, 2 * n_heads, NULL};
+    if (l->mixer_fused.n_rows != 0) {
+        multiply_h(m, &fused, 1);
+        run_rows(m, split_fused_row);
+    } else {
+        multiply_h(m, apart, 2);
+    }
+    if (l->beta_alpha.n_rows != 0) {
+        multiply_h(m, &fused_gates, 1);
+        run_rows(m, split_beta_alpha_row);
+    } else {
+        multiply_h(m, gates, 2);
+    }
+}
+
+static void run_states(mixer *m) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    run_sequences(m, run_state_item, s->n_v_heads * fkv_ceil_div(s->v_dim, VALUES_PER_ITEM));
+}
+
+static void run_delta_net(mixer *m) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    m->values_offset = 2 * (size_t)s->n_k_heads * s->k_dim;
+    project_delta_net(m);
+    run_rows(m, gate_state_row);
+    run_conv(m);
+    run_rows(m, norm_keys_row);
+    run_states(m);
+    run_rows(m, gate_output_row);
+}
+
+static void run_mamba2(mixer *m) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_packed_layer *l = m->layer;
+    const fkv_product products[] = {{&l->mixer_in, NULL, c->mixer_in, m->in_width, NULL},
+                                    {&l->mixer_gate, NULL, c->mixed, m->pad, NULL},
+                                    {&l->alpha, NULL, c->decay, m->r->model->hparams->recurrence.n_v_heads, NULL}};
+    m->keys_offset = output_width(m->r->model->hparams);
+    multiply_h(m, products, 3);
+    run_rows(m, gate_mamba_row);
+    run_conv(m);
+    run_states(m);
+    run_rows(m, gate_mamba_output_row);
+}
+
+fkv_status fkv_recurrent_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t index, fkv_step *step) {
+    const fkv_hparams *h = r->model->hparams;
+    const fkv_recurrence *s = &h->recurrence;
+    mixer m = {.r = r,
+               .layer = layer,
+               .n_channels = fkv_architecture_conv_channels(h),
+               .in_width = input_width(h),
+               .pad = fkv_recurrent_pad(h)};
+    FKV_TRY(fkv_state_rows(step, index, r->cpu.states));
+    if (h->features.recurrence == FKV_SHORT_CONV) {
+        run_short_conv(&m);
+    } else {
+        m.conv_offset = (uint64_t)s->n_v_heads * s->v_dim * s->k_dim;
+        if (h->features.recurrence == FKV_MAMBA2)
+            run_mamba2(&m);
+        else
+            run_delta_net(&m);
+    }
+    return FKV_OK;
+}

@@ -1,0 +1,201 @@
+/* Models with recurrent layers: logits are bit-identical however tokens are chunked, batched and distributed over threads, and
+ * after forks, failed steps, truncation to a snapshot and prefix sharing. parity_models compares the same models with
+ * transformers.
+ */
+#include "golden_models.h"
+#include "model_fixture.h"
+#include "test.h"
+
+#include "../src/base/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const NAMES[] = {"lfm2",       "lfm2_moe",   "qwen35",     "qwen35_odd",
+                                    "qwen35_moe", "qwen3_next", "granite4_h", "granite4_h_moe"};
+enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 200, PAGE = 64, MAX_SEQS = 4 };
+
+typedef float all_logits[N * GOLDEN_VOCAB];
+
+static golden_model golden;
+static all_logits expected;
+static all_logits got;
+
+static fkv_model *open_golden(const char *name) {
+    fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    golden_model_open(&golden, name);
+    ck_ok(fkv_model_load(golden.folder, &config, &model));
+    return model;
+}
+
+static void close_golden(fkv_model *model) {
+    fkv_model_close(model);
+    golden_model_close(&golden);
+}
+
+static fkv_runner_config runner_config(uint32_t bits, uint32_t chunk, uint32_t n_threads) {
+    fkv_runner_config config = model_runner_config(bits, MAX_SEQS * N, chunk);
+    config.n_threads = n_threads;
+    config.max_seqs = MAX_SEQS;
+    config.max_step_tokens = config.max_logit_rows = chunk > MAX_SEQS ? chunk : MAX_SEQS;
+    config.page_tokens = PAGE;
+    return config;
+}
+
+/* Computes the expected logits in one step, on one thread. */
+static void compute_expected(const fkv_model *model, uint32_t bits) {
+    fkv_runner *runner = model_runner(model, runner_config(bits, N, 1));
+    model_run(runner, model_seq(runner, N), golden.tokens, N, N, GOLDEN_VOCAB, expected);
+    fkv_runner_close(runner);
+}
+
+static void check_logits(const char *name, const char *what, uint32_t from, uint32_t to) {
+    const size_t bytes = (size_t)(to - from) * GOLDEN_VOCAB * sizeof *got;
+    const size_t at = (size_t)from * GOLDEN_VOCAB;
+    ck_assert_msg(memcmp(got + at, expected + at, bytes) == 0, "%s: %s changes logits in [%u, %u)", name, what, from, to);
+}
+
+/* Runs tokens [from, to) of the golden model, which follow the tokens of the sequence. */
+static void run_part(fkv_runner *runner, fkv_seq seq, uint32_t from, uint32_t to, uint32_t chunk) {
+    model_run(runner, seq, golden.tokens + from, to - from, chunk, GOLDEN_VOCAB, got + (size_t)from * GOLDEN_VOCAB);
+}
+
+START_TEST(logits_do_not_depend_on_chunks_and_threads) {
+    static const uint32_t chunks[] = {1, 3, 63, 64, 65, 128};
+    for (uint32_t i = 0; i < N_NAMES; i++) {
+        fkv_model *model = open_golden(NAMES[i]);
+        for (uint32_t bits = 4; bits <= 16; bits += 12) {
+            compute_expected(model, bits);
+            for (uint32_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+                fkv_runner *runner = model_runner(model, runner_config(bits, chunks[c], 1 + c % 3));
+                run_part(runner, model_seq(runner, N), 0, N, chunks[c]);
+                check_logits(NAMES[i], "chunking", 0, N);
+                fkv_runner_close(runner);
+            }
+        }
+        close_golden(model);
+    }
+}
+END_TEST
+
+START_TEST(logits_do_not_depend_on_the_batch) {
+    for (uint32_t i = 0; i < N_NAMES; i++) {
+        fkv_model *model = open_golden(NAMES[i]);
+        compute_expected(model, 16);
+        fkv_runner *runner = model_runner(model, runner_config(16, 64, 2));
+        fkv_seq seqs[3];
+        uint32_t done[3] = {0};
+        for (uint32_t s = 0; s < 3; s++) seqs[s] = model_seq(runner, N);
+        for (uint32_t turn = 0; done[0] < N || done[1] < N || done[2] < N; turn++) {
+            fkv_tokens rows[3];
+            uint32_t owners[3];
+            uint32_t n_rows = 0;
+            const float *logits = NULL;
+            for (uint32_t s = 0; s < 3; s++) { /* chunks of different sizes, in a changing order */
+                const uint32_t seq = (s + turn) % 3;
+                uint32_t n = seq == 0 ? 1 + turn % 5 : seq == 1 ? 17 : 40;
+                if (n > N - done[seq]) n = N - done[seq];
+                if (n == 0) continue;
+                owners[n_rows] = seq;
+                rows[n_rows++] =
+                    (fkv_tokens){.seq = seqs[seq], .tokens = golden.tokens + done[seq], .n_tokens = n, .logits = FKV_LOGITS_ALL};
+            }
+            ck_ok(fkv_runner_forward(runner, rows, n_rows, &logits));
+            for (uint32_t r = 0; r < n_rows; r++) {
+                const uint32_t from = done[owners[r]];
+                memcpy(got + (size_t)from * GOLDEN_VOCAB, logits, rows[r].n_tokens * GOLDEN_VOCAB * sizeof *got);
+                logits += (size_t)rows[r].n_tokens * GOLDEN_VOCAB;
+                done[owners[r]] += rows[r].n_tokens;
+                check_logits(NAMES[i], "the batch", from, done[owners[r]]);
+            }
+        }
+        fkv_runner_close(runner);
+        close_golden(model);
+    }
+}
+END_TEST
+
+START_TEST(forks_and_failed_steps_leave_the_state_unchanged) {
+    for (uint32_t i = 0; i < N_NAMES; i++) {
+        fkv_model *model = open_golden(NAMES[i]);
+        compute_expected(model, 16);
+        fkv_runner *runner = model_runner(model, runner_config(16, 50, 2));
+        fkv_seq seq = model_seq(runner, N);
+        fkv_seq fork = 0;
+        run_part(runner, seq, 0, 77, 50);
+        ck_ok(fkv_seq_fork(fkv_runner_cache(runner), seq, N, &fork));
+        /* a rejected step has no effect */
+        const uint32_t bad = 1;
+        fkv_tokens rows[] = {{.seq = seq, .tokens = &bad, .n_tokens = 1}, {.seq = seq, .tokens = &bad, .n_tokens = 1}};
+        ck_status(fkv_runner_forward(runner, rows, 2, NULL), FKV_BAD_ARGUMENT);
+        /* the fork continues with other tokens, without logits */
+        const uint32_t others[] = {3, 1, 4, 1, 5};
+        ck_ok(fkv_runner_forward(runner, &(fkv_tokens){.seq = fork, .tokens = others, .n_tokens = 5}, 1, NULL));
+        run_part(runner, seq, 77, N, 33);
+        check_logits(NAMES[i], "a fork", 0, N);
+        ck_ok(fkv_seq_close(fkv_runner_cache(runner), fork));
+        fkv_runner_close(runner);
+        close_golden(model);
+    }
+}
+END_TEST
+
+START_TEST(snapshots_restore_the_state) {
+    for (uint32_t i = 0; i < N_NAMES; i++) {
+        fkv_model *model = open_golden(NAMES[i]);
+        compute_expected(model, 16);
+        fkv_runner *runner = model_runner(model, runner_config(16, 64, 2));
+        fkv_cache *cache = fkv_runner_cache(runner);
+        fkv_seq seq = model_seq(runner, N);
+        uint32_t at = 0;
+        uint32_t n_shared = 0;
+        run_part(runner, seq, 0, 128, 64);
+        ck_ok(fkv_prefix_insert(cache, seq, golden.tokens, 128));
+        run_part(runner, seq, 128, 150, 11);
+        ck_status(fkv_seq_truncate(cache, seq, 140), FKV_GONE);
+        ck_ok(fkv_seq_reachable(cache, seq, 140, &at));
+        ck_assert_uint_eq(at, 128);
+        ck_ok(fkv_seq_truncate(cache, seq, at));
+        run_part(runner, seq, 128, N, 29);
+        check_logits(NAMES[i], "truncation", 0, N);
+        ck_ok(fkv_seq_close(cache, seq));
+        fkv_seq_config config = {.max_tokens = N, .prompt = golden.tokens, .n_prompt = N - 1};
+        ck_ok(fkv_seq_open(cache, &config, &seq, &n_shared));
+        ck_assert_uint_eq(n_shared, 128);
+        memset(got, 0, sizeof got);
+        run_part(runner, seq, 128, N, 64);
+        check_logits(NAMES[i], "a shared prefix", 128, N);
+        fkv_runner_close(runner);
+        close_golden(model);
+    }
+}
+END_TEST
+
+START_TEST(plan_includes_states) {
+    fkv_model *model = open_golden("qwen35");
+    fkv_runner_config config = runner_config(16, 32, 1);
+    fkv_runner_plan plan;
+    fkv_runner *runner = NULL;
+    config.max_snapshots = 3;
+    ck_ok(fkv_runner_plan_make(model, &config, &plan));
+    /* three delta nets: 4 states of 32 x 32 and 3 inputs of 2 * 2 * 32 + 4 * 32 channels, in f32 */
+    ck_assert_uint_eq(plan.cache.state_bytes, 3 * (4 * 32 * 32 + 3 * 256) * sizeof(float));
+    ck_assert_uint_eq(plan.cache.state_slots, 2 * MAX_SEQS + 3);
+    const uint64_t before = fkv_map_live_bytes();
+    ck_ok(fkv_runner_open(model, &config, &runner));
+    ck_assert_uint_eq(fkv_map_live_bytes() - before, plan.total_bytes);
+    fkv_runner_close(runner);
+    fkv_model_layer layer;
+    ck_ok(fkv_model_layer_about(model, 0, &layer));
+    ck_assert_uint_eq(layer.state_bytes, plan.cache.state_bytes / 3);
+    ck_ok(fkv_model_layer_about(model, 3, &layer));
+    ck_assert(layer.state_bytes == 0 && layer.n_kv_heads == 2);
+    ck_ok(fkv_codec_parse("calibrated", &config.k, &config.v));
+    ck_status(fkv_runner_plan_make(model, &config, &plan), FKV_UNSUPPORTED);
+    close_golden(model);
+}
+END_TEST
+
+TEST_MAIN("recurrent_models", logits_do_not_depend_on_chunks_and_threads, logits_do_not_depend_on_the_batch,
+          forks_and_failed_steps_leave_the_state_unchanged, snapshots_restore_the_state, plan_includes_states)
