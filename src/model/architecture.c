@@ -275,6 +275,7 @@ const char *fkv_architecture_names(void) {
 
 #define RECURRENT "layers with this kind of recurrent state (state space or linear attention) are not supported"
 #define ALTUP "multiple residual streams (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
+#define INDEXED "sparse attention with an indexer is not supported"
 #define LATENT "multi-head latent attention (MLA) is not supported"
 
 const char *fkv_architecture_refusal(const char *name) {
@@ -282,12 +283,43 @@ const char *fkv_architecture_refusal(const char *name) {
         const char *name;
         const char *why;
     } refused[] = {
-        {"mamba", RECURRENT},          {"mamba2", RECURRENT},      {"falcon_mamba", RECURRENT},    {"falcon_h1", RECURRENT},
-        {"falcon-h1", RECURRENT},      {"jamba", RECURRENT},       {"bamba", RECURRENT},           {"nemotron_h", RECURRENT},
-        {"nemotron_h_moe", RECURRENT}, {"plamo2", RECURRENT},      {"rwkv6", RECURRENT},           {"rwkv7", RECURRENT},
-        {"kimi_linear", RECURRENT},    {"kimi-linear", RECURRENT}, {"recurrent_gemma", RECURRENT}, {"deepseek2", LATENT},
-        {"deepseek_v2", LATENT},       {"deepseek_v3", LATENT},    {"deepseek_v32", LATENT},       {"kimi_k2", LATENT},
-        {"glm4_moe_lite", LATENT},     {"mistral4", LATENT},       {"minicpm3", LATENT},           {"gemma3n", ALTUP},
+        {"mamba", RECURRENT},
+        {"mamba2", RECURRENT},
+        {"falcon_mamba", RECURRENT},
+        {"falcon_h1", RECURRENT},
+        {"falcon-h1", RECURRENT},
+        {"jamba", RECURRENT},
+        {"bamba", RECURRENT},
+        {"nemotron_h", RECURRENT},
+        {"nemotron_h_moe", RECURRENT},
+        {"plamo2", RECURRENT},
+        {"rwkv6", RECURRENT},
+        {"rwkv7", RECURRENT},
+        {"kimi_linear", RECURRENT},
+        {"kimi-linear", RECURRENT},
+        {"recurrent_gemma", RECURRENT},
+        {"bailing_hybrid", RECURRENT},
+        {"olmo_hybrid", RECURRENT},
+        {"zamba2", RECURRENT},
+        {"minimax", RECURRENT},
+        {"kimi_k3", RECURRENT},
+        {"deepseek2", LATENT},
+        {"deepseek_v2", LATENT},
+        {"deepseek_v3", LATENT},
+        {"kimi_k2", LATENT},
+        {"kimi_k25", LATENT},
+        {"glm4_moe_lite", LATENT},
+        {"mistral4", LATENT},
+        {"minicpm3", LATENT},
+        {"deepseek_v32", INDEXED},
+        {"deepseek32", INDEXED},
+        {"deepseek_v4", INDEXED},
+        {"deepseek4", INDEXED},
+        {"glm_moe_dsa", INDEXED},
+        {"glm-dsa", INDEXED},
+        {"glm5_next", INDEXED},
+        {"qwen4_exp", INDEXED},
+        {"gemma3n", ALTUP},
         {"gemma3n_text", ALTUP},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
