@@ -337,6 +337,34 @@ START_TEST(snapshots_are_evicted_in_order_of_use) {
 }
 END_TEST
 
+START_TEST(dropped_snapshots_are_gone_unless_a_sequence_uses_them) {
+    static state_seq a;
+    static state_seq b;
+    uint32_t at = 0;
+    fkv_cache *cache = open_cache(N_SNAPSHOTS);
+    open_state_seq(cache, &a, 1, 0, 0);
+    append(cache, &a, 32);
+    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 32));
+    ck_ok(fkv_snapshot_drop(cache, 0, a.tokens, 32)); /* the live state of the sequence is not dropped */
+    open_state_seq(cache, &b, 1, 33, 32);
+    ck_ok(fkv_seq_close(cache, b.seq));
+    append(cache, &a, 5);
+    ck_ok(fkv_snapshot_drop(cache, 1, a.tokens, 32)); /* another tenant */
+    ck_ok(fkv_snapshot_drop(cache, 0, a.tokens, 16)); /* no snapshot */
+    ck_ok(fkv_seq_reachable(cache, a.seq, 36, &at));
+    ck_assert_uint_eq(at, 32);
+    ck_ok(fkv_snapshot_drop(cache, 0, a.tokens, 32));
+    ck_ok(fkv_seq_reachable(cache, a.seq, 36, &at));
+    ck_assert_uint_eq(at, 0);
+    open_state_seq(cache, &b, 1, 33, 0);
+    check_state(cache, &a);
+    ck_status(fkv_snapshot_drop(cache, 0, a.tokens, 33), FKV_BAD_ARGUMENT);
+    ck_status(fkv_snapshot_drop(cache, 0, a.tokens, 0), FKV_BAD_ARGUMENT);
+    ck_assert(fkv_cache_consistent(cache));
+    fkv_cache_close(cache);
+}
+END_TEST
+
 START_TEST(files_and_prefix_stores_refuse_states) {
     static state_seq s;
     char path[512];
@@ -462,5 +490,6 @@ END_TEST
 TEST_MAIN("state_layers", plan_counts_the_states, a_step_with_fewer_tokens_than_sequences_needs_fewer_states,
           invalid_state_layers_are_rejected, state_layers_and_page_layers_have_different_calls,
           forks_share_a_state_until_one_of_them_steps, truncate_reaches_snapshots_and_reports_the_nearest,
-          prefixes_are_shared_up_to_a_snapshot, snapshots_are_evicted_in_order_of_use, files_and_prefix_stores_refuse_states,
+          prefixes_are_shared_up_to_a_snapshot, snapshots_are_evicted_in_order_of_use,
+          dropped_snapshots_are_gone_unless_a_sequence_uses_them, files_and_prefix_stores_refuse_states,
           random_operations_never_mix_up_states)

@@ -119,6 +119,8 @@ typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                                    uint32_t n_vocab);
 
+enum { FKV_MAX_MARKS = 4 };
+
 typedef struct fkv_request {
     const uint32_t *prompt; /* [n_prompt] */
     uint32_t n_prompt;      /* at least 1 */
@@ -126,6 +128,9 @@ typedef struct fkv_request {
                          answer fit in the context */
     uint32_t n; /* number of answers (0 means 1); the answers share the prompt pages and use the seeds seed, seed + 1, ... */
     fkv_sampler_config sampler;
+    uint32_t snapshots[FKV_MAX_MARKS]; /* [n_snapshots] lengths of prompt prefixes that later prompts are likely to repeat, such
+                                          as the start of the last message. Models with recurrent layers keep a snapshot there */
+    uint32_t n_snapshots;
     const char *const *stops; /* [n_stops] stop strings */
     uint32_t n_stops;
     bool ignore_end; /* keep generating after an end-of-text token */

@@ -368,6 +368,10 @@ FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32
  * admitted. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
+/* Removes the snapshot after the first n_tokens tokens of a prompt from the prefix tree, unless a sequence uses it. n_tokens must
+ * be a multiple of page_tokens. Does nothing if there is no such snapshot. */
+FKV_API fkv_status fkv_snapshot_drop(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens);
+
 /* Evicts all cached pages that no sequence uses. */
 FKV_API fkv_status fkv_prefix_clear(fkv_cache *cache);
 

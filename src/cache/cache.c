@@ -387,6 +387,14 @@ fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config
     return fkv_pager_match(cache->pager, config, n_shared);
 }
 
+fkv_status fkv_snapshot_drop(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL, FKV_BAD_ARGUMENT, "fkv_snapshot_drop: cache or tokens is NULL");
+    const uint32_t page_tokens = cache->shape.config.page_tokens;
+    FKV_REQUIRE(n_tokens > 0 && n_tokens % page_tokens == 0, FKV_BAD_ARGUMENT,
+                "fkv_snapshot_drop: n_tokens is %u (expected a multiple of page_tokens, %u)", n_tokens, page_tokens);
+    return fkv_pager_drop_state(cache->pager, tenant, tokens, n_tokens / page_tokens);
+}
+
 fkv_status fkv_prefix_clear(fkv_cache *cache) {
     FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_clear: cache is NULL");
     return fkv_pager_clear(cache->pager);

@@ -109,15 +109,39 @@ static void report_turn(conversation *c) {
                   (unsigned)(100 * (uint64_t)s->length / s->max_tokens));
 }
 
+/* Feeds n tokens of `next`, from index `from` on, and records them as fed. */
+static int feed_tokens(conversation *c, size_t from, size_t n, const float **logits, progress_bar *progress) {
+    model_session *s = c->generation->session;
+    const uint32_t before = s->length;
+    const int code = session_feed(s, c->next.tokens + from, n, logits, progress);
+    token_list_add(&c->fed, c->next.tokens + from, s->length - before);
+    return code;
+}
+
+/* Feeds the tokens of the turn. Models with recurrent layers keep a snapshot at the last page boundary before the tokens that
+ * introduce the answer, because the next turn often repeats the conversation up to these tokens. A snapshot that cannot be stored
+ * only costs time later. */
+static int feed_turn(conversation *c, const float **logits, progress_bar *progress) {
+    enum { ANSWER_PREFIX = 16 };
+    model_session *s = c->generation->session;
+    const uint32_t end = s->length + (uint32_t)c->next.n;
+    const uint32_t boundary = end > ANSWER_PREFIX ? (end - ANSWER_PREFIX) / s->page_tokens * s->page_tokens : 0;
+    size_t n_first = 0;
+    if (s->plan.cache.state_bytes != 0 && boundary > s->length) {
+        n_first = boundary - s->length;
+        const int code = feed_tokens(c, 0, n_first, NULL, progress);
+        if (code != EXIT_GOOD) return code;
+        (void)fkv_prefix_insert(s->cache, s->seq, c->fed.tokens, boundary);
+    }
+    return feed_tokens(c, n_first, c->next.n - n_first, logits, progress);
+}
+
 static int generate_answer(conversation *c) {
     generation *g = c->generation;
-    model_session *s = g->session;
     const float *logits = NULL;
-    uint32_t before = s->length;
     progress_bar progress = progress_begin("prefill", c->next.n);
-    int code = session_feed(s, c->next.tokens, c->next.n, &logits, &progress);
+    int code = feed_turn(c, &logits, &progress);
     progress_end(&progress);
-    token_list_add(&c->fed, c->next.tokens, s->length - before);
     if (code != EXIT_GOOD) return code;
     generation_clear(g);
     code = generation_run(g, c->fed.tokens, c->fed.n, logits);

@@ -8,7 +8,8 @@
 
 model_options model_options_default(void) {
     fkv_runner_config runner = fkv_runner_config_default();
-    model_options o = {.model = "needle", .n_sinks = 4, .chunk = runner.max_step_tokens, .seed = 1};
+    model_options o = {
+        .model = "needle", .n_sinks = 4, .snapshots = runner.max_snapshots, .chunk = runner.max_step_tokens, .seed = 1};
     o.codecs.codecs[o.codecs.n++] = codec_of_runner(&runner);
     return o;
 }
@@ -49,6 +50,8 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
          "sliding window: each layer keeps only the last N tokens and the sink tokens,\nso the text may be of any length"},
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N",
          "sink tokens: number of first tokens that --max-kv keeps (default 4)"},
+        {"snapshots", 0, OPTION_U32, &o->snapshots, 1 << 20, "N",
+         "models with recurrent layers: number of states kept for later prompts (default 8);\n'flatkv plan' prints their size"},
         KIT_HEADING("Execution and output"),
         {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens per prefill step (default 512)"},
         {"memory", 0, OPTION_SIZE, &o->memory, UINT64_MAX, "SIZE",
@@ -115,6 +118,7 @@ fkv_runner_config model_options_runner(const model_options *o, uint32_t max_toke
     c.calibration = o->calibration;
     c.max_kv = o->max_kv;
     c.n_sinks = o->max_kv != 0 ? o->n_sinks : 0;
+    c.max_snapshots = o->snapshots;
     c.n_threads = o->n_threads;
     c.lazy = o->lazy;
     c.memory_limit = o->memory;

@@ -16,6 +16,7 @@ typedef struct model_options {
     const char *calibration; /* NULL: use the calibration file next to the model */
     uint32_t max_kv;
     uint32_t n_sinks;
+    uint32_t snapshots;
     uint32_t chunk;
     uint32_t n_threads;
     uint64_t memory;
@@ -24,7 +25,7 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 16 }; /* number of table entries, including headings and the terminator */
+enum { N_MODEL_OPTIONS = 17 }; /* number of table entries, including headings and the terminator */
 
 model_options model_options_default(void);
 

@@ -171,6 +171,20 @@ static void print_total_with_weights(const table *t) {
     putchar('\n');
 }
 
+/* Describes the recurrent states of a model: their number and size, and the number of tokens whose keys and values need as much
+ * memory as one state. */
+static void print_states(const subject *s, const fkv_plan *plan) {
+    char all[32];
+    char one[32];
+    if (plan->state_bytes == 0) return;
+    printf("\nrecurrent states: %s of the pages are %u states of %s: two for each of %u sequence%s, and %u snapshots\n",
+           kit_bytes(plan->state_slots * plan->state_bytes, all), plan->state_slots, kit_bytes(plan->state_bytes, one),
+           s->o->seqs, s->o->seqs == 1 ? "" : "s", s->o->model.snapshots);
+    if (plan->token_bytes != 0)
+        printf("one snapshot needs as much memory as %llu tokens of keys and values\n",
+               (unsigned long long)(plan->state_bytes / plan->token_bytes));
+}
+
 static void print_verdict(const subject *s, const fkv_runner_plan *plan, const budget *b, uint32_t longest, uint32_t longest_16) {
     char needs[32];
     char has[32];
@@ -222,6 +236,7 @@ static void print_table(const subject *s, const budget *b) {
     print_line(&t, has_weights ? "total without weights" : "total", offsetof(fkv_runner_plan, total_bytes));
     if (has_weights) print_total_with_weights(&t);
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
+    print_states(s, &t.columns[0].plan.cache);
     print_verdict(s, &t.columns[0].plan, b, longest, longest_16);
     if (!s->o->model.codecs.named) suggest_smaller_codecs(s, &t.columns[0].plan);
 }
@@ -241,6 +256,10 @@ static int print_plan_json(const subject *s, const fkv_runner_plan *plan, const 
     kit_json_integer(json, "scratch_bytes", plan->cache.scratch_bytes);
     kit_json_integer(json, "stacks_bytes", plan->cache.stacks_bytes);
     kit_json_integer(json, "token_bytes", plan->cache.token_bytes);
+    if (plan->cache.state_bytes != 0) {
+        kit_json_integer(json, "state_bytes", plan->cache.state_bytes);
+        kit_json_integer(json, "state_slots", plan->cache.state_slots);
+    }
     if (s->model != NULL) {
         kit_json_integer(json, "total_with_weights_bytes", plan->total_bytes + weights_of(plan));
         kit_json_integer(json, "parameters", fkv_model_about(s->model)->n_parameters);

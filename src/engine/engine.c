@@ -189,6 +189,8 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
 static fkv_status open_tier(fkv_engine *e) {
     fkv_prefix_tier *tier = &e->scheduler.tier;
     if (e->config.store == NULL) return FKV_OK;
+    FKV_REQUIRE(e->plan.cache.state_bytes == 0, FKV_UNSUPPORTED,
+                "prefix stores are not supported for models with recurrent layers: open the engine without a store");
     *tier = (fkv_prefix_tier){.store = *e->config.store,
                               .cache = fkv_runner_cache(e->runner),
                               .page_tokens = e->config.runner.page_tokens,
@@ -224,6 +226,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
                            .max_seqs = c.max_seqs,
                            .max_step_tokens = c.max_step_tokens,
                            .page_tokens = c.page_tokens,
+                           .has_states = e->plan.cache.state_bytes != 0,
                            .windowed = windowed,
                            .draft_tokens = windowed ? 0 : e->config.draft_tokens,
                            .draft_rows = c.max_logit_rows - c.max_seqs,

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
+    FKV_REQUIRE(r->n_snapshots <= FKV_MAX_MARKS, FKV_BAD_ARGUMENT, "n_snapshots is %u (maximum %d)", r->n_snapshots,
+                FKV_MAX_MARKS);
     FKV_REQUIRE(r->event != NULL, FKV_BAD_ARGUMENT, "the request has no event callback");
     FKV_REQUIRE(r->prompt != NULL && r->n_prompt > 0, FKV_BAD_ARGUMENT, "the prompt is empty");
     for (uint32_t i = 0; i < r->n_prompt; i++)

@@ -22,6 +22,7 @@ typedef struct fkv_answer {
     uint32_t n_new;      /* number of generated tokens */
     uint32_t n_fed;      /* number of tokens in the cache */
     uint32_t n_inserted; /* number of tokens that were in the cache at the last insertion into the prefix tree */
+    uint32_t rolling;    /* length of the answer's rolling snapshot; 0: none */
     bool finished;
     fkv_finish reason;
     fkv_answer_text text;

@@ -8,12 +8,14 @@
 #include <stdlib.h>
 
 enum {
-    MIN_CHUNK = 16,      /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
-    ROW_BLOCK = 16,      /* the matrix product processes rows in blocks of this size; a partial block costs more per row */
-    MIN_BLOCK_FILL = 12, /* a partial block with at least this many rows costs as much as a full block */
-    UNIT_PROMPT = 256,   /* number of prompt tokens of a typical request */
-    UNIT_NEW = 256,      /* max_new of a typical request; its expected answer length is max_new * used_fraction */
-    MAX_COMPARED = 16    /* maximum number of queued jobs whose prompts are compared with a new prompt */
+    MIN_CHUNK = 16,         /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
+    ROW_BLOCK = 16,         /* the matrix product processes rows in blocks of this size; a partial block costs more per row */
+    MIN_BLOCK_FILL = 12,    /* a partial block with at least this many rows costs as much as a full block */
+    UNIT_PROMPT = 256,      /* number of prompt tokens of a typical request */
+    UNIT_NEW = 256,         /* max_new of a typical request; its expected answer length is max_new * used_fraction */
+    MAX_COMPARED = 16,      /* maximum number of queued jobs whose prompts are compared with a new prompt */
+    ANSWER_PREFIX = 16,     /* upper bound on the number of tokens with which chat templates introduce an answer */
+    SNAPSHOT_SPACING = 4096 /* long prompts keep a snapshot after each multiple of this number of tokens */
 };
 static const double SLOWDOWN_WINDOW_S =
     30.0; /* time constant, in seconds, of the moving average of measured time / predicted time */
@@ -445,6 +447,25 @@ static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) 
     return n > over ? n - over : 0;
 }
 
+/* Returns true if a snapshot of the recurrent state is kept when the prompt has been computed up to `at`, a multiple of
+ * page_tokens. Later prompts usually repeat this prompt, except for the last tokens, which introduce the answer. The last page
+ * boundary before these tokens is therefore kept, and so are the last boundaries before the positions in the request. Long
+ * prompts also keep a state every SNAPSHOT_SPACING tokens. */
+static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at) {
+    const uint32_t last = job->r.n_prompt > ANSWER_PREFIX ? job->r.n_prompt - ANSWER_PREFIX : 0;
+    for (uint32_t i = 0; i < job->r.n_snapshots; i++)
+        if (at <= job->r.snapshots[i] && job->r.snapshots[i] - at < s->device.page_tokens) return true;
+    return at <= last && (at + s->device.page_tokens > last || at % SNAPSHOT_SPACING == 0);
+}
+
+/* Shortens a chunk of n prompt tokens after `from`, so that it ends at the first snapshot position within it. */
+static uint32_t cut_at_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t from, uint32_t n) {
+    const uint32_t page = s->device.page_tokens;
+    for (uint32_t at = (from / page + 1) * page; s->device.has_states && at < from + n; at += page)
+        if (is_snapshot(s, job, at)) return at - from;
+    return n;
+}
+
 /* Builds the next step: decode rows first, then prefill in admission order. */
 static fkv_step_work build_step(fkv_scheduler *s) {
     fkv_step_work work = {0};
@@ -470,6 +491,7 @@ static fkv_step_work build_step(fkv_scheduler *s) {
         if (n < most) n = round_to_row_blocks(s->device.max_step_tokens - left, n, most);
         if (n == 0 && first) n = fkv_min_u32(most, MIN_CHUNK);
         if (n == 0) break;
+        n = cut_at_snapshot(s, job, from, n);
         first = false;
         work.n_prefill += n;
         work.history += fkv_step_history(from, n);
@@ -479,12 +501,22 @@ static fkv_step_work build_step(fkv_scheduler *s) {
     return work;
 }
 
-/* Inserts newly filled pages into the prefix tree. A failure is ignored, because it only costs later requests a cache hit. */
-static void insert_prefix(fkv_scheduler *s, fkv_answer *a) {
-    uint32_t page = s->device.page_tokens;
+/* Inserts newly filled pages into the prefix tree. A failure is ignored, because it only costs later requests a cache hit.
+ *
+ * If the cache has state layers, fkv_prefix_insert() also stores the state at a page boundary. During prefill, only the states at
+ * snapshot positions are wanted; at other boundaries, the last page is inserted later. During decoding, the newest state at a
+ * page boundary is kept as the answer's rolling snapshot, which replaces the previous one. */
+static void insert_prefix(fkv_scheduler *s, const fkv_job *job, fkv_answer *a) {
+    const uint32_t page = s->device.page_tokens;
     if (a->n_fed / page == a->n_inserted / page) return;
-    (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, a->n_fed);
+    const bool at_boundary = s->device.has_states && a->n_fed % page == 0;
+    const bool is_prefill = a->n_fed <= job->r.n_prompt;
+    const bool keeps_state = !is_prefill || is_snapshot(s, job, a->n_fed);
+    (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, at_boundary && !keeps_state ? a->n_fed - 1 : a->n_fed);
     a->n_inserted = a->n_fed;
+    if (!at_boundary || is_prefill) return;
+    if (a->rolling != 0) (void)fkv_snapshot_drop(s->device.cache, job->r.tenant, a->tokens, a->rolling);
+    a->rolling = a->n_fed;
 }
 
 static bool is_end_token(const fkv_scheduler *s, uint32_t token) {
@@ -586,7 +618,7 @@ static void sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, c
     s->stats.accepted_tokens += n_accepted;
     fkv_draft_update(&a->drafts, n_drafted, n_accepted);
     if (a->finished) return;
-    insert_prefix(s, a);
+    insert_prefix(s, job, a);
     if (n_accepted < n_drafted && fkv_seq_truncate(s->device.cache, a->seq, a->n_fed) != FKV_OK)
         end_answer(s, job, answer, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
 }
@@ -600,7 +632,7 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
         if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
         a->n_fed += s->rows[i].n_tokens - n_drafted;
         if (job->phase == FKV_PHASE_PREFILL) s->stats.computed_tokens += s->rows[i].n_tokens;
-        insert_prefix(s, a);
+        insert_prefix(s, job, a);
         if (s->rows[i].logits == FKV_LOGITS_NONE) continue;
         if (job->phase == FKV_PHASE_PREFILL)
             start_answers(s, job, row);

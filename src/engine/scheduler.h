@@ -30,6 +30,7 @@ typedef struct fkv_engine_device {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
+    bool has_states;       /* the cache has state layers: prefixes are shared only up to snapshots */
     bool windowed;         /* the cache has window groups, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
     uint32_t draft_rows;   /* number of logit rows available for all drafts of a step together */

@@ -4,11 +4,12 @@
  */
 #include "node_heap.h"
 
-void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed) {
+void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed, bool by_push) {
     uint32_t *items = FKV_CARVE(carve, n_nodes, uint32_t);
     uint32_t *place = FKV_CARVE(carve, n_nodes, uint32_t);
+    uint64_t *pushed = by_push ? FKV_CARVE(carve, (uint64_t)n_nodes + 1, uint64_t) : NULL;
     if (heap == NULL) return;
-    *heap = (fkv_node_heap){.n_fixed = n_fixed, .items = items, .place = place};
+    *heap = (fkv_node_heap){.n_fixed = n_fixed, .items = items, .place = place, .pushed = pushed};
 }
 
 void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes) {
@@ -16,6 +17,8 @@ void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes) {
         heap->items[node] = 0;
         heap->place[node] = FKV_NO_PLACE;
     }
+    if (heap->pushed != NULL) memset(heap->pushed, 0, ((size_t)n_nodes + 1) * sizeof *heap->pushed);
+    heap->n_nodes = n_nodes;
 }
 
 /* Returns a node's rank among nodes with the same last_use; the node with the lowest rank is evicted first. Nodes of sink pages
@@ -25,6 +28,7 @@ static uint32_t eviction_rank(const fkv_node_heap *heap, const fkv_node *node) {
 }
 
 static bool is_older(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t a, uint32_t b) {
+    if (heap->pushed != NULL) return heap->pushed[a] < heap->pushed[b];
     if (nodes[a].last_use != nodes[b].last_use) return nodes[a].last_use < nodes[b].last_use;
     return eviction_rank(heap, &nodes[a]) < eviction_rank(heap, &nodes[b]);
 }
@@ -60,6 +64,7 @@ static void sift_node_down(fkv_node_heap *heap, const fkv_node *nodes, uint32_t 
 
 void fkv_heap_push(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
     FKV_ASSERT(!fkv_heap_has(heap, node));
+    if (heap->pushed != NULL) heap->pushed[node] = ++heap->pushed[heap->n_nodes];
     set_heap_item(heap, heap->n++, node);
     sift_node_up(heap, nodes, heap->n - 1);
 }

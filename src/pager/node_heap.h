@@ -4,7 +4,8 @@
 
 #include "pager_state.h"
 
-void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed);
+/* Carves a heap. by_push: the oldest node is the one that was pushed first, whatever its last_use. */
+void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed, bool by_push);
 void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes);
 
 void fkv_heap_push(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node);   /* node must not be in the heap */

@@ -16,7 +16,8 @@
  * (fkv_state_move), however many tokens the row has. Commit releases `from`, and abort releases `to`, so forks, snapshots and
  * aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) * page_tokens
  * tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group with a window
- * of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs.
+ * of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. Snapshots are evicted in
+ * the order in which sequences last used them; using a deeper snapshot of the same path does not count as a use.
  *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
@@ -135,6 +136,9 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
                                   uint32_t pages[FKV_MAX_GROUPS]);
 void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                           const uint32_t pages[FKV_MAX_GROUPS], bool good);
+
+/* Removes the state of the page from the tree, unless a sequence uses it. Returns FKV_BAD_STATE if a step is open. */
+fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages);
 
 /* Sets the length of an empty sequence to n_tokens and allocates its pages. The caller then fills the pages from a file. In
  * window groups, allocates only the pages that a query at n_tokens attends to, including sinks but not spare pages. Cannot run

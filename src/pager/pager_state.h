@@ -80,8 +80,10 @@ typedef struct fkv_node {
 typedef struct fkv_node_heap {
     uint32_t n;
     uint32_t n_fixed;
-    uint32_t *items; /* [n_nodes] */
-    uint32_t *place; /* [n_nodes] */
+    uint32_t *items;  /* [n_nodes] */
+    uint32_t *place;  /* [n_nodes] */
+    uint64_t *pushed; /* [n_nodes + 1] push number of each node, then the number of pushes; NULL: nodes are ordered by last_use */
+    uint32_t n_nodes;
 } fkv_node_heap;
 
 typedef struct fkv_tree {
@@ -98,7 +100,8 @@ typedef struct fkv_tree {
     uint32_t *free;                       /* [n_nodes] stack of free nodes */
     uint32_t *buckets;                    /* [n_buckets] first node of each chain */
     fkv_node_heap leaves;                 /* idle nodes without children, which can be evicted */
-    fkv_node_heap cached[FKV_MAX_GROUPS]; /* window groups: nodes whose page is referenced only by the tree */
+    fkv_node_heap cached[FKV_MAX_GROUPS]; /* window groups: nodes whose page is referenced only by the tree. A state is pushed
+                                             when its last sequence releases it, so states are ordered by their own last use */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of

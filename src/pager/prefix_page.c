@@ -25,6 +25,17 @@ bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32
     return true;
 }
 
+fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages) {
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
+    if (pager->state == FKV_NO_GROUP) return FKV_OK;
+    const uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
+    const uint32_t page = node != FKV_NO_NODE ? pager->tree.nodes[node].pages[pager->state] : FKV_NO_PAGE;
+    if (page == FKV_NO_PAGE || pager->groups[pager->state].pool.refs[page] > 1) return FKV_OK;
+    fkv_tree_abandon(pager, node, pager->state);
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups) {
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
         bool there = (groups >> g & 1) != 0;

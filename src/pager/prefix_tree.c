@@ -44,12 +44,12 @@ void fkv_tree_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_tree *tre
                            .free = free,
                            .buckets = buckets};
     }
-    fkv_heap_layout(carve, tree == NULL ? NULL : &tree->leaves, n_nodes, 0);
+    fkv_heap_layout(carve, tree == NULL ? NULL : &tree->leaves, n_nodes, 0, false);
     for (uint32_t g = 0; g < spec->n_groups; g++) {
         if (spec->groups[g].window == 0) continue;
         fkv_group shape = {0};
         fkv_table_shape(spec, g, &shape);
-        fkv_heap_layout(carve, tree == NULL ? NULL : &tree->cached[g], n_nodes, shape.n_fixed);
+        fkv_heap_layout(carve, tree == NULL ? NULL : &tree->cached[g], n_nodes, shape.n_fixed, shape.is_state);
     }
 }
 

@@ -472,6 +472,8 @@ static bool submit_exchange(exchange *x) {
         prompt_job *job = &x->jobs[i];
         r.prompt = job->prompt.tokens;
         r.n_prompt = (uint32_t)job->prompt.n;
+        memcpy(r.snapshots, job->prompt.marks, sizeof r.snapshots);
+        r.n_snapshots = job->prompt.n_marks;
         r.mask_user = r.user = job;
         job->first_answer = i * api->n;
         status = fkv_engine_submit(s->engine, &r, &job->id, &retry);

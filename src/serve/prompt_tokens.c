@@ -127,6 +127,47 @@ static fkv_status conversation_tokens(const fkv_model *model, const api_request 
     return status;
 }
 
+/* ---- snapshots ---- */
+
+static size_t common_prefix(const prompt_tokens *a, const prompt_tokens *b) {
+    size_t n = 0;
+    while (n < a->n && n < b->n && a->tokens[n] == b->tokens[n]) n++;
+    return n;
+}
+
+/* Appends the length of the prompt's prefix that contains only the first n_messages messages. Does nothing if the template
+ * rejects such a conversation. */
+static void add_mark(const fkv_model *model, const api_request *r, size_t n_messages, prompt_tokens *out) {
+    api_request shorter = {.conversation = json_copy(r->conversation)};
+    json_t *messages = json_array();
+    prompt_tokens prefix = {0};
+    const json_t *all = json_object_get(r->conversation, "messages");
+    for (size_t i = 0; i < n_messages; i++) (void)json_array_append(messages, json_array_get(all, i));
+    if (shorter.conversation != NULL && messages != NULL && json_object_set(shorter.conversation, "messages", messages) == 0 &&
+        conversation_tokens(model, &shorter, SIZE_MAX, &prefix) == FKV_OK)
+        out->marks[out->n_marks++] = (uint32_t)common_prefix(&prefix, out);
+    json_decref(messages);
+    json_decref(shorter.conversation);
+    prompt_tokens_free(&prefix);
+}
+
+/* Finds the positions that later prompts are likely to repeat: the end of the system prompt and the start of the last user
+ * message. Only models with recurrent layers need them. */
+static void find_marks(const fkv_model *model, const api_request *r, prompt_tokens *out) {
+    const json_t *messages = json_object_get(r->conversation, "messages");
+    size_t last_user = 0;
+    size_t i;
+    const json_t *message;
+    if (fkv_model_about(model)->state_bytes == 0 || out->n > UINT32_MAX) return;
+    json_array_foreach(messages, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        if (role != NULL && strcmp(role, "user") == 0) last_user = i;
+    }
+    const char *first = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+    if (first != NULL && strcmp(first, "user") != 0 && last_user > 1) add_mark(model, r, 1, out);
+    if (last_user > 0) add_mark(model, r, last_user, out);
+}
+
 /* ---- fill-in-the-middle ---- */
 
 /* Special tokens around the text before and after the gap. The answer follows the last token. */
@@ -221,7 +262,11 @@ static fkv_status fim_tokens(const fkv_model *model, const api_request *r, const
 fkv_status prompt_tokens_of(const fkv_model *model, const api_request *r, uint32_t index, size_t max_bytes, prompt_tokens *out) {
     const json_t *prompt = r->prompts[index];
     *out = (prompt_tokens){0};
-    if (r->conversation != NULL) return conversation_tokens(model, r, max_bytes, out);
+    if (r->conversation != NULL) {
+        const fkv_status status = conversation_tokens(model, r, max_bytes, out);
+        if (status == FKV_OK) find_marks(model, r, out);
+        return status;
+    }
     if (r->suffix != NULL) return fim_tokens(model, r, prompt, max_bytes, out);
     const unsigned flags = FKV_TOKENIZE_BOS | (r->parse_special ? FKV_TOKENIZE_SPECIAL : 0);
     if (json_is_string(prompt)) {

@@ -1,0 +1,237 @@
+/* The engine with models that have recurrent layers: in a conversation, a turn that is added, regenerated or whose answer is
+ * shortened computes only its new tokens and at most 80 more, and the answers do not depend on the cache.
+ */
+#include "golden_models.h"
+#include "model_fixture.h"
+#include "test.h"
+
+#include <flatkv/engine.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A recomputed prompt begins at the last page boundary before the tokens that introduce the answer. */
+enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 8, MAX_PROMPT = 4000 };
+
+static const char *const NAMES[] = {"lfm2", "qwen35", "granite4_h"};
+
+typedef struct reply {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;
+    fkv_finish reason;
+    uint32_t tokens[MAX_NEW];
+    uint32_t n;
+    uint32_t n_cached;
+} reply;
+
+static void on_event(void *user, const fkv_event *e) {
+    reply *r = user;
+    (void)pthread_mutex_lock(&r->lock);
+    if (e->kind == FKV_EVENT_TOKEN && r->n < MAX_NEW) r->tokens[r->n++] = e->token;
+    if (e->kind == FKV_EVENT_STARTED) r->n_cached = e->n_cached;
+    if (e->kind == FKV_EVENT_DONE) {
+        r->reason = e->reason;
+        r->done = true;
+        (void)pthread_cond_signal(&r->changed);
+    }
+    (void)pthread_mutex_unlock(&r->lock);
+}
+
+static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
+    fkv_engine_config c = fkv_engine_config_default();
+    fkv_engine *engine = NULL;
+    c.runner.max_tokens = 4 * MAX_PROMPT;
+    c.runner.max_seqs = 3;
+    c.draft_tokens = 0;
+    c.runner.max_logit_rows = c.runner.max_seqs;
+    c.runner.max_step_tokens = 256;
+    c.runner.page_tokens = PAGE;
+    c.runner.n_threads = 2;
+    c.runner.max_snapshots = max_snapshots;
+    c.runner.k = c.runner.v = (fkv_codec_config){16, 32};
+    ck_ok(fkv_engine_open(model, &c, &engine));
+    return engine;
+}
+
+/* Submits a request and waits for its answer. mark: length of the prompt's prefix before the last user message; 0: unknown */
+static void ask_marked(fkv_engine *engine, const uint32_t *prompt, uint32_t n_prompt, uint32_t mark, reply *r) {
+    memset(r, 0, sizeof *r);
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_cond_init(&r->changed, NULL);
+    fkv_request request = {.prompt = prompt,
+                           .n_prompt = n_prompt,
+                           .max_new = MAX_NEW,
+                           .sampler = fkv_sampler_config_default(),
+                           .ignore_end = true,
+                           .event = on_event,
+                           .user = r};
+    request.sampler.temperature = 0.0f;
+    request.snapshots[0] = mark;
+    request.n_snapshots = mark > 0 ? 1 : 0;
+    uint64_t id = 0;
+    ck_ok(fkv_engine_submit(engine, &request, &id, NULL));
+    (void)pthread_mutex_lock(&r->lock);
+    while (!r->done) (void)pthread_cond_wait(&r->changed, &r->lock);
+    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_cond_destroy(&r->changed);
+    (void)pthread_mutex_destroy(&r->lock);
+    ck_assert_int_eq(r->reason, FKV_FINISH_LENGTH);
+    ck_assert_uint_eq(r->n, MAX_NEW);
+}
+
+static void ask(fkv_engine *engine, const uint32_t *prompt, uint32_t n_prompt, reply *r) {
+    ask_marked(engine, prompt, n_prompt, 0, r);
+}
+
+typedef struct chat {
+    uint32_t tokens[MAX_PROMPT];
+    uint32_t n;
+    uint32_t seed;
+} chat;
+
+static void add_random(chat *c, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        c->seed = c->seed * 1664525u + 1013904223u;
+        c->tokens[c->n++] = (c->seed >> 16) % GOLDEN_VOCAB;
+    }
+}
+
+/* Runs a conversation. kept: number of tokens at the end of each answer that stay in the history, as if a chat template removed
+ * the reasoning before them. Each turn begins with N_USER tokens and ends with `n_intro` tokens that introduce the answer; the
+ * last of these is not repeated in the history if reasoning is removed. */
+static void run_chat(const char *name, const fkv_model *model, uint32_t kept, uint32_t n_intro) {
+    static chat c;
+    static reply r;
+    static reply again;
+    static reply fresh;
+    fkv_engine *engine = open_engine(model, 8);
+    c = (chat){.seed = kept + n_intro};
+    uint32_t n_known = 0; /* tokens of the prompt that the engine has computed before, as prompt or as answer */
+    add_random(&c, 300);  /* system prompt */
+    for (uint32_t turn = 0; turn < N_TURNS; turn++) {
+        add_random(&c, N_USER);
+        const uint32_t n_history = c.n;
+        add_random(&c, n_intro);
+        ask(engine, c.tokens, c.n, &r);
+        const uint32_t n_new = c.n - n_known;
+        ck_assert_msg(turn == 0 || c.n - r.n_cached <= n_new + MAX_REPEATED, "%s, turn %u: %u of %u tokens computed, %u new",
+                      name, turn, c.n - r.n_cached, c.n, n_new);
+        ask(engine, c.tokens, c.n, &again); /* the turn is regenerated */
+        ck_assert_uint_le(c.n - again.n_cached, MAX_REPEATED);
+        ck_assert_int_eq(memcmp(r.tokens, again.tokens, sizeof r.tokens), 0);
+        if (kept < MAX_NEW) c.n = n_known = n_history + n_intro - 1;
+        memcpy(c.tokens + c.n, r.tokens + MAX_NEW - kept, kept * sizeof *r.tokens);
+        c.n += kept;
+        if (kept == MAX_NEW) n_known = c.n - 1; /* the last token of an answer is not in the cache */
+    }
+    c.n -= kept;
+    fkv_engine *other = open_engine(model, 0);
+    ask(other, c.tokens, c.n, &fresh);
+    ask(engine, c.tokens, c.n, &r);
+    ck_assert_int_eq(memcmp(r.tokens, fresh.tokens, sizeof r.tokens), 0);
+    fkv_engine_close(other);
+    fkv_engine_close(engine);
+}
+
+static void with_models(void (*run)(const char *name, const fkv_model *model)) {
+    static golden_model golden;
+    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
+        fkv_model_config config = fkv_model_config_default();
+        fkv_model *model = NULL;
+        golden_model_open(&golden, NAMES[i]);
+        ck_ok(fkv_model_load(golden.folder, &config, &model));
+        run(NAMES[i], model);
+        fkv_model_close(model);
+        golden_model_close(&golden);
+    }
+}
+
+static void run_with_answers(const char *name, const fkv_model *model) { run_chat(name, model, MAX_NEW, 5); }
+static void run_without_reasoning(const char *name, const fkv_model *model) { run_chat(name, model, 30, 6); }
+
+START_TEST(an_added_turn_computes_only_its_new_tokens) { with_models(run_with_answers); }
+END_TEST
+
+START_TEST(a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens) { with_models(run_without_reasoning); }
+END_TEST
+
+/* After a conversation whose reasoning was removed, every earlier user message can be edited. */
+static void run_edits(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply r;
+    enum { KEPT = 30, INTRO = 6 };
+    uint32_t starts[N_TURNS];
+    fkv_engine *engine = open_engine(model, 4 * N_TURNS);
+    c = (chat){.seed = 5};
+    add_random(&c, 300);
+    for (uint32_t turn = 0; turn < N_TURNS; turn++) {
+        starts[turn] = c.n;
+        add_random(&c, N_USER + INTRO);
+        ask_marked(engine, c.tokens, c.n, starts[turn], &r);
+        c.n--;
+        memcpy(c.tokens + c.n, r.tokens + MAX_NEW - KEPT, KEPT * sizeof *r.tokens);
+        c.n += KEPT;
+    }
+    for (uint32_t turn = N_TURNS; turn-- > 0;) {
+        c.n = starts[turn];
+        add_random(&c, N_USER + INTRO);
+        ask_marked(engine, c.tokens, c.n, starts[turn], &r);
+        ck_assert_msg(c.n - r.n_cached <= N_USER + INTRO + MAX_REPEATED, "%s, edited turn %u: %u of %u tokens computed", name,
+                      turn, c.n - r.n_cached, c.n);
+    }
+    fkv_engine_close(engine);
+}
+
+START_TEST(an_edited_turn_computes_only_its_new_tokens) { with_models(run_edits); }
+END_TEST
+
+/* Many long answers leave one rolling snapshot each, so they do not evict the snapshot of the prompt that they share. */
+static void run_branches(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply r;
+    fkv_engine *engine = open_engine(model, 4);
+    c = (chat){.seed = 77};
+    add_random(&c, 500);
+    const uint32_t n_shared = c.n;
+    for (uint32_t branch = 0; branch < 8; branch++) {
+        c.n = n_shared;
+        c.seed = branch;
+        add_random(&c, 20);
+        ask(engine, c.tokens, c.n, &r);
+        /* the first two branches find no snapshot at the junction: the first one ends elsewhere, the second one leaves one */
+        if (branch > 0)
+            ck_assert_msg(c.n - r.n_cached <= 20 + MAX_REPEATED, "%s, branch %u: %u cached", name, branch, r.n_cached);
+    }
+    fkv_engine_stats stats;
+    fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_le(stats.cache.groups[stats.plan.cache.state_group].cached, stats.plan.cache.state_slots);
+    fkv_engine_close(engine);
+}
+
+START_TEST(branches_share_the_snapshot_of_their_prompt) { with_models(run_branches); }
+END_TEST
+
+START_TEST(prefix_stores_are_refused) {
+    static golden_model golden;
+    fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    fkv_engine *engine = NULL;
+    fkv_prefix_store store = {0};
+    golden_model_open(&golden, "qwen35");
+    ck_ok(fkv_model_load(golden.folder, &config, &model));
+    fkv_engine_config c = fkv_engine_config_default();
+    c.runner.max_tokens = 1024;
+    c.runner.k = c.runner.v = (fkv_codec_config){16, 32};
+    c.store = &store;
+    ck_status(fkv_engine_open(model, &c, &engine), FKV_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "recurrent layers"));
+    fkv_model_close(model);
+    golden_model_close(&golden);
+}
+END_TEST
+
+TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens,
+          a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens, an_edited_turn_computes_only_its_new_tokens,
+          branches_share_the_snapshot_of_their_prompt, prefix_stores_are_refused)
