@@ -5,59 +5,15 @@
  */
 #include "hf_config.h"
 
-#include "../../text/vocab/json_read.h"
 #include "../architecture.h"
+#include "hf_fields.h"
+#include "hf_recurrence.h"
 #include "hf_traits.h"
 #include "quantization.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-
-/* ---- getters ---- */
-
-/* Getters leave *out unchanged if the key is missing or null. */
-
-static const json_t *get_field(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    return json_is_null(value) ? NULL : value;
-}
-
-static fkv_status get_u32(const json_t *object, const char *key, const char *path, uint32_t *out) {
-    const json_t *value = get_field(object, key);
-    if (value == NULL) return FKV_OK;
-    const json_int_t number = json_integer_value(value);
-    FKV_REQUIRE(json_is_integer(value) && number >= 0 && number <= UINT32_MAX, FKV_FILE_FORMAT,
-                "%s must be an integer from 0 to 2^32 - 1: %s", key, path);
-    *out = (uint32_t)number;
-    return FKV_OK;
-}
-
-static fkv_status get_f32(const json_t *object, const char *key, const char *path, float *out) {
-    const json_t *value = get_field(object, key);
-    if (value == NULL) return FKV_OK;
-    const float number = (float)json_number_value(value);
-    FKV_REQUIRE(json_is_number(value) && isfinite(number) && number >= 0, FKV_FILE_FORMAT,
-                "%s must be a finite number of at least 0: %s", key, path);
-    *out = number;
-    return FKV_OK;
-}
-
-static fkv_status get_bool(const json_t *object, const char *key, const char *path, bool *out) {
-    const json_t *value = get_field(object, key);
-    if (value == NULL) return FKV_OK;
-    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s must be true or false: %s", key, path);
-    *out = json_is_true(value);
-    return FKV_OK;
-}
-
-static fkv_status get_text(const json_t *object, const char *key, const char *path, const char **out) {
-    const json_t *value = get_field(object, key);
-    if (value == NULL) return FKV_OK;
-    FKV_REQUIRE(json_is_string(value), FKV_FILE_FORMAT, "%s must be a string: %s", key, path);
-    *out = json_string_value(value);
-    return FKV_OK;
-}
 
 /* ---- model types ---- */
 
@@ -622,97 +578,6 @@ static fkv_status read_window_pattern(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Sets the recurrent layers of configs without layer_types: in LFM2, all layers that are not in full_attn_idxs; in Qwen models,
- * all layers except every full_attention_interval-th layer. */
-static fkv_status read_recurrent_layers(const config_reader *r) {
-    fkv_hparams *h = r->h;
-    const json_t *full = get_field(r->root, "full_attn_idxs");
-    uint32_t interval = 4;
-    FKV_TRY(get_u32(r->root, "full_attention_interval", r->path, &interval));
-    FKV_REQUIRE(interval > 0, FKV_FILE_FORMAT, "full_attention_interval is 0, expected at least 1: %s", r->path);
-    FKV_REQUIRE(full == NULL || json_is_array(full), FKV_FILE_FORMAT, "full_attn_idxs must be a list of layers: %s", r->path);
-    if (h->features.recurrence == FKV_SHORT_CONV && full == NULL) return FKV_OK; /* all layers have attention */
-    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
-        bool is_full = full == NULL && (i + 1) % interval == 0;
-        for (size_t j = 0; j < json_array_size(full); j++) is_full = is_full || json_integer_value(json_array_get(full, j)) == i;
-        if (!is_full) h->layers[i] |= FKV_LAYER_RECURRENT;
-    }
-    return FKV_OK;
-}
-
-/* Reads the limits of Mamba's step size: a list of two numbers, of which the second may be infinite. JSON has no infinite
- * numbers, so transformers writes {"__float__": "Infinity"}. */
-static fkv_status read_step_limits(const config_reader *r) {
-    fkv_recurrence *c = &r->h->recurrence;
-    const json_t *limits = get_field(r->root, "time_step_limit");
-    if (limits == NULL) return FKV_OK;
-    const json_t *least = json_array_get(limits, 0);
-    const json_t *most = json_array_get(limits, 1);
-    const char *text = json_string_value(json_is_object(most) ? json_object_get(most, "__float__") : most);
-    const bool is_infinite = text != NULL && strcmp(text, "Infinity") == 0;
-    FKV_REQUIRE(json_array_size(limits) == 2 && json_is_number(least) && (json_is_number(most) || is_infinite), FKV_FILE_FORMAT,
-                "time_step_limit must be a list of two numbers: %s", r->path);
-    c->min_step = (float)json_number_value(least);
-    c->max_step = is_infinite ? 0 : (float)json_number_value(most);
-    FKV_REQUIRE(isfinite(c->min_step) && c->min_step >= 0 && (is_infinite || c->max_step > c->min_step), FKV_UNSUPPORTED,
-                "unsupported time_step_limit from %g to %g: %s", (double)c->min_step, (double)c->max_step, r->path);
-    return FKV_OK;
-}
-
-/* Reads the head dimension of Mamba-2 layers, which may be "auto". */
-static fkv_status read_mamba(const config_reader *r) {
-    fkv_recurrence *c = &r->h->recurrence;
-    uint32_t expand = 2;
-    FKV_TRY(get_u32(r->root, "mamba_expand", r->path, &expand));
-    const json_t *dim = get_field(r->root, "mamba_d_head");
-    if (json_is_string(dim) || dim == NULL)
-        c->v_dim = c->n_v_heads > 0 ? (uint32_t)((uint64_t)expand * r->h->dim / c->n_v_heads) : 0;
-    else
-        FKV_TRY(get_u32(r->root, "mamba_d_head", r->path, &c->v_dim));
-    return read_step_limits(r);
-}
-
-/* Reads the shape of recurrent layers. model.c checks the values. */
-static fkv_status read_recurrence(const config_reader *r) {
-    fkv_recurrence *c = &r->h->recurrence;
-    const struct {
-        const char *key;
-        uint32_t *out;
-    } keys[] = {{"conv_L_cache", &c->n_taps},
-                {"linear_conv_kernel_dim", &c->n_taps},
-                {"linear_num_key_heads", &c->n_k_heads},
-                {"linear_num_value_heads", &c->n_v_heads},
-                {"linear_key_head_dim", &c->k_dim},
-                {"linear_value_head_dim", &c->v_dim},
-                {"mamba_d_conv", &c->n_taps},
-                {"mamba_n_groups", &c->n_k_heads},
-                {"mamba_n_heads", &c->n_v_heads},
-                {"mamba_d_state", &c->k_dim}};
-    if (r->h->features.recurrence == FKV_RECURRENCE_NONE) return FKV_OK;
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(r->root, keys[i].key, r->path, keys[i].out));
-    if (r->h->features.recurrence == FKV_MAMBA2) return read_mamba(r);
-    return get_field(r->root, "layer_types") == NULL ? read_recurrent_layers(r) : FKV_OK;
-}
-
-/* Computes the feed-forward dimension of LFM2, which is derived from block_ff_dim or intermediate_size. */
-static fkv_status read_lfm2_ffn(const config_reader *r) {
-    fkv_hparams *h = r->h;
-    bool adjusted = false;
-    float factor = 1;
-    uint32_t multiple = 1;
-    if (h->features.recurrence != FKV_SHORT_CONV) return FKV_OK;
-    FKV_TRY(get_u32(r->root, "block_ff_dim", r->path, &h->ffn_dim));
-    FKV_TRY(get_bool(r->root, "block_auto_adjust_ff_dim", r->path, &adjusted));
-    FKV_TRY(get_f32(r->root, "block_ffn_dim_multiplier", r->path, &factor));
-    FKV_TRY(get_u32(r->root, "block_multiple_of", r->path, &multiple));
-    if (!adjusted) return FKV_OK;
-    const double scaled = floor((double)factor * floor(2.0 * h->ffn_dim / 3.0));
-    FKV_REQUIRE(multiple > 0 && scaled + multiple < UINT32_MAX, FKV_FILE_FORMAT,
-                "invalid feed-forward dimension %g or block_multiple_of %u: %s", scaled, multiple, r->path);
-    h->ffn_dim = ((uint32_t)scaled + multiple - 1) / multiple * multiple;
-    return FKV_OK;
-}
-
 static fkv_status read_layer_kinds(const config_reader *r) {
     fkv_hparams *h = r->h;
     const json_t *types = get_field(r->root, "layer_types");
@@ -730,7 +595,7 @@ static fkv_status read_layer_kinds(const config_reader *r) {
     for (uint32_t i = first_windowed; strcmp(r->model->type, "dots1") == 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         h->layers[i] |= h->window != 0 ? FKV_LAYER_WINDOW : 0;
     if (types != NULL) FKV_TRY(read_layer_types(r, types));
-    FKV_TRY(read_recurrence(r));
+    FKV_TRY(fkv_hf_read_recurrence(r->root, r->path, h));
     FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
     const bool is_nope = h->features.recurrence == FKV_MAMBA2 &&
                          (strcmp(position, "nope") == 0 || get_field(r->root, "position_embedding_type") == NULL);
@@ -987,7 +852,7 @@ static fkv_status read_sizes(config_reader *r) {
     FKV_TRY(get_u32(r->root, "num_key_value_heads", r->path, &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
     FKV_TRY(get_u32(r->root, "head_dim", r->path, &h->head_dim));
-    FKV_TRY(read_lfm2_ffn(r));
+    FKV_TRY(fkv_hf_read_lfm2_ffn(r->root, r->path, h));
     return read_gemma4_heads(r);
 }
 
