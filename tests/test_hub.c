@@ -178,15 +178,15 @@ START_TEST(folders_follow_the_environment) {
     ck_assert_int_eq(unsetenv("HUGGINGFACE_HUB_CACHE"), 0);
     ck_assert_int_eq(unsetenv("HF_HOME"), 0);
     ck_assert_int_eq(unsetenv("XDG_CACHE_HOME"), 0);
-    ck_assert_int_eq(setenv("HOME", "/home/a", 1), 0);
+    ck_assert_int_eq(setenv("HOME", "/users/a", 1), 0);
     ck_assert(hub_cache_folder(path));
-    ck_assert_str_eq(path, "/home/a/.cache/huggingface/hub");
+    ck_assert_str_eq(path, "/users/a/.cache/huggingface/hub");
     ck_assert_int_eq(setenv("XDG_CACHE_HOME", "/x", 1), 0);
     ck_assert(hub_cache_folder(path));
     ck_assert_str_eq(path, "/x/huggingface/hub");
     ck_assert_int_eq(setenv("HF_HOME", "~/hf", 1), 0);
     ck_assert(hub_cache_folder(path));
-    ck_assert_str_eq(path, "/home/a/hf/hub");
+    ck_assert_str_eq(path, "/users/a/hf/hub");
     ck_assert_int_eq(setenv("HF_HUB_CACHE", "/hub", 1), 0);
     ck_assert(hub_cache_folder(path));
     ck_assert_str_eq(path, "/hub");

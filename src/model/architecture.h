@@ -59,24 +59,24 @@ uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
 FKV_INTERNAL uint32_t fkv_architecture_v_dim(const fkv_hparams *hparams, const fkv_layer_shape *shape);
 
 /* Returns whether a layer has routed experts. */
-FKV_INTERNAL bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
+bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns the number of layers that store keys and values. These are the first layers of the model; the remaining layers read
  * pages of these layers. */
 FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
 /* Returns whether a layer has a recurrent state instead of keys and values. */
-FKV_INTERNAL bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
+bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns whether the model has at least one recurrent layer. */
-FKV_INTERNAL bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
+bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
 
 /* Returns the number of channels of the convolution in a recurrent layer. */
-FKV_INTERNAL uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
+uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
 
 /* Returns the size of the recurrent state of one layer in bytes, a multiple of 64: f32 values of the last n_taps - 1 inputs of
  * the convolution, after the states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2. */
-FKV_INTERNAL uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
+uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
 /* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated
  * K bias averaged over the context. This shifts all scores of a query by the same amount, so softmax is unchanged. Without
