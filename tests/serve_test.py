@@ -418,6 +418,7 @@ def completions_answer_several_prompts():
         status, headers, data = server.raw("POST", "/v1/completions", {"prompt": prompts, "max_tokens": 50, "ignore_eos": True})
         assert status == 429 and int(headers["Retry-After"]) >= 1, (status, data)
         server.until(all_pages_released, "pages of rejected prompts are not released")
+    with serving("-c", "4K", "--parallel", "1") as server:
         connection = server.connect()
         connection.request("POST", "/v1/completions", json.dumps({"prompt": prompts[:3], "max_tokens": 1000, "ignore_eos": True}))
         server.until(lambda f: f["num_requests_running"] > 0, "no prompt is running")
@@ -478,7 +479,7 @@ def cross_origin_requests_are_allowed_by_option():
         assert status == 200 and headers["Access-Control-Allow-Origin"] == page["Origin"] and headers["Vary"] == "Origin", (status, headers)
         assert server.raw("POST", "/v1/chat/completions", chat("x"), page)[0] == 401
         for method, expected in (("POST", 403), ("OPTIONS", 405)):
-            status, headers, _ = server.raw(method, "/v1/chat/completions", chat("x"), {**other, "x-api-key": KEYS[0]})
+            status, headers, _ = server.raw(method, "/v1/chat/completions", chat("x") if method == "POST" else None, {**other, "x-api-key": KEYS[0]})
             assert status == expected and "Access-Control-Allow-Origin" not in headers, (method, status, headers)
         assert "Access-Control-Allow-Origin" not in server.raw("GET", "/health")[1]
     with serving("-c", "2K", "--cors", "*") as server:

@@ -612,8 +612,8 @@ static bool read_infill(api_request *r) {
     r->suffix = field(r->root, names[1]);
     r->middle = field(r->root, names[2]);
     r->extra = field(r->root, "input_extra");
-    if (r->extra != NULL && (!json_is_array(r->extra) || json_array_size(r->extra) > API_MAX_PARTS))
-        return invalid(r, "input_extra", "input_extra: expected an array of at most %d files", API_MAX_PARTS);
+    if (r->extra != NULL && (!json_is_array(r->extra) || json_array_size(r->extra) > API_MAX_FILES))
+        return invalid(r, "input_extra", "input_extra: expected an array of at most %d files", API_MAX_FILES);
     json_array_foreach(r->extra, i, file) {
         const json_t *name = field(file, "filename");
         if (!json_is_string(field(file, "text")) || (name != NULL && !json_is_string(name)))

@@ -10,7 +10,14 @@
 #include <flatkv/engine.h>
 #include <jansson.h>
 
-enum { API_MAX_DEPTH = 64, API_MAX_BIASES = 300, API_MAX_BIAS_VALUE = 1000, API_MAX_PARTS = 4096, API_MAX_CHOICES = 64 };
+enum {
+    API_MAX_DEPTH = 64,
+    API_MAX_BIASES = 300,
+    API_MAX_BIAS_VALUE = 1000,
+    API_MAX_PARTS = 4096,
+    API_MAX_CHOICES = 64,
+    API_MAX_FILES = 256
+};
 
 typedef enum api_kind {
     API_CHAT,

@@ -86,7 +86,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
         fail(x, 400, "prompt", "the prompt is empty");
     else if (prompt->n > UINT32_MAX)
         fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
-    else if (x->api.echo)
+    else if (x->api.echo && prompt->n <= x->s->max_request_tokens) /* the engine rejects longer prompts */
         x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;
 }

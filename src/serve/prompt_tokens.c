@@ -193,16 +193,7 @@ static bool find_fim_marks(const fkv_model *model, fim_marks *out) {
     static const char *const texts[][4] = {
         {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"}, /* Qwen Coder, CodeGemma */
         {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>"},         /* StarCoder, Granite */
-        {"<\xef\xbd\x9c"
-         "fim\xe2\x96\x81"
-         "begin\xef\xbd\x9c>",
-         "<\xef\xbd\x9c"
-         "fim\xe2\x96\x81"
-         "hole\xef\xbd\x9c>",
-         "<\xef\xbd\x9c"
-         "fim\xe2\x96\x81"
-         "end\xef\xbd\x9c>",
-         ""}}; /* DeepSeek Coder */
+        {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ""}};            /* DeepSeek Coder */
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         *out = (fim_marks){special_token_of(model, texts[i][0]), special_token_of(model, texts[i][1]),
                            special_token_of(model, texts[i][2]), special_token_of(model, texts[i][3])};
@@ -239,7 +230,8 @@ static fkv_status fim_tokens(const fkv_model *model, const api_request *r, const
     size_t i;
     const json_t *file;
     out->n_bytes = json_string_length(prefix) + json_string_length(r->suffix) + json_string_length(r->middle);
-    json_array_foreach(r->extra, i, file) out->n_bytes += json_string_length(json_object_get(file, "text"));
+    json_array_foreach(r->extra, i, file) out->n_bytes +=
+        json_string_length(json_object_get(file, "text")) + json_string_length(json_object_get(file, "filename"));
     if (out->n_bytes > max_bytes) return FKV_POOL_FULL;
     if (!json_is_string(prefix) || !find_fim_marks(model, &marks)) return FKV_UNSUPPORTED;
     fkv_status status = append_marked(model, FKV_NO_TOKEN, NULL, FKV_TOKENIZE_BOS, out);
