@@ -20,7 +20,7 @@ CONFIG = '[phases.coverage]\nunexpected-methods = ["PUT", "DELETE", "PATCH", "OP
 
 def main():
     seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    with serving("-c", "16K", "--parallel", "4") as server, tempfile.TemporaryDirectory() as folder:
+    with serving("-c", "16K", "--parallel", "4", "--embeddings") as server, tempfile.TemporaryDirectory() as folder:
         config = os.path.join(folder, "schemathesis.toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG)

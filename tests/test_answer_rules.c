@@ -145,7 +145,7 @@ START_TEST(unsupported_requests_are_rejected) {
         check_rejected(API_CHAT, body, &json, wrong[i].words);
     }
     check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\"}", &none, "tool calls cannot be enforced");
-    check_rejected(API_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", &harmony, "channels");
+    check_rejected(API_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", &harmony, "harmony");
     check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"none\"}", &json, "none");
     check_rejected(API_CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"auto\",\"response_format\":{\"type\":\"text\"}}", &json,
                    "none");
