@@ -5,7 +5,7 @@ usage: clients_test.py <flatkv> [test...]                     openai, anthropic,
        clients_test.py <flatkv> --all [--output FILE] [test...]     also litellm, pydantic-ai, llm, openai-node and the Vercel AI SDK
 
 Requires a Python with these packages; scripts/test creates one for the first set. The node clients are installed with npm into a
-temporary folder and are skipped if node is missing. --output writes the results as JSON.
+temporary folder and are skipped if node is missing. --output adds the results to a JSON file.
 
 Structured output is tested with the needle model, which gets a tokenizer, an end token and a chat template with tool calls. The model
 was not trained for either, so only the grammar makes its answers valid.
@@ -313,26 +313,35 @@ def node_clients_structured_output_and_tools():
         VERSIONS.update({"openai-node": packages["node_modules/openai"]["version"], "vercel-ai": packages["node_modules/ai"]["version"]})
 
 
-TESTS = [openai_chat_streams_and_reports_errors, openai_responses_stream_and_report_errors, anthropic_streams_and_counts_tokens,
-         langchain_invokes_streams_and_batches, openai_structured_output_and_tools, anthropic_structured_output_and_tools,
-         langchain_structured_output_and_tools, instructor_structured_output_and_tools, ollama_chats_streams_and_lists_models]
-MORE_TESTS = [litellm_structured_output_and_tools, pydantic_ai_structured_output_and_tools, llm_structured_output_and_tools,
-              node_clients_structured_output_and_tools]
+# The tests and the packages that they use.
+TESTS = {openai_chat_streams_and_reports_errors: "openai", openai_responses_stream_and_report_errors: "openai", anthropic_streams_and_counts_tokens: "anthropic",
+         langchain_invokes_streams_and_batches: "langchain-openai", openai_structured_output_and_tools: "openai",
+         anthropic_structured_output_and_tools: "anthropic", langchain_structured_output_and_tools: "langchain-openai",
+         instructor_structured_output_and_tools: "instructor", ollama_chats_streams_and_lists_models: "ollama"}
+MORE_TESTS = {litellm_structured_output_and_tools: "litellm", pydantic_ai_structured_output_and_tools: "pydantic-ai-slim", llm_structured_output_and_tools: "llm",
+              node_clients_structured_output_and_tools: None}
 VERSIONS = {}
 
 
+def write_results(path, tests):
+    """Adds the tests that passed and the versions of their clients to the file. Clients whose packages conflict need separate runs."""
+    results = {"clients": {}, "tests": []}
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        results = json.load(file)
+    VERSIONS.update({package: importlib.metadata.version(package) for package in tests.values() if package})
+    results = {"clients": dict(sorted((results["clients"] | VERSIONS).items())), "tests": sorted({*results["tests"], *(t.__name__ for t in tests)})}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(results, file, indent=1)
+        file.write("\n")
+
+
 def main():
-    everything = "--all" in sys.argv
+    tests = TESTS | (MORE_TESTS if "--all" in sys.argv else {})
     output = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
     sys.argv = [a for a in sys.argv if a not in ("--all", "--output", output)]
-    run(TESTS + MORE_TESTS * everything)
+    run(list(tests))
     if output:
-        for name in ("openai", "anthropic", "langchain-openai", "instructor", "ollama", "litellm", "pydantic-ai-slim", "llm"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                VERSIONS[name] = importlib.metadata.version(name)
-        with open(output, "w", encoding="utf-8") as file:
-            json.dump({"clients": dict(sorted(VERSIONS.items())), "tests": [t.__name__ for t in TESTS + MORE_TESTS * everything]}, file, indent=1)
-            file.write("\n")
+        write_results(output, {t: package for t, package in tests.items() if len(sys.argv) == 2 or t.__name__ in sys.argv})
 
 
 if __name__ == "__main__":
