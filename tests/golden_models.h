@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-enum { GOLDEN_MAX_TOKENS = 256, GOLDEN_VOCAB = 256, GOLDEN_MAX_ROWS = 8, GOLDEN_MAX_MODELS = 128, GOLDEN_NAME = 64 };
+enum { GOLDEN_MAX_TOKENS = 256, GOLDEN_VOCAB = 256, GOLDEN_MAX_ROWS = 8, GOLDEN_MAX_MODELS = 256, GOLDEN_NAME = 64 };
 
 typedef struct golden_model {
     char name[GOLDEN_NAME];
