@@ -139,8 +139,9 @@ static fkv_status find_model_type(config_reader *r) {
         if (strcmp(type, MODEL_TYPES[i].type) == 0) r->model = &MODEL_TYPES[i];
     const char *why = fkv_architecture_refusal(type);
     FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "unsupported model_type '%s': %s: %s", type, why, r->path);
-    FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "unsupported model_type '%s'; supported architectures are %s: %s",
-                fkv_show_text(type).text, fkv_architecture_names(), r->path);
+    /* the path comes before the list of names, because long messages are cut off at the end */
+    FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "unsupported model_type '%s' in %s; supported architectures are %s",
+                fkv_show_text(type).text, r->path, fkv_architecture_names());
     r->architecture = fkv_architecture_find(r->model->architecture);
     FKV_ASSERT(r->architecture != NULL);
     r->h->features = r->architecture->features;
