@@ -13,7 +13,9 @@ static const double REDRAW_INTERVAL = 0.15; /* seconds */
 static const double LINE_INTERVAL = 10;
 static const double NOTE_INTERVAL = 3;
 static const double RATE_INTERVAL = 0.5;
-static const double RATE_WEIGHT = 0.2; /* of the newest interval */
+static const double RATE_WEIGHT = 0.2;            /* of the newest interval */
+static const uint64_t MIN_RATE_BYTES = 256 << 10; /* less data than this does not determine a rate */
+static const double MAX_SECONDS_LEFT = 360000;    /* longer times are not shown */
 
 hub_progress hub_progress_begin(uint64_t total) {
     double now = kit_seconds();
@@ -25,10 +27,12 @@ hub_progress hub_progress_begin(uint64_t total) {
                           .terminal = isatty(STDERR_FILENO) != 0};
 }
 
+/* The rate is measured after the first MIN_RATE_BYTES, because the first answers are small and late. */
 static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     double seconds = now - p->rate_time;
-    if (seconds < RATE_INTERVAL) return;
-    double rate = (double)(fetched - p->rate_from) / seconds;
+    bool started = fetched >= MIN_RATE_BYTES;
+    if (started && seconds < RATE_INTERVAL) return;
+    double rate = started ? (double)(fetched - p->rate_from) / seconds : 0;
     p->rate = p->rate > 0 ? p->rate + RATE_WEIGHT * (rate - p->rate) : rate;
     p->rate_from = fetched;
     p->rate_time = now;
@@ -42,7 +46,8 @@ static void describe(const hub_progress *p, char text[128]) {
     int n = snprintf(text, 128, "%s of %s", kit_bytes(p->done, done), kit_bytes(p->total, total));
     if (!(p->rate >= 1)) return;
     double left = (double)(p->total - p->done) / p->rate;
-    unsigned long seconds = left < 360000 ? (unsigned long)left : 360000;
+    if (left >= MAX_SECONDS_LEFT) return;
+    unsigned long seconds = (unsigned long)left;
     n += snprintf(text + n, 128 - (size_t)n, "  %s/s", kit_bytes((uint64_t)p->rate, rate));
     if (seconds >= 3600)
         (void)snprintf(text + n, 128 - (size_t)n, "  %lu:%02lu:%02lu left", seconds / 3600, seconds / 60 % 60, seconds % 60);
