@@ -11,12 +11,6 @@
 
 enum { LARGE_BODY = 256 << 10 }; /* requests with at least this body size may use only some of the worker threads */
 
-double exchange_now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- creation and release ---- */
 
 /* Removes all callbacks and timers that refer to the exchange. */
@@ -64,8 +58,6 @@ static void free_exchange(exchange *x) {
     free(x->text);
     free(x);
 }
-
-uint32_t exchange_choices(const exchange *x) { return x->n_jobs * x->api.n; }
 
 /* Cancels all jobs in the engine. Their DONE records are still delivered. */
 static void cancel_jobs(exchange *x) {

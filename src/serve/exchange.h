@@ -19,6 +19,7 @@
 #include <event2/http.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 typedef struct exchange exchange;
 
@@ -139,7 +140,12 @@ struct exchange {
     exchange *next_with_events;
 };
 
-double exchange_now(void);
+/* Returns the monotonic time in seconds. */
+static inline double exchange_now(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 /* ---- plain replies (plain_reply.c) ---- */
 
@@ -163,7 +169,7 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
 
 /* Returns the number of answers of all prompts. */
-uint32_t exchange_choices(const exchange *x);
+static inline uint32_t exchange_choices(const exchange *x) { return x->n_jobs * x->api.n; }
 
 /* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
  * Called on a worker thread, as part of the preparation. */
