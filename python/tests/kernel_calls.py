@@ -1,6 +1,6 @@
 """Checks the calls of mx.fast.metal_kernel and mx.fast.cuda_kernel without a GPU. test_kernels.py runs it in a separate process.
 
-usage: kernel_calls.py metal|cuda CODEC     a prefill and a decode step of two layers
+usage: kernel_calls.py metal|cuda CODEC...  a prefill and a decode step of two layers
        kernel_calls.py generate             generate_step of mlx-lm and a fork, on an emulated CUDA device
        kernel_calls.py replay               compiled decode steps compared with uncompiled ones, on an emulated CUDA device
 
@@ -214,5 +214,6 @@ if __name__ == "__main__":
     if sys.argv[1] in ("generate", "replay"):
         generate() if sys.argv[1] == "generate" else replay()
     else:
-        steps(sys.argv[1] == "metal", sys.argv[2])
+        for codec in sys.argv[2:]:
+            steps(sys.argv[1] == "metal", codec)
     assert calls or sys.argv[1] == "replay"

@@ -138,7 +138,7 @@ def test_trim_truncates_and_deepcopy_forks(flat):
 
 
 def test_stored_prompts_share_pages_and_are_evicted(flat):
-    model, tokens = llama(), random_tokens(256).tolist()
+    model, tokens = llama(layers=1), random_tokens(256).tolist()
     store, pool = caches.LRUPromptCache(max_size=100), None
     first = caches.make_prompt_cache(model)
     generated(model, mx.array(tokens), 1, first)
@@ -156,7 +156,7 @@ def test_stored_prompts_share_pages_and_are_evicted(flat):
     gc.collect()
     for seed in range(40):  # more prompts than max_seqs, so that the oldest are evicted
         cache = caches.make_prompt_cache(model)
-        other = random_tokens(150, seed=100 + seed)
+        other = random_tokens(70, seed=100 + seed)
         generated(model, other, 1, cache)
         store.insert_cache("m", other.tolist(), cache)
     assert pool.consistent() and 0 < len(store) < 40

@@ -65,23 +65,23 @@ def test_files_move_from_mlx_to_the_host_and_back(tmp_path):
 def test_active_memory_is_constant():
     small = flatkv.Layer(2, 1, D)
     before = mx.get_active_memory()
-    cache = MlxCache([small] * 2, max_tokens=8192, max_step_tokens=1024)
+    cache = MlxCache([small] * 2, max_tokens=2048, max_step_tokens=256)
     assert mx.get_active_memory() - before <= cache.plan.total_bytes
     seq = cache.open()
-    k, v, q = (mx.array(rows(1024, heads, s)) for heads, s in ((1, 1), (1, 2), (2, 3)))
+    k, v, q = (mx.array(rows(256, heads, s)) for heads, s in ((1, 1), (1, 2), (2, 3)))
     mx.eval(k, v, q)
     mx.clear_cache()
     gc.collect()
     start, after = mx.get_active_memory(), []
     for _ in range(8):
-        with cache.step([(seq, 1024)]) as step:
+        with cache.step([(seq, 256)]) as step:
             for layer in range(2):
                 step.write(layer, k, v)
                 out = step.attend(layer, q)
             mx.eval(out, step.pending())
         del out, step
         after.append(mx.get_active_memory() - start)
-    assert len(seq) == 8192 and max(after) == min(after) <= 4096
+    assert len(seq) == 2048 and max(after) == min(after) <= 4096
 
 
 def test_declarations_match_mlx_c():
