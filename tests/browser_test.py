@@ -61,6 +61,31 @@ def find(browser, selector):
     return browser.find_element("css selector", selector)
 
 
+def poll(check, what, seconds=600):
+    """Waits until check() returns a true value, and returns the value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(what)
+
+
+def click(browser, selector, seconds=600):
+    """Clicks an element. Tries again if the page replaces or covers the element in between."""
+    from selenium.common import exceptions
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return find(browser, selector).click()
+        except (exceptions.StaleElementReferenceException, exceptions.ElementClickInterceptedException,
+                exceptions.NoSuchElementException, exceptions.ElementNotInteractableException):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 def texts(browser, selector):
     return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)", selector)
 
@@ -89,7 +114,7 @@ DONE = "document.querySelector('.turn.answer:last-of-type:not([aria-busy]) .turn
 def send(browser, text, wait=True):
     n = len(texts(browser, ".turn"))
     find(browser, "#message").send_keys(text)
-    find(browser, "#send").click()
+    click(browser, "#send")
     until(browser, f"document.querySelectorAll('.turn').length >= {n + 2}", "the message is not shown")
     if wait:
         until(browser, DONE, "the answer does not end")
@@ -100,11 +125,11 @@ def tokens_of(browser, kind):
 
 
 def set_setting(browser, name, value):
-    find(browser, "#settings-button").click()
+    click(browser, "#settings-button")
     field = find(browser, f"#set-{name}")
     field.clear()
     field.send_keys(str(value))
-    find(browser, "#set-done").click()
+    click(browser, "#set-done")
 
 
 # ---- scripted server
@@ -197,13 +222,13 @@ def chat_streams_stops_and_counts_cached_tokens():
         set_setting(browser, "max_tokens", 6000)
         send(browser, "and now a long answer", wait=False)
         until(browser, "document.querySelector('.turn.answer:last-of-type .body').textContent.length > 20", "no answer is streamed")
-        find(browser, "#new-chat").click() # the answer continues while another conversation is open
+        click(browser, "#new-chat") # the answer continues while another conversation is open
         assert find(browser, "#send").is_displayed() and not texts(browser, ".turn")
-        find(browser, ".open").click()
+        click(browser, ".open")
         n = len(until(browser, "document.querySelector('.turn.answer:last-of-type .body')?.textContent", "the running answer is not shown"))
         until(browser, f"document.querySelector('.turn.answer:last-of-type .body').textContent.length > {n + 20}", "the answer does not continue")
         assert find(browser, "#stop").is_displayed() and not find(browser, "#send").is_displayed()
-        find(browser, "#stop").click()
+        click(browser, "#stop")
         until(browser, DONE, "the answer does not stop")
         assert "stopped" in texts(browser, ".usage")[-1] and find(browser, "#send").is_displayed()
         server.until(lambda m: m["num_requests_running"] == 0, "the stopped request still runs")
@@ -220,29 +245,29 @@ def turns_can_be_edited_and_regenerated():
         send(browser, BOOK[:150])
         send(browser, "second")
         first, second = texts(browser, ".turn.answer .body")
-        find(browser, ".turn.answer [aria-label=Regenerate]").click() # regenerates the first answer, which starts a new branch
+        click(browser, ".turn.answer [aria-label=Regenerate]") # regenerates the first answer, which starts a new branch
         until(browser, DONE + " && document.querySelectorAll('.turn').length == 2", "the answer is not regenerated")
         assert texts(browser, ".branches") == ["2 / 2"] and tokens_of(browser, "cached")[0] >= 128, texts(browser, ".usage")
-        find(browser, "[aria-label='Previous version']").click()
+        click(browser, "[aria-label='Previous version']")
         assert texts(browser, ".turn.answer .body") == [first, second], "the first branch has changed"
-        find(browser, "[aria-label='Next version']").click()
+        click(browser, "[aria-label='Next version']")
         assert len(texts(browser, ".turn")) == 2
-        find(browser, ".turn.user [aria-label=Edit]").click()
+        click(browser, ".turn.user [aria-label=Edit]")
         find(browser, ".turn.user textarea").clear()
         find(browser, ".turn.user textarea").send_keys("another question")
-        find(browser, ".turn.user .edit .end button:last-child").click()
+        click(browser, ".turn.user .edit .end button:last-child")
         until(browser, DONE + " && document.querySelector('.turn.user .body').textContent == 'another question'", "the edited question is not sent")
         assert texts(browser, ".turn.user .branches") == ["2 / 2"]
-        find(browser, ".turn.answer [aria-label=Edit]").click()
+        click(browser, ".turn.answer [aria-label=Edit]")
         find(browser, ".turn.answer textarea").clear()
         find(browser, ".turn.answer textarea").send_keys("**my** answer")
-        find(browser, ".turn.answer .edit .end button:last-child").click()
+        click(browser, ".turn.answer .edit .end button:last-child")
         until(browser, "document.querySelector('.turn.answer .body strong')", "the edited answer is not shown")
         assert "edited by you" in texts(browser, ".usage")[0] and texts(browser, ".turn.answer .branches") == ["2 / 2"]
         browser.refresh()
         until(browser, "document.querySelector('.turn.answer .body strong')", "the branches are not stored")
-        find(browser, ".turn.user [aria-label='Previous version']").click()
-        find(browser, ".turn.answer [aria-label='Previous version']").click()
+        click(browser, ".turn.user [aria-label='Previous version']")
+        click(browser, ".turn.answer [aria-label='Previous version']")
         assert texts(browser, ".turn.answer .body") == [first, second]
         assert not log_of(browser)
 
@@ -252,19 +277,19 @@ def conversations_are_listed_renamed_exported_and_deleted():
         handler.stream({"content": f"Answer to {body['messages'][-1]['content']}"})
 
     def choose(action):
-        find(browser, "#conversations li.current .icon").click()
+        click(browser, "#conversations li.current .icon")
         browser.execute_script("[...document.querySelectorAll('.menu:popover-open button')].find(b => b.textContent === arguments[0]).click()", action)
 
     with scripted(answer) as server, browsing() as browser, tempfile.TemporaryDirectory() as folder:
         browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": folder})
         open_page(browser, server.port)
-        find(browser, "#settings-button").click()
+        click(browser, "#settings-button")
         find(browser, "#set-system").send_keys("Be brief.")
         find(browser, "#set-temperature").send_keys("0.25")
-        find(browser, "#set-done").click()
+        click(browser, "#set-done")
         send(browser, "first question")
         assert server.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."} and server.bodies[0]["temperature"] == 0.25, server.bodies
-        find(browser, "#new-chat").click()
+        click(browser, "#new-chat")
         send(browser, "second question")
         assert server.bodies[1]["messages"] == [{"role": "user", "content": "second question"}] and "temperature" not in server.bodies[1]
         assert texts(browser, ".open") == ["second question", "first question"], texts(browser, ".open")
@@ -274,15 +299,12 @@ def conversations_are_listed_renamed_exported_and_deleted():
         choose("Export as Markdown")
         choose("Export as JSON")
         paths = [os.path.join(folder, "My-title-b." + end) for end in ("md", "json")]
-        for _ in range(600):
-            if all(map(os.path.exists, paths)):
-                break
-            time.sleep(0.1)
+        poll(lambda: all(map(os.path.exists, paths)), "the conversation is not exported")
         with open(paths[0], encoding="utf-8") as file:
             assert file.read() == "# My title <b>\n\n## You\n\nsecond question\n\n## Assistant\n\nAnswer to second question\n"
         choose("Delete")
         until(browser, "document.querySelectorAll('.open').length === 1 && document.querySelectorAll('.turn').length === 0", "the conversation is not deleted")
-        find(browser, "#toast button").click()
+        click(browser, "#toast button")
         until(browser, "document.querySelectorAll('.open').length === 2", "the deletion is not undone")
         find(browser, "#import-file").send_keys(paths[1])
         until(browser, "document.querySelectorAll('.open').length === 3 && document.querySelectorAll('.turn').length === 2", "the export cannot be imported")
@@ -320,7 +342,7 @@ def documents_are_counted_and_sent_before_the_question():
             for (const type of ["dragover", "drop"]) window.dispatchEvent(new DragEvent(type, {dataTransfer: data, cancelable: true, bubbles: true}));"""
         browser.execute_script(dropped)
         until(browser, "document.getElementById('documents').textContent.includes('12 tokens')", "a dropped document is not attached")
-        find(browser, "[aria-label='Remove dropped.md']").click()
+        click(browser, "[aria-label='Remove dropped.md']")
         assert not texts(browser, "#documents li") and not log_of(browser)
 
 
@@ -337,20 +359,20 @@ def reasoning_is_folded_and_tool_calls_are_answered():
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     with scripted(answer) as server, browsing() as browser:
         open_page(browser, server.port)
-        find(browser, "#settings-button").click()
-        find(browser, "#settings summary").click()
+        click(browser, "#settings-button")
+        click(browser, "#settings summary")
         find(browser, "#set-tools").send_keys("[1]")
-        find(browser, "#set-done").click()
+        click(browser, "#set-done")
         assert "expected a JSON array" in find(browser, "#set-error").text and find(browser, "#settings").is_displayed()
         find(browser, "#set-tools").clear()
         find(browser, "#set-tools").send_keys(json.dumps([tool]))
-        find(browser, "#set-done").click()
+        click(browser, "#set-done")
         send(browser, "How warm is it in Bonn?")
         assert server.bodies[0]["tools"] == [tool]
         assert browser.execute_script("return !document.querySelector('.reasoning').open") and texts(browser, ".reasoning-text") == ["I should ask <b>the</b> tool."]
         assert texts(browser, ".tool summary") == ["Tool call: weather"] and json.loads(texts(browser, ".tool pre")[0]) == {"city": "Bonn"}
         find(browser, "[aria-label='Result of weather']").send_keys("21")
-        find(browser, ".turn.answer .edit button").click()
+        click(browser, ".turn.answer .edit button")
         until(browser, DONE + " && document.querySelectorAll('.turn').length === 4", "the results are not sent")
         roles = [message["role"] for message in server.bodies[1]["messages"]]
         assert roles == ["user", "assistant", "tool"] and server.bodies[1]["messages"][2] == {"role": "tool", "tool_call_id": "call_1", "content": "21"}
@@ -405,13 +427,13 @@ def errors_are_explained():
                 assert "large" not in [message["content"] for message in server.bodies[-1]["messages"]] and server.bodies[-1]["messages"][-1]["content"] == "next"
                 continue
             plan[:] = ["ok"]
-            find(browser, ".turn.answer:last-of-type .error-box button").click()
+            click(browser, ".turn.answer:last-of-type .error-box button")
             until(browser, DONE + " && document.querySelector('.turn.answer:last-of-type .body').textContent.trim() === 'fine'", "trying again does not work")
     with serving("-c", "2K") as server, browsing() as browser: # the messages of the real server
         open_page(browser, server.port)
         find(browser, "#message").send_keys("x" * 10)
         browser.execute_script("document.getElementById('message').value = 'x'.repeat(5000)")
-        find(browser, "#send").click()
+        click(browser, "#send")
         explained("2048", "-c")
 
 
@@ -452,9 +474,9 @@ def hostile_markdown_is_sanitized():
             browsing() as browser:
         open_page(browser, server.port)
         for text in HOSTILE + ["\n\n".join(HOSTILE)]: # the scripted server repeats the question, one character per event
-            find(browser, "#new-chat").click()
+            click(browser, "#new-chat")
             browser.execute_script("document.getElementById('message').value = arguments[0]", text)
-            find(browser, "#send").click()
+            click(browser, "#send")
             until(browser, DONE, "the answer does not end")
             body = find(browser, ".turn.answer .body")
             violations = browser.execute_script(VIOLATIONS, body)
@@ -605,13 +627,12 @@ def bytes_of(text):
 def memory_view_draws_and_its_sums_are_true():
     with serving("-c", "8K") as server, browsing() as browser:
         open_page(browser, server.port)
-        find(browser, "#tab-memory").click()
+        click(browser, "#tab-memory")
         assert find(browser, "#memory").is_displayed() and not find(browser, "#chat").is_displayed()
         server.post("/v1/chat/completions", chat(BOOK[:300], max_tokens=200))
         until(browser, "document.getElementById('totals').textContent.includes('200')", "the tokens are not counted")
         until(browser, "document.querySelectorAll('#map .cached').length > 0", "no prefix is cached")
-        time.sleep(1.2)
-        assert has_ink(browser, "memory-plot") and has_ink(browser, "rate-plot")
+        poll(lambda: has_ink(browser, "memory-plot") and has_ink(browser, "rate-plot"), "the plots are empty")
         state = json.loads(server.raw("GET", "/flatkv/state")[2])
         for name, total in (("reserved", state["planned_bytes"]), ("resident", state["resident_bytes"])):
             parts = texts(browser, f"#{name}-key span")
@@ -648,7 +669,7 @@ def memory_view_shows_page_states_live():
         until(browser, "document.querySelectorAll('#map .cached').length > 0 && document.querySelectorAll('#map .private').length == 0", "prefixes are not cached")
         server.post("/v1/chat/completions", chat(BOOK[2000:5500], max_tokens=100), first)
         until(browser, "document.querySelectorAll('#map .evicted').length > 0", "evicted pages are not shown")
-        find(browser, "#by").click()
+        click(browser, "#by")
         until(browser, "!document.getElementById('map').classList.contains('tenants')", "colours do not switch to page states")
 
 
@@ -662,18 +683,18 @@ def api_keys_are_requested():
             until(browser, f"document.getElementById('key-dialog').open && document.getElementById('key-text').textContent.includes('{words}')", "no key is requested")
             find(browser, "#key").clear()
             find(browser, "#key").send_keys(key)
-            find(browser, "#key-form button[value=use]").click()
+            click(browser, "#key-form button[value=use]")
         until(browser, "document.getElementById('model').textContent", "the key is not used")
         set_setting(browser, "max_tokens", 8)
         send(browser, "hello")
         assert tokens_of(browser, "generated") == [8]
         assert browser.execute_script("return localStorage.getItem('flatkv-key')") is None, "the key is stored although the user did not ask for it"
-        find(browser, "#tab-memory").click()
+        click(browser, "#tab-memory")
         until(browser, "!document.getElementById('admin-form').hidden", "no admin key is requested")
         for key, works in (("wrong", False), (ADMIN_KEY, True)):
             find(browser, "#admin-key").clear()
             find(browser, "#admin-key").send_keys(key)
-            find(browser, "#admin-form button").click()
+            click(browser, "#admin-form button")
             until(browser, "document.getElementById('about').textContent" if works else "document.getElementById('admin-error').textContent", "the admin key has no effect")
         assert log_of(browser, ("/v1/models", "/flatkv/state")) == []
 
@@ -695,15 +716,15 @@ def page_fits_phones_and_follows_the_colour_scheme():
                     assert box["width"] >= 24 and box["height"] >= 24 and 0 <= box["x"] and box["x"] + box["width"] <= settings.get("width", 1280), (name, box)
                 if name == "phone":
                     assert not find(browser, "#sidebar").is_displayed()
-                    find(browser, "#menu").click()
+                    click(browser, "#menu")
                     until(browser, "document.getElementById('sidebar').getBoundingClientRect().left === 0", "the drawer does not open")
                     assert texts(browser, ".open") == ["a" * 59 + "…"]
-                    find(browser, ".open").click()
+                    click(browser, ".open")
                     until(browser, "getComputedStyle(document.getElementById('sidebar')).visibility === 'hidden'", "the drawer does not close")
-                    find(browser, "#settings-button").click()
+                    click(browser, "#settings-button")
                     assert browser.execute_script(fits), "the settings are wider than " + name
-                    find(browser, "#set-done").click()
-                find(browser, "#tab-memory").click()
+                    click(browser, "#set-done")
+                click(browser, "#tab-memory")
                 until(browser, "document.getElementById('about').textContent", "the memory view is empty")
                 assert browser.execute_script(fits), "the memory view is wider than " + name
                 background = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
@@ -711,7 +732,7 @@ def page_fits_phones_and_follows_the_colour_scheme():
                 assert (max(back) < 80) == (name == "dark"), (name, back)
                 other = "light" if name == "dark" else "dark"
                 while other not in find(browser, "#theme").get_attribute("aria-label"):
-                    find(browser, "#theme").click()
+                    click(browser, "#theme")
                 browser.refresh()
                 back = until(browser, background, "no background")
                 assert (max(back) < 80) == (other == "dark"), ("the chosen colours are not kept", back)
@@ -741,15 +762,17 @@ def page_is_accessible():
             open_page(browser, server.port)
             send(browser, "hello")
             for tab in ("#tab-chat", "#tab-memory"):
-                find(browser, tab).click()
-                time.sleep(0.3)
-                tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-                nodes = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored")]
+                click(browser, tab)
+                def shown_nodes():
+                    tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+                    nodes = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node.get("ignored")]
+                    return nodes if len(nodes) > 30 else None
+                nodes = poll(shown_nodes, "the page has too few accessible nodes")
                 nameless = [node for node in nodes if node[0] in ("button", "textbox", "tab", "combobox", "menuitem", "dialog", "tabpanel", "navigation", "image", "checkbox", "spinbutton") and not node[1]]
-                assert len(nodes) > 30 and not nameless, nameless
+                assert not nameless, nameless
                 contrast = browser.execute_script(CONTRAST)
                 assert not contrast, (dark, tab, contrast)
-            find(browser, "#tab-chat").click()
+            click(browser, "#tab-chat")
             ids = browser.execute_script("return [...document.querySelectorAll('[id]')].map(node => node.id)")
             assert len(ids) == len(set(ids)), "duplicate ids"
             from selenium.webdriver import ActionChains, Keys
@@ -782,11 +805,11 @@ def save_screenshots(folder, model):
 
         open_page(browser, server.port)
         send(browser, other)
-        find(browser, "#new-chat").click()
+        click(browser, "#new-chat")
         set_setting(browser, "temperature", 0)
         for question in questions:
             send(browser, question)
-        find(browser, ".turn.answer:last-of-type [aria-label=Regenerate]").click()
+        click(browser, ".turn.answer:last-of-type [aria-label=Regenerate]")
         time.sleep(0.5)
         until(browser, DONE, "the answer is not regenerated")
         browser.execute_script("document.getElementById('thread').scrollTop = 1e9; document.activeElement.blur()")
@@ -796,7 +819,7 @@ def save_screenshots(folder, model):
         save("chat_phone_dark")
         browser.execute_script("delete document.documentElement.dataset.theme")
         resize(1200, 860)
-        find(browser, "#tab-memory").click()
+        click(browser, "#tab-memory")
         text = BOOK[:4000]
         asks = [threading.Thread(target=server.post, args=("/v1/chat/completions", chat(text + f" Question {i}: " + BOOK[5000 + 80 * i:5400 + 80 * i], max_tokens=160))) for i in range(6)]
         server.post("/v1/chat/completions", chat(text, max_tokens=4))
