@@ -53,8 +53,9 @@ static int embed(const embed_options *o, const fkv_model *model) {
     if (n > dim) return kit_fail(EXIT_USAGE, "--dimensions must be at most %u, the hidden size of the model (got %u)", dim, n);
     token_list list = {0};
     fkv_runner *runner = NULL;
-    float *values = malloc(n * sizeof *values);
-    int code = values != NULL ? read_tokens(o, model, &list) : kit_fail(EXIT_NO_FIT, "out of memory allocating the embedding");
+    float *values = calloc(n, sizeof *values);
+    if (values == NULL) return kit_fail(EXIT_NO_FIT, "out of memory allocating the embedding");
+    int code = read_tokens(o, model, &list);
     if (code == EXIT_GOOD) {
         fkv_runner_config config = model_options_runner(&o->model, (uint32_t)list.n);
         config.embeddings = true;

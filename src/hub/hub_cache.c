@@ -35,8 +35,8 @@ static int make_folder(const char *folder) {
 
 /* Joins a folder and a name. Paths were checked to be short enough when the cache was opened. */
 static const char *join(const char *folder, const char *name, char path[HUB_PATH]) {
-    size_t n = strlen(folder);
-    memmove(path, folder, n);
+    const size_t n = strlen(folder);
+    if (path != folder) (void)snprintf(path, HUB_PATH, "%s", folder);
     (void)snprintf(path + n, HUB_PATH - n, "/%s", name);
     return path;
 }
@@ -166,9 +166,10 @@ static int link_file(const hub_cache *cache, const hub_listing *listing, const h
     char path[HUB_PATH];
     char made[HUB_PATH];
     char target[HUB_PATH] = "../../";
-    (void)hub_cache_file(cache, listing, file, path);
-    for (const char *p = strchr(file->path, '/'); p != NULL; p = strchr(p + 1, '/')) (void)strcat(target, "../");
     size_t n = strlen(target);
+    (void)hub_cache_file(cache, listing, file, path);
+    for (const char *p = strchr(file->path, '/'); p != NULL; p = strchr(p + 1, '/'))
+        n += (size_t)snprintf(target + n, sizeof target - n, "../");
     (void)snprintf(target + n, sizeof target - n, "blobs/%s", file->id);
     int code = make_parents(path);
     if (code != EXIT_GOOD) return code;

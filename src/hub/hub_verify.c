@@ -19,7 +19,8 @@ static bool blob_matches(const hub_cache *cache, const hub_file *file, const hub
     if (blob == NULL) return false;
     char *buffer = kit_alloc(BUFFER);
     hub_digest *digest = hub_digest_open(file);
-    for (size_t n = 0; !session->stop() && (n = fread(buffer, 1, BUFFER, blob)) > 0;) hub_digest_add(digest, buffer, n);
+    while (!session->stop() && feof(blob) == 0 && ferror(blob) == 0)
+        hub_digest_add(digest, buffer, fread(buffer, 1, BUFFER, blob));
     hub_digest_close(digest, text);
     free(buffer);
     (void)fclose(blob);

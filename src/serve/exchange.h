@@ -27,13 +27,12 @@ struct server {
     const fkv_model *model; /* NULL while the model is loading; set together with the following fields up to `grammars` */
     fkv_engine *engine;
     const char *model_name;
-    uint32_t parallel; /* number of answers decoded at the same time */
     uint64_t base_bytes;
-    grammar_maker *grammars;
+    uint32_t parallel;           /* number of answers decoded at the same time */
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
-    size_t max_prompt_bytes;     /* a prompt with more bytes always has more than max_request_tokens tokens */
-    fkv_runner *embedder;        /* NULL if the server does not compute embeddings; used while holding embed_lock */
-    uint32_t embed_tokens;       /* maximum number of tokens of an embedded text */
+    grammar_maker *grammars;
+    size_t max_prompt_bytes; /* a prompt with more bytes always has more than max_request_tokens tokens */
+    fkv_runner *embedder;    /* NULL if the server does not compute embeddings; used while holding embed_lock */
     pthread_mutex_t embed_lock;
     worker_pool *pool;
     serve_config config;
@@ -44,11 +43,11 @@ struct server {
     pthread_mutex_t lock;
     exchange *with_events; /* list of exchanges with unread events; protected by the lock */
     exchange *prepared;    /* list of exchanges whose preparation has ended; protected by the lock */
-    bool wake_pending;     /* true if the pipe contains a byte; protected by the lock */
     metrics metrics;
     uint64_t next_seed;
-    int64_t started_at; /* Unix time */
-    exchange *open;     /* list of all exchanges */
+    int64_t started_at;    /* Unix time */
+    exchange *open;        /* list of all exchanges */
+    uint32_t embed_tokens; /* maximum number of tokens of an embedded text */
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
@@ -56,6 +55,7 @@ struct server {
     bool ending;              /* the event loop has ended; remaining requests are answered with 503 */
     pthread_t loading_thread; /* runs the event loop until the model is loaded */
     bool is_loading;
+    bool wake_pending; /* true if the pipe contains a byte; protected by the lock */
 };
 
 /* Kinds of answer parts. */

@@ -6,6 +6,7 @@
 #include "grammar.h"
 #include "json_text.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,7 +89,8 @@ void grammar_maker_close(grammar_maker *m) { free(m); }
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error) {
     grammar *g = rules == NULL ? calloc(1, sizeof *g + n_answers * sizeof g->answers[0]) : NULL;
     if (g == NULL) {
-        (void)strcpy(error, rules == NULL ? "out of memory creating the grammar" : "this build supports only json_object");
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "%s",
+                       rules == NULL ? "out of memory creating the grammar" : "this build supports only json_object");
         return NULL;
     }
     *g = (grammar){.maker = maker, .thinking = thinking, .n_answers = n_answers};

@@ -121,9 +121,9 @@ static bool begin_value(json_text *t, unsigned char byte) {
     if (byte == '"') return begin_string(t, false);
     if (byte == '-') return go(t, STATE_MINUS);
     if (is_digit(byte)) return go(t, byte == '0' ? STATE_ZERO : STATE_INTEGER);
-    for (uint8_t i = 0; i < N_WORDS; i++) {
+    for (int i = 0; i < N_WORDS; i++) {
         if (byte != (unsigned char)WORDS[i][0]) continue;
-        t->word = i;
+        t->word = (uint8_t)i;
         return go(t, STATE_LITERAL);
     }
     return false;
