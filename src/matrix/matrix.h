@@ -84,7 +84,7 @@ typedef struct fkv_product {
     const float *bias; /* [R] or NULL */
     float *out;        /* [T, out_stride] */
     uint32_t out_stride;
-    fkv_panel_room *room; /* scratch memory in which panels are built; required if the matrix has no panels of its own */
+    fkv_panel_room *room; /* scratch memory in which panels are built; required if the matrix is not stored as panels */
 } fkv_product;
 
 enum { FKV_MAX_PRODUCTS = 4 };

@@ -101,4 +101,10 @@ struct fkv_model {
     fkv_chat *chat;
 };
 
+/* Returns FKV_UNSUPPORTED if a hyperparameter is out of range. */
+fkv_status fkv_hparams_check(const fkv_hparams *hparams);
+
+/* Sets the tensors of the model. Needs hparams, architecture and weights. */
+fkv_status fkv_model_find_tensors(fkv_model *model);
+
 #endif
