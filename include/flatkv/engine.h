@@ -32,14 +32,14 @@ enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs limits the number of concurrent answers; max_tokens is the capacity shared by all
                                  requests and cached prefixes */
-    double step_ms;           /* target step time in ms; prefill tokens are added until the predicted step time reaches it */
-    uint32_t max_queue;       /* maximum number of queued requests */
-    double max_wait_s;        /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
-                                 FKV_BUSY; 0: unlimited */
-    uint32_t max_tenants;     /* number of tenants tracked separately by the fair scheduler */
-    uint32_t default_new;     /* value of max_new for requests whose max_new is 0 */
-    double ageing_s;          /* priority rises by 1 for each ageing_s seconds in the queue; 0: no ageing */
-    double output_weight;     /* fair-share cost of a generated token; a computed prompt token costs 1 */
+    double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
+    uint32_t max_queue;   /* maximum number of queued requests */
+    double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
+                             FKV_BUSY; 0: unlimited */
+    uint32_t max_tenants; /* number of tenants tracked separately by the fair scheduler */
+    uint32_t default_new; /* value of max_new for requests whose max_new is 0 */
+    double ageing_s;      /* the priority of a queued request rises by 1 every ageing_s seconds; 0: no ageing */
+    double output_weight; /* fair-share cost of a generated token; a computed prompt token costs 1 */
 
     /* Maximum number of draft tokens per answer and step (n-gram speculative decoding, also known as prompt lookup); 0: off.
      * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens: the rows beyond max_seqs are shared by all drafts of a
@@ -52,7 +52,7 @@ typedef struct fkv_engine_config {
 } fkv_engine_config;
 
 /* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted
- * wait, 64 tenants, 1024 new tokens, and the K8/V4 codec, which shares prefixes at page granularity. */
+ * wait, 64 tenants, 1024 new tokens per answer, and the K8/V4 codec, which shares prefixes at page granularity. */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
 
 /* Opens a runner, starts the engine thread, and times a few steps to initialize the predictions of step times. The caller keeps
@@ -106,7 +106,7 @@ typedef struct fkv_event {
     float logprob;          /* TOKEN: log probability of the token; valid only if logprobs were requested */
     const fkv_logprob *top; /* [n_top] most likely tokens, most likely first */
     uint32_t n_top;
-    double waited_s; /* seconds in the queue */
+    double waited_s; /* time that the request spent in the queue, in seconds */
 } fkv_event;
 
 typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
@@ -129,7 +129,8 @@ typedef struct fkv_request {
     uint32_t n; /* number of answers (0 means 1); the answers share the prompt pages and use the seeds seed, seed + 1, ... */
     fkv_sampler_config sampler;
     uint32_t snapshots[FKV_MAX_MARKS]; /* [n_snapshots] lengths of prompt prefixes that later prompts are likely to repeat, such
-                                          as the start of the last message. Models with recurrent layers keep a snapshot there */
+                                          as the start of the last message. Models with recurrent layers keep a snapshot after
+                                          each of these prefixes */
     uint32_t n_snapshots;
     const char *const *stops; /* [n_stops] stop strings */
     uint32_t n_stops;

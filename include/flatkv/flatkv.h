@@ -64,7 +64,7 @@ typedef enum fkv_status {
     FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that do not match the sequence */
     FKV_BAD_CONFIG = -2,   /* invalid shape, codec or size */
     FKV_BAD_SEQ = -3,      /* handle of a closed sequence, or not a handle of this cache */
-    FKV_BAD_STATE = -4,    /* wrong state: a step is open, no step is open, or a layer is unwritten or written twice */
+    FKV_BAD_STATE = -4, /* call not allowed now: a step is open, no step is open, or a layer is unwritten or was written twice */
 
     /* capacity errors: the request was not admitted */
     FKV_POOL_FULL = -20, /* too few unreserved pages to reserve max_tokens for this sequence */
@@ -227,8 +227,8 @@ typedef struct fkv_plan {
     uint32_t group_pages[FKV_MAX_GROUPS];      /* number of pages in each layer group */
     uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* bytes per page in each layer group */
     uint32_t n_threads;                        /* threads that work on a step, including the caller */
-    uint64_t state_bytes; /* size of one state: all state layers of one sequence; 0 if there are no state layers */
-    uint32_t state_slots; /* number of states in the slab: two per sequence and max_snapshots */
+    uint64_t state_bytes; /* size of one sequence's state, summed over all state layers; 0 if there are no state layers */
+    uint32_t state_slots; /* number of states in the slab: two per sequence, plus max_snapshots */
     uint32_t state_group; /* layer group of the state layers; n_groups if there are no state layers */
 } fkv_plan;
 
@@ -368,8 +368,8 @@ FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32
  * admitted. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
-/* Removes the snapshot after the first n_tokens tokens of a prompt from the prefix tree, unless a sequence uses it. n_tokens must
- * be a multiple of page_tokens. Does nothing if there is no such snapshot. */
+/* Removes a snapshot from the prefix tree, unless a sequence uses it. The snapshot is the state after the first n_tokens tokens
+ * of a prompt. n_tokens must be a multiple of page_tokens. Does nothing if there is no such snapshot. */
 FKV_API fkv_status fkv_snapshot_drop(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Evicts all cached pages that no sequence uses. */

@@ -89,7 +89,7 @@ FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays)
  * the step's kernels after all earlier accesses to the pools. To trace a graph, substitute placeholders for the state arrays
  * and return the new dependency arrays as outputs. Steps that prefill sealed layers cannot be compiled (FKV_UNSUPPORTED). */
 
-enum { FKV_MLX_FORM_WORDS = 7 }; /* number of words in the description of one table's form */
+enum { FKV_MLX_FORM_WORDS = 7 }; /* number of 32-bit words that describe the form of one table */
 
 /* Appends the tables, then the dependency arrays, to `arrays`. form: [*n_tables, FKV_MLX_FORM_WORDS]. On entry, *n_tables is
  * the number of tables that fit in form. On return, it is the number of tables of the step, which is at most the number of

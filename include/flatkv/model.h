@@ -60,7 +60,7 @@ typedef struct fkv_model_config {
     uint32_t n_threads;  /* number of threads that repack weights; 0: one per core available to the process */
     fkv_isa isa;         /* instruction set that weights are packed for; AUTO: the best one this machine supports */
     bool plan_only;      /* do not load weights: text can be tokenized and plans can be computed, but no runner can be opened */
-    fkv_log_fn log;      /* NULL, or called with one line of text per event */
+    fkv_log_fn log;      /* callback that receives one line of text per event, or NULL */
     void *log_user;
 } fkv_model_config;
 
@@ -127,7 +127,7 @@ typedef enum fkv_tokenize_flags {
     FKV_TOKENIZE_PLAIN = 0,
     FKV_TOKENIZE_BOS = 1,     /* prepend bos if the model requires it (add_bos) */
     FKV_TOKENIZE_SPECIAL = 2, /* recognize special tokens such as "<|im_end|>" in the text; leave unset for user input */
-    FKV_TOKENIZE_EOS = 4,     /* append the token that the model's files append to texts, as embedding models require */
+    FKV_TOKENIZE_EOS = 4,     /* append the end token that the model's files specify, as embedding models require */
 } fkv_tokenize_flags;
 
 /* Tokenizes text of n_bytes bytes. Invalid UTF-8 is accepted and encoded byte by byte, as the reference tokenizer does. Writes at
@@ -274,7 +274,7 @@ typedef struct fkv_runner_config {
     uint32_t page_tokens;
     uint32_t max_snapshots; /* recurrent states that the prefix tree can keep; see fkv_config. Ignored for models without
                                recurrent layers */
-    uint32_t n_threads;     /* 0: one per core */
+    uint32_t n_threads;     /* 0: one thread per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
     bool embeddings;        /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
@@ -342,7 +342,7 @@ FKV_API fkv_status fkv_embed(fkv_runner *runner, const uint32_t *tokens, uint32_
 typedef struct fkv_calibrate_config {
     const uint32_t *tokens; /* [n_tokens] sample text, at least 2048 tokens; only full windows of 2048 tokens are used */
     size_t n_tokens;
-    uint32_t n_threads; /* 0: one per core */
+    uint32_t n_threads; /* 0: one thread per core */
 
     /* Callback that is called after every window, or NULL. If the callback returns false, fkv_calibrate() writes nothing and
      * returns FKV_BAD_STATE. */
