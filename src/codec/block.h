@@ -25,7 +25,7 @@ typedef struct fkv_block {
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
 
 /* Number of pages in a span of a sealed layer; spans start at page 0. A query reads page 0 and the pages of its own span in open
- * form, and all other pages in sealed form. If a span were one page, a query would read only page 0 and its own page in open
+ * form, and all other pages in sealed form. With spans of one page, a query would read only page 0 and its own page in open
  * form. */
 enum { FKV_OPEN_SPAN = 4 };
 

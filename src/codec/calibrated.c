@@ -15,7 +15,7 @@ static fkv_status check_calibrated_config(fkv_codec_config config) {
  * average number of bits.
  */
 static void lay_out_calibrated(fkv_codec *codec) {
-    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* number of bytes per token in one line */
+    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* number of bytes that one line stores for each token */
     codec->row_bytes[FKV_PART_CODES] = fkv_ceil_div(codec->dim * codec->bits, 8 * bytes) * bytes;
     codec->page_bytes[FKV_PART_SCALES] = codec->page_bytes[FKV_PART_BIASES] = codec->dim * 2;
 }

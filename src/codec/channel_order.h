@@ -16,15 +16,15 @@ enum { FKV_MAX_DIGITS = 3, FKV_CHANNEL_QUAD = 4 /* channels per dword; each plan
 
 typedef struct fkv_channel_order {
     uint32_t n[FKV_MAX_DIGITS]; /* n[d]: number of channels whose codes have more than d 2-bit digits; n[0] = D */
-    const uint16_t *channel;    /* [D] channel at each position of the order */
+    const uint16_t *channel;    /* [D] channel[p] is the index of the channel at position p of the channel order */
 } fkv_channel_order;
 
 FKV_INLINE uint32_t fkv_channel_digits(const fkv_channel_order *order, uint32_t place) {
     return 1u + (place < order->n[1]) + (place < order->n[2]);
 }
 
-/* Returns the index of the quad (dword of four channels) that holds digit d of the channel at position `place` of the order.
- * Quads are numbered consecutively over all planes. */
+/* Returns the index of the quad (dword of four channels) that holds digit d of the channel at position `place` of the channel
+ * order. Quads are numbered consecutively over all planes. */
 FKV_INLINE uint32_t fkv_channel_quad(const fkv_channel_order *order, uint32_t place, uint32_t d) {
     uint32_t before = d == 0 ? 0 : d == 1 ? order->n[0] : order->n[0] + order->n[1];
     return (before + place) / FKV_CHANNEL_QUAD;
@@ -35,7 +35,8 @@ FKV_INLINE uint32_t fkv_channel_quad(const fkv_channel_order *order, uint32_t pl
  * head and the invalid values in the message. */
 fkv_status fkv_channel_bits_check(const uint8_t *bits, uint32_t dim, uint32_t average, uint32_t head);
 
-/* Computes the channel order of validated bits: [D]. *order keeps a pointer to channel: [D]. */
+/* Computes the channel order for `bits`: [D], which must have passed fkv_channel_bits_check(). Stores the order in `channel`:
+ * [D], and keeps a pointer to this array in *order. */
 void fkv_channel_order_make(const uint8_t *bits, uint32_t dim, uint16_t *channel, fkv_channel_order *order);
 
 #endif

@@ -1,7 +1,7 @@
 /* Scalar reference for TurboQuant rows. Every vector kernel must produce bit-identical rows. All arithmetic is in float, in this
  * order:
  *
- *     largest = max |x|;  s = sum of (x / largest)^2, in 16 lanes, then over the lanes
+ *     largest = max |x|;  s = sum of (x / largest)^2, summed in 16 lanes and then across the lanes
  *     scale = largest * sqrt(s / D) * unit, or 0 if largest is 0;  p = x / max(scale, 1e-30)
  *     code = number of midpoints below p, where midpoints are halfway between neighbouring codebook values
  *     scale is then rounded to the 16-bit type
