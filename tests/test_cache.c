@@ -273,17 +273,18 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
     /* a plan with max_tokens = 1 fits only if other fields are lowered too */
     config.memory_limit = least_plan(config, false).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
-    (void)snprintf(words, sizeof words, "with 1 it needs %" PRIu64, least_plan(config, false).total_bytes);
+    (void)snprintf(words, sizeof words, "the plan then needs %" PRIu64 " bytes", least_plan(config, false).total_bytes);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
     (void)snprintf(words, sizeof words, "n_threads from 4, max_seqs from 3 or max_step_tokens from %u", config.max_step_tokens);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
-    (void)snprintf(words, sizeof words, "with 1 of each it needs %" PRIu64 ")", least_plan(config, true).total_bytes);
+    (void)snprintf(words, sizeof words, "with 1 for each of them, it needs %" PRIu64 " bytes)",
+                   least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
 
     /* no plan fits, even if all of these fields are 1 */
     config.memory_limit = least_plan(config, true).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
-    (void)snprintf(words, sizeof words, "needs %" PRIu64 "; raise", least_plan(config, true).total_bytes);
+    (void)snprintf(words, sizeof words, "needs %" PRIu64 " bytes; raise", least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), "the smallest plan") != NULL && strstr(fkv_message(), words) != NULL, "%s",
                   fkv_message());
     config.max_seqs = 1; /* the message does not suggest lowering a field that is already 1 */

@@ -32,7 +32,7 @@ struct fkv_cache {
     void *device_state;
     const fkv_cpu_kernels *kernels; /* NULL unless the device is the host */
     fkv_workers *workers;
-    uint8_t *scratch; /* block of scratch memory: scratch memory of attention, then file_buffer, then workers_place */
+    uint8_t *scratch; /* scratch memory for attention, followed by file_buffer and workers_place */
     uint8_t *file_buffer;
     void *workers_place;
     fkv_pack_identity pack_identity;
@@ -186,16 +186,16 @@ static void suggest_config(const fkv_shape *shape, const fkv_device *device, con
     if (n_tokens > 0)
         (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or use a codec with fewer bits", c->max_tokens, n_tokens);
     else if (all_least <= limit)
-        (void)snprintf(words, n_words,
-                       "lowering max_tokens is not enough (with 1 it needs %llu); also lower n_threads from %u%s or "
-                       "max_step_tokens from %u (with 1 of each it needs %llu)",
-                       (unsigned long long)one_token, shape->n_threads, seqs, c->max_step_tokens, (unsigned long long)all_least);
-    else
         (void)snprintf(
             words, n_words,
-            "the smallest plan of these layers (1 for max_tokens, n_threads%s and max_step_tokens) needs %llu; raise the "
-            "limit",
-            c->max_seqs > 1 ? ", max_seqs" : "", (unsigned long long)all_least);
+            "lowering max_tokens to 1 is not enough (the plan then needs %llu bytes); also lower n_threads from %u%s or "
+            "max_step_tokens from %u (with 1 for each of them, it needs %llu bytes)",
+            (unsigned long long)one_token, shape->n_threads, seqs, c->max_step_tokens, (unsigned long long)all_least);
+    else
+        (void)snprintf(words, n_words,
+                       "the smallest plan for these layers (max_tokens, n_threads%s and max_step_tokens all 1) needs %llu bytes; "
+                       "raise the limit",
+                       c->max_seqs > 1 ? ", max_seqs" : "", (unsigned long long)all_least);
 }
 
 static fkv_status check_plan_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {
@@ -498,7 +498,7 @@ static const fkv_attn_row *layer_rows(const fkv_step *step, uint32_t layer) {
 fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_UNWRITTEN, "fkv_write"));
     FKV_TRY(check_layer_kind(step, layer, false, "fkv_write"));
-    FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
+    FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v is NULL for layer %u", layer);
     fkv_cache *cache = step->cache;
     fkv_attn_write(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, k, v, cache->workers);
     fkv_step_wrote(step, layer);
@@ -509,7 +509,7 @@ fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) 
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_ANY, "fkv_attend"));
     FKV_TRY(check_layer_kind(step, layer, false, "fkv_attend"));
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_WRITTEN, "fkv_attend"));
-    FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
+    FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out is NULL for layer %u", layer);
     fkv_cache *cache = step->cache;
     uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, q, out,
                                      cache->scratch, cache->workers);

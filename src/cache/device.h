@@ -29,7 +29,8 @@ typedef struct fkv_device_step {
 } fkv_device_step;
 
 typedef struct fkv_device {
-    bool on_host;      /* the device uses workers, scratch memory and CPU kernels, and supports fkv_write() and fkv_attend() */
+    bool on_host;      /* true if the device uses the cache's workers, scratch memory and CPU kernels. Only such a device supports
+                          fkv_write() and fkv_attend() */
     const char *calls; /* names of the device's write and attend calls, for error messages */
 
     /* Returns the size of the device's state. */

@@ -24,7 +24,7 @@ static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
     return FKV_OK;
 }
 
-/* Checks a state layer: the other fields describe keys and values, which the layer does not have. */
+/* Checks a state layer. All fields that describe keys and values must be 0, because a state layer stores neither. */
 static fkv_status check_state_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->state_bytes % STATE_ALIGN == 0 && l->state_bytes <= FKV_MAX_STATE_BYTES, FKV_BAD_CONFIG,
                 "layer %u: state_bytes is %u (expected a multiple of %d, at most %d)", layer, l->state_bytes, STATE_ALIGN,
@@ -205,7 +205,7 @@ fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_at
     return FKV_OK;
 }
 
-/* Describes the states of a state layer to the slab: one block without rows per page. */
+/* Returns the slab entry of a state layer. Each page of the layer is a single block without token rows. */
 static fkv_slab_layer make_state_slab_layer(const fkv_layer_config *l, uint32_t group) {
     return (fkv_slab_layer){.group = group, .n_heads = 1, .block_bytes = l->state_bytes};
 }
