@@ -4,7 +4,7 @@
 
 #include "pager_state.h"
 
-/* Carves a heap. by_push: the oldest node is the one that was pushed first, whatever its last_use. */
+/* Carves a heap. If by_push is true, the oldest node is the one that was pushed first, regardless of last_use. */
 void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed, bool by_push);
 void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes);
 

@@ -13,11 +13,11 @@
  * State group. At most one group is a state group: its pages are not rows of tokens but whole recurrent states. A state is a
  * function of all tokens before it. A sequence of length L > 0 holds exactly one page of this group, the state after its first L
  * tokens; an empty sequence holds none. A step never writes a state in place. It reads the page `from` and writes a new page `to`
- * (fkv_state_move), however many tokens the row has. Commit releases `from`, and abort releases `to`, so forks, snapshots and
- * aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) * page_tokens
- * tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group with a window
- * of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. Snapshots are evicted in
- * the order in which sequences last used them; using a deeper snapshot of the same path does not count as a use.
+ * (fkv_state_move), regardless of the number of tokens in the row. Commit releases `from`, and abort releases `to`, so forks,
+ * snapshots and aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) *
+ * page_tokens tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group
+ * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. Snapshots
+ * are evicted in the order in which sequences last used them; using a deeper snapshot of the same path does not count as a use.
  *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
@@ -137,7 +137,7 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
 void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                           const uint32_t pages[FKV_MAX_GROUPS], bool good);
 
-/* Removes the state of the page from the tree, unless a sequence uses it. Returns FKV_BAD_STATE if a step is open. */
+/* Removes the page's snapshot from the tree, unless a sequence uses the snapshot. Returns FKV_BAD_STATE if a step is open. */
 fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages);
 
 /* Sets the length of an empty sequence to n_tokens and allocates its pages. The caller then fills the pages from a file. In

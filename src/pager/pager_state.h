@@ -50,7 +50,7 @@ typedef struct fkv_group {
     uint32_t n_step;   /* maximum number of pages that one step adds beyond n_rest, over all sequences */
     uint32_t *entries; /* [max_seqs, width], FKV_NO_PAGE if no page is held; rows from n_slots_used on are uninitialized */
     fkv_pool pool;
-    bool pins;         /* true if a node is busy while a sequence references its page of this group */
+    bool pins;         /* true if a sequence that references a node's page of this group makes the node busy */
     bool is_state;     /* state group: a sequence holds one page, at entry 0, and tails of all pages are 0 */
     uint64_t reserved; /* sum of pages(max_tokens) over all sequences; in a window group, sum of rest(max_tokens) */
     uint64_t in_steps; /* sum of cap(max_tokens) - rest(max_tokens) over all sequences; 0 in the full group */

@@ -56,7 +56,7 @@ static fkv_status check_insertion(const fkv_pager *pager, uint32_t slot, const u
 fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {
     uint32_t slot = 0;
     FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT,
-                "tokens is NULL but n_tokens is %u; pass the tokens, or n_tokens 0", n_tokens);
+                "tokens is NULL but n_tokens is %u; pass the tokens, or set n_tokens to 0", n_tokens);
     FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     const fkv_sequence *s = &pager->sequences[slot];

@@ -152,7 +152,7 @@ static fkv_status check_seq_config(const fkv_seq_config *config) {
     FKV_REQUIRE(config->max_tokens > 0, FKV_BAD_ARGUMENT,
                 "max_tokens is 0; set it to the maximum length of the sequence, prompt included");
     FKV_REQUIRE(config->prompt != NULL || config->n_prompt == 0, FKV_BAD_ARGUMENT,
-                "prompt is NULL but n_prompt is %u; pass the tokens, or n_prompt 0", config->n_prompt);
+                "prompt is NULL but n_prompt is %u; pass the tokens, or set n_prompt to 0", config->n_prompt);
     return FKV_OK;
 }
 
@@ -189,7 +189,7 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
     return FKV_OK;
 }
 
-/* Returns the number of copies of the partially filled last page that a fork adds. */
+/* Returns by how much a fork increases copies(page), defined in pager.h, for the partially filled last page. */
 static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     if (pager->full == FKV_NO_GROUP || s->len % pager->spec.page_tokens == 0) return 0;
@@ -327,7 +327,8 @@ static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_t
 static uint32_t largest_reachable(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n = n_tokens;
-    while (!fkv_pager_covers(pager, slot, n)) n = (n - 1) / page_tokens * page_tokens; /* a length of 0 is always covered */
+    while (!fkv_pager_covers(pager, slot, n))
+        n = (n - 1) / page_tokens * page_tokens; /* ends at the latest at length 0, which is always covered */
     return n;
 }
 

@@ -28,7 +28,7 @@ static fkv_status check_row(const fkv_pager *pager, const fkv_row *row, uint64_t
     const fkv_sequence *s = &pager->sequences[*slot];
     FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT,
                 "sequence %llu has more than one row in the step; pass all its tokens in one row", (unsigned long long)row->seq);
-    FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "the row of sequence %llu has 0 tokens; omit it",
+    FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "the row of sequence %llu has 0 tokens; omit this row",
                 (unsigned long long)row->seq);
     FKV_REQUIRE(
         row->n_tokens <= s->max_tokens - s->len, FKV_SEQ_FULL,
@@ -58,7 +58,7 @@ static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_ro
 
 /* ---- begin ---- */
 
-/* Returns the entry of the partially filled last page to which the row appends, or NULL if the row starts a new page. */
+/* Returns the table entry of the partially filled last page to which the row appends, or NULL if the row starts a new page. */
 static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_step_row *row) {
     if (row->start % pager->spec.page_tokens == 0) return NULL;
     return fkv_table_entry(&pager->groups[group], row->slot, row->start / pager->spec.page_tokens);
@@ -187,7 +187,7 @@ static void advance_row(fkv_pager *pager, const fkv_step_row *row) {
     s->len = len;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
-        if (group->is_state) continue; /* begin() has replaced the only entry */
+        if (group->is_state) continue; /* begin() has already replaced the only table entry */
         const uint32_t *entry = tail_entry(pager, g, row);
         if (entry != NULL) fkv_pool_change(&group->pool, *entry, 0, -1);
         if (fkv_has_tail(pager, s)) fkv_pool_change(&group->pool, *fkv_table_entry(group, row->slot, len / page_tokens), 0, 1);

@@ -278,8 +278,8 @@ static fkv_status read_file_pages(page_reader *reader, const fkv_slab *slab, con
 static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_config *config) {
     if (config->n_prompt == 0) return FKV_OK;
     const uint32_t n_tokens = reader->header.n_tokens;
-    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT, "prompt is NULL but n_prompt is %u; pass the tokens or n_prompt 0: %s",
-                config->n_prompt, reader->path);
+    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT,
+                "prompt is NULL but n_prompt is %u; pass the tokens, or set n_prompt to 0: %s", config->n_prompt, reader->path);
     FKV_REQUIRE(config->n_prompt >= n_tokens, FKV_BAD_ARGUMENT,
                 "the prompt has %u tokens but must begin with the %u saved tokens: %s", config->n_prompt, n_tokens, reader->path);
     const uint32_t chunk_tokens = (uint32_t)(reader->chunk_bytes / sizeof(uint32_t));

@@ -348,7 +348,7 @@ static void folder_stats(void *self, fkv_prefix_store_stats *stats) {
     (void)pthread_mutex_unlock(&f->lock);
 }
 
-/* Adds one file of the folder to the index as entries[*n] if it is a page. Deletes the file if it is an unfinished page. */
+/* Examines one file in the folder. Adds a complete page to the index as entries[*n], and deletes an unfinished page. */
 static void scan_file(folder *f, const char *name, uint32_t *n) {
     fkv_page_key key;
     struct stat about;

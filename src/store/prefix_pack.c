@@ -38,7 +38,8 @@ fkv_status fkv_pack_identity_make(const fkv_file_identity *identity, fkv_pack_id
 }
 
 fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uint32_t page_tokens, fkv_page_key *key) {
-    FKV_REQUIRE(above != NULL && tokens != NULL && key != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_key: above, tokens or key is NULL");
+    FKV_REQUIRE(above != NULL && tokens != NULL && key != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_key: argument \"above\", \"tokens\" or \"key\" is NULL");
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
     fkv_sha256_add(&sha, above->bytes, sizeof above->bytes);
