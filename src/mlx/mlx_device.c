@@ -424,8 +424,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     return FKV_OK;
 }
 
-/* Returns the packed bytes visible to the queries of the step. In a sealed layer, every page is counted in sealed form, and the
- * first and the last page are also counted in open form. */
+/* Returns the number of packed bytes that are visible to the queries of the step. In a sealed layer, every page is counted in
+ * sealed form, and the first and the last page are also counted in open form. */
 static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     const fkv_attn_layer *attn = layer->attn;
     const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);

@@ -146,7 +146,7 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 /* Uploads one table for each distinct `cut`, which describes how a layer splits its work. MLX frees the host copy after the
  * upload. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
-    for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no table */
+    for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no step table */
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->table_of != l) continue;
         const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);

@@ -1,6 +1,6 @@
 /* Integer dot products shared by the attention and weight-product kernels: floats are rounded to integers, split into two signed
- * bytes, and multiplied by codes. The lanes are 16 rows of codes (keys or weight rows), and a dword of a lane holds four codes of
- * its row (a quad). Requires VNNI. */
+ * bytes, and multiplied by codes. Each of the 16 lanes processes one row of codes (a key or a weight row), four codes at a time.
+ * These four codes fill a dword and are called a quad. Requires VNNI. */
 #ifndef FKV_QUADS_AVX512_H
 #define FKV_QUADS_AVX512_H
 

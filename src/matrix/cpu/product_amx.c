@@ -22,7 +22,7 @@ enum {
 
 typedef uint8_t unit_codes[UNIT_QUADS][FKV_LINE_BYTES];
 
-/* A span of one panel: one byte per code, and the address of its scales. */
+/* One span of columns in one panel: its codes, one byte each, and the address of its scales. */
 typedef struct span {
     alignas(64) unit_codes unpacked[SPAN_UNITS];
     const unit_codes *codes; /* points to `unpacked` or to the codes in the panel */

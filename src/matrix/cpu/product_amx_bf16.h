@@ -20,8 +20,8 @@
 enum {
     BF16_UNITS = 10,    /* maximum number of units per span, whose activations take 20 KiB */
     BF16_PANELS = 4,    /* number of unpacked panels that blocks of tokens share; they take 40 KiB */
-    BF16_IN_FLIGHT = 4, /* number of accumulator tiles, because a sum is complete three units after its start */
-    BF16_AHEAD = 6,     /* number of units between unpacking codes and adding their sums */
+    BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a sum is complete three units after it was started */
+    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of adding sums to the output */
     BF16_RING = 8,      /* number of unpacked units in the ring buffer; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
     BF16_MIN_TOKENS = 12 /* with fewer tokens, the vector kernels are faster */
@@ -105,7 +105,8 @@ FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, ui
     }
 }
 
-/* Prepares tokens in tile layout. If the last block is incomplete, the sums of its missing tokens are set to 0. */
+/* Converts the activations of tokens to tile layout. If the last block has fewer than FKV_BLOCK_TOKENS tokens, sets the sums of
+ * its unused token slots to 0. */
 static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
     prepare_each_token(bf16_prepare_units, in, token, n_tokens);
     if (token + n_tokens < in->n_tokens) return;
