@@ -447,8 +447,8 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
     j->kernels->run(&in);
 }
 
-/* Processes all tokens of a page that are visible to some query. Returns the bytes read. *were_whole is true if the masks in
- * s->masks make every token of a tile visible to every row; it is updated with the masks. */
+/* Processes all tokens of a page that are visible to some query. Returns the number of bytes read. On entry and on return,
+ * *were_whole states whether the masks in s->masks make every token of a tile visible to every row. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;

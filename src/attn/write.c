@@ -70,7 +70,8 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
-/* Seals one block: KV head item % G of the full page with index item / G in the list of full pages. */
+/* Seals the block of one KV head in one full page. The head is item % G, and item / G is the index of the page in the list of
+ * full pages. */
 static void seal_page(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const write_job *j = context;

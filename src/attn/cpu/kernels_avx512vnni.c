@@ -101,7 +101,7 @@ FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens,
  * n_tokens have weight 0, even if their slots contain arbitrary bytes.
  */
 typedef struct group_weights {
-    __m512i high; /* byte t: token t */
+    __m512i high; /* high bytes of the integers; byte t belongs to token t */
     __m512i low;
     float step;
     float offset;

@@ -62,7 +62,7 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* from here to `valued`: outputs of this turn's steps, or inputs from earlier turns */
+    run_queries *asked;    /* the fields from here to `valued` are outputs of this turn's steps, or inputs from earlier turns */
     run_queries *scored;
     float *to_weigh;
     float *to_score;

@@ -3,10 +3,12 @@
  *
  *   2 bits  every other code of a word; the remaining codes after a shift
  *   3 bits  as for 2 bits; a permute then inserts the high bits
- *   4 bits  as stored. A nibble above 7 yields the sign of the byte that its lower three bits select. Two tables of eight
- *           entries therefore cover sixteen codes. Let value(c) be the signed byte for code c. Entry c of the first table is
- * value(c) - value(c + 8) - 1, which is negative, so the first lookup gives -1 for codes above 7. Entry c of the second table is
- * value(c + 8) + 1; the second lookup ignores bit 3 of the code. The sum of both lookups is the value of the code.
+ *   4 bits  as stored
+ *
+ * A nibble above 7 yields the sign of the byte that its lower three bits select. 4-bit codes are therefore looked up in two
+ * tables of eight entries each. Let value(c) be the signed byte for code c. Entry c of the first table is value(c) - value(c + 8)
+ * - 1, which is negative, so the first lookup gives -1 for codes above 7. Entry c of the second table is value(c + 8) + 1; the
+ * second lookup ignores bit 3 of the code. The sum of both lookups is the value of the code.
  */
 /* Packs four table entries into a word. */
 FKV_FN fkv_u32 dc_table_word(int a, int b, int c, int d) {

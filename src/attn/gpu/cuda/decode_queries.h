@@ -1,10 +1,10 @@
 /* Tensor-core decode of rows of codes: converts query rows to A operands in shared memory.
  *
  * K codes are integers, so queries are converted to integers as well. Each value is scaled relative to the largest magnitude of
- * its row and rounded to an integer x of three signed bytes: x = 65536 * high + 256 * low + rest. The bytes high, low and rest
- * are stored in separate rows of A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does
- * not depend on the order of the channels. dc_channel_place() defines an order in which the loaded words of K are valid operands
- * without rearrangement.
+ * its row and rounded to an integer that is split into three signed bytes. The most significant byte is called high, the next one
+ * low and the last one rest, so the integer is 65536 * high + 256 * low + rest. Each of these bytes is stored in a separate row
+ * of A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does not depend on the order of the
+ * channels. dc_channel_place() defines an order in which the loaded words of K are valid operands without rearrangement.
  */
 /* Location of channel d of a slab in the operands: index of the matrix product (step), thread within the operand row, word within
  * the thread's pair of words, and element within the word. Inverse of the mapping in dc_load_keys() and dc_key_operand(). */

@@ -58,8 +58,8 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
     fkv_sync_warp();
 }
 
-/* Scale and bias + scale * middle code of one token and group of V. For codebook codes, both fields are the scale, and no bias is
- * added. */
+/* Parameters of one token in one V group: the scale, and the value of the middle code, which is bias + scale * middle code. For
+ * codebook codes, both fields are the scale, and no bias is added. */
 struct dc_line {
     float scale;
     float middle;

@@ -252,7 +252,7 @@ FKV_FN void pf_load_scales(fkv_shared s, int stage, int from, int to, pf_scales 
     FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = pf_scales_at(s, 0, stage)[4 * j];
 }
 
-/* x += s * acc for one group; the first group overwrites x */
+/* Computes x += s * acc for one group, where s are the scales. The first group overwrites x. */
 FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc, float *x) {
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
         pf_floats4 four = scales.of[group * (PF_KEYS / 16) + i / 8];
@@ -261,8 +261,8 @@ FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc,
     }
 }
 
-/* x += s * acc + b * sum(q) for one group; the first group overwrites x. Then replaces `scales` with the scales of the next
- * group. */
+/* Computes x += s * acc + b * sum(q) for one group, where s are the scales and b the biases. The first group overwrites x. Then
+ * replaces `scales` with the scales of the next group. */
 FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales, float sum0, float sum1, const float *acc,
                           float *x) {
     FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {

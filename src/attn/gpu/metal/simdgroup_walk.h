@@ -1,9 +1,10 @@
 /* Attention over packed pages on 8 x 8 float matrices, shared by prefill_simdgroup.h and decode_simdgroup.h. A block has four
  * simdgroups and 8, 16 or 32 rows (queries x query heads), and processes tiles of 32 keys in order:
  *
- *   keys     unpacked to threadgroup memory in slabs of 64 channels, 16 values per thread; each simdgroup unpacks 8 keys and
- * multiplies them by all rows softmax  scores are exchanged through threadgroup memory; 4, 8 or 16 lanes compute the weights of a
- * row values   unpacked the same way; each simdgroup sums 16 channels of each slab for all rows
+ *   keys     are unpacked to threadgroup memory in slabs of 64 channels, 16 values per thread; each simdgroup unpacks 8 keys
+ *            and multiplies them by all rows
+ *   softmax  scores are exchanged through threadgroup memory; 4, 8 or 16 lanes compute the weights of a row
+ *   values   are unpacked in the same way; each simdgroup sums 16 channels of each slab for all rows
  *
  * Packed bytes are read once for all rows. They are loaded while the previous slab is multiplied. Keys and values are converted
  * to float, because fp16 would cause errors of 2e-2 for keys with a few large channels. After the softmax of each tile, the
