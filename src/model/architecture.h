@@ -74,8 +74,8 @@ bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
 /* Returns the number of channels of the convolution in a recurrent layer. */
 uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
 
-/* Returns the size of the recurrent state of one layer in bytes, a multiple of 64: f32 values of the last n_taps - 1 inputs of
- * the convolution, after the states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2. */
+/* Returns the size, in bytes, of the recurrent state of one layer, a multiple of 64. A state consists of f32 values: first the
+ * states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2, if any, then the last n_taps - 1 inputs of the convolution. */
 uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
 /* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated

@@ -36,10 +36,12 @@ static fkv_status check_recurrence(const fkv_hparams *h) {
         FKV_REQUIRE(r->k_dim > 0 && r->k_dim <= FKV_MAX_STATE_DIM && r->v_dim > 0 && r->v_dim <= FKV_MAX_STATE_DIM,
                     FKV_UNSUPPORTED, "the heads of the recurrent layers have the dimensions %u and %u, expected 1 to %d",
                     r->k_dim, r->v_dim, FKV_MAX_STATE_DIM);
-        FKV_REQUIRE(r->n_k_heads > 0 && r->n_v_heads > 0 && r->n_v_heads % r->n_k_heads == 0 &&
-                        r->n_v_heads <= MAX_DIM / FKV_MAX_STATE_DIM,
-                    FKV_UNSUPPORTED, "the recurrent layers have %u key heads and %u value heads, expected a multiple, at most %d",
-                    r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
+        FKV_REQUIRE(
+            r->n_k_heads > 0 && r->n_v_heads > 0 && r->n_v_heads % r->n_k_heads == 0 &&
+                r->n_v_heads <= MAX_DIM / FKV_MAX_STATE_DIM,
+            FKV_UNSUPPORTED,
+            "the recurrent layers have %u key heads and %u value heads; expected a multiple of the key heads, at most %d value heads",
+            r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
     }
     FKV_REQUIRE(fkv_architecture_state_bytes(h) <= FKV_MAX_STATE_BYTES, FKV_UNSUPPORTED,
                 "the state of a recurrent layer has %llu bytes, more than %d",

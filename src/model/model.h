@@ -43,7 +43,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *decay_log;     /* [n_v_heads] logarithms of the decay rates */
     const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
     const fkv_tensor *alpha_bias;    /* [n_v_heads] */
-    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the inputs that are added to the outputs */
+    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factor * input is added to the output of each head */
     const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
     const fkv_tensor
         *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */

@@ -159,7 +159,7 @@ static fkv_status read_gguf_rope(const fkv_gguf_values *values, fkv_weights *wei
     const fkv_architecture *architecture = fkv_architecture_find(weights->architecture);
     const float_key keys[] = {{"rope.freq_base", &rope->base},
                               {"rope.freq_base_swa", &h->local_rope.base},
-                              {"rope.scale_linear", &factor}, /* key of old files */
+                              {"rope.scale_linear", &factor}, /* name of this key in old files */
                               {"rope.scaling.factor", &factor},
                               {"rope.scaling.attn_factor", &attn_factor},
                               {"rope.scaling.yarn_beta_fast", &rope->beta_fast},
@@ -327,7 +327,7 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
                 full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads, values->path);
     r->v_dim = inner / r->n_v_heads;
     if (h->features.recurrence == FKV_MAMBA2) {
-        bool has_rope = false; /* the key for "the model was trained with RoPE" */
+        bool has_rope = false; /* rope.scaling.finetuned states whether the attention layers have RoPE */
         FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
         FKV_REQUIRE(r->n_k_heads == 1, FKV_UNSUPPORTED, "%s is %u: Mamba layers with several groups are not supported: %s",
                     full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
@@ -393,7 +393,7 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     FKV_TRY(read_expert_interval(values, weights));
     FKV_TRY(set_llama4(values, weights));
     FKV_TRY(read_xielu(values, weights));
-    if (h->features.sparse_mixer) h->mixer_jitter = 0.01f; /* GGUF files do not store it */
+    if (h->features.sparse_mixer) h->mixer_jitter = 0.01f; /* GGUF files do not store this value; 0.01 is the default */
     FKV_TRY(read_gguf_recurrence(values, weights));
     if (architecture != NULL) {
         h->recurrence.tiled = architecture->gguf_tiled_heads;

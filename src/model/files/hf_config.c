@@ -91,7 +91,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"seed_oss", "seed_oss", 0, NULL},
     {"ernie4_5", "ernie4_5", 0, NULL},
     {"gpt_oss", "gpt-oss", 0, NULL},
-    {"qwen2_vl", "qwen2vl", 0, NULL}, /* published configs without text_config */
+    {"qwen2_vl", "qwen2vl", 0, NULL}, /* for published configs that have no text_config */
     {"qwen2_5_vl", "qwen2vl", 0, NULL},
     {"qwen2_vl_text", "qwen2vl", 0, NULL},
     {"qwen2_5_vl_text", "qwen2vl", 0, NULL},
@@ -462,7 +462,8 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     FKV_REQUIRE(*rotary == 1 || !is_scaled, FKV_UNSUPPORTED,
                 "partial_rotary_factor %g with scaled RoPE is not supported for model_type %s: %s", (double)*rotary,
                 r->model->type, r->path);
-    const bool is_solar = strcmp(r->model->type, "solar_open") == 0; /* transformers cannot run such models */
+    const bool is_solar =
+        strcmp(r->model->type, "solar_open") == 0; /* transformers cannot run solar_open with partial rotation */
     FKV_REQUIRE(*rotary == 1 || !is_solar, FKV_UNSUPPORTED, "partial_rotary_factor %g is not supported for model_type %s: %s",
                 (double)*rotary, r->model->type, r->path);
     *rotary = 1;
@@ -587,7 +588,7 @@ static fkv_status read_layer_kinds(const config_reader *r) {
     FKV_TRY(get_u32(r->root, "_sliding_window_pattern", r->path, &h->features.window_period));
     FKV_TRY(read_window_pattern(r));
     if (strcmp(r->model->type, "olmo2") == 0 || strcmp(r->model->type, "llama") == 0)
-        h->window = 0; /* transformers ignores the field for these models */
+        h->window = 0; /* transformers ignores sliding_window for these models */
     FKV_TRY(read_no_rope(r));
     bool is_switched = get_field(r->root, "use_sliding_window") != NULL || strncmp(r->model->type, "qwen", 4) == 0;
     if (is_switched) FKV_TRY(read_switched_window(r));
@@ -719,7 +720,7 @@ static fkv_status check_per_layer_config(const config_reader *r) {
 static fkv_status read_layer_shapes(const config_reader *r) {
     fkv_hparams *h = r->h;
     bool wide = false;
-    /* the last layer of Gemma 4 has full attention, whatever layer_types states */
+    /* the last layer of Gemma 4 has full attention, regardless of layer_types */
     bool last_is_full = strcmp(r->model->architecture, "gemma4") == 0;
     if (last_is_full && h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS)
         h->layers[h->n_layers - 1] &= (uint8_t)~FKV_LAYER_WINDOW;
@@ -828,7 +829,7 @@ static fkv_status read_gemma4_heads(config_reader *r) {
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
     json_t *list = json_object_get(r->root, "per_layer_config");
-    if (!json_is_object(list)) { /* Gemma 4 configs in their original form */
+    if (!json_is_object(list)) { /* the original form of Gemma 4 configs */
         if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
         return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
     }

@@ -116,7 +116,7 @@ static const fkv_hf_option OPTIONS[] = {
     {"bailing_moe_v2", "score_function", "\"sigmoid\""},
     {"bailing_moe_v2", "moe_router_enable_expert_bias", "true"},
     {"hunyuan_v1_moe", "num_shared_expert", "1"},
-    {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* original form of the config */
+    {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* set only in the original form of the config, which is not supported */
     {"solar_open", "first_k_dense_replace", "0"},
     {"solar_open", "use_qk_norm", "false"},
 };

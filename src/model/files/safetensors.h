@@ -5,8 +5,7 @@
 #include "weights.h"
 
 /* Reads config.json, then the weight files: those listed in model.safetensors.index.json, otherwise model.safetensors, otherwise
- * all
- * *.safetensors files in the folder. Returns the same statuses as fkv_gguf_open(). */
+ * every .safetensors file in the folder. Returns the same statuses as fkv_gguf_open(). */
 fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder);
 
 /* Reads one safetensors file from memory. The bytes must outlive the weights. Returns FKV_FILE_FORMAT if the header is not valid

@@ -142,8 +142,8 @@ typedef enum fkv_recurrence_kind {
 /* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */
 typedef struct fkv_recurrence {
     uint32_t n_taps;               /* taps of the causal convolution, including the current token */
-    uint32_t n_k_heads, n_v_heads; /* several value heads share the query and the key of one key head; in Mamba-2, the number of
-                                      groups of B and C, and the number of heads */
+    uint32_t n_k_heads, n_v_heads; /* several value heads share the query and the key of one key head. In Mamba-2, n_k_heads is
+                                      the number of groups of B and C, and n_v_heads the number of heads */
     uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
     float min_step, max_step;      /* Mamba-2: limits of the step size; max_step 0: no upper limit */
     bool tiled; /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
@@ -162,7 +162,7 @@ typedef struct fkv_features {
     bool post_norms;                /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;                  /* attention and feed-forward read the same normalized input */
     bool qkv_bias;                  /* biases of q, k and v are required; otherwise they are optional */
-    bool window_sinks;              /* only windowed layers have the sinks of `sinks` */
+    bool window_sinks;              /* with `sinks`: only windowed layers have attention sinks */
     bool sinks;                     /* every query head has an attention sink (learned extra logit) */
     bool parallel_experts;          /* experts run in parallel with a dense feed-forward, each with separate norms */
     bool norm_experts;              /* routing weights of the selected experts are normalized to a sum of 1 */
@@ -191,8 +191,8 @@ enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 
 enum {
     FKV_LAYER_WINDOW = 1,
     FKV_LAYER_NO_ROPE = 2,
-    FKV_LAYER_DENSE = 4,    /* no experts in a model with experts */
-    FKV_LAYER_RECURRENT = 8 /* a recurrent state instead of attention */
+    FKV_LAYER_DENSE = 4,    /* the layer has no experts, although other layers have */
+    FKV_LAYER_RECURRENT = 8 /* the layer has a recurrent state instead of attention */
 };
 
 /* Shape of one layer. */
@@ -234,11 +234,11 @@ typedef struct fkv_hparams {
     float logit_scale;    /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
-    bool temperature_of_no_rope;      /* only layers without RoPE scale queries, and position + 1 replaces position */
-    uint32_t attention_chunk;         /* some layers attend within chunks of this number of tokens; 0: none */
-    const float *xielu;               /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
-    float mixer_jitter;               /* sparse_mixer: relative distance of similar logits, divided by 2 */
-    float value_scale;                /* factor applied to values; 0 means 1 */
+    bool temperature_of_no_rope; /* only layers without RoPE scale queries, and position + 1 replaces position */
+    uint32_t attention_chunk;    /* some layers attend within chunks of this number of tokens; 0: none */
+    const float *xielu;          /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
+    float mixer_jitter;          /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
+    float value_scale;           /* factor applied to values; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

@@ -1,4 +1,4 @@
-/* Embeddings of texts: the final hidden state of the last token, of a runner opened with `embeddings`. */
+/* Computes text embeddings: the final hidden state of the last token. The runner must be opened with `embeddings`. */
 #include "runner.h"
 
 #include <math.h>

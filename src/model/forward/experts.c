@@ -68,7 +68,7 @@ void fkv_activate_plain(const fkv_runner *r, uint32_t layer, float *x, uint32_t 
         break;
     case FKV_GELU_TANH: r->ops->gelu(x, n); break;
     case FKV_SILU:
-    case FKV_SWIGLU_CLAMPED: FKV_ASSERT(false); break; /* no model uses them without a gate */
+    case FKV_SWIGLU_CLAMPED: FKV_ASSERT(false); break; /* no model uses these activations without a gate */
     }
 }
 

@@ -133,7 +133,7 @@ static void run_conv_item(void *context, uint32_t index, uint32_t thread) {
         float *x = in_of(m, row) + from;
         float *out = is_short ? mixed_of(m, row) + from : x;
         const float *c = x + m->n_channels;
-        if (is_short) { /* b | c | x: the product replaces b */
+        if (is_short) { /* a row consists of b, c and x; the product b * x replaces b */
             const float *gated = x + 2 * (size_t)m->n_channels;
             for (uint32_t i = 0; i < n; i++) x[i] *= gated[i];
         }

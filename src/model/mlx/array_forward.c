@@ -187,7 +187,7 @@ static mlx_array add_attention_arrays(const pass *p, mlx_array x, mlx_array atte
     const fkv_array_layer *l = p->layer;
     mlx_array heads = gather_heads(p, attended);
     if (has_array(&l->attn_gate)) {
-        rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias)); /* the input of attention */
+        rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias)); /* recomputes the input of attention */
         heads = fkv_mlx_multiply(p->g, heads, fkv_model_op_sigmoid(p->g, product_of_input(p, in, &l->attn_gate)));
     }
     mlx_array given = plus(p, product(p, row_slice(p, heads), &l->o), l->o_bias);
