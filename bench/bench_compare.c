@@ -38,7 +38,7 @@ enum {
     MAX_ROUNDS = 200,
     MAX_SEQUENCES = 64,
     WRITE_TOKENS = 512,
-    WAKING_WINDOW = 64, /* window, in tokens, of the layer that wakes the threads */
+    WAKING_WINDOW = 64, /* window, in tokens, of the small layer that is run only to wake the worker threads */
     NAME_BYTES = 64
 };
 

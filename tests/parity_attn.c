@@ -120,7 +120,7 @@ static void check_case(const attn_case *c, fkv_isa only) {
         const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
         if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[i])) continue;
         if (TEST_SANITIZED && (i + n_cases) % 3 != 0)
-            continue; /* a third of the instruction sets, which vary from case to case */
+            continue; /* under a sanitizer, each case tests a different third of the instruction sets */
         run(kernels, &w32, w.rows, c->n_rows, w32.q, got32, workers[0]);
         double worst = 0;
         for (size_t row = 0; row < n; row += c->shape.head_dim) {

@@ -447,7 +447,7 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* the history has more pages than the ring buffer of prefill_share.h */
     uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
     c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
-                                         : c.rows[0].n_tokens}; /* if a tile has at most 32 queries, the row has two tiles */
+                                         : c.rows[0].n_tokens}; /* a row of two tiles, unless a tile has more than 32 queries */
     c.rows[2] = (attn_mix){5, 2};
     attn_fixture w;
     if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

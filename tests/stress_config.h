@@ -16,10 +16,11 @@ typedef struct stress_domain {
     float bf16_most;                            /* largest saturated value in bf16 pages */
     bool bias_apart; /* true if the tolerance allows for the rounding errors of kernels with integer dot products, which add large
                         key-bias terms that later cancel */
-    bool zero_rows;  /* true if rows of zeros are generated; false, because AVX2 negates their biases at 4 bits or fewer */
+    bool zero_rows;  /* true if rows of zeros are generated; set to false, because AVX2 negates their biases at 4 bits or fewer */
     bool nan_outside_windows; /* true if NaN rows are loaded into layers with windows, where a masked NaN must not affect the
                                  output */
-    bool pins_are_harmless;   /* true if the test may assume that pinned pages never cause a rejection; false, because they can */
+    bool pins_are_harmless;   /* true if the test may assume that pinned pages never cause a rejection; set to false, because they
+                                 can */
 } stress_domain;
 
 extern const stress_domain STRESS_DOMAIN;

@@ -447,7 +447,7 @@ enum { MOST_ITEMS = 1000, MOST_THREADS = 8 };
 
 typedef struct tally {
     _Atomic uint32_t runs[MOST_ITEMS];
-    uint32_t plain[MOST_ITEMS]; /* written without atomics; the caller must see the new value after the run */
+    uint32_t plain[MOST_ITEMS]; /* written by items with ordinary stores, which must be visible to the caller after the run */
     _Atomic bool bad_thread;
     uint32_t n_threads;
     uint32_t stamp;

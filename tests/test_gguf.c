@@ -235,7 +235,7 @@ START_TEST(attention_of_llama4_follows_the_number_of_experts_and_the_window) {
     }
     fkv_weights *bad = NULL;
     llama4_keys(16);
-    shared.bytes[shared.n - 4] = 0; /* a step of 0 */
+    shared.bytes[shared.n - 4] = 0; /* sets interleave_moe_layer_step to 0 */
     const size_t n = made(&shared);
     ck_status(read_bytes(shared.bytes, n, &bad), FKV_FILE_FORMAT);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "interleave_moe_layer_step is 0"));

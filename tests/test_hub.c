@@ -75,7 +75,7 @@ START_TEST(quantizations_are_found_in_file_names) {
 }
 END_TEST
 
-/* Parses a listing with the given names, each of 10 bytes times its position. */
+/* Parses a listing of files with the given names. The file at index i has a size of 10 * (i + 1) bytes. */
 static void list_files(hub_listing *listing, const char *const *names, size_t n) {
     char text[8192];
     char error[HUB_ERROR] = "";

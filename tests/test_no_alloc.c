@@ -48,8 +48,8 @@ static fkv_config small_config(void) {
 /* ---- counters ---- */
 
 typedef struct counters {
-    uint64_t allocated;   /* total by this thread */
-    uint64_t deallocated; /* total by this thread */
+    uint64_t allocated;   /* total bytes allocated by this thread */
+    uint64_t deallocated; /* total bytes deallocated by this thread */
     uint64_t live;        /* bytes currently allocated by all threads */
     uint64_t anonymous;   /* anonymous resident bytes of the process */
 } counters;

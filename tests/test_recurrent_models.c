@@ -179,7 +179,7 @@ START_TEST(plan_includes_states) {
     fkv_runner *runner = NULL;
     config.max_snapshots = 3;
     ck_ok(fkv_runner_plan_make(model, &config, &plan));
-    /* three delta nets: 4 states of 32 x 32 and 3 inputs of 2 * 2 * 32 + 4 * 32 channels, in f32 */
+    /* each of the three delta nets stores 4 states of 32 x 32 values and 3 convolution inputs of 256 channels, in f32 */
     ck_assert_uint_eq(plan.cache.state_bytes, 3 * (4 * 32 * 32 + 3 * 256) * sizeof(float));
     ck_assert_uint_eq(plan.cache.state_slots, 2 * MAX_SEQS + 3);
     const uint64_t before = fkv_map_live_bytes();

@@ -237,7 +237,7 @@ START_TEST(forks_share_a_state_until_one_of_them_steps) {
     check_state(cache, &b);
     ck_ok(fkv_cache_stats(cache, &stats));
     ck_assert_uint_eq(stats.groups[0].held, 2);
-    ck_assert_uint_eq(stats.page_copies, 1); /* of the attention layer; states are never copied */
+    ck_assert_uint_eq(stats.page_copies, 1); /* one page of the attention layer was copied; states are never copied */
     ck_ok(fkv_seq_close(cache, a.seq));
     check_state(cache, &b);
     fkv_cache_close(cache);
@@ -296,7 +296,7 @@ START_TEST(prefixes_are_shared_up_to_a_snapshot) {
     append(cache, &a, 32);
     ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 32));
     append(cache, &a, 48);
-    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* pages only: the state after 64 tokens no longer exists */
+    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* no snapshot: the state after 64 tokens no longer exists */
     open_state_seq(cache, &b, 1, 80, 32);
     check_state(cache, &b);
     append(cache, &b, 30);
@@ -322,7 +322,7 @@ START_TEST(snapshots_are_evicted_in_order_of_use) {
         ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 32));
         ck_ok(fkv_seq_close(cache, s.seq));
     }
-    /* the pool has 12 + 2 slots, so all three fit while no sequence is open; six open sequences leave two */
+    /* the pool has 12 + 2 slots, so all three snapshots fit while no sequence is open; six open sequences leave slots for two */
     static state_seq open[MAX_SEQS];
     for (uint32_t i = 0; i < MAX_SEQS; i++) open_state_seq(cache, &open[i], 10 + i, 0, 0);
     for (uint32_t i = 0; i < MAX_SEQS; i++) append(cache, &open[i], 1);
@@ -429,7 +429,7 @@ static void random_step(fixture *f) {
         uint32_t n = below(f, 2) == 0 ? PAGE - s->n % PAGE : 1 + below(f, 24);
         if (n > left || s->n + n > MAX_LEN || below(f, 3) == 0) continue;
         if (fkv_seq_reserve(f->cache, s->seq, s->n + n) != FKV_OK) continue;
-        if (below(f, 8) == 0) s->tokens[s->n] ^= 7; /* the sequence leaves its text */
+        if (below(f, 8) == 0) s->tokens[s->n] ^= 7; /* makes the sequence diverge from its text */
         chunks[n_chunks++] = (new_tokens){s, n};
         left -= n;
     }

@@ -57,7 +57,7 @@ typedef struct options {
     uint64_t seed;
     uint64_t steps;
     uint64_t seconds; /* time limit in seconds; 0 means that the test stops after `steps` steps */
-    int64_t only;     /* -1 for all runs */
+    int64_t only;     /* number of the only run to execute; -1: all runs */
 } options;
 
 static double clock_seconds(void) {

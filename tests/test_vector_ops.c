@@ -91,7 +91,7 @@ static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, 
     }
 }
 
-/* The same in double, with the equations in the order of their definition. */
+/* Computes the outputs of run_delta() in double precision, with the equations in the order of their definition. */
 static void reference_delta(uint32_t k_dim, float *outputs) {
     static double state[N_VALUES][MAX_K];
     float k[MAX_K];
