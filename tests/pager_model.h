@@ -50,7 +50,7 @@ const char *pager_model_fault(const pager_model *model);
 typedef struct pager_model_tally {
     uint64_t opened, shared, refused, forked, truncated, truncate_refused, gone, inserted, cleared, filled, closed;
     uint64_t committed, aborted, copies, bad_calls, contradicted, reserved, reserve_refused, closed_in_step, matched;
-    uint64_t snapshots, to_snapshot; /* states stored in the tree, and truncations to such a state */
+    uint64_t snapshots, to_snapshot; /* number of states stored in the tree, and of truncations to such a state */
 } pager_model_tally;
 
 const pager_model_tally *pager_model_tallied(const pager_model *model);

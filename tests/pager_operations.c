@@ -510,7 +510,7 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
     EXPECT(fkv_pager_consistent(m->pager), "inconsistent in a step");
     if (model_one_in(choices, 4) && (!all_refused_in_step(m, rows[0]) || !match_in_step(m, choices))) return false;
 
-    uint64_t state_writes[MAX_SEQS]; /* before the step, which may be aborted */
+    uint64_t state_writes[MAX_SEQS]; /* values before the step, to be restored if the step is aborted */
     for (uint32_t s = 0; s < m->spec.max_seqs; s++) state_writes[s] = m->seqs[s].state_write;
     bool abort = model_one_in(choices, 4);
     uint32_t closing = pager_choose(choices, 8);

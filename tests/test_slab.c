@@ -1,4 +1,4 @@
-/* Unit tests of the slab: page addresses, copies, and blanking. */
+/* Unit tests of the slab: page addresses, page copies, and clearing of unwritten slots. */
 #include "../src/store/slab.h"
 #include "test.h"
 

@@ -40,7 +40,7 @@ typedef struct fkv_matrix_rows {
 
 struct fkv_matrix {
     fkv_matrix_kind kind;
-    uint32_t group;  /* 16 or 32; 0 for floats */
+    uint32_t group;  /* columns that share a scale: 16 or 32; 0 for float kinds */
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
@@ -58,7 +58,7 @@ uint64_t fkv_matrix_bytes(const fkv_matrix *matrix);
  * kinds ignore biases. Returns false if a scale or bias is not finite in f16; the row is set nevertheless. */
 bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes /* [C], one byte each */,
                           const float *scales /* [C / group] */, const float *biases /* [C / group] */);
-void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] in the kind's own type */);
+void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] values in the float type of the kind */);
 
 /* Decodes one row to floats. This function is the reference for the format and is also used to look up embeddings. */
 void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C] */);

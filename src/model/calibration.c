@@ -170,7 +170,7 @@ static bool read_fully(int fd, uint8_t *to, size_t n) {
 static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration) {
     struct stat about;
     if (fstat(fd, &about) != 0) return os_failed("cannot read calibration file", path);
-    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a calibration file: not a regular file: %s", path);
+    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a calibration file, because it is not a regular file: %s", path);
     FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT,
                 "not a calibration file: %lld bytes exceed the largest possible size: %s", (long long)about.st_size, path);
     size_t n = (size_t)about.st_size;

@@ -19,7 +19,7 @@ typedef struct fkv_calibration_layer {
 } fkv_calibration_layer;
 
 typedef struct fkv_calibration {
-    uint8_t *file; /* file contents, owned; `layers` and `both` point into it */
+    uint8_t *file; /* contents of the file, owned by this struct; `layers` and `both` point into this memory */
     size_t n_bytes;
     uint32_t n_layers;
     uint64_t n_tokens; /* length of the sample text */

@@ -218,7 +218,8 @@ fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, siz
 fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes, uint32_t *tokens,
                               size_t capacity, size_t *n_tokens) {
     FKV_REQUIRE(model != NULL && text != NULL && given != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL,
-                FKV_BAD_ARGUMENT, "fkv_tokenize_given: model, text, given, tokens or n_tokens is NULL");
+                FKV_BAD_ARGUMENT,
+                "fkv_tokenize_given: argument \"model\", \"text\", \"given\", \"tokens\" or \"n_tokens\" is NULL");
     FKV_TRY(require_tokenizer(model));
     return fkv_tokenizer_encode(model->tokenizer, text, given, n_bytes, FKV_TOKENIZE_SPECIAL, tokens, capacity, n_tokens);
 }

@@ -25,7 +25,7 @@ fkv_status fkv_model_backend_find(fkv_backend backend, const fkv_model_backend *
 
 fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now) {
     const fkv_model_backend *found = NULL;
-    FKV_REQUIRE(now != NULL, FKV_BAD_ARGUMENT, "fkv_backend_memory_now: now is NULL");
+    FKV_REQUIRE(now != NULL, FKV_BAD_ARGUMENT, "fkv_backend_memory_now: argument \"now\" is NULL");
     FKV_TRY(fkv_model_backend_find(backend, &found));
     FKV_ASSERT(found != NULL);
     return found->memory(now);

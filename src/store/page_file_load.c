@@ -175,7 +175,7 @@ static fkv_status reader_open(page_reader *reader, const char *path, uint8_t *bu
     if (fstat(reader->fd, &info) != 0)
         status = fkv_file_os_failed("cannot stat the page file", path);
     else if (!S_ISREG(info.st_mode))
-        status = fkv_fail(FKV_FILE_FORMAT, "not a page file: not a regular file: %s", path);
+        status = fkv_fail(FKV_FILE_FORMAT, "not a page file, because it is not a regular file: %s", path);
     if (status == FKV_OK) status = read_header(reader, (uint64_t)info.st_size);
     if (status == FKV_OK) status = check_digest(reader);
     if (status == FKV_OK) status = check_fields(reader);

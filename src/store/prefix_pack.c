@@ -131,12 +131,12 @@ fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, con
                 "packed page mismatch: the page contains layer groups that this cache does not have");
     pack_header expected = make_pack_header(slab, place, got.groups);
     FKV_REQUIRE(memcmp(&got, &expected, offsetof(pack_header, crc32c)) == 0 && expected.total_bytes == n_bytes, FKV_FILE_FOREIGN,
-                "packed page mismatch: its size or its logical page number differs from that of the expected page");
+                "packed page mismatch: the size or the logical page number differs from that of the expected page");
     FKV_REQUIRE(memcmp(got.identity, expected.identity, sizeof got.identity) == 0, FKV_FILE_FOREIGN,
                 "packed page mismatch: the page was saved with another model, codec or RoPE");
     FKV_REQUIRE(memcmp(got.key, expected.key, sizeof got.key) == 0 && memcmp(got.zero, expected.zero, sizeof got.zero) == 0 &&
                     memcmp(tokens, place->tokens, slab->page_tokens * sizeof(uint32_t)) == 0,
-                FKV_FILE_FOREIGN, "packed page mismatch: its tokens or its tenant differ from those of the expected page");
+                FKV_FILE_FOREIGN, "packed page mismatch: the tokens or the tenant differ from those of the expected page");
     FKV_REQUIRE(pages_crc(packed + pages_offset(slab), n_bytes - pages_offset(slab)) == got.crc32c, FKV_FILE_DAMAGED,
                 "damaged packed page: CRC32C mismatch");
     *groups = got.groups;

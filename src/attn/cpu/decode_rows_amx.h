@@ -37,10 +37,10 @@ enum {
 /* Tile registers. They are macros, because the instructions take literal tile numbers. */
 #define SCORES_EVEN 0  /* score sums of even steps */
 #define SCORES_ODD 1   /* score sums of odd steps */
-#define QUERIES 2      /* queries: the three bytes of each value in four rows, for one chunk of the head dimension */
-#define KEYS 3         /* keys: the same chunk of the head dimension, for 16 tokens */
-#define VALUES_WHOLE 4 /* value sums over whole code bytes */
-#define VALUES_HIGH 5  /* value sums over the high nibbles of 4-bit codes */
+#define QUERIES 2      /* queries of four rows, three bytes per value, for one chunk of the head dimension */
+#define KEYS 3         /* keys of 16 tokens, for the same chunk of the head dimension */
+#define VALUES_WHOLE 4 /* sums of weighted values, over whole code bytes */
+#define VALUES_HIGH 5  /* sums of weighted values, over the high nibbles of 4-bit codes */
 #define CODES 6        /* value codes: 16 code bytes for each of 64 tokens */
 #define WEIGHTS 7      /* weights: two bytes per weight, for four rows and 64 tokens */
 #define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); afterwards, the register holds codes */

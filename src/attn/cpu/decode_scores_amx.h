@@ -201,7 +201,7 @@ typedef struct score_steps {
     score_step now;
     uint32_t n_blocks;   /* blocks of 16 tokens */
     uint32_t row_blocks; /* blocks of 4 rows */
-    uint32_t shares;     /* prefetch shares per 16 tokens */
+    uint32_t shares;     /* number of prefetch shares for each block of 16 tokens */
     size_t dim;
     size_t query_bytes; /* query bytes per step */
 } score_steps;

@@ -95,7 +95,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
         __m256i codes = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), pairs);
         __m256i low = _mm256_shuffle_epi8(book->low, codes);
         __m256i high = _mm256_shuffle_epi8(book->high, codes);
-        __m256i first = _mm256_unpacklo_epi8(low, high); /* bytes 0 and 1 of each dword */
+        __m256i first = _mm256_unpacklo_epi8(low, high); /* codebook values for bytes 0 and 1 of each dword */
         __m256i second = _mm256_unpackhi_epi8(low, high);
         out[0][i] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
         out[1][i] = _mm256_castsi256_ps(_mm256_and_si256(first, upper));

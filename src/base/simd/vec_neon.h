@@ -75,7 +75,7 @@ FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][
     for (int i = 0; i < UNIT_VECS; i++) {
         uint8x16_t codes = vqtbl1q_u8(vld1q_u8(p + 16 * i), vld1q_u8(pairs));
         uint8x16x2_t halves = vzipq_u8(vqtbl1q_u8(book->low, codes), vqtbl1q_u8(book->high, codes));
-        uint32x4_t first = vreinterpretq_u32_u8(halves.val[0]); /* bytes 0 and 1 of each dword */
+        uint32x4_t first = vreinterpretq_u32_u8(halves.val[0]); /* codebook values for bytes 0 and 1 of each dword */
         uint32x4_t second = vreinterpretq_u32_u8(halves.val[1]);
         out[0][i] = vreinterpretq_f32_u32(vshlq_n_u32(first, 16));
         out[1][i] = vreinterpretq_f32_u32(vandq_u32(first, upper));

@@ -87,7 +87,7 @@ FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, ui
     for (uint32_t u = 0; u < n_units; u += 2) {
         const unit_pair pair = round_unit_pair(x, &steps, u, n_units);
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
-            const uint32_t half = (unit - u) * 2; /* first half of the unit */
+            const uint32_t half = (unit - u) * 2; /* index of the unit's first half in `pair` */
             const float step = steps.step[unit];
             const vf tile_step = vf_set(step / BF16_CODE_SUM_BOUND);
             vf high[2];

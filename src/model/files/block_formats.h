@@ -23,7 +23,7 @@ typedef struct fkv_block_format {
     const int8_t *table; /* [16] code table of TABLE4 kinds, otherwise NULL */
 } fkv_block_format;
 
-/* Twice the E2M1 values, for MXFP4 and NVFP4. */
+/* Table of all E2M1 values multiplied by 2, for MXFP4 and NVFP4. */
 extern const int8_t FKV_TABLE_FP4[16];
 
 const fkv_block_format *fkv_block_format_of(fkv_tensor_type type);

@@ -415,7 +415,7 @@ static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, c
     if (strcmp(type, "proportional") == 0) return read_proportional_rope(weights, object, path, rope);
     FKV_TRY(get_f32(object, "partial_rotary_factor", path, rotary));
     FKV_TRY(get_f32(object, "llama_4_scaling_beta", path, &weights->hparams.temperature));
-    /* mrope: text tokens have three equal positions, which is plain RoPE */
+    /* mrope: the three positions of a text token are equal, so the result is the same as with plain RoPE */
     if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0) return FKV_OK;
     if (strcmp(type, "dynamic") == 0 && get_field(object, "alpha") != NULL && has_alpha_rope(weights))
         return FKV_OK; /* read_rope() scales the base */

@@ -19,7 +19,7 @@ typedef struct fkv_hf_traits {
 typedef struct fkv_hf_option {
     const char *types; /* model types, separated by spaces */
     const char *key;
-    const char *value; /* JSON text of the only supported value, besides null */
+    const char *value; /* JSON text of the only supported value other than null */
 } fkv_hf_option;
 
 /* Returns the traits of a model type; all fields are empty if it has none. */

@@ -9,7 +9,7 @@
 
 /* Quantization of a module. */
 struct fkv_quantization {
-    const char *module; /* "model.layers.0.mlp.down_proj"; NULL: default of all other modules */
+    const char *module; /* module name, such as "model.layers.0.mlp.down_proj"; NULL: the default for all other modules */
     fkv_tensor_type type;
     uint32_t bits;
     uint32_t group;       /* number of columns that share a scale; 0: all columns of a row */

@@ -32,8 +32,8 @@ typedef struct mixer {
     uint32_t pad;         /* row width of mixed */
     uint32_t n_per_seq;   /* work items per sequence */
     uint64_t conv_offset; /* offset of the convolution's inputs in a state, in floats */
-    size_t values_offset; /* first value in a row of mixer_in */
-    size_t keys_offset;   /* first query of a delta net, or first key of Mamba-2, in a row of mixer_in */
+    size_t values_offset; /* index of the first value in a row of mixer_in */
+    size_t keys_offset;   /* index of the first query (delta net) or first key (Mamba-2) in a row of mixer_in */
     void (*row)(const struct mixer *m, uint32_t row);
 } mixer;
 

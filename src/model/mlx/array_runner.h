@@ -14,7 +14,7 @@ typedef struct fkv_turn {
 
 struct fkv_array_runner {
     fkv_mlx_graph graph;
-    size_t step_bytes;         /* bytes that a step may use in addition to the memory in use before it */
+    size_t step_bytes;         /* number of bytes that a step may allocate in addition to the memory in use before the step */
     size_t cache_limit_before; /* previous limit of MLX's buffer cache, restored at close */
     bool cache_limit_is_set;
     mlx_array embedding_scale;       /* scale of the embeddings; empty if the scale is 1 */

@@ -70,7 +70,7 @@
 #define FKV_SPLIT_N_QUERIES 1
 #define FKV_SPLIT_POSITION 2      /* position of the first query */
 #define FKV_SPLIT_FIRST_VISIBLE 3 /* index of the split's first page among the visible pages */
-#define FKV_SPLIT_N_TOKENS 4      /* tokens from the start of the split to its end or to the last query, whichever is first */
+#define FKV_SPLIT_N_TOKENS 4      /* number of tokens up to the end of the split or the last query, whichever comes first */
 #define FKV_SPLIT_SKIPPED 5       /* number of pages between the sink pages and the first page of the window */
 #define FKV_SPLIT_PAGES 6         /* offset of the page table, as in FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
 #define FKV_SPLIT_N_FIXED 7

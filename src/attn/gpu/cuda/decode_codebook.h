@@ -44,7 +44,7 @@ FKV_FN fkv_u32 dc_value_bytes(fkv_u32 nibbles) {
         first = dc_table_word(dc_value_upper_entry(0), dc_value_upper_entry(1), dc_value_upper_entry(2), dc_value_upper_entry(3));
         second =
             dc_table_word(dc_value_upper_entry(4), dc_value_upper_entry(5), dc_value_upper_entry(6), dc_value_upper_entry(7));
-        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* the sum of the two terms fits in each byte */
+        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* each sum fits in its byte, without a carry */
     }
     return bytes;
 }
