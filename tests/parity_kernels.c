@@ -1,6 +1,6 @@
-/* Compiles the GPU kernel sources for the host, with one host thread for each thread of a block, and compares them with the
- * scalar reference, the codec and each other. Runs the Hopper variants with emulated matrix units and warpgroups, the Metal
- * variants with emulated simdgroup matrices, and the plain loops.
+/* Runs the GPU kernels, compiled for the host, and compares their results with the scalar reference, the codec and each other.
+ * Covers the Hopper variants with emulated matrix units and warpgroups, the Metal variants with
+ * emulated simdgroup matrices, and the plain loops.
  *
  * usage: parity_kernels decode|prefill [case | share/shares]
  */

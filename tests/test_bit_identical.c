@@ -28,7 +28,7 @@ typedef struct shape {
 #define SEALED_V(bits) {bits, 0, FKV_CODEC_SEALED_V}
 #define CALIBRATED(bits) {bits, 0, FKV_CODEC_CALIBRATED}
 
-/* Bit widths of 16 channels, with an average of 4 bits and of 3 bits per channel. */
+/* Two assignments of bit widths to 16 channels, with averages of 4 and 3 bits per channel. */
 #define SIXTEEN_4 6, 2, 4, 4, 2, 6, 2, 6, 4, 4, 6, 2, 4, 4, 4, 4
 #define SIXTEEN_3 2, 2, 4, 2, 4, 2, 2, 4, 2, 4, 4, 2, 2, 4, 4, 4
 static const uint8_t BITS_4[2 * 64] = {SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4};

@@ -220,7 +220,7 @@ static void llama4_keys(uint32_t n_experts) {
     key_u32(&shared, "llama4.interleave_moe_layer_step", 2);
 }
 
-/* GGUF files of Llama 4 store neither the chunks nor the norms, the RoPE pattern and the temperature. */
+/* GGUF files of Llama 4 do not store the attention chunks, the QK norms, the RoPE pattern and the attention temperature. */
 START_TEST(attention_of_llama4_follows_the_number_of_experts_and_the_window) {
     for (unsigned i = 0; i < 3; i++) {
         llama4_keys(i == 1 ? 128 : 16);

@@ -94,16 +94,16 @@ typedef struct fkv_event {
     fkv_event_kind kind;
     uint64_t request;
     uint32_t answer;
-    uint32_t token;   /* TOKEN: the sampled token */
+    uint32_t token;   /* in a TOKEN event: the sampled token */
     const char *text; /* [n_text] new text: complete UTF-8 characters that cannot be part of a stop string; may be empty */
     size_t n_text;
     fkv_finish reason;   /* ANSWERED, DONE */
-    const char *stop;    /* ANSWERED: the stop string that was found, or NULL */
+    const char *stop;    /* in an ANSWERED event: the stop string that was found, or NULL */
     const char *message; /* reason for FKV_FINISH_FAILED, or NULL */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;         /* number of tokens generated so far in this answer; in a DONE event, the total over all answers */
-    float logprob;          /* TOKEN: log probability of the token; valid only if logprobs were requested */
+    float logprob;          /* in a TOKEN event: log probability of the token; valid only if logprobs were requested */
     const fkv_logprob *top; /* [n_top] most likely tokens, most likely first */
     uint32_t n_top;
     double waited_s; /* time that the request spent in the queue, in seconds */
@@ -185,7 +185,7 @@ typedef struct fkv_engine_stats {
     uint64_t submitted;
     uint64_t refused_busy;    /* requests rejected with FKV_BUSY */
     uint64_t refused_size;    /* requests rejected with FKV_POOL_FULL */
-    uint64_t finished[6];     /* numbers of finished answers, indexed by fkv_finish */
+    uint64_t finished[6];     /* number of finished answers for each value of fkv_finish */
     uint64_t prompt_tokens;   /* prompt tokens of admitted requests: cached plus computed */
     uint64_t cached_tokens;   /* prompt tokens found in the prefix tree */
     uint64_t computed_tokens; /* prompt tokens computed so far */

@@ -67,7 +67,7 @@ typedef enum fkv_status {
     FKV_BAD_STATE = -4, /* call not allowed now: a step is open, no step is open, or a layer is unwritten or was written twice */
 
     /* capacity errors: the request was not admitted */
-    FKV_POOL_FULL = -20, /* too few unreserved pages to reserve max_tokens for this sequence */
+    FKV_POOL_FULL = -20, /* too few unreserved pages for a sequence of max_tokens tokens */
     FKV_SEQ_FULL = -21,  /* the sequence would outgrow its reservation; see fkv_seq_reserve() */
     FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
@@ -103,8 +103,8 @@ typedef enum fkv_type { FKV_F32 = 0, FKV_F16 = 1, FKV_BF16 = 2 } fkv_type;
 
 typedef enum fkv_rotate {
     FKV_ROTATE_NONE = 0,
-    FKV_ROTATE_K = 1, /* rotate keys when written and queries when attending */
-    FKV_ROTATE_V = 2, /* rotate values when written; attention outputs are rotated back */
+    FKV_ROTATE_K = 1, /* rotate keys when they are written, and queries before attention */
+    FKV_ROTATE_V = 2, /* rotate values when they are written; attention outputs are rotated back */
     FKV_ROTATE_KV = 3
 } fkv_rotate;
 

@@ -471,7 +471,7 @@ static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch 
 }
 
 /* Processes those pages in [first, end) that are visible to at least one query of the tile. Finishes every split that ends in
- * this range. The last split may continue in a later call; its state stays in s->split. Returns the bytes read. */
+ * this range. The last split may continue in a later call; its state stays in s->split. Returns the number of bytes read. */
 static uint64_t walk_pages(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;

@@ -126,7 +126,7 @@ static fkv_status parse_calibration(fkv_calibration *c, const char *path) {
     file_header h;
     uint8_t wanted[FKV_SHA256_BYTES];
     FKV_REQUIRE(c->n_bytes >= sizeof h.magic && memcmp(c->file, MAGIC, sizeof h.magic) == 0, FKV_FILE_FORMAT,
-                "not a calibration file: the first 8 bytes are not its signature: %s", path);
+                "not a calibration file: the first 8 bytes are not the expected signature: %s", path);
     FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED,
                 "damaged calibration: the file has %zu bytes, less than its %zu-byte header: %s", c->n_bytes, sizeof h, path);
     memcpy(&h, c->file, sizeof h);

@@ -25,7 +25,7 @@ typedef struct fkv_calibration {
     uint64_t n_tokens; /* length of the sample text */
     uint64_t n_channels;
     const fkv_calibration_layer *layers; /* [n_layers] */
-    uint8_t *both; /* [n_channels], layer by layer: bits for the 4-bit average (low nibble) and the 3-bit average (high nibble) */
+    uint8_t *both; /* [n_channels] bits in the 4-bit assignment (low nibble) and in the 3-bit assignment (high nibble) */
     uint8_t weights_id[32];
 } fkv_calibration;
 

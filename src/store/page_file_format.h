@@ -107,7 +107,7 @@ typedef struct fkv_file_cursor {
     uint64_t offset;
 } fkv_file_cursor;
 
-/* Advances to the next page and sets *entry, with crc32c 0. Returns false after the last page. */
+/* Advances to the next page and fills in *entry, except for crc32c, which is set to 0. Returns false after the last page. */
 bool fkv_file_cursor_next(const fkv_file_plan *plan, fkv_file_cursor *cursor, fkv_file_entry *entry);
 
 /* Initializes a header and the layer records from the identity, in canonical form. Sets n_layers. Sets all other counts, all

@@ -12,7 +12,7 @@
 
 enum {
     FKV_TILE_TOKENS = 64, /* maximum tokens per tile; also the row stride of the scores */
-    FKV_TILE_ROWS = 128,  /* maximum query rows per tile, unless one KV head serves more query heads */
+    FKV_TILE_ROWS = 128,  /* maximum number of query rows per tile; exceeded only if one KV head serves more query heads */
     FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
 };
 

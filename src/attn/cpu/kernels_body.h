@@ -412,7 +412,7 @@ FKV_INLINE void affine_values(int form, const fkv_codec *codec, const uint8_t *c
         float_values(form, CHUNK_UNITS, &t, &s, n_tokens, p, n_rows, out);
 }
 
-/* Defines the float kernels of one affine bit width, for instruction sets without integer kernels for it. */
+/* Defines the float kernels of one affine bit width, for instruction sets that have no integer kernels for this width. */
 #define AFFINE_FLOATS(bits)                                                                                                      \
     static void affine_scores_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,            \
                                      uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {  \

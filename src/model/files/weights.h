@@ -162,7 +162,7 @@ typedef struct fkv_features {
     bool post_norms;                /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;                  /* attention and feed-forward read the same normalized input */
     bool qkv_bias;                  /* biases of q, k and v are required; otherwise they are optional */
-    bool window_sinks;              /* with `sinks`: only windowed layers have attention sinks */
+    bool window_sinks;              /* if `sinks` is also set, only windowed layers have attention sinks */
     bool sinks;                     /* every query head has an attention sink (learned extra logit) */
     bool parallel_experts;          /* experts run in parallel with a dense feed-forward, each with separate norms */
     bool norm_experts;              /* routing weights of the selected experts are normalized to a sum of 1 */

@@ -36,8 +36,8 @@ struct fkv_weights {
     uint32_t n_quantized;
     bool is_config; /* read from a config.json alone: all tensors are declared (config_tensors.h) */
     fkv_declared declared;
-    bool is_tied;      /* config.json: the output matrix is the embedding, even if lm_head is stored */
-    bool needs_output; /* config.json: lm_head must be stored */
+    bool is_tied;      /* according to config.json, the output matrix is the embedding, even if lm_head is stored */
+    bool needs_output; /* according to config.json, lm_head must be stored */
 };
 
 bool fkv_ends_with(const char *text, const char *end);

@@ -149,8 +149,8 @@ fkv_status fkv_calibrate(const fkv_model *model, const fkv_calibrate_config *con
     FKV_REQUIRE(model->config.backend == FKV_BACKEND_CPU, FKV_UNSUPPORTED,
                 "calibration requires a model loaded for the CPU backend; the file is valid for every backend");
     FKV_REQUIRE(config->n_tokens >= WINDOW, FKV_BAD_ARGUMENT,
-                "the calibration text has %zu tokens: at least %d are required, in windows of %d", config->n_tokens, WINDOW,
-                WINDOW);
+                "the calibration text has %zu tokens, but at least %d tokens (one window of %d) are required", config->n_tokens,
+                WINDOW, WINDOW);
     statistics *s = calloc(1, sizeof *s);
     FKV_REQUIRE(s != NULL, FKV_NO_MEMORY, "out of memory allocating calibration statistics");
     fkv_status status = calibrate(model, config, path, s);
