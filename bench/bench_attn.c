@@ -31,7 +31,7 @@ static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512, /* number of rows in one timed write, the size of a prefill chunk */
+    WRITE_TOKENS = 512, /* number of rows in one timed write, as in a prefill chunk */
     N_CHECKED = 3       /* number of prefill queries compared with the reference */
 };
 

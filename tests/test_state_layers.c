@@ -76,7 +76,7 @@ typedef struct state_seq {
 
 typedef struct new_tokens {
     state_seq *seq;
-    uint32_t n; /* the tokens follow the sequence's tokens in its array */
+    uint32_t n; /* number of new tokens, stored in seq->tokens after the existing tokens */
 } new_tokens;
 
 /* Runs one step. Every state that the step reads must be the hash of the tokens that the sequence has. */
@@ -256,7 +256,7 @@ START_TEST(truncate_reaches_snapshots_and_reports_the_nearest) {
     append(cache, &s, 32);
     ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 64));
     append(cache, &s, 37);
-    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 101)); /* the length is not a page boundary: no snapshot */
+    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 101)); /* no snapshot, because the length is not a page boundary */
     ck_status(fkv_seq_truncate(cache, s.seq, 96), FKV_GONE);
     ck_assert_msg(strstr(fkv_message(), "truncate to 64 tokens, the nearest shorter length with a stored state") != NULL, "%s",
                   fkv_message());

@@ -519,7 +519,7 @@ START_TEST(accompanying_files_set_bos_eos_and_the_template) {
 }
 END_TEST
 
-/* Embedding models append a token, which TemplateProcessing states. */
+/* Embedding models append a token, which the TemplateProcessing entry of tokenizer.json defines. */
 START_TEST(token_after_a_text_is_appended_on_request) {
     static const char PROCESSOR[] =
         "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}, {\"SpecialToken\": {\"id\": "

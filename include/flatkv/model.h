@@ -57,7 +57,7 @@ typedef struct fkv_model fkv_model;
 
 typedef struct fkv_model_config {
     fkv_backend backend; /* backend of all runners of the model; FKV_BACKEND_MLX requires a prior call to fkv_mlx_register() */
-    uint32_t n_threads;  /* number of threads that repack weights; 0: one per core available to the process */
+    uint32_t n_threads;  /* number of threads that repack weights; 0: one thread per core available to the process */
     fkv_isa isa;         /* instruction set that weights are packed for; AUTO: the best one this machine supports */
     bool plan_only;      /* do not load weights: text can be tokenized and plans can be computed, but no runner can be opened */
     fkv_log_fn log;      /* callback that receives one line of text per event, or NULL */
@@ -229,7 +229,7 @@ typedef struct fkv_reply_config {
     const uint32_t *prompt; /* prompt tokens, used to detect whether the template has already opened a reasoning block */
     size_t n_prompt;
     const char *const *stop; /* [n_stop] stop strings, copied at open; a stop string ends the reply and is not emitted */
-    uint32_t n_stop;         /* at most FKV_MAX_STOPS, each 1 to FKV_MAX_STOP_BYTES bytes long */
+    uint32_t n_stop;         /* at most FKV_MAX_STOPS stop strings, each 1 to FKV_MAX_STOP_BYTES bytes long */
     fkv_reply_fn on_event;
     void *user;
 } fkv_reply_config;

@@ -33,7 +33,7 @@ typedef struct fkv_mlx_channels {
     mlx_array bins;                   /* float32 [G, D, 1]: the largest code of each channel */
     mlx_array channel;                /* uint32 [G * D]: index of the channel at each position */
     mlx_array place;                  /* uint32 [G * D]: index of the position of each channel */
-    mlx_array packed;                 /* uint32 [G * N]: row of each packed digit in an array [digits, G * D, ..] */
+    mlx_array packed;                 /* uint32 [G * N]: for each packed digit, its row in an array [digits, G * D, ..] */
     mlx_array there;                  /* uint32 [G * N, 1]: 0 for padding digits, otherwise 1 */
     mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: for each channel, the index of its digit d in an array [G * N] */
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */

@@ -91,7 +91,7 @@ FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i qua
     const __m512i high = _mm512_set1_epi8(4);
     const __m512i bytes[2] = {_mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000),
                               _mm512_set4_epi32(0x0f0f0e0e, 0x0b0b0a0a, 0x07070606, 0x03030202)};
-    __m512i of_tokens[4]; /* the high bits of 8 values per byte; only two of the four registers are used */
+    __m512i of_tokens[4]; /* each byte holds the high bits of 8 values; only two of the four registers are used */
     load_columns(plane, stride, of_tokens);
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {

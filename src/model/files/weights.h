@@ -221,7 +221,7 @@ typedef struct fkv_hparams {
     fkv_features features;
     float norm_eps;                 /* norm epsilon; 0 if not specified, in which case model.c rejects the model */
     fkv_rope rope;                  /* a base of 0 is replaced with the architecture's default */
-    fkv_rope local_rope;            /* RoPE of windowed layers; base 0: same as rope */
+    fkv_rope local_rope;            /* RoPE of windowed layers; if its base is 0, these layers use `rope` */
     uint32_t window;                /* sliding window of windowed layers; 0: none */
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
@@ -234,7 +234,7 @@ typedef struct fkv_hparams {
     float logit_scale;    /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
-    bool temperature_of_no_rope; /* only layers without RoPE scale queries, and position + 1 replaces position */
+    bool temperature_of_no_rope; /* only layers without RoPE scale queries, with position + 1 instead of position */
     uint32_t attention_chunk;    /* some layers attend within chunks of this number of tokens; 0: none */
     const float *xielu;          /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
     float mixer_jitter;          /* sparse_mixer: logits are similar if their relative distance is at most twice this value */

@@ -22,7 +22,7 @@
 
 enum { ROWS_PER_ITEM = 4, CHANNELS_PER_ITEM = 256, VALUES_PER_ITEM = 32 };
 
-static const float L2_EPS = 1e-6f; /* the epsilon of transformers, added to the sum of squares */
+static const float L2_EPS = 1e-6f; /* added to the sum of squares, with the same value as in transformers */
 
 typedef struct mixer {
     fkv_runner *r;
@@ -41,7 +41,7 @@ static uint32_t output_width(const fkv_hparams *h) {
     return h->features.recurrence == FKV_SHORT_CONV ? h->dim : h->recurrence.n_v_heads * h->recurrence.v_dim;
 }
 
-/* Returns the row width of mixer_in: the channels of the convolution, or b | c | x of a short convolution. */
+/* Returns the row width of mixer_in: the channels of the convolution, or b, c and x of a short convolution. */
 static uint32_t input_width(const fkv_hparams *h) {
     const uint32_t n = fkv_architecture_conv_channels(h);
     return h->features.recurrence == FKV_SHORT_CONV ? 3 * n : n;

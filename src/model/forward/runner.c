@@ -347,7 +347,7 @@ uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
 float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
     const fkv_hparams *h = runner->model->hparams;
     if (h->temperature == 0.0f) return 1.0f;
-    /* number of complete temperature contexts before the position */
+    /* number of complete blocks of temperature_context tokens before the position */
     const uint32_t n_contexts = (position + h->temperature_of_no_rope) / h->temperature_context;
     return 1.0f + h->temperature * logf(1.0f + (float)n_contexts);
 }
@@ -436,8 +436,8 @@ fkv_cache *fkv_runner_cache(fkv_runner *runner) { return runner != NULL ? runner
 /* Validates the entry of one sequence and appends its tokens to the tables of the step. */
 static fkv_status append_row(fkv_runner *r, const fkv_tokens *row) {
     uint32_t position = 0;
-    FKV_REQUIRE(row->tokens != NULL && row->n_tokens > 0, FKV_BAD_ARGUMENT, "the entry of sequence %llu has no tokens: omit it",
-                (unsigned long long)row->seq);
+    FKV_REQUIRE(row->tokens != NULL && row->n_tokens > 0, FKV_BAD_ARGUMENT,
+                "the entry of sequence %llu has no tokens: omit this entry", (unsigned long long)row->seq);
     FKV_REQUIRE((unsigned)row->logits <= FKV_LOGITS_ALL, FKV_BAD_ARGUMENT,
                 "invalid logits %d: expected FKV_LOGITS_NONE, FKV_LOGITS_LAST or FKV_LOGITS_ALL", (int)row->logits);
     FKV_REQUIRE(row->n_tokens <= r->config.max_step_tokens - r->n_tokens, FKV_STEP_FULL,
@@ -463,7 +463,8 @@ fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32
     FKV_REQUIRE(runner != NULL && rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT,
                 "fkv_runner_forward: runner or rows is NULL, or n_rows is 0");
     FKV_REQUIRE(n_rows <= runner->config.max_seqs, FKV_BAD_ARGUMENT,
-                "the step has %u entries but max_seqs is %u: each sequence may have one entry", n_rows, runner->config.max_seqs);
+                "the step has %u entries but max_seqs is %u: each sequence may have at most one entry", n_rows,
+                runner->config.max_seqs);
     runner->n_rows = n_rows;
     runner->n_tokens = 0;
     runner->n_logit_rows = 0;

@@ -29,7 +29,7 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all of them */
 
-constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens */
+constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens, in bytes */
 
 /* ---- shared memory layout, in words ---- */
 
