@@ -1,5 +1,5 @@
 /* Writes the kernel sources of each case. For "host", they are C++ that runs the kernels on the host. For "cuda" and "metal",
- * they are exactly what a device would compile, with a function signature like the one that MLX generates.
+ * they are exactly the sources that a device would compile, with a function signature like the one that MLX generates.
  *
  * usage: make_kernel_sources host|cuda|metal <folder>
  */

@@ -292,7 +292,7 @@ bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_se
         if (g == m->n_full) continue;
         fkv_window_pages one = fkv_pager_window_pages(&m->spec, g);
         uint32_t rest = fkv_min_u32(one.rest, model_pages(m, max_tokens));
-        bool is_state = g == m->n_state; /* a step holds two states, whatever the length of the sequence */
+        bool is_state = g == m->n_state; /* a step holds two states, regardless of the sequence length */
         uint32_t most = is_state ? one.most : fkv_min_u32(one.most, model_pages(m, max_tokens));
         for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
             if (!m->seqs[s].open || &m->seqs[s] == instead) continue;

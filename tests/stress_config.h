@@ -28,9 +28,9 @@ extern const stress_domain STRESS_DOMAIN;
 /* Distribution of the row values. Each kind also includes the rows of the previous kinds. */
 typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
-    STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
-                        values */
-    STRESS_EXTREME   /* also saturated rows, infinities and NaN */
+    STRESS_OUTLIERS, /* additionally rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants
+                        and tiny values */
+    STRESS_EXTREME   /* additionally saturated rows, infinities and NaN */
 } stress_numbers;
 
 typedef struct stress_config {

@@ -1,5 +1,5 @@
 /* Independent implementation of docs/page_format.md: encodes and decodes rows. Shares no code with the library, so a difference
- * of one bit is a bug in one of the two.
+ * of one bit is a bug in one of the two implementations.
  */
 #ifndef FKV_STRESS_FORMAT_H
 #define FKV_STRESS_FORMAT_H

@@ -1,4 +1,4 @@
-/* Harness of the unit test programs. Each program has one suite, in which every test is a test case of its own. The assertion
+/* Harness of the unit test programs. Each program has one suite, in which every test is a separate test case. The assertion
  * macros print the status and the message of a failed call.
  */
 #ifndef FKV_TEST_H

@@ -6,7 +6,7 @@
 #include <jansson.h>
 #include <string.h>
 
-/* Returns the number of accepted bytes. *complete tells whether the text is a complete object. */
+/* Returns the number of accepted bytes. *complete is set to true if the text is a complete object. */
 static size_t accepted(const char *text, size_t n, bool *complete) {
     json_text t = json_text_begin(2);
     size_t i = 0;

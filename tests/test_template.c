@@ -1,4 +1,4 @@
-/* Chat templates: rendering matches jinja2, text from the user stays marked as such through every operation, and hostile
+/* Chat templates: rendering matches jinja2, text from the user stays marked as user text through every operation, and hostile
  * templates stop at the limits on work and memory.
  */
 #include "../src/text/chat/template.h"

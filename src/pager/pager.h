@@ -123,7 +123,7 @@ fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config,
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]);
 
-/* Returns whether a node of logical page `logical` may have pages of exactly this set of groups (bit g of the set stands for
+/* Returns whether a node of logical page `logical` may have pages of exactly this set of groups (bit g of the set represents
  * group g). */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 

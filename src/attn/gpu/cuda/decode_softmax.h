@@ -77,8 +77,8 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
 
 /* ---- masks ----
  *
- * A masked token has p = 0 and must add nothing, whatever its bytes are. Because 0 times NaN is NaN, non-finite values in a
- * partly masked tile are replaced with 0 before the matrix product, and the results of rows that do see these values are set to
+ * A masked token has p = 0 and must add nothing, regardless of its stored bytes. Because 0 times NaN is NaN, non-finite values in
+ * a partly masked tile are replaced with 0 before the matrix product, and the results of rows that do see these values are set to
  * NaN separately. */
 
 /* Replaces non-finite scales and biases of V with 0. The sum bias + scale * middle code is finite only if both the scale and the
