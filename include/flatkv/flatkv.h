@@ -144,7 +144,7 @@ FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_co
 typedef struct fkv_codec_info {
     const char *name;      /* name accepted by fkv_codec_parse(), such as "8" */
     uint32_t group;        /* number of channels that share a scale; 0 if the codec has no groups */
-    uint32_t dim_multiple; /* the head dimension must be a multiple of this */
+    uint32_t dim_multiple; /* the head dimension must be a multiple of this number */
     bool rotates;          /* rotation improves accuracy */
     bool needs_rotation;   /* rotation is required: a configuration without it is rejected */
 } fkv_codec_info;

@@ -55,7 +55,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     uint32_t end = fkv_min_u32(token + TOKENS_PER_ITEM, j->n_tokens);
     const fkv_attn_row *row = row_of(j, token);
     for (; token < end; token++) {
-        uint32_t at = token + j->rows[0].first; /* token index with the same origin as fkv_attn_row.first */
+        uint32_t at = token + j->rows[0].first; /* token index, counted from the same origin as fkv_attn_row.first */
         while (at >= row->first + row->n_tokens) row++;
         uint32_t position = row->start + (at - row->first);
         uint32_t page = fkv_page_at(layer->sealed ? row->open : row->view, position / j->block->page_tokens);

@@ -65,7 +65,7 @@ static bool map_commit(uint8_t *map, uint64_t bytes, uint64_t page) {
     do result = madvise(map, (size_t)bytes, MADV_POPULATE_WRITE);
     while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return true;
-    if (errno != EINVAL && errno != ENOSYS) return false; /* EINVAL or ENOSYS: older than Linux 5.14 */
+    if (errno != EINVAL && errno != ENOSYS) return false; /* EINVAL or ENOSYS: the kernel is older than Linux 5.14 */
 #endif
     for (uint64_t at = 0; at < bytes; at += page) *(volatile uint8_t *)(map + at) = 0;
     return true;

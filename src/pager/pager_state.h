@@ -93,7 +93,7 @@ typedef struct fkv_tree {
     uint32_t n_buckets;
     uint32_t page_tokens;
     uint64_t hash_seed;
-    uint64_t hash_mask; /* all bits set; tests clear bits to force hash collisions */
+    uint64_t hash_mask; /* mask with all bits set; tests clear bits to force hash collisions */
     uint64_t clock;
     fkv_node *nodes;
     uint32_t *tokens;                     /* [n_nodes, page_tokens] */

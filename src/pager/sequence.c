@@ -328,7 +328,7 @@ static uint32_t largest_reachable(const fkv_pager *pager, uint32_t slot, uint32_
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n = n_tokens;
     while (!fkv_pager_covers(pager, slot, n))
-        n = (n - 1) / page_tokens * page_tokens; /* ends at the latest at length 0, which is always covered */
+        n = (n - 1) / page_tokens * page_tokens; /* ends at length 0 at the latest, because length 0 is always covered */
     return n;
 }
 

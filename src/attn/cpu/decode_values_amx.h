@@ -53,7 +53,7 @@ FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
 
 /* Computes the steps and offsets of all groups. inverse receives the factors that scale weights to integers. */
 FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
-    enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps: maximum of the absolute values */
+    enum { LARGER_MAGNITUDE = 0x0b }; /* makes _mm512_range_ps return the maximum of the absolute values */
     vf largest[MAX_STRIP_GROUPS][COLUMN_ROWS];
     vf offset[MAX_STRIP_GROUPS][COLUMN_ROWS];
     for (int g = 0; g < in.n_groups; g++) {

@@ -186,7 +186,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
     vf offset[BLOCK_ROWS];
     vf taken[BLOCK_ROWS]; /* integer sums over tokens of weight * zero code */
     alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
-    enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps: maximum of the absolute values */
+    enum { LARGER_MAGNITUDE = 0x0b }; /* makes _mm512_range_ps return the maximum of the absolute values */
     FKV_UNROLL
     for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {

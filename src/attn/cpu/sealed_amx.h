@@ -18,8 +18,8 @@
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
-    SEALED_FETCH_SOFTMAX = 12, /* shares prefetched before softmax; as many are prefetched after softmax */
-    SEALED_FETCH_WEIGHTS = 12, /* shares prefetched before the weights are quantized; as many are prefetched afterwards */
+    SEALED_FETCH_SOFTMAX = 12, /* number of shares prefetched before softmax, and again after softmax */
+    SEALED_FETCH_WEIGHTS = 12, /* number of shares prefetched before the weights are quantized, and again afterwards */
     SEALED_FETCH_VALUES = 32
 };
 

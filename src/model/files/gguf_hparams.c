@@ -159,7 +159,7 @@ static fkv_status read_gguf_rope(const fkv_gguf_values *values, fkv_weights *wei
     const fkv_architecture *architecture = fkv_architecture_find(weights->architecture);
     const float_key keys[] = {{"rope.freq_base", &rope->base},
                               {"rope.freq_base_swa", &h->local_rope.base},
-                              {"rope.scale_linear", &factor}, /* name of this key in old files */
+                              {"rope.scale_linear", &factor}, /* old files use this key instead of rope.scaling.factor */
                               {"rope.scaling.factor", &factor},
                               {"rope.scaling.attn_factor", &attn_factor},
                               {"rope.scaling.yarn_beta_fast", &rope->beta_fast},
@@ -332,7 +332,7 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
         FKV_REQUIRE(r->n_k_heads == 1, FKV_UNSUPPORTED, "%s is %u: Mamba layers with several groups are not supported: %s",
                     full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
         for (uint32_t i = 0; !has_rope && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
-        return FKV_OK; /* head_count_kv states the recurrent layers */
+        return FKV_OK; /* head_count_kv already states which layers are recurrent */
     }
     const fkv_gguf_value *list = fkv_gguf_find(values, full_key(weights, "attention.recurrent_layers").text);
     FKV_REQUIRE(list == NULL || (list->type == FKV_GGUF_ARRAY && list->item == FKV_GGUF_BOOL && list->count >= h->n_layers),

@@ -214,7 +214,7 @@ static bool is_known_field(const config_reader *r, const char *key, const json_t
            (strcmp(key, "use_bidirectional_attention") == 0 && text != NULL && strcmp(text, "vision") == 0);
 }
 
-/* Rejects options of single model types whose other values are not implemented. */
+/* Rejects unsupported values of options that only some model types have. */
 static fkv_status reject_unsupported_options(const config_reader *r) {
     size_t n_options = 0;
     const fkv_hf_option *options = fkv_hf_options(&n_options);

@@ -15,7 +15,7 @@ typedef struct fkv_hf_traits {
     bool has_shared_expert; /* layers with experts have one shared expert with the dimension of an expert */
 } fkv_hf_traits;
 
-/* An option whose other values are not implemented. */
+/* An option for which only one value is implemented. */
 typedef struct fkv_hf_option {
     const char *types; /* model types, separated by spaces */
     const char *key;

@@ -178,7 +178,7 @@ typedef struct fkv_features {
     bool k_may_be_v;                /* layers without a V matrix use K before norm and RoPE as V */
     bool layer_scales;              /* layers may have a scale that multiplies the residual stream at the end of the layer */
     bool gate_in_q;                 /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
-    fkv_recurrence_kind recurrence; /* mixer of the layers with the flag FKV_LAYER_RECURRENT */
+    fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
     uint32_t window_period;  /* used if the file states a window but no layer pattern: every n-th layer has full attention; 0: all
@@ -191,7 +191,7 @@ enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 
 enum {
     FKV_LAYER_WINDOW = 1,
     FKV_LAYER_NO_ROPE = 2,
-    FKV_LAYER_DENSE = 4,    /* the layer has no experts, although other layers have */
+    FKV_LAYER_DENSE = 4,    /* dense layer in a model whose other layers have experts */
     FKV_LAYER_RECURRENT = 8 /* the layer has a recurrent state instead of attention */
 };
 

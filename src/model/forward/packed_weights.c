@@ -186,7 +186,7 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     layer->decay = t->decay != NULL || t->decay_log != NULL ? pack_decay(p, t) : NULL;
     layer->alpha_bias = pack_bias(p, t->alpha_bias);
     layer->skip = pack_bias(p, t->skip);
-    layer->mixer_norm = pack_bias(p, t->mixer_norm); /* unlike other norm weights, never stored minus 1 */
+    layer->mixer_norm = pack_bias(p, t->mixer_norm); /* unlike other norm weights, these are never stored minus 1 */
     return FKV_OK;
 }
 

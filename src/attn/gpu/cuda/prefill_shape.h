@@ -24,7 +24,7 @@ constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* true if queries are kept in registers */
 constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* true if K's biases are stored as extra channels */
 
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* used if PF_BIASED; see pf_put_biases() */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* used only if PF_BIASED is true; see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
@@ -127,8 +127,8 @@ constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, 
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of pf_page_unit [stages + 1], for sealed pages */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number assigned to the block when it started */
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* prefill_share.h: number of shared tiles known to be in the ring */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* prefill_share.h: pf_item.shared_end, decided by one thread */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* prefill_share.h: number of shared tiles whose products are complete */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* prefill_share.h: value of pf_item.shared_end, determined by one thread */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* prefill_share.h: number of shared tiles whose products are complete */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
     FKV_D + 4; /* distance between output rows, in floats; output rows overwrite everything before PF_AT_NONFINITE */
