@@ -142,7 +142,7 @@ static void publish_stats(fkv_engine *e) {
     e->free_slots = s->queue.n == 0 ? s->device.max_seqs - s->n_seqs : 0;
     e->n_listed = fkv_scheduler_list(s, e->listed, MAX_LISTED);
     if (e->pages_wanted ||
-        (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine publishes nothing more until the next request */
+        (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine does not publish the pages again until the next request */
         e->pages_wanted = false;
         e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), 0, e->pages, FKV_MAX_LISTED_PAGES);
     }
@@ -169,7 +169,7 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
     if (idle && fkv_tier_busy(&e->scheduler.tier)) wait_for_page(e);
     e->arrived = false;
     fkv_request_queue received = e->inbox;
-    e->stats.waiting += received.n; /* until the next publish_stats() */
+    e->stats.waiting += received.n; /* an estimate that the next publish_stats() call replaces */
     e->base_wait_s += e->inbox_s;
     e->free_slots -= fkv_min_u32(e->free_slots, received.n);
     e->inbox = (fkv_request_queue){0};
@@ -274,7 +274,7 @@ static fkv_status start_engine_thread(fkv_engine *e) {
     (void)pthread_mutex_unlock(&e->lock);
     if (e->opened == FKV_OK) return FKV_OK;
     (void)pthread_join(e->thread, NULL);
-    return fkv_fail(e->opened, "%s", e->message); /* the engine thread stored the message */
+    return fkv_fail(e->opened, "%s", e->message); /* run_engine_thread() stored the message in e->message */
 }
 
 fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *config, fkv_engine **engine) {
@@ -405,7 +405,7 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
     const uint64_t hash = fkv_job_hash(job);
     prompt_pages pages = {.hashes = malloc(((request->n_prompt - 1) / page_tokens + 1) * sizeof *pages.hashes)};
-    if (pages.hashes != NULL) /* excludes the last prompt token, which is always computed because its logits are needed */
+    if (pages.hashes != NULL) /* the last prompt token is excluded: it is always computed, because its logits are needed */
         pages.n = fkv_prefix_hashes(request->tenant, request->prompt, request->n_prompt - 1, page_tokens, pages.hashes);
     (void)pthread_mutex_lock(&e->lock);
     status = submit_locked(e, job, hash, pages, id, retry_s);

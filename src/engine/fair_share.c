@@ -15,8 +15,8 @@ static uint32_t tenant_slot_of(fkv_fair_share *share, uint64_t name) {
     return free_slot;
 }
 
-/* Returns the smallest counter of all active tenants. If no tenant is active, returns the counter of the tenant that became idle
- * last. */
+/* Returns the smallest counter of all active tenants. If no tenant is active, returns the counter of the tenant that most
+ * recently became idle. */
 static double min_active_counter(const fkv_fair_share *share) {
     double floor = share->last_idle_counter;
     bool found = false;

@@ -23,7 +23,7 @@ typedef struct fkv_fair_share {
     uint32_t capacity;
     uint32_t n;
     uint64_t turn;            /* logical clock, incremented when a request joins or leaves */
-    double last_idle_counter; /* counter of the tenant that became idle last */
+    double last_idle_counter; /* counter of the tenant that most recently became idle */
 } fkv_fair_share;
 
 /* Adds a request of the tenant and returns its slot. If all slots have active tenants, the tenant shares one of them. */

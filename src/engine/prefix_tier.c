@@ -130,7 +130,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* another restore is running. Only this kind of wait counts as waiting for the store */
+    if (fkv_tier_busy(t)) { /* another restore is running; the wait for it counts as waiting for the store */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }

@@ -42,7 +42,7 @@ struct fkv_prefix_traffic {
     void *wake_user;
     io_ring out;
     io_ring in;
-    fkv_traffic_stats stats; /* protected by the lock of the ring `out` */
+    fkv_traffic_stats stats; /* protected by the lock of the write ring (`out`) */
 };
 
 static uint32_t ring_slots(uint64_t packed_bytes) {

@@ -38,7 +38,7 @@ fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
 }
 
 static size_t longest_stop(const fkv_request *r) {
-    size_t most = 4; /* size of the longest UTF-8 character */
+    size_t most = 4; /* size of the longest UTF-8 character, in bytes */
     for (uint32_t i = 0; i < r->n_stops; i++)
         if (strlen(r->stops[i]) > most) most = strlen(r->stops[i]);
     return most;

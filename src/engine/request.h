@@ -35,7 +35,7 @@ typedef struct fkv_job {
     struct fkv_job *next_live; /* next job in the list of all jobs, protected by the engine's lock */
     uint64_t id;
     _Atomic bool cancelled;
-    uint64_t cancelled_at_step; /* number of completed steps at cancellation */
+    uint64_t cancelled_at_step; /* number of steps completed before the job was cancelled */
     fkv_phase phase;
     double first_attempt_at; /* time of the first attempt; earlier than arrived_at if the request was rejected before */
     double arrived_at;
@@ -63,7 +63,7 @@ typedef struct fkv_job {
 } fkv_job;
 
 /* Returns a copy of the request, except for tenant_name, or NULL if out of memory. max_token_bytes: size of the longest token
- * text. max_keys: number of page keys to allocate. */
+ * text, in bytes. max_keys: number of page keys to allocate. */
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* job may be NULL */
 

@@ -87,15 +87,16 @@ fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uin
     uint32_t n = r->n != 0 ? r->n : 1;
     uint32_t most = s->stats.max_request_tokens;
     FKV_TRY(fkv_request_check(r, s->device.n_vocab));
-    FKV_REQUIRE(r->n_prompt < most, FKV_POOL_FULL, "the prompt has %u tokens, but prompt and answer together are limited to %u",
-                r->n_prompt, most);
+    FKV_REQUIRE(r->n_prompt < most, FKV_POOL_FULL,
+                "the prompt has %u tokens, but prompt and answer together are limited to %u tokens", r->n_prompt, most);
     uint32_t wanted = r->max_new;
     if (wanted == 0) wanted = fkv_min_u32(s->config.default_new, most - r->n_prompt);
-    FKV_REQUIRE(wanted <= most - r->n_prompt, FKV_POOL_FULL,
-                "%u prompt tokens plus %u new tokens are %llu, but a request is limited to %u: request at most %u new tokens",
-                r->n_prompt, wanted, (unsigned long long)r->n_prompt + wanted, most, most - r->n_prompt);
-    FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "n is %u, but the engine runs at most %u answers at once", n,
-                s->device.max_seqs);
+    FKV_REQUIRE(
+        wanted <= most - r->n_prompt, FKV_POOL_FULL,
+        "%u prompt tokens plus %u new tokens make %llu tokens, but a request is limited to %u tokens: request at most %u new tokens",
+        r->n_prompt, wanted, (unsigned long long)r->n_prompt + wanted, most, most - r->n_prompt);
+    FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "n is %u, but the engine generates at most %u answers at the same time",
+                n, s->device.max_seqs);
     uint64_t total = (uint64_t)r->n_prompt + wanted + (uint64_t)(n - 1) * fork_tokens(s, r->n_prompt, wanted);
     FKV_REQUIRE(total <= s->device.max_tokens, FKV_POOL_FULL,
                 "%u answers of %u tokens each, plus the prompt, need a cache of %llu tokens, but the cache has only %u", n,
@@ -133,14 +134,14 @@ double fkv_forecast_unit_seconds(const fkv_forecast *f) {
 double fkv_scheduler_next_start(const fkv_scheduler *s) {
     const fkv_forecast f = fkv_scheduler_forecast(s);
     double running = 0.0;
-    double first = INFINITY; /* predicted remaining machine time, in seconds, of the running job that ends first */
+    double first = INFINITY; /* predicted remaining machine time, in seconds, of the first running job to end */
     if (s->n_running == 0 || (s->queue.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         double seconds = fkv_forecast_job_seconds(&f, s->running[i]);
         running += seconds;
         if (seconds < first) first = seconds;
     }
-    double soon = first * s->n_running; /* until that job ends, all running jobs share the machine equally */
+    double soon = first * s->n_running; /* until the first running job ends, all running jobs share the machine equally */
     return soon < running ? soon : running;
 }
 
@@ -503,9 +504,9 @@ static fkv_step_work build_step(fkv_scheduler *s) {
 
 /* Inserts newly filled pages into the prefix tree. A failure is ignored, because it only costs later requests a cache hit.
  *
- * If the cache has state layers, fkv_prefix_insert() also stores the state at a page boundary. During prefill, only the states at
- * snapshot positions are wanted; at other boundaries, the last page is inserted later. During decoding, the newest state at a
- * page boundary is kept as the answer's rolling snapshot, which replaces the previous one. */
+ * If the cache has state layers and the last page is full, fkv_prefix_insert() also stores the recurrent state as a snapshot.
+ * During prefill, only the states at snapshot positions are stored; at other page boundaries, the last page is inserted later.
+ * During decoding, the newest state at a page boundary is kept as the answer's rolling snapshot and replaces the previous one. */
 static void insert_prefix(fkv_scheduler *s, const fkv_job *job, fkv_answer *a) {
     const uint32_t page = s->device.page_tokens;
     if (a->n_fed / page == a->n_inserted / page) return;
@@ -646,7 +647,7 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
 }
 
 static void fail_step(fkv_scheduler *s) {
-    char message[sizeof s->running[0]->message]; /* copied, because ending a job may overwrite fkv_message() */
+    char message[sizeof s->running[0]->message]; /* the message is copied, because ending a job may overwrite fkv_message() */
     (void)snprintf(message, sizeof message, "%s", fkv_message());
     for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
 }

@@ -55,13 +55,13 @@ typedef struct fkv_scheduler {
     uint64_t turn;         /* number of turns run so far */
     bool pages_limited;    /* true if, in the last turn, there were too few free pages or sequences for the next queued job */
     fkv_tokens *rows;      /* [max_seqs] rows of the current step */
-    fkv_row_owner *owners; /* [max_seqs] answer to which each row belongs */
+    fkv_row_owner *owners; /* [max_seqs] the answer to which each row belongs */
     uint32_t n_rows;
     fkv_draft_candidate *candidates;          /* [max_seqs] */
     uint32_t n_drafted;                       /* number of draft tokens in the current step */
     float *masked;                            /* [n_vocab] logits after masking */
     uint32_t *mask_bits;                      /* [ceil(n_vocab / 32)] */
-    size_t max_token_bytes;                   /* size of the longest token text */
+    size_t max_token_bytes;                   /* size of the longest token text, in bytes */
     double predicted_s;                       /* exponentially decaying sum of predicted step times, in seconds */
     double taken_s;                           /* exponentially decaying sum of measured turn times, in seconds */
     double used_fraction;                     /* moving average of (generated tokens / max_new) over finished answers */
@@ -73,7 +73,7 @@ typedef struct fkv_scheduler {
 } fkv_scheduler;
 
 fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device);
-void fkv_scheduler_close(fkv_scheduler *s); /* requires that no job is queued or running */
+void fkv_scheduler_close(fkv_scheduler *s); /* must not be called while a job is queued or running */
 
 /* Runs and measures a few steps before the first request, so that the first predictions are based on the speed of this machine. A
  * failing step is ignored, because the first request reports the error. Must be called before the first request. */

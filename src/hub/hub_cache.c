@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_NAME = 1400 }; /* bytes that a path below the repository's folder may add: commit, file name, suffixes */
+enum { LONGEST_NAME = 1400 }; /* maximum length of a path below the repository's folder, with commit, file name and suffixes */
 
 static int fail_path(const char *what, const char *path) {
     return kit_fail(EXIT_FAILED, "cannot %s %s: %s", what, path, strerror(errno));
@@ -82,7 +82,7 @@ static int wait_for_lock(hub_cache *cache, const char *repo, bool (*stop)(void))
         if (stop()) return EXIT_INTERRUPTED;
         (void)nanosleep(&pause, NULL);
     }
-    return EXIT_GOOD; /* a file system without locks is used without them */
+    return EXIT_GOOD; /* if the file system does not support locks, the cache is used without locking */
 }
 
 int hub_cache_open(const char *repo, bool (*stop)(void), hub_cache *cache) {
@@ -131,7 +131,7 @@ bool hub_cache_has(const hub_cache *cache, const hub_file *file) {
 }
 
 int hub_cache_check_space(const hub_cache *cache, uint64_t bytes) {
-    const uint64_t MARGIN = 16 << 20; /* for links, folders and the file system's own tables */
+    const uint64_t MARGIN = 16 << 20; /* additional free space for links, folders and file-system metadata */
     char needs[32];
     char has[32];
     struct statvfs about;

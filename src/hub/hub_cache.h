@@ -18,14 +18,14 @@
 typedef struct hub_cache {
     char folder[HUB_PATH]; /* models--ORG--NAME */
     char locks[HUB_PATH];  /* .locks/models--ORG--NAME */
-    int lock;              /* descriptor of the lock against a second pull of the repository; -1: none */
+    int lock;              /* descriptor of the lock file that prevents two concurrent pulls of the repository; -1: none */
 } hub_cache;
 
 /* Writes the snapshot folder of a repository: the commit in refs/main, or the folder of all snapshots if refs/main is missing.
  * Returns false if the repository is not in the cache. */
 bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]);
 
-/* Creates the folders of a repository and waits until no other pull of it is running. `stop` is polled while waiting. Returns an
+/* Creates the folders of a repository and waits until no other process is pulling it. `stop` is polled while waiting. Returns an
  * exit code. hub_cache_close() may be called even after a failure. */
 int hub_cache_open(const char *repo, bool (*stop)(void), hub_cache *cache);
 void hub_cache_close(hub_cache *cache);

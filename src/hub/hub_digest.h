@@ -1,5 +1,5 @@
 /* Digests of downloaded files: SHA-256 for large files, and the SHA-1 of git's blob format for small ones. Only SHA-256 protects
- * against a deliberate change; SHA-1 is what the hub provides for files in git.
+ * against a deliberate change. For files in git, the hub provides only SHA-1.
  */
 #ifndef FKV_HUB_DIGEST_H
 #define FKV_HUB_DIGEST_H
@@ -8,7 +8,7 @@
 
 typedef struct hub_digest hub_digest;
 
-/* Starts the digest that a file's id states. Never returns NULL. */
+/* Starts a digest of the kind that the file's id specifies. Never returns NULL. */
 hub_digest *hub_digest_open(const hub_file *file);
 void hub_digest_add(hub_digest *digest, const void *bytes, size_t n);
 

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROGRESS_BYTES = 64 << 10 }; /* an attempt that receives this much resets the count of failures */
+enum { PROGRESS_BYTES = 64 << 10 }; /* an attempt that receives this many bytes resets the failure count */
 
 typedef enum job_state { JOB_WAITING, JOB_OPEN, JOB_DONE } job_state;
 
@@ -26,12 +26,12 @@ typedef struct job {
     partial_file partial; /* valid while open */
     char *url;            /* address at the hub */
     char *storage;        /* address that the hub redirects to; NULL: unknown */
-    bool whole;           /* the server has no ranges: one part */
+    bool whole;           /* the server does not support range requests, so the file is one part */
     bool restarted;       /* a wrong digest has been found once */
-    double retry_lock;    /* kit_seconds() at which the lock of the blob is tried again */
+    double retry_lock;    /* kit_seconds() of the next attempt to lock the blob */
     struct attempt {
         bool active;
-        uint32_t n_failures; /* without data in between */
+        uint32_t n_failures; /* number of consecutive failures without received data */
         uint32_t n_redirects;
         double retry_at;
     } *attempts; /* one for each part */
@@ -58,7 +58,7 @@ typedef struct download {
     CURLM *multi;
     uint64_t done_bytes; /* of complete files */
     uint64_t fetched;    /* bytes received */
-    double hold_until;   /* no transfer starts earlier, because the server asked for a pause */
+    double hold_until;   /* no transfer starts before this time, because the server asked for a pause */
     hub_progress progress;
     int code; /* EXIT_GOOD until an error ends the download */
 } download;
@@ -106,7 +106,7 @@ static void open_job(download *d, job *j) {
         end_with(d, code);
         return;
     }
-    if (hub_cache_has(d->cache, j->file)) { /* completed by the program that held the lock */
+    if (hub_cache_has(d->cache, j->file)) { /* the program that held the lock has completed the file */
         finish_job(d, j);
         return;
     }
@@ -127,7 +127,7 @@ static void restart_job(download *d, job *j) {
     make_attempts(j);
 }
 
-/* Computes the digest of new data, and completes the file when all of it is there. Sets *pending if data is waiting. */
+/* Adds new data to the digest, and completes the file when all data has arrived. Sets *pending if some data is not hashed yet. */
 static void advance_job(download *d, job *j, bool *pending) {
     bool matches = true;
     int code = partial_file_hash(&j->partial, pending);
@@ -146,9 +146,9 @@ static void advance_job(download *d, job *j, bool *pending) {
         restart_job(d, j);
     } else {
         hub_progress_end(&d->progress);
-        (void)partial_file_restart(&j->partial, PARTIAL_PART_BYTES); /* wrong data must not be resumed */
+        (void)partial_file_restart(&j->partial, PARTIAL_PART_BYTES); /* a later download must not continue from wrong data */
         end_with(d, kit_fail(EXIT_FAILED,
-                             "the checksum of %s is wrong, also after a second download: the file on the server is damaged, or a "
+                             "the checksum of %s is still wrong after a second download: the file on the server is damaged, or a "
                              "proxy changes it",
                              j->file->path));
     }
@@ -214,7 +214,7 @@ static void start_transfers(download *d) {
         if (!d->slots[i].active && next_part(d, now, &j, &part)) start_transfer(d, &d->slots[i], j, part);
 }
 
-/* Schedules the next attempt of a part, or ends the download after too many. */
+/* Schedules the next attempt to download a part, or ends the download after too many attempts. */
 static void retry(download *d, job *j, uint32_t part, const hub_request *r) {
     struct attempt *a = &j->attempts[part];
     double now = kit_seconds();
@@ -225,7 +225,7 @@ static void retry(download *d, job *j, uint32_t part, const hub_request *r) {
     }
     double wait = r->wait > 0 ? r->wait : hub_backoff(a->n_failures);
     a->retry_at = now + wait;
-    if (r->wait > 0) d->hold_until = now + r->wait; /* the limit applies to all requests */
+    if (r->wait > 0) d->hold_until = now + r->wait; /* the server's rate limit applies to all requests */
     if (r->wait > 0 || a->n_failures > 1) hub_progress_note(&d->progress, "%s: trying again in %.0f s", r->problem, wait);
 }
 
@@ -233,7 +233,7 @@ static void follow_redirect(download *d, job *j, uint32_t part, hub_request *r) 
     struct attempt *a = &j->attempts[part];
     if (++a->n_redirects > HUB_MAX_REDIRECTS) {
         hub_progress_end(&d->progress);
-        end_with(d, kit_fail(EXIT_FAILED, "cannot download %s: the server redirects in a circle", j->file->path));
+        end_with(d, kit_fail(EXIT_FAILED, "cannot download %s: the server's redirects form a loop", j->file->path));
         return;
     }
     free(j->storage);

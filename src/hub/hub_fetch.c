@@ -1,4 +1,4 @@
-/* Sessions, listings and small reads; see hub_session.h. One request at a time, with retries. */
+/* Sessions, listings and small reads; see hub_session.h. Requests run one at a time and are retried. */
 #include "hub_request.h"
 
 #include "../kit/numbers.h"
@@ -37,7 +37,7 @@ int hub_session_open(hub_session *session, bool (*stop)(void)) {
     if (code == EXIT_GOOD) code = hub_token(session->token, session->token_source);
     if (code != EXIT_GOOD) return code;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return kit_fail(EXIT_FAILED, "cannot initialize libcurl");
-    (void)signal(SIGPIPE, SIG_IGN); /* a closed connection is reported as an error of the transfer */
+    (void)signal(SIGPIPE, SIG_IGN); /* libcurl then reports a closed connection as a transfer error */
     session->connection = curl_easy_init();
     return session->connection != NULL ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot initialize libcurl");
 }
@@ -50,13 +50,14 @@ void hub_session_close(hub_session *session) {
     session->connection = NULL;
 }
 
-/* Waits, but not after session->stop() returns true. */
+/* Waits for `seconds` seconds, or until session->stop() returns true. */
 static void wait_seconds(const hub_session *session, double seconds) {
     const struct timespec pause = {.tv_nsec = 100 * 1000 * 1000};
     for (double end = kit_seconds() + seconds; kit_seconds() < end && !session->stop();) (void)nanosleep(&pause, NULL);
 }
 
-/* Returns the number of attempts. A server that cannot be reached is given up early: the user waits, and nothing is lost. */
+/* Returns the maximum number of attempts. If the server cannot be reached, fewer attempts are made, because the user is waiting
+ * and no downloaded data is lost. */
 static uint32_t max_tries(const hub_session *session, const hub_request *r) {
     enum { UNREACHABLE_TRIES = 4 };
     return r->status == 0 && session->n_tries > UNREACHABLE_TRIES ? UNREACHABLE_TRIES : session->n_tries;
@@ -83,7 +84,7 @@ static int fetch(hub_session *session, const char *start, const hub_request *wan
         if (outcome == HUB_DONE)
             code = EXIT_GOOD;
         else if (outcome == HUB_REDIRECTED && !again)
-            code = kit_fail(EXIT_FAILED, "cannot download %s: the hub redirects in a circle", what);
+            code = kit_fail(EXIT_FAILED, "cannot download %s: the hub's redirects form a loop", what);
         else if (outcome == HUB_NO_RANGES)
             code = kit_fail(EXIT_FAILED, "cannot read part of %s: the server does not support range requests", what);
         else if (!again && outcome != HUB_STOPPED)
@@ -118,7 +119,7 @@ int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing
     if (code != EXIT_GOOD) return code;
     bool good = hub_listing_parse(answer.bytes != NULL ? answer.bytes : "", answer.n, listing, error);
     free(answer.bytes);
-    if (!good) return kit_fail(EXIT_FAILED, "%s sent an invalid list of the files of %s: %s", session->endpoint, repo, error);
+    if (!good) return kit_fail(EXIT_FAILED, "%s sent an invalid file list for %s: %s", session->endpoint, repo, error);
     if (strcmp(listing->repo, repo) == 0) return EXIT_GOOD;
     code = strcasecmp(listing->repo, repo) == 0
                ? kit_fail(EXIT_FAILED, "the name of %s is spelled %s", repo, listing->repo)

@@ -42,7 +42,7 @@ static bool parse_file(const json_t *entry, hub_file *file, char error[HUB_ERROR
                                : copy_digest(json_object_get(entry, "blobId"), SHA1_DIGITS, file->id) &&
                                      copy_size(json_object_get(entry, "size"), &file->bytes);
     if (!good) {
-        (void)snprintf(error, HUB_ERROR, "the entry of \"%.200s\" has no valid size and digest", path);
+        (void)snprintf(error, HUB_ERROR, "the entry for \"%.200s\" has no valid size and digest", path);
         return false;
     }
     size_t n = strlen(path) + 1;

@@ -13,7 +13,7 @@ static bool is_name_byte(char c) { return isalnum((unsigned char)c) != 0 || c ==
 
 static bool is_edge_byte(char c) { return c == '-' || c == '.'; }
 
-/* Returns whether n bytes are an organization or a model name. */
+/* Returns whether the n bytes are a valid organization or model name. */
 static bool is_word(const char *word, size_t n) {
     if (n == 0 || n >= HUB_WORD || is_edge_byte(word[0]) || is_edge_byte(word[n - 1])) return false;
     for (size_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ bool hub_name_parse(const char *word, hub_name *name) {
     return true;
 }
 
-/* Returns whether n bytes are valid UTF-8 that a terminal shows as it is. */
+/* Returns whether the n bytes are valid UTF-8 without control or bidirectional characters. */
 static bool is_printable(const char *text, size_t n) {
     for (size_t i = 0; i < n;) {
         int length = utf8_length(text + i, n - i);

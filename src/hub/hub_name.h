@@ -20,8 +20,9 @@ typedef struct hub_name {
  * '-' or '.', and contain neither "--" nor "..": these are the rules of the hub. Returns false if the word has another form. */
 bool hub_name_parse(const char *word, hub_name *name);
 
-/* Returns whether a file name from a hub may be used as a path below a folder: relative, without empty, "." and ".." components,
- * without backslashes, in valid UTF-8 without control and bidirectional characters, with at most 1024 bytes and 16 components. */
+/* Returns whether a file name from a hub may be used as a path below a folder. The name must be a relative path of at most 1024
+ * bytes and 16 components, without empty, "." and ".." components. It must be valid UTF-8 without backslashes, control characters
+ * and bidirectional characters. */
 bool hub_file_name_is_safe(const char *name);
 
 /* Writes the name of the repository's folder in the cache, models--org--name. */

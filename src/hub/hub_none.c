@@ -9,7 +9,7 @@ int hub_session_open(hub_session *session, bool (*stop)(void)) {
     *session = (hub_session){.stop = stop};
     return kit_fail(EXIT_FAILED,
                     "this flatkv was built without libcurl and cannot download models: install libcurl 7.85 or later "
-                    "with its headers (scripts/setup does) and build flatkv again");
+                    "with its headers (or run scripts/setup) and build flatkv again");
 }
 
 void hub_session_close(hub_session *session) { (void)session; }

@@ -26,7 +26,7 @@ static bool join_home(const char *folder, const char *rest, char path[HUB_PATH])
     return n > 0 && n < HUB_PATH;
 }
 
-/* Writes a path in the folder of the Hugging Face tools. */
+/* Writes the path of a file in the Hugging Face folder (HF_HOME). */
 static bool hf_home(const char *rest, char path[HUB_PATH]) {
     char tail[64];
     const char *home = variable("HF_HOME");
@@ -80,7 +80,7 @@ int hub_token(char token[HUB_TOKEN], char source[HUB_PATH]) {
     bool good = given == NULL || strlen(given) < HUB_TOKEN;
     for (const char *p = token; *p != 0; p++) good = good && isgraph((unsigned char)*p) != 0;
     if (good) return EXIT_GOOD;
-    return kit_fail(EXIT_USAGE, "the token of %s is not valid: expected one word, such as hf_..., without spaces", source);
+    return kit_fail(EXIT_USAGE, "the token from %s is not valid: expected one word, such as hf_..., without spaces", source);
 }
 
 static bool is_true(const char *value) {

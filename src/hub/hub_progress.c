@@ -14,8 +14,8 @@ static const double LINE_INTERVAL = 10;
 static const double NOTE_INTERVAL = 3;
 static const double RATE_INTERVAL = 0.5;
 static const double RATE_WEIGHT = 0.2;            /* of the newest interval */
-static const uint64_t MIN_RATE_BYTES = 256 << 10; /* less data than this does not determine a rate */
-static const double MAX_SECONDS_LEFT = 360000;    /* longer times are not shown */
+static const uint64_t MIN_RATE_BYTES = 256 << 10; /* number of bytes needed to estimate the rate */
+static const double MAX_SECONDS_LEFT = 360000;    /* a longer remaining time is not shown */
 
 hub_progress hub_progress_begin(uint64_t total) {
     double now = kit_seconds();
@@ -27,7 +27,7 @@ hub_progress hub_progress_begin(uint64_t total) {
                           .terminal = isatty(STDERR_FILENO) != 0};
 }
 
-/* The rate is measured after the first MIN_RATE_BYTES, because the first answers are small and late. */
+/* Updates the smoothed rate. The first MIN_RATE_BYTES are not measured, because the first replies are small and slow. */
 static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     double seconds = now - p->rate_time;
     bool started = fetched >= MIN_RATE_BYTES;

@@ -8,22 +8,22 @@
 #include <stdint.h>
 
 typedef struct hub_progress {
-    uint64_t total;     /* bytes, including those of an earlier, interrupted download */
+    uint64_t total;     /* number of bytes, including those from an earlier, interrupted download */
     uint64_t done;      /* bytes */
-    double shown;       /* kit_seconds() of the last line; 0: none yet */
-    double noted;       /* kit_seconds() of the last note */
+    double shown;       /* kit_seconds() when the last line was printed; 0 if there is none yet */
+    double noted;       /* kit_seconds() when the last note was printed */
     uint64_t next_line; /* without a terminal: number of bytes at which the next line is printed */
     double rate;        /* bytes per second, smoothed */
     uint64_t rate_from; /* fetched bytes and kit_seconds() when the rate was last updated */
     double rate_time;
     bool terminal;
-    bool drawn; /* a line on the terminal must be erased */
+    bool drawn; /* the terminal shows a progress line that must be erased */
 } hub_progress;
 
 hub_progress hub_progress_begin(uint64_t total);
 
-/* Shows the number of bytes that are complete. The rate is that of `fetched`, the bytes received since the start. Cheap; may be
- * called at any rate. */
+/* Shows `done`, the number of complete bytes, and the transfer rate. `fetched` is the number of bytes received since the start,
+ * from which the rate is computed. May be called very often, because most calls return immediately. */
 void hub_progress_show(hub_progress *p, uint64_t done, uint64_t fetched);
 
 /* Prints a line such as "[connection lost: trying again in 2 s]" above the progress, at most one every 3 seconds. */

@@ -14,7 +14,7 @@
 
 enum { MAX_ERROR_BODY = 64 << 10, SLOW_BYTES_PER_SECOND = 100, CONNECT_SECONDS = 20 };
 
-/* Length of scheme, host and port of an address. */
+/* Returns the total length of the scheme, host and port of an address. */
 static size_t origin_length(const char *url) {
     const char *host = strstr(url, "://");
     return host == NULL ? 0 : (size_t)(host + 3 - url) + strcspn(host + 3, "/?#");
@@ -57,7 +57,7 @@ static size_t on_header(char *bytes, size_t size, size_t n, void *user) {
     return size * n;
 }
 
-/* Checks the status and the range of an answer before its body is used. Returns false if the body must not be used. */
+/* Checks the status and the range of a response before its body is used. Returns false if the body must not be used. */
 static bool accepts_body(hub_request *r) {
     (void)curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &r->status);
     if (r->status == 200) {
@@ -82,7 +82,7 @@ static size_t on_body(char *bytes, size_t size, size_t n_items, void *user) {
         return 0;
     }
     r->received += wanted;
-    return wanted; /* a shorter count ends the transfer: the server sends more than was requested */
+    return wanted; /* less than n, which ends the transfer, if the server sends more than was requested */
 }
 
 static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
@@ -164,7 +164,7 @@ static hub_outcome end_redirect(hub_request *r) {
     char *location = NULL;
     (void)curl_easy_getinfo(r->easy, CURLINFO_REDIRECT_URL, &location);
     if (location == NULL) {
-        (void)snprintf(r->problem, sizeof r->problem, "HTTP status %ld without a new address", r->status);
+        (void)snprintf(r->problem, sizeof r->problem, "HTTP status %ld (a redirect) without a new address", r->status);
         return HUB_FAILED;
     }
     size_t n = strlen(location) + 1;
@@ -184,9 +184,9 @@ static hub_outcome end_error_status(hub_request *r) {
 }
 
 static hub_outcome end_body(hub_request *r) {
-    if (r->received == 0 && !accepts_body(r)) { /* an answer without a body, or one that on_body() rejected */
+    if (r->received == 0 && !accepts_body(r)) { /* the response has no body, or on_body() rejected it */
         if (r->no_ranges) return HUB_NO_RANGES;
-        (void)snprintf(r->problem, sizeof r->problem, "the server sent another range of the file than requested");
+        (void)snprintf(r->problem, sizeof r->problem, "the server sent a different range of the file than requested");
         return HUB_TRY_AGAIN;
     }
     if (!r->exact || r->received == r->limit) return HUB_DONE;
@@ -204,7 +204,8 @@ hub_outcome hub_request_end(hub_request *r, CURLcode result) {
     if (result == CURLE_OK) return end_body(r);
     if (result == CURLE_WRITE_ERROR) {
         if (r->received == 0 && r->discarded > 0) return end_body(r);
-        if (r->received >= r->limit && !r->whole && r->status == 200) return HUB_DONE; /* the start of a whole file */
+        if (r->received >= r->limit && !r->whole && r->status == 200)
+            return HUB_DONE; /* the requested range is the start of the file */
         if (r->received >= r->limit) {
             (void)snprintf(r->problem, sizeof r->problem, "the server sent more than the %" PRIu64 " bytes expected", r->limit);
             return HUB_FAILED;
@@ -236,7 +237,7 @@ static int fail_access(const hub_request *r, const char *repo) {
     if (strcmp(r->code, "GatedRepo") == 0 || (r->status == 403 && r->code[0] == 0))
         return kit_fail(EXIT_FAILED,
                         has_token
-                            ? "%s is gated, and the account of your token (%s) has no access: accept the conditions at %s/%s, "
+                            ? "%s is gated, and your token (%s) does not give access to it: accept the conditions at %s/%s, "
                               "then pull again"
                             : "%s is gated%s: accept its conditions at %s/%s while logged in, create a token in your account's "
                               "settings, and set HF_TOKEN to it",
@@ -245,9 +246,8 @@ static int fail_access(const hub_request *r, const char *repo) {
         return kit_fail(EXIT_FAILED, "the hub rejects your token (%s): create a new token at %s/settings/tokens", s->token_source,
                         s->endpoint);
     if (has_token)
-        return kit_fail(EXIT_FAILED,
-                        "%s does not exist at %s, or the account of your token (%s) has no access: check the spelling", repo,
-                        s->endpoint, s->token_source);
+        return kit_fail(EXIT_FAILED, "%s does not exist at %s, or your token (%s) does not give access to it: check the spelling",
+                        repo, s->endpoint, s->token_source);
     return kit_fail(EXIT_FAILED,
                     "%s does not exist at %s, or it is private: check the spelling, or set HF_TOKEN for a private model", repo,
                     s->endpoint);

@@ -1,5 +1,5 @@
-/* A session with a hub: address, token, limits, and reading small files into memory. The functions in hub_fetch.c need libcurl; a
- * build without it links hub_none.c, whose functions fail with a message.
+/* A session with a hub holds its address, the access token and limits. Small files are read into memory. The functions in
+ * hub_fetch.c need libcurl; a build without it links hub_none.c, whose functions fail with a message.
  */
 #ifndef FKV_HUB_SESSION_H
 #define FKV_HUB_SESSION_H
@@ -8,10 +8,10 @@
 
 typedef struct hub_session {
     char endpoint[HUB_ENDPOINT]; /* without a trailing slash */
-    char token[HUB_TOKEN];       /* "": none; sent only to the endpoint's host and port */
+    char token[HUB_TOKEN];       /* access token, sent only to the endpoint's host and port; "" if there is none */
     char token_source[HUB_PATH];
-    long stall_seconds; /* a transfer without data for this long has failed */
-    uint32_t n_tries;   /* attempts for each request without progress */
+    long stall_seconds; /* seconds without data after which a transfer has failed */
+    uint32_t n_tries;   /* maximum number of consecutive attempts without progress for each request */
     bool (*stop)(void); /* polled several times per second; true ends the operation with EXIT_INTERRUPTED */
     void *connection;   /* of hub_fetch.c */
 } hub_session;
@@ -31,7 +31,7 @@ void hub_session_close(hub_session *session);
  * what to do. The caller frees the listing. */
 int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing);
 
-/* Reads `n` bytes of a file from offset `from`; if the file ends earlier, fewer. Returns an exit code. */
+/* Reads `n` bytes of a file, starting at offset `from`, or fewer if the file ends earlier. Returns an exit code. */
 int hub_get_bytes(hub_session *session, const hub_listing *listing, const hub_file *file, uint64_t from, uint64_t n,
                   hub_bytes *out);
 

@@ -10,8 +10,8 @@
 #include <strings.h>
 
 enum {
-    MAX_SMALL_BYTES = 256 << 20, /* larger files are not configuration or vocabulary */
-    MAX_VARIANTS = 512           /* further GGUF models of a repository are ignored */
+    MAX_SMALL_BYTES = 256 << 20, /* larger files cannot be configuration or vocabulary files */
+    MAX_VARIANTS = 512           /* maximum number of GGUF models in a repository; further ones are ignored */
 };
 
 static bool ends_with(const char *text, const char *end) {
@@ -29,8 +29,8 @@ static const char *base_name(const char *path) {
 
 /* ---- names of GGUF files ---- */
 
-/* Part number and number of parts in a name that ends with "-00001-of-00005.gguf" or ".safetensors". Returns the position of the
- * suffix "-00001-of-...", or NULL if the name has no such suffix. */
+/* Parses the part number and the number of parts in a name that ends with "-00001-of-00005.gguf" or
+ * "-00001-of-00005.safetensors". Returns the position of the suffix "-00001-of-...", or NULL if the name has no such suffix. */
 static const char *split_suffix(const char *path, unsigned *part, unsigned *n_parts) {
     enum { DIGITS = 5, SUFFIX = 1 + DIGITS + 4 + DIGITS }; /* "-", digits, "-of-", digits */
     const char *end = strrchr(path, '.');
@@ -44,7 +44,7 @@ static const char *split_suffix(const char *path, unsigned *part, unsigned *n_pa
     return at;
 }
 
-/* Length of the path without ".gguf" and without the suffix of a part. */
+/* Returns the length of the path without ".gguf" and without the part suffix. */
 static size_t stem_length(const char *path) {
     unsigned part = 0;
     unsigned n_parts = 0;
@@ -74,7 +74,8 @@ static bool find_quant(const char *text, size_t n, char label[HUB_QUANT]) {
         if (i > 0 && strchr("-._ ", text[i - 1]) == NULL) continue;
         size_t length = quant_length(text + i, n - i);
         if (length == 0 || length + 4 > HUB_QUANT) continue;
-        bool dynamic = i >= 3 && starts_with(text + i - 3, "UD-"); /* mixed types, as in UD-Q4_K_XL */
+        bool dynamic =
+            i >= 3 && starts_with(text + i - 3, "UD-"); /* prefix of quantizations with mixed types, as in UD-Q4_K_XL */
         (void)snprintf(label, HUB_QUANT, "%s%.*s", dynamic ? "UD-" : "", (int)length, text + i);
         found = true;
     }
@@ -116,8 +117,8 @@ static void add_file(hub_variant *variant, const hub_listing *listing, uint32_t 
     if (is_weight) variant->weight_bytes += listing->files[index].bytes;
 }
 
-/* Returns whether the files from `first` with the same stem are the parts 1 to n of a model, in order. Parts are adjacent in the
- * sorted listing. */
+/* Returns whether the files that start at index `first` and have the same stem are the parts 1 to n of a model, in order. Parts
+ * are adjacent in the sorted listing. */
 static bool parts_are_complete(const hub_listing *listing, const hub_variant *variant) {
     unsigned part = 0;
     unsigned n_parts = 0;
@@ -160,7 +161,7 @@ static void find_gguf(const hub_listing *listing, hub_variants *found) {
     for (uint32_t i = 0; i < found->n; i++) found->variants[i].is_complete = parts_are_complete(listing, &found->variants[i]);
 }
 
-/* Labels models with the same quantization by their file names. */
+/* Replaces the labels of models that have the same quantization with their file names. */
 static void make_labels_unique(const hub_listing *listing, hub_variants *found) {
     bool *twice = kit_alloc(found->n * sizeof *twice);
     for (uint32_t i = 0; i < found->n; i++)
@@ -171,7 +172,7 @@ static void make_labels_unique(const hub_listing *listing, hub_variants *found) 
     free(twice);
 }
 
-/* Returns whether a file of a safetensors folder is configuration, vocabulary, template or licence. */
+/* Returns whether a file of a safetensors folder is a configuration, vocabulary, template or licence file. */
 static bool is_companion(const hub_file *file) {
     static const char *const ends[] = {".json", ".jinja", ".txt", ".model"};
     if (strchr(file->path, '/') != NULL || file->bytes > MAX_SMALL_BYTES) return false;
@@ -215,7 +216,7 @@ static void find_folder(const hub_listing *listing, hub_variants *found) {
     folder->is_complete = n_found == n_parts;
 }
 
-/* Orders the folder first, then decreasing sizes; equal sizes keep a fixed order by label. */
+/* Sorts the safetensors folder first, then GGUF models by decreasing size; models of equal size are sorted by label. */
 static int by_size(const void *a, const void *b) {
     const hub_variant *x = a;
     const hub_variant *y = b;

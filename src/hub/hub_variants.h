@@ -10,14 +10,16 @@
 
 typedef struct hub_variant {
     bool is_folder;        /* safetensors with config.json; otherwise GGUF */
-    char label[HUB_QUANT]; /* quantization of a GGUF model, such as "Q4_K_M", or the name of its file without ".gguf" if the name
-                              states no quantization or several models have the same; "" for a folder */
+    char label[HUB_QUANT]; /* quantization of a GGUF model, such as "Q4_K_M". If the file name states no quantization, or if
+                              several models have the same quantization, the label is the file name without ".gguf". "" for a
+                              folder */
     bool is_wide;          /* GGUF with 16 or 32 bits per weight */
-    uint32_t *files;       /* indices into the listing; for GGUF the parts in order, for a folder config.json first */
+    uint32_t *files; /* indices into the listing: the parts of a GGUF model in order, or the files of a folder, starting with
+                        config.json */
     uint32_t n_files;
     uint64_t weight_bytes; /* size of the weight files */
     uint64_t total_bytes;  /* size of all files */
-    bool is_complete;      /* no part of a split model is missing */
+    bool is_complete;      /* true if no part of a split model is missing */
 } hub_variant;
 
 typedef struct hub_variants {
@@ -35,7 +37,7 @@ const hub_variant *hub_variants_named(const hub_variants *found, const char *lab
  * false if the name states none. */
 bool hub_quant_of(const char *path, char label[HUB_QUANT]);
 
-/* Returns whether a .gguf file is a language model by its name, not a projector, importance matrix or adapter. */
+/* Returns whether the name of a .gguf file indicates a language model, not a projector, importance matrix or adapter. */
 bool hub_is_gguf_model(const char *path);
 
 void hub_variants_free(hub_variants *found);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Returns whether a complete blob has the digest that its name states. */
+/* Returns whether the digest of a complete blob matches its name. */
 static bool blob_matches(const hub_cache *cache, const hub_file *file, const hub_session *session) {
     enum { BUFFER = 1 << 20 };
     char path[HUB_PATH];

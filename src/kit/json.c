@@ -20,7 +20,7 @@ struct kit_json {
     size_t n_bytes;
     int depth;
     char closers[MAX_DEPTH]; /* closing brackets of the open objects and arrays */
-    bool has_members;        /* the innermost open object or array is not empty */
+    bool has_members;        /* true if the innermost open object or array is not empty */
 };
 
 /* Write errors of the memory stream are reported by kit_json_print(). */
@@ -34,7 +34,7 @@ static void put_json_string(kit_json *json, const char *bytes, size_t n) {
         char escaped[16];
         if (length <= 0 || c == 0)
             put_json_bytes(json, UTF8_REPLACEMENT, 3);
-        else if (utf8_is_unsafe(bytes + i, length)) /* below U+10000, so no surrogate pair is needed */
+        else if (utf8_is_unsafe(bytes + i, length)) /* the code point is below U+10000, so no surrogate pair is needed */
             put_json_bytes(json, escaped,
                            (size_t)snprintf(escaped, sizeof escaped, "\\u%04x", utf8_code_point(bytes + i, length)));
         else {

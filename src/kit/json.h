@@ -24,7 +24,7 @@ void kit_json_free(kit_json *json);
 
 void kit_json_object(kit_json *json, const char *key);
 void kit_json_array(kit_json *json, const char *key);
-void kit_json_close(kit_json *json); /* closes the innermost open object or array */
+void kit_json_close(kit_json *json); /* closes the innermost object or array that is open */
 
 /* Strings: invalid UTF-8 becomes U+FFFD. Control characters, bidirectional controls and line separators are \u-escaped, so that
  * the output is safe to show on a terminal. */

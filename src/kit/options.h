@@ -11,14 +11,14 @@
 
 typedef enum option_kind {
     OPTION_FLAG,       /* bool */
-    OPTION_U32,        /* uint32_t, at most max */
-    OPTION_COUNT,      /* uint32_t, 1 to max */
-    OPTION_U64,        /* uint64_t, at most max */
-    OPTION_SIZE,       /* uint64_t: bytes of memory or disk, at most max; see kit_size() */
+    OPTION_U32,        /* uint32_t from 0 to `max` */
+    OPTION_COUNT,      /* uint32_t from 1 to `max` */
+    OPTION_U64,        /* uint64_t from 0 to `max` */
+    OPTION_SIZE,       /* uint64_t: size in bytes, from 0 to `max`; see kit_size() */
     OPTION_REAL,       /* double, not negative */
     OPTION_TEXT,       /* const char * */
     OPTION_OUTPUT,     /* const char *: path of an output file, whose folder must be writable */
-    OPTION_CHOICE,     /* int: index of the chosen word in `value` */
+    OPTION_CHOICE,     /* int: index of the chosen word in the list `value` */
     OPTION_TEXTS,      /* kit_texts: repeatable option */
     OPTION_POSITIONAL, /* kit_texts: positional arguments; `name` appears only in --help */
     OPTION_HEADING,    /* not an option: --help prints `name` as a heading above the following options */

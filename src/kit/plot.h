@@ -34,7 +34,7 @@ typedef struct plot {
     const char *footnote;
     plot_axis x;
     plot_axis y;
-    const plot_line *lines; /* lines are drawn in order, with later ones on top */
+    const plot_line *lines; /* lines are drawn in this order; later lines cover earlier ones */
     size_t n_lines;
 } plot;
 

@@ -1,7 +1,7 @@
 /* Information about the running process: its memory use and the path of its executable.
  *
  * Programs include only the public headers of flatkv, so they cannot use src/base, where the library keeps its operating-system
- * conditionals. This module contains the operating-system conditionals of the programs.
+ * conditionals. The programs' own operating-system conditionals are confined to this module.
  */
 #ifndef FKV_KIT_PROCESS_H
 #define FKV_KIT_PROCESS_H
