@@ -180,8 +180,8 @@ bool fkv_jinja_is(jinja_string a, const char *text) {
     return i == a.n_bytes && text[i] == 0;
 }
 
-/* Charges for the bytes up to the match instead of the whole string, so that splitting a long string takes linear time. Longer
- * search strings cost more, up to the length at which memmem() switches to a linear-time algorithm. */
+/* Charges work units for the bytes up to the match instead of the whole string, so that splitting a long string costs linear
+ * work. Longer search strings cost more, up to the length at which memmem() switches to a linear-time algorithm. */
 size_t fkv_jinja_find(jinja_context *c, jinja_string s, jinja_string what, size_t from) {
     enum { LONG_NEEDLE = 256 };
     if (from > s.n_bytes || what.n_bytes > s.n_bytes - from) return SIZE_MAX;

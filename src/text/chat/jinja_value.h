@@ -3,8 +3,8 @@
  * Strings carry a mark for each byte: 1 if the caller provided the byte, 0 if the template wrote it. Every operation preserves
  * the marks, so that the tokenizer can distinguish a role written by the template from one typed by a user.
  *
- * All memory comes from one arena. The context records the first failure; after a failure every operation returns undefined and
- * loops end, so callers check once.
+ * All memory comes from one arena. The context records the first failure; after a failure, every operation returns undefined and
+ * loops end, so callers need to check for a failure only once.
  */
 #ifndef FKV_JINJA_VALUE_H
 #define FKV_JINJA_VALUE_H
@@ -94,9 +94,9 @@ void fkv_jinja_context_close(jinja_context *c);
 /* Records a failure unless one has already been recorded. Returns undefined. */
 jinja_value fkv_jinja_fail(jinja_context *c, const char *format, ...) FKV_PRINTF(2, 3);
 
-/* Adds `work` units to the work done by this rendering. Records a failure and returns false if the limit is exceeded. Every
- * operation whose cost grows with a string, a list or a scope charges for the data that it accesses, so that no template runs
- * much longer than its limit allows. */
+/* Adds `work` to the number of work units used by this rendering. Records a failure and returns false if the limit is exceeded.
+ * Every operation whose cost grows with a string, a list or a scope charges for the data that it accesses, so that no template
+ * runs much longer than its limit allows. */
 bool fkv_jinja_charge(jinja_context *c, uint64_t work);
 
 /* Costs in work units. The constants are charged per evaluated node, handled list element, function name lookup, and conversion

@@ -51,7 +51,8 @@ static size_t json_size(const json_t *json) {
     size_t size = VALUE_BYTES;
     const char *key;
     json_t *item;
-    json_object_foreach((json_t *)json, key, item) size += strlen(key) + json_size(item); /* iteration only reads */
+    json_object_foreach((json_t *)json, key, item) size +=
+        strlen(key) + json_size(item); /* the cast is safe, because the iteration does not modify the object */
     for (size_t i = 0; i < json_array_size(json); i++) size += json_size(json_array_get(json, i));
     return size + json_string_length(json);
 }
@@ -69,7 +70,7 @@ static jinja_value from_json(jinja_context *c, const json_t *json);
 
 static jinja_value from_json_object(jinja_context *c, const json_t *json) {
     jinja_value dict = fkv_jinja_dict(c, false);
-    json_t *object = (json_t *)json; /* iteration only reads */
+    json_t *object = (json_t *)json; /* the cast is safe, because the iteration does not modify the object */
     const char *key;
     json_t *item;
     size_t n = json_object_size(json);

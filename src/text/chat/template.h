@@ -29,7 +29,8 @@ typedef struct fkv_template_input {
     size_t n_words;
     uint64_t max_work;  /* work limit in units of about a nanosecond; 0 selects the default of about a second, or more for large
                            input */
-    const int64_t *now; /* local time in seconds since 1970, for templates that write a date; with NULL, these templates fail */
+    const int64_t *now; /* local time in seconds since 1970, for templates that write a date; if it is NULL, rendering such a
+                           template fails */
 } fkv_template_input;
 
 typedef struct fkv_rendered {

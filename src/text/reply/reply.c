@@ -10,7 +10,7 @@
 
 typedef struct reasoning_row {
     fkv_reasoning_syntax syntax;
-    const char *sign; /* identifies the syntax if this text is part of the chat template or is a token of the vocabulary */
+    const char *sign; /* the model uses this syntax if the chat template contains this text or the vocabulary has it as a token */
     const char *open;
     const char *close;
 } reasoning_row;
@@ -194,7 +194,7 @@ static void resume_from_prompt(fkv_reply *r, const reply_setup *setup, const rea
         const char *message = memmem(at, (size_t)(end - at), "<|message|>", strlen("<|message|>"));
         if (message != NULL && message + strlen("<|message|>") != end) return;
         if ((size_t)(end - at) >= sizeof r->header)
-            return; /* the text is too long for a header and would be emitted as reply text */
+            return; /* the text is too long to be a header, so it would be emitted as reply text */
         feed_bytes(r, at, (size_t)(end - at));
         r->n_given = r->n_header;
         return;
@@ -270,7 +270,7 @@ fkv_reply_syntax fkv_reply_detect_syntax(const fkv_tokenizer *tokenizer, fkv_byt
                               .tools = fkv_reply_tools_of(chat_template, has_token, tokenizer)};
 }
 
-/* Number of bytes at the end of the prompt that fkv_reply_open() examines. */
+/* Size of the end of the prompt that fkv_reply_open() examines, in bytes. */
 enum { PROMPT_TAIL = 512 };
 
 static size_t prompt_tail(const fkv_tokenizer *tokenizer, const uint32_t *tokens, size_t n_tokens, char *out) {

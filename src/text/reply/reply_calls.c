@@ -39,7 +39,7 @@ static void found_parameter_end(fkv_reply *r) {
 static const reply_state PARAMETER_VALUE = {.byte = reply_value_byte,
                                             .markers = {{.text = "</parameter>", .found = found_parameter_end}}};
 
-/* Removes the closing quote of <invoke name="NAME">, which belongs to the tag. */
+/* Removes the closing quote of <invoke name="NAME"> from the name. */
 static void end_quoted(const fkv_reply *r, reply_word *word) {
     if (r->syntax == FKV_TOOLS_INVOKE && word->n > 0 && word->bytes[word->n - 1] == '"') word->bytes[--word->n] = 0;
 }

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { IS_CHANNEL = 1, IS_CONSTRAINT = 2 }; /* bytes that stand for markers in the stored header */
+enum { IS_CHANNEL = 1, IS_CONSTRAINT = 2 }; /* bytes that represent markers in the stored header */
 
 static const reply_state BODY_TEXT;
 static const reply_state BODY_REASONING;

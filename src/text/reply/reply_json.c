@@ -1,5 +1,5 @@
 /* Tool calls in JSON: one or more objects {"name": ..., "arguments": ...}, or a list of them. Arguments are forwarded byte by
- * byte. Arguments in the form of a string that contains JSON are unquoted first. See reply_parts.h.
+ * byte. If the arguments are a string that contains JSON, the string is unquoted first. See reply_parts.h.
  */
 #include "reply_parts.h"
 

@@ -44,8 +44,8 @@ static int continuation_bytes(uint8_t c) {
     return c >= 0xf0 && c <= 0xf4 ? 3 : -1;
 }
 
-/* Returns whether c may continue the current character. The second byte reveals overlong forms, surrogates and code points above
- * U+10FFFF. */
+/* Returns whether the byte c may continue the current UTF-8 character. Overlong forms, surrogates and code points above U+10FFFF
+ * are detected at the second byte. */
 static bool may_follow(const fkv_reply *r, uint8_t c) {
     uint8_t first = (uint8_t)r->character[0];
     uint8_t least = 0x80;

@@ -1,10 +1,12 @@
 /* Internals of the reply parser. A reply is parsed byte by byte, so the events do not depend on how the caller divides the reply
  * between fkv_reply_feed() calls.
  *
- * A state lists the markers that it recognizes, and handles every byte that is not part of a marker. Bytes from the opening
- * marker of a tool call up to the name of the call are held back: if no valid call follows, they are emitted as text.
+ * Each parser state has a list of markers that it recognizes and a function for every byte that is not part of a marker. Bytes
+ * from the opening marker of a tool call up to the name of the call are held back: if no valid call follows, they are emitted as
+ * text.
  *
- *   Invariants: n_raw <= REPLY_HELD, n_args <= REPLY_HELD and n_hold < REPLY_MARKER. fkv_reply_start() allocates all memory.
+ *   All memory is allocated by fkv_reply_start(). Invariants: n_raw <= REPLY_HELD, n_args <= REPLY_HELD and n_hold <
+ * REPLY_MARKER.
  */
 #ifndef FKV_REPLY_PARTS_H
 #define FKV_REPLY_PARTS_H
@@ -70,7 +72,7 @@ struct fkv_reply {
     json_t *tools; /* or NULL */
 
     const reply_state *state;
-    reply_state text;  /* state outside of reasoning and calls, with the markers of this model */
+    reply_state text;  /* parser state outside of reasoning and tool calls, with the markers of this model */
     reply_state think; /* reasoning */
     char hold[REPLY_MARKER];
     size_t n_hold;
@@ -105,7 +107,7 @@ struct fkv_reply {
     int json_role; /* meaning of the current JSON value, such as name or arguments */
     bool bare;     /* the call started without a marker */
     bool has_args;
-    bool one_value; /* an argument value has started; the exact meaning depends on the syntax */
+    bool one_value; /* true after an argument value has started; the exact meaning depends on the syntax */
     bool as_string;
     bool newline;
     bool in_key;
@@ -158,7 +160,8 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
 /* ---- output (reply_out.c) */
 void reply_put(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text);
-void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind, char c); /* holds back white space and drops it if the part ends */
+void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind,
+                      char c); /* holds back white space, which is dropped if no other text follows it in the part */
 void reply_release_space(fkv_reply *r, fkv_reply_kind kind);
 void reply_flush(fkv_reply *r);      /* emits complete characters */
 void reply_put_end(fkv_reply *r);    /* emits all pending output, with U+FFFD for an incomplete character */
@@ -184,7 +187,7 @@ typedef enum reply_scan_answer {
     SCAN_MORE,
     SCAN_LAST,
     SCAN_BEFORE
-} reply_scan_answer; /* SCAN_LAST: this byte is the last of the value; SCAN_BEFORE: the value ended before this byte */
+} reply_scan_answer; /* SCAN_LAST: the byte is the last byte of the value; SCAN_BEFORE: the value ended before the byte */
 reply_scan_answer reply_scan_byte(reply_scan *scan, char c);
 void reply_json_begin(fkv_reply *r);                                                /* starts parsing the JSON object of a call */
 void reply_unescape_byte(fkv_reply *r, char c, void (*sink)(fkv_reply *r, char c)); /* unescapes byte c of a JSON string */

@@ -20,7 +20,8 @@ static bool is_name_byte(char c) {
 
 static bool in_py_dict(const fkv_reply *r) { return r->depth > 0 && (r->objects >> (r->depth - 1) & 1) != 0; }
 
-/* Starts a value. If the current item already has a value, calls reply_call_fail() and returns false. */
+/* Starts a value, preceded by a comma if necessary. If the current item already has a value, calls reply_call_fail() and returns
+ * false. */
 static bool begin_item(fkv_reply *r) {
     if (r->has_item) {
         reply_call_fail(r);

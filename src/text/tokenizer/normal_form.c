@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-/* Stable characters for NFC above U+02FF. A test checks them against the Unicode database. */
+/* Ranges above U+02FF in which all characters are stable under NFC. A test checks them against the Unicode database. */
 static const uint32_t STABLE[][2] = {{0x400, 0x482},   {0x5d0, 0x5ea},   {0x620, 0x64a},     {0x904, 0x928},
                                      {0xe01, 0xe30},   {0x2010, 0x2027}, {0x2030, 0x205e},   {0x2190, 0x2199},
                                      {0x2500, 0x2775}, {0x3001, 0x3029}, {0x3041, 0x3096},   {0x30a1, 0x30fa},
                                      {0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xac00, 0xd7a3},   {0xd800, 0xdfff},
                                      {0xff01, 0xff9d}, {0xfffd, 0xfffd}, {0x1f300, 0x1faff}, {0x20000, 0x2a6dd}};
 
-/* Characters added after Unicode 9. Hugging Face's tokenizers use Unicode 9 and do not normalize them. */
+/* Characters added after Unicode 9. Hugging Face's tokenizers use Unicode 9, so they do not normalize these characters. */
 static const uint32_t INERT[][2] = {
     {0x7fd, 0x7fd},     {0x897, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},
     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},   {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},

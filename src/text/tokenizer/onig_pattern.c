@@ -138,8 +138,8 @@ fkv_status fkv_onig_pattern(fkv_bytes pattern, char *out, size_t capacity) {
     translation r = {.from = pattern, .out = out, .capacity = capacity};
     static const char at_line_end[] = "\\s+$";
     out[0] = 0;
-    /* \s+$ is replaced. From every position in a run of spaces, it scans to the end of the run, so a long run takes quadratic
-     * time. Only the first position of a run can match, so the replacement tries no other position. */
+    /* The pattern \s+$ is replaced, because it scans to the end of a run of spaces from every position in the run, which takes
+     * quadratic time. Only the first position of a run can match, so the replacement tries no other position. */
     if (pattern.size == sizeof at_line_end - 1 && memcmp(pattern.data, at_line_end, pattern.size) == 0)
         return append_pattern_text(&r, "(?<![" SPACE "])[" SPACE "]+$");
     while (r.at < pattern.size) FKV_TRY(put_next(&r));

@@ -7,7 +7,8 @@
  * A chain of overlapping tokens is resolved as a whole, with a heap of candidates sorted by (order, position). A token that is
  * partly covered by a better one is replaced by the longest token at the same position that ends before the covered bytes. From
  * the second replacement on, each one at least halves the number of free bytes at the position, because the better token was at
- * least as long as the replaced one. A position is therefore visited O(log n) times, where n is the length of the longest token.
+ * least as long as the replaced one. Each position is therefore visited O(log n) times, where n is the length of the longest
+ * token.
  */
 #include "special_tokens.h"
 
@@ -246,14 +247,13 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
         FKV_TRY(token_at(scan, at, &other));
         if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;
     }
-    if (end ==
-        start + nodes[node].n_bytes) { /* every overlapping token is contained in this token, so this token is the longest */
+    if (end == start + nodes[node].n_bytes) { /* every overlapping token lies within this token, so this token is the longest */
         hit_put(scan, start, node, hit);
         return FKV_OK;
     }
     FKV_TRY(contest_decide(scan, start, end));
     bool decided = contest_next(scan, hit);
-    FKV_ASSERT(decided); /* the best token is always chosen */
+    FKV_ASSERT(decided); /* holds because the best token is always chosen */
     (void)decided;
     return FKV_OK;
 }

@@ -13,8 +13,8 @@
 typedef struct fkv_special_node {
     uint32_t parent;   /* node of this suffix without its first byte */
     uint32_t back;     /* failure link: node of the longest proper prefix of this string that is also a node */
-    uint32_t token[2]; /* node of the longest token that is a prefix of this string: [0] among all tokens, [1] among tokens that
-                          are not hidden; 0: none */
+    uint32_t token[2]; /* node of the longest token that is a prefix of this string: index 0 considers all tokens, index 1 only
+                          tokens that are not hidden; 0 if there is none */
     uint32_t order;    /* rank of the token when sorted by descending length, then ascending id; FKV_NO_TOKEN: not a token */
     uint16_t n_bytes;
     uint8_t byte; /* first byte */
@@ -49,7 +49,7 @@ typedef struct fkv_special_scan {
     bool with_hidden;
     bool leftmost; /* among overlapping tokens, prefer the leftmost one, then the longest */
     size_t at;
-    size_t block_start, block_end;     /* range in which the longest token at each byte is known */
+    size_t block_start, block_end;     /* byte range in which the longest token at each byte is known */
     size_t contest_start, contest_end; /* range of bytes whose overlapping tokens have been resolved and are being returned */
     fkv_scratch block;
     fkv_scratch contest;

@@ -4,7 +4,7 @@
  * no list of pieces is stored. A regular expression matches within its piece and cannot look beyond it.
  *
  * Patterns come from untrusted files, so each match attempt is limited to MATCH_LIMIT PCRE2 steps. Known patterns take linear
- * time and are exempt from this limit, which a run of a million spaces would exceed.
+ * time and are exempt from this limit, because a run of a million spaces would exceed it.
  */
 #include "text_plan.h"
 
@@ -238,7 +238,7 @@ static fkv_status run_split(fkv_text_run *run, uint32_t i, const char *text, siz
     return split_all(&split, &scan);
 }
 
-/* Adds n to the number of bytes that step i has written. Fails if this number exceeds its limit. */
+/* Adds n to the number of bytes that step i has written. Fails if the sum exceeds the limit of the step. */
 static fkv_status count_output(fkv_text_run *run, uint32_t i, uint64_t n) {
     run->n_output[i] += n;
     const uint64_t limit = GROWTH * run->n_input + GROWTH_MIN;

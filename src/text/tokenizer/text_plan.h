@@ -26,7 +26,7 @@ typedef struct fkv_text_run {
     fkv_scratch scratch[FKV_MAX_TEXT_STEPS];   /* output of each step */
     fkv_scratch pcre_text[FKV_MAX_TEXT_STEPS]; /* text as passed to PCRE2; see fkv_utf8_pcre_text() */
     fkv_scratch repaired;
-    uint64_t n_input;                      /* total size of all texts in this run, in bytes */
+    uint64_t n_input;                      /* total size of all input texts of this run, in bytes */
     uint64_t n_output[FKV_MAX_TEXT_STEPS]; /* number of bytes that each step wrote in this run; see count_output() */
     void *match;                           /* PCRE2 match data */
 } fkv_text_run;

@@ -201,7 +201,7 @@ void fkv_token_merge_run(fkv_token_merge *merge, fkv_pair_rank_fn pair_rank, con
         fkv_symbol *symbol = &symbols[left];
         if (symbol->rank != entry >> 32) continue;
         fkv_symbol *right = &symbols[symbol->next];
-        right->rank = FKV_NO_MERGE; /* makes all queue entries of the right symbol stale */
+        right->rank = FKV_NO_MERGE; /* all queue entries that start at the right symbol become stale */
         symbol->id = symbol->merged_id;
         symbol->next = right->next;
         if (symbol->next < n_bytes) symbols[symbol->next].prev = left;

@@ -20,7 +20,7 @@ typedef struct fkv_scratch {
 /* Ensures that the buffer has at least the given size. Growing discards the content. */
 fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes);
 
-/* Ensures that the buffer has room for `more` bytes after the first `used` bytes, which are kept. */
+/* Ensures that the buffer has room for `more` bytes after the first `used` bytes, whose content is kept. */
 fkv_status fkv_scratch_grow(fkv_scratch *scratch, uint64_t used, uint64_t more);
 void fkv_scratch_close(fkv_scratch *scratch);
 

@@ -24,7 +24,7 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 
 enum token_kind {
     KIND_NORMAL = 1,
     KIND_BYTE = 2,
-    KIND_USER_DEFINED = 4, /* matched in every text before tokenizing */
+    KIND_USER_DEFINED = 4, /* matched in every text, before the rest of the text is tokenized */
     KIND_HIDDEN = 8,       /* control and unknown tokens: matched and decoded only on request */
 };
 
@@ -199,7 +199,7 @@ static size_t write_token_text(const fkv_tokenizer *tokenizer, uint32_t token, c
 static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
-    FKV_ASSERT(n_bytes <= UINT32_MAX); /* because the map limits the length of tokens */
+    FKV_ASSERT(n_bytes <= UINT32_MAX); /* holds because the map limits the length of a token */
     tokenizer->texts = malloc((size_t)n_bytes + 1);
     tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
@@ -214,7 +214,7 @@ static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     return FKV_OK;
 }
 
-/* Fills in the token texts of the byte tokenizer: each of its 256 tokens is one byte. */
+/* Fills in the token texts of the byte tokenizer, which has one token for each of the 256 byte values. */
 static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
     tokenizer->texts = calloc(256, 2);
     tokenizer->text_at = malloc(257 * sizeof *tokenizer->text_at);
@@ -434,7 +434,7 @@ typedef struct text_call {
     const fkv_tokenizer *tokenizer;
     fkv_encoding *encoding;
     fkv_text_run run;
-    bool with_hidden; /* control tokens are matched in the current text */
+    bool with_hidden; /* true if control tokens are matched in the current text */
 } text_call;
 
 static fkv_status encode_piece_of_plan(void *context, const char *text, size_t n_bytes, bool is_first) {

@@ -20,9 +20,10 @@ typedef struct byte_table {
 
 struct fkv_bpe {
     byte_table table;
-    bool drops_bytes;             /* remove bytes without a token before merging, as tokenizer.json requires */
-    uint32_t byte_symbol[256];    /* initial symbol of each byte */
-    uint32_t byte_tokens[256][2]; /* tokens that encode a byte whose symbol is not a token; FKV_NO_TOKEN: no token */
+    bool drops_bytes;          /* true if bytes without a token are removed before merging, as tokenizer.json requires */
+    uint32_t byte_symbol[256]; /* initial symbol of each byte */
+    uint32_t byte_tokens[256]
+                        [2]; /* tokens that together encode a byte whose symbol is not a token; unused entries are FKV_NO_TOKEN */
 };
 
 /* ---- byte-to-unicode table ------------------------------------------------------------------------------------- */
@@ -74,7 +75,7 @@ static fkv_status symbol_id(fkv_tokenizer *tokenizer, fkv_bytes string, uint32_t
     return FKV_OK;
 }
 
-/* Sets the symbols of all bytes. Following llama.cpp, a byte without a token is encoded as the tokens of the UTF-8 bytes of its
+/* Sets the symbols of all bytes. As in llama.cpp, a byte without a token is encoded with one token for each UTF-8 byte of its
  * printable character.
  */
 static fkv_status byte_symbols_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {

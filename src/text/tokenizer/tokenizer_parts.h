@@ -17,8 +17,8 @@ struct fkv_tokenizer {
     fkv_tokenizer_kind kind;
     const fkv_vocab_source *source;
     uint32_t n_tokens;
-    fkv_vocab_map map; /* token strings as stored in the file; BPE adds the left and right strings of merges, with ids from
-                          n_tokens on. This field and all fields below are read-only after open */
+    fkv_vocab_map map; /* token strings as stored in the file; BPE also adds the left and right strings of merges, whose ids start
+                          at n_tokens. This field and all fields below are read-only after the tokenizer is opened */
     fkv_special_tokens specials;
     fkv_special_tokens normalized_specials; /* special tokens that are matched in normalized text; most vocabularies have none */
     fkv_text_plan *plan;
@@ -42,7 +42,7 @@ typedef struct fkv_encoding {
     size_t n_tokens;
     fkv_token_merge merge;
     fkv_scratch kept; /* copy of a word without its unknown characters */
-    bool in_unknown;  /* the last token is unk, and unknown text that follows may be fused with it */
+    bool in_unknown;  /* the last token is unk, and the unknown text after it may be fused with it */
 } fkv_encoding;
 
 FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {
@@ -63,7 +63,8 @@ fkv_status fkv_bpe_open(fkv_tokenizer *tokenizer);
 void fkv_bpe_close(fkv_tokenizer *tokenizer);
 fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *word, uint32_t n_bytes, fkv_encoding *encoding);
 size_t fkv_bpe_text(const fkv_tokenizer *tokenizer, fkv_bytes token, char *text); /* decodes a token string; text: [token.size] */
-uint64_t fkv_bpe_n_strings(const fkv_vocab_source *source); /* upper bound on the number of strings that BPE adds to the map */
+uint64_t
+fkv_bpe_n_strings(const fkv_vocab_source *source); /* returns an upper bound on the number of strings that BPE adds to the map */
 
 /* Assigns ids, starting with *n_symbols, to the left and right strings of merges, and fills tokenizer->merges for
  * fkv_merge_rank(). */
@@ -72,7 +73,8 @@ void fkv_merge_rank(const void *context, fkv_symbol *symbols, uint32_t left, uin
 
 fkv_status fkv_spm_open(fkv_tokenizer *tokenizer);
 void fkv_spm_close(fkv_tokenizer *tokenizer);
-void fkv_spm_steps(bool space_before, fkv_text_steps *steps); /* steps that GGUF implies: spaces are replaced with U+2581 */
+void fkv_spm_steps(bool space_before,
+                   fkv_text_steps *steps); /* steps that a GGUF vocabulary implies: spaces are replaced with U+2581 */
 fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding);
 size_t fkv_spm_text(fkv_bytes token, char *text);
 

@@ -1,6 +1,7 @@
-/* SentencePiece as in llama.cpp: characters are merged into the token with the highest score, leftmost first among equals;
- * characters that are not tokens become byte tokens. Spaces are U+2581. tokenizer.json describes the same vocabularies as BPE
- * over characters. Only the order of the merges differs: it is the order of the merge list instead of the order of the scores.
+/* SentencePiece as in llama.cpp: adjacent characters are merged into the token with the highest score; among equal scores, the
+ * leftmost pair is merged first. Characters that are not tokens become byte tokens. Spaces are represented by U+2581.
+ * tokenizer.json describes the same vocabularies as BPE over characters. Only the order of the merges differs: it is the order of
+ * the merge list instead of the order of the scores.
  *
  * The text is split between two characters that are not adjacent in any token. No merge can cross such a boundary, so tokenizing
  * the parts gives the same result as tokenizing the whole text, with less memory. The pairs of characters that are adjacent in

@@ -35,7 +35,7 @@ static int json_hex_digit(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Reads the four digits after \u. */
+/* Reads the four hexadecimal digits of a \u escape. */
 static fkv_status read_unit(fkv_json_scan *scan, uint32_t *unit) {
     *unit = 0;
     if (scan->end - scan->at < 4) return fail_json_scan(scan, "truncated escape sequence");

@@ -1,5 +1,5 @@
 /* In-place scanner for large untrusted JSON files. Objects and arrays are traversed without building a tree, and only strings
- * with escapes are copied. For small parts, the scanner only finds the start and end, and jansson parses them.
+ * with escapes are copied. For small values, the scanner only finds the start and the end, and jansson parses the value.
  */
 #ifndef FKV_JSON_SCAN_H
 #define FKV_JSON_SCAN_H
@@ -11,13 +11,13 @@ typedef struct fkv_json_scan {
     const char *at, *end;
     const char *start; /* start of the file, for error messages */
     const char *path;
-    char *copies; /* buffer for unescaped strings, as large as the file; NULL if strings with escapes are only skipped */
+    char *copies; /* buffer for unescaped strings, as large as the file; NULL if the caller only skips strings with escapes */
     size_t n_copies;
 } fkv_json_scan;
 
-/* Advances to the next element of an object (open is '{') or array (open is '['). is_first: the opening bracket has not been read
- * yet. Sets *more to false, after consuming the closing bracket, if there is no further element. In an object,
- * fkv_json_scan_key() reads the key next. */
+/* Advances to the next element of an object (open is '{') or array (open is '['). is_first: true for the first call, which also
+ * reads the opening bracket. Sets *more to false, after consuming the closing bracket, if there is no further element. In an
+ * object, fkv_json_scan_key() reads the key next. */
 fkv_status fkv_json_scan_next(fkv_json_scan *scan, char open, bool is_first, bool *more);
 
 fkv_status fkv_json_scan_key(fkv_json_scan *scan, fkv_bytes *key);       /* reads the key and the colon */

@@ -5,8 +5,8 @@
 
 #include "vocab_target.h"
 
-/* Fills in target.vocab with the same content as a GGUF file of the same model. The bytes must outlive target.arena. Returns
- * FKV_FILE_FORMAT or FKV_UNSUPPORTED; the message contains the field, the reason and the path. */
+/* Fills in target.vocab with the content that a GGUF file of the same model would give. The bytes must outlive target.arena.
+ * Returns FKV_FILE_FORMAT or FKV_UNSUPPORTED; the message contains the field, the reason and the path. */
 fkv_status fkv_sentencepiece_read(fkv_vocab_target target, const uint8_t *bytes, size_t size, const char *path);
 
 #endif

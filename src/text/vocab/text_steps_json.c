@@ -141,7 +141,7 @@ static fkv_status add_byte_level(steps_reader *r, const json_t *object) {
     return FKV_OK;
 }
 
-/* Reads "prepend_scheme", or "add_prefix_space" in older files. */
+/* Reads the field "prepend_scheme", or the field "add_prefix_space" in older files. */
 static fkv_status read_prepend_scheme(const steps_reader *r, const json_t *object, bool *never, bool *only_first) {
     const json_t *scheme = json_object_get(object, "prepend_scheme");
     bool add_prefix_space = true;
@@ -193,7 +193,7 @@ static fkv_status add_entry(steps_reader *r, const step_reader *readers, const j
     return fkv_fail(FKV_UNSUPPORTED, "%s: type '%s' is not supported: %s", r->part, fkv_show_text(type).text, r->path);
 }
 
-/* Adds a single step, or all steps of a Sequence. list: name of the array in the Sequence. */
+/* Adds a single step, or all steps of a Sequence. list: name of the array in the Sequence that holds its steps. */
 static fkv_status add_entries(steps_reader *r, const step_reader *readers, const char *list, const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "type"));
     if (object == NULL || json_is_null(object)) return FKV_OK;

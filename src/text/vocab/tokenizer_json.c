@@ -23,12 +23,13 @@ static const char *const MODEL_NAMES[N_MODEL] = {
 typedef struct json_file {
     fkv_vocab_target target;
     const char *path;
-    fkv_json_scan scan; /* scanner of the whole file; scan.n_copies bytes of its buffer for unescaped strings are used */
+    fkv_json_scan
+        scan; /* scanner of the whole file; scan.n_copies is the number of used bytes in its buffer for unescaped strings */
     fkv_bytes top[N_TOP];
     fkv_bytes model[N_MODEL];
     json_t *parts[N_TOP]; /* parts parsed with jansson */
     uint64_t n_ids;       /* largest token id plus 1 */
-    uint32_t n_tokens;    /* n_ids, or the vocabulary size of the model if that is smaller */
+    uint32_t n_tokens;    /* the smaller of n_ids and the vocabulary size of the model */
     fkv_bytes *tokens;    /* [n_tokens] */
     int32_t *types;
     uint8_t *flags;
@@ -92,7 +93,7 @@ static fkv_status check_token_id(json_file *file, const char *part, uint64_t id)
     return FKV_OK;
 }
 
-/* Stores the tokens if `fill` is set; otherwise only finds the largest id. */
+/* Stores the tokens of model.vocab if `fill` is set; otherwise only finds the largest id. */
 static fkv_status walk_vocab(json_file *file, bool fill) {
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->model[VOCAB]);
     if (!fill) scan.copies = NULL;
@@ -147,7 +148,7 @@ static fkv_status added_flags(const json_file *file, const json_t *added, bool *
 }
 
 /* Returns whether a token looks like a control token. Some files do not mark their control tokens as special, and user text must
- * not become one.
+ * not become a control token.
  */
 static bool looks_like_control(const char *text, size_t size) {
     static const char *const frames[][2] = {{"<|", "|>"}, {"<\xef\xbd\x9c", "\xef\xbd\x9c>"}};
@@ -289,22 +290,23 @@ static const json_t *special_at(const json_t *single, size_t i) {
     return json_object_get(json_array_get(single, i), "SpecialToken");
 }
 
-/* Reads the id of the special token at an index of a TemplateProcessing template. *id is FKV_NO_TOKEN if the id is not in the
- * vocabulary. */
+/* Reads the id of the special token at the given index of a TemplateProcessing template. *id is FKV_NO_TOKEN if the id is not in
+ * the vocabulary. */
 static fkv_status read_template_token(const json_file *file, const json_t *processor, const json_t *special, uint32_t *token) {
     const json_t *ids = NULL;
     const char *name = json_string_value(json_object_get(special, "id"));
     if (name != NULL) ids = json_object_get(json_object_get(json_object_get(processor, "special_tokens"), name), "ids");
     const json_t *id = json_array_get(ids, 0);
     FKV_REQUIRE(json_array_size(ids) == 1 && json_is_integer(id) && json_integer_value(id) >= 0, FKV_UNSUPPORTED,
-                "post_processor: special_tokens '%s' must be a single token: %s", fkv_show_text(name != NULL ? name : "").text,
-                file->path);
+                "post_processor: special_tokens entry '%s' must be a single token: %s",
+                fkv_show_text(name != NULL ? name : "").text, file->path);
     *token = (uint64_t)json_integer_value(id) < file->n_tokens ? (uint32_t)json_integer_value(id) : FKV_NO_TOKEN;
     return FKV_OK;
 }
 
 /* Reads the special tokens that TemplateProcessing puts before and after a text. A single token before becomes bos, and a single
- * token after becomes the suffix. Several tokens are ignored, because the chat template writes them. */
+ * token after becomes the suffix. If there are several tokens before or after the text, they are ignored, because the chat
+ * template writes them. */
 static fkv_status read_template_processing(json_file *file, const json_t *processor) {
     const json_t *single = json_object_get(processor, "single");
     const size_t n = json_array_size(single);

@@ -158,10 +158,11 @@ static fkv_status read_vocab_file(fkv_vocab_target target, const char *folder) {
     if (there) return fkv_tokenizer_json_read(target, (const char *)mapped.bytes, (size_t)mapped.size, path);
     FKV_TRY(map_if_there(target, folder, "tokenizer.model", path, &mapped, &there));
     if (there) return fkv_sentencepiece_read(target, mapped.bytes, (size_t)mapped.size, path);
-    FKV_REQUIRE(target.n_vocab == BYTE_VOCAB, FKV_UNSUPPORTED,
-                "the folder has neither tokenizer.json nor tokenizer.model; only a model with %d tokens needs neither "
-                "(this model has %u): %s",
-                BYTE_VOCAB, target.n_vocab, folder);
+    FKV_REQUIRE(
+        target.n_vocab == BYTE_VOCAB, FKV_UNSUPPORTED,
+        "the folder has neither tokenizer.json nor tokenizer.model, so the vocabulary must have %d tokens, one per byte value "
+        "(this model has %u): %s",
+        BYTE_VOCAB, target.n_vocab, folder);
     target.vocab->model = (fkv_bytes){.data = "byte", .size = 4};
     target.vocab->n_tokens = BYTE_VOCAB;
     return FKV_OK;

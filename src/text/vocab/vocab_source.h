@@ -38,7 +38,7 @@ typedef struct fkv_vocab_source {
     fkv_bytes
         model; /* "gpt2": byte-level BPE, "llama": SentencePiece with scores, "gemma4": BPE over characters, "byte": 256 bytes */
     fkv_bytes pre;               /* tokenizer.ggml.pre, or empty */
-    const fkv_text_steps *steps; /* steps before encoding; NULL: implied by `model` and `pre` */
+    const fkv_text_steps *steps; /* steps applied to a text before encoding; NULL: implied by `model` and `pre` */
     uint32_t n_tokens;
     const fkv_bytes *tokens; /* [n_tokens] token strings; NULL for the model "byte" */
     const float *scores;     /* [n_tokens] or NULL */
