@@ -124,8 +124,8 @@ START_TEST(unsupported_requests_are_rejected) {
         const char *fields;
         const char *words;
     } wrong[] = {
-        {"\"tool_choice\":\"required\"", "tools is missing"},
-        {"\"tools\":[],\"tool_choice\":\"required\"", "tools is empty"},
+        {"\"tool_choice\":\"required\"", "contains no tools"},
+        {"\"tools\":[],\"tool_choice\":\"required\"", "list of tools is empty"},
         {TOOLS ",\"tool_choice\":\"sometimes\"", "tool_choice"},
         {TOOLS ",\"tool_choice\":3", "tool_choice"},
         {TOOLS ",\"tool_choice\":{}", "tool_choice"},

@@ -162,7 +162,7 @@ static bool put_calls(FILE *out, const api_request *api, const answer_marks *m, 
     }
     if (n == 0 && api->forced_name != NULL)
         return rule_error(error, "unknown tool %.60s: expected a name from tools", api->forced_name);
-    if (n == 0) return rule_error(error, "a tool call is required but tools is empty");
+    if (n == 0) return rule_error(error, "a tool call is required, but the list of tools is empty");
     (void)fprintf(out, "call:");
     for (i = 0; i < n; i++) (void)fprintf(out, "%s call_%zu", i > 0 ? " |" : "", i);
     (void)fprintf(out, "\ncalls: call");

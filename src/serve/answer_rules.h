@@ -1,5 +1,5 @@
-/* Translates the output constraints of a request into grammar rules. A request can require an answer in JSON that follows a
- * schema, a tool call, or one of the two.
+/* Translates the output constraints of a request into grammar rules. A request can require a JSON answer that follows a schema, a
+ * tool call, or either of the two.
  *
  * Tool calls use the model's own syntax, so the reply parser needs no special case for constrained calls. All client input is
  * validated or quoted before it becomes part of the rules.
@@ -14,7 +14,7 @@
 typedef struct answer_marks {
     fkv_reply_syntax syntax;
     grammar_thinking thinking;
-    bool chat;                                                /* the model has a chat template, so tool calls are parsed */
+    bool chat; /* true if the model has a chat template, so that tool calls are parsed */
     uint32_t (*token_of)(const void *user, const char *text); /* returns the special token with this text, or FKV_NO_TOKEN */
     bool (*is_token)(const void *user, const char *text);     /* returns true if the text is a single token, special or not */
     const void *user;

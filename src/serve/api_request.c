@@ -54,8 +54,8 @@ static int hex_code_unit(const char *digits) {
 }
 
 /* Returns a copy of the body in which escaped NULs and unpaired surrogates are replaced with U+FFFD. Returns NULL if the body
- * contains neither. JSON strings can contain such characters but C strings in UTF-8 cannot. Agents send them after reading binary
- * files. */
+ * contains neither. JSON strings can contain such characters, but UTF-8 strings in C cannot. Coding agents send such characters
+ * after reading binary files. */
 static char *replace_bad_escapes(const char *body, size_t n) {
     static const char replacement[4] = {'f', 'f', 'f', 'd'};
     char *copy = NULL;
@@ -385,7 +385,7 @@ static bool read_tools(api_request *r) {
     bool hide_tools = false;
     if (!read_tool_choice(r, &hide_tools)) return false;
     if (tools == NULL && r->forced_call)
-        return invalid(r, "tool_choice", "tool_choice: a tool call is required but tools is missing");
+        return invalid(r, "tool_choice", "tool_choice: a tool call is required, but the request contains no tools");
     if (tools == NULL) return true;
     if (!json_is_array(tools)) return invalid(r, "tools", "tools: expected an array");
     if (hide_tools) return true;
@@ -553,12 +553,12 @@ static bool read_lengths(api_request *r) {
     json_int_t priority = 0;
     if (!read_integer(r, "max_tokens", 1, INT32_MAX, &max_new)) return false;
     if (r->kind == API_INFILL && !read_integer(r, "n_predict", -1, INT32_MAX, &max_new)) return false;
-    if (max_new < 0) max_new = 0; /* llama.cpp: no limit */
+    if (max_new < 0) max_new = 0; /* in llama.cpp, -1 means no limit */
     if (r->kind == API_CHAT && !read_integer(r, "max_completion_tokens", 1, INT32_MAX, &max_new)) return false;
     if (r->kind != API_MESSAGES && r->kind != API_INFILL && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
     if (!read_integer(r, "priority", -1000, 1000, &priority) || !read_number(r, "timeout", 0.0, 86400.0, &r->deadline_s))
         return false;
-    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value of the completions API */
+    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value in OpenAI's completions API */
     r->max_new = (uint32_t)max_new;
     r->n = (uint32_t)n;
     r->priority = (int32_t)priority;

@@ -52,7 +52,7 @@ typedef struct api_request {
     fkv_logit_bias bias[API_MAX_BIASES];
     const char *stops[FKV_MAX_STOPS];
     uint32_t n_stops;
-    char *stop_text; /* copies of the stop strings after api_request_detach() */
+    char *stop_text; /* copies of the stop strings, which api_request_detach() makes */
     bool logprobs;
     uint32_t n_top;
     bool ignore_end;
@@ -73,7 +73,7 @@ typedef struct api_request {
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 
-/* Frees the parsed JSON, except for the fields that replies repeat. Freeing the JSON of a large request may take long. The
+/* Frees the parsed JSON, except for the fields that replies repeat. Freeing the JSON of a large request may take a long time. The
  * options and stop strings stay valid. Returns false if out of memory. */
 bool api_request_detach(api_request *request);
 

@@ -25,8 +25,8 @@
 
 enum {
     MAX_LINGER_BYTES = 256 << 10, /* the connection is closed after this many bytes are discarded following an error reply */
-    ADDRESS_RESERVE =
-        64 /* number of connections that one address must leave to other addresses; at most a quarter of all connections */
+    ADDRESS_RESERVE = 64 /* number of connections that a single address must leave free for other addresses; at most a quarter of
+                            all connections */
 };
 static const double LINGER_S = 1.0; /* time, in seconds, that a client has to read an error reply */
 
@@ -35,7 +35,7 @@ typedef struct validated_input {
     struct bufferevent *io;
     http_filter *filter;
     struct evbuffer *raw; /* received bytes that have not been validated yet */
-    bool busy;            /* true while the callback itself changes the input buffer */
+    bool busy;            /* true while the input callback itself changes the input buffer */
     uint64_t n_replied;   /* number of replies sent */
     int error;            /* HTTP status of the first violation; 0 if there was none */
     const char *message;
@@ -59,7 +59,7 @@ struct connections {
     struct event *tick;
     struct event *resume; /* ends a pause */
     struct event *check;  /* checks the peer addresses of new connections; evhttp sets them only after on_accept() */
-    bool paused;          /* accept() failed, so connections are neither accepted nor rejected for a while */
+    bool paused;          /* true after accept() failed: connections are neither accepted nor rejected for a while */
     double warned_at;     /* time of the last log line about a failed accept() */
     connections *next;    /* next object in the list `all` */
     double request_s;
@@ -103,8 +103,8 @@ static const char *reason_phrase(int status) {
                            : "Bad Request";
 }
 
-/* Sends the error reply for a violation and ends the output. The input is discarded for a while, because closing a socket with
- * unread input would reset the connection and lose the reply. */
+/* Sends the error reply for a violation and ends the output. Further input is read and discarded for a while, because closing a
+ * socket with unread input would reset the connection and lose the reply. */
 static void send_violation(validated_input *in) {
     char body[256];
     char reply[512];
@@ -404,7 +404,8 @@ void connections_reply_sent(connections *c, struct evhttp_request *req) {
     e->served = true;
     e->since = monotonic_seconds();
     in->n_replied++;
-    if (in->header_since > 0.0) in->header_since = e->since; /* a pipelined request was waiting for the reply */
+    if (in->header_since > 0.0)
+        in->header_since = e->since; /* the next request was pipelined and waited for this reply, so its time limit starts now */
     if (in->error != 0 && in->rejected_at <= 0.0 && in->n_replied == http_filter_requests(in->filter)) send_violation(in);
 }
 

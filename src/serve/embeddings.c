@@ -1,7 +1,7 @@
 /* POST /v1/embeddings: computes embeddings on a worker thread, one text at a time, with the server's embedding runner.
  *
- * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are large jobs of the worker pool,
- * so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
+ * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are submitted to the worker pool
+ * as large jobs, so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
  */
 #include "prepare.h"
 
@@ -65,7 +65,7 @@ static bool read_token_numbers(embedding_job *job, const json_t *list, prompt_to
     for (size_t i = 0; i < n; i++) {
         const json_t *number = json_array_get(list, i);
         if (!json_is_integer(number) || json_integer_value(number) < 0 || json_integer_value(number) >= n_vocab)
-            return fail(job->x, 400, "input", "input: expected token numbers of this model");
+            return fail(job->x, 400, "input", "input: expected token numbers from the vocabulary of this model");
         tokens->tokens[i] = (uint32_t)json_integer_value(number);
     }
     tokens->n = n;
@@ -85,7 +85,7 @@ static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *t
         return fail(x, 400, "input", "%s", fkv_message());
     }
     if (tokens->n == 0 || tokens->n > x->s->embed_tokens)
-        return fail(x, 400, "input", "input: a text has %zu tokens, expected 1 to %u", tokens->n, x->s->embed_tokens);
+        return fail(x, 400, "input", "input: a text has %zu tokens; expected 1 to %u tokens", tokens->n, x->s->embed_tokens);
     return true;
 }
 

@@ -100,8 +100,8 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* If all requests are finished during shutdown, ends the event loop. If some replies are not completely sent yet, ends it after
- * one more second. */
+/* If all requests are finished during shutdown, ends the event loop. If some replies are not completely sent yet, ends the event
+ * loop after one more second. */
 void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
     if (!s->draining || s->n_open > 0) return;
@@ -165,7 +165,7 @@ typedef struct event_record {
     float logprob;
     double waited_s;
     double at;
-    size_t n_text; /* the arrays top, text, stop and message follow the record */
+    size_t n_text; /* the arrays `top`, `text`, `stop` and `message` are stored directly after the record */
     size_t n_stop;
     size_t n_message;
 } event_record;
@@ -206,7 +206,7 @@ static void on_event(void *user, const fkv_event *e) {
     if (x->n_event_bytes + n > x->event_capacity) {
         size_t room = 2 * (x->n_event_bytes + n);
         char *more = realloc(x->event_bytes, room);
-        if (more == NULL) abort(); /* a lost event would leave the client waiting forever */
+        if (more == NULL) abort(); /* the program ends, because a lost event would leave the client waiting forever */
         x->event_bytes = more;
         x->event_capacity = room;
     }
@@ -269,7 +269,7 @@ static void parse_text(exchange *x, const event_record *r, const char *text) {
     }
 }
 
-/* Starts the answers of a job with the prompt, if the client asked for it. */
+/* If the client requested `echo`, starts each answer of the job with the prompt. */
 static void echo_prompt(exchange *x, prompt_job *job) {
     if (job->echo == NULL) return;
     const size_t n = evbuffer_get_length(job->echo);
@@ -310,7 +310,7 @@ static void handle_record(exchange *x, const event_record *r, const char *data) 
     }
     if (r->kind == FKV_EVENT_DONE) {
         job->in_engine = false;
-        if (r->reason >= FKV_FINISH_CANCELLED && x->reason < FKV_FINISH_CANCELLED) { /* the first failure counts */
+        if (r->reason >= FKV_FINISH_CANCELLED && x->reason < FKV_FINISH_CANCELLED) { /* only the first failure is reported */
             x->reason = r->reason;
             (void)snprintf(x->failure, sizeof x->failure, "%.*s", (int)r->n_message, stop + r->n_stop);
             if (r->reason == FKV_FINISH_FAILED) cancel_jobs(x);
@@ -388,7 +388,8 @@ bool exchange_open_parsers(exchange *x) {
         if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* the request has no tools */
         c.prompt = x->jobs[0].prompt.tokens;
         c.n_prompt = x->jobs[0].prompt.n;
-        c.stop = x->api.stops; /* the parser also sees the special tokens of reasoning and tool calls */
+        c.stop = x->api.stops; /* the parser matches stop strings as well, because it also sees the special tokens of reasoning
+                                  and tool calls */
         c.n_stop = x->api.n_stops;
         c.on_event = on_reply;
         c.user = r;
@@ -421,7 +422,7 @@ static void start_stream(exchange *x) {
     x->s->metrics.http[2]++;
     x->streaming = true;
     evhttp_send_reply_start(x->req, 200, NULL);
-    if (lines) return; /* the format has no comments */
+    if (lines) return; /* the stream format does not allow keep-alive comments */
     x->ping = event_new(x->s->base, -1, EV_PERSIST, on_ping, x);
     struct timeval every = {(time_t)x->s->config.ping_s, (suseconds_t)(fmod(x->s->config.ping_s, 1.0) * 1e6)};
     if (x->ping != NULL) (void)event_add(x->ping, &every);
@@ -473,7 +474,7 @@ static bool submit_exchange(exchange *x) {
         x->n_in_engine += job->in_engine;
         prompt_tokens_free(&job->prompt);
     }
-    if (status != FKV_OK) { /* all prompts are answered or none */
+    if (status != FKV_OK) { /* either all prompts are answered or none, so the jobs that were already submitted are cancelled */
         reject_request(x, status, retry);
         cancel_jobs(x);
         return x->n_in_engine > 0;

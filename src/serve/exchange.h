@@ -24,7 +24,7 @@
 typedef struct exchange exchange;
 
 struct server {
-    const fkv_model *model; /* NULL while the model is loading; set together with the following fields up to `grammars` */
+    const fkv_model *model; /* NULL while the model is loading; set at the same time as the following fields, up to `grammars` */
     fkv_engine *engine;
     const char *model_name;
     uint64_t base_bytes;
@@ -39,7 +39,8 @@ struct server {
     struct event_base *base;
     struct evhttp *http;
     struct evhttp_bound_socket *socket;
-    int wake[2]; /* pipe: the engine thread and the workers write, the event loop reads */
+    int wake[2]; /* pipe that wakes the event loop: the engine thread and the worker threads write to it, and the event loop reads
+                    from it */
     pthread_mutex_t lock;
     exchange *with_events; /* list of exchanges with unread events; protected by the lock */
     exchange *prepared;    /* list of exchanges whose preparation has ended; protected by the lock */
@@ -52,7 +53,7 @@ struct server {
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
     bool draining;
-    bool ending;              /* the event loop has ended; remaining requests are answered with 503 */
+    bool ending;              /* true after the event loop has ended; remaining requests are answered with 503 */
     pthread_t loading_thread; /* runs the event loop until the model is loaded */
     bool is_loading;
     bool wake_pending; /* true if the pipe contains a byte; protected by the lock */
@@ -112,7 +113,7 @@ struct exchange {
         char param[32];
         char message[600];
     } error;
-    uint64_t seed; /* sampling seed, used if the request does not specify one */
+    uint64_t seed; /* sampling seed that is used if the request does not specify a seed */
     uint64_t tenant;
     exchange *next_prepared;
     api_request api;
@@ -128,7 +129,7 @@ struct exchange {
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
-    int block; /* open content block: a part_kind (Messages API) or a part index (Responses API); -1 if none is open */
+    int block; /* the open content block, as a part_kind (Messages API) or a part index (Responses API); -1 if no block is open */
     uint32_t n_blocks;
     uint64_t n_events;                   /* number of events sent, from which the Responses API derives sequence numbers */
     answer_out answers[API_MAX_CHOICES]; /* the answers of all jobs, in the order of the prompts */
@@ -164,8 +165,8 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 
 /* ---- exchanges (exchange.c) ---- */
 
-/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: always a large job of the
- * worker pool; otherwise only if the body is large. */
+/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: the request is always a
+ * large job of the worker pool; if false, it is a large job only if the body is large. */
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
 
 /* Returns the number of answers of all prompts. */

@@ -135,7 +135,7 @@ static void allow_json(const grammar_maker *m, const json_text *text, uint32_t *
     states[0] = *text;
     for (uint32_t i = 0; i < m->n_tokens; i++) {
         const sorted_token *t = &m->tokens[i];
-        if (n_valid < t->n_shared) continue; /* the byte that was rejected before is part of this token too */
+        if (n_valid < t->n_shared) continue; /* this token also contains the byte that was rejected in an earlier token */
         for (n_valid = t->n_shared; n_valid < t->n_bytes; n_valid++) {
             states[n_valid + 1] = states[n_valid];
             if (!json_text_add(&states[n_valid + 1], (unsigned char)t->bytes[n_valid])) break;

@@ -87,7 +87,8 @@ static LlgTokenizer *make_tokenizer(const grammar_maker *m, const fkv_model *mod
                                    .tok_eos = m->n_end > 0 ? m->end[0] : (uint32_t)FKV_NO_TOKEN,
                                    .token_lens = lengths,
                                    .token_bytes = bytes,
-                                   .use_approximate_greedy_tokenize_fn = true, /* affects only features that are not used here */
+                                   .use_approximate_greedy_tokenize_fn =
+                                       true, /* this setting affects only features that are not used here */
                                    .tok_eos_extra = m->end + 1,
                                    .tok_eos_extra_count = m->n_end > 1 ? m->n_end - 1 : 0};
         made = llg_new_tokenizer_v2(&init, error, sizeof error);
@@ -202,7 +203,8 @@ static void *compile_grammar(void *user) {
     init.log_stderr_level = 0; /* client input must not be logged */
     init.limits = LIMITS;
     job->matcher = llg_new_matcher(&init, "lark", job->rules);
-    if (!llg_matcher_is_error(job->matcher)) (void)!llg_matcher_compute_mask(job->matcher); /* this call may also set the error */
+    if (!llg_matcher_is_error(job->matcher))
+        (void)!llg_matcher_compute_mask(job->matcher); /* computing the first mask may also fail */
     (void)pthread_mutex_lock(&job->lock);
     job->finished = true;
     const bool abandoned = job->abandoned;

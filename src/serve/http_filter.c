@@ -69,7 +69,7 @@ static bool is_known_method(const char *method, size_t n, bool *may_have_body) {
     static const char *const methods[] = {"POST", "PUT", "PATCH", "GET", "HEAD", "DELETE", "OPTIONS", "TRACE"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         if (strlen(methods[i]) != n || memcmp(methods[i], method, n) != 0) continue;
-        *may_have_body = i < 3; /* with any other method, evhttp would read the body as the next request */
+        *may_have_body = i < 3; /* for all other methods, evhttp would parse the body as the next request */
         return true;
     }
     return false;
@@ -156,7 +156,7 @@ static int check_field(http_filter *f, const char *line, size_t n) {
 
 static int end_header(http_filter *f) {
     if (!f->has_host && !f->http_1_0) return violation(f, 400, "missing Host header");
-    if (f->chunked && f->has_length) return violation(f, 400, "Content-Length and Transfer-Encoding exclude each other");
+    if (f->chunked && f->has_length) return violation(f, 400, "Content-Length and Transfer-Encoding cannot be combined");
     if (!f->may_have_body && (f->chunked || f->left > 0)) return violation(f, 400, "this method does not allow a request body");
     if (f->left > f->max_body) return violation(f, 413, "the request body is too large");
     f->state = f->chunked ? CHUNK_SIZE : BODY;

@@ -101,7 +101,7 @@ static bool add_escape(json_text *t, unsigned char byte) {
     return byte != 0 && strchr("\"\\/bfnrt", byte) != NULL && go(t, STATE_STRING);
 }
 
-/* Adds a digit of \uXXXX. Escaped NULs and surrogates (D800 to DFFF) are rejected. `high` is 1 if a digit was not 0. */
+/* Adds a digit of \uXXXX. Rejects escaped NULs and surrogates (D800 to DFFF). `high` is 1 if any digit so far was not 0. */
 static bool add_hex(json_text *t, unsigned char byte) {
     const unsigned char lower = (unsigned char)(byte | 0x20);
     const bool letter = lower >= 'a' && lower <= 'f';
@@ -151,7 +151,7 @@ static bool add_to_number(json_text *t, unsigned char byte) {
         return go(t, STATE_POINT);
     }
     if ((byte | 0x20) == 'e' && t->state != STATE_EXPONENT) {
-        t->count = 0; /* counts the digits of the exponent */
+        t->count = 0; /* from here on, the count is the number of exponent digits */
         return go(t, STATE_E);
     }
     return add_after_value(t, byte);

@@ -18,11 +18,12 @@ typedef struct json_text {
     uint64_t arrays; /* bit i is set if the container at depth i + 1 is an array */
     uint8_t depth;
     uint8_t state;
-    uint8_t count; /* leading spaces left, bytes of a number or literal, hexadecimal digits, or UTF-8 continuation bytes */
+    uint8_t count; /* counter whose meaning depends on the state: leading spaces left, bytes of a number or literal, hexadecimal
+                      digits, or UTF-8 continuation bytes */
     uint8_t low;   /* range of the next UTF-8 continuation byte */
     uint8_t high;
     uint8_t word; /* index of the literal: true, false or null */
-    bool in_key;  /* the string is an object key */
+    bool in_key;  /* true if the current string is an object key */
 } json_text;
 
 /* Returns the state before the first byte. max_spaces: maximum number of spaces or line breaks before the object. */

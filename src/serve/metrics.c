@@ -65,7 +65,7 @@ static void write_store_metrics(struct evbuffer *out, const fkv_store_stats *s) 
     const metric_value values[] = {
         {"prefix_store_pages", "gauge", "Prefix pages on disk.", (double)s->usage.pages},
         {"prefix_store_bytes", "gauge", "Bytes of prefix pages on disk.", (double)s->usage.bytes},
-        {"prefix_store_max_bytes", "gauge", "Disk limit in bytes.", (double)s->usage.max_bytes},
+        {"prefix_store_max_bytes", "gauge", "Maximum size of the prefix store on disk, in bytes.", (double)s->usage.max_bytes},
         {"prefix_store_evictions_total", "counter", "Pages evicted from disk.", (double)s->usage.evicted},
         {"prefix_store_read_pages_total", "counter", "Pages restored from disk after verification.", (double)s->read_pages},
         {"prefix_store_read_bytes_total", "counter", "Bytes restored from disk.", (double)s->read_bytes},
@@ -110,7 +110,7 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"connections", "gauge", "Open connections.", m->connections},
         {"refused_connections_total", "counter", "Connections rejected because of the connection limit.",
          (double)m->refused_connections},
-        {"slow_readers_total", "counter", "Clients disconnected because they did not read their stream.",
+        {"slow_readers_total", "counter", "Clients that were disconnected because they did not read their stream.",
          (double)m->slow_readers},
         {"steps_total", "counter", "Forward passes.", (double)s->steps},
         {"cancel_steps_max", "gauge", "Maximum number of steps between a disconnect and the release of the pages.",

@@ -19,7 +19,7 @@ typedef struct metrics {
     metric_histogram whole; /* end-to-end latency, in seconds */
     metric_histogram queue;
     uint64_t disconnects;
-    uint64_t slow_readers; /* number of clients disconnected because they did not read their stream */
+    uint64_t slow_readers; /* number of clients that were disconnected because they did not read their stream */
     uint32_t connections;  /* number of open connections */
     uint32_t preparing;    /* number of requests being parsed and tokenized */
     uint64_t refused_connections;

@@ -104,7 +104,8 @@ static bool read_ollama_message(api_request *r, const json_t *message, size_t in
     if (!json_is_object(message)) return invalid_field(r, "messages", "the element at index %zu is not an object", index);
     if (!is_empty(json_object_get(message, "images")))
         return invalid_field(r, "messages", "the message at index %zu has images; only text is supported", index);
-    json_t *copy = json_copy((json_t *)message); /* the fields are shared and not changed */
+    json_t *copy =
+        json_copy((json_t *)message); /* a shallow copy: the values are shared with the original message and not changed */
     json_t *thinking = json_object_get(message, "thinking");
     json_t *tool_name = json_object_get(message, "tool_name");
     if (copy == NULL) return invalid_field(r, "messages", "out of memory");

@@ -7,8 +7,8 @@
 /* Returns the state shown by the memory view. resident_bytes: anonymous memory of the process. */
 json_t *page_state(server *s, uint64_t resident_bytes);
 
-/* Returns the server's properties (/props) and its running requests (/slots) in the format of llama.cpp. A slot is one of the
- * answers that can be decoded at the same time; flatkv assigns no memory to it. */
+/* Returns the server's properties (/props) and its running requests (/slots) in the format of llama.cpp. A slot stands for one of
+ * the answers that can be decoded at the same time; flatkv assigns no memory to a slot. */
 json_t *props_state(const server *s);
 json_t *slots_state(const server *s);
 

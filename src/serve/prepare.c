@@ -39,7 +39,7 @@ static bool was_abandoned(exchange *x) { return atomic_load_explicit(&x->abandon
 /* ---- generation ---- */
 
 /* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
- * for models with a larger context. Ollama also stops at the end of the context.
+ * for models with a larger context. Ollama likewise ends an answer at the end of the context.
  */
 static void fit_answer(exchange *x) {
     const uint32_t most = x->s->max_request_tokens;
@@ -57,7 +57,7 @@ static bool make_rules(exchange *x) {
     return x->rules != NULL;
 }
 
-/* Copies the text of a prompt, which precedes its answers. */
+/* Returns a copy of the prompt text for `echo`, which puts the prompt before each answer. */
 static struct evbuffer *prompt_echo(const exchange *x, uint32_t index) {
     struct evbuffer *text = evbuffer_new();
     const json_t *prompt = x->api.prompts[index];
@@ -76,7 +76,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
     prompt_tokens *prompt = &x->jobs[index].prompt;
     fkv_status status = prompt_tokens_of(x->s->model, &x->api, index, x->s->max_prompt_bytes, prompt);
     if (status == FKV_POOL_FULL)
-        fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which are at most %zu bytes",
+        fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which have at most %zu bytes",
              prompt->n_bytes, x->s->max_request_tokens, x->s->max_prompt_bytes);
     else if (status == FKV_UNSUPPORTED && x->api.suffix != NULL)
         fail(x, 400, "suffix", "suffix: the model has no fill-in-the-middle tokens, or the prompt is not a string");
@@ -234,7 +234,8 @@ void prepare_token_text(exchange *x) {
     if (good)
         succeed(x, json_pack("{s:o}", "content", reply_utf8_text(n > 0 ? (const char *)evbuffer_pullup(text, -1) : "", n)));
     else
-        fail(x, 400, "tokens", "%s", root == NULL ? error : "tokens: expected an array of token numbers of this model");
+        fail(x, 400, "tokens", "%s",
+             root == NULL ? error : "tokens: expected an array of token numbers from the vocabulary of this model");
     evbuffer_free(text);
     json_decref(root);
 }

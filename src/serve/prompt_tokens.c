@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Returns the Unix time that, if printed as UTC, shows the local date and time, because templates print the local date. */
+/* Returns the current Unix time plus the local UTC offset. Printed as UTC, the result shows the local date for templates. */
 static int64_t local_clock(void) {
     time_t now = time(NULL);
     struct tm local;
@@ -151,8 +151,8 @@ static void add_mark(const fkv_model *model, const api_request *r, size_t n_mess
     prompt_tokens_free(&prefix);
 }
 
-/* Finds the positions that later prompts are likely to repeat: the end of the system prompt and the start of the last user
- * message. Only models with recurrent layers need them. */
+/* Finds the positions up to which later prompts are likely to repeat this prompt: the end of the system prompt and the start of
+ * the last user message. Only models with recurrent layers need these positions. */
 static void find_marks(const fkv_model *model, const api_request *r, prompt_tokens *out) {
     const json_t *messages = json_object_get(r->conversation, "messages");
     size_t last_user = 0;
@@ -202,7 +202,7 @@ static bool find_fim_marks(const fkv_model *model, fim_marks *out) {
     return false;
 }
 
-/* Appends a special token, unless it is FKV_NO_TOKEN, and the tokens of a text, which may be NULL. */
+/* Appends a special token, unless it is FKV_NO_TOKEN, and then the tokens of a text, unless the text is NULL. */
 static fkv_status append_marked(const fkv_model *model, uint32_t mark, const json_t *text, unsigned flags, prompt_tokens *out) {
     prompt_tokens more = {0};
     fkv_status status = FKV_OK;
@@ -222,8 +222,8 @@ static fkv_status append_marked(const fkv_model *model, uint32_t mark, const jso
     return status;
 }
 
-/* Other files come first, each with its name, followed by the text before the gap, the text after it and the start of the answer.
- * Client text never becomes a special token. */
+/* The prompt consists of the other files, each preceded by its name, then the text before the gap, the text after the gap and the
+ * start of the answer. Client text never becomes a special token. */
 static fkv_status fim_tokens(const fkv_model *model, const api_request *r, const json_t *prefix, size_t max_bytes,
                              prompt_tokens *out) {
     fim_marks marks;

@@ -7,7 +7,7 @@
 typedef struct prompt_tokens {
     uint32_t *tokens;
     size_t n;
-    size_t n_bytes; /* length of the prompt text; set by prompt_tokens_of() */
+    size_t n_bytes; /* length of the prompt text in bytes; set by prompt_tokens_of() */
     uint32_t
         marks[FKV_MAX_MARKS]; /* [n_marks] lengths of prefixes that later prompts are likely to repeat (fkv_request.snapshots) */
     uint32_t n_marks;

@@ -1,5 +1,5 @@
 /* Writes replies of the OpenAI Responses API. A reply is a list of output items. It is sent as one object, or as a stream of
- * events for the start, the growth and the end of each item. See exchange.h.
+ * events that report the start, the additions and the end of each item. See exchange.h.
  *
  * All parts of a streamed answer are kept as well, because the final event of each item repeats its complete content.
  */

@@ -78,8 +78,8 @@ static bool add_item(api_request *r, json_t *item, json_t *messages, json_t **re
                                                          json_object_get(item, "call_id"), "content",
                                                          json_object_get(item, "output"))) == 0;
     if (strcmp(type, "item_reference") == 0)
-        return invalid_field(r, "input",
-                             "item references are not supported because responses are not kept; send the items themselves");
+        return invalid_field(
+            r, "input", "item references are not supported, because the server stores no responses; send the items themselves");
     if (strcmp(type, "message") != 0 || !json_is_string(role))
         return invalid_field(r, "input", "items of type %.40s are not supported", type[0] != 0 ? type : "(none)");
     json_t *message = json_pack("{s:O, s:O?}", "role", role, "content", json_object_get(item, "content"));
@@ -139,9 +139,9 @@ static bool reject_stored_state(api_request *r) {
     static const struct {
         const char *name;
         const char *why;
-    } missing[] = {{"previous_response_id", "responses are not kept; send the whole conversation as input"},
-                   {"conversation", "conversations are not kept; send the whole conversation as input"},
-                   {"background", "background responses are not supported because responses are not kept"},
+    } missing[] = {{"previous_response_id", "the server stores no responses; send the whole conversation as input"},
+                   {"conversation", "the server stores no conversations; send the whole conversation as input"},
+                   {"background", "background responses are not supported, because the server stores no responses"},
                    {"prompt", "stored prompts are not supported; send instructions and input"}};
     for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++)
         if (has_value(r, missing[i].name)) return invalid_field(r, missing[i].name, "%s", missing[i].why);
@@ -170,7 +170,7 @@ bool responses_as_chat(api_request *r) {
     }
     (void)json_object_set_new(r->root, "messages", messages);
     (void)json_object_del(r->root, "n");
-    (void)json_object_del(r->root, "stop"); /* not part of the Responses API */
+    (void)json_object_del(r->root, "stop"); /* `n` and `stop` are not part of the Responses API */
     move_field(r->root, "max_tokens", json_object_get(r->root, "max_output_tokens"));
     move_field(r->root, "response_format", json_object_get(json_object_get(r->root, "text"), "format"));
     move_field(r->root, "reasoning_effort", json_object_get(json_object_get(r->root, "reasoning"), "effort"));

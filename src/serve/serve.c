@@ -30,7 +30,7 @@ enum {
     STUCK_SECONDS = 300,
     HEADER_SECONDS = 10,
     MAX_HEADER_BYTES = 16 * 1024,
-    NORMALIZED_RATIO = 4, /* assumed maximum of (length of a text) / (length of the text after normalization) */
+    NORMALIZED_RATIO = 4, /* assumed maximum ratio of the length of a text to its length after normalization */
     OTHER_FILES = 32      /* number of descriptors reserved for the model, prefix files and the event loop */
 };
 
@@ -47,7 +47,7 @@ serve_config serve_config_default(void) {
 
 /* ---- authentication ---- */
 
-/* Returns whether two texts are equal. The time depends only on the length of `a`. */
+/* Returns whether two texts are equal. To prevent timing attacks, the run time depends only on the length of `a`. */
 static bool same_text(const char *a, const char *b) {
     size_t n_a = strlen(a);
     size_t n_b = strlen(b);
@@ -66,7 +66,8 @@ static uint64_t tenant_of(const server *s, struct evhttp_request *req) {
     if (key == NULL && bearer != NULL && strncasecmp(bearer, "Bearer ", 7) == 0) key = bearer + 7;
     uint64_t found = UINT64_MAX;
     for (uint32_t i = 0; key != NULL && i < s->config.n_keys; i++)
-        if (same_text(key, s->config.keys[i])) found = i + 1; /* no early exit, so that the time does not depend on the key */
+        if (same_text(key, s->config.keys[i]))
+            found = i + 1; /* no early exit, so that the run time does not depend on which key matches */
     return found;
 }
 
@@ -149,7 +150,7 @@ static void do_models(http_call *c) {
     exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(c)));
 }
 
-/* The model name after /models/ may contain slashes. */
+/* Serves /models/NAME, where NAME may contain slashes. */
 static void do_model(http_call *c) {
     const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(c->req));
     char *name = evhttp_uridecode(strstr(path, "/models/") + strlen("/models/"), 0, NULL);
@@ -471,7 +472,7 @@ static bool start_loading_loop(server *s) {
 static void stop_loading_loop(server *s) {
     char byte = 0;
     if (!s->is_loading) return;
-    (void)!write(s->wake[1], &byte, 1); /* the write cannot block, because the pipe is empty */
+    (void)!write(s->wake[1], &byte, 1); /* this write cannot block, because the pipe is empty */
     (void)pthread_join(s->loading_thread, NULL);
     (void)!read(s->wake[0], &byte, 1);
     s->is_loading = false;
@@ -551,7 +552,8 @@ bool serve_run(server *s, const serve_subject *subject) {
     s->max_prompt_bytes = prompt_byte_limit(s);
     s->pool = worker_pool_open();
     if (s->pool == NULL || s->grammars == NULL) return false;
-    s->base_bytes = subject->base_bytes + resident_bytes() - before; /* includes the vocabulary index */
+    s->base_bytes =
+        subject->base_bytes + resident_bytes() - before; /* the increase since `before` includes the vocabulary index */
     print_address(s);
     return run_loop(s);
 }

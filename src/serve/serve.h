@@ -43,7 +43,8 @@ typedef struct serve_subject {
     uint32_t parallel;      /* number of answers decoded at the same time */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
     uint32_t embed_tokens;  /* maximum number of tokens of an embedded text */
-    uint64_t base_bytes;    /* anonymous process memory before the engine was opened: program, weights, vocabulary */
+    uint64_t
+        base_bytes; /* anonymous memory of the process before the engine was opened (program, weights, vocabulary), in bytes */
 } serve_subject;
 
 /* Serves requests until SIGINT or SIGTERM. Call at most once per server. Returns false if out of memory. */

@@ -1,8 +1,8 @@
 /* Threads that run jobs too long for the event loop, such as parsing and tokenizing a request.
  *
- * Small jobs start in the order of their submission, and so do large jobs. Large jobs may occupy only some of the threads, so
- * that small jobs do not have to wait until all large jobs have finished. The queue holds at most one job per open connection.
- * worker_pool_add() and worker_pool_discard() must be called on the event-loop thread.
+ * Small jobs start in the order in which they were submitted, and so do large jobs. Large jobs may occupy only some of the
+ * threads, so that small jobs do not have to wait until all large jobs have finished. The queue holds at most one job per open
+ * connection. worker_pool_add() and worker_pool_discard() must be called on the event-loop thread.
  */
 #ifndef FKV_SERVE_WORKER_POOL_H
 #define FKV_SERVE_WORKER_POOL_H
