@@ -152,7 +152,7 @@ static void run_system(chat_loop *t, const char *argument) {
         return;
     }
     chat_set_system(t->c->chat, argument);
-    (void)fprintf(stderr, "[system message %s, effective from the next turn]\n", argument[0] != 0 ? "set" : "removed");
+    (void)fprintf(stderr, "[system message %s; takes effect in the next turn]\n", argument[0] != 0 ? "set" : "removed");
 }
 
 static void run_plan(chat_loop *t, const char *argument) {

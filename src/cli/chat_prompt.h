@@ -7,7 +7,7 @@
 #include "text.h"
 #include "token_list.h"
 
-/* Marker inside a message: chat_split() splits the rendered conversation at each marker. */
+/* Marker inside a message, at which chat_split() splits the rendered conversation. */
 #define CHAT_CUT "\xee\x80\x80\xee\x80\x81\xee\x80\x80"
 
 typedef enum chat_think { CHAT_THINK_DEFAULT, CHAT_THINK_OFF, CHAT_THINK_ON } chat_think;
@@ -30,7 +30,7 @@ void chat_set_system(chat *c, const char *text);  /* "" removes the system messa
 void chat_replace(chat *c, const void *messages); /* copies a JSON array */
 
 /* Adds a user message that contains a document and a question about it. The tokens up to the end of the document do not depend on
- * the question. An empty document refers to the saved prefix in `base`. */
+ * the question. If the document is empty, the saved prefix in `base` is used instead. */
 void chat_add_document(chat *c, const char *document, size_t n_document, const char *question, size_t n_question);
 
 /* Removes the oldest turn (a user message and its answers). Never removes the system message or the document. Returns false if no

@@ -24,8 +24,8 @@ static const char *option_for_field(const char *word, size_t n) {
 
 static bool is_word_byte(char c) { return isalnum((unsigned char)c) != 0 || c == '_' || c == '.'; }
 
-/* Returns whether the word is a byte count: a number of five or more digits followed by "bytes" or preceded by one of the words
- * in `leads`. */
+/* Returns whether the word is a byte count: a number of five or more digits that is followed by "bytes" or preceded by a word
+ * such as "needs". */
 static bool is_byte_count(const char *word, size_t n, const char *before, size_t n_before) {
     static const char *const leads[] = {"cache", "activations", "allows", "needs"};
     bool led = strncmp(word + n, " bytes", strlen(" bytes")) == 0;

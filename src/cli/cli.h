@@ -27,10 +27,11 @@ void cli_translate_message(const char *message, char *out, size_t capacity);
  * messages never mention max_seqs. */
 void cli_name_sequences(const char *option);
 
-/* After the first call of this function, Ctrl-C sets a flag instead of ending the program. A second Ctrl-C ends the program. */
+/* After the first call of cli_catch_interrupts(), Ctrl-C sets a flag instead of ending the program. A second Ctrl-C ends the
+ * program. cli_interrupted() returns the flag. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);
-void cli_clear_interrupt(void); /* clears the flag, so that the next Ctrl-C sets it again */
+void cli_clear_interrupt(void); /* clears the flag, so that the next Ctrl-C does not end the program */
 
 int cli_bench(int argc, char **argv);
 int cli_calibrate(int argc, char **argv);

@@ -13,12 +13,12 @@ static fkv_codec_info info_of_codec(fkv_codec_config config) {
     return info;
 }
 
-/* Returns which of keys and values are rotated by default. */
+/* Returns which sides (keys, values or both) are rotated by default. */
 static unsigned rotated_sides(const codec_choice *c) {
     return (info_of_codec(c->k).rotates ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).rotates ? FKV_ROTATE_V : 0u);
 }
 
-/* Returns which of keys and values have a codec that works only with rotation. */
+/* Returns which sides (keys, values or both) have a codec that works only with rotation. */
 static unsigned required_rotation(const codec_choice *c) {
     return (info_of_codec(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
 }

@@ -14,7 +14,7 @@ enum { MAX_CODECS = 32, CODEC_NAME = 40 };
 typedef struct codec_choice {
     fkv_codec_config k;
     fkv_codec_config v;
-    fkv_rotate rotate; /* rotation in effect; excludes keys or values whose codec never rotates */
+    fkv_rotate rotate; /* effective rotation; does not include keys or values whose codec never rotates */
 } codec_choice;
 
 typedef struct codec_list {

@@ -33,7 +33,8 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     text_free(&line);
     if (code != EXIT_GOOD || c->next.n + s->length <= s->max_tokens || s->length == 0 || c->next.n > s->max_tokens / 2)
         return code;
-    (void)fprintf(stderr, "[the context of %u tokens is full: its first half was dropped; -c reserves more]\n", s->max_tokens);
+    (void)fprintf(stderr, "[the context of %u tokens is full: its first half was dropped; use -c to reserve more]\n",
+                  s->max_tokens);
     token_list kept = {0};
     size_t keep = s->max_tokens / 2 - c->next.n;
     keep = keep < c->fed.n ? keep : c->fed.n;
@@ -67,8 +68,8 @@ static int chat_next_tokens(conversation *c, const char *bytes, size_t n) {
     uint32_t n_dropped = 0;
     chat_add(c->chat, "user", bytes, n);
     int code = chat_tokens(c->chat, &all, NULL);
-    /* Turns are dropped until half of the context is free. The remaining turns must be prefilled again, which should happen
-     * rarely. */
+    /* Turns are dropped until half of the context is free. The remaining turns must then be prefilled again, so dropping only one
+     * turn at a time would be slow. */
     bool full = all.n + min_answer_tokens(c) > most;
     while (code == EXIT_GOOD && full && all.n > most / 2 && chat_drop_oldest(c->chat)) {
         n_dropped++;
@@ -109,7 +110,7 @@ static void report_turn(conversation *c) {
                   (unsigned)(100 * (uint64_t)s->length / s->max_tokens));
 }
 
-/* Feeds n tokens of `next`, from index `from` on, and records them as fed. */
+/* Feeds n tokens of `next`, starting at index `from`, and appends them to the list of fed tokens. */
 static int feed_tokens(conversation *c, size_t from, size_t n, const float **logits, progress_bar *progress) {
     model_session *s = c->generation->session;
     const uint32_t before = s->length;
@@ -119,8 +120,8 @@ static int feed_tokens(conversation *c, size_t from, size_t n, const float **log
 }
 
 /* Feeds the tokens of the turn. Models with recurrent layers keep a snapshot at the last page boundary before the tokens that
- * introduce the answer, because the next turn often repeats the conversation up to these tokens. A snapshot that cannot be stored
- * only costs time later. */
+ * introduce the answer, because the next turn often repeats the conversation up to these tokens. If the snapshot cannot be
+ * stored, the next turn only takes longer. */
 static int feed_turn(conversation *c, const float **logits, progress_bar *progress) {
     enum { ANSWER_PREFIX = 16 };
     model_session *s = c->generation->session;

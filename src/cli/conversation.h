@@ -12,10 +12,10 @@ typedef struct conversation {
     generation *generation;
     chat *chat;        /* NULL: the model has no chat template and continues plain text */
     const char *model; /* value of -m */
-    bool terminal;     /* print notices for an interactive user */
+    bool terminal;     /* true if notices for an interactive user are printed */
     bool warned;       /* the user was warned that the context is nearly full */
     token_list fed;    /* tokens in the session's cache */
-    token_list next;   /* tokens of the current turn that are not in the cache yet */
+    token_list next;   /* tokens of the current turn that are not yet in the cache */
 } conversation;
 
 /* Appends the generated answer to the conversation. */

@@ -20,7 +20,7 @@ static const char usage[] =
     "after open, and its peak must be within the plan. The exit code is 1 if the memory is not flat. Without a model, the\n"
     "outputs of attention and the decode time at 8 times the capacity are checked as well.\n";
 
-enum { DECODED = 64 }; /* number of tokens at the end that are decoded one by one with logits */
+enum { DECODED = 64 }; /* number of tokens at the end of the context that are decoded one by one, with logits */
 
 typedef struct flat {
     const flat_options *o;

@@ -54,13 +54,13 @@ typedef struct step_data {
     float *v;        /* [POOL_TOKENS, G, D] */
     float *q;        /* [STEP_TOKENS, H, D] */
     float *out;      /* [STEP_TOKENS, H, D] */
-    uint32_t *first; /* [tokens] for each token, the first token of the step that wrote it */
+    uint32_t *first; /* [tokens] for each token, the position of the first token of the step that wrote it */
     double *scores;  /* [tokens] */
 } step_data;
 
 typedef struct depth_result {
     uint32_t tokens;
-    double write_ms; /* time to write STEP_TOKENS tokens to all layers */
+    double write_ms; /* time to write STEP_TOKENS tokens to all layers, in milliseconds */
     kit_spread decode_ms;
     double decode_gb_s;
     double prefill_ms; /* attention time of one prefill step in one layer; NAN: not measured at this depth */
@@ -75,7 +75,8 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t attending_layer; /* counter; its value modulo the number of layers selects the layer that attends in the next step */
+    uint32_t
+        attending_layer; /* counter whose value modulo the number of layers selects the layer that attends in the next step */
     double fill_seconds;
     double open_seconds;
 
@@ -191,7 +192,8 @@ static double quantization_error(uint32_t bits) {
     return bits == 16 ? 1e-3 : bits == 8 ? 0.007 : bits == 4 ? 0.11 : bits == 3 ? 0.25 : 0.55;
 }
 
-/* Returns three times the combined error of K and V, limited to 0.9 because an all-zero output has an error of 1. */
+/* Returns the error limit: three times the combined error of K and V, but at most 0.9, because an all-zero output has an error of
+ * 1. */
 static double output_tolerance(const codec_choice *codec) {
     return fmin(0.9, 3 * hypot(quantization_error(codec->k.bits), quantization_error(codec->v.bits)));
 }

@@ -31,12 +31,12 @@ typedef struct generation {
     token_list tokens; /* generated tokens, excluding the end token */
     text_buffer text;
     text_buffer reasoning;
-    text_buffer calls; /* tool calls, each on its own line: name, then arguments */
+    text_buffer calls; /* tool calls, one per line: the name followed by the arguments */
     stop_reason stopped;
     bool last_is_fed; /* the last generated token is in the session's cache */
-    double seconds;   /* total time of the decode steps */
+    double seconds;   /* total time of the decode steps, in seconds */
     uint32_t n_steps;
-    int shown; /* fkv_reply_kind of the text that was printed last */
+    int shown; /* fkv_reply_kind of the most recently printed text */
 } generation;
 
 /* Generates an answer. prompt: [n_prompt] tokens in the session's cache; logits: logits of the last prompt token. Returns an exit

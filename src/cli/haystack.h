@@ -26,8 +26,8 @@ typedef struct haystack {
     json_t *lexicon;
 } haystack;
 
-/* Reads and tokenizes the book; file is NULL for the book of the needle model. For a byte-level model, the book is normalized
- * like the model's training text: ASCII, one line per paragraph. Returns an exit code. */
+/* Reads and tokenizes the book. If `file` is NULL, reads the book of the needle model. For a byte-level model, the book is
+ * normalized like the model's training text: ASCII, one line per paragraph. Returns an exit code. */
 int haystack_open(haystack *h, const fkv_model *model, const char *file);
 void haystack_close(haystack *h);
 

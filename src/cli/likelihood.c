@@ -7,7 +7,7 @@
 enum { LANES = 16, BLOCK = 512 }; /* each block is summed in LANES float sums; the block sums are added in double precision */
 
 /* Computes exp(x) for x <= 0: splits off a power of two, then evaluates a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
- * Inputs below -87 return 1.6e-38, which is negligible relative to the largest term, 1. */
+ * For inputs below -87, the result is 1.6e-38, which is negligible in a sum whose largest term is 1. */
 static float exp_negative(float x) {
     const float rounder =
         12582912.0f; /* 1.5 * 2^23: adding this constant rounds a float to an integer in the low mantissa bits */

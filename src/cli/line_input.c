@@ -15,7 +15,7 @@
 #ifdef FLATKV_LIBEDIT
 #include <histedit.h>
 #else
-typedef struct editline EditLine; /* placeholder: built without libedit */
+typedef struct editline EditLine; /* placeholder type for builds without libedit */
 typedef struct history History;
 #endif
 
@@ -44,7 +44,7 @@ static char *prompt_callback(EditLine *editor) {
 
 enum { CTRL_C = 'C' - '@', CTRL_Z = 'Z' - '@' };
 
-/* Suspends the process like a shell job, after restoring the original terminal mode. */
+/* Restores the original terminal mode and suspends the process (Ctrl-Z). */
 static void suspend_until_continued(EditLine *editor) {
     (void)el_set(editor, EL_PREP_TERM, 0);
     (void)raise(SIGTSTP);
@@ -103,7 +103,7 @@ static const char *edit_line(line_input *in, size_t *n) {
     HistEvent event;
     int length = 0;
     (void)el_set(in->editor, EL_PREP_TERM,
-                 1); /* called before the prompt is printed, so that a key pressed immediately is not echoed twice */
+                 1); /* this call comes before the prompt is printed, so that a key pressed immediately is not echoed twice */
     const char *line = el_gets(in->editor, &length);
     if (line == NULL || length <= 0) {
         el_reset(in->editor);

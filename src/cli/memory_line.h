@@ -1,7 +1,8 @@
 /* Memory of the process while a context fills: sampled after every step, compared with the plan, printed and plotted.
  *
- * CPU: anonymous memory of the process, which equals the whole plan from open to end. MLX: MLX's own counters. Active memory
- * equals the size of the pages from open to end, and its recorded peak is within the plan.
+ * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan from open to end. On MLX,
+ * the values are MLX's own counters. Active memory equals the size of the pages from open to end, and its recorded peak does not
+ * exceed the plan.
  *
  * In addition to the measured line, the plot shows two computed lines, labelled as such: a 16-bit cache that grows with the
  * tokens, and the same cache plus the score matrix of one chunk, which unfused attention allocates.
@@ -20,7 +21,8 @@ typedef struct memory_line {
     fkv_backend backend;
     double before;     /* memory in use before the cache or runner was opened */
     double plan_bytes; /* size of the whole plan, in bytes */
-    double held_bytes; /* part of the plan that is in use from open to end: the whole plan on the CPU, only the pages on MLX */
+    double held_bytes; /* number of planned bytes that are in use from open to end: the whole plan on the CPU, only the pages on
+                          MLX */
     double *tokens;    /* [n] tokens in the cache */
     double *bytes;     /* [n] memory in use, minus `before` */
     size_t n;
@@ -43,12 +45,12 @@ void memory_line_watch(memory_line *line, model_session *s);
 
 typedef struct memory_verdict {
     double open_bytes;
-    double peak_bytes; /* CPU: highest sample; MLX: peak counter, which also covers the time between samples */
+    double peak_bytes; /* on the CPU, the highest sample; on MLX, the peak counter, which also covers the time between samples */
     double end_bytes;
     double cached_bytes; /* memory in MLX's buffer cache at the end, not included in end_bytes */
-    bool is_plan; /* memory after open is within 1 % of held_bytes (not checked if lazy), and the peak and cached memory are
-                     within the plan */
-    bool stays;   /* every sample is within 1 MiB of the first sample; always true if lazy */
+    bool is_plan; /* true if the memory after open is within 1 % of held_bytes (not checked if `lazy`), and the peak and cached
+                     memory do not exceed the plan */
+    bool stays;   /* true if every sample is within 1 MiB of the first sample; always true if `lazy` */
     bool flat;    /* is_plan and stays */
     bool lazy;
 } memory_verdict;

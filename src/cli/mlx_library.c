@@ -62,7 +62,8 @@ int mlx_library_load(void) {
     fkv_status (*register_mlx)(void) = NULL;
     void *symbol = dlsym(library, "fkv_mlx_register");
     if (symbol == NULL) return fail_unavailable(dlerror());
-    memcpy(&register_mlx, &symbol, sizeof register_mlx); /* C has no conversion from void * to a function pointer */
+    memcpy(&register_mlx, &symbol,
+           sizeof register_mlx); /* memcpy() is used, because C defines no conversion from void * to a function pointer */
     fkv_status status = register_mlx();
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }

@@ -3,8 +3,8 @@
 #ifndef FKV_CLI_MLX_LIBRARY_H
 #define FKV_CLI_MLX_LIBRARY_H
 
-/* Registers FKV_BACKEND_MLX with the library. Searches the folder of the program (build tree) and the installed library folder.
- * The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code; the error says what to
+/* Loads libflatkv_mlx and registers FKV_BACKEND_MLX. Searches the folder of the program (build tree) and the installed library
+ * folder. The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code; the error says what to
  * install. */
 int mlx_library_load(void);
 

@@ -60,8 +60,8 @@ static bool cached_file(const char *name, char path[MODEL_PATH]) {
 
 /* ---- the Hugging Face cache ---- */
 
-/* Finds the models of org/name[:quant] in the Hugging Face cache. Returns false if there is none; *folder is then "" if the cache
- * has no snapshot of the repository. */
+/* Finds the models that match org/name[:quant] in the Hugging Face cache. Returns false if there is none. In this case, *folder
+ * is "" if the cache has no snapshot of the repository. */
 static bool find_cached(const hub_name *name, model_files *found, char folder[HUB_PATH]) {
     *found = (model_files){0};
     if (!hub_cache_snapshot(name->repo, folder)) {
@@ -94,7 +94,7 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
     return present;
 }
 
-/* Returns whether a word that is not a path looks like one nevertheless. */
+/* Returns whether a word that is not an existing path ends like a file name. */
 static bool looks_like_path(const char *word) {
     static const char *const ends[] = {".gguf", ".json", ".safetensors", ".fkv", ".bin", ".txt"};
     size_t n = strlen(word);

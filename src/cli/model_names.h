@@ -16,7 +16,8 @@ typedef struct model_name {
     const char *name;
     const char *what;
     const char *licence;
-    const char *hub;  /* name on huggingface.co, which flatkv pull downloads; NULL: part of flatkv */
+    const char
+        *hub; /* name of the model on huggingface.co, from which flatkv pull downloads it; NULL if the model is part of flatkv */
     uint64_t bytes;   /* size of the weights */
     uint32_t context; /* tokens */
 } model_name;
@@ -34,13 +35,13 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]);
  * exit code. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
 
-/* Returns whether the word names a model on a hub that is not on this machine. */
+/* Returns whether the word is the name of a hub model that is not on this machine. */
 bool model_is_remote(const char *word);
 
 /* Reports that -m is missing and how to obtain a model. Returns an exit code. */
 int model_fail_unnamed(void);
 
-/* Writes the path of a file in the needle model's folder: its book or its lexicon. Returns an exit code. */
+/* Writes the path of a file in the needle model's folder, such as its book or its lexicon. Returns an exit code. */
 int model_needle_file(const char *file, char path[MODEL_PATH]);
 
 #endif

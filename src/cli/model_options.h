@@ -25,7 +25,7 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 17 }; /* number of table entries, including headings and the terminator */
+enum { N_MODEL_OPTIONS = 17 }; /* number of entries in the option table, including headings and the terminator */
 
 model_options model_options_default(void);
 
@@ -42,7 +42,7 @@ bool model_options_parse(model_options *o, const char *usage, const kit_option *
 /* Loads the model, without its weights if plan_only is set. Returns an exit code. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
-/* Prints to standard error why the model cannot chat, if its chat template is missing or unsupported. */
+/* If the chat template is missing or unsupported, prints to standard error why the model cannot chat. */
 void model_report_chat(const fkv_model *model);
 
 /* Returns the configuration for one sequence of max_tokens tokens with the first codec. */

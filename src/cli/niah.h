@@ -20,7 +20,7 @@ typedef struct niah_options {
     uint32_t n_haystacks; /* 0: use the default, which is 1 for the grid and 3 for many facts */
     uint32_t n_facts;     /* 0: run the grid */
     uint32_t n_asked;
-    bool together; /* put the facts of all depths into one haystack */
+    bool together; /* true if the facts of all depths are planted in one haystack */
 } niah_options;
 
 typedef struct niah {

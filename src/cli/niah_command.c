@@ -118,7 +118,10 @@ static bool check_niah_options(const niah_options *o) {
     if (o->svg != NULL && (o->n_facts > 0 || o->model.codecs.n > 1))
         return kit_fail(0, "--svg draws the grid of a single codec: remove --facts and pass one codec") != 0;
     if (o->line != NULL && (o->n_facts > 0 || o->model.codecs.n > 1 || !one_cell))
-        return kit_fail(0, "--line draws a single grid cell: pass one length, --depths 1, one haystack and one codec") != 0;
+        return kit_fail(
+                   0,
+                   "--line draws the memory during a single grid cell: pass one length, --depths 1, one haystack and one codec") !=
+               0;
     return true;
 }
 

@@ -14,7 +14,7 @@
 #include <string.h>
 
 typedef struct question {
-    token_list question; /* all tokens between the previous answer and `answer` */
+    token_list question; /* the question, with all tokens between the previous answer and this answer */
     token_list answer;
 } question;
 
@@ -22,7 +22,7 @@ typedef struct question {
 typedef struct planted {
     fact *facts;           /* [n_facts]; questions are asked about the first n_asked facts */
     token_list *sentences; /* [n_facts] */
-    token_list text;       /* haystack with the planted sentences, up to the first question */
+    token_list text;       /* haystack with the planted sentences; ends before the first question */
     question *questions;   /* [n_asked] */
 } planted;
 
@@ -85,7 +85,7 @@ static void plant_sentences(const niah *n, uint64_t *random, const token_list *b
 
 /* Builds a haystack. The text, planted sentences, questions and answers have `length` tokens in total. */
 static int plant_facts(const niah *n, uint32_t length, uint64_t seed, planted *p) {
-    enum { MIN_SENTENCE = 4 }; /* lower bound on tokens per sentence, to reject impossible requests early */
+    enum { MIN_SENTENCE = 4 }; /* lower bound on the number of tokens per sentence, used to reject impossible requests early */
     uint64_t random = seed ^ UINT64_C(0xfac75);
     if (n->o->n_facts >= length / MIN_SENTENCE)
         return kit_fail(EXIT_USAGE, "%u facts do not fit in %u tokens: lower --facts or raise -c", n->o->n_facts, length);
@@ -142,7 +142,7 @@ static int ask_question(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];
     size_t n_step = 1 + q->answer.n;
     if (n_step > NIAH_LOGIT_ROWS || n_step > n->session.chunk)
-        return kit_fail(EXIT_USAGE, "an answer of %zu tokens does not fit in one step: raise --chunk", q->answer.n);
+        return kit_fail(EXIT_USAGE, "the answer has %zu tokens, which do not fit in one step: raise --chunk", q->answer.n);
     step[0] = q->question.tokens[q->question.n - 1];
     memcpy(step + 1, q->answer.tokens, q->answer.n * sizeof *step);
     const float *logits = NULL;

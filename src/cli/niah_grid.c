@@ -40,7 +40,7 @@ typedef struct grid {
 typedef struct stack {
     token_list begin; /* tokens that precede `body`, such as the start of a chat message */
     token_list body;  /* excerpt of the book */
-    token_list rest;  /* complete input of a cell; with --together, the input that all cells share, without the questions */
+    token_list rest;  /* complete input of a cell. With --together, the input that all cells share, without the questions */
     size_t kept;      /* length of the prefix of `body` that is in the session's cache */
 } stack;
 
@@ -50,8 +50,8 @@ static int add_sentence(const grid *g, const cell *c, token_list *list) {
     return token_list_add_text(list, g->n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
 }
 
-/* Returns the number of body tokens that fit into a context of `length` tokens together with `around` other tokens, or -1 after
- * printing an error if there is no room. */
+/* Returns the number of body tokens that fit into a context of `length` tokens together with `around` other tokens. If there is
+ * no room, prints an error and returns -1. */
 static int64_t room_for_text(uint32_t length, size_t around) {
     if (around + ANSWER_TOKENS < length) return (int64_t)(length - around - ANSWER_TOKENS);
     (void)kit_fail(0, "--lengths %u leaves no room for text: facts, question and answer need %zu tokens; use a longer context",
@@ -88,7 +88,9 @@ static int feed_cell(grid *g, stack *s, const cell *c, const token_list *planted
     token_list_add(&s->rest, s->body.tokens + at, (size_t)room - at);
     token_list_add(&s->rest, question->tokens, question->n);
     int code = session_truncate(session, (uint32_t)shared);
-    shared = session->length; /* may be shorter than requested, because sealed pages and windows restrict truncation */
+    shared =
+        session
+            ->length; /* the sequence may now be shorter than requested, because sealed pages and windows restrict truncation */
     s->kept = at;
     return code == EXIT_GOOD ? session_feed(session, s->rest.tokens + shared, s->rest.n - shared, logits, &g->progress) : code;
 }
@@ -225,7 +227,7 @@ static void write_grid_json(const grid *g, kit_json *json) {
     kit_json_integer(json, "haystacks", g->n->n_haystacks);
     kit_json_bool(json, "together", g->n->o->together);
     kit_json_real(json, "seconds", g->seconds);
-    if (g->n->o->line == NULL) /* otherwise memory_verdict_json() writes this field */
+    if (g->n->o->line == NULL) /* with --line, memory_verdict_json() writes this field */
         kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes);
     kit_json_array(json, "cells");
     for (size_t i = 0; i < g->n_cells; i++) {

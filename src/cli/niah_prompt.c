@@ -14,7 +14,8 @@ int niah_frames_open(niah *n) {
     for (int i = 0; i < N_FRAMES; i++) chat_add(&c, roles[i], CHAT_CUT, strlen(CHAT_CUT));
     int code = chat_split(&c, parts, N_FRAMES);
     memcpy(n->frames, parts, sizeof n->frames);
-    token_list_free(&parts[N_FRAMES]); /* the last part repeats the tokens before an answer, which are already in `frames` */
+    token_list_free(&parts[N_FRAMES]); /* the last part is discarded: it repeats the tokens before an answer, which `frames`
+                                          already contains */
     chat_close(&c);
     return code;
 }

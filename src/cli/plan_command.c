@@ -23,7 +23,7 @@ typedef struct plan_options {
     const char *heads;
     uint32_t seqs;
     uint64_t machine;
-    double gpu_share;   /* share of the machine's memory that --device mlx may use; 0: default */
+    double gpu_share;   /* fraction of the machine's memory that --device mlx may use; 0: default */
     double weight_bits; /* 0: from config.json */
 } plan_options;
 
@@ -136,7 +136,7 @@ static void print_line(const table *t, const char *name, size_t offset) {
     putchar('\n');
 }
 
-/* Says which files a download would fetch. */
+/* Prints which files flatkv pull would download. */
 static void print_remote(const pull_choice *remote) {
     char size[32];
     printf("Not downloaded; flatkv pull would download %s (%s).\n", kit_bytes(remote->variant->total_bytes, size),
@@ -200,7 +200,7 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
         printf("the model was trained for %u tokens; longer contexts degrade its answers\n", trained);
 }
 
-/* Sealed layers keep the newest pages of every sequence open, in 8 bits. In short sequences, these are most of the pages. */
+/* Sealed layers keep the newest pages of every sequence open, with 8 bits per value. In short sequences, most pages are open. */
 static void suggest_smaller_codecs(const subject *s, const fkv_runner_plan *plan) {
     const fkv_layer_config usual = fkv_config_default().layer; /* 8/4 */
     const codec_choice rows = {.k = usual.k, .v = usual.v};
@@ -304,7 +304,7 @@ static int make_shape(subject *s) {
     c->max_step_tokens = m->chunk;
     c->n_threads = m->n_threads;
     if (m->device != FKV_BACKEND_CPU)
-        return kit_fail(EXIT_USAGE, "--device: a cache given by --layers and --heads can only be planned for the CPU");
+        return kit_fail(EXIT_USAGE, "--device: a cache specified by --layers and --heads can only be planned for the CPU");
     if (s->o->layers == 0 || s->o->heads == NULL) return kit_fail(EXIT_USAGE, "--layers and --heads must be given together");
     if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)
         return kit_fail(EXIT_USAGE, "--heads %s: expected query heads/KV heads/head dimension, such as 32/8/128", s->o->heads);
@@ -370,8 +370,8 @@ static budget find_budget(const subject *s, const fkv_runner_plan *plan) {
     const uint64_t GB = (uint64_t)1 << 30;
     static char source[96];
     budget b = {0};
-    uint64_t weights = plan->packed_bytes; /* on this machine, the weights are mapped files: the page cache holds them, so they
-                                              are not counted */
+    uint64_t weights = plan->packed_bytes; /* on this machine, weights in mapped files are held by the page cache and are
+                                              therefore not counted */
     if (s->o->machine != 0) {
         b.whole = usable_memory(s->o);
         (void)snprintf(source, sizeof source, "usable memory of a %.4g GB machine", (double)s->o->machine / (double)GB);

@@ -2,11 +2,11 @@
  *
  * The text is tokenized once and split into non-overlapping windows. Each window is prefilled in chunks, so later chunks attend
  * to packed history. The second half of each window is scored, as in llama.cpp, so every scored token has at least half a window
- * of context. Each codec has its own lane, which is a session over the same model; --kl adds a lane with a 16-bit reference
- * cache. All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
+ * of context. Each codec has its own session with the same model, called a lane; --kl adds a lane with a 16-bit reference cache.
+ * All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
  *
- * After Ctrl-C the completed windows are reported. The memory needed is one row of exponentials, and one divergence per scored
- * token and lane. Logits are not copied.
+ * After Ctrl-C the completed windows are reported. The only buffers are one row of exponentials, and one divergence value per
+ * scored token and lane. Logits are not copied.
  */
 #include "likelihood.h"
 #include "model_options.h"
@@ -25,7 +25,7 @@ static const char usage[] =
 
 enum {
     LOGIT_ROWS = 128
-}; /* maximum number of rows per scored step, because a row of logits takes a megabyte with a large vocabulary */
+}; /* maximum number of rows per scored step; with a large vocabulary, one row of logits takes a megabyte */
 
 typedef struct ppl_options {
     model_options model;
@@ -60,7 +60,7 @@ typedef struct ppl {
     uint32_t n_lanes;
     uint32_t n_windows;
     uint64_t n_scored;
-    uint64_t n_completed; /* scored tokens of the completed windows */
+    uint64_t n_completed; /* number of scored tokens in the completed windows */
     float *exps;          /* [n_vocab] exponentials of the reference row */
     progress_bar progress;
     double seconds;

@@ -61,7 +61,7 @@ static int write_head(pull_choice *c, const hub_file *file, const char *bytes, s
     return good ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot write %s: %s", path, strerror(reason));
 }
 
-/* Reads the header of a GGUF file, of which neither the size nor the end is known in advance. */
+/* Reads the header of a GGUF file. The size of the header is not known in advance. */
 static int get_gguf_head(hub_session *session, pull_choice *c, const hub_file *file) {
     enum { FIRST = 1 << 20, MOST = 256 << 20 };
     hub_bytes head = {0};
@@ -90,7 +90,7 @@ static int get_config(hub_session *session, pull_choice *c, const hub_file *file
     enum { MOST = 16 << 20 };
     hub_bytes config;
     if (file->bytes > MOST)
-        return kit_fail(EXIT_FAILED, "%s of %s is too large for a configuration", file->path, c->listing.repo);
+        return kit_fail(EXIT_FAILED, "%s of %s is too large for a configuration file", file->path, c->listing.repo);
     int code = hub_get_bytes(session, &c->listing, file, 0, file->bytes, &config);
     if (code == EXIT_GOOD) code = write_head(c, file, config.bytes, config.n);
     free(config.bytes);
@@ -149,7 +149,8 @@ static int choose_named(hub_session *session, pull_choice *c) {
     return plan_variant(session, c, variant);
 }
 
-/* Returns whether `variant` is expected to fit. Scales the weights of the planned model of the same repository. */
+/* Returns whether `variant` is expected to fit in memory. The estimate scales the weights of another, planned model of the same
+ * repository. */
 static bool may_fit(const pull_choice *c, const hub_variant *variant) {
     if (c->variant == NULL || c->variant->is_folder || !c->cost.loads || c->variant->weight_bytes == 0)
         return variant->weight_bytes <= c->available_bytes;
@@ -159,7 +160,7 @@ static bool may_fit(const pull_choice *c, const hub_variant *variant) {
 }
 
 /* Returns whether the variant is a candidate: a complete GGUF model. Models with more than 8 bits are candidates only if there
- * are no others: they are larger and slower, and hardly better. */
+ * are no others, because they are larger and slower, and hardly better. */
 static bool is_candidate(const pull_choice *c, const hub_variant *v) {
     bool all_wide = true;
     for (uint32_t i = 0; i < c->variants.n; i++) {
@@ -169,7 +170,7 @@ static bool is_candidate(const pull_choice *c, const hub_variant *v) {
     return !v->is_folder && v->is_complete && (all_wide || !v->is_wide);
 }
 
-/* Plans the candidates from large to small until one fits. */
+/* Plans the candidates in order of decreasing size until one fits. */
 static int choose_gguf(hub_session *session, pull_choice *c) {
     uint32_t n_candidates = 0;
     const hub_variant *smallest = NULL;
@@ -218,7 +219,8 @@ static int check_choice(const pull_choice *c) {
     if (!c->cost.loads)
         return kit_fail(EXIT_FAILED, "flatkv cannot run %s: %s (use --force to download it anyway)", c->listing.repo,
                         c->cost.reason);
-    if (c->fits || c->name.quant[0] != 0) return EXIT_GOOD; /* a named quantization is downloaded in any case */
+    if (c->fits || c->name.quant[0] != 0)
+        return EXIT_GOOD; /* a quantization that the user names is downloaded even if it does not fit */
     return kit_fail(
         EXIT_NO_FIT,
         "%s does not fit: %s%sneeds %s with %u tokens of context, but %s are available (%s); %suse --force to download "

@@ -21,19 +21,20 @@ typedef struct pull_choice {
     bool fits;
     char reason[256];        /* why this model was chosen */
     char folder[MODEL_PATH]; /* temporary folder; "": none */
-    char head[MODEL_PATH]; /* file in it that has the chosen model's header or config.json, for fkv_model_load() with plan_only */
+    char head[MODEL_PATH];   /* file in the temporary folder with the header or config.json of the chosen model, for
+                                fkv_model_load() with plan_only */
 } pull_choice;
 
-/* Lists a repository and chooses a model: the quantization in the name, otherwise the safetensors folder, otherwise the largest
- * GGUF quantization up to 8 bits that fits in `available_bytes` of memory (0: the memory of this machine). With `force`, a model
- * is chosen even if flatkv does not support it or it does not fit. Only the listing, config.json and GGUF headers are downloaded.
- * Returns an exit code. */
+/* Lists a repository and chooses a model. If the name contains a quantization, it is chosen. Otherwise, the safetensors folder is
+ * chosen if it fits, or else the largest GGUF quantization up to 8 bits that fits in `available_bytes` of memory (0: the memory
+ * of this machine). With `force`, a model is chosen even if flatkv does not support it or it does not fit. Only the listing,
+ * config.json and GGUF headers are downloaded. Returns an exit code. */
 int pull_choose(hub_session *session, const char *word, bool force, uint64_t available_bytes, pull_choice *choice);
 void pull_choice_free(pull_choice *choice);
 
 /* Removes the temporary files, downloads the chosen model into the cache and writes the path of its .gguf file or folder.
- * *downloaded receives the number of bytes that were missing before. With `verify`, files that are already there are checked
- * first. Returns an exit code. */
+ * *downloaded receives the number of bytes that were missing before the download. With `verify`, files that are already in the
+ * cache are checked first. Returns an exit code. */
 int pull_fetch(hub_session *session, pull_choice *choice, uint32_t n_connections, bool verify, char path[MODEL_PATH],
                uint64_t *downloaded);
 

@@ -2,7 +2,7 @@
  *
  * The maximum length of the sequence, the prompt plus -n new tokens, is known before the first token, so exactly that many tokens
  * are reserved unless -c requests more. A prefix saved by one run can be loaded by another without recomputing its tokens; the
- * answer is bit-identical.
+ * answer is bit-identical to that of a run without the saved prefix.
  */
 #include "../kit/numbers.h"
 #include "../kit/process.h"
@@ -69,7 +69,7 @@ typedef struct prompt_parts {
     text_buffer question; /* -p */
 } prompt_parts;
 
-/* Returns whether standard input is a file or a pipe. Its contents are then the document that -p asks about. */
+/* Returns whether standard input is a file or a pipe. If so, its contents are the document that -p asks about. */
 static bool input_is_piped(void) {
     struct stat input;
     return fstat(STDIN_FILENO, &input) == 0 && (S_ISFIFO(input.st_mode) || S_ISREG(input.st_mode));
@@ -222,7 +222,8 @@ static int load_prefix(run *r) {
     model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
-    if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* FKV_SEQ_FULL: the file has more tokens than the prompt */
+    if (status == FKV_BAD_ARGUMENT ||
+        status == FKV_SEQ_FULL) /* FKV_SEQ_FULL means that the file has more tokens than the prompt */
         return kit_fail(EXIT_FAILED, "the prompt (%zu tokens) does not start with the tokens saved in %s: %s", r->prompt.n,
                         r->o->prefix, fkv_message());
     if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
@@ -427,7 +428,8 @@ int cli_run(int argc, char **argv) {
     cli_catch_interrupts();
     run r = {.o = &o};
     prompt_parts parts = {0};
-    code = read_prompt_parts(&o, &parts); /* checked before a large model is loaded, so that errors are reported at once */
+    code = read_prompt_parts(
+        &o, &parts); /* options are checked before a large model is loaded, so that errors are reported immediately */
     if (code == EXIT_GOOD) code = load_and_run(&r, &parts);
     text_free(&parts.document);
     text_free(&parts.question);

@@ -1,6 +1,6 @@
 /* Sampling options. Command-line options override the model's recommended settings, which override the defaults. Plain text is
  * continued greedily. A single question is also answered greedily if the model has no recommended settings, because greedy
- * answers are reproducible and stay closest to a document.
+ * answers are reproducible and stay close to the text of a document.
  */
 #ifndef FKV_CLI_SAMPLING_OPTIONS_H
 #define FKV_CLI_SAMPLING_OPTIONS_H
@@ -12,7 +12,7 @@ enum { N_SAMPLING_OPTIONS = 11, SAMPLING_BIASES = 256 }; /* N_SAMPLING_OPTIONS i
 typedef enum sampling_use { SAMPLE_TEXT, SAMPLE_ANSWER, SAMPLE_CONVERSATION } sampling_use;
 
 typedef struct sampling_options {
-    double temperature; /* this field and the following doubles are negative if the option was not given */
+    double temperature; /* this field and the following `double` fields are negative if the option was not given */
     double top_p;
     double min_p;
     double repetition;

@@ -98,7 +98,9 @@ static int check_serve_options(serve_options *o) {
         return kit_fail(EXIT_USAGE, "--embeddings requires --device cpu: MLX runs only one model thread at a time");
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
     if (o->drafts == NOT_GIVEN)
-        o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* the gain from drafts was measured only on CPUs */
+        o->drafts = o->model.device == FKV_BACKEND_MLX
+                        ? 0
+                        : 3; /* drafts are disabled on MLX, because their gain was measured only on CPUs */
     o->http.port = (uint16_t)o->port;
     if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
     o->http.max_connections = o->connections;
@@ -112,7 +114,8 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each answer uses one row */
+    const uint32_t spare =
+        step > o->parallel ? step - o->parallel : 0; /* number of rows left for drafts if each answer uses one row */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
     const uint32_t drafted =
         (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 answers, drafts rarely help */
