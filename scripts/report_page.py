@@ -367,7 +367,7 @@ COMPARISONS = (
     ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
     ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),
     ("Attention on an H200", "attention_gpu",
-     "The values in the table were measured with `bench_attn --device mlx`. Unless noted otherwise, a time is the time per call in a chain: one MLX evaluation contains many attention calls, and each call depends on the "
+     "The values in the table were measured with `bench_attn --device mlx`. Unless noted otherwise, a time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
      "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column measures a CUDA graph of 20 cuDNN calls."),
     ("Sealed pages on an H200", "sealed_gpu", "The values in the table were measured with `bench_attn --device mlx --case sealed`."),
@@ -380,10 +380,10 @@ COMPARISONS = (
     ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
     ("mlx-lm's server under load", "python_soak",
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
-     "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last column compares the maximum resident memory in the second half of a level with that in the first half."),
+     "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last column compares the maximum resident memory in the second half of each load level with that in the first half."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens and renders the last 14 tokens of the previous prompt and the reply differently. The models are small and have random weights. "
-     "mlx-lm alone cannot trim the caches of these models and computes the whole prompt in every turn; only its first turns were run."),
+     "mlx-lm alone cannot trim the caches of these models and computes the whole prompt in every turn; only the first turns of mlx-lm alone were run."),
     ("Large key biases in mlx-lm", "python_key_biases",
      "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` measures a small Qwen2 model with random weights whose key biases in slowly rotating channels are large, as in trained models of this family, or small. "
      "\"Not centered\" means that the mean key biases are not subtracted."),
@@ -398,7 +398,7 @@ def make(results):
     parts = [
         "# Results",
         "`scripts/report` generates this page from the files under `bench/results`. [bench/README.md](../bench/README.md) lists the command "
-        "that produced each file. Shapes are written as query heads / KV heads / head dimension. Codecs are written as key bits / value bits. Their groups have 64 values unless another size is given. `kv` means that keys and values are rotated.",
+        "that produced each file. Shapes are written as query heads / KV heads / head dimension. Codecs are written as key bits / value bits. Quantization groups have 64 values unless another size is given. `kv` means that keys and values are rotated.",
         "Perplexity is measured on the raw test file of WikiText-2, which is divided into windows that do not overlap. Only the second half of each window is scored. "
         "The first half of the window serves as context and is prefilled in chunks, so that later chunks attend to the packed pages of earlier chunks. "
         "KL divergence and top-1 agreement compare each cache with the 16-bit cache on the same tokens.",
