@@ -1,4 +1,4 @@
-// Generation of answers. A run belongs to a conversation, not to the display, so the user can read another conversation meanwhile.
+// Generation of answers. A run belongs to a conversation, not to the display, so the user can read another conversation during the run.
 
 import {streamChat} from "./api.js";
 import {viewOf} from "./thread.js";
@@ -29,7 +29,7 @@ async function waitForRetry(turn, error, signal) {
   viewOf(turn)?.showWait(null);
 }
 
-// Streams the answer. While the server is busy it rejects requests with the time after which to try again.
+// Streams the answer. A busy server rejects the request and states how long to wait before the next attempt.
 async function attempt(body, turn, signal, onPart) {
   for (;;) {
     try {

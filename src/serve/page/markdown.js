@@ -9,8 +9,8 @@
 import {Lexer, Marked} from "./vendor/marked.esm.js";
 import {copyText, element, icon} from "./util.js";
 
-const MAX_BLOCK = 16384; // characters of a block
-const MAX_BLOCK_MS = 250; // time to parse a block
+const MAX_BLOCK = 16384; // maximum number of characters in a block
+const MAX_BLOCK_MS = 250; // maximum time to parse a block
 const SMALL = 2048; // the time limit does not apply to smaller texts, which are slow only if the machine is busy
 const MAX_PLAIN = 4; // after this many blocks beyond the limits, the rest of the text is displayed as plain text
 const PART = 4096; // a stored text is rendered in parts of this size
@@ -65,7 +65,7 @@ const RULES = {
     "ul",
   ],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
-  ADD_URI_SAFE_ATTR: ["align", "start"], // not URLs, so the following pattern does not apply to them
+  ADD_URI_SAFE_ATTR: ["align", "start"], // these attributes are not URLs, so the following pattern does not apply to them
   ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i,
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,
@@ -247,7 +247,7 @@ export function renderMarkdown(container, text) {
   }
 }
 
-// Draws a stream at most once per frame, and only so often that drawing takes at most a tenth of the time.
+// Draws a stream at most once per frame, and limits the rate so that drawing takes at most a tenth of the time.
 export function drawScheduler(draw) {
   let pending = false,
     idleUntil = 0;

@@ -88,8 +88,8 @@ function showBudget(name, text, total, parts) {
   );
 }
 
-// The reservation is fixed, and its pages are free, used or cached. The process also contains the program, the weights and the
-// buffers of connections, so its resident memory is another quantity.
+// The reservation is fixed, and its pages are free, used or cached. The resident memory of the process also includes the
+// program, the weights and the buffers of connections, so it is shown separately.
 function showMemoryUse(s) {
   const pageBytes = field => s.groups.reduce((sum, group) => sum + group[field] * group.page_bytes, 0);
   const held = pageBytes("held"),

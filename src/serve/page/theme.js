@@ -1,4 +1,5 @@
-// Applies the stored colour theme before the page is drawn. Classic script, because modules run too late and would cause a flash.
+// Applies the stored colour theme before the page is drawn. This is a classic script, because a module would run too late and the
+// page would flash in the wrong colours.
 "use strict";
 try {
   const theme = localStorage.getItem("flatkv-theme");

@@ -7,8 +7,8 @@ import {childrenOf, pathOf} from "./tree.js";
 import {$, copyText, element, icon, iconButton, integer, plural, seconds, toast} from "./util.js";
 
 const thread = $("thread");
-const NEAR_END = 80; // pixels; the thread follows new text if it is scrolled this close to its end
-const MIN_RATE_S = 0.02; // a rate over a shorter time is not shown
+const NEAR_END = 80; // in pixels; the view follows new text if it is scrolled at least this close to its end
+const MIN_RATE_S = 0.02; // the rate is not shown if it was measured over a shorter time
 let views = []; // [{turn, node, ...}] of the displayed path
 let act = {}; // see setActions()
 
@@ -139,7 +139,7 @@ function resultsForm(turn) {
   );
 }
 
-// Shows what the prefix cache saved: cached and computed prompt tokens, generated tokens and speed.
+// Shows the effect of the prefix cache: the numbers of cached, computed and generated tokens, and the speed.
 function usageLine(turn) {
   const parts = [],
     {usage, times} = turn;
