@@ -53,7 +53,7 @@ def get_crate(name, version, digest, folder):
     if not shutil.which("cargo"):
         raise Failure(f"cargo is needed to download {name} {version}; scripts/setup installs it")
     cargo_home = pathlib.Path(os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo"))
-    # Before 1.68, cargo supported the sparse registry index only as an unstable feature and otherwise clones the whole index.
+    # Before version 1.68, cargo supports the sparse registry index only as an unstable feature and otherwise clones the whole index.
     environment = dict(os.environ, RUSTC_BOOTSTRAP="1", CARGO_UNSTABLE_SPARSE_REGISTRY="true")
     with tempfile.TemporaryDirectory() as folder:
         package = pathlib.Path(folder)

@@ -36,8 +36,8 @@ def codec_options(codec):
 
 
 def cut_text(text, n_bytes):
-    """Returns at least n_bytes of the text, cut between a letter and a space. Every tokenizer splits there, so the tokens of a shorter cut are a
-    prefix of the tokens of a longer one."""
+    """Returns at least n_bytes of the text, cut between a letter and a space. Every tokenizer splits there, so the tokens of a
+    shorter text are a prefix of those of a longer one."""
     while not (text[n_bytes - 1 : n_bytes].isalpha() and text[n_bytes : n_bytes + 1] == b" "):
         n_bytes += 1
     return text[:n_bytes]

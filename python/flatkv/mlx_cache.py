@@ -40,7 +40,7 @@ class MlxCache(_Pages):
         self._closing.append(number)
 
     def _drop_step(self, pointer: int) -> None:
-        """Queues a dropped step for aborting, for the same reason."""
+        """Queues a dropped step for aborting, because the garbage collector can run inside a library call."""
         self._aborting.append(pointer)
 
     def _close_dropped(self) -> None:

@@ -20,12 +20,12 @@ class Plan:
     tables_bytes: int
     scratch_bytes: int
     stacks_bytes: int
-    token_bytes: int  #: one token in all layers, including quantization scales
+    token_bytes: int  #: bytes of one token in all layers, including quantization scales
     max_tokens: int
     page_tokens: int
     group_pages: tuple[int, ...]  #: pages of each layer group; the layers of a group have the same window and sinks
     group_page_bytes: tuple[int, ...]
-    state_bytes: int = 0  #: maximum of all recurrent states and their checkpoints in a hybrid model of mlx-lm; allocated when used
+    state_bytes: int = 0  #: maximum size of all recurrent states and checkpoints in a hybrid model of mlx-lm; allocated when used
 
     @classmethod
     def _of(cls, made: Any, config: Any) -> Plan:

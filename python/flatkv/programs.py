@@ -15,7 +15,7 @@ from typing import Any, Callable
 import flatkv
 
 NAMES = {"server": "serve a model of mlx-lm over HTTP", "chat": "chat with a model of mlx-lm", "generate": "generate text with a model of mlx-lm"}
-CONTEXTS = {"server": 8, "chat": 1, "generate": 1}  # sequences of maximum length that the default pool holds
+CONTEXTS = {"server": 8, "chat": 1, "generate": 1}  # number of sequences of maximum length that the default pool holds
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

@@ -26,8 +26,8 @@ from .pool import Pool, PooledSequence
 from .prompt import FlatKVCache, transferring
 
 generation = importlib.import_module("mlx_lm.generate")  # the attribute mlx_lm.generate is a function
-RETRY_PASSES = 64  # passes after which a blocked queue is tried again although no running request ended
-IDLE_SECONDS = 0.01  # pause of a generator whose queue waits for pages of other threads
+RETRY_PASSES = 64  # number of passes after which a blocked queue is tried again even if no running request has ended
+IDLE_SECONDS = 0.01  # pause, in seconds, of a generator whose queue waits for pages of other threads
 
 
 def flat_caches(cache: Any) -> Iterator[FlatKVCache]:
@@ -144,7 +144,7 @@ def _can_run(entry: tuple[Any, ...]) -> DoesNotFit | None:
     try:
         reserve_request(entry[3], sum(map(len, entry[1])), entry[2])
     except DoesNotFit as error:
-        error.__traceback__ = error.__context__ = None  # their frames refer to prompt caches
+        error.__traceback__ = error.__context__ = None  # the frames of a traceback would keep prompt caches alive
         return error
     return None
 
@@ -182,7 +182,7 @@ def _without_cache(generator: Any, entry: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Blocked:
-    """A queue whose first request did not fit. It is not tried again before a running request ends, or RETRY_PASSES passes."""
+    """A queue whose first request did not fit. It is tried again when a running request ends, or after RETRY_PASSES passes."""
 
     def __init__(self, generator: Any, error: DoesNotFit):
         self.error = error

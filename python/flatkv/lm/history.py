@@ -13,7 +13,7 @@ import weakref
 from array import array
 from typing import Any, Iterator, Sequence as Many
 
-N_UNREAD = 64  # arrays after which token ids are read; older arrays are evaluated by then
+N_UNREAD = 64  # number of newer arrays after which token ids are read from an array, which has been evaluated by then
 N_PER_SEQUENCE = 6  # maximum number of checkpoints of one sequence
 States = Many[Many[Any]]  # the arrays of each recurrent layer; an array is None before the first token
 
@@ -79,7 +79,7 @@ class Checkpoint:
     def __init__(self, position: int, states: States, is_decoded: bool = False):
         self.position = position
         self.states: States | None = states
-        self.is_decoded = is_decoded  # between generated tokens, and not at the end of a prompt chunk
+        self.is_decoded = is_decoded  # true for a checkpoint between generated tokens, false at the end of a prompt chunk
 
 
 class CheckpointStore:
@@ -128,7 +128,7 @@ class Checkpoints:
         """
         kept = [c for c in self if c.position < checkpoint.position] + [checkpoint]
         if len(kept) > N_PER_SEQUENCE:
-            def cost(i: int) -> float:  # tokens to recompute without checkpoint i, relative to its distance from the end
+            def cost(i: int) -> float:  # number of tokens to recompute without checkpoint i, relative to the distance of the checkpoint from the end
                 before = kept[i - 1].position if i else 0
                 return (kept[i + 1].position - before) / (checkpoint.position - kept[i].position)
 

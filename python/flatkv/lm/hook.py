@@ -135,7 +135,7 @@ class _Installation:
             if isinstance(layers, UnsupportedModel):
                 return None
             pools, identity = self.pools_by_model.setdefault(id(model), {}), identity_of(layers, self.options)
-            if identity not in pools:  # another max_kv_size: pools of the model that are no longer used make way
+            if identity not in pools:  # max_kv_size has changed, so idle pools of the model are closed
                 for key in [key for key, pool in pools.items() if pool.is_idle()]:
                     del pools[key]
             pool = pools[identity] = self.pool(layers, context_length(model))
@@ -184,7 +184,7 @@ class _Installation:
         def insert_cache(store: Any, model: Any, tokens: Any, prompt_cache: Any, *args: Any, **named: Any) -> Any:
             self.prompt_stores.add(store)
             for seq in admission.sequences_of(prompt_cache):
-                seq.finished = True  # owned by the store, which hands out forks
+                seq.finished = True  # the store owns these sequences and returns forks of them
                 self.stored.add(seq)
             return insert(store, model, tokens, prompt_cache, *args, **named)
 

@@ -17,8 +17,8 @@ from .prompt import FlatKVCache
 from .recurrent import RecurrentCache
 from .replay import DecodeGraphs
 
-CHECKPOINT_TOKENS = 64  # distance of checkpoints between generated tokens
-TAIL_TOKENS = 16  # a prompt chunk has a checkpoint at least this many tokens before its end, where the next turn may differ
+CHECKPOINT_TOKENS = 64  # distance between checkpoints during generation, in tokens
+TAIL_TOKENS = 16  # each prompt chunk has a checkpoint at least this many tokens before its end, because the next turn may differ near the end
 SHORT_PASS = 16  # passes of up to this many tokens, such as drafts, count as decoding
 
 
@@ -192,7 +192,7 @@ def wrap_model_call(call: Callable[..., Any], decode_graphs: DecodeGraphs) -> Ca
         pieces = _pieces(pool, cache, args, named)
         if len(pieces) == 1:
             return run_pass(pool, model, cache, *pieces[0])
-        with pool.lock:  # a pass of another thread must not come between the pieces
+        with pool.lock:  # the lock is held, so that no pass of another thread runs between the pieces
             results = [run_pass(pool, model, cache, *piece) for piece in pieces]
         return mx.concatenate(results, 1) if all(isinstance(r, mx.array) for r in results) else results[-1]
 

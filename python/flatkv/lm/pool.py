@@ -67,7 +67,7 @@ class Options:
     memory_limit: int = 0
     compile: bool = True
     max_checkpoints: int = 16  # in hybrid models: checkpoints of recurrent states in a pool
-    max_contexts: int = 8  # without max_tokens: sequences of maximum length that a pool holds if memory suffices
+    max_contexts: int = 8  # without max_tokens: number of sequences of maximum length that a pool holds if there is enough memory
 
     @property
     def n_tokens(self) -> int:
@@ -115,7 +115,7 @@ def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
 
 
 def plan_states(max_seqs: int, options: Options) -> int:
-    """Returns the maximum number of recurrent states: of every sequence, of every checkpoint, and before the last pass."""
+    """Returns the maximum number of recurrent states: those of every sequence and every checkpoint, and those from before the last pass."""
     return max_seqs + options.max_checkpoints + 1
 
 
@@ -183,10 +183,10 @@ class Pool(MlxCache):
         self.layer_bytes = self.plan.token_bytes // len(layers)
         self._evict_prompt = evict_prompt  # drops a stored prompt cache of mlx-lm; returns False if there is none
         self._step: MlxStep | None = None
-        self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; weak, so that a dropped sequence closes
+        self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; weak references, so that a dropped sequence is closed
         self._written_layers: set[int] = set()
         self._every_layer = set(range(len(layers)))
-        self._unevaluated: list[Any] = []  # without fused kernels: writes to evaluate before the next step, or MLX copies whole pools
+        self._unevaluated: list[Any] = []  # without fused kernels: writes to evaluate before the next step, because MLX would otherwise copy whole pools
         self.lock = threading.RLock()  # protects all mutable state of the pool and its sequences
         self._thread = 0  # id of the thread that began the last step
         self._n_consecutive = ALTERNATING  # consecutive passes of that thread
@@ -251,7 +251,7 @@ class Pool(MlxCache):
         elif threading.active_count() > 1:
             mx.async_eval(written)
         elif self.fused and written and isinstance(result, mx.array):
-            return mx.depends(result, written)  # evaluating the result also evaluates the writes, which a later thread relies on
+            return mx.depends(result, written)  # evaluating the result also evaluates the writes, on which passes of other threads depend
         return result
 
     def _finish_others(self) -> None:
@@ -348,7 +348,7 @@ class Pool(MlxCache):
                 else:
                     step.abort()
             finally:
-                for seq, n in seqs:  # length first: length + n_pending is never too small for readers without the lock
+                for seq, n in seqs:  # set the length first, so that length + n_pending is never too small for threads without the lock
                     seq.length += n if committed else 0
                     seq.n_pending = 0
                     if not committed:
@@ -393,7 +393,7 @@ class PooledSequence:
         self._sequence: Sequence | None = None
         self._reserved = 0  # tokens
         self.evicted = False
-        self.finished = False  # no request needs the reserved tokens beyond the length any more
+        self.finished = False  # true if no request needs the reserved tokens beyond the length any more
         self._snapshot: Callable[[], PooledSequence | None] = lambda: None
         self.history = TokenHistory()
         self.checkpoints = Checkpoints(pool.checkpoints)

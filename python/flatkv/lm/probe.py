@@ -19,7 +19,7 @@ from .sizing import context_length
 
 KINDS = (caches.KVCache, caches.RotatingKVCache)
 RECURRENT = tuple(getattr(caches, name) for name in ("ArraysCache", "MambaCache") if hasattr(caches, name))
-N_PROBED = 3  # tokens in the pass; models create masks only for more than one token
+N_PROBED = 3  # number of tokens in the pass; models create masks only for more than one token
 
 
 class UnsupportedModel(Exception):
@@ -134,7 +134,7 @@ def key_center(attention: Any, n_heads: int, dim: int, context: int) -> tuple[fl
             rows = mx.broadcast_to(bias.astype(mx.float32).reshape(1, n_heads, 1, dim), (1, n_heads, min(CENTER_CHUNK, n - first), dim))
             total = total + mx.sum(rope(rows, offset=first), (0, 2))
             mx.eval(total)
-    except (TypeError, ValueError):  # a rope with other arguments
+    except (TypeError, ValueError):  # the rope module takes other arguments
         return ()
     center = total / n
     return tuple(round(x, 3) for x in center.flatten().tolist()) if mx.max(mx.abs(center)).item() >= MIN_CENTER else ()
@@ -186,7 +186,7 @@ def probe_model(model: Any, own: list[Any]) -> KVLayers:
         model(mx.zeros((1, N_PROBED), mx.int32), cache=given)
     except (UnsupportedModel, Error):
         raise
-    except Exception as error:  # any operation on a placeholder that only an array supports
+    except Exception as error:  # the model used a placeholder in an operation that only arrays support
         at = next((p.number for p in reversed(probes) if p.rows is not None), None)
         detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         if "PagedArray" in str(error):  # a placeholder was used as an array

@@ -23,7 +23,7 @@ class RecurrentCache(caches.ArraysCache):
     def __init__(self, number: int, size: int, seqs: list[PooledSequence], n_tokens: list[int] | None = None, batched: bool = False):
         super().__init__(size)
         self.cache: list[Any]
-        self.number = number  # among the recurrent layers of the model
+        self.number = number  # index of the layer among the recurrent layers of the model
         self.seqs = seqs
         self.n_tokens = [0] * len(seqs) if n_tokens is None else n_tokens
         self.batched = batched
@@ -41,7 +41,7 @@ class RecurrentCache(caches.ArraysCache):
         return [None if a is None else mx.contiguous(a if alone else a[index:index + 1]) for a in self.cache]
 
     def restore(self, states: States | None, position: int) -> None:
-        """Sets the state of a sequence that is not batched. states: of all layers, None for an empty sequence."""
+        """Sets the state of a sequence that is not batched. states: the states of all layers, or None for an empty sequence."""
         self.cache = [None] * len(self.cache) if states is None else list(states[self.number])
         self.left_padding = self.lengths = None
         self.n_tokens = [position]

@@ -117,7 +117,7 @@ class _ModelGraphs:
         self.graphs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self.checked: set[int] = set()  # batch sizes for which both results were bit-identical
         self.disabled = False
-        self.building = False  # inside an uncompiled pass, in which nested calls are not replayed either
+        self.building = False  # true inside an uncompiled pass, in which nested calls are not replayed either
         self.traced = False  # whether the last call of a graph traced it
 
     def disable(self, reason: str) -> None:
@@ -192,7 +192,7 @@ class DecodeGraphs:
             reason = None if same else "the compiled results are not bit-identical"
         except Error:  # raised by the cache, not caused by the model
             raise
-        except Exception as error:  # any operation on a placeholder that only an array supports
+        except Exception as error:  # the model used a placeholder in an operation that only arrays support
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         if reason is None:
             graphs.checked.add(len(first.seqs))

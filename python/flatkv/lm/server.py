@@ -16,7 +16,7 @@ from typing import Any, Callable
 from .._library import DoesNotFit
 from .pool import Pool
 
-BACKLOG = 1024  # connections that wait to be accepted; the kernel may lower it
+BACKLOG = 1024  # maximum number of connections that wait to be accepted; the kernel may lower it
 
 
 class _Rejected(BaseException):

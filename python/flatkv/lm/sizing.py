@@ -13,7 +13,7 @@ import mlx.core as mx
 from .._library import DoesNotFit, held
 from .pool import KVLayer, Options, plan_pool
 
-DEFAULT_CONTEXT = 131072  # tokens, for models whose arguments do not state a maximum length
+DEFAULT_CONTEXT = 131072  # number of tokens, for models whose arguments do not state a maximum length
 MIN_TOKENS = 1024  # a smaller pool is useless, so it is reported as an error
 CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx", "seq_length", "model_max_length")
 
