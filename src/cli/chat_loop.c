@@ -16,7 +16,7 @@ typedef struct chat_loop {
 typedef struct chat_command {
     const char *name;
     const char *argument; /* placeholder for the argument in /help; NULL: the command takes no argument */
-    const char *help;     /* NULL: the command is an alias that /help does not list */
+    const char *help;     /* description; NULL if the command is an alias that /help does not list */
     void (*run)(chat_loop *t, const char *argument);
 } chat_command;
 

@@ -20,7 +20,8 @@ typedef struct chat {
     token_list base;  /* tokens of a saved prefix; if not empty, they replace all tokens up to the end of the document */
 } chat;
 
-chat chat_open(const fkv_model *model, const char *system); /* NULL: the template's default system message, if any */
+chat chat_open(const fkv_model *model,
+               const char *system); /* if `system` is NULL, the template's default system message is used, if there is one */
 void chat_close(chat *c);
 void chat_add(chat *c, const char *role, const char *bytes, size_t n);
 

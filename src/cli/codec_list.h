@@ -20,7 +20,7 @@ typedef struct codec_choice {
 typedef struct codec_list {
     codec_choice codecs[MAX_CODECS];
     uint32_t n;
-    bool named; /* true: the user chose the codec; false: it is the command's default */
+    bool named; /* true if the user chose the codec, false if it is the command's default */
 } codec_list;
 
 /* Parses a comma-separated list of up to `most` codecs. On entry *list contains the command's default codec, which is kept if

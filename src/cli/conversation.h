@@ -10,10 +10,10 @@
 
 typedef struct conversation {
     generation *generation;
-    chat *chat;        /* NULL: the model has no chat template and continues plain text */
+    chat *chat;        /* the messages; NULL if the model has no chat template, so that it continues plain text */
     const char *model; /* value of -m */
     bool terminal;     /* true if notices for an interactive user are printed */
-    bool warned;       /* the user was warned that the context is nearly full */
+    bool warned;       /* true after the user was warned that the context is nearly full */
     token_list fed;    /* tokens in the session's cache */
     token_list next;   /* tokens of the current turn that are not yet in the cache */
 } conversation;

@@ -33,7 +33,7 @@ typedef struct generation {
     text_buffer reasoning;
     text_buffer calls; /* tool calls, one per line: the name followed by the arguments */
     stop_reason stopped;
-    bool last_is_fed; /* the last generated token is in the session's cache */
+    bool last_is_fed; /* true if the last generated token is in the session's cache */
     double seconds;   /* total time of the decode steps, in seconds */
     uint32_t n_steps;
     int shown; /* fkv_reply_kind of the most recently printed text */

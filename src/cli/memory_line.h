@@ -24,10 +24,10 @@ typedef struct memory_line {
     double held_bytes; /* number of planned bytes that are in use from open to end: the whole plan on the CPU, only the pages on
                           MLX */
     double *tokens;    /* [n] tokens in the cache */
-    double *bytes;     /* [n] memory in use, minus `before` */
+    double *bytes;     /* [n] bytes of memory in use, minus `before` */
     size_t n;
     size_t capacity;
-    const model_session *session; /* NULL: samples are added by the caller */
+    const model_session *session; /* session that is sampled after every step; NULL if the caller adds the samples */
 } memory_line;
 
 /* Reads the anonymous memory of the process, or MLX's active memory. Returns false if the system does not report it. */
@@ -59,7 +59,8 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
 /* Computed memory of a 16-bit cache, for comparison. */
 typedef struct memory_comparison {
-    double (*pages_16bit)(const void *user, uint32_t tokens); /* bytes of a 16-bit cache that holds `tokens` tokens */
+    double (*pages_16bit)(const void *user,
+                          uint32_t tokens); /* returns the size, in bytes, of a 16-bit cache that holds `tokens` tokens */
     const void *user;
     uint32_t n_q_heads; /* number of query heads, which together with `chunk` determines the size of a layer's f32 score matrix */
     uint32_t chunk;

@@ -13,7 +13,7 @@ typedef struct model_options {
     bool compares;           /* --codecs accepts a list */
     codec_list codecs;       /* parsed codecs; before parsing, the default codec */
     char codecs_help[640];
-    const char *calibration; /* NULL: use the calibration file next to the model */
+    const char *calibration; /* value of --calibration; NULL: use the calibration file next to the model */
     uint32_t max_kv;
     uint32_t n_sinks;
     uint32_t snapshots;

@@ -17,7 +17,7 @@ typedef struct niah_options {
     const char *svg;
     const char *line;
     uint32_t n_depths;
-    uint32_t n_haystacks; /* 0: use the default, which is 1 for the grid and 3 for many facts */
+    uint32_t n_haystacks; /* number of haystacks; 0 selects the default, which is 1 for the grid and 3 for many facts */
     uint32_t n_facts;     /* 0: run the grid */
     uint32_t n_asked;
     bool together; /* true if the facts of all depths are planted in one haystack */

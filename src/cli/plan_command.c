@@ -30,7 +30,7 @@ typedef struct plan_options {
 /* Subject of the plan: a model, or a cache of a given shape. */
 typedef struct subject {
     const plan_options *o;
-    fkv_model *model;      /* NULL for a cache without a model */
+    fkv_model *model;      /* the planned model; NULL for a cache without a model */
     uint8_t *channel_bits; /* bit widths of key channels for a cache without a model; NULL if the codec is not calibrated */
     fkv_config shape;
     uint32_t n_tokens;

@@ -18,7 +18,7 @@ typedef struct model_session {
     uint32_t page_tokens;
     uint32_t length; /* tokens in the sequence */
 
-    void (*after_step)(void *user); /* called after every step; may be NULL */
+    void (*after_step)(void *user); /* optional callback that is called after every step; may be NULL */
     void *after_step_user;
 } model_session;
 

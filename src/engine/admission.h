@@ -50,7 +50,7 @@ typedef struct fkv_queue_state {
     double wait_s;       /* predicted queue time, in seconds, of a request added at the end of the queue */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts and leaves the queue */
     double unit_s;       /* predicted machine time of a typical request, in seconds; more than 0 */
-    bool learned;        /* the step-cost model is accurate enough to reject requests because of a long predicted wait */
+    bool learned;        /* true if the step-cost model is accurate enough to reject requests because of a long predicted wait */
 } fkv_queue_state;
 
 typedef enum fkv_admission_result {

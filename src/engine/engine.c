@@ -30,7 +30,7 @@ struct fkv_engine {
     bool ready;
     bool closing;
     bool draining;
-    bool arrived; /* a prefix page has arrived from the store */
+    bool arrived; /* true if a prefix page has arrived from the store */
     fkv_request_queue inbox;
     double inbox_s; /* estimated machine time, in seconds, of all requests in the inbox */
     fkv_job *live;  /* list of all jobs that are not done */
@@ -45,7 +45,7 @@ struct fkv_engine {
     uint32_t free_slots; /* number of answers that can start without waiting */
     uint32_t n_listed;
     fkv_request_info listed[MAX_LISTED];
-    bool pages_wanted; /* fkv_engine_pages() was called since `pages` was last updated */
+    bool pages_wanted; /* true if fkv_engine_pages() was called since `pages` was last updated */
     uint32_t n_pages;
     fkv_page_info pages[FKV_MAX_LISTED_PAGES]; /* pages of the first layer group */
 };

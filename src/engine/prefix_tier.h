@@ -32,9 +32,9 @@ typedef struct fkv_prefix_tier {
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
     uint32_t end_page;    /* the store holds pages [first_page, end_page) */
     double started_at;
-    double limit_s;     /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
-    double page_s;      /* measured read time per restored page, in seconds; 0 if it is not known yet */
-    bool removing;      /* a page failed verification: pages [n_removed, end_page) have to be removed from the store */
+    double limit_s; /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
+    double page_s;  /* measured read time per restored page, in seconds; 0 if it is not known yet */
+    bool removing;  /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
     uint32_t n_removed; /* index of the next page to remove; valid if `removing` is true */
     fkv_store_stats stats;
 } fkv_prefix_tier;

@@ -26,7 +26,7 @@ typedef struct io_ring {
     pthread_t thread;
     bool started;
     bool closing;
-    bool busy; /* the thread is processing slot n_completed */
+    bool busy; /* true while the thread processes slot n_completed */
     uint32_t n_slots;
     io_slot *slots;
     uint64_t n_submitted;

@@ -44,7 +44,7 @@ typedef struct fkv_arrival {
     const uint8_t *packed; /* valid until fkv_traffic_release() */
     uint64_t n_bytes;
     fkv_status status;
-    bool removed;   /* the request was a removal */
+    bool removed;   /* true if the request was a removal */
     double seconds; /* time that the store needed for the request, in seconds */
 } fkv_arrival;
 

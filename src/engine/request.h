@@ -45,7 +45,7 @@ typedef struct fkv_job {
     uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
     uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
     uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
-    bool waits_for_page;   /* the job has waited at least once for a page that another job computes */
+    bool waits_for_page;   /* true if the job has waited at least once for a page that another job computes */
     uint64_t skipped_turn; /* number of the last scheduler iteration (turn) in which the job was considered but not admitted */
     fkv_stop_list stops;
     uint32_t n_unfinished; /* number of answers that are not finished */
@@ -54,8 +54,8 @@ typedef struct fkv_job {
     uint32_t n_keys;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
-    bool restore_done;       /* the restore is finished or was skipped */
-    bool store_checked;      /* the store was found to hold pages [store_first, store_end) */
+    bool restore_done;       /* true if the restore is finished or was skipped */
+    bool store_checked;      /* true after a lookup in the store, which holds pages [store_first, store_end) */
     uint32_t store_first;
     uint32_t store_end;
     char message[512];    /* error message if the job failed */

@@ -30,8 +30,8 @@ typedef struct fkv_engine_device {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
-    bool has_states;       /* the cache has state layers: prefixes are shared only up to snapshots */
-    bool windowed;         /* the cache has window groups, whose pages a fork cannot share */
+    bool has_states;       /* true if the cache has state layers, so that prefixes are shared only up to snapshots */
+    bool windowed;         /* true if the cache has window groups, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
     uint32_t draft_rows;   /* number of logit rows available for all drafts of a step together */
     uint32_t n_end;

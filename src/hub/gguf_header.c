@@ -13,7 +13,7 @@ typedef struct reader {
     const uint8_t *bytes;
     size_t n;
     size_t at;
-    gguf_header state; /* stays GGUF_HEADER_COMPLETE until a read fails */
+    gguf_header state; /* result; remains GGUF_HEADER_COMPLETE until a read fails */
 } reader;
 
 /* Advances by `count` bytes. The count comes from the file and may have any value. */
@@ -48,7 +48,7 @@ static void skip_array(reader *r) {
     } else if (type < sizeof TYPE_BYTES && TYPE_BYTES[type] > 0) {
         (void)skip_bytes(r, count > UINT64_MAX / 8 ? UINT64_MAX : count * TYPE_BYTES[type]);
     } else {
-        fail(r); /* nested arrays do not occur in models */
+        fail(r); /* nested arrays do not occur in model files */
     }
 }
 

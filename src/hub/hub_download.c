@@ -26,8 +26,8 @@ typedef struct job {
     partial_file partial; /* valid while open */
     char *url;            /* address at the hub */
     char *storage;        /* address that the hub redirects to; NULL: unknown */
-    bool whole;           /* the server does not support range requests, so the file is one part */
-    bool restarted;       /* a wrong digest has been found once */
+    bool whole;           /* true if the server does not support range requests, so that the file is one part */
+    bool restarted;       /* true if the download was repeated once because of a wrong digest */
     double retry_lock;    /* kit_seconds() of the next attempt to lock the blob */
     struct attempt {
         bool active;

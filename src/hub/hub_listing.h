@@ -1,7 +1,7 @@
 /* The files of a model repository, as the hub's API lists them (GET /api/models/ORG/NAME/revision/main?blobs=true).
  *
- * The answer is untrusted. A listing that hub_listing_parse() accepts contains only file names that are safe below a folder, each
- * once, with well-formed digests and bounded sizes.
+ * The response is untrusted. A listing that hub_listing_parse() accepts contains each file only once. All file names are safe to
+ * use below a folder, all digests are well-formed, and all sizes are bounded.
  */
 #ifndef FKV_HUB_LISTING_H
 #define FKV_HUB_LISTING_H
@@ -17,19 +17,19 @@ enum { HUB_COMMIT = 41, HUB_DIGEST = 65, HUB_MAX_FILES = 32768, HUB_MAX_LISTING_
 typedef struct hub_file {
     char *path;          /* relative to the repository */
     uint64_t bytes;      /* size */
-    char id[HUB_DIGEST]; /* name of the blob in the cache: SHA-256 of a large file, git's SHA-1 of a small one, in hex */
-    bool is_large;       /* stored outside of git (LFS, Xet): the id is a SHA-256 */
+    char id[HUB_DIGEST]; /* name of the blob in the cache, in hex: the SHA-256 of a large file, or git's SHA-1 of a small file */
+    bool is_large;       /* true if the file is stored outside of git (LFS, Xet); its id is then a SHA-256 */
 } hub_file;
 
 typedef struct hub_listing {
-    char repo[HUB_REPO];     /* name of the repository in the answer; differs from the requested name after a rename */
+    char repo[HUB_REPO];     /* name of the repository in the response; differs from the requested name after a rename */
     char commit[HUB_COMMIT]; /* commit of the listed revision, in hex */
-    bool is_gated;           /* the files can only be read after accepting conditions */
+    bool is_gated;           /* true if the files can be read only after accepting the model's conditions */
     hub_file *files;         /* sorted by path */
     uint32_t n_files;
 } hub_listing;
 
-/* Parses an answer of the API. On failure, returns false and writes the reason to `error`; the listing is then empty. The caller
+/* Parses a response of the API. On failure, returns false and writes the reason to `error`; the listing is then empty. The caller
  * frees the listing with hub_listing_free(). */
 bool hub_listing_parse(const char *json, size_t n_bytes, hub_listing *listing, char error[HUB_ERROR]);
 

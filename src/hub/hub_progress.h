@@ -12,7 +12,7 @@ typedef struct hub_progress {
     uint64_t done;      /* bytes */
     double shown;       /* kit_seconds() when the last line was printed; 0 if there is none yet */
     double noted;       /* kit_seconds() when the last note was printed */
-    uint64_t next_line; /* without a terminal: number of bytes at which the next line is printed */
+    uint64_t next_line; /* number of complete bytes at which the next line is printed, if standard error is not a terminal */
     double rate;        /* bytes per second, smoothed */
     uint64_t rate_from; /* fetched bytes and kit_seconds() when the rate was last updated */
     double rate_time;

@@ -1,8 +1,8 @@
 /* One HTTP request to a hub or to the storage that the hub redirects to.
  *
- * Redirects are followed by the caller, one request at a time, so that the token goes only to the hub itself and the address of
- * the storage can be reused for the other parts of a file. Every answer is bounded: the body by the requested range, header lines
- * by libcurl, an error's body by MAX_ERROR_BODY.
+ * Redirects are followed by the caller, one request at a time, so that the token is sent only to the hub itself, and the redirect
+ * address can be reused for the other parts of a file. The size of every response is limited: the requested range limits the
+ * body, libcurl limits the header lines, and MAX_ERROR_BODY limits the body of an error response.
  */
 #ifndef FKV_HUB_REQUEST_H
 #define FKV_HUB_REQUEST_H
@@ -14,9 +14,9 @@
 typedef enum hub_outcome {
     HUB_DONE,       /* the requested bytes have been received */
     HUB_REDIRECTED, /* `url` is the new address */
-    HUB_TRY_AGAIN,  /* temporary failure; `wait` is the time that the server asks for, or 0 */
-    HUB_EXPIRED,    /* the storage rejects its address: ask the hub again */
-    HUB_NO_RANGES,  /* the server sent the whole file although a range was requested; nothing was passed on */
+    HUB_TRY_AGAIN,  /* temporary failure; `wait` is the delay in seconds that the server asks for, or 0 */
+    HUB_EXPIRED,    /* the storage server rejects the redirect address, so the hub must be asked for a new one */
+    HUB_NO_RANGES,  /* the server sent the whole file although a range was requested; the body was discarded */
     HUB_STOPPED,    /* session->stop() returned true */
     HUB_FAILED,     /* permanent failure */
 } hub_outcome;
@@ -29,17 +29,17 @@ typedef struct hub_request {
     CURL *easy;
     struct curl_slist *headers;
     char *url;
-    bool is_hub;         /* the address is on the hub itself, which receives the token */
+    bool is_hub;         /* true if the address is on the hub itself, so that the token is sent */
     uint64_t from;       /* first byte to read */
     uint64_t limit;      /* maximum number of bytes to read */
     bool exact;          /* fewer bytes are a failure */
-    bool whole;          /* request the whole file, without a range; from must be 0 */
-    uint64_t file_bytes; /* expected size of the whole file; UINT64_MAX: unknown */
+    bool whole;          /* true to request the whole file without a range; `from` must then be 0 */
+    uint64_t file_bytes; /* expected size of the whole file, in bytes; UINT64_MAX if it is unknown */
     hub_sink sink;
     void *user;
 
     uint64_t received;
-    bool has_range; /* the answer has a valid Content-Range */
+    bool has_range; /* true if the response has a valid Content-Range header */
     uint64_t range_from;
     uint64_t range_total;
     bool no_ranges;
@@ -47,21 +47,21 @@ typedef struct hub_request {
     char code[64];                       /* X-Error-Code of the hub: RepoNotFound, GatedRepo, ... */
     long status;                         /* 0 before an answer */
     double wait;                         /* seconds; from Retry-After */
-    char problem[CURL_ERROR_SIZE + 256]; /* reason of a failure, for messages */
+    char problem[CURL_ERROR_SIZE + 256]; /* reason for a failure, used in messages */
 } hub_request;
 
 /* Prepares a request. The request owns copies of its strings; `easy` may be reused by several requests, one after another. */
 void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, const char *url);
 
-/* Evaluates the answer after libcurl has finished with `result`. */
+/* Evaluates the response after libcurl has finished the transfer with the code `result`. */
 hub_outcome hub_request_end(hub_request *r, CURLcode result);
 
 void hub_request_free(hub_request *r);
 
-/* Prints why a request for `what` failed permanently, and what to do. Returns an exit code. */
+/* Prints why a request for `what` failed permanently, and how to fix the problem. Returns an exit code. */
 int hub_request_fail(const hub_request *r, const char *repo, const char *what);
 
-/* Returns the waiting time before attempt number n + 1, after n > 0 failures: 0.5 s, doubling up to 15 s. */
+/* Returns the delay before the next attempt after n > 0 failures: 0.5 s, doubled after each failure, up to 15 s. */
 double hub_backoff(uint32_t n_failures);
 
 /* Returns the address of a file on the hub, to be freed by the caller. */

@@ -23,7 +23,7 @@ typedef struct hub_variant {
 } hub_variant;
 
 typedef struct hub_variants {
-    hub_variant *variants; /* the folder first, then GGUF models by decreasing size */
+    hub_variant *variants; /* the safetensors folder first, then GGUF models in order of decreasing size */
     uint32_t n;
 } hub_variants;
 

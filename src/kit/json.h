@@ -31,7 +31,8 @@ void kit_json_close(kit_json *json); /* closes the innermost object or array tha
 void kit_json_text(kit_json *json, const char *key, const char *text);
 void kit_json_bytes(kit_json *json, const char *key, const char *bytes, size_t n);
 void kit_json_integer(kit_json *json, const char *key, uint64_t value);
-void kit_json_real(kit_json *json, const char *key, double value); /* 9 significant digits; null for non-finite values */
+void kit_json_real(kit_json *json, const char *key,
+                   double value); /* writes 9 significant digits, or null for a non-finite value */
 void kit_json_bool(kit_json *json, const char *key, bool value);
 
 #endif

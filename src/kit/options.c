@@ -21,7 +21,7 @@ typedef struct getopt_tables {
     struct option longs[MAX_OPTIONS + 2];
     char letters[2 * MAX_OPTIONS + 4];
     int n;
-    const kit_option *positional; /* NULL: the command takes no positional arguments */
+    const kit_option *positional; /* entry of the positional arguments; NULL if the command takes none */
 } getopt_tables;
 
 static void make_getopt_tables(getopt_tables *j, const kit_option *const *tables) {

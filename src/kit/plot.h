@@ -14,10 +14,10 @@ typedef struct plot_line {
     size_t n;
     const char *color; /* "#rrggbb" */
     double width;
-    const char *dash; /* SVG dash pattern; NULL: solid */
+    const char *dash; /* SVG dash pattern; NULL for a solid line */
     const char *ink;  /* text color of the value printed at the end of the line; NULL: same as `color`; "": no value is printed */
     bool dots;        /* draws a dot at each point */
-    const char *const *names; /* [n] labels printed above the points; NULL: no labels */
+    const char *const *names; /* [n] labels printed above the points; NULL if there are no labels */
 } plot_line;
 
 /* Axis whose labels use powers of 1024: suffixes[i] is the unit printed after multiples of 1024^i. */

@@ -6,7 +6,7 @@
 
 typedef struct suggestion {
     const char *typed;
-    const char *best;  /* NULL: no candidate is close enough */
+    const char *best;  /* closest candidate so far; NULL if no candidate is close enough */
     unsigned distance; /* edit distance of `best` */
 } suggestion;
 

@@ -40,8 +40,8 @@ typedef struct api_request {
     const json_t *suffix; /* string that follows the answer (fill-in-the-middle), owned by root; NULL if there is none */
     const json_t *middle; /* infill: start of the answer, owned by root; NULL if there is none */
     const json_t *extra;  /* infill: array of other files, {"filename", "text"}, owned by root; NULL if there are none */
-    bool echo;            /* the answer starts with the prompt */
-    bool only_loads;      /* Ollama: the request has no prompt and asks only to load the model */
+    bool echo;            /* true if the answer starts with the prompt */
+    bool only_loads;      /* Ollama: true if the request has no prompt and only asks to load the model */
     bool unloads;         /* Ollama: keep_alive is 0 */
     bool parse_special;   /* recognize special tokens in the prompt text of a completion request */
     bool stream;
@@ -52,16 +52,16 @@ typedef struct api_request {
     fkv_logit_bias bias[API_MAX_BIASES];
     const char *stops[FKV_MAX_STOPS];
     uint32_t n_stops;
-    char *stop_text; /* copies of the stop strings, which api_request_detach() makes */
+    char *stop_text; /* memory of the stop strings that api_request_detach() has copied */
     bool logprobs;
     uint32_t n_top;
     bool ignore_end;
     int32_t priority;
     double deadline_s;
     json_t *schema;          /* JSON schema of the answer; NULL if there is none */
-    bool any_object;         /* the schema allows every JSON object (response_format json_object) */
-    bool forced_call;        /* the answer must be a tool call */
-    bool one_call;           /* the answer may contain at most one tool call */
+    bool any_object;         /* true if the schema allows every JSON object (response_format json_object) */
+    bool forced_call;        /* true if the answer must be a tool call */
+    bool one_call;           /* true if the answer may contain at most one tool call */
     const char *forced_name; /* name of the required tool, or NULL if any tool may be called */
     char param[32];          /* name of the invalid field */
     char error[240];         /* error message */

@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 enum {
-    MAX_LINGER_BYTES = 256 << 10, /* the connection is closed after this many bytes are discarded following an error reply */
+    MAX_LINGER_BYTES = 256 << 10, /* maximum number of bytes to discard after an error reply before the connection is closed */
     ADDRESS_RESERVE = 64 /* number of connections that a single address must leave free for other addresses; at most a quarter of
                             all connections */
 };
@@ -48,8 +48,8 @@ typedef struct entry {
     struct bufferevent *io;
     validated_input *input;
     double since;        /* time when the connection was accepted or the last reply was sent */
-    bool awaiting_reply; /* a complete request was received */
-    bool served;         /* at least one reply was sent */
+    bool awaiting_reply; /* true after a complete request was received */
+    bool served;         /* true if at least one reply was sent */
     uint64_t address;    /* hash of the peer address; 0 if it is not known yet */
 } entry;
 

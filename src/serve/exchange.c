@@ -118,7 +118,8 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
     const bool answered =
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
+    if (x->req != NULL && answered && !x->streaming &&
+        x->api.logprobs) { /* a worker thread serializes the reply, because it has up to 21 JSON objects per token */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -368,7 +369,8 @@ void exchange_read_events(server *s) {
 static void on_reply(void *user, const fkv_reply_event *e) {
     static const part_kind kinds[] = {PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END};
     answer_parser *r = user;
-    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the client allows only one tool call */
+    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call)
+        return; /* further tool calls are dropped, because the client allows only one */
     if (e->n_bytes > 0 || e->kind == FKV_REPLY_CALL || e->kind == FKV_REPLY_CALL_END)
         reply_part(r->x, r->answer, kinds[e->kind], e->bytes, e->n_bytes);
 }

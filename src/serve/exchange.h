@@ -24,15 +24,17 @@
 typedef struct exchange exchange;
 
 struct server {
-    const fkv_model *model; /* NULL while the model is loading; set at the same time as the following fields, up to `grammars` */
+    const fkv_model
+        *model; /* the model; NULL while it is loading. Set at the same time as the following fields, up to `grammars` */
     fkv_engine *engine;
     const char *model_name;
     uint64_t base_bytes;
     uint32_t parallel;           /* number of answers decoded at the same time */
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
     grammar_maker *grammars;
-    size_t max_prompt_bytes; /* a prompt with more bytes always has more than max_request_tokens tokens */
-    fkv_runner *embedder;    /* NULL if the server does not compute embeddings; used while holding embed_lock */
+    size_t
+        max_prompt_bytes; /* upper bound on the size of a prompt: a longer text always has more than max_request_tokens tokens */
+    fkv_runner *embedder; /* runner for embeddings, protected by embed_lock; NULL if the server does not compute embeddings */
     pthread_mutex_t embed_lock;
     worker_pool *pool;
     serve_config config;
@@ -87,7 +89,7 @@ typedef struct prompt_job {
     struct evbuffer *echo; /* prompt text that precedes the answers; NULL if the client did not ask for it */
     uint32_t first_answer; /* index of the job's first answer in the exchange */
     uint64_t id;           /* request number in the engine */
-    bool in_engine;        /* the job was submitted and its DONE record was not read yet */
+    bool in_engine;        /* true from the submission of the job until its DONE record is read */
     uint32_t n_prompt;
     uint32_t n_cached;
 } prompt_job;
@@ -95,13 +97,13 @@ typedef struct prompt_job {
 struct exchange {
     server *s;
     exchange *next;
-    struct evhttp_request *req; /* NULL after the reply ended or the client disconnected */
+    struct evhttp_request *req; /* the HTTP request; NULL after the reply has ended or the client has disconnected */
     struct event *closed;
     struct event *ping;
     worker_job work;
     void (*prepare)(exchange *x); /* runs on a worker thread; see prepare.h */
-    bool preparing;               /* the worker thread owns body, jobs, error, text, api, rules and answers[].parser */
-    _Atomic bool abandoned;       /* the client disconnected while the exchange was being prepared */
+    bool preparing;               /* true while a worker thread owns body, jobs, error, text, api, rules and answers[].parser */
+    _Atomic bool abandoned;       /* true if the client disconnected while the exchange was being prepared */
     struct evbuffer *body;
     prompt_job *jobs; /* [n_jobs] */
     uint32_t n_jobs;
@@ -122,7 +124,7 @@ struct exchange {
     int64_t created;
     fkv_finish reason; /* finish reason of the exchange: FKV_FINISH_END, or the reason why a job failed */
     char failure[512]; /* message of the failed job */
-    bool streaming;    /* the response headers of a stream were sent */
+    bool streaming;    /* true after the response headers of a stream were sent */
     double arrived_at;
     double first_at; /* time of the first token; 0 if there is none yet */
     double last_at;  /* time of the last token */

@@ -20,16 +20,16 @@ typedef struct grammar grammar;             /* grammar state of one request */
 /* Returns true if the build has llguidance and grammar_open() accepts rules. */
 bool grammar_supports_rules(void);
 
-/* Creates the vocabulary index of a model, which must outlive it. Returns NULL if memory runs out. */
+/* Creates the vocabulary index of a model. The model must outlive the index. Returns NULL if memory runs out. */
 grammar_maker *grammar_maker_open(const fkv_model *model);
-void grammar_maker_close(grammar_maker *maker); /* all grammars of the maker must be closed; maker may be NULL */
+void grammar_maker_close(grammar_maker *maker); /* all grammars that use the index must be closed first; `maker` may be NULL */
 
 /* Tokens that enclose the reasoning before the constrained text. Between these two tokens, every token except an end token is
  * allowed. */
 typedef struct grammar_thinking {
     uint32_t open; /* opening token; FKV_NO_TOKEN means that there is no reasoning and the grammar applies from the start */
     uint32_t close;
-    bool opened; /* the prompt already contains the opening token */
+    bool opened; /* true if the prompt already contains the opening token */
 } grammar_thinking;
 
 /* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`, or NULL for any JSON object. Returns NULL with a

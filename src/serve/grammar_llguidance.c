@@ -162,7 +162,7 @@ typedef struct compile_job {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool finished;
-    bool abandoned; /* the caller has stopped waiting */
+    bool abandoned; /* true after the caller has stopped waiting */
     LlgTokenizer *tokenizer;
     char *rules;
     LlgMatcher *matcher;
@@ -189,7 +189,7 @@ static compile_job *make_compile_job(const grammar_maker *maker, const char *rul
     (void)pthread_cond_init(&job->changed, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     (void)pthread_mutex_init(&job->lock, NULL);
-    job->tokenizer = llg_clone_tokenizer(maker->tokenizer); /* the compilation may outlive the maker */
+    job->tokenizer = llg_clone_tokenizer(maker->tokenizer); /* a clone is used, because the compilation may outlive the maker */
     job->rules = strdup(rules);
     if (job->tokenizer != NULL && job->rules != NULL) return job;
     free_compile_job(job);

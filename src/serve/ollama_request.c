@@ -57,7 +57,8 @@ static bool read_options(api_request *r, json_t *out) {
     const json_t *n_context = field_of(options, "num_ctx");
     if (n_new != NULL && !json_is_integer(n_new)) return invalid_field(r, "num_predict", "expected an integer");
     if (n_context != NULL && !json_is_integer(n_context)) return invalid_field(r, "num_ctx", "expected an integer");
-    if (json_integer_value(n_new) > 0) (void)json_object_set(out, "max_tokens", n_new); /* -1 and -2 mean no limit */
+    if (json_integer_value(n_new) > 0)
+        (void)json_object_set(out, "max_tokens", n_new); /* num_predict values of -1 and -2 mean that there is no limit */
     return true;
 }
 

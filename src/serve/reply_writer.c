@@ -15,7 +15,7 @@ static const char *reason_of(const exchange *x, const answer_out *a) {
 }
 
 static json_t *usage_of(const exchange *x) {
-    if (x->api.kind == API_MESSAGES) /* in this API, input_tokens does not include cached tokens */
+    if (x->api.kind == API_MESSAGES) /* in the Messages API, input_tokens does not include cached tokens */
         return json_pack("{s:I, s:I, s:I, s:I}", "input_tokens", (json_int_t)(x->n_prompt - x->n_cached),
                          "cache_read_input_tokens", (json_int_t)x->n_cached, "cache_creation_input_tokens", (json_int_t)0,
                          "output_tokens", (json_int_t)x->n_new);

@@ -17,11 +17,11 @@ typedef struct serve_config {
     uint16_t port;                    /* port number; 0 selects a free port, which is printed */
     const char *keys[SERVE_MAX_KEYS]; /* API keys, one tenant per key; without keys, clients are not authenticated */
     uint32_t n_keys;
-    bool has_admin_key;       /* the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
-    const char *cors;         /* origin whose pages may use the server, or "*" for all; NULL: only the server's own page */
-    bool any_host;            /* accept any Host header when there are no keys */
-    size_t max_body;          /* maximum size of a request body, in bytes */
-    size_t max_unread;        /* number of unsent bytes at which a slow client is disconnected */
+    bool has_admin_key; /* true if the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
+    const char *cors;   /* origin whose pages may use the server, or "*" for all; NULL: only the server's own page */
+    bool any_host;      /* accept any Host header when there are no keys */
+    size_t max_body;    /* maximum size of a request body, in bytes */
+    size_t max_unread;  /* number of unsent bytes at which a slow client is disconnected */
     uint32_t max_connections; /* maximum number of open connections */
     double request_s;         /* seconds within which a client must send a complete request; also the keep-alive timeout */
     double ping_s;            /* seconds between keep-alive comments in a stream */

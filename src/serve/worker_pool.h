@@ -17,7 +17,7 @@ enum {
 
 typedef struct worker_job {
     void (*run)(void *user);  /* runs on a worker thread */
-    void (*done)(void *user); /* called last, on the thread that ran or discarded the job; afterwards the pool no longer accesses
+    void (*done)(void *user); /* called on the thread that ran or discarded the job; after this call, the pool no longer accesses
                                  the job */
     void *user;
     bool large;

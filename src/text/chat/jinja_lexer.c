@@ -10,7 +10,7 @@ typedef struct lexer {
     const char *text;
     size_t n_bytes, at;
     uint32_t line;
-    bool line_starts; /* the previous byte is a newline, or this is the start of the template */
+    bool line_starts; /* true if the previous byte is a newline, or at the start of the template */
     jinja_token *tokens;
     size_t n_tokens, capacity;
 } lexer;

@@ -17,7 +17,8 @@ static jinja_value loop_attribute(const jinja_loop *loop, jinja_string name) {
     if (fkv_jinja_is(name, "first")) return fkv_jinja_bool(loop->index == 0);
     if (fkv_jinja_is(name, "last")) return fkv_jinja_bool(loop->index + 1 == n);
     if (fkv_jinja_is(name, "length")) return fkv_jinja_int((int64_t)n);
-    if (fkv_jinja_is(name, "depth")) return fkv_jinja_int(1); /* always 1, because recursive loops are not supported */
+    if (fkv_jinja_is(name, "depth"))
+        return fkv_jinja_int(1); /* loop.depth is always 1, because recursive loops are not supported */
     if (fkv_jinja_is(name, "depth0")) return fkv_jinja_int(0);
     if (fkv_jinja_is(name, "previtem")) return loop->index > 0 ? loop->items->items[loop->index - 1] : fkv_jinja_undefined();
     if (fkv_jinja_is(name, "nextitem")) return loop->index + 1 < n ? loop->items->items[loop->index + 1] : fkv_jinja_undefined();

@@ -27,7 +27,7 @@ typedef enum jinja_kind {
 
 typedef struct jinja_string {
     const char *text;
-    const uint8_t *given; /* [n_bytes] marks, 1 for bytes given by the caller; NULL: all 0 */
+    const uint8_t *given; /* [n_bytes] marks: 1 for bytes provided by the caller; NULL if all marks are 0 */
     size_t n_bytes;
     bool is_safe; /* result of the "safe" filter: other text is HTML-escaped when it is concatenated with this string, as in
                      markupsafe */

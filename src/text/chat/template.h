@@ -35,7 +35,7 @@ typedef struct fkv_template_input {
 
 typedef struct fkv_rendered {
     char *text;     /* [n_bytes], 0-terminated */
-    uint8_t *given; /* [n_bytes] 1 for bytes given by the caller */
+    uint8_t *given; /* [n_bytes] marks: 1 for bytes provided by the caller, 0 for bytes written by the template */
     size_t n_bytes;
 } fkv_rendered;
 

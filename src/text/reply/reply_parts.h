@@ -76,7 +76,7 @@ struct fkv_reply {
     reply_state think; /* reasoning */
     char hold[REPLY_MARKER];
     size_t n_hold;
-    bool began; /* reply text or a tool call has been emitted */
+    bool began; /* true after reply text or a tool call has been emitted */
     bool ended;
 
     char stops[FKV_MAX_STOPS][FKV_MAX_STOP_BYTES + 1];
@@ -105,14 +105,14 @@ struct fkv_reply {
     reply_unescape unescape;
     int json_state;
     int json_role; /* meaning of the current JSON value, such as name or arguments */
-    bool bare;     /* the call started without a marker */
+    bool bare;     /* true if the call started without a marker */
     bool has_args;
     bool one_value; /* true after an argument value has started; the exact meaning depends on the syntax */
     bool as_string;
     bool newline;
     bool in_key;
-    bool has_item;    /* the current list item or dict entry already has a value */
-    bool comma;       /* the next item must be preceded by a comma */
+    bool has_item;    /* true if the current list item or dict entry already has a value */
+    bool comma;       /* true if a comma must be written before the next item */
     char quote;       /* delimiter of the current Python string */
     uint64_t objects; /* one bit per open bracket: 1 for an object, 0 for a list */
     uint32_t depth;

@@ -166,7 +166,7 @@ static fkv_status write_region(form_writer *w, form_region *r, fkv_text_step_kin
 
 static fkv_status normalize_regions(form_writer *w, form_region *r, fkv_text_step_kind form, const char *text, size_t n_bytes) {
     size_t start = 0;
-    bool is_long = false; /* the region has more than one character */
+    bool is_long = false; /* true if the region has more than one character */
     for (size_t at = 0; at < n_bytes;) {
         uint32_t character = 0;
         size_t next = at + fkv_character_read(text + at, n_bytes - at, &character);

@@ -80,7 +80,7 @@ static fkv_status put_escape(translation *r) {
     if (!known) return fail_unsupported_syntax(r, "escape sequence that may have a different meaning in PCRE2");
     if (c == 'b' && r->in_class) return fail_unsupported_syntax(r, "\\b inside a character class");
     size_t n = 2;
-    if (is_one_of(c, "pPx") && peek_pattern(r, 2) == '{') { /* name or code point in braces */
+    if (is_one_of(c, "pPx") && peek_pattern(r, 2) == '{') { /* a name or a code point in braces follows */
         const char *end = memchr(r->from.data + r->at, '}', r->from.size - r->at);
         if (end == NULL) return fail_unsupported_syntax(r, "opening brace without a closing brace");
         n = (size_t)(end - (r->from.data + r->at)) + 1;

@@ -25,7 +25,7 @@ enum { GROWTH = 64, GROWTH_MIN = 1 << 16 };
 
 struct fkv_text_plan {
     fkv_text_step steps[FKV_MAX_TEXT_STEPS];
-    pcre2_code *code[FKV_MAX_TEXT_STEPS]; /* NULL if the step has no regular expression */
+    pcre2_code *code[FKV_MAX_TEXT_STEPS]; /* compiled pattern of each step; NULL if the step has no regular expression */
     bool is_known[FKV_MAX_TEXT_STEPS];
     uint32_t n_steps, n_normalizers;
     uint32_t repair_at; /* first step that needs valid UTF-8; n_steps if none does */
@@ -189,7 +189,7 @@ typedef struct splitting {
     uint32_t step;
     const char *text;
     bool is_first;
-    bool has_held; /* a piece is held back because the next piece may be merged with it */
+    bool has_held; /* true if a piece is held back because the next piece may be merged with it */
     bool held_is_match;
     size_t held_start, held_end;
 } splitting;

@@ -19,9 +19,9 @@ typedef fkv_status (*fkv_piece_fn)(void *context, const char *text, size_t n_byt
 
 typedef struct fkv_text_run {
     const fkv_text_plan *plan;
-    fkv_piece_fn put; /* receives the pieces that result from all steps */
-    fkv_piece_fn
-        normalized; /* if not NULL, receives the normalized text and must call fkv_text_run_rest() to run the remaining steps */
+    fkv_piece_fn put;        /* receives the pieces that result from all steps */
+    fkv_piece_fn normalized; /* optional callback that receives the normalized text and must call fkv_text_run_rest() to run the
+                                remaining steps */
     void *context;
     fkv_scratch scratch[FKV_MAX_TEXT_STEPS];   /* output of each step */
     fkv_scratch pcre_text[FKV_MAX_TEXT_STEPS]; /* text as passed to PCRE2; see fkv_utf8_pcre_text() */

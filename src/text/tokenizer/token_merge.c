@@ -85,7 +85,7 @@ typedef struct pair_queue {
 } pair_queue;
 
 static const uint32_t NO_CHUNK = UINT32_MAX;
-static const uint64_t NO_VALUE = UINT64_MAX; /* never a valid entry, because its rank would be FKV_NO_MERGE */
+static const uint64_t NO_VALUE = UINT64_MAX; /* not a valid queue entry, because its rank would be FKV_NO_MERGE */
 
 static uint64_t *chunk_of(const pair_queue *queue, uint32_t chunk) { return queue->chunks + (size_t)chunk * CHUNK_VALUES; }
 

@@ -23,8 +23,8 @@ struct fkv_tokenizer {
     fkv_special_tokens normalized_specials; /* special tokens that are matched in normalized text; most vocabularies have none */
     fkv_text_plan *plan;
     fkv_pair_map merges; /* BPE: maps (left << 32 | right) to (rank << 32 | result) */
-    bool by_merges;      /* a SentencePiece vocabulary whose tokens are merged by merge rank instead of score */
-    bool whole_words;    /* a word that is a token is emitted without applying merges */
+    bool by_merges;      /* true for a SentencePiece vocabulary whose tokens are merged by merge rank instead of score */
+    bool whole_words;    /* true if a word that is a token is emitted without applying merges */
     uint8_t *kinds;      /* [n_tokens] combinations of the token_kind bits that tokenizer.c defines */
     uint32_t *text_at;   /* [n_tokens + 1] offset of each token's 0-terminated text in texts */
     char *texts;
@@ -42,7 +42,7 @@ typedef struct fkv_encoding {
     size_t n_tokens;
     fkv_token_merge merge;
     fkv_scratch kept; /* copy of a word without its unknown characters */
-    bool in_unknown;  /* the last token is unk, and the unknown text after it may be fused with it */
+    bool in_unknown;  /* true if the last token is unk, so that unknown text after it may be fused with it */
 } fkv_encoding;
 
 FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {

@@ -7,7 +7,9 @@
 /* Reads one character and returns its length in bytes, or 0 if the text does not start with a character. Accepts overlong forms
  * and surrogates. n_bytes > 0. */
 uint32_t fkv_character_read(const char *text, size_t n_bytes, uint32_t *character);
-uint32_t fkv_character_write(uint32_t character, char *out); /* writes a character to out: [4]; returns the number of bytes */
+uint32_t
+fkv_character_write(uint32_t character,
+                    char *out); /* writes a character to `out`, which has room for 4 bytes; returns the number of bytes written */
 
 /* Returns the offset of the last character of a UTF-8 text. n_bytes > 0. */
 size_t fkv_character_before(const char *text, size_t n_bytes);

@@ -94,7 +94,7 @@ static fkv_status read_json_escape(fkv_json_scan *scan, char *out, size_t *n) {
 fkv_status fkv_json_scan_string(fkv_json_scan *scan, fkv_bytes *string) {
     if (fkv_json_scan_peek(scan) != '"') return fail_json_scan(scan, "expected a string");
     const char *first = ++scan->at;
-    char *copy = NULL; /* NULL until the first escape sequence is read */
+    char *copy = NULL; /* start of the unescaped copy; NULL until the first escape sequence is read */
     size_t n = 0;
     for (; scan->at < scan->end && *scan->at != '"';) {
         if ((unsigned char)*scan->at < 0x20) return fail_json_scan(scan, "control character in a string");

@@ -35,28 +35,28 @@ typedef struct fkv_sampling_source {
 } fkv_sampling_source;
 
 typedef struct fkv_vocab_source {
-    fkv_bytes
-        model; /* "gpt2": byte-level BPE, "llama": SentencePiece with scores, "gemma4": BPE over characters, "byte": 256 bytes */
-    fkv_bytes pre;               /* tokenizer.ggml.pre, or empty */
+    fkv_bytes model; /* "gpt2" (byte-level BPE), "llama" (SentencePiece with scores), "gemma4" (BPE over characters) or "byte"
+                        (one token per byte) */
+    fkv_bytes pre;   /* value of tokenizer.ggml.pre; may be empty */
     const fkv_text_steps *steps; /* steps applied to a text before encoding; NULL: implied by `model` and `pre` */
     uint32_t n_tokens;
     const fkv_bytes *tokens; /* [n_tokens] token strings; NULL for the model "byte" */
     const float *scores;     /* [n_tokens] or NULL */
-    const int32_t *types; /* [n_tokens] token types, or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
-    const uint8_t *token_flags; /* [n_tokens] combinations of FKV_TOKEN_* bits; NULL: all 0 */
+    const int32_t *types; /* [n_tokens] token types (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte), or NULL */
+    const uint8_t *token_flags; /* [n_tokens] combinations of FKV_TOKEN_* bits; NULL if all are 0 */
     uint32_t n_merges;
-    const fkv_bytes *merges;       /* [n_merges] "left right"; NULL if there are no merges */
+    const fkv_bytes *merges;       /* [n_merges] merges in the form "left right"; NULL if there are no merges */
     const fkv_bytes *merge_rights; /* [n_merges] right strings of the merges; `merges` then contains the left strings. NULL:
                                       `merges` contains both */
     uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN if unset */
-    uint32_t suffix;               /* token that is appended to texts with FKV_TOKENIZE_EOS, or FKV_NO_TOKEN */
+    uint32_t suffix;               /* token that FKV_TOKENIZE_EOS appends to a text; FKV_NO_TOKEN if there is none */
     uint32_t n_ends;               /* additional end-of-text tokens, from lists in eos_token_id */
     uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;
     bool add_space_prefix; /* SentencePiece; default true */
-    bool whole_words;      /* a word that is a token is emitted without applying merges; in GGUF, implied by `pre` */
-    bool byte_fallback;    /* "gemma4" from tokenizer.json: unknown characters become byte tokens instead of unk */
-    bool fuse_unk;         /* consecutive unknown characters become a single unk */
+    bool whole_words;      /* true if a word that is a token is emitted without applying merges; in GGUF, implied by `pre` */
+    bool byte_fallback;    /* for "gemma4" from tokenizer.json: true if unknown characters become byte tokens instead of unk */
+    bool fuse_unk;         /* true if consecutive unknown characters become a single unk token */
     bool leftmost; /* among overlapping special tokens, prefer the leftmost one, then the longest; if false, prefer the longest */
     fkv_bytes chat_template; /* or empty */
     fkv_sampling_source sampling;
