@@ -6,11 +6,11 @@
 
 typedef struct flat_options {
     model_options model;
-    const char *file;   /* text to fill the context with; NULL: the needle model's book */
+    const char *file;   /* text file that fills the context; NULL: the needle model's book */
     const char *svg;    /* NULL: no plot */
     uint32_t layers;    /* 0: run a model */
     const char *heads;  /* shape "Q/KV/DIM" of a cache without a model: query heads, KV heads, head dimension */
-    bool skip_capacity; /* skip the comparison of decode times at two capacities */
+    bool skip_capacity; /* true if the decode times at two capacities are not compared */
 } flat_options;
 
 /* Fills a cache without a model (flat_cache.c). Returns an exit code. */

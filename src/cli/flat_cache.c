@@ -87,7 +87,7 @@ typedef struct cache_run {
     size_t n_steps;
     depth_result depths[N_DEPTHS + 1];
     size_t n_depths;
-    bool read_once; /* every decode step read exactly the packed bytes of its tokens */
+    bool read_once; /* true if every decode step read exactly the packed bytes of its tokens */
     double worst_error;
 } cache_run;
 

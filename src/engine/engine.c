@@ -354,7 +354,7 @@ static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prom
                                    .learned = fkv_step_cost_ready(&e->forecast.cost)};
     const fkv_admission_request attempt = {
         .tenant = job->r.tenant, .hash = hash, .work_s = fkv_forecast_job_seconds(&e->forecast, job), .now = job->arrived_at};
-    double seconds = 5.0; /* retry delay during shutdown, in seconds; another server can take over meanwhile */
+    double seconds = 5.0; /* retry delay during shutdown, in seconds, during which another server can take over */
     const bool ending = e->closing || e->draining;
     const fkv_admission_result result =
         ending ? FKV_ADMISSION_QUEUE_FULL : fkv_admission_decide(&e->admission, queue, attempt, &seconds);

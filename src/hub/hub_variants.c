@@ -67,7 +67,7 @@ static size_t quant_length(const char *text, size_t n) {
     return good ? length : 0;
 }
 
-/* Finds the last quantization in n bytes of a name. */
+/* Finds the last quantization, such as Q4_K_M, in the first n bytes of a name. */
 static bool find_quant(const char *text, size_t n, char label[HUB_QUANT]) {
     bool found = false;
     for (size_t i = 0; i < n; i++) {

@@ -26,8 +26,8 @@ void kit_json_object(kit_json *json, const char *key);
 void kit_json_array(kit_json *json, const char *key);
 void kit_json_close(kit_json *json); /* closes the innermost object or array that is open */
 
-/* Strings: invalid UTF-8 becomes U+FFFD. Control characters, bidirectional controls and line separators are \u-escaped, so that
- * the output is safe to show on a terminal. */
+/* Write strings. Invalid UTF-8 becomes U+FFFD. Control characters, bidirectional controls and line separators are \u-escaped, so
+ * that the output is safe to show on a terminal. */
 void kit_json_text(kit_json *json, const char *key, const char *text);
 void kit_json_bytes(kit_json *json, const char *key, const char *bytes, size_t n);
 void kit_json_integer(kit_json *json, const char *key, uint64_t value);

@@ -598,7 +598,8 @@ static bool read_completion_prompt(api_request *r) {
     return true;
 }
 
-/* Reads a request of llama.cpp's /infill: input_prefix, input_suffix, input_extra and prompt, the start of the answer. */
+/* Reads the fields of llama.cpp's /infill API: input_prefix, input_suffix, input_extra, and prompt, which is the start of the
+ * answer. */
 static bool read_infill(api_request *r) {
     static const char *const names[] = {"input_prefix", "input_suffix", "prompt"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -50,7 +50,7 @@ struct server {
     uint64_t next_seed;
     int64_t started_at;    /* Unix time */
     exchange *open;        /* list of all exchanges */
-    uint32_t embed_tokens; /* maximum number of tokens of an embedded text */
+    uint32_t embed_tokens; /* maximum number of tokens in an embedded text */
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;

@@ -91,7 +91,7 @@ static void add_cors_headers(const server *s, struct evhttp_request *req) {
     (void)evhttp_add_header(headers, "Vary", "Origin");
 }
 
-/* Answers a preflight request of an allowed origin, which browsers send without a key. */
+/* Answers a preflight request from an allowed origin. Browsers send preflight requests without a key. */
 static void send_preflight(server *s, struct evhttp_request *req, const char *methods) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ";
     struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
@@ -455,7 +455,7 @@ static void *run_loading_loop(void *user) {
     return NULL;
 }
 
-/* Runs the event loop on a separate thread, which leaves all signals to the other threads. */
+/* Runs the event loop on a separate thread. All signals are blocked in this thread, so that other threads receive them. */
 static bool start_loading_loop(server *s) {
     sigset_t all;
     sigset_t before;

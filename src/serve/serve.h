@@ -42,7 +42,7 @@ typedef struct serve_subject {
     const char *model_name; /* model name in /v1/models and in replies */
     uint32_t parallel;      /* number of answers decoded at the same time */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
-    uint32_t embed_tokens;  /* maximum number of tokens of an embedded text */
+    uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
     uint64_t
         base_bytes; /* anonymous memory of the process before the engine was opened (program, weights, vocabulary), in bytes */
 } serve_subject;

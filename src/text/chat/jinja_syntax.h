@@ -32,16 +32,17 @@ jinja_token *fkv_jinja_lex(jinja_context *c, const char *text, size_t n_bytes);
 
 typedef enum jinja_node_kind {
     /* statements */
-    JINJA_NODE_DATA,     /* name: the text */
-    JINJA_NODE_OUTPUT,   /* a */
-    JINJA_NODE_IF,       /* runs `body` if a is true, else `otherwise` */
-    JINJA_NODE_FOR,      /* runs `body` for each item of a for which b is true; runs `otherwise` if there is no such item */
-    JINJA_NODE_SET,      /* target = a */
-    JINJA_NODE_SET_BODY, /* target = body after applying the filters in a */
-    JINJA_NODE_FILTERED, /* outputs body after applying the filters in a */
+    JINJA_NODE_DATA,   /* name: the text */
+    JINJA_NODE_OUTPUT, /* a */
+    JINJA_NODE_IF,     /* runs `body` if the condition `a` is true, and the statements in `otherwise` if not */
+    JINJA_NODE_FOR, /* runs `body` for each item of `a` for which the condition `b` is true; runs `otherwise` if there is no such
+                       item */
+    JINJA_NODE_SET, /* target = a */
+    JINJA_NODE_SET_BODY, /* assigns the rendered body, after applying the filters in `a`, to the target */
+    JINJA_NODE_FILTERED, /* outputs the rendered body after applying the filters in `a` */
     JINJA_NODE_MACRO,    /* name(args) body */
     JINJA_NODE_SCOPED,   /* {% with %} or {% generation %}: runs `body` in its own scope, with args as variables */
-    JINJA_NODE_CALLED,   /* {% call %}: calls macro a, in which caller(args) renders `body` */
+    JINJA_NODE_CALLED,   /* {% call %}: calls the macro `a`, in which caller(args) renders `body` */
     JINJA_NODE_BREAK,
     JINJA_NODE_CONTINUE,
     /* expressions */
@@ -49,19 +50,20 @@ typedef enum jinja_node_kind {
     JINJA_NODE_NAME,      /* name */
     JINJA_NODE_LIST,      /* args: items */
     JINJA_NODE_TUPLE,     /* args: items */
-    JINJA_NODE_DICT,      /* args: entries, each with its key in a and its value in b */
+    JINJA_NODE_DICT,      /* dict literal; `args` are the entries, each with its key in `a` and its value in `b` */
     JINJA_NODE_ATTRIBUTE, /* a.name */
     JINJA_NODE_ITEM,      /* a[b] */
-    JINJA_NODE_SLICE,     /* a[b:c:d]; b, c and d may be NULL */
+    JINJA_NODE_SLICE,     /* slice a[b:c:d]; `b`, `c` and `d` may be NULL */
     JINJA_NODE_CALL,      /* a(args) */
-    JINJA_NODE_FILTER,    /* a | name(args); a is NULL if the input is the body of a block */
-    JINJA_NODE_TEST,      /* a is name(args) */
-    JINJA_NODE_UNARY,     /* unary operator `name` ("not", "-" or "+") applied to a */
-    JINJA_NODE_BINARY,    /* a name b */
-    JINJA_NODE_COMPARE,   /* a: first operand; args: one node per comparison, with its operator (name) and right operand (a) */
-    JINJA_NODE_CHOICE,    /* b if a else c; c is NULL without an else branch */
-    JINJA_NODE_ARGUMENT   /* call argument: value a; `name` is the keyword, "*" or "**", or "" for a positional argument. Dict
-                             entry: key a, value b */
+    JINJA_NODE_FILTER,  /* filter `name` applied to `a`, as in a | name(args); `a` is NULL if the input is the body of a block */
+    JINJA_NODE_TEST,    /* a is name(args) */
+    JINJA_NODE_UNARY,   /* unary operator `name` ("not", "-" or "+") applied to the operand `a` */
+    JINJA_NODE_BINARY,  /* a name b */
+    JINJA_NODE_COMPARE, /* a chain of comparisons; `a` is the first operand, and `args` has one node per comparison with its
+                           operator (`name`) and right operand (`a`) */
+    JINJA_NODE_CHOICE,  /* conditional expression (b if a else c); `c` is NULL if there is no else branch */
+    JINJA_NODE_ARGUMENT /* call argument with the value `a`; `name` is the keyword, "*" or "**", or "" for a positional argument.
+                           Or a dict entry with the key `a` and the value `b` */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;
@@ -72,7 +74,7 @@ struct jinja_node {
     jinja_value value;
     jinja_node *a, *b, *c, *d;
     jinja_node *args;      /* linked by next */
-    jinja_node *target;    /* node of kind NAME, ATTRIBUTE (of a namespace) or TUPLE (of targets) */
+    jinja_node *target;    /* assignment target: a node of kind NAME, ATTRIBUTE (of a namespace) or TUPLE (of targets) */
     jinja_node *body;      /* statements, linked by next */
     jinja_node *otherwise; /* statements of the else branch */
     jinja_node *next;

@@ -15,11 +15,11 @@
 #include <stdlib.h>
 
 enum {
-    MAX_SPECIAL_BYTES = 4 << 20, /* total size of all special tokens */
+    MAX_SPECIAL_BYTES = 4 << 20, /* maximum total size of all special tokens, in bytes */
     BLOCK_BYTES = 1 << 14,
 };
 
-static const uint32_t WON = UINT32_C(1) << 31; /* flag in contest_arrays.nodes; larger than every node number */
+static const uint32_t WON = UINT32_C(1) << 31; /* flag bit in contest_arrays.nodes; its value is larger than every node number */
 
 /* ---- automaton ------------------------------------------------------------------------------------------- */
 
