@@ -122,7 +122,7 @@ def peers_quality(machine):
                 for c in ours["codecs"]
             ]
         lines.append(
-            f"The table for **{peer['model']}** shows the caches of {'flatkv and of ' if same else ''}{peer['peer']} {peer['version']}. It covers the first "
+            f"The table for **{peer['model']}** shows the caches of {'flatkv and of ' if same else ''}{peer['peer']} {peer['version']}. The table covers the first "
             f"{peer['windows']} windows of {peer['context']} tokens each, in which a total of {peer['caches'][0]['tokens']} tokens are scored. Changes in perplexity and KL divergences are relative to the 16-bit cache of the same program."
         )
         lines.append(table(["cache", "perplexity", "change", "mean KL", "top-1 agreement"], rows))
