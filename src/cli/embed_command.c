@@ -28,7 +28,8 @@ static int read_tokens(const embed_options *o, const fkv_model *model, token_lis
     if (code == EXIT_GOOD) code = token_list_add_text(list, model, content.bytes, content.n, FKV_TOKENIZE_BOS | FKV_TOKENIZE_EOS);
     text_free(&content);
     if (code == EXIT_GOOD && list->n == 0) code = kit_fail(EXIT_FAILED, "the text is empty: nothing to embed");
-    if (code == EXIT_GOOD && list->n > INT32_MAX) code = kit_fail(EXIT_FAILED, "the text has %zu tokens", list->n);
+    if (code == EXIT_GOOD && list->n > INT32_MAX)
+        code = kit_fail(EXIT_FAILED, "the text has %zu tokens, which is too many", list->n);
     return code;
 }
 

@@ -80,7 +80,7 @@ static int get_gguf_head(hub_session *session, pull_choice *c, const hub_file *f
         state = gguf_header_end((const uint8_t *)head.bytes, head.n, &end);
     }
     if (code == EXIT_GOOD && state != GGUF_HEADER_COMPLETE)
-        code = kit_fail(EXIT_FAILED, "%s of %s is not a valid GGUF file", file->path, c->listing.repo);
+        code = kit_fail(EXIT_FAILED, "%s in the repository %s is not a valid GGUF file", file->path, c->listing.repo);
     if (code == EXIT_GOOD) code = write_head(c, file, head.bytes, end);
     free(head.bytes);
     return code;
@@ -90,7 +90,8 @@ static int get_config(hub_session *session, pull_choice *c, const hub_file *file
     enum { MOST = 16 << 20 };
     hub_bytes config;
     if (file->bytes > MOST)
-        return kit_fail(EXIT_FAILED, "%s of %s is too large for a configuration file", file->path, c->listing.repo);
+        return kit_fail(EXIT_FAILED, "%s in the repository %s is too large for a configuration file", file->path,
+                        c->listing.repo);
     int code = hub_get_bytes(session, &c->listing, file, 0, file->bytes, &config);
     if (code == EXIT_GOOD) code = write_head(c, file, config.bytes, config.n);
     free(config.bytes);
@@ -145,7 +146,8 @@ static int choose_named(hub_session *session, pull_choice *c) {
     list_labels(&c->variants, labels);
     if (variant == NULL && labels[0] == 0)
         return kit_fail(EXIT_FAILED, "%s contains no GGUF files: use the name without :%s", c->listing.repo, c->name.quant);
-    if (variant == NULL) return kit_fail(EXIT_FAILED, "%s has no %s; it has %s", c->listing.repo, c->name.quant, labels);
+    if (variant == NULL)
+        return kit_fail(EXIT_FAILED, "%s has no %s quantization; it has %s", c->listing.repo, c->name.quant, labels);
     return plan_variant(session, c, variant);
 }
 

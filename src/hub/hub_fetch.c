@@ -122,7 +122,7 @@ int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing
     if (!good) return kit_fail(EXIT_FAILED, "%s sent an invalid file list for %s: %s", session->endpoint, repo, error);
     if (strcmp(listing->repo, repo) == 0) return EXIT_GOOD;
     code = strcasecmp(listing->repo, repo) == 0
-               ? kit_fail(EXIT_FAILED, "the name of %s is spelled %s", repo, listing->repo)
+               ? kit_fail(EXIT_FAILED, "the model %s is spelled %s on the hub: use this spelling", repo, listing->repo)
                : kit_fail(EXIT_FAILED, "%s has been renamed to %s: use the new name", repo, listing->repo);
     hub_listing_free(listing);
     return code;

@@ -309,7 +309,7 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
     json_t *tools = NULL;
     if (config->tools != NULL) {
         tools = json_loadb(config->tools, config->n_tools, JSON_REJECT_DUPLICATES, &error);
-        FKV_REQUIRE(tools != NULL, FKV_BAD_ARGUMENT, "tools is not valid JSON: line %d: %s", error.line, error.text);
+        FKV_REQUIRE(tools != NULL, FKV_BAD_ARGUMENT, "the list of tools is not valid JSON: line %d: %s", error.line, error.text);
     }
     char tail[PROMPT_TAIL];
     size_t n_tail = prompt_tail(tokenizer, config->prompt, config->n_prompt, tail);

@@ -103,7 +103,7 @@ static fkv_status merge_halves(const fkv_vocab_source *source, uint32_t index, f
     }
     const char *space = merge.size > 1 ? memchr(merge.data + 1, ' ', merge.size - 1) : NULL;
     FKV_REQUIRE(space != NULL && space + 1 < merge.data + merge.size, FKV_FILE_FORMAT,
-                "merge %u of the vocabulary must be two strings separated by a space", index);
+                "merge %u of the vocabulary must consist of two strings separated by a space", index);
     *left = (fkv_bytes){merge.data, (size_t)(space - merge.data)};
     *right = (fkv_bytes){space + 1, merge.size - left->size - 1};
     return FKV_OK;

@@ -231,15 +231,15 @@ static fkv_status read_merge(json_file *file, fkv_json_scan *scan, fkv_bytes *le
         if (more) FKV_TRY(fkv_json_scan_next(scan, '[', false, &more));
         if (more) FKV_TRY(fkv_json_scan_string(scan, right));
         if (more) FKV_TRY(fkv_json_scan_next(scan, '[', false, &more));
-        FKV_REQUIRE(!more && left->size > 0 && right->size > 0, FKV_FILE_FORMAT, "model.merges: an entry must be two strings: %s",
-                    file->path);
+        FKV_REQUIRE(!more && left->size > 0 && right->size > 0, FKV_FILE_FORMAT,
+                    "model.merges: an entry must be a list of two strings: %s", file->path);
         return FKV_OK;
     }
     fkv_bytes both = {0};
     FKV_TRY(fkv_json_scan_string(scan, &both));
     const char *space = both.size > 0 ? memchr(both.data, ' ', both.size) : NULL;
     FKV_REQUIRE(space != NULL && space > both.data && space + 1 < both.data + both.size, FKV_FILE_FORMAT,
-                "model.merges: '%s' must be two strings separated by a space: %s", fkv_show(both).text, file->path);
+                "model.merges: '%s' must consist of two strings separated by a space: %s", fkv_show(both).text, file->path);
     *left = (fkv_bytes){both.data, (size_t)(space - both.data)};
     *right = (fkv_bytes){space + 1, both.size - left->size - 1};
     return FKV_OK;
@@ -396,7 +396,7 @@ static fkv_status read_text_steps(json_file *file) {
 }
 
 static fkv_status read_parts(json_file *file) {
-    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "model is missing: %s", file->path);
+    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "the field model is missing: %s", file->path);
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->top[TOP_MODEL]);
     FKV_TRY(fkv_json_scan_members(&scan, MODEL_NAMES, N_MODEL, file->model));
     file->scan.n_copies = scan.n_copies;
