@@ -320,7 +320,7 @@ def responses_api_complete_and_streamed_agree():
         last = events[-1][1]["response"]
         assert last["output"][0]["content"][0]["text"] == text and last["usage"]["output_tokens"] == 16, last
         for kept in ({"previous_response_id": "resp_1"}, {"background": True}, {"input": [{"type": "item_reference", "id": "x"}]}):
-            assert "not kept" in (message := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]), message
+            assert "the server stores no" in (message := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]), message
 
 
 def ollama_complete_and_streamed_responses_agree():
