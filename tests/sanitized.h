@@ -1,17 +1,33 @@
-/* TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
- * resident memory is not checked, and they are several times slower, so that some tests run a part of their cases. */
+/* Builds in which tests run slowly.
+ *
+ * TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
+ * resident memory is not checked.
+ * TEST_EVERY: tests with many cases run one in TEST_EVERY of them. It is 1 unless the build has a sanitizer or is emulated. */
 #ifndef FKV_SANITIZED_H
 #define FKV_SANITIZED_H
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TEST_SANITIZED 1
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifndef __has_feature /* gcc */
+#define __has_feature(x) 0
 #endif
-#endif
-#ifndef TEST_SANITIZED
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define TEST_SANITIZED 1
+#define TEST_EVERY 12
+#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define TEST_SANITIZED 1
+#define TEST_EVERY 3
+#else
 #define TEST_SANITIZED 0
+#ifndef TEST_EVERY /* set by the build if it is emulated */
+#define TEST_EVERY 1
 #endif
+#endif
+
+/* Returns true if a test runs this case. The selection is fixed and independent of the order of nested loops. */
+static inline bool test_runs_case(uint64_t number) {
+    return (number + 1) * UINT64_C(0x9E3779B97F4A7C15) >> 32 <= UINT32_MAX / TEST_EVERY;
+}
 
 #endif

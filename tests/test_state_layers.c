@@ -3,6 +3,7 @@
  * state that the cache returns and from the new tokens, and compared with a hash of all tokens.
  */
 #include "cache_fixture.h"
+#include "sanitized.h"
 #include "test.h"
 
 #include "../src/base/memory.h"
@@ -474,7 +475,7 @@ START_TEST(random_operations_never_mix_up_states) {
     uint32_t n_to_snapshot = 0;
     for (uint32_t round = 0; round < 12; round++) {
         f = (fixture){.cache = open_cache(round % 3 * 4), .random = 1000 * round};
-        for (uint32_t i = 0; i < 2500; i++) {
+        for (uint32_t i = 0; i < (TEST_SANITIZED ? 500 : 2500); i++) {
             random_operation(&f);
             if (i % 16 == 0) ck_assert(fkv_cache_consistent(f.cache));
         }
