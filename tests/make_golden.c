@@ -38,7 +38,7 @@ static void make_seeds(const char *golden, const char *corpus) {
         size_t length; /* length to which the file is truncated; 0 if it is not truncated */
     } seeds[] = {{"good", "good", 0, 0},           {"good_rehashed", "good", 24, 0}, {"good_fixed", "good", 31, 0},
                  {"small", "small", 0, 0},         {"small_fixed", "small", 29, 0},  {"small_adopted", "small", 31, 0},
-                 {"header_only", "good", 31, 256}, {"short", "good", 0, 5}};
+                 {"header_only", "good", 31, 288}, {"short", "good", 0, 5}};
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
         const size_t n = file_fixture_read_file(in_folder(golden, seeds[i].file, ".fkv"), bytes + 1, sizeof bytes - 1);
         bytes[0] = seeds[i].fixes;

@@ -44,7 +44,8 @@ void file_fixture_open(file_fixture *w, const file_fixture_spec *spec, uint8_t j
                                     .page_type = spec->page_type,
                                     .rotate = spec->rotate,
                                     .rotation_seed = 7,
-                                    .rope_id = "neox base=10000"};
+                                    .rope_id = "neox base=10000",
+                                    .numerics = "cpu golden 1"};
     for (uint8_t i = 0; i < 32; i++) identity->weights_id[i] = i;
 
     fkv_pager_spec pages = {.page_tokens = spec->page_tokens,

@@ -32,7 +32,8 @@ typedef struct file_fixture_spec {
 
 typedef struct file_fixture {
     file_fixture_spec spec;
-    fkv_file_identity identity; /* weights ID 00 01 02 ... (byte i has the value i), RoPE ID "neox base=10000", rotation seed 7 */
+    fkv_file_identity identity; /* weights ID 00 01 02 ... (byte i has the value i), RoPE ID "neox base=10000", numerics "cpu
+                                   golden 1", rotation seed 7 */
     fkv_block blocks[FILE_FIXTURE_LAYERS];
     fkv_slab slab;
     fkv_slab_layer slab_layers[FILE_FIXTURE_LAYERS];

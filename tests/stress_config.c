@@ -232,6 +232,7 @@ void stress_config_draw(stress_random *r, const fkv_isa *isas, uint32_t n_isas, 
     c->base.isa = isas[stress_below(r, n_isas)];
     for (int i = 0; i < 32; i++) c->base.weights_id[i] = (uint8_t)stress_draw(r);
     (void)snprintf(c->base.rope_id, sizeof c->base.rope_id, "neox base=%u", stress_below(r, 1000000));
+    (void)snprintf(c->base.numerics, sizeof c->base.numerics, "cpu stress %u", stress_below(r, 1000000));
     c->seed = stress_draw(r);
     c->step_work = c->long_history ? 20000000 : 1000000u << stress_below(r, 5);
     c->n_documents = stress_between(r, 1, 4);
@@ -268,7 +269,7 @@ void stress_config_foreign(stress_random *r, const stress_config *c, stress_conf
     s->base.n_threads = 1;
     s->one_layer = false;
     fkv_layer_config *l = &s->layers[stress_below(r, s->base.n_layers)];
-    switch (stress_below(r, s->base.rotate == FKV_ROTATE_NONE ? 7 : 8)) {
+    switch (stress_below(r, s->base.rotate == FKV_ROTATE_NONE ? 8 : 9)) {
     case 0: s->base.weights_id[stress_below(r, 32)] ^= (uint8_t)(1u << stress_below(r, 8)); break;
     case 1: s->base.rope_id[0] = 'N'; break;
     case 2: s->base.page_tokens = s->base.page_tokens == 256 ? 16 : 2 * s->base.page_tokens; break;
@@ -280,6 +281,7 @@ void stress_config_foreign(stress_random *r, const stress_config *c, stress_conf
             s->base.rotation_seed ^= 1;
         break;
     case 5: change_heads(r, l); break;
+    case 7: s->base.numerics[0] = 'C'; break;
     case 6:
         if (l->k.bits == 16) {
             l->window++;

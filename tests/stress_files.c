@@ -8,7 +8,7 @@
 
 /* ---- expected file (sections 2 and 4) ---- */
 
-enum { HEADER = 256, CALIBRATION_AT = 192, LAYER = 48, ENTRY = 24, DIGEST_AT = 224, DATA_ALIGN = 4096, PART_ALIGN = 64 };
+enum { HEADER = 288, CALIBRATION_AT = 192, LAYER = 48, ENTRY = 24, DIGEST_AT = 256, DATA_ALIGN = 4096, PART_ALIGN = 64 };
 
 typedef struct image {
     stress_fixture *fixture;
@@ -156,6 +156,7 @@ static void write_header(const image *m, size_t tokens_at, size_t index_at, size
     memcpy(b + 96, c->weights_id, sizeof c->weights_id);
     memcpy(b + 128, c->rope_id, strlen(c->rope_id));
     write_calibration(m, b + CALIBRATION_AT);
+    memcpy(b + 224, c->numerics, strlen(c->numerics));
     stress_sha256(b, DIGEST_AT, b + HEADER, data_at - HEADER, b + DIGEST_AT);
 }
 

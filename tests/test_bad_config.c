@@ -155,6 +155,9 @@ START_TEST(invalid_configurations_of_several_fields_are_rejected) {
     fkv_config config = plain_config();
     memset(config.rope_id, 'x', sizeof config.rope_id);
     check_rejected(&config, FKV_BAD_CONFIG, "rope_id without a terminator");
+    config = plain_config();
+    memset(config.numerics, 'x', sizeof config.numerics);
+    check_rejected(&config, FKV_BAD_CONFIG, "numerics without a terminator");
 
     fkv_layer_config layers[FKV_MAX_GROUPS + 1];
     for (uint32_t i = 0; i < N_OF(layers); i++) {

@@ -30,6 +30,7 @@ typedef struct events {
 static fkv_model *model;
 static const fkv_prefix_store *the_store; /* prefix store of all engines that are opened from now on */
 static uint32_t n_drafts;
+static fkv_isa the_isa; /* instruction set of all engines that are opened from now on */
 
 static void on_event(void *user, const fkv_event *e) {
     events *h = user;
@@ -77,6 +78,7 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
     c.runner.n_threads = 2;
     c.max_queue = 100;
     c.step_ms = 20.0;
+    c.runner.isa = the_isa;
     c.store = the_store;
     ck_ok(fkv_engine_open(model, &c, &engine));
     fkv_engine_stats stats;
@@ -250,6 +252,28 @@ START_TEST(prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed) 
         n_damaged += stats.store.damaged_pages;
     }
     ck_assert_uint_gt(n_damaged, 2);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
+START_TEST(folder_is_not_shared_between_kernels_that_compute_different_bits) {
+    enum { CACHED = (PROMPT - 1) / 16 * 16 };
+    static events alone;
+    static events shared;
+    uint32_t prompt[PROMPT];
+    model_book_tokens(81, prompt, PROMPT);
+    (void)ask_folder(prompt, "a", &alone); /* fills the folder with pages of the best kernels */
+    the_isa = FKV_ISA_SCALAR;
+    (void)ask_once(NULL, prompt, "a", &alone);
+    fkv_engine_stats stats = ask_folder(prompt, "a", &shared);
+    check_same(&alone, &shared, 0, "with a folder of other kernels");
+    ck_assert_uint_eq(shared.n_cached, 0);
+    ck_assert_uint_eq(stats.store.read_pages, 0);
+    ck_assert_uint_eq(stats.store.damaged_pages, 0);
+    (void)ask_folder(prompt, "a", &shared);
+    check_same(&alone, &shared, 0, "with a folder of the same kernels");
+    ck_assert_uint_eq(shared.n_cached, CACHED);
+    the_isa = FKV_ISA_AUTO;
     (void)each_page(UINT32_MAX);
 }
 END_TEST
@@ -553,7 +577,8 @@ START_TEST(full_queue_reports_when_to_retry) {
 }
 END_TEST
 
-TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical, one_request_repairs_all_damaged_pages_of_its_prompt,
+TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
+          folder_is_not_shared_between_kernels_that_compute_different_bits, one_request_repairs_all_damaged_pages_of_its_prompt,
           prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
           store_is_not_queried_in_every_step_for_a_waiting_request, drafts_do_not_change_the_text,
           requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,

@@ -205,6 +205,7 @@ START_TEST(inspect_and_tokens_return_what_was_saved) {
         ck_assert_float_eq(info.first_layer.scale, 0.0f);
         ck_assert_mem_eq(info.weights_id, w.identity.weights_id, 32);
         ck_assert_str_eq(info.rope_id, "neox base=10000");
+        ck_assert_str_eq(info.numerics, "cpu golden 1");
     }
     ck_ok(fkv_file_tokens(path, NULL, 0, &n_tokens));
     ck_assert_uint_eq(n_tokens, 70);

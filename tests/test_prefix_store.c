@@ -73,6 +73,12 @@ static void keys_of(const fkv_cache *cache, const char *name, packed_prefix *p) 
     }
 }
 
+static void check_key(const fkv_page_key *key, const char *expected) {
+    char text[2 * FKV_PAGE_KEY_BYTES + 1];
+    for (int i = 0; i < FKV_PAGE_KEY_BYTES; i++) (void)snprintf(text + 2 * (size_t)i, 3, "%02x", key->bytes[i]);
+    ck_assert_str_eq(text, expected);
+}
+
 static fkv_status unpack(cache_fixture *w, const packed_prefix *p, uint32_t i) {
     return fkv_prefix_unpack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], p->n_bytes[i]);
 }
@@ -205,11 +211,12 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
     ck_assert_uint_eq(n_shared, 0);
     cache_fixture_close(&w);
 
-    fkv_config others[4] = {config, config, config, config};
+    fkv_config others[5] = {config, config, config, config, config};
     others[0].weights_id[31] = 1;
     others[1].layers = fewer_bits;
     (void)strcpy(others[2].rope_id, "neox base=10000");
     others[3].rotation_seed = 9;
+    (void)strcpy(others[4].numerics, "cpu avx2 1");
     for (size_t i = 0; i < N_OF(others); i++) {
         ck_ok(cache_fixture_open(&w, &others[i]));
         other = one;
@@ -219,6 +226,47 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
         ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
         cache_fixture_close(&w);
     }
+}
+END_TEST
+
+/* Keys computed by an independent program from docs/page_format.md, sections 4 and 7. Servers that share a store depend on equal
+ * keys, so a change to these keys makes all stored pages unreachable. */
+START_TEST(keys_equal_the_golden_keys) {
+    static const struct {
+        const char *tenant;
+        const char *root;
+        const char *first;
+        const char *second;
+    } golden[] = {
+        {"", "0ec03114479652de2671c98d66367cb3cf75bd167037522698ce44d4a4cd3046",
+         "1c5b59f97d9e17c0d7418dcaa5cc66a0384645aa08706350a8ed0b0d7449a57c",
+         "3537054c9252209447f9700649c8d668002e6f4f758acc5ee314d132c4a94852"},
+        {"a tenant", "3817f10bb4fd6834f888b1fce40134886152fe0f6027ac92d83c85972c3f34c4",
+         "dc9b2c3f74e1ebbe87dd952e0234ea2cfde574d1ebc5d167c6992fce3b8c7f27",
+         "18c7a0e74395ff5c8d4b2e01ad9970a9178cdcb6bf630f6403a8cdea2e8bba27"},
+    };
+    const fkv_layer_config layers[] = {
+        AFFINE,
+        {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 64, .window = 24, .n_sinks = 3, .k = {.bits = 16}, .v = {.bits = 16}}};
+    fkv_config config = config_of(layers, 2);
+    for (uint8_t i = 0; i < 32; i++) config.weights_id[i] = i;
+    config.rotation_seed = 7;
+    (void)strcpy(config.rope_id, "neox base=10000");
+    (void)strcpy(config.numerics, "cpu int8dot 1 intel");
+    uint32_t tokens[2 * PAGE];
+    for (uint32_t i = 0; i < 2 * PAGE; i++) tokens[i] = 1000 * i + 1;
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
+    for (size_t i = 0; i < N_OF(golden); i++) {
+        fkv_page_key key;
+        ck_ok(fkv_prefix_root(w.cache, golden[i].tenant, strlen(golden[i].tenant), &key));
+        check_key(&key, golden[i].root);
+        ck_ok(fkv_prefix_key(&key, tokens, PAGE, &key));
+        check_key(&key, golden[i].first);
+        ck_ok(fkv_prefix_key(&key, tokens + PAGE, PAGE, &key));
+        check_key(&key, golden[i].second);
+    }
+    cache_fixture_close(&w);
 }
 END_TEST
 
@@ -564,7 +612,7 @@ START_TEST(killed_store_serves_exactly_the_acknowledged_pages) {
 END_TEST
 
 TEST_MAIN("prefix store", unpacked_pages_are_bit_identical, page_with_a_changed_bit_or_missing_byte_is_rejected,
-          page_of_another_model_codec_tenant_or_position_is_rejected, unpacked_pages_keep_promises_and_evict_only_older_prefixes,
-          folder_keeps_pages_across_restarts_within_its_limit, least_recently_used_pages_and_prompt_ends_are_evicted_first,
-          folder_that_other_users_can_write_to_is_rejected, folder_is_locked_by_one_process_and_follows_no_links,
-          killed_store_serves_exactly_the_acknowledged_pages)
+          page_of_another_model_codec_tenant_or_position_is_rejected, keys_equal_the_golden_keys,
+          unpacked_pages_keep_promises_and_evict_only_older_prefixes, folder_keeps_pages_across_restarts_within_its_limit,
+          least_recently_used_pages_and_prompt_ends_are_evicted_first, folder_that_other_users_can_write_to_is_rejected,
+          folder_is_locked_by_one_process_and_follows_no_links, killed_store_serves_exactly_the_acknowledged_pages)

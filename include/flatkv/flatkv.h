@@ -80,7 +80,7 @@ typedef enum fkv_status {
     FKV_FILE_FORMAT = -41,  /* not a page file */
     FKV_FILE_VERSION = -42, /* page-file version not supported by this library */
     FKV_FILE_DAMAGED = -43, /* the file is truncated or invalid, or a checksum does not match */
-    FKV_FILE_FOREIGN = -44, /* valid file, but saved with a different model, shape, codec, rotation or position encoding (RoPE) */
+    FKV_FILE_FOREIGN = -44, /* valid file, but saved with a different model, shape, codec, rotation, RoPE or arithmetic */
 
     /* platform errors */
     FKV_UNSUPPORTED = -60, /* not supported by this machine or this build */
@@ -204,6 +204,11 @@ typedef struct fkv_config {
     uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
     char rope_id[64];       /* null-terminated description of RoPE, such as "neox base=1000000"; stored in page files */
 
+    /* Null-terminated identity of the arithmetic that computes the rows, such as "cpu avx2 1"; stored in page files. Programs
+     * that compute different bits for the same tokens must use different identities, because pages with equal identities are
+     * shared. Runners set this field. */
+    char numerics[32];
+
     fkv_log_fn log; /* called with one line of text when the cache is opened, and again when it is closed; NULL: no log */
     void *log_user;
 } fkv_config;
@@ -277,6 +282,7 @@ typedef struct fkv_stats {
     uint64_t evictions;         /* pages evicted from the prefix tree */
     uint64_t packed_bytes_read; /* bytes of packed pages read by attention */
     const char *isa;            /* kernels in use, such as "avx512" */
+    const char *numerics;       /* fkv_config.numerics; valid until the cache is closed */
 } fkv_stats;
 
 /* Reads the cache's counters. May be called from any thread. Each counter is exact at some moment during the call, but different
@@ -445,6 +451,7 @@ typedef struct fkv_file_info {
                                      scale, softcap, sink_logits, channel_bits) are 0 */
     uint8_t weights_id[32];
     char rope_id[64];
+    char numerics[32];
 } fkv_file_info;
 
 /* Reads and checks everything in a page file except the pages. If verify is true, also checks the checksum of every page. Does

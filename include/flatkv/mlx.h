@@ -2,9 +2,9 @@
  *
  * Ownership and threading
  *   A cache opened here supports all calls of flatkv.h: sequences, prefixes, steps, stats and page files. Page files are portable
- *   between devices. Only the two calls that take rows differ: use fkv_mlx_write() and fkv_mlx_attend() instead of fkv_write()
- *   and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong to threads, so a cache must be used by the
- *   thread that created its stream.
+ *   between devices if fkv_config.numerics is equal. Only the two calls that take rows differ: use fkv_mlx_write() and
+ * fkv_mlx_attend() instead of fkv_write() and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong to
+ * threads, so a cache must be used by the thread that created its stream.
  *
  * Lazy evaluation
  *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() extend the graph, and evaluating the step's result

@@ -11,9 +11,10 @@
  *   from several threads at the same time.
  *
  * Integrity
- *   A key is a digest of everything a page depends on: weights, shapes, codecs, rotation, RoPE, tenant, and all tokens up to the
- *   end of the page. A packed page that does not match its key is rejected with FKV_FILE_DAMAGED or FKV_FILE_FOREIGN and leaves
- *   the cache unchanged. Checksums detect damage, not tampering: anyone who can write to a store can forge a page.
+ *   A key is a digest of everything a page depends on: weights, shapes, codecs, rotation, RoPE, arithmetic (numerics), tenant,
+ * and all tokens up to the end of the page. A packed page that does not match its key is rejected with FKV_FILE_DAMAGED or
+ * FKV_FILE_FOREIGN and leaves the cache unchanged. Checksums detect damage, not tampering: anyone who can write to a store can
+ * forge a page.
  */
 #ifndef FLATKV_PREFIX_STORE_H
 #define FLATKV_PREFIX_STORE_H

@@ -62,7 +62,8 @@ class Config:
     def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, codec: str | Many[str] = "8/4", n_layers: int | None = None,
                  group: int | None = None, rotate: str | None = None, rotation_seed: int = 0, max_seqs: int = 1,
                  max_step_tokens: int = 512, page_tokens: int = 64, page_type: str = "float16", row_type: str = "float32",
-                 n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = ""):
+                 n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = "",
+                 numerics: str = ""):
         listed = [layers] * (n_layers or 1) if isinstance(layers, Layer) else list(layers)
         codecs: list[Any] = list(codec) if isinstance(codec, (list, tuple)) else [codec] * len(listed)
         if len(codecs) != len(listed):
@@ -83,6 +84,7 @@ class Config:
         struct.rotate, struct.rotation_seed = choice("rotate", rotate, ROTATIONS), count("rotation_seed", rotation_seed, 64)
         struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])
         struct.rope_id = rope_id.encode()[:63]
+        struct.numerics = numerics.encode()[:31]
         self.row_type = row_type
 
     @property

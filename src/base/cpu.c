@@ -57,8 +57,15 @@ static bool runs_amx(void) {
     return answer == YES;
 }
 
+fkv_cpu_maker fkv_cpu_vendor(void) {
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("intel")) return FKV_CPU_INTEL;
+    return __builtin_cpu_is("amd") ? FKV_CPU_AMD : FKV_CPU_OTHER;
+}
+
 #else
 
+fkv_cpu_maker fkv_cpu_vendor(void) { return FKV_CPU_OTHER; }
 static bool runs_avx2(void) { return false; }
 static bool runs_avx512(void) { return false; }
 static bool runs_avx512vnni(void) { return false; }

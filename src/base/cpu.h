@@ -16,4 +16,9 @@ FKV_INTERNAL fkv_isa fkv_cpu_best_isa(void);
 FKV_INTERNAL bool fkv_cpu_runs(fkv_isa isa);
 FKV_INTERNAL const char *fkv_isa_name(fkv_isa isa);
 
+typedef enum fkv_cpu_maker { FKV_CPU_OTHER = 0, FKV_CPU_INTEL, FKV_CPU_AMD } fkv_cpu_maker;
+
+/* Returns the vendor of an x86 processor. Always FKV_CPU_OTHER on other architectures. */
+FKV_INTERNAL fkv_cpu_maker fkv_cpu_vendor(void);
+
 #endif

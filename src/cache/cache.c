@@ -239,6 +239,7 @@ static fkv_file_identity file_identity(const fkv_cache *cache) {
     memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
     memcpy(identity.calibration, cache->shape.calibration, sizeof identity.calibration);
     memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
+    memcpy(identity.numerics, c->numerics, sizeof identity.numerics);
     return identity;
 }
 
@@ -327,7 +328,8 @@ fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
     *stats = (fkv_stats){.planned_bytes = cache->plan.total_bytes,
                          .n_groups = cache->plan.n_groups,
                          .packed_bytes_read = atomic_load_explicit(&cache->packed_bytes_read, memory_order_relaxed),
-                         .isa = kernels_name(cache)};
+                         .isa = kernels_name(cache),
+                         .numerics = cache->shape.config.numerics};
     fkv_pager_stats(cache->pager, stats);
     return FKV_OK;
 }

@@ -82,6 +82,8 @@ static fkv_status check_cache_config(const fkv_config *c) {
     FKV_REQUIRE(c->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u (maximum %d)", c->n_threads, FKV_MAX_THREADS);
     FKV_REQUIRE(memchr(c->rope_id, 0, sizeof c->rope_id) != NULL, FKV_BAD_CONFIG,
                 "rope_id has no null terminator within %zu bytes", sizeof c->rope_id);
+    FKV_REQUIRE(memchr(c->numerics, 0, sizeof c->numerics) != NULL, FKV_BAD_CONFIG,
+                "numerics has no null terminator within %zu bytes", sizeof c->numerics);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const fkv_layer_config *layer = fkv_shape_layer(c, l);
         FKV_TRY(check_layer_config(layer, l));

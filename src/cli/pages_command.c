@@ -29,6 +29,8 @@ static void show_text(const char *path, const fkv_file_info *info) {
            codec_rotate_name(info->rotate));
     printf("rope     ");
     utf8_print_escaped(stdout, info->rope_id);
+    printf("\nnumerics ");
+    utf8_print_escaped(stdout, info->numerics);
     printf("\nweights  ");
     print_hex(info->weights_id, sizeof info->weights_id);
     putchar('\n');
@@ -55,6 +57,7 @@ static int show_json(const fkv_file_info *info) {
     kit_json_close(json);
     kit_json_text(json, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
     kit_json_text(json, "rope", info->rope_id);
+    kit_json_text(json, "numerics", info->numerics);
     kit_json_text(json, "weights", weights);
     return kit_json_print(json);
 }

@@ -24,6 +24,10 @@ typedef struct fkv_model_backend {
     /* Returns the bytes available for pages and activations; *source names the limit. */
     uint64_t (*available)(const char **source);
 
+    /* Writes the identity of the backend's arithmetic (fkv_config.numerics). isa: instruction set of CPU kernels, not
+     * FKV_ISA_AUTO. */
+    fkv_status (*numerics)(fkv_isa isa, char text[32]);
+
     fkv_status (*plan_cache)(const fkv_config *config, fkv_plan *plan);
 
     /* layout reserves the host-memory activations of one step (carve.h); step_bytes returns the size of all other

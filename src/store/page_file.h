@@ -55,6 +55,7 @@ typedef struct fkv_file_identity {
     uint8_t weights_id[32];
     char rope_id[64];
     uint8_t calibration[32]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
+    char numerics[32];       /* identity of the arithmetic that computed the rows, see fkv_config */
 } fkv_file_identity;
 
 enum { FKV_FILE_BUFFER_BYTES = 256 * 1024 }; /* scratch memory for save and load, 8-byte aligned */

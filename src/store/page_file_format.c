@@ -192,6 +192,7 @@ void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header 
     memcpy(header->weights_id, identity->weights_id, sizeof header->weights_id);
     memcpy(header->calibration, identity->calibration, sizeof header->calibration);
     memcpy(header->rope_id, identity->rope_id, strnlen(identity->rope_id, sizeof header->rope_id - 1));
+    memcpy(header->numerics, identity->numerics, strnlen(identity->numerics, sizeof header->numerics - 1));
     for (uint32_t l = 0; l < identity->n_layers; l++) {
         layers[l] = identity->layers[l];
         layers[l].k = canonical_side(layers[l].k);
@@ -255,5 +256,11 @@ fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_
         FKV_TRY(compare_field("rotation_seed", header->rotation_seed, identity->rotation_seed, path));
     FKV_TRY(compare_field("n_layers", header->n_layers, identity->n_layers, path));
     for (uint32_t l = 0; l < identity->n_layers; l++) FKV_TRY(compare_layer(l, &layers[l], &identity->layers[l], path));
-    return compare_id("calibration", header->calibration, identity->calibration, path);
+    FKV_TRY(compare_id("calibration", header->calibration, identity->calibration, path));
+    FKV_REQUIRE(
+        strncmp(header->numerics, identity->numerics, sizeof header->numerics) == 0, FKV_FILE_FOREIGN,
+        "page file mismatch: numerics is \"%.31s\" in the file but \"%.31s\" in this cache; these kernels compute different "
+        "bits, so save the file again on this machine: %s",
+        header->numerics, identity->numerics, path);
+    return FKV_OK;
 }

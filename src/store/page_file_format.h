@@ -32,7 +32,7 @@ enum {
 typedef struct fkv_file_header {
     uint8_t magic[FKV_FILE_MAGIC_BYTES];
     uint32_t version;
-    uint32_t header_bytes; /* 256 */
+    uint32_t header_bytes; /* 288 */
     uint32_t layer_bytes;  /* 48 */
     uint32_t entry_bytes;  /* 24 */
     uint64_t file_bytes;
@@ -50,6 +50,7 @@ typedef struct fkv_file_header {
     uint8_t weights_id[32];
     char rope_id[64];                      /* null-terminated and zero-padded */
     uint8_t calibration[FKV_SHA256_BYTES]; /* see fkv_file_identity; 0 if no layer is calibrated */
+    char numerics[32];                     /* null-terminated and zero-padded */
     uint8_t sha256[FKV_SHA256_BYTES];      /* digest of the bytes [0, data_offset), excluding this field */
 } fkv_file_header;
 
@@ -62,7 +63,7 @@ typedef struct fkv_file_entry {
     uint32_t zero;
 } fkv_file_entry;
 
-_Static_assert(sizeof(fkv_file_header) == 256 && offsetof(fkv_file_header, sha256) == 224, "the header is 256 bytes");
+_Static_assert(sizeof(fkv_file_header) == 288 && offsetof(fkv_file_header, sha256) == 256, "the header is 288 bytes");
 _Static_assert(offsetof(fkv_file_header, file_bytes) == 24 && offsetof(fkv_file_header, n_tokens) == 64, "no padding");
 _Static_assert(offsetof(fkv_file_header, rotation_seed) == 88 && offsetof(fkv_file_header, rope_id) == 128, "no padding");
 _Static_assert(sizeof(fkv_file_layer) == 48 && offsetof(fkv_file_layer, v) == 28, "a layer record is twelve 32-bit integers");

@@ -116,6 +116,12 @@ static bool all_zero(const void *bytes, size_t n) {
     return any == 0;
 }
 
+/* Returns whether a text field of n bytes is null-terminated and padded with zeros. */
+static bool is_padded_text(const char *text, size_t n) {
+    const size_t length = strnlen(text, n);
+    return length < n && all_zero(text + length, n - length);
+}
+
 static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64_t to) {
     FKV_ASSERT(to - from <= reader->chunk_bytes);
     FKV_TRY(read_at(reader, reader->chunk, to - from, from));
@@ -137,10 +143,10 @@ static fkv_status check_fields(page_reader *reader) {
     FKV_REQUIRE(header->rotate <= FKV_ROTATE_KV && (header->rotate != FKV_ROTATE_NONE || header->rotation_seed == 0),
                 FKV_FILE_DAMAGED, "damaged page file: rotate is %u with rotation_seed %llu, which is invalid: %s", header->rotate,
                 (unsigned long long)header->rotation_seed, reader->path);
-    const size_t rope_bytes = strnlen(header->rope_id, sizeof header->rope_id);
-    FKV_REQUIRE(rope_bytes < sizeof header->rope_id &&
-                    all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes),
-                FKV_FILE_DAMAGED, "damaged page file: rope_id is not null-terminated and zero-padded: %s", reader->path);
+    FKV_REQUIRE(is_padded_text(header->rope_id, sizeof header->rope_id), FKV_FILE_DAMAGED,
+                "damaged page file: rope_id is not null-terminated and zero-padded: %s", reader->path);
+    FKV_REQUIRE(is_padded_text(header->numerics, sizeof header->numerics), FKV_FILE_DAMAGED,
+                "damaged page file: numerics is not null-terminated and zero-padded: %s", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
     for (uint32_t l = 0; l < header->n_layers; l++)
         FKV_REQUIRE(reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO, FKV_FILE_DAMAGED,
@@ -363,6 +369,7 @@ fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) 
     };
     memcpy(info->weights_id, header->weights_id, sizeof info->weights_id);
     memcpy(info->rope_id, header->rope_id, sizeof info->rope_id);
+    memcpy(info->numerics, header->numerics, sizeof info->numerics);
     return FKV_OK;
 }
 

@@ -133,7 +133,7 @@ fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, con
     FKV_REQUIRE(memcmp(&got, &expected, offsetof(pack_header, crc32c)) == 0 && expected.total_bytes == n_bytes, FKV_FILE_FOREIGN,
                 "packed page mismatch: the size or the logical page number differs from that of the expected page");
     FKV_REQUIRE(memcmp(got.identity, expected.identity, sizeof got.identity) == 0, FKV_FILE_FOREIGN,
-                "packed page mismatch: the page was saved with another model, codec or RoPE");
+                "packed page mismatch: the page was saved with another model, codec, RoPE or arithmetic");
     FKV_REQUIRE(memcmp(got.key, expected.key, sizeof got.key) == 0 && memcmp(got.zero, expected.zero, sizeof got.zero) == 0 &&
                     memcmp(tokens, place->tokens, slab->page_tokens * sizeof(uint32_t)) == 0,
                 FKV_FILE_FOREIGN, "packed page mismatch: the tokens or the tenant differ from those of the expected page");

@@ -16,6 +16,7 @@
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
+#include "numerics.h"
 #include "recurrent.h"
 
 #include <math.h>
@@ -587,11 +588,17 @@ static fkv_status cpu_memory(fkv_backend_memory *now) {
     return fkv_fail(FKV_UNSUPPORTED, "the CPU backend has no allocator statistics: it uses ordinary process memory");
 }
 
+static fkv_status cpu_numerics(fkv_isa isa, char text[FKV_NUMERICS_BYTES]) {
+    fkv_cpu_numerics(isa, text);
+    return FKV_OK;
+}
+
 const fkv_model_backend fkv_cpu_model_backend = {.runs_recurrent_layers = true,
                                                  .count_weights = fkv_packed_weights_count,
                                                  .load_weights = fkv_packed_weights_load,
                                                  .unload_weights = fkv_packed_weights_unload,
                                                  .available = fkv_memory_available,
+                                                 .numerics = cpu_numerics,
                                                  .plan_cache = fkv_plan_make,
                                                  .layout = layout_activations,
                                                  .step_bytes = step_bytes,

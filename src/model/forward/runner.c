@@ -182,6 +182,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     cache->log = c->log;
     cache->log_user = c->log_user;
     memcpy(cache->weights_id, model->info.weights_id, sizeof cache->weights_id);
+    FKV_TRY(model->backend->numerics(c->isa, cache->numerics));
     return fkv_architecture_rope_id(h, fkv_rope_is_long(h, c->max_tokens), cache->rope_id);
 }
 

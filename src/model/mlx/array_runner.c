@@ -11,6 +11,11 @@
 
 #include <flatkv/mlx.h>
 
+#include <stdio.h>
+
+/* Must be increased by every change to the MLX forward pass or to a flatkv kernel for MLX that changes bits of keys or values. */
+enum { ARRAY_NUMERICS_VERSION = 1 };
+
 /* ---- plan ---- */
 
 /* Returns the peak memory of one layer outside of attention, in bytes per token: x, the inputs of matrix products, and the
@@ -70,6 +75,33 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
 }
 
 static fkv_status plan_cache(const fkv_config *config, fkv_plan *plan) { return fkv_mlx_plan_make(config, NULL, plan); }
+
+/* The kernels of MLX depend on its version, on the device and on the GPU's architecture. */
+static fkv_status array_numerics(fkv_isa isa, char text[32]) {
+    (void)isa;
+    mlx_device device;
+    bool on_gpu = false;
+    bool has_metal = false;
+    mlx_string version = mlx_string_new();
+    fkv_status status = fkv_array_device(&device, &on_gpu);
+    if (status == FKV_OK) status = fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal");
+    if (status == FKV_OK) status = fkv_mlx_check(mlx_version(&version), "querying MLX's version");
+    if (status == FKV_OK) {
+        mlx_device_info info = mlx_device_info_new();
+        const char *architecture = "";
+        if (on_gpu && mlx_device_info_get(&info, device) == 0)
+            if (mlx_device_info_get_string(&architecture, info, "architecture") != 0) architecture = "";
+        (void)snprintf(text, 32, "mlx %.9s %s %d %.10s", mlx_string_data(version),
+                       !on_gpu     ? "cpu"
+                       : has_metal ? "metal"
+                                   : "cuda",
+                       ARRAY_NUMERICS_VERSION, architecture);
+        (void)mlx_device_info_free(info);
+    }
+    (void)mlx_string_free(version);
+    (void)mlx_device_free(device);
+    return status;
+}
 
 /* ---- open and close ---- */
 
@@ -143,6 +175,7 @@ static const fkv_model_backend MLX_BACKEND = {.count_weights = fkv_array_weights
                                               .load_weights = fkv_array_weights_load,
                                               .unload_weights = fkv_array_weights_unload,
                                               .available = fkv_array_available,
+                                              .numerics = array_numerics,
                                               .plan_cache = plan_cache,
                                               .layout = layout,
                                               .step_bytes = array_step_bytes,

@@ -1,0 +1,24 @@
+/* Identity of the CPU backend's arithmetic, which is stored with pages (fkv_config.numerics).
+ *
+ * Instruction sets with the same identity compute bit-identical keys and values for the same tokens, whatever the number of
+ * threads and the division into steps. AVX-512 VNNI and AMX form one class, because their dot products are exact integers
+ * followed by equal float operations. All other instruction sets add floats in their own order, so each is its own class.
+ * test_numerics compares the pages of the members of each class, and pins their bytes.
+ */
+#ifndef FKV_NUMERICS_H
+#define FKV_NUMERICS_H
+
+#include "../../base/cpu.h"
+
+enum {
+    FKV_NUMERICS_BYTES = 32, /* size of fkv_config.numerics */
+
+    /* Must be increased by every change to the forward pass or to a kernel that changes a bit of keys or values. Otherwise, pages
+     * stored by earlier versions would be mixed with pages of this version. */
+    FKV_CPU_NUMERICS_VERSION = 1
+};
+
+/* Writes the identity, such as "cpu avx2 1". isa: not FKV_ISA_AUTO. */
+void fkv_cpu_numerics(fkv_isa isa, char text[FKV_NUMERICS_BYTES]);
+
+#endif
