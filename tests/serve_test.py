@@ -1097,6 +1097,95 @@ def small_steps_fit_the_drafts_of_all_answers():
         assert server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"] == text
 
 
+# ---- load balancing
+
+
+def readiness_follows_the_predicted_wait():
+    with serving("-c", "64K", "--parallel", "1", "--queue", "1", "--max-wait", "0.001", "--busy-status", "503", "--server-name", "a1") as server:
+        def readiness():
+            status, headers, data = server.raw("GET", "/ready")
+            assert headers["x-flatkv-server"] == "a1", headers
+            return status, json.loads(data)["status"]
+        def until(expected):
+            end = time.monotonic() + 600
+            while readiness() != expected:
+                assert time.monotonic() < end, expected
+                time.sleep(0.01)
+        def stream():
+            connection = server.connect()
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:100], max_tokens=15000, stream=True)))
+            return connection, connection.getresponse()
+        until((200, "ready"))
+        streams = [stream()]
+        assert streams[0][1].status == 200 and streams[0][1].getheader("x-flatkv-server") == "a1"
+        until((503, "busy"))
+        assert server.raw("GET", "/live")[0] == 200 and server.raw("GET", "/health")[0] == 200
+        while streams[-1][1].status == 200 and len(streams) < 4:  # at most one request waits
+            streams.append(stream())
+        rejected = streams[-1][1]
+        assert rejected.status == 503 and int(rejected.getheader("Retry-After")) >= 1, [a.status for _, a in streams]
+        for connection, _ in streams:
+            if connection.sock is not None:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        until((200, "ready"))
+
+
+def draining_server_serves_until_its_time_is_up():
+    with serving("-c", "8K", "--drain-seconds", "86400") as server:
+        keep = server.connect()
+        keep.request("GET", "/ready")
+        assert keep.getresponse().read() == b'{"status":"ready"}\n'
+        server.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 600
+        while server.raw("GET", "/ready")[0] == 200 and time.monotonic() < end:
+            time.sleep(0.02)
+        status, headers, data = server.raw("GET", "/ready")
+        assert status == 503 and json.loads(data) == {"status": "draining"}, (status, data)
+        assert server.raw("GET", "/health")[0] == 503 and server.raw("GET", "/live")[0] == 200
+        keep.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:100])))  # on a connection that was open before
+        answer = keep.getresponse()
+        assert answer.status == 200 and answer.getheader("Connection") == "close", answer.getheaders()
+        assert json.loads(answer.read())["usage"]["completion_tokens"] == 16
+        assert server.post("/v1/chat/completions", chat(BOOK[:100]))["usage"]["completion_tokens"] == 16
+        server.process.send_signal(signal.SIGTERM)  # the second signal ends the server
+        server.stop(again=False)
+    with serving("-c", "8K", "--drain-seconds", "0.2") as server:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=1200)) for i in range(3)]
+            server.until(lambda f: f["num_requests_running"] == 3, "not all requests are running")
+            server.process.send_signal(signal.SIGTERM)
+            assert all(a.result()["usage"]["completion_tokens"] == 1200 for a in asks)
+        server.stop(again=False)
+
+
+def balancers_find_metrics_and_descriptions():
+    with serving("-c", "8K", "--metrics-names", "vllm", "--alias", 'a"b\\c') as server:
+        for path in ("/server_info", "/get_server_info"):
+            status, _, data = server.raw("GET", path)
+            info = json.loads(data)
+            assert status == 200 and info["served_model_name"] == 'a"b\\c' and info["max_total_num_tokens"] == 8192, info
+            assert info["page_size"] == 64 and info["status"] == "ready" and info["numerics"].startswith("cpu "), info
+        info = json.loads(server.raw("GET", "/get_model_info")[2])
+        assert info["is_generation"] is True and info["vocab_size"] == 256, info
+        body = chat(BOOK[:300])
+        for cached in (0, 256):
+            status, headers, data = server.raw("POST", "/v1/chat/completions", body)
+            assert json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"] == int(headers["x-flatkv-cached-tokens"]), headers
+            assert int(headers["x-flatkv-cached-tokens"]) >= cached and int(headers["x-flatkv-wait-ms"]) >= 0, headers
+            assert "x-flatkv-server" not in headers, headers
+        server.until(all_pages_released, "pages are held after all requests")
+        text = server.raw("GET", "/metrics")[2].decode()
+        label = 'model_name="a\\"b\\\\c"'
+        for line in ("vllm:num_requests_waiting{%s} 0", "vllm:num_requests_running{%s} 0", 'vllm:cache_config_info{%s,block_size="64",num_gpu_blocks="',
+                     'vllm:request_success_total{%s,finished_reason="length"} 2', "vllm:time_to_first_token_seconds_count{%s} 2",
+                     'vllm:time_to_first_token_seconds_bucket{%s,le="+Inf"} 2'):
+            assert "\n" + line % label in text, (line, text[-4000:])
+        assert "\nflatkv:num_requests_waiting 0\n" in text
+    with serving("-c", "8K") as server:
+        assert b"vllm:" not in server.raw("GET", "/metrics")[2]
+
+
 # ---- shutdown
 
 

@@ -43,6 +43,12 @@ START_TEST(requests_during_loading_get_503) {
     ck_assert_ptr_nonnull(s);
     ask(config.port, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
     ck_assert_msg(strstr(answer, " 503 ") != NULL && strstr(answer, "\"loading\"") != NULL, "%s", answer);
+    ask(config.port, "GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
+    ck_assert_msg(strstr(answer, " 503 ") != NULL && strstr(answer, "\"loading\"") != NULL, "%s", answer);
+    ask(config.port, "GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
+    ck_assert_msg(strstr(answer, " 200 ") != NULL && strstr(answer, "\"alive\"") != NULL, "%s", answer);
+    ask(config.port, "GET /server_info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
+    ck_assert_msg(strstr(answer, " 503 ") != NULL, "%s", answer);
     ask(config.port, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
         answer, sizeof answer);
     ck_assert_msg(strstr(answer, " 503 ") != NULL && strstr(answer, "Retry-After: 1") != NULL, "%s", answer);

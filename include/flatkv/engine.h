@@ -202,6 +202,7 @@ typedef struct fkv_engine_stats {
     uint32_t max_request_tokens; /* maximum sum of prompt tokens and new tokens per request */
     uint32_t default_new;
     uint32_t max_tokens; /* cache capacity */
+    uint32_t page_tokens;
     bool consistent; /* result of the last fkv_cache_consistent() call; the engine calls this function whenever it becomes idle */
     fkv_store_stats store;
 } fkv_engine_stats;

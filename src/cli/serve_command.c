@@ -18,6 +18,7 @@ static const char usage[] =
     "Without an API key only clients on this machine are accepted.\n";
 
 static const uint32_t NOT_GIVEN = UINT32_MAX;
+enum { MAX_DRAIN_SECONDS = 86400 };
 
 typedef struct serve_options {
     model_options model;
@@ -34,6 +35,8 @@ typedef struct serve_options {
     uint32_t default_new;
     double step_ms;
     double max_wait;
+    int metrics_names; /* 0: flatkv, 1: vllm */
+    uint32_t busy_status;
     uint32_t drafts;
     bool embeddings;
     uint32_t embed_tokens; /* 0: not given */
@@ -98,9 +101,18 @@ static int check_serve_options(serve_options *o) {
         return kit_fail(EXIT_USAGE, "--embeddings requires --device cpu: MLX runs only one model thread at a time");
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
     if (o->drafts == NOT_GIVEN)
-        o->drafts = o->model.device == FKV_BACKEND_MLX
-                        ? 0
-                        : 3; /* drafts are disabled on MLX, because their gain was measured only on CPUs */
+        o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* the gain from drafts was measured only on CPUs */
+    if (o->busy_status != 429 && o->busy_status != 503)
+        return kit_fail(EXIT_USAGE, "--busy-status must be 429 or 503 (got %u)", o->busy_status);
+    if (o->http.drain_s > MAX_DRAIN_SECONDS)
+        return kit_fail(EXIT_USAGE, "--drain-seconds must be at most %d (got %g)", MAX_DRAIN_SECONDS, o->http.drain_s);
+    for (const char *c = o->http.server_name; c != NULL && *c != 0; c++)
+        if (*c < '!' || *c > '~')
+            return kit_fail(EXIT_USAGE,
+                            "--server-name may contain only visible ASCII characters, because it is sent in a header");
+    o->http.busy_status = (int)o->busy_status;
+    o->http.max_wait_s = o->max_wait;
+    o->http.vllm_metrics = o->metrics_names == 1;
     o->http.port = (uint16_t)o->port;
     if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
     o->http.max_connections = o->connections;
@@ -222,6 +234,7 @@ int cli_serve(int argc, char **argv) {
                        .default_new = 1024,
                        .step_ms = 0.0,
                        .max_wait = 120.0,
+                       .busy_status = 429,
                        .drafts = NOT_GIVEN,
                        .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
@@ -247,6 +260,14 @@ int cli_serve(int argc, char **argv) {
          "maximum number of open connections; further connections receive status 503 (default: --parallel + --queue + 64)"},
         {"request-seconds", 0, OPTION_REAL, &o.http.request_s, 0, "S",
          "close a connection that is idle or has not sent a complete request for S seconds (default 60)"},
+        KIT_HEADING("Load balancing"),
+        {"server-name", 0, OPTION_TEXT, &o.http.server_name, 0, "NAME", "send this name in the header x-flatkv-server"},
+        {"drain-seconds", 0, OPTION_REAL, &o.http.drain_s, 0, "S",
+         "after SIGTERM, report 503 on /ready and /health but accept requests for S more seconds (default 0)"},
+        {"busy-status", 0, OPTION_U32, &o.busy_status, 999, "N",
+         "status of requests rejected because of overload: 429 or 503 (default 429)"},
+        {"metrics-names", 0, OPTION_CHOICE, &o.metrics_names, 0, "flatkv|vllm",
+         "vllm: /metrics also contains vLLM's metrics under their original names (default flatkv)"},
         KIT_HEADING("Scheduling"),
         {"parallel", 0, OPTION_COUNT, &o.parallel, 1024, "N", "number of answers decoded at the same time (default 8)"},
         {"queue", 0, OPTION_COUNT, &o.queue, 1 << 20, "N", "maximum number of queued requests (default 256)"},

@@ -62,6 +62,7 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
     s->stats.max_request_tokens = fkv_min_u32(d->max_tokens, d->context);
     s->stats.default_new = config->default_new;
     s->stats.max_tokens = d->max_tokens;
+    s->stats.page_tokens = d->page_tokens;
     return FKV_OK;
 }
 

@@ -1,6 +1,8 @@
 /* See exchange.h. */
 #include "exchange.h"
 
+#include "fleet.h"
+
 #include <event2/bufferevent.h>
 #include <math.h>
 #include <stdio.h>
@@ -118,8 +120,8 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
     const bool answered =
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
-    if (x->req != NULL && answered && !x->streaming &&
-        x->api.logprobs) { /* a worker thread serializes the reply, because it has up to 21 JSON objects per token */
+    if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -251,6 +253,7 @@ static void keep_logprobs(exchange *x, const event_record *r, const char *top) {
 static void note_times(exchange *x, const event_record *r) {
     metrics *m = &x->s->metrics;
     if (r->kind == FKV_EVENT_STARTED) metric_add(&m->queue, r->waited_s);
+    if (r->kind == FKV_EVENT_STARTED && r->waited_s > x->waited_s) x->waited_s = r->waited_s;
     if (r->kind != FKV_EVENT_TOKEN) return;
     if (x->last_at == 0.0) {
         x->first_at = r->at;
@@ -412,7 +415,7 @@ static void reject_request(exchange *x, fkv_status status, double retry_s) {
     }
     bool callers = status == FKV_POOL_FULL || status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL;
     detach_connection(x);
-    exchange_send_error(x->s, x->req, status == FKV_BUSY ? 429 : callers ? 400 : 500, NULL, "%s", message);
+    exchange_send_error(x->s, x->req, status == FKV_BUSY ? x->s->config.busy_status : callers ? 400 : 500, NULL, "%s", message);
     x->req = NULL;
 }
 

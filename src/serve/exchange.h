@@ -54,6 +54,7 @@ struct server {
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
+    bool leaving; /* SIGTERM was received; requests are still accepted, but load balancers should use other servers */
     bool draining;
     bool ending;              /* true after the event loop has ended; remaining requests are answered with 503 */
     pthread_t loading_thread; /* runs the event loop until the model is loaded */
@@ -126,6 +127,7 @@ struct exchange {
     char failure[512]; /* message of the failed job */
     bool streaming;    /* true after the response headers of a stream were sent */
     double arrived_at;
+    double waited_s; /* time in the queue; the maximum over all jobs */
     double first_at; /* time of the first token; 0 if there is none yet */
     double last_at;  /* time of the last token */
     uint32_t n_prompt;

@@ -2,6 +2,7 @@
 #include "metrics.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 static const double BOUNDS[METRIC_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25,
                                               0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 120.0};
@@ -14,15 +15,42 @@ void metric_add(metric_histogram *h, double seconds) {
     h->n++;
 }
 
-static void write_histogram(struct evbuffer *out, const char *name, const char *help, const metric_histogram *h) {
+/* Prefix of metric names and labels of all samples, such as {"flatkv", ""} or {"vllm", "model_name=\"a\""}. */
+typedef struct metric_scope {
+    const char *prefix;
+    const char *labels;
+} metric_scope;
+
+static const metric_scope FLATKV = {"flatkv", ""};
+
+static void write_head(struct evbuffer *out, const metric_scope *scope, const char *name, const char *kind, const char *help) {
+    (void)evbuffer_add_printf(out, "# HELP %s:%s %s\n# TYPE %s:%s %s\n", scope->prefix, name, help, scope->prefix, name, kind);
+}
+
+/* Writes the name of a sample with the labels of the scope and one additional label, which may be "". */
+static void write_name(struct evbuffer *out, const metric_scope *scope, const char *name, const char *suffix, const char *label) {
+    const bool both = *scope->labels != 0 && *label != 0;
+    (void)evbuffer_add_printf(out, "%s:%s%s", scope->prefix, name, suffix);
+    if (*scope->labels != 0 || *label != 0) (void)evbuffer_add_printf(out, "{%s%s%s}", scope->labels, both ? "," : "", label);
+}
+
+static void write_histogram(struct evbuffer *out, const metric_scope *scope, const char *name, const char *help,
+                            const metric_histogram *h) {
     uint64_t sum = 0;
-    (void)evbuffer_add_printf(out, "# HELP flatkv:%s %s\n# TYPE flatkv:%s histogram\n", name, help, name);
+    char label[32];
+    write_head(out, scope, name, "histogram", help);
     for (int i = 0; i < METRIC_BUCKETS; i++) {
         sum += h->counts[i];
-        (void)evbuffer_add_printf(out, "flatkv:%s_bucket{le=\"%g\"} %" PRIu64 "\n", name, BOUNDS[i], sum);
+        (void)snprintf(label, sizeof label, "le=\"%g\"", BOUNDS[i]);
+        write_name(out, scope, name, "_bucket", label);
+        (void)evbuffer_add_printf(out, " %" PRIu64 "\n", sum);
     }
-    (void)evbuffer_add_printf(out, "flatkv:%s_bucket{le=\"+Inf\"} %" PRIu64 "\nflatkv:%s_sum %.6f\nflatkv:%s_count %" PRIu64 "\n",
-                              name, h->n, name, h->sum, name, h->n);
+    write_name(out, scope, name, "_bucket", "le=\"+Inf\"");
+    (void)evbuffer_add_printf(out, " %" PRIu64 "\n", h->n);
+    write_name(out, scope, name, "_sum", "");
+    (void)evbuffer_add_printf(out, " %.6f\n", h->sum);
+    write_name(out, scope, name, "_count", "");
+    (void)evbuffer_add_printf(out, " %" PRIu64 "\n", h->n);
 }
 
 typedef struct metric_value {
@@ -32,19 +60,37 @@ typedef struct metric_value {
     double value;
 } metric_value;
 
-static void write_values(struct evbuffer *out, const metric_value *values, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        (void)evbuffer_add_printf(out, "# HELP flatkv:%s %s\n# TYPE flatkv:%s %s\nflatkv:%s %.17g\n", values[i].name,
-                                  values[i].help, values[i].name, values[i].kind, values[i].name, values[i].value);
+static void write_values(struct evbuffer *out, const metric_scope *scope, const metric_value *values, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        write_head(out, scope, values[i].name, values[i].kind, values[i].help);
+        write_name(out, scope, values[i].name, "", "");
+        (void)evbuffer_add_printf(out, " %.17g\n", values[i].value);
+    }
 }
 
-static void write_finish_reasons(struct evbuffer *out, const fkv_engine_stats *s) {
+static void write_finish_reasons(struct evbuffer *out, const metric_scope *scope, const fkv_engine_stats *s) {
     static const char *const reasons[] = {"end", "stop", "length", "abort", "deadline", "error"};
-    (void)evbuffer_add_printf(out, "# HELP flatkv:request_success_total Answers by finish reason.\n"
-                                   "# TYPE flatkv:request_success_total counter\n");
-    for (int i = 0; i < 6; i++)
-        (void)evbuffer_add_printf(out, "flatkv:request_success_total{finished_reason=\"%s\"} %" PRIu64 "\n", reasons[i],
-                                  s->finished[i]);
+    char label[48];
+    write_head(out, scope, "request_success_total", "counter", "Answers by finish reason.");
+    for (int i = 0; i < 6; i++) {
+        (void)snprintf(label, sizeof label, "finished_reason=\"%s\"", reasons[i]);
+        write_name(out, scope, "request_success_total", "", label);
+        (void)evbuffer_add_printf(out, " %" PRIu64 "\n", s->finished[i]);
+    }
+}
+
+static void write_latencies(struct evbuffer *out, const metric_scope *scope, const metrics *m) {
+    write_histogram(out, scope, "time_to_first_token_seconds", "Time from arrival to the first token.", &m->first_token);
+    write_histogram(out, scope, "inter_token_latency_seconds", "Time between two tokens of an answer.", &m->between_tokens);
+    write_histogram(out, scope, "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", &m->whole);
+    write_histogram(out, scope, "request_queue_time_seconds", "Time that a request spent in the queue.", &m->queue);
+}
+
+/* Returns the fraction of pages that are in use or reserved. */
+static double cache_usage(const fkv_engine_stats *s) {
+    const fkv_group_stats *g = &s->cache.groups[0];
+    const double usage = g->pages > 0 ? (double)(g->held + g->promised) / g->pages : 0.0;
+    return usage > 1.0 ? 1.0 : usage;
 }
 
 static void write_page_metrics(struct evbuffer *out, const fkv_engine_stats *s) {
@@ -81,18 +127,16 @@ static void write_store_metrics(struct evbuffer *out, const fkv_store_stats *s) 
          (double)s->declined},
         {"prefix_store_late_total", "counter", "Restores abandoned because they took longer than computing.", (double)s->late},
     };
-    if (s->usage.max_bytes > 0) write_values(out, values, sizeof values / sizeof values[0]);
+    if (s->usage.max_bytes > 0) write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
 }
 
 void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *model, uint64_t resident_bytes,
                    struct evbuffer *out) {
-    const fkv_group_stats *g = &s->cache.groups[0];
-    double usage = g->pages > 0 ? (double)(g->held + g->promised) / g->pages : 0.0;
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},
         {"num_requests_waiting", "gauge", "Queued requests.", s->waiting},
         {"num_requests_preparing", "gauge", "Requests being parsed and tokenized.", m->preparing},
-        {"kv_cache_usage_perc", "gauge", "Fraction of pages in use or reserved; 1 means full.", usage > 1.0 ? 1.0 : usage},
+        {"kv_cache_usage_perc", "gauge", "Fraction of pages in use or reserved; 1 means full.", cache_usage(s)},
         {"predicted_wait_seconds", "gauge", "Predicted queue time of a request submitted now.", s->predicted_wait_s},
         {"prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", (double)s->prompt_tokens},
         {"prompt_tokens_computed_total", "counter", "Prompt tokens that were computed.", (double)s->computed_tokens},
@@ -125,12 +169,49 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"resident_bytes", "gauge", "Anonymous memory of the process.", (double)resident_bytes},
     };
     (void)evbuffer_add_printf(out, "# flatkv %s, model %s\n", fkv_version(), model);
-    write_values(out, values, sizeof values / sizeof values[0]);
+    write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
     write_store_metrics(out, &s->store);
-    write_finish_reasons(out, s);
+    write_finish_reasons(out, &FLATKV, s);
     write_page_metrics(out, s);
-    write_histogram(out, "time_to_first_token_seconds", "Time from arrival to the first token.", &m->first_token);
-    write_histogram(out, "inter_token_latency_seconds", "Time between two tokens of an answer.", &m->between_tokens);
-    write_histogram(out, "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", &m->whole);
-    write_histogram(out, "request_queue_time_seconds", "Time that a request spent in the queue.", &m->queue);
+    write_latencies(out, &FLATKV, m);
+}
+
+/* Writes the label model_name. Escapes the characters that the text format requires, and drops a name that does not fit. */
+static void format_model_label(const char *model, char *label, size_t n_bytes) {
+    size_t at = (size_t)snprintf(label, n_bytes, "model_name=\"");
+    for (const char *c = model; *c != 0; c++) {
+        if (at + 4 > n_bytes) { /* an escaped character, the quote and the null terminator */
+            label[0] = 0;
+            return;
+        }
+        if (*c == '\\' || *c == '"' || *c == '\n') label[at++] = '\\';
+        label[at++] = *c == '\n' ? 'n' : *c;
+    }
+    label[at++] = '"';
+    label[at] = 0;
+}
+
+void metrics_write_vllm(const metrics *m, const fkv_engine_stats *s, const char *model, struct evbuffer *out) {
+    char labels[1024];
+    char blocks[96];
+    const metric_scope scope = {"vllm", labels};
+    const metric_value values[] = {
+        {"num_requests_running", "gauge", "Running requests.", s->running},
+        {"num_requests_waiting", "gauge", "Queued requests.", s->waiting},
+        {"kv_cache_usage_perc", "gauge", "Fraction of pages in use or reserved; 1 means full.", cache_usage(s)},
+        {"prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", (double)s->prompt_tokens},
+        {"generation_tokens_total", "counter", "Generated tokens.", (double)s->new_tokens},
+        {"prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)s->prompt_tokens},
+        {"prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", (double)s->cached_tokens},
+        {"spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.", (double)s->drafted_tokens},
+        {"spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.", (double)s->accepted_tokens},
+    };
+    format_model_label(model, labels, sizeof labels);
+    write_values(out, &scope, values, sizeof values / sizeof values[0]);
+    (void)snprintf(blocks, sizeof blocks, "block_size=\"%u\",num_gpu_blocks=\"%u\"", s->page_tokens, s->cache.groups[0].pages);
+    write_head(out, &scope, "cache_config_info", "gauge", "Page size in tokens and number of pages.");
+    write_name(out, &scope, "cache_config_info", "", blocks);
+    (void)evbuffer_add_printf(out, " 1\n");
+    write_finish_reasons(out, &scope, s);
+    write_latencies(out, &scope, m);
 }

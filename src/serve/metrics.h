@@ -32,4 +32,8 @@ void metric_add(metric_histogram *h, double seconds);
 void metrics_write(const metrics *m, const fkv_engine_stats *stats, const char *model, uint64_t resident_bytes,
                    struct evbuffer *out);
 
+/* Writes the metrics that vLLM also has, under their original names and with the label model_name, for dashboards and routers
+ * that expect a vLLM server. */
+void metrics_write_vllm(const metrics *m, const fkv_engine_stats *stats, const char *model, struct evbuffer *out);
+
 #endif

@@ -7,6 +7,7 @@
 
 #include "../kit/process.h"
 #include "exchange.h"
+#include "fleet.h"
 #include "ollama_info.h"
 #include "page_files.h"
 #include "page_state.h"
@@ -42,7 +43,8 @@ serve_config serve_config_default(void) {
                           .max_connections = 328,
                           .request_s = 60.0,
                           .ping_s = 5.0,
-                          .shutdown_s = 30.0};
+                          .shutdown_s = 30.0,
+                          .busy_status = 429};
 }
 
 /* ---- authentication ---- */
@@ -168,9 +170,22 @@ static void do_ollama_running(http_call *c) { exchange_send_json(c->s, c->req, 2
 static void do_ollama_version(http_call *c) { exchange_send_json(c->s, c->req, 200, ollama_version()); }
 
 static void do_health(http_call *c) {
-    exchange_send_json(c->s, c->req, c->s->draining ? 503 : 200,
-                       json_pack("{s:s}", "status", c->s->draining ? "draining" : "ok"));
+    const bool drains = c->s->draining || c->s->leaving;
+    exchange_send_json(c->s, c->req, drains ? 503 : 200, json_pack("{s:s}", "status", drains ? "draining" : "ok"));
 }
+
+static void do_ready(http_call *c) {
+    const char *status = fleet_readiness(c->s);
+    const bool ready = strcmp(status, "ready") == 0;
+    if (!ready) (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Retry-After", "1");
+    exchange_send_json(c->s, c->req, ready ? 200 : 503, json_pack("{s:s}", "status", status));
+}
+
+static void do_live(http_call *c) { exchange_send_json(c->s, c->req, 200, json_pack("{s:s}", "status", "alive")); }
+
+static void do_server_info(http_call *c) { exchange_send_json(c->s, c->req, 200, fleet_server_info(c->s)); }
+
+static void do_model_info(http_call *c) { exchange_send_json(c->s, c->req, 200, fleet_model_info(c->s)); }
 
 static void send_loading(const http_call *c, const char *path) {
     (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Retry-After", "1");
@@ -194,6 +209,7 @@ static void do_metrics(http_call *c) {
     c->s->metrics.preparing = c->s->n_preparing;
     c->s->metrics.refused_connections = connections_rejected(c->s->connections);
     metrics_write(&c->s->metrics, &stats, c->s->model_name, resident_bytes(), out);
+    if (c->s->config.vllm_metrics) metrics_write_vllm(&c->s->metrics, &stats, c->s->model_name, out);
     exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 
@@ -262,6 +278,11 @@ static const route ROUTES[] = {
     {"/slots", EVHTTP_REQ_GET, ADMIN, do_slots, NULL},
     {"/metrics", EVHTTP_REQ_GET, ADMIN, do_metrics, NULL},
     {"/health", EVHTTP_REQ_GET, OPEN, do_health, NULL},
+    {"/ready", EVHTTP_REQ_GET, OPEN, do_ready, NULL},
+    {"/live", EVHTTP_REQ_GET, OPEN, do_live, NULL},
+    {"/server_info", EVHTTP_REQ_GET, WITH_KEY, do_server_info, NULL},
+    {"/get_server_info", EVHTTP_REQ_GET, WITH_KEY, do_server_info, NULL},
+    {"/get_model_info", EVHTTP_REQ_GET, WITH_KEY, do_model_info, NULL},
     {"/flatkv/state", EVHTTP_REQ_GET, ADMIN, do_state, NULL},
     {"/page/", EVHTTP_REQ_GET, OPEN, do_page, NULL},
     {"/", EVHTTP_REQ_GET, OPEN, do_page, NULL},
@@ -307,6 +328,7 @@ static void on_request(struct evhttp_request *req, void *user) {
     http_call c = {.s = s, .req = req, .tenant = tenant_of(s, req)};
     const char *methods = r == NULL || r->method == EVHTTP_REQ_POST ? "POST" : "GET, HEAD";
     add_cors_headers(s, req);
+    fleet_add_headers(s, req);
     if (r != NULL && evhttp_request_get_command(req) == EVHTTP_REQ_OPTIONS && allows_origin(s, req)) {
         send_preflight(s, req, methods);
     } else if (r == NULL) {
@@ -330,7 +352,7 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
         exchange_send_error(s, req, 503, NULL, "the server is shutting down");
-    } else if (s->model == NULL && r->serve != do_page) {
+    } else if (s->model == NULL && r->serve != do_page && r->serve != do_ready && r->serve != do_live) {
         send_loading(&c, r->path);
     } else if (r->prepare != NULL) {
         exchange_begin(s, req, r->prepare, r->prepare == prepare_embeddings, c.tenant);
@@ -354,21 +376,33 @@ static void on_time_is_up(evutil_socket_t fd, short what, void *user) {
     (void)event_base_loopbreak(((server *)user)->base);
 }
 
-/* Handles SIGINT and SIGTERM. On the first signal, the server stops listening and lets running requests finish; on the second
- * signal, it ends immediately. */
-static void on_signal(evutil_socket_t fd, short what, void *user) {
+/* Stops listening and lets running requests finish. */
+static void stop_accepting(evutil_socket_t fd, short what, void *user) {
     server *s = user;
     (void)fd, (void)what;
-    if (s->draining || s->n_open == 0) {
-        (void)event_base_loopbreak(s->base);
-        return;
-    }
     s->draining = true;
     connections_stop_listening(s->connections);
     evhttp_del_accept_socket(s->http, s->socket);
     s->socket = NULL;
     struct timeval limit = {(time_t)s->config.shutdown_s, 0};
     (void)event_base_once(s->base, -1, EV_TIMEOUT, on_time_is_up, s, &limit);
+    exchange_end_when_empty(s);
+}
+
+/* Handles SIGINT and SIGTERM. After the first signal, the server reports for drain_s seconds that it is not ready, but still
+ * accepts requests, so that load balancers can redirect their clients. Then it stops accepting requests. After the second signal,
+ * the server ends immediately. */
+static void on_signal(evutil_socket_t fd, short what, void *user) {
+    server *s = user;
+    if (s->draining || s->leaving) {
+        (void)event_base_loopbreak(s->base);
+        return;
+    }
+    s->leaving = true;
+    const double drain_s = s->config.drain_s;
+    const struct timeval delay = {(time_t)drain_s, (suseconds_t)((drain_s - (double)(time_t)drain_s) * 1e6)};
+    if (drain_s <= 0.0 || event_base_once(s->base, -1, EV_TIMEOUT, stop_accepting, s, &delay) != 0)
+        stop_accepting(fd, what, user);
 }
 
 /* Suppresses log messages of libevent; the caller reports the error. */

@@ -1,0 +1,22 @@
+/* Endpoints and headers for load balancers: readiness, descriptions of the server and of the model, and response headers. */
+#ifndef FKV_SERVE_FLEET_H
+#define FKV_SERVE_FLEET_H
+
+#include "exchange.h"
+
+/* Returns "ready", or the reason why a load balancer should send requests elsewhere: "loading", "draining", or "busy" if the
+ * predicted wait exceeds max_wait_s. */
+const char *fleet_readiness(const server *s);
+
+/* Return the replies to /server_info and /get_model_info, with the field names of SGLang. */
+json_t *fleet_server_info(const server *s);
+json_t *fleet_model_info(const server *s);
+
+/* Adds the headers that every reply has: the server's name, and Connection: close while the server drains, so that clients
+ * connect to another server. */
+void fleet_add_headers(const server *s, struct evhttp_request *req);
+
+/* Adds the headers of a complete answer: its cached prompt tokens and its time in the queue. */
+void fleet_add_answer_headers(const exchange *x);
+
+#endif
