@@ -609,7 +609,7 @@ def a_plan_covers_other_machines_and_missing_models():
             with open(path, "w", encoding="utf-8") as file:
                 file.write(broken)
             refused(FAILED, ["config.json"], *plan_of)
-        for kind in ("nemotron_h", "someone_elses"):  # the same words as run
+        for kind in ("jamba", "someone_elses"):  # the same words as run
             with open(path, "w", encoding="utf-8") as file:
                 json.dump({**config, "model_type": kind}, file)
             with open(os.path.join(folder, "model.safetensors"), "wb") as file:

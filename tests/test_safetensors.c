@@ -3,6 +3,7 @@
 #include "page_file_fixture.h"
 #include "test.h"
 
+#include "../src/model/architecture.h"
 #include "../src/model/files/hf_config.h"
 #include "../src/model/files/safetensors.h"
 #include "../src/model/files/tensor_rows.h"
@@ -258,6 +259,33 @@ START_TEST(fields_of_a_model_type_have_common_meanings) {
 }
 END_TEST
 
+START_TEST(layers_are_mixers_or_feed_forwards) {
+    fkv_weights *weights = config_of("\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"-M*EM-\", "
+                                     "\"num_hidden_layers\": 9, \"moe_latent_size\": 24");
+    const fkv_hparams *h = fkv_weights_hparams(weights);
+    static const uint8_t attention[] = {0, 0, 1, 0, 0, 0};
+    static const uint8_t recurrent[] = {0, 1, 0, 0, 1, 0};
+    static const uint8_t experts[] = {0, 0, 0, 1, 0, 0};
+    ck_assert(h->n_layers == 6 && h->latent_dim == 24);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        ck_assert_uint_eq(fkv_architecture_has_attention(h, i), attention[i]);
+        ck_assert_uint_eq(fkv_architecture_is_recurrent(h, i), recurrent[i]);
+        ck_assert_uint_eq(fkv_architecture_has_ffn(h, i), !attention[i] && !recurrent[i]);
+        ck_assert_uint_eq(fkv_architecture_has_experts(h, i), experts[i]);
+    }
+    ck_assert(h->shapes[1].state_layer == 0 && h->shapes[2].page_layer == 1 && h->shapes[4].state_layer == 2);
+    ck_assert(fkv_architecture_n_cache_layers(h) == 3 && fkv_architecture_n_storing_layers(h) == 5);
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"mamba\", \"attention\", \"mlp\"]");
+    ck_assert_uint_eq(fkv_weights_hparams(weights)->n_experts, 0); /* no layer has experts */
+    fkv_weights_close(weights);
+    weights = config_of("\"model_type\": \"falcon_h1\", \"num_hidden_layers\": 2");
+    h = fkv_weights_hparams(weights);
+    ck_assert(h->shapes[1].page_layer == 2 && h->shapes[1].state_layer == 3 && fkv_architecture_n_cache_layers(h) == 4);
+    fkv_weights_close(weights);
+}
+END_TEST
+
 START_TEST(unsupported_configs_are_rejected) {
     static const struct {
         const char *inner;
@@ -267,7 +295,19 @@ START_TEST(unsupported_configs_are_rejected) {
         {"", FKV_UNSUPPORTED, "model_type ''"},
         {"\"model_type\": \"other\\u001b\"", FKV_UNSUPPORTED, "model_type 'other\\x1b'"},
         {"\"model_type\": \"mamba\"", FKV_UNSUPPORTED, "recurrent state"},
-        {"\"model_type\": \"nemotron_h\"", FKV_UNSUPPORTED, "recurrent state"},
+        {"\"model_type\": \"jamba\"", FKV_UNSUPPORTED, "recurrent state"},
+        {"\"model_type\": \"nemotron_h\"", FKV_FILE_FORMAT, "layers_block_type or hybrid_override_pattern"},
+        {"\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"mlp\", 7]", FKV_UNSUPPORTED,
+         "layer 1 has an unsupported type"},
+        {"\"model_type\": \"nemotron_h\", \"layers_block_type\": {}", FKV_FILE_FORMAT, "1 to 512 layers"},
+        {"\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"M-x\"", FKV_UNSUPPORTED,
+         "layer 2 has an unsupported type"},
+        {"\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"M-\", \"use_bias\": true", FKV_UNSUPPORTED, "use_bias"},
+        {"\"model_type\": \"falcon_h1\", \"ssm_multipliers\": [1, 1, 1, 1]", FKV_FILE_FORMAT, "list of 5 numbers"},
+        {"\"model_type\": \"falcon_h1\", \"mlp_multipliers\": [1, 0]", FKV_UNSUPPORTED,
+         "mlp_multipliers must contain only numbers above 0"},
+        {"\"model_type\": \"falcon_h1\", \"key_multiplier\": 0", FKV_UNSUPPORTED, "key_multiplier is 0"},
+        {"\"model_type\": \"falcon_h1\", \"attention_bias\": true", FKV_UNSUPPORTED, "attention_bias"},
         {"\"model_type\": \"deepseek_v3\"", FKV_UNSUPPORTED, "MLA"},
         {"\"model_type\": \"kimi_linear\"", FKV_UNSUPPORTED, "recurrent state"},
         {"\"model_type\": \"gemma3n_text\"", FKV_UNSUPPORTED, "AltUp"},
@@ -692,8 +732,8 @@ END_TEST
 TEST_MAIN("safetensors", config_gives_hyperparameters, gemma_has_windows_scales_and_two_ropes,
           gemma_4_layers_have_individual_shapes_in_both_spellings, partial_rotary_factor_is_model_specific,
           unused_window_of_qwen_is_ignored, layers_without_experts_are_marked, fields_of_a_model_type_have_common_meanings,
-          unsupported_configs_are_rejected, config_value_of_the_wrong_type_is_named, invalid_json_is_rejected,
-          tensors_get_gguf_names, file_gives_its_tensors, tensor_that_does_not_fit_its_file_is_rejected,
+          layers_are_mixers_or_feed_forwards, unsupported_configs_are_rejected, config_value_of_the_wrong_type_is_named,
+          invalid_json_is_rejected, tensors_get_gguf_names, file_gives_its_tensors, tensor_that_does_not_fit_its_file_is_rejected,
           header_beyond_the_file_is_rejected, all_files_of_a_folder_form_one_model,
           codes_and_scales_from_different_files_form_one_tensor, index_selects_the_files_and_must_match_them,
           tied_and_untied_outputs_follow_the_config, missing_files_of_a_folder_are_reported, needle_model_is_read)

@@ -114,8 +114,8 @@ typedef struct fkv_model_layer {
     uint32_t window;   /* sliding window; 0: full attention */
     uint32_t kv_layer; /* index of the layer whose pages this layer reads: its own, or an earlier one if this layer stores no keys
                           and values */
-    uint64_t state_bytes; /* size of the layer's recurrent state per sequence; 0: the layer has attention. Recurrent layers have
-                             no KV heads and no window */
+    uint64_t state_bytes; /* size of the layer's recurrent state per sequence; 0: none. Layers without attention have no KV heads
+                             and no window */
 } fkv_model_layer;
 
 /* Describes the attention or the recurrent state of one layer. layer: index from 0 to n_layers - 1. */

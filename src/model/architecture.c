@@ -34,6 +34,46 @@
     {{"mamba.in_proj", "ssm_in"},   {"mamba.conv1d", "ssm_conv1d"},        {"mamba.A_log", "ssm_a_log"},                         \
      {"mamba.D", "ssm_d"},          {"mamba.dt_bias", "ssm_dt"},           {"mamba.norm", "ssm_norm"},                           \
      {"mamba.out_proj", "ssm_out"}, {"shared_mlp.input_linear", "ffn_up"}, {"shared_mlp.output_linear", "ffn_down"}}
+#define NEMOTRON_NAMES                                                                                                           \
+    {{"norm", "attn_norm"},                                                                                                      \
+     {"mixer.in_proj", "ssm_in"},                                                                                                \
+     {"mixer.conv1d", "ssm_conv1d"},                                                                                             \
+     {"mixer.A_log", "ssm_a_log"},                                                                                               \
+     {"mixer.D", "ssm_d"},                                                                                                       \
+     {"mixer.dt_bias", "ssm_dt"},                                                                                                \
+     {"mixer.norm", "ssm_norm"},                                                                                                 \
+     {"mixer.out_proj", "ssm_out"},                                                                                              \
+     {"mixer.q_proj", "attn_q"},                                                                                                 \
+     {"mixer.k_proj", "attn_k"},                                                                                                 \
+     {"mixer.v_proj", "attn_v"},                                                                                                 \
+     {"mixer.o_proj", "attn_output"},                                                                                            \
+     {"mixer.up_proj", "ffn_up"},                                                                                                \
+     {"mixer.down_proj", "ffn_down"},                                                                                            \
+     {"mixer.gate", "ffn_gate_inp"},                                                                                             \
+     {"mixer.gate.e_score_correction_bias", "exp_probs_b"},                                                                      \
+     {"mixer.experts.up_proj", "ffn_up_exps"},                                                                                   \
+     {"mixer.experts.down_proj", "ffn_down_exps"},                                                                               \
+     {"mixer.switch_mlp.fc1", "ffn_up_exps"},                                                                                    \
+     {"mixer.switch_mlp.fc2", "ffn_down_exps"},                                                                                  \
+     {"mixer.shared_experts.up_proj", "ffn_up_shexp"},                                                                           \
+     {"mixer.shared_experts.down_proj", "ffn_down_shexp"},                                                                       \
+     {"mixer.fc1_latent_proj", "ffn_latent_down"},                                                                               \
+     {"mixer.fc2_latent_proj", "ffn_latent_up"}}
+#define FALCON_NAMES                                                                                                             \
+    {{"mamba.in_proj", "ssm_in"},        {"mamba.conv1d", "ssm_conv1d"},                                                         \
+     {"mamba.A_log", "ssm_a_log"},       {"mamba.D", "ssm_d"},                                                                   \
+     {"mamba.dt_bias", "ssm_dt"},        {"mamba.norm", "ssm_norm"},                                                             \
+     {"mamba.out_proj", "ssm_out"},      {"feed_forward.gate_proj", "ffn_gate"},                                                 \
+     {"feed_forward.up_proj", "ffn_up"}, {"feed_forward.down_proj", "ffn_down"},                                                 \
+     {"pre_ff_layernorm", "ffn_norm"}}
+/* Features of Nemotron-H with and without experts. */
+#define NEMOTRON_FEATURES                                                                                                        \
+    {.activation = FKV_RELU2,                                                                                                    \
+     .plain_ffn = true,                                                                                                          \
+     .single_blocks = true,                                                                                                      \
+     .recurrence = FKV_MAMBA2,                                                                                                   \
+     .norm_experts = true,                                                                                                       \
+     .sigmoid_router = true}
 #define LFM2_NAMES                                                                                                               \
     {{"operator_norm", "attn_norm"},                                                                                             \
      {"ffn_norm", "ffn_norm"},                                                                                                   \
@@ -121,6 +161,9 @@ static const fkv_architecture ARCHITECTURES[] = {
      .hf_names = MAMBA2_NAMES,
      .gguf_interleaved = true,
      .divides_logits = true},
+    {.name = "nemotron_h", .features = NEMOTRON_FEATURES, .hf_names = NEMOTRON_NAMES},
+    {.name = "nemotron_h_moe", .features = NEMOTRON_FEATURES, .hf_names = NEMOTRON_NAMES},
+    {.name = "falcon-h1", .features = {.recurrence = FKV_MAMBA2, .parallel_mixers = true}, .hf_names = FALCON_NAMES},
     {.name = "olmo2",
      .features =
          {.no_pre_norms = true, .post_norms = true, .qk_norm = FKV_QK_NORM_ROWS, .separate_local_rope = true, .window_period = 4},
@@ -268,7 +311,7 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
 
 const char *fkv_architecture_names(void) {
     return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
-           "granite, granitemoe, granitehybrid, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
+           "granite, granitemoe, granitehybrid, nemotron_h, nemotron_h_moe, falcon-h1, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
            "ernie4_5-moe, exaone4, olmoe, minimax-m2, hunyuan-dense, hunyuan-moe, dots1, arcee, starcoder2, apertus, phimoe, afmoe, "
            "llama4, mimo2, bailingmoe, bailingmoe2, lfm2, lfm2moe, qwen3next, qwen35 and qwen35moe";
 }
@@ -283,44 +326,15 @@ const char *fkv_architecture_refusal(const char *name) {
         const char *name;
         const char *why;
     } refused[] = {
-        {"mamba", RECURRENT},
-        {"mamba2", RECURRENT},
-        {"falcon_mamba", RECURRENT},
-        {"falcon_h1", RECURRENT},
-        {"falcon-h1", RECURRENT},
-        {"jamba", RECURRENT},
-        {"bamba", RECURRENT},
-        {"nemotron_h", RECURRENT},
-        {"nemotron_h_moe", RECURRENT},
-        {"plamo2", RECURRENT},
-        {"rwkv6", RECURRENT},
-        {"rwkv7", RECURRENT},
-        {"kimi_linear", RECURRENT},
-        {"kimi-linear", RECURRENT},
-        {"recurrent_gemma", RECURRENT},
-        {"bailing_hybrid", RECURRENT},
-        {"olmo_hybrid", RECURRENT},
-        {"zamba2", RECURRENT},
-        {"minimax", RECURRENT},
-        {"kimi_k3", RECURRENT},
-        {"deepseek2", LATENT},
-        {"deepseek_v2", LATENT},
-        {"deepseek_v3", LATENT},
-        {"kimi_k2", LATENT},
-        {"kimi_k25", LATENT},
-        {"glm4_moe_lite", LATENT},
-        {"mistral4", LATENT},
-        {"minicpm3", LATENT},
-        {"deepseek_v32", INDEXED},
-        {"deepseek32", INDEXED},
-        {"deepseek_v4", INDEXED},
-        {"deepseek4", INDEXED},
-        {"glm_moe_dsa", INDEXED},
-        {"glm-dsa", INDEXED},
-        {"glm5_next", INDEXED},
-        {"qwen4_exp", INDEXED},
-        {"gemma3n", ALTUP},
-        {"gemma3n_text", ALTUP},
+        {"mamba", RECURRENT},       {"mamba2", RECURRENT},      {"falcon_mamba", RECURRENT},    {"jamba", RECURRENT},
+        {"bamba", RECURRENT},       {"plamo2", RECURRENT},      {"rwkv6", RECURRENT},           {"rwkv7", RECURRENT},
+        {"kimi_linear", RECURRENT}, {"kimi-linear", RECURRENT}, {"recurrent_gemma", RECURRENT}, {"bailing_hybrid", RECURRENT},
+        {"olmo_hybrid", RECURRENT}, {"zamba2", RECURRENT},      {"minimax", RECURRENT},         {"kimi_k3", RECURRENT},
+        {"deepseek2", LATENT},      {"deepseek_v2", LATENT},    {"deepseek_v3", LATENT},        {"kimi_k2", LATENT},
+        {"kimi_k25", LATENT},       {"glm4_moe_lite", LATENT},  {"mistral4", LATENT},           {"minicpm3", LATENT},
+        {"deepseek_v32", INDEXED},  {"deepseek32", INDEXED},    {"deepseek_v4", INDEXED},       {"deepseek4", INDEXED},
+        {"glm_moe_dsa", INDEXED},   {"glm-dsa", INDEXED},       {"glm5_next", INDEXED},         {"qwen4_exp", INDEXED},
+        {"gemma3n", ALTUP},         {"gemma3n_text", ALTUP},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strcmp(refused[i].name, name) == 0) return refused[i].why;
@@ -357,10 +371,21 @@ static void complete_layer_shapes(fkv_hparams *h) {
     }
 }
 
+/* Numbers the layers of the cache, in the order of the model's layers. */
+static void number_cache_layers(fkv_hparams *h) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        fkv_layer_shape *s = &h->shapes[i];
+        const bool has_pages = fkv_architecture_has_attention(h, i) && s->kv_layer == i;
+        s->page_layer = has_pages ? n++ : h->shapes[s->kv_layer].page_layer;
+        s->state_layer = fkv_architecture_is_recurrent(h, i) ? n++ : 0;
+    }
+}
+
 uint32_t fkv_architecture_v_dim(const fkv_hparams *h, const fkv_layer_shape *s) { return h->v_dim != 0 ? h->v_dim : s->head_dim; }
 
 bool fkv_architecture_has_experts(const fkv_hparams *h, uint32_t layer) {
-    return h->n_experts != 0 && layer >= h->n_dense && (h->layers[layer] & FKV_LAYER_DENSE) == 0;
+    return h->n_experts != 0 && layer >= h->n_dense && (h->layers[layer] & (FKV_LAYER_DENSE | FKV_LAYER_NO_FFN)) == 0;
 }
 
 static bool has_dense_layers(const fkv_hparams *h) {
@@ -379,6 +404,31 @@ static void complete_expert_dims(fkv_hparams *h) {
 }
 
 bool fkv_architecture_is_recurrent(const fkv_hparams *h, uint32_t layer) { return (h->layers[layer] & FKV_LAYER_RECURRENT) != 0; }
+
+bool fkv_architecture_has_attention(const fkv_hparams *h, uint32_t layer) {
+    const bool is_other = (h->layers[layer] & (FKV_LAYER_RECURRENT | FKV_LAYER_NO_MIXER)) != 0;
+    return !is_other || (h->features.parallel_mixers && fkv_architecture_is_recurrent(h, layer));
+}
+
+bool fkv_architecture_has_ffn(const fkv_hparams *h, uint32_t layer) { return (h->layers[layer] & FKV_LAYER_NO_FFN) == 0; }
+
+/* Returns the number of cache layers of a layer. */
+static uint32_t n_stored(const fkv_hparams *h, uint32_t layer) {
+    const bool has_pages = fkv_architecture_has_attention(h, layer) && h->shapes[layer].kv_layer == layer;
+    return (has_pages ? 1u : 0u) + (fkv_architecture_is_recurrent(h, layer) ? 1u : 0u);
+}
+
+uint32_t fkv_architecture_n_cache_layers(const fkv_hparams *h) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < h->n_layers; i++) n += n_stored(h, i);
+    return n;
+}
+
+uint32_t fkv_architecture_n_storing_layers(const fkv_hparams *h) {
+    uint32_t n = h->n_layers;
+    while (n > 0 && n_stored(h, n - 1) == 0) n--;
+    return n;
+}
 
 bool fkv_architecture_has_recurrence(const fkv_hparams *h) {
     bool has = false;
@@ -415,6 +465,7 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
     if (h->query_scale == 0.0f && architecture != NULL) h->query_scale = architecture->query_scale;
     complete_expert_dims(h);
     complete_layer_shapes(h);
+    number_cache_layers(h);
     h->rope.yarn_unrounded = h->rope.yarn_unrounded || f->yarn_unrounded;
     if (architecture != NULL && architecture->divides_logits && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;
 }

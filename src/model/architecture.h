@@ -14,7 +14,7 @@ typedef struct fkv_name_pair {
     const char *gguf;
 } fkv_name_pair;
 
-enum { FKV_MAX_OWN_NAMES = 16 };
+enum { FKV_MAX_OWN_NAMES = 24 };
 
 typedef struct fkv_architecture {
     const char *name; /* general.architecture of GGUF */
@@ -61,12 +61,24 @@ FKV_INTERNAL uint32_t fkv_architecture_v_dim(const fkv_hparams *hparams, const f
 /* Returns whether a layer has routed experts. */
 bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 
-/* Returns the number of layers that store keys and values. These are the first layers of the model; the remaining layers read
- * pages of these layers. */
+/* Returns the number of layers that do not share the pages of another layer. These are the first layers of the model; the
+ * remaining layers read pages of these layers. */
 FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
-/* Returns whether a layer has a recurrent state instead of keys and values. */
+/* Returns whether a layer has a recurrent state. */
 bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
+
+/* Returns whether a layer has attention. */
+bool fkv_architecture_has_attention(const fkv_hparams *hparams, uint32_t layer);
+
+/* Returns whether a layer has a feed-forward or experts. */
+bool fkv_architecture_has_ffn(const fkv_hparams *hparams, uint32_t layer);
+
+/* Returns the number of layers of the cache: one for each layer that stores keys and one for each recurrent state. */
+uint32_t fkv_architecture_n_cache_layers(const fkv_hparams *hparams);
+
+/* Returns the number of layers up to the last one that stores keys or a state. */
+uint32_t fkv_architecture_n_storing_layers(const fkv_hparams *hparams);
 
 /* Returns whether the model has at least one recurrent layer. */
 bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);

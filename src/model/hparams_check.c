@@ -43,6 +43,12 @@ static fkv_status check_recurrence(const fkv_hparams *h) {
             "the recurrent layers have %u key heads and %u value heads; expected a multiple of the key heads, at most %d value heads",
             r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
     }
+    FKV_REQUIRE(r->n_norm_groups == 0 || (r->n_v_heads * r->v_dim) % r->n_norm_groups == 0, FKV_UNSUPPORTED,
+                "the outputs of the recurrent layers have %u channels, which is not a multiple of %u groups",
+                r->n_v_heads * r->v_dim, r->n_norm_groups);
+    FKV_REQUIRE(fkv_architecture_n_cache_layers(h) <= FKV_MAX_LAYERS, FKV_UNSUPPORTED,
+                "%u layers with attention and a recurrent state need %u layers of the cache, more than %d", h->n_layers,
+                fkv_architecture_n_cache_layers(h), FKV_MAX_LAYERS);
     FKV_REQUIRE(fkv_architecture_state_bytes(h) <= FKV_MAX_STATE_BYTES, FKV_UNSUPPORTED,
                 "the state of a recurrent layer has %llu bytes, more than %d",
                 (unsigned long long)fkv_architecture_state_bytes(h), FKV_MAX_STATE_BYTES);
@@ -94,6 +100,8 @@ static fkv_status check_experts(const fkv_hparams *h) {
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
                 FKV_UNSUPPORTED, "each token uses %u of %u experts, expected 1 to %d", h->n_experts_used, h->n_experts,
                 FKV_MAX_EXPERTS_USED);
+    FKV_REQUIRE(h->latent_dim <= MAX_DIM, FKV_UNSUPPORTED, "the experts' inputs have a dimension of %u, expected at most %d",
+                h->latent_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 || !h->features.parallel, FKV_UNSUPPORTED,
                 "experts in parallel blocks (attention and feed-forward with the same input) are not supported");
     FKV_REQUIRE(h->shared_dim == 0 || !h->features.parallel_experts, FKV_UNSUPPORTED,
@@ -146,11 +154,12 @@ static fkv_status check_scalars(const fkv_hparams *h) {
     const struct {
         const char *name;
         float number;
-    } numbers[] = {{"attention soft cap", h->softcap},        {"final soft cap", h->final_softcap},
-                   {"attention scale", h->query_scale},       {"embedding scale", h->embedding_scale},
-                   {"residual scale", h->residual_scale},     {"logit scale", h->logit_scale},
-                   {"attention temperature", h->temperature}, {"value scale", h->value_scale},
-                   {"SwiGLU limit", h->swiglu_limit},         {"expert scale", h->experts_scale}};
+    } numbers[] = {
+        {"attention soft cap", h->softcap},        {"final soft cap", h->final_softcap},  {"attention scale", h->query_scale},
+        {"embedding scale", h->embedding_scale},   {"residual scale", h->residual_scale}, {"logit scale", h->logit_scale},
+        {"attention temperature", h->temperature}, {"value scale", h->value_scale},       {"SwiGLU limit", h->swiglu_limit},
+        {"expert scale", h->experts_scale},        {"gate scale", h->gate_scale},         {"output scale", h->down_scale},
+        {"mixer scale", h->recurrence.out_scale}};
     FKV_REQUIRE(isfinite(h->norm_eps) && h->norm_eps > 0.0f, FKV_FILE_FORMAT,
                 "the norm epsilon is missing or not above 0: expected %s.attention.layer_norm_rms_epsilon in a GGUF file, or "
                 "rms_norm_eps in config.json",

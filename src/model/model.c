@@ -152,13 +152,15 @@ fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_mod
     FKV_REQUIRE(model != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_model_layer_about: model or info is NULL");
     FKV_REQUIRE(layer < model->info.n_layers, FKV_BAD_ARGUMENT, "invalid layer %u: the model has %u layers", layer,
                 model->info.n_layers);
-    const fkv_layer_shape *s = &model->hparams->shapes[layer];
-    *info = (fkv_model_layer){.n_kv_heads = s->n_kv_heads,
-                              .head_dim = s->head_dim,
-                              .window = fkv_architecture_window(model->hparams, layer),
-                              .kv_layer = s->kv_layer};
-    if (fkv_architecture_is_recurrent(model->hparams, layer))
-        *info = (fkv_model_layer){.kv_layer = layer, .state_bytes = fkv_architecture_state_bytes(model->hparams)};
+    const fkv_hparams *h = model->hparams;
+    const fkv_layer_shape *s = &h->shapes[layer];
+    *info = (fkv_model_layer){.kv_layer = s->kv_layer};
+    if (fkv_architecture_has_attention(h, layer)) {
+        info->n_kv_heads = s->n_kv_heads;
+        info->head_dim = s->head_dim;
+        info->window = fkv_architecture_window(h, layer);
+    }
+    if (fkv_architecture_is_recurrent(h, layer)) info->state_bytes = fkv_architecture_state_bytes(h);
     return FKV_OK;
 }
 

@@ -31,20 +31,22 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *input_norm;              /* [dim] */
     const fkv_tensor *sinks;                   /* [H] */
 
-    /* Recurrent layers, which have no q, k and v; their output projection is o. C: channels of the convolution. */
-    const fkv_tensor *mixer_in;      /* [C, dim] input of the convolution; in a short convolution [3 * dim, dim]: B, C and x */
-    const fkv_tensor *mixer_in_bias; /* [3 * dim] */
-    const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
-    const fkv_tensor *mixer_fused;   /* mixer_in and mixer_gate, interleaved by key head: query, key, values, gates */
-    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] decay and write strength of a delta net */
-    const fkv_tensor *beta_alpha;    /* beta and alpha, interleaved by key head */
-    const fkv_tensor *conv;          /* [C, n_taps] */
-    const fkv_tensor *conv_bias;     /* [C] */
-    const fkv_tensor *decay_log;     /* [n_v_heads] logarithms of the decay rates */
-    const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
-    const fkv_tensor *alpha_bias;    /* [n_v_heads] */
-    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factor * input is added to the output of each head */
-    const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+    /* Recurrent layers, which have no q, k, v and o unless attention runs in parallel. C: channels of the convolution. */
+    const fkv_tensor *mixer_out;      /* [dim, n_v_heads * v_dim] output projection; in a short convolution [dim, dim] */
+    const fkv_tensor *mixer_out_bias; /* [dim] */
+    const fkv_tensor *mixer_in;       /* [C, dim] input of the convolution; in a short convolution [3 * dim, dim]: B, C and x */
+    const fkv_tensor *mixer_in_bias;  /* [3 * dim] */
+    const fkv_tensor *mixer_gate;     /* [n_v_heads * v_dim, dim] output gate of a delta net */
+    const fkv_tensor *mixer_fused;    /* mixer_in and mixer_gate, interleaved by key head: query, key, values, gates */
+    const fkv_tensor *alpha, *beta;   /* [n_v_heads, dim] decay and write strength of a delta net */
+    const fkv_tensor *beta_alpha;     /* beta and alpha, interleaved by key head */
+    const fkv_tensor *conv;           /* [C, n_taps] */
+    const fkv_tensor *conv_bias;      /* [C] */
+    const fkv_tensor *decay_log;      /* [n_v_heads] logarithms of the decay rates */
+    const fkv_tensor *decay;          /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
+    const fkv_tensor *alpha_bias;     /* [n_v_heads] */
+    const fkv_tensor *skip;           /* [n_v_heads] Mamba-2: factors of the inputs that are added to the outputs */
+    const fkv_tensor *mixer_norm;     /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
     const fkv_tensor
         *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
@@ -52,9 +54,11 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] norms of the outputs of the dense feed-forward and of the
                                                               experts, applied before the outputs are added */
     const fkv_tensor *router_correction;                   /* [E] correction added to the scores when experts are selected */
-    const fkv_tensor *shared_gate; /* [1, dim] gate of the shared expert, whose matrices are gate, up and down */
-    const fkv_tensor *router_bias; /* [E] */
-    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] matrices, one per expert */
+    const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert, whose matrices are gate, up and down */
+    const fkv_tensor *router_bias;             /* [E] */
+    const fkv_tensor *latent_down, *latent_up; /* [latent_dim, dim] and [dim, latent_dim] projections around the experts */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] matrices, one per expert; without a gate, gate_experts
+                                                                      is NULL */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
 } fkv_layer_tensors;
 

@@ -190,8 +190,8 @@ static fkv_status find_short_conv(tensor_search *s, fkv_layer_tensors *t) {
     FKV_TRY(find_layer_tensor(s, "shortconv.in_proj.bias", 1, 3 * dim, false, &t->mixer_in_bias));
     FKV_TRY(find_conv(s, "shortconv.conv.weight", &t->conv));
     FKV_TRY(find_layer_tensor(s, "shortconv.conv.bias", 1, dim, false, &t->conv_bias));
-    FKV_TRY(find_layer_tensor(s, "shortconv.out_proj.weight", dim, dim, true, &t->o));
-    return find_layer_tensor(s, "shortconv.out_proj.bias", 1, dim, false, &t->o_bias);
+    FKV_TRY(find_layer_tensor(s, "shortconv.out_proj.weight", dim, dim, true, &t->mixer_out));
+    return find_layer_tensor(s, "shortconv.out_proj.bias", 1, dim, false, &t->mixer_out_bias);
 }
 
 static fkv_status find_delta_net(tensor_search *s, fkv_layer_tensors *t) {
@@ -216,7 +216,7 @@ static fkv_status find_delta_net(tensor_search *s, fkv_layer_tensors *t) {
     FKV_TRY(find_layer_tensor(s, "ssm_a_log.weight", 1, r->n_v_heads, t->decay == NULL, &t->decay_log));
     FKV_TRY(find_layer_tensor(s, "ssm_dt.bias", 1, r->n_v_heads, true, &t->alpha_bias));
     FKV_TRY(find_layer_tensor(s, "ssm_norm.weight", 1, r->v_dim, true, &t->mixer_norm));
-    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->o);
+    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->mixer_out);
 }
 
 /* Finds a vector of n values, which GGUF files store as n rows of one value or as several rows of groups. `name` is the name in
@@ -255,8 +255,9 @@ static fkv_status find_mamba2(tensor_search *s, fkv_layer_tensors *t) {
     FKV_TRY(find_mamba_vector(s, "ssm_a", "ssm_a_log.weight", r->n_v_heads, has_rates ? &t->decay : &t->decay_log));
     FKV_TRY(find_mamba_vector(s, "ssm_d", "ssm_d.weight", r->n_v_heads, &t->skip));
     FKV_TRY(find_layer_tensor(s, "ssm_dt.bias", 1, r->n_v_heads, true, &t->alpha_bias));
-    FKV_TRY(find_mamba_vector(s, "ssm_norm.weight", "ssm_norm.weight", n_values, &t->mixer_norm));
-    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->o);
+    if (r->n_norm_groups != 0 && (!r->norm_may_miss || has_layer_tensor(s, "ssm_norm.weight")))
+        FKV_TRY(find_mamba_vector(s, "ssm_norm.weight", "ssm_norm.weight", n_values, &t->mixer_norm));
+    return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->mixer_out);
 }
 
 static fkv_status find_recurrent(tensor_search *s, fkv_layer_tensors *t) {
@@ -309,7 +310,7 @@ static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = s->shape->ffn_dim;
     if (has_layer_tensor(s, "ffn_up.weight") && !has_layer_tensor(s, "ffn_up_shexp.weight")) return find_ffn(s, t); /* Granite */
-    FKV_TRY(find_layer_tensor(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
+    if (!h->features.plain_ffn) FKV_TRY(find_layer_tensor(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
     FKV_TRY(find_layer_tensor(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
     FKV_TRY(find_layer_tensor(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
     return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
@@ -440,14 +441,24 @@ static fkv_status find_experts(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
     const char *up = has_layer_tensor(s, "ffn_gate_up_exps.weight") ? "ffn_gate_up" : "ffn_up"; /* fused gate and up */
-    const bool fused =
-        !has_layer_tensor(s, "ffn_gate_exps.weight") && (has_layer_tensor(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
+    const bool is_plain = h->features.plain_ffn;
+    const bool fused = !is_plain && !has_layer_tensor(s, "ffn_gate_exps.weight") &&
+                       (has_layer_tensor(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
+    const uint32_t dim = h->latent_dim != 0 ? h->latent_dim : h->dim; /* dimension of the experts' inputs and outputs */
     FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
     FKV_TRY(find_layer_tensor(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
     FKV_TRY(find_layer_tensor(s, "exp_probs_b.bias", 1, h->n_experts, false, &t->router_correction));
     FKV_REQUIRE(t->router_correction == NULL || !h->features.sparse_mixer, FKV_UNSUPPORTED,
                 "tensor %s is not supported for models with sparse mixer routing", t->router_correction->name);
     if (h->shared_dim != 0) FKV_TRY(find_shared(s, t));
+    if (h->latent_dim != 0) {
+        FKV_TRY(find_layer_tensor(s, "ffn_latent_down.weight", dim, h->dim, true, &t->latent_down));
+        FKV_TRY(find_layer_tensor(s, "ffn_latent_up.weight", h->dim, dim, true, &t->latent_up));
+    }
+    if (is_plain) {
+        FKV_TRY(find_expert_matrices(s, "ffn_up", "ffn_up", f, dim, 0, f, &t->up_experts));
+        return find_expert_matrices(s, "ffn_down", "ffn_down", dim, f, 0, dim, &t->down_experts);
+    }
     FKV_TRY(find_layer_tensor(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
     if (fused && h->features.activation == FKV_SWIGLU_CLAMPED)
         return is_quantized(s, "ffn_up_exps.weight") ? find_mxfp4_experts(s, t) : find_transposed_experts(s, true, t);
@@ -481,11 +492,14 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     const bool has_kv = s->shape->kv_layer == s->layer;
     const bool own_heads = f->qk_norm == FKV_QK_NORM_OWN_HEADS;
     const bool has_norms = f->qk_norm != FKV_QK_PLAIN && f->qk_norm != FKV_QK_NORM_UNWEIGHTED && !own_heads &&
-                           !fkv_architecture_is_recurrent(h, s->layer);
+                           fkv_architecture_has_attention(h, s->layer);
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
     const bool uses_post_attn_name =
         s->model->architecture->gguf_post_attn_is_ffn_norm && !has_layer_tensor(s, "ffn_norm.weight");
+    const bool has_ffn_norm = !f->no_pre_norms && !f->parallel && !f->single_blocks;
+    /* GGUF files of Falcon-H1 have a norm without a suffix */
+    const bool has_bare_name = f->parallel_mixers && has_layer_tensor(s, "ffn_norm");
     const struct {
         const char *name;
         uint32_t n_cols;
@@ -495,8 +509,10 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     } parts[] = {
         {"attn_norm.weight", h->dim, !f->no_pre_norms, true, &t->attn_norm},
         {"attn_norm.bias", h->dim, has_bias, false, &t->attn_norm_bias},
-        {uses_post_attn_name ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
-         &t->ffn_norm},
+        {uses_post_attn_name ? "post_attention_norm.weight"
+         : has_bare_name     ? "ffn_norm"
+                             : "ffn_norm.weight",
+         h->dim, has_ffn_norm, true, &t->ffn_norm},
         {"ffn_norm.bias", h->dim, has_bias && !f->parallel, false, &t->ffn_norm_bias},
         {"attn_q_norm.weight", by_row ? h->n_q_heads * d : d, has_norms, true, &t->q_norm},
         {"attn_k_norm.weight", by_row ? s->shape->n_kv_heads * d : d, has_norms && has_kv, true, &t->k_norm},
@@ -544,12 +560,14 @@ static fkv_status find_xielu(tensor_search *s) {
 static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
-    FKV_TRY(fkv_architecture_is_recurrent(h, s->layer) ? find_recurrent(s, t) : find_attention(s, t));
+    if (fkv_architecture_is_recurrent(h, s->layer)) FKV_TRY(find_recurrent(s, t));
+    if (fkv_architecture_has_attention(h, s->layer)) FKV_TRY(find_attention(s, t));
     if (h->features.activation == FKV_XIELU) FKV_TRY(find_xielu(s));
     if (h->input_dim != 0) {
         FKV_TRY(find_layer_tensor(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
         FKV_TRY(find_layer_tensor(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
     }
+    if (!fkv_architecture_has_ffn(h, s->layer)) return FKV_OK;
     const bool is_mixed = fkv_architecture_has_experts(h, s->layer);
     if (is_mixed) FKV_TRY(find_experts(s, t));
     return !is_mixed || h->features.parallel_experts ? find_ffn(s, t) : FKV_OK;

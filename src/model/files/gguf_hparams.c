@@ -96,6 +96,31 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
     return FKV_OK;
 }
 
+/* Reads the feed-forward dimensions of models whose layers are either mixers or feed-forwards: 0 for a mixer. */
+static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    const arch_key key = full_key(weights, "feed_forward_length");
+    const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
+    const bool good = value != NULL && value->type == FKV_GGUF_ARRAY &&
+                      (value->item == FKV_GGUF_I32 || value->item == FKV_GGUF_U32) && value->count == h->n_layers &&
+                      value->count <= FKV_MAX_LAYERS;
+    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s must have one value for each of %u layers: %s", key.text, h->n_layers, values->path);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        uint32_t n = 0;
+        memcpy(&n, value->data + i * sizeof n, sizeof n);
+        FKV_REQUIRE(n == 0 || (h->layers[i] & FKV_LAYER_RECURRENT) != 0, FKV_UNSUPPORTED,
+                    "layer %u has attention and a feed-forward, expected only one of them: %s", i, values->path);
+        if (n == 0) {
+            h->layers[i] |= FKV_LAYER_NO_FFN;
+            continue;
+        }
+        h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_RECURRENT) | FKV_LAYER_NO_MIXER);
+        h->shapes[i].ffn_dim = n;
+        h->ffn_dim = n;
+    }
+    return FKV_OK;
+}
+
 /* ---- sections ---- */
 
 static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
@@ -307,6 +332,25 @@ static fkv_status read_xielu(const fkv_gguf_values *values, fkv_weights *weights
     return FKV_OK;
 }
 
+/* Sets the fields of Mamba-2 layers. head_count_kv states the recurrent layers. */
+static fkv_status read_gguf_mamba(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    fkv_recurrence *r = &h->recurrence;
+    const bool is_granite = !h->features.single_blocks && !h->features.parallel_mixers;
+    bool has_rope = h->features.parallel_mixers; /* Granite has a key for "the model was trained with RoPE" */
+    if (is_granite) FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
+    FKV_REQUIRE(!is_granite || r->n_k_heads == 1, FKV_UNSUPPORTED,
+                "%s is %u: Mamba layers with several groups are not supported for granitehybrid: %s",
+                full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
+    r->n_norm_groups = r->n_k_heads;
+    r->norm_may_miss = h->features.parallel_mixers;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        if (!has_rope) h->layers[i] |= FKV_LAYER_NO_ROPE;
+        if (h->features.parallel_mixers) h->layers[i] |= FKV_LAYER_RECURRENT;
+    }
+    return get_arch_u32(values, weights, "moe_latent_size", &h->latent_dim);
+}
+
 /* Reads the shape of recurrent layers, and the layers that are recurrent if head_count_kv does not state them. model.c checks the
  * values. */
 static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weights *weights) {
@@ -326,14 +370,7 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
                 "%s is %u, which is not a multiple of %u heads, or full_attention_interval is 0: %s",
                 full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads, values->path);
     r->v_dim = inner / r->n_v_heads;
-    if (h->features.recurrence == FKV_MAMBA2) {
-        bool has_rope = false; /* rope.scaling.finetuned states whether the attention layers have RoPE */
-        FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
-        FKV_REQUIRE(r->n_k_heads == 1, FKV_UNSUPPORTED, "%s is %u: Mamba layers with several groups are not supported: %s",
-                    full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
-        for (uint32_t i = 0; !has_rope && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
-        return FKV_OK; /* head_count_kv already states which layers are recurrent */
-    }
+    if (h->features.recurrence == FKV_MAMBA2) return read_gguf_mamba(values, weights);
     const fkv_gguf_value *list = fkv_gguf_find(values, full_key(weights, "attention.recurrent_layers").text);
     FKV_REQUIRE(list == NULL || (list->type == FKV_GGUF_ARRAY && list->item == FKV_GGUF_BOOL && list->count >= h->n_layers),
                 FKV_FILE_FORMAT, "%s must have one bool for each of %u layers: %s",
@@ -379,13 +416,15 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
                               {"logit_scale", &h->logit_scale}};
     FKV_TRY(get_arch_u32(values, weights, "block_count", &h->n_layers));
     FKV_TRY(get_arch_u32(values, weights, "embedding_length", &h->dim));
-    FKV_TRY(get_per_layer_u32(values, weights, "feed_forward_length", offsetof(fkv_layer_shape, ffn_dim), &h->ffn_dim));
+    if (!h->features.single_blocks)
+        FKV_TRY(get_per_layer_u32(values, weights, "feed_forward_length", offsetof(fkv_layer_shape, ffn_dim), &h->ffn_dim));
     FKV_TRY(get_arch_u32(values, weights, "attention.shared_kv_layers", &h->n_shared_kv_layers));
     FKV_TRY(get_arch_u32(values, weights, "embedding_length_per_layer_input", &h->input_dim));
     FKV_TRY(get_arch_u32(values, weights, "context_length", &h->context));
     FKV_TRY(get_arch_u32(values, weights, "vocab_size", &h->n_vocab));
     FKV_TRY(get_floats(values, weights, keys, sizeof keys / sizeof keys[0]));
     FKV_TRY(read_heads(values, weights));
+    if (h->features.single_blocks) FKV_TRY(read_single_blocks(values, weights));
     FKV_TRY(read_gguf_rope(values, weights));
     FKV_TRY(read_gguf_window(values, weights));
     FKV_TRY(read_local_heads(values, weights));

@@ -55,6 +55,19 @@ static const char LFM2_MOE_DEFAULTS[] =
 static const char GRANITE_HYBRID_DEFAULTS[] =
     "{\"mamba_n_heads\": 128, \"mamba_n_groups\": 1, \"mamba_d_state\": 256, \"mamba_d_conv\": 4, \"mamba_expand\": 2}";
 
+static const char NEMOTRON_DEFAULTS[] =
+    "{\"vocab_size\": 131072, \"hidden_size\": 4096, \"intermediate_size\": 21504, \"num_attention_heads\": 32,"
+    " \"num_key_value_heads\": 8, \"head_dim\": 128, \"max_position_embeddings\": 4096, \"layer_norm_epsilon\": 1e-5,"
+    " \"ssm_state_size\": 128, \"mamba_num_heads\": 128, \"mamba_head_dim\": 64, \"n_groups\": 8, \"conv_kernel\": 4,"
+    " \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 7688,"
+    " \"moe_shared_expert_intermediate_size\": 7688}";
+
+static const char FALCON_H1_DEFAULTS[] =
+    "{\"vocab_size\": 128000, \"hidden_size\": 4096, \"intermediate_size\": 14336, \"num_hidden_layers\": 32,"
+    " \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-5, \"max_position_embeddings\": 8192,"
+    " \"mamba_n_heads\": 128, \"mamba_n_groups\": 1, \"mamba_d_state\": 256, \"mamba_d_conv\": 4, \"mamba_expand\": 2,"
+    " \"mamba_norm_before_gate\": true}";
+
 static const char DELTA_NET_DEFAULTS[] =
     "{\"rms_norm_eps\": 1e-6, \"head_dim\": 256, \"max_position_embeddings\": 32768, \"linear_conv_kernel_dim\": 4,"
     " \"linear_key_head_dim\": 128, \"linear_value_head_dim\": 128, \"linear_num_key_heads\": 16,"
@@ -82,6 +95,8 @@ static const hf_model_type MODEL_TYPES[] = {
     {"granite", "granite", 0, NULL},
     {"granitemoe", "granitemoe", 0, NULL},
     {"granitemoehybrid", "granitehybrid", 0, GRANITE_HYBRID_DEFAULTS},
+    {"nemotron_h", "nemotron_h", 0, NEMOTRON_DEFAULTS},
+    {"falcon_h1", "falcon-h1", 0, FALCON_H1_DEFAULTS},
     {"olmo2", "olmo2", 0, NULL},
     {"olmo3", "olmo2", 0, NULL},
     {"cohere", "command-r", 0, NULL},
@@ -599,7 +614,7 @@ static fkv_status read_layer_kinds(const config_reader *r) {
     if (types != NULL) FKV_TRY(read_layer_types(r, types));
     FKV_TRY(fkv_hf_read_recurrence(r->root, r->path, h));
     FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
-    const bool is_nope = h->features.recurrence == FKV_MAMBA2 &&
+    const bool is_nope = h->features.recurrence == FKV_MAMBA2 && !h->features.parallel_mixers &&
                          (strcmp(position, "nope") == 0 || get_field(r->root, "position_embedding_type") == NULL);
     FKV_REQUIRE(is_nope || strcmp(position, "rope") == 0, FKV_UNSUPPORTED,
                 "unsupported position_embedding_type '%s': expected rope: %s", fkv_show_text(position).text, r->path);
@@ -780,6 +795,7 @@ static fkv_status read_experts(const config_reader *r) {
     FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
     if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->expert_dim));
     FKV_TRY(read_shared_experts(r));
+    FKV_TRY(fkv_hf_read_nemotron_experts(r->root, r->path, h));
     if (strcmp(r->model->type, "granitemoehybrid") != 0) return FKV_OK;
     if (h->n_experts == 0) {
         h->n_experts_used = 0;
@@ -855,6 +871,7 @@ static fkv_status read_sizes(config_reader *r) {
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
     FKV_TRY(get_u32(r->root, "head_dim", r->path, &h->head_dim));
     FKV_TRY(fkv_hf_read_lfm2_ffn(r->root, r->path, h));
+    FKV_TRY(fkv_hf_read_blocks(r->root, r->path, h));
     return read_gemma4_heads(r);
 }
 

@@ -7,8 +7,11 @@
 
 static const fkv_name_pair OUTER_NAMES[] = {{"embed_tokens", "token_embd"},
                                             {"word_embeddings", "token_embd"},
+                                            {"embeddings", "token_embd"},
                                             {"norm", "output_norm"},
                                             {"embedding_norm", "output_norm"},
+                                            {"norm_f", "output_norm"},
+                                            {"final_layernorm", "output_norm"},
                                             {"lm_head", "output"},
                                             {"embed_tokens_per_layer", "per_layer_token_embd"},
                                             {"per_layer_model_projection", "per_layer_model_proj"},
@@ -97,8 +100,8 @@ static bool is_unused_tensor(const char *name) {
 
 /* Returns the name within the text model, without prefixes such as "model.". */
 static const char *inner_name(const char *name) {
-    static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.",
-                                           "model.text_model.", "model."};
+    static const char *const prefixes[] = {
+        "model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model.", "backbone."};
     for (size_t i = 0; i < COUNT(prefixes); i++)
         if (skip_prefix(name, prefixes[i]) != NULL) return skip_prefix(name, prefixes[i]);
     return name;
@@ -124,11 +127,9 @@ static const char *name_suffix(const char *name, size_t *n) {
                 {"act_fn.alpha_n", ".weight", 14},
                 {"act_fn.beta", ".weight", 11},
                 {"act_fn.eps", ".weight", 10},
-                {"linear_attn.A_log", ".weight", 17},
-                {"linear_attn.dt_bias", ".bias", 19},
-                {"mamba.A_log", ".weight", 11},
-                {"mamba.dt_bias", ".bias", 13},
-                {"mamba.D", ".weight", 7},
+                {".A_log", ".weight", 6},
+                {".dt_bias", ".bias", 8},
+                {".D", ".weight", 2},
                 {"layer_scalar", ".weight", 12},
                 {"router.scale", ".scale", 12},
                 {"router.per_expert_scale", ".scale", 23}};
@@ -170,6 +171,7 @@ bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name
     const char *experts = skip_prefix(stem, "mlp.experts.");
     if (experts == NULL) experts = skip_prefix(stem, "block_sparse_moe.experts.");
     if (experts == NULL) experts = skip_prefix(stem, "feed_forward.experts.");
+    if (experts == NULL) experts = skip_prefix(stem, "mixer.experts.");
     const char *expert_stem = experts != NULL ? skip_number(experts, &expert) : NULL;
     if (expert_stem != NULL && (size_t)(expert_stem - stem) <= n) {
         const char *part = look_up_name(EXPERT_NAMES, COUNT(EXPERT_NAMES), expert_stem, n - (size_t)(expert_stem - stem));

@@ -40,17 +40,139 @@ static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hpa
     return FKV_OK;
 }
 
-/* Reads the head dimension of Mamba-2 layers, which may be "auto". */
+/* Reads a list of n factors of at least 0. Leaves `out` unchanged if the field is missing. */
+static fkv_status read_factors(const json_t *root, const char *key, const char *path, float *out, size_t n) {
+    const json_t *list = get_field(root, key);
+    if (list == NULL) return FKV_OK;
+    FKV_REQUIRE(json_array_size(list) == n, FKV_FILE_FORMAT, "%s must be a list of %zu numbers: %s", key, n, path);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *number = json_array_get(list, i);
+        out[i] = (float)json_number_value(number);
+        FKV_REQUIRE(json_is_number(number) && isfinite(out[i]) && out[i] > 0, FKV_UNSUPPORTED,
+                    "%s must contain only numbers above 0: %s", key, path);
+    }
+    return FKV_OK;
+}
+
+/* Reads the factors of Falcon-H1. The factors of queries and keys are part of the attention scale, and those of the input and
+ * output of attention scale the values. */
+static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams *h) {
+    fkv_recurrence *c = &h->recurrence;
+    bool has_norm = false;
+    float in[] = {1, 1, 1, 1, 1};
+    float ffn[] = {1, 1};
+    float of_input = 1;
+    float attention_in = 1;
+    float attention_out = 1;
+    float key = 1;
+    const struct {
+        const char *key;
+        float *out;
+    } keys[] = {{"ssm_in_multiplier", &of_input},
+                {"ssm_out_multiplier", &c->out_scale},
+                {"attention_in_multiplier", &attention_in},
+                {"attention_out_multiplier", &attention_out},
+                {"key_multiplier", &key},
+                {"lm_head_multiplier", &h->logit_scale}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        FKV_TRY(get_f32(root, keys[i].key, path, keys[i].out));
+        FKV_REQUIRE(get_field(root, keys[i].key) == NULL || *keys[i].out > 0, FKV_UNSUPPORTED, "%s is 0: %s", keys[i].key, path);
+    }
+    FKV_TRY(read_factors(root, "ssm_multipliers", path, in, sizeof in / sizeof in[0]));
+    FKV_TRY(read_factors(root, "mlp_multipliers", path, ffn, sizeof ffn / sizeof ffn[0]));
+    for (size_t i = 0; i < sizeof in / sizeof in[0]; i++) c->in_scales[i] = in[i] * of_input;
+    h->gate_scale = ffn[0];
+    h->down_scale = ffn[1];
+    h->value_scale = attention_in * attention_out;
+    h->query_scale = h->head_dim > 0 ? attention_in * attention_in * key / sqrtf((float)h->head_dim) : 0;
+    /* MLX folders contain the input scale of queries and keys, but not the scales of keys and values */
+    h->mlx_scales = (fkv_mlx_scales){.query_scale = h->head_dim > 0 ? key / sqrtf((float)h->head_dim) : 0,
+                                     .value_scale = attention_in,
+                                     .logit_scale = h->logit_scale};
+    if (h->embedding_scale > 0 && h->logit_scale > 0) h->mlx_scales.logit_scale = h->logit_scale / h->embedding_scale;
+    FKV_TRY(get_bool(root, "mamba_rms_norm", path, &has_norm));
+    FKV_TRY(get_bool(root, "mamba_norm_before_gate", path, &c->norms_before_gate));
+    c->n_norm_groups = has_norm ? c->n_k_heads : 0;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_RECURRENT;
+    return FKV_OK;
+}
+
+/* Returns the list or the string that states the kinds of layers of Nemotron-H. *n receives the number of layers. */
+static const json_t *single_blocks(const json_t *root, size_t *n) {
+    const json_t *kinds = get_field(root, "layers_block_type");
+    if (kinds == NULL) kinds = get_field(root, "hybrid_override_pattern");
+    *n = json_is_string(kinds) ? json_string_length(kinds) : json_array_size(kinds);
+    return kinds;
+}
+
+/* Returns the kind of a layer of Nemotron-H as a letter of hybrid_override_pattern: M (recurrent), * (attention), - (dense
+ * feed-forward) or E (experts). Returns 0 if the kind is unknown. */
+static char block_kind(const json_t *kinds, size_t layer) {
+    static const struct {
+        const char *name;
+        char kind;
+    } names[] = {{"linear_attention", 'M'}, {"mamba", 'M'}, {"full_attention", '*'},
+                 {"attention", '*'},        {"mlp", '-'},   {"moe", 'E'}};
+    const char *text = json_string_value(json_is_string(kinds) ? kinds : json_array_get(kinds, layer));
+    if (text == NULL) return 0;
+    if (json_is_string(kinds)) return strchr("M*-E", text[layer]) != NULL ? text[layer] : 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i].name, text) == 0) return names[i].kind;
+    return 0;
+}
+
+fkv_status fkv_hf_read_blocks(const json_t *root, const char *path, fkv_hparams *h) {
+    if (!h->features.single_blocks) return FKV_OK;
+    size_t n = 0;
+    const json_t *kinds = single_blocks(root, &n);
+    FKV_REQUIRE(kinds != NULL && n > 0 && n <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
+                "layers_block_type or hybrid_override_pattern must have 1 to %d layers: %s", FKV_MAX_LAYERS, path);
+    h->n_layers = (uint32_t)n;
+    bool has_experts = false;
+    for (size_t i = 0; i < n; i++) {
+        const char kind = block_kind(kinds, i);
+        FKV_REQUIRE(kind != 0, FKV_UNSUPPORTED,
+                    "layer %zu has an unsupported type: expected linear_attention, full_attention, mlp or moe: %s", i, path);
+        has_experts = has_experts || kind == 'E';
+    }
+    if (!has_experts) h->n_experts = h->n_experts_used = 0;
+    return FKV_OK;
+}
+
+static void set_single_blocks(const json_t *root, fkv_hparams *h) {
+    size_t n = 0;
+    const json_t *kinds = single_blocks(root, &n);
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        const char kind = block_kind(kinds, i);
+        h->layers[i] |= kind == 'M' || kind == '*' ? FKV_LAYER_NO_FFN : FKV_LAYER_NO_MIXER;
+        if (kind == 'M') h->layers[i] |= FKV_LAYER_RECURRENT;
+        if (kind == '-') h->layers[i] |= FKV_LAYER_DENSE;
+    }
+}
+
+/* Reads the head dimension of Mamba-2 layers, which may be "auto", and the fields of single families. */
 static fkv_status read_mamba(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     uint32_t expand = 2;
     FKV_TRY(get_u32(root, "mamba_expand", path, &expand));
+    uint64_t width = (uint64_t)expand * h->dim;
+    uint32_t of_state = 0;
+    FKV_TRY(get_u32(root, "mamba_d_ssm", path, &of_state));
+    if (of_state != 0) width = of_state;
     const json_t *dim = get_field(root, "mamba_d_head");
     if (json_is_string(dim) || dim == NULL)
-        c->v_dim = c->n_v_heads > 0 ? (uint32_t)((uint64_t)expand * h->dim / c->n_v_heads) : 0;
+        c->v_dim = c->n_v_heads > 0 && width / c->n_v_heads <= UINT32_MAX ? (uint32_t)(width / c->n_v_heads) : 0;
     else
         FKV_TRY(get_u32(root, "mamba_d_head", path, &c->v_dim));
-    return read_step_limits(root, path, h);
+    c->n_norm_groups = 1;
+    FKV_TRY(read_step_limits(root, path, h));
+    if (h->features.parallel_mixers) return read_falcon(root, path, h);
+    if (!h->features.single_blocks) return FKV_OK;
+    c->n_norm_groups = c->n_k_heads;
+    c->min_step = 0.001f;
+    c->max_step = 0; /* as in transformers, which ignores time_step_limit */
+    set_single_blocks(root, h);
+    return get_f32(root, "time_step_min", path, &c->min_step);
 }
 
 fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hparams *h) {
@@ -72,6 +194,16 @@ fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hpar
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(root, keys[i].key, path, keys[i].out));
     if (h->features.recurrence == FKV_MAMBA2) return read_mamba(root, path, h);
     return get_field(root, "layer_types") == NULL ? read_recurrent_layers(root, path, h) : FKV_OK;
+}
+
+/* Reads the shared expert and the projections around the experts of Nemotron-H. */
+fkv_status fkv_hf_read_nemotron_experts(const json_t *root, const char *path, fkv_hparams *h) {
+    if (!h->features.single_blocks) return FKV_OK;
+    h->shared_dim = 0;
+    FKV_TRY(fkv_hf_read_blocks(root, path, h));
+    if (h->n_experts == 0) return FKV_OK;
+    FKV_TRY(get_u32(root, "moe_latent_size", path, &h->latent_dim));
+    return get_u32(root, "moe_shared_expert_intermediate_size", path, &h->shared_dim);
 }
 
 fkv_status fkv_hf_read_lfm2_ffn(const json_t *root, const char *path, fkv_hparams *h) {

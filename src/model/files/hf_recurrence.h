@@ -14,4 +14,11 @@ fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hpar
  * architectures. */
 fkv_status fkv_hf_read_lfm2_ffn(const json_t *root, const char *path, fkv_hparams *hparams);
 
+/* Reads the number of layers of models whose layers are either mixers or feed-forwards, and drops the experts if no layer has
+ * them. Returns FKV_UNSUPPORTED if a layer has an unknown kind. */
+fkv_status fkv_hf_read_blocks(const json_t *root, const char *path, fkv_hparams *hparams);
+
+/* Reads the shared expert and the projections around the experts of Nemotron-H. */
+fkv_status fkv_hf_read_nemotron_experts(const json_t *root, const char *path, fkv_hparams *hparams);
+
 #endif

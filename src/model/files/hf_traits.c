@@ -80,6 +80,12 @@ static const fkv_hf_traits TRAITS[] = {
      .renames = "{\"num_dense_layers\": \"first_k_dense_replace\", \"num_shared_experts\": \"n_shared_experts\","
                 " \"route_scale\": \"routed_scaling_factor\", \"global_attn_every_n_layers\": \"sliding_window_pattern\"}",
      .fields = "n_shared_experts first_k_dense_replace"},
+    {.type = "nemotron_h",
+     .renames = "{\"layer_norm_epsilon\": \"rms_norm_eps\", \"mlp_hidden_act\": \"hidden_act\","
+                " \"attention_head_dim\": \"head_dim\", \"mamba_num_heads\": \"mamba_n_heads\","
+                " \"mamba_head_dim\": \"mamba_d_head\", \"n_groups\": \"mamba_n_groups\","
+                " \"ssm_state_size\": \"mamba_d_state\", \"conv_kernel\": \"mamba_d_conv\"}",
+     .fields = "n_shared_experts"},
     {.type = "qwen2_vl", .defaults = QWEN25VL_DEFAULTS},
     {.type = "qwen2_5_vl", .defaults = QWEN25VL_DEFAULTS},
     {.type = "qwen2_vl_text", .defaults = QWEN25VL_DEFAULTS},
@@ -119,6 +125,12 @@ static const fkv_hf_option OPTIONS[] = {
     {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* set only in the original form of the config, which is not supported */
     {"solar_open", "first_k_dense_replace", "0"},
     {"solar_open", "use_qk_norm", "false"},
+    {"nemotron_h", "use_bias", "false"},
+    {"nemotron_h", "mamba_hidden_act", "\"silu\""},
+    {"falcon_h1", "attention_bias", "false"},
+    {"falcon_h1", "mlp_bias", "false"},
+    {"falcon_h1", "mamba_proj_bias", "false"},
+    {"falcon_h1", "projectors_bias", "false"},
 };
 
 const fkv_hf_traits *fkv_hf_traits_of(const char *type) {

@@ -331,14 +331,28 @@ static fkv_status open_shards(fkv_weights *weights, const char *folder, file_lis
     return status;
 }
 
-/* In folders converted by MLX, 1 is already added to norm weights of models with convolutions, and the taps of a convolution are
- * not the last dimension. The second property identifies such folders. */
-static void detect_mlx_norms(fkv_weights *weights) {
+/* Removes the scales of Falcon-H1 that the weights of a folder converted by MLX already contain. */
+static void drop_folded_scales(fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    if (!h->features.parallel_mixers) return;
+    memset(h->recurrence.in_scales, 0, sizeof h->recurrence.in_scales);
+    h->recurrence.out_scale = h->gate_scale = h->down_scale = h->embedding_scale = 0;
+    h->logit_scale = weights->is_tied ? h->mlx_scales.logit_scale : 0;
+    h->query_scale = h->mlx_scales.query_scale;
+    h->value_scale = h->mlx_scales.value_scale;
+}
+
+/* In folders converted by MLX, 1 is already added to norm weights of models with convolutions, the weights of Falcon-H1 are
+ * scaled, and the taps of a convolution are not the last dimension. The last property identifies such folders. */
+static void detect_mlx_folder(fkv_weights *weights) {
+    bool is_mlx = false;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {
         const fkv_tensor *tensor = fkv_weights_tensor(weights, i);
-        if (tensor->n_cols == 1 && tensor->n_rows > 1 && fkv_ends_with(tensor->name, ".ssm_conv1d.weight"))
-            weights->hparams.norm_plus_one = false;
+        if (tensor->n_cols == 1 && tensor->n_rows > 1 && fkv_ends_with(tensor->name, ".ssm_conv1d.weight")) is_mlx = true;
     }
+    if (!is_mlx) return;
+    weights->hparams.norm_plus_one = false;
+    drop_folded_scales(weights);
 }
 
 static void name_after_folder(fkv_weights *weights, const char *folder) {
@@ -365,6 +379,6 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     name_after_folder(weights, folder);
     const fkv_status status = open_shards(weights, folder, &list);
     list_close(&list);
-    if (status == FKV_OK) detect_mlx_norms(weights);
+    if (status == FKV_OK) detect_mlx_folder(weights);
     return status;
 }

@@ -287,6 +287,19 @@ static void add_shapes(fkv_sha256 *sha, const fkv_hparams *h) {
     }
 }
 
+/* Hashes the fields of Mamba-2 layers that Granite 4 does not use. */
+static void add_mamba(fkv_sha256 *sha, const fkv_hparams *h) {
+    const fkv_recurrence *r = &h->recurrence;
+    if (!h->features.single_blocks && !h->features.parallel_mixers) return;
+    add_u32(sha, r->n_norm_groups);
+    add_flag(sha, r->norms_before_gate);
+    for (size_t i = 0; i < sizeof r->in_scales / sizeof r->in_scales[0]; i++) add_f32(sha, r->in_scales[i]);
+    add_f32(sha, r->out_scale);
+    add_f32(sha, h->gate_scale);
+    add_f32(sha, h->down_scale);
+    add_u32(sha, h->latent_dim);
+}
+
 /* Hashes the hyperparameters that affect results. RoPE is covered by rope_id. */
 static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     const float numbers[] = {h->norm_eps,       h->softcap,     h->final_softcap, h->query_scale,  h->embedding_scale,
@@ -338,6 +351,7 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
         fkv_sha256_add(sha, recurrence, sizeof recurrence);
         add_f32(sha, h->recurrence.min_step);
         add_f32(sha, h->recurrence.max_step);
+        add_mamba(sha, h);
     }
     if (h->expert_dim != h->ffn_dim) add_u32(sha, h->expert_dim);
 }

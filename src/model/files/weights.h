@@ -136,7 +136,7 @@ typedef enum fkv_recurrence_kind {
     FKV_RECURRENCE_NONE,
     FKV_SHORT_CONV, /* gated short convolution (LFM2) */
     FKV_DELTA_NET,  /* gated delta net: linear attention with the delta rule and a decay per head (Qwen3-Next, Qwen3.5) */
-    FKV_MAMBA2      /* Mamba-2 state-space model (Granite 4) */
+    FKV_MAMBA2      /* Mamba-2 state-space model (Granite 4, Nemotron-H, Falcon-H1) */
 } fkv_recurrence_kind;
 
 /* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */
@@ -146,6 +146,12 @@ typedef struct fkv_recurrence {
                                       the number of groups of B and C, and n_v_heads the number of heads */
     uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
     float min_step, max_step;      /* Mamba-2: limits of the step size; max_step 0: no upper limit */
+    uint32_t n_norm_groups;        /* Mamba-2: groups of channels whose outputs are normalized; 0: no output norm */
+    bool norm_may_miss;            /* Mamba-2: outputs are normalized only if the file has the weights of the norm */
+    bool norms_before_gate;        /* Mamba-2: outputs are normalized before they are gated, otherwise after */
+    float in_scales[5];            /* Mamba-2: factors of gates, values, keys, queries and step sizes before the convolution; all
+                                      0: no scaling */
+    float out_scale;               /* Mamba-2: factor applied to the output; 0 means 1 */
     bool tiled; /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
 } fkv_recurrence;
 
@@ -157,7 +163,7 @@ typedef struct fkv_features {
     fkv_qk_norm qk_norm;            /* norms applied to q and k */
     bool qk_norm_after_rope;        /* q and k are normalized after RoPE; otherwise before RoPE */
     bool attn_gate;                 /* the output of attention is multiplied by the sigmoid of a projection of its input */
-    bool plain_ffn;                 /* the dense feed-forward has no gate: down(activation(up(x))) */
+    bool plain_ffn;                 /* feed-forwards and experts have no gate: down(activation(up(x))) */
     bool no_pre_norms;              /* attention and feed-forward read the residual stream without normalizing it */
     bool post_norms;                /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;                  /* attention and feed-forward read the same normalized input */
@@ -178,6 +184,8 @@ typedef struct fkv_features {
     bool k_may_be_v;                /* layers without a V matrix use K before norm and RoPE as V */
     bool layer_scales;              /* layers may have a scale that multiplies the residual stream at the end of the layer */
     bool gate_in_q;                 /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
+    bool parallel_mixers;           /* recurrent layers also have attention, which reads the same input */
+    bool single_blocks;             /* a layer is either a mixer (attention or recurrent) or a feed-forward, with one norm */
     fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
@@ -191,15 +199,24 @@ enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 
 enum {
     FKV_LAYER_WINDOW = 1,
     FKV_LAYER_NO_ROPE = 2,
-    FKV_LAYER_DENSE = 4,    /* dense layer in a model whose other layers have experts */
-    FKV_LAYER_RECURRENT = 8 /* the layer has a recurrent state instead of attention */
+    FKV_LAYER_DENSE = 4,     /* dense layer in a model whose other layers have experts */
+    FKV_LAYER_RECURRENT = 8, /* a recurrent state, instead of attention or in parallel with it (parallel_mixers) */
+    FKV_LAYER_NO_MIXER = 16, /* only a feed-forward */
+    FKV_LAYER_NO_FFN = 32    /* only attention or a recurrent state */
 };
 
 /* Shape of one layer. */
 typedef struct fkv_layer_shape {
     uint32_t n_kv_heads, head_dim, ffn_dim; /* 0: the model's value */
     uint32_t kv_layer; /* index of the layer whose pages are read: its own, or that of an earlier layer if pages are shared */
+    uint32_t page_layer, state_layer; /* index in the cache of the pages that the layer reads, and of its recurrent state */
 } fkv_layer_shape;
+
+/* Scales of a folder converted by MLX, whose weights already contain all other scales of Falcon-H1. */
+typedef struct fkv_mlx_scales {
+    float query_scale, value_scale; /* see fkv_hparams */
+    float logit_scale;              /* of a model with tied embeddings */
+} fkv_mlx_scales;
 
 /* Hyperparameters of a model. Strings live as long as the weights. */
 typedef struct fkv_hparams {
@@ -212,6 +229,7 @@ typedef struct fkv_hparams {
     uint32_t input_dim;          /* dimension of per-layer inputs; 0: none */
     uint32_t n_experts, n_experts_used; /* 0: dense feed-forward */
     uint32_t expert_dim;                /* feed-forward dimension of an expert; 0: ffn_dim */
+    uint32_t latent_dim;                /* experts read and write a projection of this dimension; 0: no projection */
     uint32_t shared_dim;                /* feed-forward dimension of the shared expert; 0: none */
     uint32_t n_dense;                   /* number of leading layers without experts */
     uint32_t n_expert_groups;           /* experts are selected from the best n_expert_groups_used groups; 0: no groups */
@@ -234,11 +252,13 @@ typedef struct fkv_hparams {
     float logit_scale;    /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
-    bool temperature_of_no_rope; /* only layers without RoPE scale queries, with position + 1 instead of position */
-    uint32_t attention_chunk;    /* some layers attend within chunks of this number of tokens; 0: none */
-    const float *xielu;          /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
-    float mixer_jitter;          /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
-    float value_scale;           /* factor applied to values; 0 means 1 */
+    bool temperature_of_no_rope;  /* only layers without RoPE scale queries, with position + 1 instead of position */
+    uint32_t attention_chunk;     /* some layers attend within chunks of this number of tokens; 0: none */
+    const float *xielu;           /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
+    float mixer_jitter;           /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
+    float value_scale;            /* factor applied to values; 0 means 1 */
+    fkv_mlx_scales mlx_scales;    /* replace the scales of this struct if the folder was converted by MLX */
+    float gate_scale, down_scale; /* factors applied to the gate and to the output of a feed-forward; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

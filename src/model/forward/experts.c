@@ -13,6 +13,9 @@ typedef struct mixture {
     uint32_t n_rows;
     uint32_t expert; /* index of the current expert */
     uint32_t width;  /* feed-forward dimension of the current expert */
+    const float *in; /* [n_rows, stride] inputs of the experts */
+    uint32_t dim;    /* dimension of the experts' inputs and outputs */
+    uint32_t stride; /* row stride of `in`, expert_in and expert_sum */
     void (*run)(const struct mixture *m, uint32_t row);
 } mixture;
 
@@ -25,8 +28,10 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *r) {
     c->selected_experts = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
     c->expert_rows = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
     c->expert_from = FKV_CARVE(carve, (uint64_t)h->n_experts + 1, uint32_t);
-    c->expert_in = FKV_CARVE(carve, t * c->dim_pad, float);
-    c->expert_sum = FKV_CARVE(carve, t * c->dim_pad, float);
+    c->expert_pad = fkv_max_u32(c->dim_pad, fkv_packed_pad(h->latent_dim));
+    c->expert_in = FKV_CARVE(carve, t * c->expert_pad, float);
+    c->expert_sum = FKV_CARVE(carve, t * c->expert_pad, float);
+    if (h->latent_dim != 0) c->latent = FKV_CARVE(carve, t * c->expert_pad, float);
     c->shared_gate_logits = FKV_CARVE(carve, t, float);
     uint32_t n_threads = r->config.n_threads != 0 ? r->config.n_threads : fkv_cpu_count();
     c->room = (fkv_panel_room){.thread_bytes = r->model->panel_bytes, .scratch_bytes = r->model->panel_scratch_bytes};
@@ -233,16 +238,19 @@ static uint32_t assignment_of(const mixture *m, uint32_t row) {
 static void gather_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     uint32_t from = assignment_of(m, row) / r->model->hparams->n_experts_used;
-    float *in = r->cpu.expert_in + (size_t)row * r->cpu.dim_pad;
-    memcpy(in, r->cpu.h + (size_t)from * r->cpu.dim_pad, r->cpu.dim_pad * sizeof(float));
+    float *in = r->cpu.expert_in + (size_t)row * m->stride;
+    memcpy(in, m->in + (size_t)from * m->stride, m->stride * sizeof(float));
     const float weight = r->cpu.routing_weights[assignment_of(m, row)];
-    for (uint32_t i = 0; r->model->hparams->features.experts_scale_input && i < r->model->hparams->dim; i++) in[i] *= weight;
+    for (uint32_t i = 0; r->model->hparams->features.experts_scale_input && i < m->dim; i++) in[i] *= weight;
 }
 
 static void activate_expert_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
     float *gate = r->cpu.gate + (size_t)row * r->cpu.ffn_pad;
-    fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, m->width);
+    if (r->model->hparams->features.plain_ffn)
+        fkv_activate_plain(r, 0, gate, m->width);
+    else
+        fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, m->width);
     memset(gate + m->width, 0, (fkv_packed_pad(m->width) - m->width) * sizeof *gate);
 }
 
@@ -251,8 +259,7 @@ static void add_expert_row(const mixture *m, uint32_t row) {
     uint32_t assignment = assignment_of(m, row);
     uint32_t to = assignment / r->model->hparams->n_experts_used;
     const float weight = r->model->hparams->features.experts_scale_input ? 1.0f : r->cpu.routing_weights[assignment];
-    r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * r->cpu.dim_pad, r->cpu.expert_in + (size_t)row * r->cpu.dim_pad, weight,
-                       r->model->hparams->dim);
+    r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * m->stride, r->cpu.expert_in + (size_t)row * m->stride, weight, m->dim);
 }
 
 static void multiply_experts(const mixture *m, const fkv_product *products, uint32_t n_products, const float *x, uint32_t n_rows,
@@ -265,7 +272,6 @@ static const float *expert_bias(const float *biases, uint32_t expert, uint32_t n
 }
 
 static void run_expert(mixture *m, uint32_t n_rows) {
-    const fkv_hparams *h = m->r->model->hparams;
     fkv_cpu_runner *c = &m->r->cpu;
     fkv_panel_room *room = &c->room;
     const fkv_packed_layer *l = m->layer;
@@ -273,12 +279,38 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     const fkv_product gate_up[] = {
         {&l->gate_experts[e], expert_bias(l->gate_experts_bias, e, m->width), c->gate, c->ffn_pad, room},
         {&l->up_experts[e], expert_bias(l->up_experts_bias, e, m->width), c->up, c->ffn_pad, room}};
-    const fkv_product down = {&l->down_experts[e], expert_bias(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
+    const fkv_product up = {&l->up_experts[e], expert_bias(l->up_experts_bias, e, m->width), c->gate, c->ffn_pad, room};
+    const fkv_product down = {&l->down_experts[e], expert_bias(l->down_experts_bias, e, m->dim), c->expert_in, m->stride, room};
+    const bool is_plain = m->r->model->hparams->features.plain_ffn;
     run_rows(m, n_rows, gather_expert_row);
-    multiply_experts(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
+    multiply_experts(m, is_plain ? &up : gate_up, is_plain ? 1 : 2, c->expert_in, n_rows, m->stride);
     run_rows(m, n_rows, activate_expert_row);
     multiply_experts(m, &down, 1, c->gate, n_rows, c->ffn_pad);
     run_rows(m, n_rows, add_expert_row);
+}
+
+/* ---- projections around the experts ---- */
+
+/* Projects the rows of h to the inputs of the experts. The padding of the projected rows stays zero. */
+static void begin_latent(mixture *m, uint32_t n_rows) {
+    fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_hparams *h = m->r->model->hparams;
+    const fkv_product down = {&m->layer->latent_down, NULL, c->latent, c->expert_pad, NULL};
+    multiply_experts(m, &down, 1, c->h, n_rows, c->dim_pad);
+    m->in = c->latent;
+    m->dim = h->latent_dim;
+    m->stride = c->expert_pad;
+}
+
+/* Projects the sums of expert outputs back to the dimension of h. */
+static void end_latent(const mixture *m, uint32_t n_rows) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_product up = {&m->layer->latent_up, NULL, c->expert_in, c->dim_pad, NULL};
+    multiply_experts(m, &up, 1, c->expert_sum, n_rows, c->expert_pad);
+    const uint32_t dim = m->r->model->hparams->dim;
+    memset(c->expert_sum, 0, (size_t)n_rows * c->dim_pad * sizeof(float));
+    for (uint32_t row = 0; row < n_rows; row++)
+        memcpy(c->expert_sum + (size_t)row * c->dim_pad, c->expert_in + (size_t)row * c->dim_pad, dim * sizeof(float));
 }
 
 /* ---- shared expert ---- */
@@ -295,9 +327,11 @@ static void run_shared(mixture *m, uint32_t n_rows) {
     const fkv_cpu_runner *c = &m->r->cpu;
     const fkv_packed_layer *l = m->layer;
     const fkv_product gate_up[] = {{&l->gate, NULL, c->gate, c->ffn_pad, NULL}, {&l->up, NULL, c->up, c->ffn_pad, NULL}};
+    const fkv_product up = {&l->up, NULL, c->gate, c->ffn_pad, NULL};
     const fkv_product down = {&l->down, NULL, c->expert_in, c->dim_pad, NULL};
+    const bool is_plain = m->r->model->hparams->features.plain_ffn;
     const fkv_product gate = {&l->shared_gate, NULL, c->shared_gate_logits, 1, NULL};
-    multiply_experts(m, gate_up, 2, c->h, n_rows, c->dim_pad);
+    multiply_experts(m, is_plain ? &up : gate_up, is_plain ? 1 : 2, c->h, n_rows, c->dim_pad);
     if (l->shared_gate.n_rows != 0) multiply_experts(m, &gate, 1, c->h, n_rows, c->dim_pad);
     run_rows(m, n_rows, activate_expert_row);
     multiply_experts(m, &down, 1, c->gate, n_rows, c->ffn_pad);
@@ -316,12 +350,14 @@ void fkv_experts_route(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_
 
 void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
-    mixture m = {.r = r, .layer = layer, .width = h->expert_dim};
-    memset(r->cpu.expert_sum, 0, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
+    mixture m = {.r = r, .layer = layer, .width = h->expert_dim, .in = r->cpu.h, .dim = h->dim, .stride = r->cpu.dim_pad};
+    if (h->latent_dim != 0) begin_latent(&m, n_rows);
+    memset(r->cpu.expert_sum, 0, (size_t)n_rows * m.stride * sizeof(float));
     for (m.expert = 0; m.expert < h->n_experts; m.expert++) {
         uint32_t n = r->cpu.expert_from[m.expert + 1] - r->cpu.expert_from[m.expert];
         if (n > 0) run_expert(&m, n);
     }
+    if (h->latent_dim != 0) end_latent(&m, n_rows);
     m.width = shape->ffn_dim;
     if (h->shared_dim != 0) run_shared(&m, n_rows);
     memcpy(r->cpu.h, r->cpu.expert_sum, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));

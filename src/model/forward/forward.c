@@ -6,7 +6,8 @@
  * same input. Layers that share pages have no K and V. Layers with per-layer inputs add a third residual after the
  * feed-forward.
  *
- * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention.
+ * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention, or run in parallel with it. Some models have layers
+ * without a feed-forward, and layers that are only a feed-forward.
  *
  * Worker threads run matrix products, attention, and the row operations between products, in blocks of rows. Each row is computed
  * independently, so a token's logits do not depend on the other rows of the step.
@@ -138,6 +139,7 @@ static void scale_queries(const pass *p, uint32_t row, float *q) {
 }
 
 static bool is_recurrent(const pass *p) { return fkv_architecture_is_recurrent(p->r->model->hparams, p->index); }
+static bool has_attention(const pass *p) { return fkv_architecture_has_attention(p->r->model->hparams, p->index); }
 
 static bool has_gate(const pass *p) {
     return p->r->model->hparams->features.attn_gate || p->r->model->hparams->features.gate_in_q;
@@ -157,7 +159,7 @@ static void split_q_gate_row(const pass *p, uint32_t row) {
     }
 }
 
-static bool has_pages(const pass *p) { return p->shape->kv_layer == p->index; }
+static bool has_pages(const pass *p) { return p->shape->kv_layer == p->index && has_attention(p); }
 
 /* Applies norms, RoPE, temperature and padding to q, k and v, and centers k, before they are written to the cache. */
 static void heads_row(const pass *p, uint32_t row) {
@@ -215,18 +217,24 @@ static void add_residual_row(const pass *p, uint32_t row, const float *post_norm
         p->r->ops->add(x_of(p, row), output, m->hparams->dim);
 }
 
-static void add_attention_row(const pass *p, uint32_t row) {
-    add_residual_row(p, row, p->layer->post_attn_norm);
-    /* in parallel blocks, the feed-forward has already read the input that it shares with attention */
-    if (p->r->model->hparams->features.parallel) return;
-    norm_row(p, x_of(p, row), p->layer->ffn_norm, p->layer->ffn_norm_bias, h_of(p, row));
-}
-
 /* Ends a layer: scales x by the layer's output scale and applies the next layer's norm. */
 static void end_row(const pass *p, uint32_t row) {
     float *x = x_of(p, row);
     for (uint32_t i = 0; p->layer->out_scale != NULL && i < p->r->model->hparams->dim; i++) x[i] *= p->layer->out_scale[0];
     norm_row(p, x, p->next_norm, p->next_norm_bias, h_of(p, row));
+}
+
+/* Adds the output of attention, without the norm that follows, if a recurrent layer runs in parallel. */
+static void add_first_mixer_row(const pass *p, uint32_t row) { add_residual_row(p, row, NULL); }
+
+static void add_mixer_row(const pass *p, uint32_t row) {
+    add_residual_row(p, row, p->layer->post_attn_norm);
+    /* in parallel blocks, the feed-forward has already read the input that it shares with attention */
+    if (p->r->model->hparams->features.parallel) return;
+    if (!fkv_architecture_has_ffn(p->r->model->hparams, p->index))
+        end_row(p, row);
+    else
+        norm_row(p, x_of(p, row), p->layer->ffn_norm, p->layer->ffn_norm_bias, h_of(p, row));
 }
 
 static void add_ffn_row(const pass *p, uint32_t row) {
@@ -258,10 +266,13 @@ static void add_input_row(const pass *p, uint32_t row) {
 static void activate_ffn_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     float *gate = r->cpu.gate + (size_t)row * p->ffn_pad;
-    if (r->model->hparams->features.plain_ffn)
+    const fkv_hparams *h = r->model->hparams;
+    for (uint32_t i = 0; h->gate_scale != 0.0f && i < p->shape->ffn_dim; i++) gate[i] *= h->gate_scale;
+    if (h->features.plain_ffn)
         fkv_activate_plain(r, p->index, gate, p->shape->ffn_dim);
     else
         fkv_activate(r, gate, r->cpu.up + (size_t)row * p->ffn_pad, p->shape->ffn_dim);
+    for (uint32_t i = 0; h->down_scale != 0.0f && i < p->shape->ffn_dim; i++) gate[i] *= h->down_scale;
     zero_padding(gate, p->shape->ffn_dim, p->ffn_pad);
 }
 
@@ -338,28 +349,29 @@ static void keep_logit_rows(pass *p) {
         uint32_t from = r->logit_rows[i];
         if (from == i) continue;
         move_row(r->cpu.x, r->cpu.dim_pad, i, from);
-        if (is_recurrent(p))
-            move_row(r->cpu.mixed, fkv_recurrent_pad(h), i, from);
-        else
-            move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
+        if (is_recurrent(p)) move_row(r->cpu.mixed, fkv_recurrent_pad(h), i, from);
+        if (has_attention(p)) move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
         if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
-        if (h->features.parallel) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
-        if (has_gate(p) && !is_recurrent(p)) move_row(r->cpu.attn_gate, q_dim(p), i, from);
+        const bool is_ffn = !is_recurrent(p) && !has_attention(p);
+        if (h->features.parallel || is_ffn) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
+        if (has_gate(p) && has_attention(p)) move_row(r->cpu.attn_gate, q_dim(p), i, from);
     }
     p->n_rows = r->n_logit_rows;
 }
 
-static void add_attention(const pass *p) {
+/* Adds the outputs of attention and of the recurrent layer to x. */
+static void add_mixers(const pass *p) {
     const fkv_runner *r = p->r;
-    const fkv_product out = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
-    if (is_recurrent(p)) {
-        multiply_rows(p, &out, 1, r->cpu.mixed, fkv_recurrent_pad(r->model->hparams));
-    } else {
+    const fkv_product attended = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
+    const fkv_product mixed = {&p->layer->mixer_out, p->layer->mixer_out_bias, r->cpu.h, r->cpu.dim_pad};
+    if (has_attention(p)) {
         if (p->needs_gather) run_rows(p, gather_heads_row);
         if (has_gate(p)) run_rows(p, gate_heads_row);
-        multiply_rows(p, &out, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
+        multiply_rows(p, &attended, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
     }
-    run_rows(p, add_attention_row);
+    if (has_attention(p) && is_recurrent(p)) run_rows(p, add_first_mixer_row);
+    if (is_recurrent(p)) multiply_rows(p, &mixed, 1, r->cpu.mixed, fkv_recurrent_pad(r->model->hparams));
+    run_rows(p, add_mixer_row);
 }
 
 /* Computes activation(gate) * up, or activation(up) without a gate, from the rows of h and stores it in gate. */
@@ -420,7 +432,8 @@ static void add_experts(const pass *p) {
 static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
-    add_attention(p);
+    if (has_attention(p) || is_recurrent(p)) add_mixers(p);
+    if (!fkv_architecture_has_ffn(h, p->index)) return;
     if (fkv_architecture_has_experts(h, p->index)) {
         add_experts(p);
     } else {
@@ -478,16 +491,15 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
     p->next_norm_bias = w->layers[0].attn_norm_bias;
     run_rows(p, embed_row);
     if (h->input_dim != 0) begin_inputs(p);
+    const uint32_t n_storing = fkv_architecture_n_storing_layers(h);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         bool last = i + 1 == h->n_layers;
         begin_layer(p, i);
-        if (is_recurrent(p))
-            FKV_TRY(fkv_recurrent_run(p->r, p->layer, i, step));
-        else
-            prepare_attention(p);
-        if (has_pages(p) && !is_recurrent(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
-        if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_logit_rows == 0) return FKV_OK;
-        if (!is_recurrent(p)) FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));
+        if (is_recurrent(p)) FKV_TRY(fkv_recurrent_run(p->r, p->layer, p->shape->state_layer, step));
+        if (has_attention(p)) prepare_attention(p);
+        if (has_pages(p)) FKV_TRY(fkv_write(step, p->shape->page_layer, p->r->cpu.k, p->r->cpu.v));
+        if (i + 1 >= n_storing && p->r->n_logit_rows == 0) return FKV_OK;
+        if (has_attention(p)) FKV_TRY(fkv_attend(step, p->shape->page_layer, p->r->cpu.q, p->r->cpu.q));
         if (last) keep_logit_rows(p);
         finish_layer(p);
     }

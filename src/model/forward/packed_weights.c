@@ -143,6 +143,7 @@ static fkv_status pack_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     FKV_TRY(pack_matrix(p, t->router, &layer->router));
     for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
         uint64_t largest = 0;
+        if (parts[part].tensors == NULL) continue; /* experts without a gate */
         for (uint32_t e = 0; e < n; e++) {
             fkv_matrix counted;
             uint64_t bytes = fkv_tensor_stored_bytes(parts[part].tensors[e]);
@@ -162,6 +163,10 @@ static fkv_status pack_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     layer->post_experts_norm = pack_norm(p, t->post_experts_norm);
     layer->router_correction = pack_bias(p, t->router_correction);
     if (t->shared_gate != NULL) FKV_TRY(pack_matrix(p, t->shared_gate, &layer->shared_gate));
+    if (t->latent_down != NULL) {
+        FKV_TRY(pack_matrix(p, t->latent_down, &layer->latent_down));
+        FKV_TRY(pack_matrix(p, t->latent_up, &layer->latent_up));
+    }
     layer->gate_experts_bias = pack_bias(p, t->gate_experts_bias);
     layer->up_experts_bias = pack_bias(p, t->up_experts_bias);
     layer->down_experts_bias = pack_bias(p, t->down_experts_bias);
@@ -172,15 +177,14 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     const struct {
         const fkv_tensor *tensor;
         fkv_matrix *matrix;
-    } matrices[] = {{t->mixer_in, &layer->mixer_in},
-                    {t->mixer_gate, &layer->mixer_gate},
-                    {t->mixer_fused, &layer->mixer_fused},
-                    {t->alpha, &layer->alpha},
-                    {t->beta, &layer->beta},
-                    {t->beta_alpha, &layer->beta_alpha}};
+    } matrices[] = {
+        {t->mixer_in, &layer->mixer_in},    {t->mixer_gate, &layer->mixer_gate}, {t->mixer_fused, &layer->mixer_fused},
+        {t->mixer_out, &layer->mixer_out},  {t->alpha, &layer->alpha},           {t->beta, &layer->beta},
+        {t->beta_alpha, &layer->beta_alpha}};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
         if (matrices[i].tensor != NULL) FKV_TRY(pack_matrix(p, matrices[i].tensor, matrices[i].matrix));
     layer->mixer_in_bias = pack_bias(p, t->mixer_in_bias);
+    layer->mixer_out_bias = pack_bias(p, t->mixer_out_bias);
     layer->conv = pack_conv(p, t->conv);
     layer->conv_bias = pack_bias(p, t->conv_bias);
     layer->decay = t->decay != NULL || t->decay_log != NULL ? pack_decay(p, t) : NULL;
@@ -195,7 +199,7 @@ static fkv_status pack_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_
     if (t->q != NULL) FKV_TRY(pack_matrix(p, t->q, &layer->q));
     if (t->k != NULL) FKV_TRY(pack_matrix(p, t->k, &layer->k));
     if (t->v != NULL) FKV_TRY(pack_matrix(p, t->v, &layer->v));
-    FKV_TRY(pack_matrix(p, t->o, &layer->o));
+    if (t->o != NULL) FKV_TRY(pack_matrix(p, t->o, &layer->o));
     if (t->attn_gate != NULL) FKV_TRY(pack_matrix(p, t->attn_gate, &layer->attn_gate));
     if (t->input_gate != NULL) {
         FKV_TRY(pack_matrix(p, t->input_gate, &layer->input_gate));

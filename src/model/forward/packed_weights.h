@@ -25,23 +25,25 @@ typedef struct fkv_packed_layer {
     float *post_attn_norm, *post_ffn_norm;
     float *out_scale;                             /* [1] */
     fkv_matrix mixer_in, mixer_gate, mixer_fused; /* recurrent layers; see fkv_layer_tensors */
+    fkv_matrix mixer_out;
     fkv_matrix alpha, beta, beta_alpha;
-    float *mixer_in_bias;
+    float *mixer_in_bias, *mixer_out_bias;
     float *conv;                       /* [n_taps, C] taps, transposed */
     float *conv_bias;                  /* [C] or NULL */
     float *decay;                      /* [n_v_heads] negated decay rates */
     float *alpha_bias;                 /* [n_v_heads] */
     float *skip;                       /* [n_v_heads] */
-    float *mixer_norm;                 /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+    float *mixer_norm;                 /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */
     float *router_norm;                /* [dim] norm of the router's input, or NULL if the router reads the experts' input */
     float *expert_scales;              /* [E] factors applied to the routing weights */
     float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
-    float *router_correction; /* [E] correction added to the scores when experts are selected, or NULL */
-    fkv_matrix shared_gate;   /* [1, dim] gate of the shared expert */
-    float *router_bias;       /* [E] */
+    float *router_correction;          /* [E] correction added to the scores when experts are selected, or NULL */
+    fkv_matrix shared_gate;            /* [1, dim] gate of the shared expert */
+    float *router_bias;                /* [E] */
+    fkv_matrix latent_down, latent_up; /* [latent_dim, dim] and [dim, latent_dim] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; gate, up and down contain the shared expert or
                                                              the parallel feed-forward, if the layer has one */
     float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */

@@ -8,10 +8,10 @@
  *     S = decay * S;  d = sigmoid(beta) * (v - S k);  S = S + d k^T;  o = S q
  * The output is rms_norm(o) * silu(gate).
  *
- * Mamba-2 (Granite 4): u = silu(conv(in_proj(h)) + bias), u = values | keys (B) | queries (C). Per token and head, with step =
- * softplus(alpha + bias) and decay = exp(-rate * step):
- *     S = decay * S + (step * v) B^T;  o = S C + skip * v
- * The output is rms_norm(o * silu(gate)), normalized over all heads together.
+ * Mamba-2 (Granite 4, Nemotron-H, Falcon-H1): u = silu(conv(in_proj(h)) + bias), u = values | keys (B) | queries (C). Per token
+ * and head, with step = softplus(alpha + bias) and decay = exp(-rate * step): S = decay * S + (step * v) B^T;  o = S C + skip * v
+ * The output is rms_norm(o * silu(gate)), normalized in groups of channels. Falcon-H1 scales the projections and the output, and
+ * may gate after the norm or not normalize at all.
  *
  * Value channels are rows of S and independent of each other, so a work item is a block
  * of value channels of one head and sequence, whose states stay in the L1 cache for all tokens of the step.
@@ -269,13 +269,42 @@ static void gate_output_row(const mixer *m, uint32_t row) {
     pad_row(m, row);
 }
 
-/* Computes rms_norm(o * silu(gate)) over all heads. The gate is in `mixed` and is replaced by the result. */
+static void scale_values(float *x, uint32_t n, float scale) {
+    for (uint32_t i = 0; i < n; i++) x[i] *= scale;
+}
+
+/* Scales the projections of Mamba-2 before the convolution. */
+static void scale_mamba_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const uint32_t n_values = output_width(m->r->model->hparams);
+    const uint32_t n_keys = s->n_k_heads * s->k_dim;
+    float *in = in_of(m, row);
+    scale_values(mixed_of(m, row), n_values, s->in_scales[0]);
+    scale_values(in, n_values, s->in_scales[1]);
+    scale_values(in + n_values, n_keys, s->in_scales[2]);
+    scale_values(in + n_values + n_keys, n_keys, s->in_scales[3]);
+    scale_values(m->r->cpu.decay + (size_t)row * s->n_v_heads, s->n_v_heads, s->in_scales[4]);
+}
+
+/* Normalizes each group of channels, if the layer has a norm. */
+static void norm_groups(const mixer *m, float *x) {
+    const fkv_hparams *h = m->r->model->hparams;
+    if (m->layer->mixer_norm == NULL) return;
+    const uint32_t width = output_width(h) / h->recurrence.n_norm_groups;
+    for (uint32_t at = 0; at < output_width(h); at += width)
+        m->r->ops->rms_norm(x + at, m->layer->mixer_norm + at, h->norm_eps, width, x + at);
+}
+
+/* Gates and normalizes the output of Mamba-2. The gate is in `mixed` and is replaced by the result. */
 static void gate_mamba_output_row(const mixer *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     const uint32_t n = output_width(h);
     float *gate = mixed_of(m, row);
-    m->r->ops->silu_mul(gate, in_of(m, row) + m->values_offset, n);
-    m->r->ops->rms_norm(gate, m->layer->mixer_norm, h->norm_eps, n, gate);
+    float *o = in_of(m, row) + m->values_offset;
+    if (h->recurrence.norms_before_gate) norm_groups(m, o);
+    m->r->ops->silu_mul(gate, o, n);
+    if (!h->recurrence.norms_before_gate) norm_groups(m, gate);
+    if (h->recurrence.out_scale != 0.0f) scale_values(gate, n, h->recurrence.out_scale);
     pad_row(m, row);
 }
 
@@ -340,13 +369,14 @@ static void run_mamba2(mixer *m) {
                                     {&l->alpha, NULL, c->decay, m->r->model->hparams->recurrence.n_v_heads, NULL}};
     m->keys_offset = output_width(m->r->model->hparams);
     multiply_h(m, products, 3);
+    if (m->r->model->hparams->recurrence.in_scales[0] != 0.0f) run_rows(m, scale_mamba_row);
     run_rows(m, gate_mamba_row);
     run_conv(m);
     run_states(m);
     run_rows(m, gate_mamba_output_row);
 }
 
-fkv_status fkv_recurrent_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t index, fkv_step *step) {
+fkv_status fkv_recurrent_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t state_layer, fkv_step *step) {
     const fkv_hparams *h = r->model->hparams;
     const fkv_recurrence *s = &h->recurrence;
     mixer m = {.r = r,
@@ -354,7 +384,7 @@ fkv_status fkv_recurrent_run(fkv_runner *r, const fkv_packed_layer *layer, uint3
                .n_channels = fkv_architecture_conv_channels(h),
                .in_width = input_width(h),
                .pad = fkv_recurrent_pad(h)};
-    FKV_TRY(fkv_state_rows(step, index, r->cpu.states));
+    FKV_TRY(fkv_state_rows(step, state_layer, r->cpu.states));
     if (h->features.recurrence == FKV_SHORT_CONV) {
         run_short_conv(&m);
     } else {

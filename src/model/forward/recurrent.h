@@ -1,8 +1,9 @@
-/* Recurrent layers on the CPU: gated short convolutions and gated delta nets.
+/* Recurrent layers on the CPU: gated short convolutions, gated delta nets and Mamba-2.
  *
- * A recurrent layer replaces attention. It reads the normalized rows in `h` and writes its output, before the output projection,
- * to `mixed`. Its memory of a sequence is a state in the cache (fkv_state_rows()): the state before the step is read, and the
- * state after the step is written to another slot. fkv_architecture_state_bytes() describes the layout of a state.
+ * A recurrent layer replaces attention or runs in parallel with it. It reads the normalized rows in `h` and writes its output,
+ * before the output projection, to `mixed`. Its memory of a sequence is a state in the cache (fkv_state_rows()): the state before
+ * the step is read, and the state after the step is written to another slot. fkv_architecture_state_bytes() describes the layout
+ * of a state.
  *
  * The recurrence runs token by token in a fixed order, and work items never share a state value. Results are therefore
  * bit-identical for any chunking, batch and number of threads.
@@ -19,7 +20,7 @@ uint32_t fkv_recurrent_pad(const fkv_hparams *hparams);
 /* Reserves the buffers of recurrent layers (carve.h). */
 void fkv_recurrent_layout(fkv_carve *carve, fkv_runner *runner);
 
-/* Runs a recurrent layer over all rows of the step. */
-fkv_status fkv_recurrent_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t index, fkv_step *step);
+/* Runs a recurrent layer over all rows of the step. state_layer: index of its state in the cache. */
+fkv_status fkv_recurrent_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t state_layer, fkv_step *step);
 
 #endif

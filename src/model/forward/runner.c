@@ -147,27 +147,28 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
                 fkv_isa_name(c->isa));
     FKV_REQUIRE(c->k.kind != FKV_CODEC_CALIBRATED || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
                 "calibrated keys are not supported for models with recurrent layers; use another codec");
-    for (uint32_t i = 0; i < fkv_architecture_n_kv_layers(h); i++) {
-        if (fkv_architecture_is_recurrent(h, i)) {
-            layers[i] = (fkv_layer_config){.state_bytes = (uint32_t)fkv_architecture_state_bytes(h)};
-            continue;
-        }
-        layers[i] = (fkv_layer_config){.n_q_heads = h->n_q_heads,
-                                       .n_kv_heads = h->shapes[i].n_kv_heads,
-                                       .head_dim = padded_head(h->shapes[i].head_dim, c),
-                                       .window = fkv_architecture_window(h, i),
-                                       .scale = model->query_scale,
-                                       .softcap = h->softcap,
-                                       .sink_logits = model->tensors[i].sinks != NULL && model->sinks != NULL
-                                                          ? model->sinks + (size_t)i * h->n_q_heads
-                                                          : NULL,
-                                       .k = c->k,
-                                       .v = c->v};
-        bound_context(c, &layers[i]);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const fkv_layer_shape *s = &h->shapes[i];
+        if (fkv_architecture_is_recurrent(h, i))
+            layers[s->state_layer] = (fkv_layer_config){.state_bytes = (uint32_t)fkv_architecture_state_bytes(h)};
+        if (!fkv_architecture_has_attention(h, i) || s->kv_layer != i) continue;
+        fkv_layer_config *layer = &layers[s->page_layer];
+        *layer = (fkv_layer_config){.n_q_heads = h->n_q_heads,
+                                    .n_kv_heads = s->n_kv_heads,
+                                    .head_dim = padded_head(s->head_dim, c),
+                                    .window = fkv_architecture_window(h, i),
+                                    .scale = model->query_scale,
+                                    .softcap = h->softcap,
+                                    .sink_logits = model->tensors[i].sinks != NULL && model->sinks != NULL
+                                                       ? model->sinks + (size_t)i * h->n_q_heads
+                                                       : NULL,
+                                    .k = c->k,
+                                    .v = c->v};
+        bound_context(c, layer);
     }
-    FKV_TRY(calibrate_layers(model, c, fkv_architecture_n_kv_layers(h), layers, calibration));
+    FKV_TRY(calibrate_layers(model, c, fkv_architecture_n_cache_layers(h), layers, calibration));
     *cache = fkv_config_default();
-    cache->n_layers = fkv_architecture_n_kv_layers(h);
+    cache->n_layers = fkv_architecture_n_cache_layers(h);
     cache->layers = layers;
     cache->rotate = effective_rotation(c);
     cache->rotation_seed = c->rotation_seed;

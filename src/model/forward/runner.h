@@ -49,8 +49,10 @@ typedef struct fkv_cpu_runner {
     uint32_t *selected_experts; /* [T, n_experts_used] indices of the selected experts, in ascending order */
     uint32_t *expert_rows;      /* [T * n_experts_used] indices into selected_experts, sorted by expert */
     uint32_t *expert_from;      /* [E + 1] index in expert_rows at which the entries of each expert begin */
-    float *expert_in;           /* [T, dim_pad] input of one expert, later its output */
-    float *expert_sum;          /* [T, dim_pad] weighted sum of expert outputs */
+    float *expert_in;           /* [T, expert_pad] input of one expert, later its output */
+    float *expert_sum;          /* [T, expert_pad] weighted sum of expert outputs */
+    float *latent;              /* [T, expert_pad] projected inputs of the experts, or NULL */
+    uint32_t expert_pad;        /* dim_pad, or the padded latent_dim if that is larger */
     float *dense;               /* [T, dim_pad] output of the parallel dense feed-forward, or NULL */
     float *shared_gate_logits;  /* [T] gate logits of the shared expert */
     fkv_panel_room room;        /* per-thread buffers for expert panels */
