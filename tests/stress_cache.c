@@ -20,8 +20,8 @@ static bool same_plan(const fkv_plan *a, const fkv_plan *b) {
 }
 
 void stress_cache_open(stress_cache *c, stress_fixture *fixture, const stress_config *config) {
-    *c = (stress_cache){
-        .fixture = fixture, .config = *config, .exact = !stress_has_window(config) && !stress_has_sealed_layer(config)};
+    *c = (stress_cache){.fixture = fixture, .config = *config};
+    stress_tree_clear(c);
     fkv_config as_given = stress_config_of(&c->config);
     fkv_plan again;
     stress_expect(fkv_plan_make(&as_given, &c->plan), FKV_OK, "plan");
@@ -39,7 +39,8 @@ void stress_cache_open(stress_cache *c, stress_fixture *fixture, const stress_co
 void stress_cache_close(stress_cache *c) {
     fkv_cache_close(c->cache);
     for (uint32_t i = 0; i < c->n_seqs; i++) free((void *)c->seqs[i].tokens);
-    free(c->offered);
+    free(c->offered.chains);
+    free(c->snapped.chains);
 }
 
 /* ---- sequences ---- */
@@ -129,10 +130,24 @@ bool stress_is_gone(const stress_cache *c, const stress_seq *seq, uint32_t n) {
 
 /* ---- prefix tree ---- */
 
-static bool was_offered(const stress_cache *c, uint64_t chain) {
-    for (uint32_t i = 0; i < c->n_offered; i++)
-        if (c->offered[i] == chain) return true;
+static bool has_chain(const stress_chains *set, uint64_t chain) {
+    for (uint32_t i = 0; i < set->n; i++)
+        if (set->chains[i] == chain) return true;
     return false;
+}
+
+static void add_chain(stress_chains *set, uint64_t chain) {
+    if (has_chain(set, chain)) return;
+    if (set->n == set->most) {
+        set->most = 2 * set->most + 64;
+        set->chains = realloc(set->chains, set->most * sizeof *set->chains);
+        if (set->chains == NULL) stress_fail("out of memory allocating the list of prefixes");
+    }
+    set->chains[set->n++] = chain;
+}
+
+bool stress_was_snapped(const stress_cache *c, const stress_seq *seq, uint32_t n) {
+    return n > 0 && has_chain(&c->snapped, stress_seq_chain(c, seq, n));
 }
 
 uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt) {
@@ -143,8 +158,9 @@ uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_
     for (uint32_t i = 0; i < n_prompt; i++) {
         chain = stress_mix(chain, prompt[i]);
         if ((i + 1) % c->config.base.page_tokens != 0) continue;
-        if (!was_offered(c, chain)) break;
+        if (!has_chain(&c->offered, chain)) break;
         uint32_t n_pages = (i + 1) / c->config.base.page_tokens;
+        if (c->config.n_states > 0 && !has_chain(&c->snapped, chain)) continue;
         if (!sealed || n_pages == 1 || n_pages % STRESS_SPAN == 0) matched = i + 1;
     }
     return matched;
@@ -152,27 +168,22 @@ uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_
 
 void stress_tree_offer(stress_cache *c, const stress_seq *seq, uint32_t n_tokens) {
     uint32_t page_tokens = c->config.base.page_tokens;
-    for (uint32_t end = page_tokens; end <= n_tokens; end += page_tokens) {
-        uint64_t chain = stress_seq_chain(c, seq, end);
-        if (was_offered(c, chain)) continue;
-        if (c->n_offered == c->most_offered) {
-            c->most_offered = 2 * c->most_offered + 64;
-            c->offered = realloc(c->offered, c->most_offered * sizeof *c->offered);
-            if (c->offered == NULL) stress_fail("out of memory allocating the list of prefixes");
-        }
-        c->offered[c->n_offered++] = chain;
-    }
+    for (uint32_t end = page_tokens; end <= n_tokens; end += page_tokens) add_chain(&c->offered, stress_seq_chain(c, seq, end));
+    /* the tree stores the state of the sequence, which exists only at its length */
+    if (c->config.n_states > 0 && n_tokens == seq->n && n_tokens > 0 && n_tokens % page_tokens == 0)
+        add_chain(&c->snapped, stress_seq_chain(c, seq, n_tokens));
     stress_tree_settle(c);
 }
 
 void stress_tree_clear(stress_cache *c) {
-    c->exact = c->n_seqs == 0 && !stress_has_window(&c->config) && !stress_has_sealed_layer(&c->config);
-    if (c->n_seqs == 0) c->n_offered = 0;
+    c->exact =
+        c->n_seqs == 0 && !stress_has_window(&c->config) && !stress_has_sealed_layer(&c->config) && c->config.n_states == 0;
+    if (c->n_seqs == 0) c->offered.n = c->snapped.n = 0;
 }
 
 void stress_tree_settle(stress_cache *c) {
     uint32_t page_tokens = c->config.base.page_tokens;
-    uint64_t pages = c->n_offered;
+    uint64_t pages = c->offered.n;
     for (uint32_t i = 0; i < c->n_seqs; i++) pages += (c->seqs[i].max_tokens + page_tokens - 1) / page_tokens;
     /* if not all pages fit, inserted pages may have been evicted to make room for a sequence */
     if (pages > c->plan.group_pages[0]) c->exact = false;

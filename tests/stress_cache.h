@@ -21,6 +21,12 @@ typedef struct stress_seq {
     uint32_t document;  /* number of the document that the next tokens are taken from */
 } stress_seq;
 
+/* A set of chain hashes. */
+typedef struct stress_chains {
+    uint64_t *chains;
+    uint32_t n, most;
+} stress_chains;
+
 typedef struct stress_cache {
     stress_fixture *fixture;
     stress_config config;
@@ -28,10 +34,9 @@ typedef struct stress_cache {
     fkv_plan plan;
     stress_seq seqs[STRESS_MAX_SEQS];
     uint32_t n_seqs;
-    fkv_seq closed;    /* ID of a closed sequence */
-    uint64_t *offered; /* chain hash of the last token of each page that was inserted into the tree */
-    uint32_t n_offered;
-    uint32_t most_offered;
+    fkv_seq closed;           /* ID of a closed sequence */
+    stress_chains offered;    /* chain hash of the last token of each page that was inserted into the tree */
+    stress_chains snapped;    /* chain hash of the last token before each snapshot that was inserted into the tree */
     bool exact;               /* true if the tree still holds everything that was inserted */
     fkv_stats expected_stats; /* expected statistics; operations update the predictable counters */
 } stress_cache;
@@ -76,6 +81,9 @@ void stress_seq_cut(const stress_cache *cache, stress_seq *seq);
 uint32_t stress_tree_match(const stress_cache *cache, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt);
 void stress_tree_offer(stress_cache *cache, const stress_seq *seq, uint32_t n_tokens);
 void stress_tree_clear(stress_cache *cache);
+
+/* Returns whether the tree may have a snapshot after the first n tokens of the sequence. */
+bool stress_was_snapped(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
 /* Clears cache->exact if the pool may no longer have enough pages for everything that was inserted. */
 void stress_tree_settle(stress_cache *cache);

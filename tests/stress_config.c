@@ -141,6 +141,27 @@ static void draw_layers(stress_random *r, stress_config *c) {
     c->one_layer = !varied && windowed != 2;
 }
 
+/* Draws the state layers and their places among the attention layers. */
+static void draw_states(stress_random *r, stress_config *c) {
+    c->n_states = stress_chance(r, 30) ? stress_between(r, 1, STRESS_MAX_STATES) : 0;
+    const uint32_t n = c->base.n_layers + c->n_states;
+    for (uint32_t i = 0; i < n; i++) c->at[i] = i;
+    for (uint32_t i = c->base.n_layers; i < n; i++) { /* inserts the layer at a random place */
+        const uint32_t place = stress_between(r, 0, i);
+        for (uint32_t k = 0; k < i; k++) c->at[k] += c->at[k] >= place;
+        c->at[i] = place;
+        c->state_bytes[i - c->base.n_layers] = 64 * stress_mostly_small(r, 1, 40);
+    }
+    if (c->n_states > 0) c->one_layer = false;
+}
+
+/* Fills in the layers of the cache. */
+static void place_layers(stress_config *c) {
+    for (uint32_t i = 0; i < c->base.n_layers; i++) c->all_layers[c->at[i]] = c->layers[i];
+    for (uint32_t i = 0; i < c->n_states; i++)
+        c->all_layers[c->at[c->base.n_layers + i]] = (fkv_layer_config){.state_bytes = c->state_bytes[i]};
+}
+
 static uint32_t token_floats(const stress_config *c) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->base.n_layers; i++) n += 2 * c->layers[i].n_kv_heads * c->layers[i].head_dim;
@@ -164,6 +185,7 @@ static void draw_sizes(stress_random *r, stress_config *c) {
     c->base.max_step_tokens = stress_chance(r, 60) ? stress_between(r, 16, 400) : stress_mostly_small(r, 1, 64);
     c->base.n_threads = stress_between(r, 1, 3);
     c->base.lazy = stress_chance(r, 50);
+    c->base.max_snapshots = stress_chance(r, 20) ? 0 : stress_mostly_small(r, 1, 12);
     if (!c->long_history) return;
     c->base.max_tokens = 2 * stress_between(r, STRESS_SPLITS_DOUBLE + 100, STRESS_SPLITS_DOUBLE + 800);
     c->base.max_seqs = stress_between(r, 1, 2);
@@ -239,12 +261,15 @@ void stress_config_draw(stress_random *r, const fkv_isa *isas, uint32_t n_isas, 
     draw_numbers(r, c);
     draw_sizes(r, c);
     make_codecs(c);
+    draw_states(r, c);
+    place_layers(c);
 }
 
 fkv_config stress_config_of(const stress_config *c) {
     fkv_config config = c->base;
     config.layer = c->layers[0];
-    config.layers = c->one_layer ? NULL : c->layers;
+    config.layers = c->one_layer ? NULL : c->all_layers;
+    config.n_layers = c->base.n_layers + c->n_states;
     return config;
 }
 
@@ -292,6 +317,7 @@ void stress_config_foreign(stress_random *r, const stress_config *c, stress_conf
         break;
     default: s->base.rotation_seed ^= UINT64_C(1) << stress_below(r, 64);
     }
+    place_layers(s);
 }
 
 bool stress_layer_is_sealed(const stress_config *c, uint32_t layer) {
@@ -332,5 +358,8 @@ const char *stress_config_text(const stress_config *c) {
                      l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, (int)l->k.kind, l->v.bits, l->v.group, (int)l->v.kind,
                      l->window, l->n_sinks, (double)l->scale, (double)l->softcap, l->sink_logits != NULL ? " learned sinks" : "");
     }
+    for (uint32_t i = 0; i < c->n_states && n < (int)sizeof text - 200; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, " [state of %u bytes in layer %u, %u snapshots]", c->state_bytes[i],
+                      c->at[c->base.n_layers + i], c->base.max_snapshots);
     return text;
 }

@@ -5,7 +5,15 @@
 #include "stress_format.h"
 #include "stress_random.h"
 
-enum { STRESS_SPLITS_DOUBLE = 8192, STRESS_MAX_LAYERS = 6, STRESS_MAX_HEADS_KV = 4, STRESS_MAX_SEQS = 10, STRESS_MAX_ISAS = 8 };
+enum {
+    STRESS_SPLITS_DOUBLE = 8192,
+    STRESS_MAX_LAYERS = 6, /* attention layers */
+    STRESS_MAX_STATES = 3, /* state layers */
+    STRESS_MAX_ALL_LAYERS = STRESS_MAX_LAYERS + STRESS_MAX_STATES,
+    STRESS_MAX_HEADS_KV = 4,
+    STRESS_MAX_SEQS = 10,
+    STRESS_MAX_ISAS = 8
+};
 
 /* Ranges of the random values: everything that the library accepts, except for known limitations. */
 typedef struct stress_domain {
@@ -33,9 +41,15 @@ typedef enum stress_numbers {
     STRESS_EXTREME   /* additionally saturated rows, infinities and NaN */
 } stress_numbers;
 
+/* Layers have two numbers. In the test, attention layers come first and state layers follow. In the cache, state layers have any
+ * place, and layer i of the test is layer at[i] of the cache. */
 typedef struct stress_config {
-    fkv_config base; /* layers are filled in by stress_config_of() */
+    fkv_config base; /* n_layers counts attention layers; layers are filled in by stress_config_of() */
     fkv_layer_config layers[STRESS_MAX_LAYERS];
+    uint32_t n_states; /* number of state layers */
+    uint32_t state_bytes[STRESS_MAX_STATES];
+    uint32_t at[STRESS_MAX_ALL_LAYERS];
+    fkv_layer_config all_layers[STRESS_MAX_ALL_LAYERS];     /* layers of the cache */
     bool one_layer;                                         /* all layers use base.layer */
     stress_codec codec[STRESS_MAX_LAYERS][STRESS_N_SIDES];  /* codecs with which rows are first written */
     stress_codec sealed[STRESS_MAX_LAYERS][STRESS_N_SIDES]; /* codecs of sealed pages, for sealed layers */

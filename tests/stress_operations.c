@@ -105,21 +105,38 @@ static void open_seq(stress_run *l, stress_cache *c) {
     c->expected_stats.hit_tokens += n_shared;
     l->counts->opened++;
     l->counts->hits += n_shared > 0;
+    l->counts->state_hits += n_shared > 0 && c->config.n_states > 0;
     stress_tree_settle(c);
 }
 
+/* Checks the nearest length to which a sequence can be truncated. Returns whether it can be truncated to n tokens. */
+static bool is_reachable(const stress_cache *c, const stress_seq *seq, uint32_t n) {
+    uint32_t at = UINT32_MAX;
+    stress_expect(fkv_seq_reachable(c->cache, seq->number, n, &at), FKV_OK, "reachable");
+    if (at > n || stress_is_gone(c, seq, at))
+        stress_fail("a sequence of %u tokens can be truncated to %u instead of %u", seq->n, at, n);
+    bool has_state = c->config.n_states == 0 || at == 0 || at == seq->n || stress_was_snapped(c, seq, at);
+    if (!has_state) stress_fail("a sequence can be truncated to %u tokens, where no snapshot was inserted", at);
+    bool is_sure = (n == seq->n || n == 0 || c->config.n_states == 0) && !stress_is_gone(c, seq, n);
+    if (is_sure && at != n) stress_fail("a sequence of %u tokens cannot be truncated to %u but to %u", seq->n, n, at);
+    return at == n;
+}
+
 static void truncate_to(stress_run *l, stress_cache *c, stress_seq *seq, uint32_t n) {
+    bool reachable = n <= seq->n && is_reachable(c, seq, n);
     fkv_status status = fkv_seq_truncate(c->cache, seq->number, n);
     if (n > seq->n) {
         stress_expect(status, FKV_BAD_ARGUMENT, "truncate to more than the length");
         return;
     }
-    if (stress_is_gone(c, seq, n)) {
+    if (!reachable) {
         stress_expect(status, FKV_GONE, "truncate into dropped tokens");
         l->counts->gone++;
-        l->counts->gone_open += !stress_has_window(&c->config);
+        l->counts->gone_open += !stress_has_window(&c->config) && c->config.n_states == 0;
+        l->counts->state_gone += c->config.n_states > 0;
         return;
     }
+    l->counts->state_truncates += c->config.n_states > 0 && n > 0 && n < seq->n;
     if (status == FKV_POOL_FULL && (stress_cache_promised(c) > c->config.base.max_tokens || !admission_is_predictable(c))) {
         l->counts->refusals++;
         return;
@@ -137,7 +154,11 @@ static void truncate_to(stress_run *l, stress_cache *c, stress_seq *seq, uint32_
 static void truncate_seq(stress_run *l, stress_cache *c) {
     stress_seq *seq = any_seq(l, c);
     uint32_t n = stress_between(&l->random, 0, seq->n + 1);
-    if (stress_chance(&l->random, 60)) n = seq->n - stress_mostly_small(&l->random, 0, seq->n);
+    if (c->config.n_states > 0 && stress_chance(&l->random, 60)) {
+        n = stress_between(&l->random, 0, seq->n); /* the nearest snapshot */
+        stress_expect(fkv_seq_reachable(c->cache, seq->number, n, &n), FKV_OK, "reachable");
+    } else if (stress_chance(&l->random, 60))
+        n = seq->n - stress_mostly_small(&l->random, 0, seq->n);
     /* if the sequence is longer than the length at which the split size doubles, truncates it to just below that length */
     if (seq->n > STRESS_SPLITS_DOUBLE) n = STRESS_SPLITS_DOUBLE - stress_below(&l->random, 20);
     truncate_to(l, c, seq, n);
@@ -169,9 +190,21 @@ static void fork_seq(stress_run *l, stress_cache *c) {
 
 /* ---- prefixes ---- */
 
+void stress_snapshot(stress_run *l, stress_cache *c) {
+    for (uint32_t i = 0; i < c->n_seqs; i++) {
+        const stress_seq *seq = &c->seqs[i];
+        if (seq->n == 0 || seq->n % c->config.base.page_tokens != 0 || seq->origin != seq->tenant) continue;
+        for (uint32_t t = 0; t < seq->n; t++) l->ids[t] = seq->tokens[t]->id;
+        stress_expect(fkv_prefix_insert(c->cache, seq->number, l->ids, seq->n), FKV_OK, "insert of a snapshot");
+        stress_tree_offer(c, seq, seq->n);
+        l->counts->inserts++;
+    }
+}
+
 static void insert_prefix(stress_run *l, stress_cache *c) {
     const stress_seq *seq = any_seq(l, c);
     for (int i = 0; i < 3 && seq->n < c->config.base.page_tokens; i++) seq = any_seq(l, c);
+    for (int i = 0; i < 5 && c->config.n_states > 0 && seq->n % c->config.base.page_tokens != 0; i++) seq = any_seq(l, c);
     if (seq->origin != seq->tenant)
         return; /* the rows were computed for another tenant, so they must not be inserted for this tenant */
     uint32_t n = stress_chance(&l->random, 70) ? seq->n : stress_between(&l->random, 0, seq->n);
@@ -186,6 +219,17 @@ static void insert_prefix(stress_run *l, stress_cache *c) {
     stress_expect(fkv_prefix_insert(c->cache, seq->number, l->ids, n), FKV_OK, "insert");
     stress_tree_offer(c, seq, n);
     l->counts->inserts++;
+}
+
+/* Removes a snapshot, unless a sequence uses it. */
+static void drop_snapshot(stress_run *l, stress_cache *c) {
+    const stress_seq *seq = any_seq(l, c);
+    const uint32_t n_pages = seq->n / c->config.base.page_tokens;
+    if (c->config.n_states == 0 || n_pages == 0) return;
+    const uint32_t n = stress_between(&l->random, 1, n_pages) * c->config.base.page_tokens;
+    for (uint32_t i = 0; i < n; i++) l->ids[i] = seq->tokens[i]->id;
+    stress_expect(fkv_snapshot_drop(c->cache, seq->tenant, l->ids, n), FKV_OK, "snapshot drop");
+    l->counts->drops++;
 }
 
 static void clear_prefixes(stress_run *l, stress_cache *c) {
@@ -246,9 +290,9 @@ typedef struct operation {
 } operation;
 
 static const operation OPERATIONS[] = {
-    {14, false, open_seq},   {6, true, fork_seq},      {7, true, truncate_seq},    {6, true, close_seq},
-    {4, true, reserve_seq},  {7, true, insert_prefix}, {1, false, clear_prefixes}, {5, true, stress_save},
-    {5, false, stress_load}, {5, false, bad_call},
+    {14, false, open_seq},   {6, true, fork_seq},      {8, true, truncate_seq},    {6, true, close_seq},
+    {4, true, reserve_seq},  {9, true, insert_prefix}, {1, false, clear_prefixes}, {5, true, stress_save},
+    {5, false, stress_load}, {5, false, bad_call},     {1, true, drop_snapshot},
 };
 enum { N_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0], STEP_PERCENT = 50 };
 

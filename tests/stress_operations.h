@@ -18,6 +18,7 @@ typedef struct stress_counts {
         closes_in_steps, reserves;
     uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, turbo, same, slack,
         beyond, gone_open;
+    uint64_t states, state_hits, state_truncates, state_gone, drops;
 } stress_counts;
 
 typedef struct stress_run {
@@ -43,6 +44,9 @@ bool stress_step(stress_run *l, stress_cache *cache);
 /* Checks the status of open, fork or load. The call must succeed if the max_tokens of all sequences add up to at most the cache's
  * max_tokens. It must fail if the sequence is too long or there are too many sequences. Returns true if a sequence was opened. */
 bool stress_admitted(stress_run *l, const stress_cache *cache, uint32_t max_tokens, fkv_status status, const char *call);
+
+/* Inserts the prefixes and states of all sequences whose length is a multiple of the page size. */
+void stress_snapshot(stress_run *l, stress_cache *cache);
 
 /* ---- page files ---- */
 void stress_save(stress_run *l, stress_cache *cache);

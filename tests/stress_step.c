@@ -13,8 +13,12 @@ typedef struct plan {
     uint64_t work; /* number of multiplications that the reference needs for the step's outputs */
 } plan;
 
-/* Draws the number of new tokens of a sequence: one, a few, or `most`. */
-static uint32_t draw_tokens(stress_random *r, const stress_seq *seq, uint32_t most) {
+/* Draws the number of new tokens of a sequence: one, a few, or `most`. In caches with states, many steps end at a page boundary,
+ * because snapshots are possible only there. */
+static uint32_t draw_tokens(stress_random *r, const stress_config *c, const stress_seq *seq, uint32_t most) {
+    const uint32_t to_boundary = c->base.page_tokens - seq->n % c->base.page_tokens;
+    if (c->n_states > 0 && to_boundary <= most && stress_chance(r, 60))
+        return to_boundary + stress_mostly_small(r, 0, (most - to_boundary) / c->base.page_tokens) * c->base.page_tokens;
     uint32_t prefill = seq->n < seq->n_prompt ? seq->n_prompt - seq->n : 0;
     if (seq->n_prompt + 100 > STRESS_SPLITS_DOUBLE && prefill > 0) return prefill < most ? prefill : most;
     if (stress_chance(r, prefill > 0 ? 10 : 60)) return 1;
@@ -32,7 +36,7 @@ static plan draw_plan(stress_run *l, stress_cache *c) {
         stress_seq *seq = &c->seqs[(first + i) % c->n_seqs];
         uint32_t capacity = seq->max_tokens - seq->n < left ? seq->max_tokens - seq->n : left;
         if (capacity == 0 || (p.n_rows > 0 && !stress_chance(r, keep))) continue;
-        uint32_t n = draw_tokens(r, seq, capacity);
+        uint32_t n = draw_tokens(r, &c->config, seq, capacity);
         p.seqs[p.n_rows] = seq;
         p.rows[p.n_rows++] = (fkv_row){seq->number, n};
         p.n_tokens += n;
@@ -66,18 +70,56 @@ static void gather_rows(stress_run *l, const plan *p, uint32_t layer, uint32_t w
     }
 }
 
-static void write_layer(stress_run *l, const plan *p, fkv_step *step, uint32_t layer) {
+static bool is_state(const stress_run *l, uint32_t layer) { return layer >= l->config.base.n_layers; }
+
+/* The state after the first n tokens of a sequence is a hash of these tokens, repeated with other seeds. */
+static uint64_t state_word(uint64_t chain, uint32_t layer, size_t i) { return stress_mix(stress_mix(chain, layer + 100), i); }
+
+static bool is_state_of(const uint8_t *state, uint64_t chain, uint32_t layer, size_t n_words) {
+    for (size_t i = 0; i < n_words; i++) {
+        const uint64_t word = state_word(chain, layer, i);
+        if (memcmp(state + i * sizeof word, &word, sizeof word) != 0) return false;
+    }
+    return true;
+}
+
+/* Checks the states that the step reads, and writes the new states. */
+static void write_states(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, uint32_t layer) {
+    fkv_state_row rows[STRESS_MAX_SEQS];
+    const size_t n_words = c->config.state_bytes[layer - c->config.base.n_layers] / sizeof(uint64_t);
+    stress_expect(fkv_state_rows(step, c->config.at[layer], rows), FKV_OK, "state rows");
+    for (uint32_t i = 0; i < p->n_rows; i++) {
+        const stress_seq *seq = p->seqs[i];
+        const uint32_t before = seq->n - p->rows[i].n_tokens;
+        if ((rows[i].in == NULL) != (before == 0)) stress_fail("a sequence of %u tokens has a state, or has none", before);
+        if (before > 0 && !is_state_of(rows[i].in, stress_seq_chain(c, seq, before), layer, n_words))
+            stress_fail("the state of a sequence is not that of its %u tokens", before);
+        uint8_t *out = rows[i].out;
+        for (size_t k = 0; k < n_words; k++) {
+            const uint64_t word = state_word(stress_seq_chain(c, seq, seq->n), layer, k);
+            memcpy(out + k * sizeof word, &word, sizeof word);
+        }
+        l->counts->states++;
+    }
+}
+
+static void write_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, uint32_t layer) {
+    if (is_state(l, layer)) {
+        write_states(l, c, p, step, layer);
+        return;
+    }
     gather_rows(l, p, layer, STRESS_K);
     gather_rows(l, p, layer, STRESS_V);
-    stress_expect(fkv_write(step, layer, l->rows[STRESS_K], l->rows[STRESS_V]), FKV_OK, "write");
+    stress_expect(fkv_write(step, c->config.at[layer], l->rows[STRESS_K], l->rows[STRESS_V]), FKV_OK, "write");
 }
 
 static void attend_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, uint32_t layer) {
+    if (is_state(l, layer)) return;
     size_t token_bytes = stress_rows_bytes(&l->fixture, layer, STRESS_Q);
     gather_rows(l, p, layer, STRESS_Q);
     uint8_t *out = l->rows[stress_chance(&l->random, 25) ? STRESS_Q : 3];
     memset(l->rows[3], 0xff, l->rows_bytes);
-    stress_expect(fkv_attend(step, layer, l->rows[STRESS_Q], out), FKV_OK, "attend");
+    stress_expect(fkv_attend(step, c->config.at[layer], l->rows[STRESS_Q], out), FKV_OK, "attend");
     for (uint32_t i = 0; i < p->n_rows; i++) {
         const stress_seq *seq = p->seqs[i];
         for (uint32_t n = seq->n - p->rows[i].n_tokens + 1; n <= seq->n; n++, out += token_bytes)
@@ -95,6 +137,9 @@ static void call_in_a_step(stress_run *l, stress_cache *c, const plan *p, fkv_st
     fkv_seq other = 0;
     fkv_step *second = NULL;
     uint32_t n = 0;
+    fkv_state_row states[STRESS_MAX_SEQS];
+    const uint32_t n_layers = c->config.base.n_layers + c->config.n_states;
+    const uint32_t at = c->config.at[layer];
     fkv_seq_config config = {.max_tokens = 1};
     switch (stress_below(&l->random, 12)) {
     case 0: stress_expect(fkv_seq_open(c->cache, &config, &other, NULL), FKV_BAD_STATE, "open in a step"); break;
@@ -103,17 +148,23 @@ static void call_in_a_step(stress_run *l, stress_cache *c, const plan *p, fkv_st
     case 3: stress_expect(fkv_prefix_clear(c->cache), FKV_BAD_STATE, "clear in a step"); break;
     case 4: stress_expect(fkv_prefix_insert(c->cache, number, l->ids, 0), FKV_BAD_STATE, "insert in a step"); break;
     case 5: stress_expect(fkv_step_begin(c->cache, p->rows, p->n_rows, &second), FKV_BAD_STATE, "step in a step"); break;
-    case 6: stress_expect(fkv_write(step, c->config.base.n_layers, l->rows[0], l->rows[1]), FKV_BAD_ARGUMENT, "write"); break;
+    case 6: stress_expect(fkv_write(step, n_layers, l->rows[0], l->rows[1]), FKV_BAD_ARGUMENT, "write"); break;
     case 7: stress_expect(fkv_seq_reserve(c->cache, number, 1), FKV_BAD_STATE, "reserve in a step"); break;
     case 8: stress_expect(fkv_prefix_match(c->cache, &config, &n), FKV_OK, "match in a step"); break;
     case 9:
-        if (written[layer]) stress_expect(fkv_write(step, layer, l->rows[0], l->rows[1]), FKV_BAD_STATE, "second write");
+        if (written[layer] && is_state(l, layer))
+            stress_expect(fkv_state_rows(step, at, states), FKV_BAD_STATE, "second call for states");
+        else if (written[layer])
+            stress_expect(fkv_write(step, at, l->rows[0], l->rows[1]), FKV_BAD_STATE, "second write");
         break;
     case 10:
-        if (!written[layer]) stress_expect(fkv_attend(step, layer, l->rows[2], l->rows[3]), FKV_BAD_STATE, "attend before write");
+        if (is_state(l, layer))
+            stress_expect(fkv_attend(step, at, l->rows[2], l->rows[3]), FKV_BAD_ARGUMENT, "attend of a state layer");
+        else if (!written[layer])
+            stress_expect(fkv_attend(step, at, l->rows[2], l->rows[3]), FKV_BAD_STATE, "attend before write");
         break;
     default:
-        for (uint32_t i = 0; i < c->config.base.n_layers; i++) {
+        for (uint32_t i = 0; i < n_layers; i++) {
             if (written[i]) continue;
             stress_expect(fkv_step_commit(step), FKV_BAD_STATE, "early commit");
             break;
@@ -161,7 +212,7 @@ static void end_step(stress_run *l, stress_cache *c, const plan *p, fkv_step *st
     }
     if (stress_chance(&l->random, 5)) {
         stress_expect(fkv_step_commit(step), FKV_BAD_STATE, "commit after the end");
-        stress_expect(fkv_write(step, 0, l->rows[0], l->rows[1]), FKV_BAD_STATE, "write after the end");
+        stress_expect(fkv_write(step, c->config.at[0], l->rows[0], l->rows[1]), FKV_BAD_STATE, "write after the end");
     }
 }
 
@@ -197,9 +248,9 @@ bool stress_step(stress_run *l, stress_cache *c) {
     stress_expect(fkv_step_begin(c->cache, p.rows, p.n_rows, &step), FKV_OK, "step begin");
     push_tokens(l, c, &p);
 
-    uint32_t n_layers = c->config.base.n_layers;
-    uint32_t order[STRESS_MAX_LAYERS];
-    bool written[STRESS_MAX_LAYERS] = {false};
+    uint32_t n_layers = c->config.base.n_layers + c->config.n_states;
+    uint32_t order[STRESS_MAX_ALL_LAYERS];
+    bool written[STRESS_MAX_ALL_LAYERS] = {false};
     for (uint32_t i = 0; i < n_layers; i++) order[i] = i;
     if (stress_chance(r, 20)) {
         uint32_t other = stress_below(r, n_layers);
@@ -214,13 +265,14 @@ bool stress_step(stress_run *l, stress_cache *c) {
     for (uint32_t i = 0; i < n_written; i++) {
         if (stress_chance(r, 5)) call_in_a_step(l, c, &p, step, written, order[i]);
         if (stress_chance(r, 3)) close_in_a_step(l, c);
-        write_layer(l, &p, step, order[i]);
+        write_layer(l, c, &p, step, order[i]);
         written[order[i]] = true;
         if (!silent && !late) attend_layer(l, c, &p, step, order[i]);
     }
     for (uint32_t i = 0; i < n_written && !silent && (late || stress_chance(r, 3)); i++) attend_layer(l, c, &p, step, order[i]);
     end_step(l, c, &p, step, commit);
     remove_closed(c);
+    if (c->config.n_states > 0 && stress_chance(r, 40)) stress_snapshot(l, c);
     l->counts->steps++;
     return true;
 }
