@@ -1,6 +1,7 @@
 /* The engine with its thread and the needle model: outputs are bit-identical regardless of concurrent requests, requests and
  * cancellations may come from many threads, and all memory is released.
  */
+#include "../src/engine/step_turns.h"
 #include "model_fixture.h"
 #include "test.h"
 
@@ -30,7 +31,8 @@ typedef struct events {
 static fkv_model *model;
 static const fkv_prefix_store *the_store; /* prefix store of all engines that are opened from now on */
 static uint32_t n_drafts;
-static fkv_isa the_isa; /* instruction set of all engines that are opened from now on */
+static fkv_isa the_isa;      /* instruction set of all engines that are opened from now on */
+static fkv_engine *the_peer; /* peer of all engines that are opened from now on */
 
 static void on_event(void *user, const fkv_event *e) {
     events *h = user;
@@ -80,6 +82,7 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
     c.step_ms = 20.0;
     c.runner.isa = the_isa;
     c.store = the_store;
+    c.peer = the_peer;
     ck_ok(fkv_engine_open(model, &c, &engine));
     fkv_engine_stats stats;
     fkv_engine_stats_now(engine, &stats);
@@ -160,6 +163,89 @@ START_TEST(batched_shared_and_forked_texts_are_bit_identical) {
     for (uint32_t i = 0; i < N_BATCH; i++) check_same(&alone[i], &batch[i], 0, "in a batch");
     check_empty(engine);
     fkv_engine_close(engine);
+}
+END_TEST
+
+/* ---- engines that share cores ---- */
+
+START_TEST(engines_that_share_cores_give_the_same_texts_and_close_in_any_order) {
+    static events alone[2];
+    static events together[2][4];
+    uint32_t prompts[2][PROMPT];
+    uint64_t id = 0;
+    fkv_engine *engines[2];
+    engines[0] = open_engine(4);
+    the_peer = engines[0];
+    engines[1] = open_engine(4);
+    the_peer = NULL;
+    for (uint32_t i = 0; i < 2; i++) {
+        model_book_tokens(300 * i, prompts[i], PROMPT);
+        fkv_request r = request_of(prompts[i], &alone[i]);
+        events_init(&alone[i]);
+        ck_ok(fkv_engine_submit(engines[i], &r, &id, NULL));
+        events_wait(&alone[i]);
+    }
+    for (uint32_t k = 0; k < 8; k++) {
+        fkv_request r = request_of(prompts[k % 2], &together[k % 2][k / 2]);
+        r.tenant = k; /* no shared prefixes */
+        events_init(&together[k % 2][k / 2]);
+        ck_ok(fkv_engine_submit(engines[k % 2], &r, &id, NULL));
+    }
+    for (uint32_t k = 0; k < 8; k++) {
+        events_wait(&together[k % 2][k / 2]);
+        check_same(&alone[k % 2], &together[k % 2][k / 2], 0, "next to a busy engine");
+    }
+    check_empty(engines[0]);
+    fkv_engine_close(engines[0]); /* the peer of engines[1] */
+    events_init(&together[1][0]);
+    fkv_request r = request_of(prompts[1], &together[1][0]);
+    ck_ok(fkv_engine_submit(engines[1], &r, &id, NULL));
+    events_wait(&together[1][0]);
+    check_same(&alone[1], &together[1][0], 0, "after its peer was closed");
+    check_empty(engines[1]);
+    fkv_engine_close(engines[1]);
+}
+END_TEST
+
+typedef struct turn_taker {
+    fkv_step_turns *turns;
+    _Atomic uint32_t *n_inside;
+    uint32_t *n_turns; /* protected by the turns alone */
+    bool overlapped;
+} turn_taker;
+
+static void *take_turns(void *user) {
+    turn_taker *t = user;
+    for (uint32_t i = 0; i < 2000; i++) {
+        fkv_step_turns_begin(t->turns);
+        if (atomic_fetch_add(t->n_inside, 1) != 0) t->overlapped = true;
+        ++*t->n_turns;
+        (void)atomic_fetch_sub(t->n_inside, 1);
+        fkv_step_turns_end(t->turns);
+    }
+    fkv_step_turns_leave(t->turns);
+    return NULL;
+}
+
+START_TEST(turns_of_engines_never_overlap) {
+    enum { N = 4 };
+    pthread_t threads[N];
+    turn_taker takers[N];
+    _Atomic uint32_t n_inside = 0;
+    uint32_t n_turns = 0;
+    fkv_step_turns *turns = fkv_step_turns_open();
+    ck_assert_ptr_nonnull(turns);
+    for (uint32_t i = 0; i < N; i++) {
+        takers[i] = (turn_taker){.turns = turns, .n_inside = &n_inside, .n_turns = &n_turns};
+        fkv_step_turns_join(turns);
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, take_turns, &takers[i]), 0);
+    }
+    fkv_step_turns_leave(turns); /* the threads are still members */
+    for (uint32_t i = 0; i < N; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert(!takers[i].overlapped);
+    }
+    ck_assert_uint_eq(n_turns, N * 2000);
 }
 END_TEST
 
@@ -578,7 +664,9 @@ START_TEST(full_queue_reports_when_to_retry) {
 END_TEST
 
 TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
-          folder_is_not_shared_between_kernels_that_compute_different_bits, one_request_repairs_all_damaged_pages_of_its_prompt,
+          folder_is_not_shared_between_kernels_that_compute_different_bits,
+          engines_that_share_cores_give_the_same_texts_and_close_in_any_order, turns_of_engines_never_overlap,
+          one_request_repairs_all_damaged_pages_of_its_prompt,
           prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
           store_is_not_queried_in_every_step_for_a_waiting_request, drafts_do_not_change_the_text,
           requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,

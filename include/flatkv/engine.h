@@ -49,6 +49,11 @@ typedef struct fkv_engine_config {
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
      * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. */
     const fkv_prefix_store *store;
+
+    /* Open engine that uses the same cores; NULL: none. The steps of an engine and of its peers never overlap, so their worker
+     * threads do not compete. A step waits until the peers that asked earlier have run one step each, and predicted waiting times
+     * include these waits. The peer may be closed before this engine. */
+    fkv_engine *peer;
 } fkv_engine_config;
 
 /* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted

@@ -21,6 +21,7 @@ struct fkv_engine {
     fkv_runner *runner;
     fkv_runner_plan plan;
     fkv_scheduler scheduler;
+    fkv_step_turns *turns; /* shared with the peers of this engine */
     pthread_t thread;
 
     pthread_mutex_t lock;
@@ -217,6 +218,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
     FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
     fkv_engine_device d = {.user = e,
                            .forward = run_forward,
+                           .turns = e->turns,
                            .seconds = engine_seconds,
                            .token_text = model_token_text,
                            .cache = fkv_runner_cache(e->runner),
@@ -289,8 +291,15 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
         c->max_logit_rows, c->max_seqs, config->draft_tokens);
     fkv_engine *e = calloc(1, sizeof *e);
     FKV_REQUIRE(e != NULL, FKV_NO_MEMORY, "out of memory allocating the engine");
+    e->turns = config->peer != NULL ? config->peer->turns : fkv_step_turns_open();
+    if (e->turns == NULL) {
+        free(e);
+        return fkv_fail(FKV_NO_MEMORY, "out of memory allocating the engine");
+    }
+    if (config->peer != NULL) fkv_step_turns_join(e->turns);
     e->model = model;
     e->config = *config;
+    e->config.peer = NULL; /* may be closed before this engine */
     if (e->config.runner.max_tokens == 0) e->config.runner.max_tokens = fkv_model_about(model)->context;
     fkv_admission_init(&e->admission, config->max_queue, config->max_wait_s);
     (void)pthread_mutex_init(&e->lock, NULL);
@@ -303,6 +312,7 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     if (status != FKV_OK) {
         (void)pthread_cond_destroy(&e->changed);
         (void)pthread_mutex_destroy(&e->lock);
+        fkv_step_turns_leave(e->turns);
         free(e);
         return status;
     }
@@ -331,6 +341,7 @@ void fkv_engine_close(fkv_engine *e) {
     (void)pthread_join(e->thread, NULL);
     (void)pthread_cond_destroy(&e->changed);
     (void)pthread_mutex_destroy(&e->lock);
+    fkv_step_turns_leave(e->turns);
     free(e);
 }
 

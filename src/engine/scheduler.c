@@ -653,6 +653,15 @@ static void fail_step(fkv_scheduler *s) {
     for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
 }
 
+fkv_status fkv_scheduler_step(fkv_scheduler *s, uint32_t n_rows, const float **logits, double *seconds) {
+    if (s->device.turns != NULL) fkv_step_turns_begin(s->device.turns);
+    const double start_at = s->device.seconds(s->device.user);
+    const fkv_status status = s->device.forward(s->device.user, s->rows, n_rows, logits);
+    *seconds = s->device.seconds(s->device.user) - start_at;
+    if (s->device.turns != NULL) fkv_step_turns_end(s->device.turns);
+    return status;
+}
+
 bool fkv_scheduler_turn(fkv_scheduler *s) {
     const double turn_at = s->device.seconds(s->device.user);
     s->turn++;
@@ -662,12 +671,11 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     fkv_step_work work = build_step(s);
     if (s->n_rows == 0) return false;
     const float *logits = NULL;
-    const double start_at = s->device.seconds(s->device.user);
-    if (s->device.forward(s->device.user, s->rows, s->n_rows, &logits) != FKV_OK) {
+    double seconds = 0.0;
+    if (fkv_scheduler_step(s, s->n_rows, &logits, &seconds) != FKV_OK) {
         fail_step(s);
         return true;
     }
-    const double seconds = s->device.seconds(s->device.user) - start_at;
     const double predicted = fkv_step_cost_predict(&s->cost, work);
     s->stats.steps++;
     s->stats.step_seconds += seconds;

@@ -17,10 +17,12 @@
 #include "request.h"
 #include "request_queue.h"
 #include "step_cost.h"
+#include "step_turns.h"
 
 typedef struct fkv_engine_device {
     void *user;
     fkv_status (*forward)(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+    fkv_step_turns *turns; /* turns of the engines that share the cores; NULL if no other engine does */
     double (*seconds)(void *user);
     const char *(*token_text)(void *user, uint32_t token, size_t *n_bytes);
     fkv_cache *cache;
@@ -82,6 +84,9 @@ void fkv_scheduler_warm_up(fkv_scheduler *s);
 /* Validates a request and returns its effective max_new. Returns FKV_BAD_ARGUMENT if an argument is invalid, or FKV_POOL_FULL if
  * the request can never fit. May be called from any thread, because it reads only constants. */
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *request, uint32_t *max_new);
+
+/* Runs the step in s->rows during the engine's turn. *seconds receives the time of the step without the wait for the turn. */
+fkv_status fkv_scheduler_step(fkv_scheduler *s, uint32_t n_rows, const float **logits, double *seconds);
 
 /* Adds a job to the queue. */
 void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job);

@@ -12,10 +12,7 @@ static bool run_warm_up_step(fkv_scheduler *s, const fkv_seq *seqs, uint32_t n_r
     static const uint32_t tokens[WARM_UP_PREFILL] = {0};
     const float *logits = NULL;
     for (uint32_t i = 0; i < n_rows; i++) s->rows[i] = (fkv_tokens){seqs[i], tokens, n_tokens, FKV_LOGITS_LAST};
-    const double start = s->device.seconds(s->device.user);
-    if (s->device.forward(s->device.user, s->rows, n_rows, &logits) != FKV_OK) return false;
-    *seconds = s->device.seconds(s->device.user) - start;
-    return true;
+    return fkv_scheduler_step(s, n_rows, &logits, seconds) == FKV_OK;
 }
 
 void fkv_scheduler_warm_up(fkv_scheduler *s) {
