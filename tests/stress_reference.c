@@ -424,7 +424,7 @@ typedef struct distance {
 static double rounding_of(fkv_type type, double x) {
     if (type == FKV_F32 || x == 0 || !isfinite(x)) return 0;
     int exponent = ilogb(x);
-    if (type == FKV_BF16) return ldexp(1, exponent - 8);
+    if (type == FKV_BF16) return ldexp(1, (exponent < -126 ? -126 : exponent) - 8);
     return ldexp(1, (exponent < -14 ? -14 : exponent) - 11);
 }
 

@@ -12,9 +12,9 @@
 #include <string.h>
 
 /* A recomputed prompt begins at the last page boundary before the tokens that introduce the answer. */
-enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 8, MAX_PROMPT = 4000 };
+enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 6, MAX_PROMPT = 4000 };
 
-static const char *const NAMES[] = {"lfm2", "qwen35", "granite4_h"};
+static const char *const NAMES[] = {"lfm2", "qwen35"};
 
 typedef struct reply {
     pthread_mutex_t lock;
@@ -91,6 +91,9 @@ typedef struct chat {
     uint32_t seed;
 } chat;
 
+static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 static void add_random(chat *c, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         c->seed = c->seed * 1664525u + 1013904223u;
@@ -135,17 +138,19 @@ static void run_chat(const char *name, const fkv_model *model, uint32_t kept, ui
     fkv_engine_close(engine);
 }
 
-static void with_models(void (*run)(const char *name, const fkv_model *model)) {
+static void with_model(const char *name, void (*run)(const char *name, const fkv_model *model)) {
     static golden_model golden;
-    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
-        fkv_model_config config = fkv_model_config_default();
-        fkv_model *model = NULL;
-        golden_model_open(&golden, NAMES[i]);
-        ck_ok(fkv_model_load(golden.folder, &config, &model));
-        run(NAMES[i], model);
-        fkv_model_close(model);
-        golden_model_close(&golden);
-    }
+    fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    golden_model_open(&golden, name);
+    ck_ok(fkv_model_load(golden.folder, &config, &model));
+    run(name, model);
+    fkv_model_close(model);
+    golden_model_close(&golden);
+}
+
+static void with_models(void (*run)(const char *name, const fkv_model *model)) {
+    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) with_model(NAMES[i], run);
 }
 
 static void run_with_answers(const char *name, const fkv_model *model) { run_chat(name, model, MAX_NEW, 5); }
@@ -210,7 +215,72 @@ static void run_branches(const char *name, const fkv_model *model) {
     fkv_engine_close(engine);
 }
 
+/* The second of several prompts with a common beginning leaves a snapshot where they diverge, so the third computes nothing
+ * twice, although all prompts continue with many different tokens. */
+static void run_junction(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply r;
+    fkv_engine *engine = open_engine(model, 4);
+    for (uint32_t branch = 0; branch < 3; branch++) {
+        c = (chat){.seed = 3};
+        add_random(&c, 700);
+        c.seed = 100 + branch;
+        add_random(&c, 400);
+        ask(engine, c.tokens, c.n, &r);
+        if (branch == 2) ck_assert_msg(r.n_cached == 640, "%s: %u cached", name, r.n_cached);
+    }
+    fkv_engine_close(engine);
+}
+
+START_TEST(prompts_share_the_snapshot_of_their_junction) { with_model("falcon_h1", run_junction); }
+END_TEST
+
 START_TEST(branches_share_the_snapshot_of_their_prompt) { with_models(run_branches); }
+END_TEST
+
+/* A conversation of LONG_TURNS turns whose reasoning is removed. Then a message in the middle is edited, the edited turn is
+ * regenerated, and several branches begin at that message. Returns the largest number of tokens that a turn computes in addition
+ * to its new tokens. */
+static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
+    static chat c;
+    static reply r;
+    enum { LONG_TURNS = 20, EDITED = 10, BRANCHES = 8, USER = 100, KEPT = 60, INTRO = 6 };
+    uint32_t starts[LONG_TURNS];
+    uint32_t worst = 0;
+    fkv_engine *engine = open_engine(model, max_snapshots);
+    c = (chat){.seed = 11};
+    add_random(&c, 300);
+    for (uint32_t turn = 0; turn < LONG_TURNS; turn++) {
+        const uint32_t n_known = c.n - (turn > 0 ? KEPT : 0);
+        starts[turn] = c.n;
+        add_random(&c, USER + INTRO);
+        ask_marked(engine, c.tokens, c.n, starts[turn], &r);
+        if (turn > 0) worst = larger(worst, n_known - smaller(n_known, r.n_cached));
+        c.n--;
+        memcpy(c.tokens + c.n, r.tokens + MAX_NEW - KEPT, KEPT * sizeof *r.tokens);
+        c.n += KEPT;
+    }
+    for (uint32_t branch = 0; branch <= BRANCHES; branch++) {
+        c.n = starts[EDITED];
+        c.seed = branch;
+        add_random(&c, USER + INTRO);
+        for (uint32_t again = 0; again < (branch == 0 ? 2 : 1); again++) {
+            ask_marked(engine, c.tokens, c.n, starts[EDITED], &r);
+            worst = larger(worst, starts[EDITED] - smaller(starts[EDITED], r.n_cached));
+        }
+    }
+    fkv_engine_close(engine);
+    return worst;
+}
+
+static void run_long_chats(const char *name, const fkv_model *model) {
+    (void)name;
+    ck_assert_uint_le(run_long_chat(model, 40), MAX_REPEATED);
+    /* with few snapshots, the older ones are further apart; without thinning, the edited turn would compute its whole prompt */
+    ck_assert_uint_le(run_long_chat(model, 11), 2 * MAX_REPEATED);
+}
+
+START_TEST(a_long_conversation_computes_only_new_tokens) { with_model("nemotron_h", run_long_chats); }
 END_TEST
 
 START_TEST(prefix_stores_are_refused) {
@@ -234,4 +304,5 @@ END_TEST
 
 TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens,
           a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens, an_edited_turn_computes_only_its_new_tokens,
-          branches_share_the_snapshot_of_their_prompt, prefix_stores_are_refused)
+          branches_share_the_snapshot_of_their_prompt, prompts_share_the_snapshot_of_their_junction,
+          a_long_conversation_computes_only_new_tokens, prefix_stores_are_refused)

@@ -259,6 +259,8 @@ FKV_API fkv_status fkv_reply_end(fkv_reply *reply);
 
 typedef struct fkv_runner fkv_runner;
 
+#define FKV_SNAPSHOTS_AUTO UINT32_MAX
+
 typedef struct fkv_runner_config {
     uint32_t max_tokens; /* maximum length of a sequence, in tokens; 0: the model's context length */
     uint32_t max_seqs;
@@ -272,8 +274,8 @@ typedef struct fkv_runner_config {
     uint32_t max_kv;  /* bounded context: sliding window, in tokens, applied to full-attention layers; 0: unbounded */
     uint32_t n_sinks; /* number of leading tokens that always remain visible; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
-    uint32_t max_snapshots; /* recurrent states that the prefix tree can keep; see fkv_config. Ignored for models without
-                               recurrent layers */
+    uint32_t max_snapshots; /* recurrent states that the prefix tree can keep; see fkv_config. FKV_SNAPSHOTS_AUTO: as many as
+                               need 512 MiB, but 8 to 64. Ignored for models without recurrent layers */
     uint32_t n_threads;     /* 0: one thread per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */

@@ -389,6 +389,12 @@ fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config
     return fkv_pager_match(cache->pager, config, n_shared);
 }
 
+fkv_status fkv_prefix_overlap(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_tokens) {
+    FKV_REQUIRE(cache != NULL && config != NULL && n_tokens != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_overlap: cache, config or n_tokens is NULL");
+    return fkv_pager_overlap(cache->pager, config, n_tokens);
+}
+
 fkv_status fkv_snapshot_drop(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens) {
     FKV_REQUIRE(cache != NULL && tokens != NULL, FKV_BAD_ARGUMENT, "fkv_snapshot_drop: cache or tokens is NULL");
     const uint32_t page_tokens = cache->shape.config.page_tokens;

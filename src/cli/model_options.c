@@ -51,7 +51,7 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N",
          "sink tokens: number of first tokens that --max-kv keeps (default 4)"},
         {"snapshots", 0, OPTION_U32, &o->snapshots, 1 << 20, "N",
-         "models with recurrent layers: number of states kept for later prompts (default 8);\n'flatkv plan' prints their size"},
+         "models with recurrent layers: number of states kept for later prompts\n(default: as many as need 512 MiB, but 8 to 64); 'flatkv plan' prints their size"},
         KIT_HEADING("Execution and output"),
         {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens per prefill step (default 512)"},
         {"memory", 0, OPTION_SIZE, &o->memory, UINT64_MAX, "SIZE",

@@ -179,7 +179,7 @@ static void print_states(const subject *s, const fkv_plan *plan) {
     if (plan->state_bytes == 0) return;
     printf("\nrecurrent states: %s of the pages are %u states of %s: two for each of %u sequence%s, and %u snapshots\n",
            kit_bytes(plan->state_slots * plan->state_bytes, all), plan->state_slots, kit_bytes(plan->state_bytes, one),
-           s->o->seqs, s->o->seqs == 1 ? "" : "s", s->o->model.snapshots);
+           s->o->seqs, s->o->seqs == 1 ? "" : "s", plan->state_slots - 2 * s->o->seqs);
     if (plan->token_bytes != 0)
         printf("one snapshot needs as much memory as %llu tokens of keys and values\n",
                (unsigned long long)(plan->state_bytes / plan->token_bytes));

@@ -331,6 +331,8 @@ static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
     fkv_seq_config config = prompt_config(job);
     uint32_t n_shared = 0;
     fkv_status status = FKV_OK;
+    job->junction = 0;
+    if (s->device.has_states) (void)fkv_prefix_overlap(s->device.cache, &config, &job->junction);
     for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
         status = fkv_seq_open(s->device.cache, &config, &job->answers[i].seq, i == 0 ? &n_shared : NULL);
         if (status == FKV_OK) s->n_seqs++;
@@ -451,10 +453,12 @@ static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) 
 
 /* Returns true if a snapshot of the recurrent state is kept when the prompt has been computed up to `at`, a multiple of
  * page_tokens. Later prompts usually repeat this prompt, except for the last tokens, which introduce the answer. The last page
- * boundary before these tokens is therefore kept, and so are the last boundaries before the positions in the request. Long
- * prompts also keep a state every SNAPSHOT_SPACING tokens. */
+ * boundary before these tokens is therefore kept, and so are the last boundaries before the positions in the request and the end
+ * of the pages that this prompt has in common with earlier prompts. Long prompts also keep a state every SNAPSHOT_SPACING tokens.
+ */
 static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at) {
     const uint32_t last = job->r.n_prompt > ANSWER_PREFIX ? job->r.n_prompt - ANSWER_PREFIX : 0;
+    if (at == job->junction) return true;
     for (uint32_t i = 0; i < job->r.n_snapshots; i++)
         if (at <= job->r.snapshots[i] && job->r.snapshots[i] - at < s->device.page_tokens) return true;
     return at <= last && (at + s->device.page_tokens > last || at % SNAPSHOT_SPACING == 0);

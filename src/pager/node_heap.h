@@ -13,6 +13,12 @@ void fkv_heap_remove(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node);
 void fkv_heap_aged(fkv_node_heap *heap, const fkv_node *nodes,
                    uint32_t node); /* call after last_use has increased; the node need not be in the heap */
 
+/* Returns the age of a node in a heap that is ordered by push: 1 for the node that was pushed last, plus 1 for each later push.
+ */
+FKV_INLINE uint64_t fkv_heap_age(const fkv_node_heap *heap, uint32_t node) {
+    return heap->pushed[heap->n_nodes] - heap->pushed[node] + 1;
+}
+
 FKV_INLINE bool fkv_heap_has(const fkv_node_heap *heap, uint32_t node) { return heap->place[node] != FKV_NO_PLACE; }
 
 bool fkv_heap_consistent(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t n_nodes);

@@ -94,7 +94,7 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n) {
         if (group == pager->full)
             fkv_tree_evict_oldest(pager);
         else
-            fkv_tree_strip_oldest(pager, group);
+            fkv_tree_strip_page(pager, group);
     }
 }
 

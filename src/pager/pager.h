@@ -113,6 +113,9 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
 fkv_status fkv_pager_clear(fkv_pager *pager);
 fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared);
 
+/* Computes the number of prompt tokens whose pages are in the prefix tree, whether or not a sequence could share them. */
+fkv_status fkv_pager_overlap(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_tokens);
+
 /* ---- single prefix pages ---- */
 
 /* The following functions are used to move pages to and from prefix stores. All of them refer to logical page n_pages - 1 of the

@@ -98,7 +98,7 @@ fkv_status fkv_pager_clear(fkv_pager *pager) {
     while (pager->tree.leaves.n > 0) fkv_tree_evict_oldest(pager);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (g != pager->full)
-            while (pager->tree.cached[g].n > 0) fkv_tree_strip_oldest(pager, g);
+            while (pager->tree.cached[g].n > 0) fkv_tree_abandon(pager, pager->tree.cached[g].items[0], g);
     fkv_pager_settle(pager);
     return FKV_OK;
 }

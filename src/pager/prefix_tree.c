@@ -269,9 +269,48 @@ void fkv_tree_evict_oldest(fkv_pager *pager) {
     fkv_tree_remove_leaf(pager, pager->tree.leaves.items[0]);
 }
 
-void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group) {
-    FKV_ASSERT(pager->tree.cached[group].n > 0);
-    fkv_tree_abandon(pager, pager->tree.cached[group].items[0], group);
+/* Returns the number of pages between a node's state and the nearest state before it, or the start of the sequence. If the node's
+ * state is evicted, a prompt that could have used it computes this number of pages again. */
+static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
+    uint64_t n = 1;
+    for (uint32_t above = tree->nodes[node].parent; above != FKV_NO_NODE; above = tree->nodes[above].parent, n++)
+        if (tree->nodes[above].pages[group] != FKV_NO_PAGE) break;
+    return n;
+}
+
+/* Returns the age of a state: the number of states stored after it, times the time since a prompt or an answer used its path. The
+ * second factor is large for answers that no later prompt repeats. */
+static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
+    const uint64_t most = UINT64_C(1) << 20; /* limits the products in least_useful_state() to 64 bits */
+    const uint64_t by_push = fkv_heap_age(&tree->cached[group], node);
+    const uint64_t by_use = tree->clock - tree->nodes[node].last_use + 1;
+    return (by_push < most ? by_push : most) * (by_use < most ? by_use : most);
+}
+
+/* Returns the node of the least useful state: the one with the smallest quotient of state_gap() and state_age(). The older states
+ * of a conversation are therefore further apart, and a state that replaces many pages is kept for a long time. */
+static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
+    const fkv_node_heap *heap = &tree->cached[group];
+    enum { MAX_COMPARED = 255 }; /* bounds the time of an eviction; the first items of the heap are old */
+    uint32_t worst = heap->items[0];
+    uint64_t worst_gap = 0;
+    uint64_t worst_age = 1;
+    for (uint32_t i = 0; i < heap->n && i < MAX_COMPARED; i++) {
+        const uint64_t gap = state_gap(tree, heap->items[i], group);
+        const uint64_t age = state_age(tree, heap->items[i], group);
+        if (i > 0 && gap * worst_age >= worst_gap * age) continue;
+        worst = heap->items[i];
+        worst_gap = gap;
+        worst_age = age;
+    }
+    return worst;
+}
+
+void fkv_tree_strip_page(fkv_pager *pager, uint32_t group) {
+    const fkv_tree *tree = &pager->tree;
+    FKV_ASSERT(tree->cached[group].n > 0);
+    const bool is_state = pager->groups[group].is_state;
+    fkv_tree_abandon(pager, is_state ? least_useful_state(tree, group) : tree->cached[group].items[0], group);
 }
 
 void fkv_tree_forget(fkv_pager *pager, uint32_t node) {

@@ -44,7 +44,9 @@ void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d
 
 void fkv_tree_evict_oldest(fkv_pager *pager);               /* requires an idle leaf */
 void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node); /* the node must be idle, or become idle when its pages are removed */
-void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group); /* requires a cached page in window group `group` */
+/* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
+ * state. */
+void fkv_tree_strip_page(fkv_pager *pager, uint32_t group);
 
 /* Removes a node whose page is in use but whose descendants are all idle. First evicts idle leaves of the tree in LRU order until
  * the node has no children. */

@@ -169,6 +169,21 @@ fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config,
     return FKV_OK;
 }
 
+fkv_status fkv_pager_overlap(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_tokens) {
+    FKV_REQUIRE(n_tokens != NULL, FKV_BAD_ARGUMENT, "n_tokens is NULL");
+    FKV_TRY(check_seq_config(config));
+    const uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t node = FKV_NO_NODE;
+    uint32_t n_pages = 0;
+    while (n_pages < config->n_prompt / page_tokens) {
+        node = fkv_tree_find(&pager->tree, config->tenant, node, config->prompt + (uint64_t)n_pages * page_tokens);
+        if (node == FKV_NO_NODE) break;
+        n_pages++;
+    }
+    *n_tokens = n_pages * page_tokens;
+    return FKV_OK;
+}
+
 fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
     FKV_REQUIRE(seq != NULL, FKV_BAD_ARGUMENT, "seq is NULL");
     FKV_TRY(check_seq_config(config));

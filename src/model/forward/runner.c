@@ -23,7 +23,15 @@ fkv_runner_config fkv_runner_config_default(void) {
                                .v = {4, 64, FKV_CODEC_SEALED_V},
                                .rotate = FKV_ROTATE_KV,
                                .page_tokens = 64,
-                               .max_snapshots = 8};
+                               .max_snapshots = FKV_SNAPSHOTS_AUTO};
+}
+
+/* Returns the default number of snapshots: as many as need AUTO_BYTES, within limits. */
+static uint32_t auto_snapshots(const fkv_model *model) {
+    enum { LEAST = 8, MOST = 64, AUTO_BYTES = 512 << 20 };
+    if (model->info.state_bytes == 0) return 0;
+    const uint64_t n = AUTO_BYTES / model->info.state_bytes;
+    return n < LEAST ? LEAST : n > MOST ? MOST : (uint32_t)n;
 }
 
 /* ---- cache configuration ---- */
@@ -136,6 +144,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     FKV_REQUIRE(c->max_kv != 0 || c->n_sinks == 0, FKV_BAD_CONFIG,
                 "n_sinks is %u but max_kv is 0: set max_kv, or set n_sinks to 0", c->n_sinks);
     if (c->max_tokens == 0) c->max_tokens = model->info.context;
+    if (c->max_snapshots == FKV_SNAPSHOTS_AUTO) c->max_snapshots = auto_snapshots(model);
     FKV_REQUIRE(
         h->attention_chunk == 0 || c->max_tokens <= h->attention_chunk, FKV_UNSUPPORTED,
         "a context of %u tokens is not supported: this model attends within chunks of %u tokens, and only the first chunk is "
