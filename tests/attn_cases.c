@@ -25,7 +25,7 @@ float attn_gaussian(uint64_t *state) {
 }
 
 void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out) {
-    float row[FKV_MAX_HEAD_DIM] = {0};
+    float row[2 * FKV_MAX_HEAD_DIM] = {0};
     for (size_t done = 0; done < n; done += dim) {
         for (uint32_t d = 0; d < dim; d++) row[d] = attn_gaussian(state);
         if (outliers) {
@@ -43,7 +43,7 @@ static void resize_rows(attn_sizes sizes, fkv_type type, uint32_t dim, uint32_t 
     float gain = sizes.gain != 0 ? sizes.gain : 1;
     float peak = sizes.peak != 0 ? sizes.peak : 1;
     if (gain == 1 && peak == 1) return;
-    float row[FKV_MAX_HEAD_DIM];
+    float row[2 * FKV_MAX_HEAD_DIM];
     for (size_t done = 0; done < n; done += dim) {
         uint8_t *at = (uint8_t *)rows + done * fkv_type_bytes(type);
         fkv_rows_to_f32(type, at, row, dim);
@@ -92,12 +92,16 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
     fkv_codec k;
     fkv_codec v;
     if (fkv_codec_make(shape.k, c->shape.head_dim, c->page_type, &k) != FKV_OK) return false;
-    if (fkv_codec_make(shape.v, c->shape.head_dim, c->page_type, &v) != FKV_OK) return false;
+    const bool is_latent = c->shape.rope_dim != 0;
+    if (is_latent && c->codec >= FIRST_SEALED_CODEC) return false;
+    if (is_latent) shape.v = (fkv_codec_config){16, 0};
+    if (fkv_codec_make(shape.v, is_latent ? c->shape.rope_dim : c->shape.head_dim, c->page_type, &v) != FKV_OK) return false;
     if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
-    if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
+    if ((c->rotate & FKV_ROTATE_V) != 0 && !is_latent) fkv_codec_rotated(&v);
     w->layer = (fkv_attn_layer){.n_q_heads = c->shape.n_q_heads,
                                 .n_kv_heads = c->shape.n_kv_heads,
                                 .head_dim = c->shape.head_dim,
+                                .rope_dim = c->shape.rope_dim,
                                 .window = c->window,
                                 .n_sinks = c->n_sinks,
                                 .scale = c->scale != 0 ? c->scale : 1.0f / sqrtf((float)c->shape.head_dim),
@@ -114,6 +118,7 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
     fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
     if ((c->rotate & FKV_ROTATE_K) != 0 && !w->layer.sealed) w->layer.rotate_k = &w->rotate_k;
     if (c->rotate & FKV_ROTATE_V) w->layer.rotate_v = &w->rotate_v;
+    if (is_latent) w->layer.rotate_v = w->layer.rotate_k;
     uint64_t state = 13;
     for (uint32_t h = 0; c->sinks != 0 && h < c->shape.n_q_heads; h++) w->sink_logits[h] = c->sinks * attn_gaussian(&state);
     if (c->sinks != 0) w->layer.sink_logits = w->sink_logits;
@@ -191,12 +196,14 @@ static bool open_fixture(attn_fixture *w, const attn_case *c, const fkv_cpu_kern
         fkv_attn_row whole = w->rows[r];
         whole.start = 0;
         whole.n_tokens = n_tokens;
+        const uint32_t key_dim = fkv_attn_key_dim(&w->layer);
         size_t n = (size_t)n_tokens * c->shape.n_kv_heads * c->shape.head_dim;
-        void *k = allocate(n * fkv_type_bytes(c->row_type));
+        size_t n_keys = (size_t)n_tokens * c->shape.n_kv_heads * key_dim;
+        void *k = allocate(n_keys * fkv_type_bytes(c->row_type));
         void *v = allocate(n * fkv_type_bytes(c->row_type));
-        attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
+        attn_random_rows(&state, c->row_type, key_dim, c->outliers, n_keys, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
-        resize_rows(c->k, c->row_type, c->shape.head_dim, 1, n, k);
+        resize_rows(c->k, c->row_type, key_dim, 1, n_keys, k);
         resize_rows(c->v, c->row_type, c->shape.head_dim, 1, n, v);
         if (sealed)
             write_sealed(w, kernels, workers, &whole, k, v);
@@ -210,10 +217,11 @@ static bool open_fixture(attn_fixture *w, const attn_case *c, const fkv_cpu_kern
         free(k);
         free(v);
     }
-    size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
+    const uint32_t key_dim = fkv_attn_key_dim(&w->layer);
+    size_t n = (size_t)w->n_new * c->shape.n_q_heads * key_dim;
     w->q = allocate(n * fkv_type_bytes(c->row_type));
-    attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, w->q);
-    resize_rows(c->q, c->row_type, c->shape.head_dim, 2, n, w->q);
+    attn_random_rows(&state, c->row_type, key_dim, c->outliers, n, w->q);
+    resize_rows(c->q, c->row_type, key_dim, 2, n, w->q);
     return true;
 }
 

@@ -13,6 +13,7 @@ typedef struct attn_shape {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
+    uint32_t rope_dim; /* RoPE channels of a latent layer; 0: the layer is not latent. The codec of the latent is that of K. */
 } attn_shape;
 
 typedef struct attn_codec {
@@ -63,7 +64,7 @@ typedef struct attn_mix {
     uint32_t n_tokens;
 } attn_mix;
 
-enum { MAX_MIX = 6, MAX_CASE_HEADS = 64, MAX_CALIBRATED_HEADS = 8 };
+enum { MAX_MIX = 6, MAX_CASE_HEADS = 128, MAX_CALIBRATED_HEADS = 8 };
 
 /* Scale factors for the values of Q, K or V. A factor of 0 means 1. */
 typedef struct attn_sizes {
@@ -110,8 +111,8 @@ typedef struct attn_fixture {
     uint8_t *pages;   /* the slab */
     uint8_t *open;    /* slab of open pages, with the same page indices as `pages`; NULL if there are no open pages */
     uint32_t *tables; /* page tables of all rows */
-    void *q;          /* [T, H, D] */
-    void *k[MAX_MIX]; /* K values of each sequence, [start + n_tokens, G, D]; NULL unless they are kept */
+    void *q;          /* [T, H, D + R] */
+    void *k[MAX_MIX]; /* K values of each sequence, [start + n_tokens, G, D + R]; NULL unless they are kept */
     void *v[MAX_MIX];
     uint64_t kv_bytes; /* number of packed bytes read in one pass over all tokens */
 } attn_fixture;

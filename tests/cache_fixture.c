@@ -94,9 +94,14 @@ static float gaussian(uint64_t hash) {
     return sum * 1.7320508f;
 }
 
+/* Returns the number of values in a row of a layer. */
+static uint32_t row_dim(const fkv_layer_config *l, cache_side side) { return l->head_dim + (side == CACHE_V ? 0 : l->rope_dim); }
+
 static void make_row(const cache_fixture *w, cache_side side, uint32_t token, uint32_t position, uint32_t layer, uint32_t head,
                      uint8_t *to) {
-    uint32_t dim = cache_fixture_layer(w, layer)->head_dim;
+    const fkv_layer_config *l = cache_fixture_layer(w, layer);
+    uint32_t dim = row_dim(l, side);
+    if (l->rope_dim != 0 && side == CACHE_V) side = CACHE_K;
     size_t bytes = type_bytes(w->config.row_type);
     uint64_t row = mix(mix(mix(w->seed ^ (uint64_t)token << 32) + position) + (layer * 3 + (uint64_t)side) * 65536 + head);
     for (uint32_t d = 0; d < dim; d++) {
@@ -108,9 +113,9 @@ static void make_row(const cache_fixture *w, cache_side side, uint32_t token, ui
 
 void cache_fixture_row(const cache_fixture *w, cache_side side, uint32_t token, uint32_t position, uint32_t layer, uint32_t head,
                        float *row) {
-    uint8_t bytes[FKV_MAX_HEAD_DIM * 4];
+    uint8_t bytes[2 * FKV_MAX_HEAD_DIM * 4];
     make_row(w, side, token, position, layer, head, bytes);
-    for (uint32_t d = 0; d < cache_fixture_layer(w, layer)->head_dim; d++)
+    for (uint32_t d = 0; d < row_dim(cache_fixture_layer(w, layer), side); d++)
         row[d] = load(w->config.row_type, bytes + d * type_bytes(w->config.row_type));
 }
 
@@ -135,9 +140,10 @@ fkv_status cache_fixture_open(cache_fixture *w, const fkv_config *config) {
     if (status != FKV_OK) return status;
     if (config->layers != NULL) w->config.layers = w->layers;
     size_t most = 0;
-    for (uint32_t l = 0; l < config->n_layers; l++) {
-        size_t bytes = layer_output_bytes(w, l);
-        w->output_bytes += bytes;
+    for (uint32_t i = 0; i < config->n_layers; i++) {
+        const fkv_layer_config *l = cache_fixture_layer(w, i);
+        size_t bytes = (size_t)l->n_q_heads * row_dim(l, CACHE_Q) * type_bytes(config->row_type);
+        w->output_bytes += layer_output_bytes(w, i);
         if (bytes > most) most = bytes;
     }
     for (int i = 0; i < 3; i++) w->rows[i] = allocate(most * config->max_step_tokens);
@@ -180,7 +186,7 @@ static void make_rows(cache_fixture *w, cache_side side, const cache_chunk *chun
             uint32_t position = chunks[c].first + i;
             for (uint32_t head = 0; head < n_heads; head++) {
                 make_row(w, side, chunks[c].tokens[position], position, layer, head, to);
-                to += l->head_dim * type_bytes(w->config.row_type);
+                to += row_dim(l, side) * type_bytes(w->config.row_type);
             }
         }
     }
@@ -188,6 +194,7 @@ static void make_rows(cache_fixture *w, cache_side side, const cache_chunk *chun
 
 fkv_status cache_fixture_write(cache_fixture *w, fkv_step *step, const cache_chunk *chunks, uint32_t n_chunks, uint32_t layer) {
     make_rows(w, CACHE_K, chunks, n_chunks, layer);
+    if (cache_fixture_layer(w, layer)->rope_dim != 0) return fkv_write(step, layer, w->rows[CACHE_K], NULL);
     make_rows(w, CACHE_V, chunks, n_chunks, layer);
     return fkv_write(step, layer, w->rows[CACHE_K], w->rows[CACHE_V]);
 }
@@ -238,20 +245,21 @@ static bool is_visible(const fkv_layer_config *l, uint32_t query, uint32_t posit
     return l->window == 0 || position < l->n_sinks || query - position < l->window;
 }
 
-/* Returns all rows of a sequence as [n_tokens, G, D]. The caller frees them. */
+/* Returns all rows of a sequence as [n_tokens, G, row_dim()]. The caller frees them. */
 static float *rows_of(const cache_fixture *w, cache_side side, const uint32_t *tokens, uint32_t n_tokens, uint32_t layer) {
     const fkv_layer_config *l = cache_fixture_layer(w, layer);
-    float *rows = allocate((size_t)n_tokens * l->n_kv_heads * l->head_dim * sizeof *rows);
+    float *rows = allocate((size_t)n_tokens * l->n_kv_heads * row_dim(l, side) * sizeof *rows);
     for (uint32_t t = 0; t < n_tokens; t++)
         for (uint32_t head = 0; head < l->n_kv_heads; head++)
-            cache_fixture_row(w, side, tokens[t], t, layer, head, rows + ((size_t)t * l->n_kv_heads + head) * l->head_dim);
+            cache_fixture_row(w, side, tokens[t], t, layer, head, rows + ((size_t)t * l->n_kv_heads + head) * row_dim(l, side));
     return rows;
 }
 
-/* Computes attention for one query head. k, v: first row of the KV head; consecutive rows are `stride` floats apart. scores:
- * scratch for position + 1 scores. */
-static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float *q, const float *k, const float *v, size_t stride,
+/* Computes attention for one query head. k, v: first row of the KV head. scores: scratch for position + 1 scores. */
+static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float *q, const float *k, const float *v,
                         uint32_t position, double *scores, float *out) {
+    const size_t k_stride = (size_t)l->n_kv_heads * row_dim(l, CACHE_K);
+    const size_t v_stride = (size_t)l->n_kv_heads * row_dim(l, CACHE_V);
     double scale = l->scale != 0.0f ? (double)l->scale : 1.0 / sqrt((double)l->head_dim);
     double sum[FKV_MAX_HEAD_DIM] = {0};
     double largest = -INFINITY;
@@ -259,7 +267,7 @@ static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float 
     for (uint32_t t = 0; t <= position; t++) {
         if (!is_visible(l, position, t)) continue;
         double score = 0;
-        for (uint32_t d = 0; d < l->head_dim; d++) score += (double)q[d] * (double)k[t * stride + d];
+        for (uint32_t d = 0; d < row_dim(l, CACHE_K); d++) score += (double)q[d] * (double)k[t * k_stride + d];
         score *= scale;
         if (l->softcap > 0.0f) score = (double)l->softcap * tanh(score / (double)l->softcap);
         scores[t] = score;
@@ -270,7 +278,7 @@ static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float 
         if (!is_visible(l, position, t)) continue;
         double weight = exp(scores[t] - largest);
         total += weight;
-        for (uint32_t d = 0; d < l->head_dim; d++) sum[d] += weight * (double)v[t * stride + d];
+        for (uint32_t d = 0; d < l->head_dim; d++) sum[d] += weight * (double)v[t * v_stride + d];
     }
     for (uint32_t d = 0; d < l->head_dim; d++) out[d] = (float)(sum[d] / total);
 }
@@ -278,16 +286,15 @@ static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float 
 void cache_fixture_reference(const cache_fixture *w, const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t layer,
                              float *out) {
     const fkv_layer_config *l = cache_fixture_layer(w, layer);
-    size_t stride = (size_t)l->n_kv_heads * l->head_dim;
     float *k = rows_of(w, CACHE_K, tokens, to, layer);
     float *v = rows_of(w, CACHE_V, tokens, to, layer);
     double *scores = allocate(to * sizeof *scores);
     for (uint32_t position = from; position < to; position++) {
         for (uint32_t head = 0; head < l->n_q_heads; head++, out += l->head_dim) {
-            float q[FKV_MAX_HEAD_DIM];
-            size_t at = (size_t)(head / (l->n_q_heads / l->n_kv_heads)) * l->head_dim;
+            float q[2 * FKV_MAX_HEAD_DIM];
+            size_t kv_head = head / (l->n_q_heads / l->n_kv_heads);
             cache_fixture_row(w, CACHE_Q, tokens[position], position, layer, head, q);
-            attend_head(l, head, q, k + at, v + at, stride, position, scores, out);
+            attend_head(l, head, q, k + kv_head * row_dim(l, CACHE_K), v + kv_head * row_dim(l, CACHE_V), position, scores, out);
         }
     }
     free(k);

@@ -43,10 +43,10 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 
 static const char *describe(const attn_case *c) {
     static char text[512];
-    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s",
-                     c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens,
-                     c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type,
-                     c->outliers ? " outliers" : "");
+    int n = snprintf(text, sizeof text, "%uq/%ukv/%u+%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s",
+                     c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, c->shape.rope_dim, attn_codecs[c->codec].name,
+                     c->page_tokens, c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type,
+                     (int)c->row_type, c->outliers ? " outliers" : "");
     n +=
         snprintf(text + n, sizeof text - (size_t)n, " scale %g, learned sinks %g, gain and peak: q %g %g, k %g %g, v %g %g; rows",
                  (double)c->scale, (double)c->sinks, (double)c->q.gain, (double)c->q.peak, (double)c->k.gain, (double)c->k.peak,
@@ -76,6 +76,7 @@ static void run(const fkv_cpu_kernels *kernels, const attn_fixture *w, const fkv
 static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_fixture *w, const uint8_t *together,
                             fkv_workers *const *workers, uint32_t n_workers) {
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
+    size_t q_bytes = (size_t)w->c.shape.n_q_heads * fkv_attn_key_dim(&w->layer) * fkv_type_bytes(w->c.row_type);
     uint8_t *alone = allocate(w->n_new * row_bytes);
     for (uint32_t i = 0; i < n_workers; i++) {
         run(kernels, w, w->rows, w->c.n_rows, w->q, alone, workers[i]);
@@ -84,11 +85,11 @@ static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_fixture *
     }
     size_t at = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
-        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes) {
+        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at++) {
             fkv_attn_row one = w->rows[r];
             one.start += t;
             one.n_tokens = 1;
-            run(kernels, w, &one, 1, (const uint8_t *)w->q + at, alone + at, workers[t % n_workers]);
+            run(kernels, w, &one, 1, (const uint8_t *)w->q + at * q_bytes, alone + at * row_bytes, workers[t % n_workers]);
         }
     }
     report(memcmp(alone, together, w->n_new * row_bytes) == 0, fkv_cpu_kernels_name(kernels), &w->c,
@@ -107,8 +108,9 @@ static void check_case(const attn_case *c, fkv_isa only) {
     size_t n = (size_t)w.n_new * c->shape.n_q_heads * c->shape.head_dim;
     attn_fixture w32 = w;
     w32.layer.row_type = FKV_F32;
-    w32.q = allocate(n * sizeof(float));
-    fkv_rows_to_f32(c->row_type, w.q, w32.q, n);
+    size_t n_queries = (size_t)w.n_new * c->shape.n_q_heads * fkv_attn_key_dim(&w.layer);
+    w32.q = allocate(n_queries * sizeof(float));
+    fkv_rows_to_f32(c->row_type, w.q, w32.q, n_queries);
     float *reference = allocate(n * sizeof(float));
     float *got32 = allocate(n * sizeof(float));
     void *got = allocate(n * fkv_type_bytes(c->row_type));
@@ -191,6 +193,37 @@ static void every_length_and_mask(fkv_isa only) {
             c.rows[1] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
             check_case(&c, only);
         }
+    }
+}
+
+/* Tests latent layers: every codec that encodes single rows, the shapes of published models and odd ones, masks, and histories
+ * with several splits. */
+static void latent_layers(fkv_isa only) {
+    static const attn_shape latent_shapes[] = {
+        {16, 1, 512, 64}, {5, 1, 256, 32}, {40, 1, 64, 16}, {3, 1, 96, 48}, {128, 1, 32, 16}};
+    enum { N_SHAPES = sizeof latent_shapes / sizeof latent_shapes[0] };
+    for (uint32_t codec = 0; codec < FIRST_SEALED_CODEC; codec++) {
+        for (uint32_t s = 0; s < 2; s++) {
+            attn_case c = {.shape = latent_shapes[(codec + s * 2) % N_SHAPES], .codec = codec, .page_tokens = 64, .n_rows = 2};
+            c.page_type = (codec + s) % 2 == 0 ? FKV_F16 : FKV_BF16;
+            c.row_type = (fkv_type)((codec + s) % 3);
+            c.rotate = (fkv_rotate)(codec % 2 == s ? FKV_ROTATE_NONE : FKV_ROTATE_K);
+            c.rows[0] = (attn_mix){130, 1};
+            c.rows[1] = (attn_mix){61, 5};
+            c.outliers = s == 1;
+            check_case(&c, only);
+        }
+    }
+    for (uint32_t i = 0; i < 6; i++) {
+        attn_case c = {.shape = latent_shapes[i % N_SHAPES], .codec = i % 4, .page_tokens = 16u << i % 5, .n_rows = 2};
+        c.page_type = FKV_F16;
+        c.window = i % 2 == 0 ? 0 : 70;
+        c.n_sinks = i % 2 == 0 ? 0 : 3;
+        c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
+        c.sinks = i % 3 == 1 ? 4.0f : 0.0f;
+        c.rows[0] = (attn_mix){900 + 7 * i, 1};
+        c.rows[1] = (attn_mix){starts[i], 19};
+        check_case(&c, only);
     }
 }
 
@@ -491,6 +524,7 @@ static bool is_visible(const attn_case *c, uint32_t position, uint32_t token) {
 static void check_poison(const fkv_cpu_kernels *kernels, const attn_fixture *w, poison what, const float *clean) {
     const attn_case *c = &w->c;
     const size_t n = (size_t)c->shape.n_q_heads * c->shape.head_dim;
+    const size_t n_query = (size_t)c->shape.n_q_heads * fkv_attn_key_dim(&w->layer);
     float *got = allocate(w->n_new * n * sizeof(float));
     float *alone = allocate(n * sizeof(float));
     uint8_t *block = w->pages + (size_t)fkv_page_at(w->rows[0].view, what.token / c->page_tokens) * w->layer.block.bytes;
@@ -506,7 +540,7 @@ static void check_poison(const fkv_cpu_kernels *kernels, const attn_fixture *w, 
         fkv_attn_row one = w->rows[0];
         one.start += i;
         one.n_tokens = 1;
-        run(kernels, w, &one, 1, (const float *)w->q + i * n, alone, workers_of(1));
+        run(kernels, w, &one, 1, (const float *)w->q + i * n_query, alone, workers_of(1));
         if (is_visible(c, one.start, what.token))
             good = good && (!what.shows || (!all_finite(got + i * n, n) && !all_finite(alone, n)));
         else
@@ -528,6 +562,7 @@ static void masked_tokens_change_nothing(fkv_isa only) {
     static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}};
     for (uint32_t i = 0; i < 18; i++) {
         attn_case c = {.shape = {i % 2 == 0 ? 2 : 5, 1, 64}, .codec = codecs[i / 2], .page_tokens = 64, .n_rows = 1};
+        c.shape.rope_dim = i % 4 == 1 && c.codec < FIRST_SEALED_CODEC ? 16 : 0;
         c.window = 70;
         c.n_sinks = 3;
         c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
@@ -566,6 +601,7 @@ int main(int argc, char **argv) {
     masked_tokens_change_nothing(only);
     every_codec_and_shape(only);
     every_length_and_mask(only);
+    latent_layers(only);
     long_histories(only);
     runs_of_sealed_pages(only);
     every_softcap(only);

@@ -19,6 +19,11 @@
  *   T is the number of tokens in the step, H the number of query heads, G the number of KV heads, and D the head dimension. Row
  *   arrays are dense, row-major and of type fkv_config.row_type. k and v are [T, G, D]; q and out are [T, H, D].
  *
+ * Latent layers
+ *   A layer with multi-head latent attention (MLA) has one KV head. The cache stores one row per token, which consists of D
+ * latent channels and R RoPE channels (fkv_layer_config.rope_dim). All channels are the key, and the latent channels are also the
+ * value, so the layer has no separate values. k is [T, D + R], v is NULL, q is [T, H, D + R], and out is [T, H, D].
+ *
  * State layers
  *   A layer with a recurrent state (a convolution, linear attention or a state-space model) has no keys and values. Its memory of
  *   a sequence is one block of fixed size, which is a function of all tokens so far. The cache stores these blocks in slots, but
@@ -174,6 +179,12 @@ typedef struct fkv_layer_config {
     /* State layer: size of the recurrent state of one sequence, a multiple of 64 up to FKV_MAX_STATE_BYTES. All other fields must
      * be 0. 0: the layer stores keys and values. */
     uint32_t state_bytes;
+
+    /* Latent layer: number of RoPE channels R of a row, a multiple of 16 up to FKV_MAX_HEAD_DIM. head_dim is then the number of
+     * latent channels, n_kv_heads must be 1, and scale must not be 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits,
+     * or TurboQuant. The RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_K rotates the latent channels. 0: the
+     * layer is not latent. */
+    uint32_t rope_dim;
 } fkv_layer_config;
 
 typedef void (*fkv_log_fn)(void *user, const char *line);
@@ -402,11 +413,13 @@ typedef struct fkv_row {
  * the tokens of rows[0], followed by those of rows[1], and so on. */
 FKV_API fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, fkv_step **step);
 
-/* Quantizes the K and V rows of one layer into their pages. Each layer must be written exactly once per step. k, v: [T, G, D]. */
+/* Quantizes the K and V rows of one layer into their pages. Each layer must be written exactly once per step. k, v: [T, G, D].
+ * Latent layer: k: [T, D + R]; v must be NULL. */
 FKV_API fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v);
 
 /* Computes softmax(scale * q.K + mask).V directly on packed pages. Each query attends to the tokens of its own sequence, up to
- * and including itself. The layer must have been written in this step. q, out: [T, H, D]; out may alias q. */
+ * and including itself. The layer must have been written in this step. q, out: [T, H, D]; out may alias q. Latent layer:
+ * q: [T, H, D + R], out: [T, H, D]; out must not overlap q. */
 FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out);
 
 /* Recurrent state of one row of a step in one state layer. */

@@ -10,6 +10,9 @@
  * and the sealed form of pages have separate kernels and separate prepared queries. Queries for calibrated keys are permuted once
  * into the channel order of the head.
  *
+ * In a latent layer the RoPE channels of queries and keys are separate arrays. Their scores are added to the scores of the
+ * latent channels in the same way for every tile.
+ *
  * Invariant (bit-identical results): for each query, the splits end at the same pages and are combined in the same order, whether
  * one work item processes all splits or each split is a separate work item.
  */
@@ -38,7 +41,10 @@ typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
     void *prepared[N_FORMS]; /* queries in the format of the kernels; prepared[OPEN] is NULL unless the layer is sealed */
-    float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
+    float *q_rope;           /* [tile rows, R] RoPE channels of the queries; this array and the next two only in latent layers */
+    void *prepared_rope;
+    float *rope_scores; /* [tile rows, FKV_TILE_TOKENS] scores of the RoPE channels */
+    float *scores;      /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
     fkv_softmax split; /* softmax state of the current split */
     fkv_softmax total; /* combined softmax state of all previous splits */
@@ -116,6 +122,14 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     t.q[PACKED] = layer->calibrated ? FKV_CARVE(carve, tile_rows * dim, float) : t.q[OPEN];
     t.prepared[PACKED] = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
     t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
+    t.q_rope = NULL;
+    t.prepared_rope = NULL;
+    t.rope_scores = NULL;
+    if (layer->rope_dim != 0) {
+        t.q_rope = FKV_CARVE(carve, tile_rows * layer->rope_dim, float);
+        t.prepared_rope = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, layer->rope_dim));
+        t.rope_scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
+    }
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
     t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
     carve_softmax(carve, tile_rows, dim, &t.split);
@@ -229,14 +243,42 @@ static void order_queries(const fkv_channel_order *order, const float *q, uint32
         for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
 }
 
+/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. first: index of the first head among
+ * all heads of all tokens */
+static void load_query_heads(const fkv_attn_layer *layer, const uint8_t *q, size_t first, uint32_t n_heads, float *to) {
+    const size_t row_bytes = fkv_attn_key_dim(layer) * fkv_type_bytes(layer->row_type);
+    if (layer->rope_dim == 0) {
+        fkv_rows_to_f32(layer->row_type, q + first * row_bytes, to, (size_t)n_heads * layer->head_dim);
+        return;
+    }
+    for (uint32_t h = 0; h < n_heads; h++)
+        fkv_rows_to_f32(layer->row_type, q + (first + h) * row_bytes, to + (size_t)h * layer->head_dim, layer->head_dim);
+}
+
+/* Converts the RoPE channels of the queries of a latent layer to float, scales them, and prepares them for the kernels. */
+static void load_rope_queries(const job *j, query_tile tile, const thread_scratch *s) {
+    const fkv_attn_layer *layer = j->layer;
+    const uint32_t dim = layer->rope_dim;
+    const uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    const uint8_t *from =
+        j->q + (size_t)tile.first_token * layer->n_q_heads * fkv_attn_key_dim(layer) * fkv_type_bytes(layer->row_type);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float *to = s->q_rope + (size_t)r * dim;
+        size_t at = (size_t)r * fkv_attn_key_dim(layer) + layer->head_dim;
+        fkv_rows_to_f32(layer->row_type, from + at * fkv_type_bytes(layer->row_type), to, dim);
+        for (uint32_t d = 0; d < dim; d++) to[d] *= layer->scale;
+    }
+    j->forms[PACKED].codecs[FKV_SIDE_ROPE]->prepare(&layer->block.codec[FKV_SIDE_ROPE], s->q_rope, n_rows, s->prepared_rope);
+}
+
 /* Converts queries to float, scales them, applies the rotation of the keys, and prepares the queries for the kernels. */
 static void load_queries(const job *j, query_tile tile, uint32_t head, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n = j->heads_per_kv * layer->head_dim;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
-        size_t at = ((size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv) * layer->head_dim;
+        size_t first = (size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv;
         float *to = s->q[OPEN] + (size_t)i * n;
-        fkv_rows_to_f32(layer->row_type, j->q + at * fkv_type_bytes(layer->row_type), to, n);
+        load_query_heads(layer, j->q, first, j->heads_per_kv, to);
         for (uint32_t d = 0; d < n; d++) to[d] *= layer->scale;
         if (layer->rotate_k != NULL)
             for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
@@ -246,6 +288,7 @@ static void load_queries(const job *j, query_tile tile, uint32_t head, const thr
         order_queries(form_block(j, PACKED, head)->codec[FKV_SIDE_K].channels, s->q[OPEN], n_rows, layer->head_dim, s->q[PACKED]);
     for (form_kind f = PACKED; f <= (layer->sealed ? OPEN : PACKED); f++)
         j->forms[f].codecs[FKV_SIDE_K]->prepare(&form_block(j, f, head)->codec[FKV_SIDE_K], s->q[f], n_rows, s->prepared[f]);
+    if (layer->rope_dim != 0) load_rope_queries(j, tile, s);
 }
 
 /* Returns the softmax denominator of a row: the sum of its weights, plus the weight of the head's learned sink logit. */
@@ -358,15 +401,17 @@ FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_s
                              const uint8_t *const part[FKV_N_PARTS], fkv_fetch *fetch) {
     const fkv_attn_layer *layer = j->layer;
     const fkv_block *block = step->here.layout;
-    const fkv_codec_kernels *codec = j->forms[step->here.form].codecs[FKV_SIDE_V];
+    const fkv_side side = fkv_attn_value_side(layer);
+    const fkv_codec_kernels *codec = j->forms[step->here.form].codecs[side];
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->split);
     if (!fkv_masks_hide(s->masks, n_rows, step->n_tokens)) {
-        codec->values(&block->codec[FKV_SIDE_V], part, fetch, step->n_tokens, s->scores, n_rows, s->split.out);
+        codec->values(&block->codec[side], part, fetch, step->n_tokens, s->scores, n_rows, s->split.out);
         return;
     }
     fkv_value_tile values = {.kernels = j->kernels,
                              .values = codec->values,
-                             .block = block,
+                             .k_codec = &block->codec[FKV_SIDE_K],
+                             .codec = &block->codec[side],
                              .n_tokens = step->n_tokens,
                              .masks = s->masks,
                              .n_rows = n_rows,
@@ -375,6 +420,20 @@ FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_s
                              .out = s->split.out};
     memcpy(values.part, part, sizeof values.part);
     fkv_attn_visible_values(&values, fetch);
+}
+
+/* Adds the scores of the RoPE channels of a latent layer to the scores of its latent channels. Scores past n_tokens are undefined
+ * before and after. */
+static void add_rope_scores(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
+                            const uint8_t *const part[FKV_N_PARTS]) {
+    fkv_fetch none = {.n_ranges = 0};
+    j->forms[PACKED].codecs[FKV_SIDE_ROPE]->scores(&step->here.layout->codec[FKV_SIDE_ROPE], part, &none, step->n_tokens,
+                                                   s->q_rope, s->prepared_rope, n_rows, s->rope_scores);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float *to = s->scores + (size_t)r * FKV_TILE_TOKENS;
+        const float *from = s->rope_scores + (size_t)r * FKV_TILE_TOKENS;
+        for (uint32_t t = 0; t < FKV_TILE_TOKENS; t++) to[t] += from[t];
+    }
 }
 
 /* Computes one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next tile. */
@@ -388,7 +447,8 @@ FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch 
     fetch_open(j, step->next, &fetch);
     j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
                                               s->prepared[form], n_rows, s->scores);
-    apply_values(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
+    if (j->layer->rope_dim != 0) add_rope_scores(j, s, step, n_rows, part[FKV_SIDE_ROPE]);
+    apply_values(j, s, step, n_rows, part[fkv_attn_value_side(j->layer)], &fetch);
 }
 
 static void close_splits(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {

@@ -11,6 +11,10 @@
  * A sealed layer has two blocks per page. Rows are written to the open block, and a full page is packed into the sealed block
  * before attention runs. The form that a query sees depends only on its position: it sees page 0 and the pages of its own span
  * (FKV_OPEN_SPAN) in open form, and every other page in sealed form.
+ *
+ * A latent layer has one KV head. Its keys consist of head_dim latent channels and rope_dim RoPE channels, and the latent
+ * channels are also the values. A score is the sum of the dot products over the two parts, each computed by the kernels of its
+ * codec.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
@@ -30,6 +34,7 @@ typedef struct fkv_attn_layer {
     uint32_t n_q_heads;  /* H */
     uint32_t n_kv_heads; /* G */
     uint32_t head_dim;   /* D */
+    uint32_t rope_dim;   /* R: RoPE channels of a latent layer; 0: the layer is not latent */
     uint32_t window;     /* 0: unlimited */
     uint32_t n_sinks;
     float scale;
@@ -54,6 +59,14 @@ FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_O
 
 /* Returns whether a query in logical page `own` sees logical page `page` in open form. */
 FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page >= fkv_attn_first_open(own); }
+
+/* Returns the number of values in a key or query row of one head. */
+FKV_INLINE uint32_t fkv_attn_key_dim(const fkv_attn_layer *layer) { return layer->head_dim + layer->rope_dim; }
+
+/* Returns the side of a block that holds the values. */
+FKV_INLINE fkv_side fkv_attn_value_side(const fkv_attn_layer *layer) {
+    return layer->rope_dim != 0 ? FKV_SIDE_LATENT : FKV_SIDE_V;
+}
 
 /* Returns the layout of the block that rows are written to. */
 FKV_INLINE const fkv_block *fkv_attn_row_block(const fkv_attn_layer *layer) {
@@ -101,12 +114,13 @@ uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
 /* Returns a scratch size, in bytes, that suffices for any step over this layer. A cache reserves the maximum over its layers. */
 uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads);
 
-/* Writes the rows k: [T, G, D] and v: [T, G, D] to pages. In a sealed layer, also seals the pages that are now full. */
+/* Writes the rows k: [T, G, D] and v: [T, G, D] to pages. In a latent layer, k is [T, D + R], and v is not used. In a sealed
+ * layer, also seals the pages that are now full. */
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers);
 
-/* Computes attention for the queries q: [T, H, D] and writes the result to out: [T, H, D]. The tokens of this step must already
- * be in the pages. Returns the number of packed bytes read. */
+/* Computes attention for the queries q: [T, H, D + R] and writes the result to out: [T, H, D]. The tokens of this step must
+ * already be in the pages. Returns the number of packed bytes read. */
 uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                          const void *q, void *out, void *scratch, fkv_workers *workers);
 

@@ -13,7 +13,7 @@ typedef struct query {
     uint32_t head; /* KV head */
     uint32_t q_head;
     uint32_t position;
-    float q[FKV_MAX_HEAD_DIM];
+    float q[2 * FKV_MAX_HEAD_DIM]; /* the RoPE channels of a latent layer follow the latent channels */
 } query;
 
 static void decode_token_row(const query *x, uint32_t token, fkv_side side, float *out) {
@@ -33,10 +33,11 @@ static bool query_sees(const query *x, uint32_t token) {
 }
 
 static double score(const query *x, uint32_t token) {
-    float k[FKV_MAX_HEAD_DIM];
+    float k[2 * FKV_MAX_HEAD_DIM];
     decode_token_row(x, token, FKV_SIDE_K, k);
+    if (x->layer->rope_dim != 0) decode_token_row(x, token, FKV_SIDE_ROPE, k + x->layer->head_dim);
     double sum = 0;
-    for (uint32_t d = 0; d < x->layer->head_dim; d++) sum += (double)x->q[d] * (double)k[d];
+    for (uint32_t d = 0; d < fkv_attn_key_dim(x->layer); d++) sum += (double)x->q[d] * (double)k[d];
     sum *= (double)x->layer->scale;
     double cap = (double)x->layer->softcap;
     return cap > 0 ? cap * tanh(sum / cap) : sum;
@@ -52,7 +53,7 @@ static void attend_one(const query *x, float *out) {
     for (uint32_t t = 0; t <= x->position; t++) {
         if (!query_sees(x, t)) continue;
         float v[FKV_MAX_HEAD_DIM];
-        decode_token_row(x, t, FKV_SIDE_V, v);
+        decode_token_row(x, t, fkv_attn_value_side(x->layer), v);
         double p = exp(score(x, t) - max);
         total += p;
         for (uint32_t d = 0; d < dim; d++) sum[d] += p * (double)v[d];
@@ -63,13 +64,14 @@ static void attend_one(const query *x, float *out) {
 
 void fkv_attn_reference(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q, void *out) {
     size_t number = fkv_type_bytes(layer->row_type);
-    size_t at = 0; /* offset of the current row in q and out */
+    size_t at = 0;   /* offset of the current row in out */
+    size_t from = 0; /* offset of the current row in q */
     for (uint32_t r = 0; r < n_rows; r++) {
         for (uint32_t i = 0; i < rows[r].n_tokens; i++) {
-            for (uint32_t h = 0; h < layer->n_q_heads; h++, at += layer->head_dim) {
+            for (uint32_t h = 0; h < layer->n_q_heads; h++, at += layer->head_dim, from += fkv_attn_key_dim(layer)) {
                 query x = {.layer = layer, .row = &rows[r], .q_head = h, .position = rows[r].start + i};
                 x.head = h / (layer->n_q_heads / layer->n_kv_heads);
-                fkv_rows_to_f32(layer->row_type, (const uint8_t *)q + at * number, x.q, layer->head_dim);
+                fkv_rows_to_f32(layer->row_type, (const uint8_t *)q + from * number, x.q, fkv_attn_key_dim(layer));
                 if (layer->rotate_k != NULL) fkv_rotation_apply(layer->rotate_k, x.q);
                 float result[FKV_MAX_HEAD_DIM];
                 attend_one(&x, result);

@@ -16,7 +16,7 @@ static bool has_scales(const fkv_codec *codec) { return codec->row_bytes[FKV_PAR
  * a bfloat16 scale is so large that scale * code may overflow a float. */
 static bool any_not_finite(const fkv_value_tile *t, uint32_t from, uint32_t end) {
     enum { F16_INFINITY = 0x7c00, BF16_2_POW_112 = (127 + 112) << 7 };
-    const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
+    const fkv_codec *codec = t->codec;
     uint16_t limit = codec->type == FKV_F16 ? F16_INFINITY : BF16_2_POW_112;
     if (from >= end) return false;
     for (int p = 0; p < FKV_N_PARTS; p++) {
@@ -36,7 +36,7 @@ static bool hides_not_finite(const fkv_value_tile *t) {
 
 /* Copies one part (codes, scales or biases) of n tokens, starting at token `from`. Bytes of masked tokens are set to 0. */
 static void copy_visible(const fkv_value_tile *t, fkv_row_mask mask, uint32_t from, uint32_t n, fkv_part p, uint8_t *to) {
-    uint32_t bytes = t->block->codec[FKV_SIDE_V].row_bytes[p];
+    uint32_t bytes = t->codec->row_bytes[p];
     for (uint32_t i = 0; i < n; i++) {
         if (mask_shows(mask, from + i))
             memcpy(to + (size_t)i * bytes, t->part[p] + (size_t)(from + i) * bytes, bytes);
@@ -49,7 +49,7 @@ static void visible_scaled_values(const fkv_value_tile *t, uint32_t row, fkv_fet
     /* tokens past n_tokens are zeroed as well, because kernels read whole vectors */
     uint8_t scales[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
     uint8_t biases[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
-    const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
+    const fkv_codec *codec = t->codec;
     copy_visible(t, t->masks[row], 0, t->n_tokens, FKV_PART_SCALES, scales);
     copy_visible(t, t->masks[row], 0, t->n_tokens, FKV_PART_BIASES, biases);
     const uint8_t *part[FKV_N_PARTS] = {t->part[FKV_PART_CODES], scales, biases};
@@ -58,7 +58,7 @@ static void visible_scaled_values(const fkv_value_tile *t, uint32_t row, fkv_fet
 
 static void visible_half_values(const fkv_value_tile *t, uint32_t row, fkv_fetch *next) {
     uint8_t rows[SLICE_TOKENS * FKV_MAX_HEAD_DIM * 2];
-    const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
+    const fkv_codec *codec = t->codec;
     const uint8_t *part[FKV_N_PARTS] = {rows, NULL, NULL};
     for (uint32_t from = 0; from < t->n_tokens; from += SLICE_TOKENS) {
         uint32_t n = fkv_min_u32(SLICE_TOKENS, t->n_tokens - from);
@@ -68,8 +68,7 @@ static void visible_half_values(const fkv_value_tile *t, uint32_t row, fkv_fetch
 }
 
 void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
-    const fkv_codec *k_codec = &t->block->codec[FKV_SIDE_K];
-    const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
+    const fkv_codec *codec = t->codec;
     if (!hides_not_finite(t)) {
         t->values(codec, t->part, next, t->n_tokens, t->p, t->n_rows, t->out);
         return;
@@ -77,12 +76,12 @@ void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
     const fkv_cpu_kernels *kernels = t->kernels;
     kernels->leave(); /* enter() was called for all rows; from here on, the kernels process one query at a time */
     for (uint32_t row = 0; row < t->n_rows; row += t->heads) {
-        kernels->enter(k_codec, t->heads);
+        kernels->enter(t->k_codec, t->heads);
         if (has_scales(codec))
             visible_scaled_values(t, row, next);
         else
             visible_half_values(t, row, next);
         kernels->leave();
     }
-    kernels->enter(k_codec, t->n_rows);
+    kernels->enter(t->k_codec, t->n_rows);
 }

@@ -13,7 +13,8 @@ typedef struct fkv_value_tile {
     const fkv_cpu_kernels *kernels;
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out); /* values() of the codec */
-    const fkv_block *block;
+    const fkv_codec *k_codec;                                    /* codec for which enter() was called */
+    const fkv_codec *codec;                                      /* codec of the values */
     const uint8_t *part[FKV_N_PARTS];
     uint32_t n_tokens;
     const fkv_row_mask *masks; /* [rows] */

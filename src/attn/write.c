@@ -20,11 +20,13 @@ typedef struct write_job {
     const uint8_t *side[FKV_N_SIDES];
 } write_job;
 
-static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_side side, size_t at, const fkv_rotation *rotation) {
+/* Encodes the row at index `at` of `rows` into a slot of a block. */
+static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_side side, const uint8_t *rows, size_t at,
+                      const fkv_rotation *rotation) {
     const fkv_attn_layer *layer = j->layer;
     float x[FKV_MAX_HEAD_DIM];
     uint8_t *part[FKV_N_PARTS];
-    fkv_rows_to_f32(layer->row_type, j->side[side] + at * fkv_type_bytes(layer->row_type), x, layer->head_dim);
+    fkv_rows_to_f32(layer->row_type, rows + at * fkv_type_bytes(layer->row_type), x, j->block->codec[side].dim);
     fkv_block_row(j->block, block, side, slot, part);
     if (rotation != NULL) {
         fkv_codec_clean(&j->block->codec[side], x);
@@ -62,10 +64,13 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
         uint32_t slot = position % j->block->page_tokens;
         uint8_t *blocks = j->pages + (size_t)page * layer->n_kv_heads * j->block->bytes;
         for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
-            size_t from = ((size_t)token * layer->n_kv_heads + head) * layer->head_dim;
+            size_t from = ((size_t)token * layer->n_kv_heads + head) * fkv_attn_key_dim(layer);
             uint8_t *block = blocks + (size_t)head * j->block->bytes;
-            write_row(j, block, slot, FKV_SIDE_K, from, layer->rotate_k);
-            write_row(j, block, slot, FKV_SIDE_V, from, layer->rotate_v);
+            write_row(j, block, slot, FKV_SIDE_K, j->side[FKV_SIDE_K], from, layer->rotate_k);
+            if (layer->rope_dim != 0)
+                write_row(j, block, slot, FKV_SIDE_ROPE, j->side[FKV_SIDE_K], from + layer->head_dim, NULL);
+            else
+                write_row(j, block, slot, FKV_SIDE_V, j->side[FKV_SIDE_V], from, layer->rotate_v);
         }
     }
 }

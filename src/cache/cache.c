@@ -6,6 +6,7 @@
 #include "device.h"
 
 #include "../base/cpu.h"
+#include "../base/float16.h"
 #include "../base/memory.h"
 #include "../store/prefix_pack.h"
 #include "cache_workers.h"
@@ -112,6 +113,10 @@ static fkv_status make_cache_shape(const fkv_device *device, const fkv_config *c
     FKV_TRY(fkv_shape_make(&used, shape));
     FKV_REQUIRE(device->on_host || shape->state_group == FKV_MAX_GROUPS, FKV_UNSUPPORTED,
                 "layers with a recurrent state are supported only in host memory, not on this device");
+    for (uint32_t i = 0; i < config->n_layers; i++)
+        FKV_REQUIRE(device->on_host || !fkv_shape_is_latent(fkv_shape_layer(config, i)), FKV_UNSUPPORTED,
+                    "layer %u: layers with latent attention (rope_dim %u) are supported only in host memory, not on this device",
+                    i, fkv_shape_layer(config, i)->rope_dim);
     if (!device->on_host) shape->scratch_bytes = 0;
     return FKV_OK;
 }
@@ -506,11 +511,26 @@ static const fkv_attn_row *layer_rows(const fkv_step *step, uint32_t layer) {
 fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_UNWRITTEN, "fkv_write"));
     FKV_TRY(check_layer_kind(step, layer, false, "fkv_write"));
-    FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v is NULL for layer %u", layer);
     fkv_cache *cache = step->cache;
+    const bool is_latent = cache->layers.attn[layer].rope_dim != 0;
+    FKV_REQUIRE(k != NULL && (v != NULL || is_latent), FKV_BAD_ARGUMENT, "fkv_write: k or v is NULL for layer %u", layer);
+    FKV_REQUIRE(v == NULL || !is_latent, FKV_BAD_ARGUMENT,
+                "fkv_write: v of layer %u is not NULL, but a latent layer has no separate values", layer);
     fkv_attn_write(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, k, v, cache->workers);
     fkv_step_wrote(step, layer);
     return FKV_OK;
+}
+
+/* Returns whether the queries and the outputs of a layer overlap in memory. */
+static bool overlaps(const fkv_step *step, uint32_t layer, const void *q, const void *out) {
+    const fkv_attn_layer *l = &step->cache->layers.attn[layer];
+    const fkv_attn_row *rows = layer_rows(step, layer);
+    const fkv_attn_row *last = &rows[step->n_rows - 1];
+    const size_t n_heads = (size_t)(last->first + last->n_tokens - rows[0].first) * l->n_q_heads;
+    const size_t bytes = fkv_type_bytes(l->row_type);
+    const uintptr_t q_begin = (uintptr_t)q;
+    const uintptr_t out_begin = (uintptr_t)out;
+    return q_begin < out_begin + n_heads * l->head_dim * bytes && out_begin < q_begin + n_heads * fkv_attn_key_dim(l) * bytes;
 }
 
 fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
@@ -519,6 +539,8 @@ fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) 
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_WRITTEN, "fkv_attend"));
     FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out is NULL for layer %u", layer);
     fkv_cache *cache = step->cache;
+    FKV_REQUIRE(cache->layers.attn[layer].rope_dim == 0 || !overlaps(step, layer, q, out), FKV_BAD_ARGUMENT,
+                "fkv_attend: out overlaps q, but layer %u is latent, and its output rows are shorter than its queries", layer);
     uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, q, out,
                                      cache->scratch, cache->workers);
     fkv_step_attended(step, bytes);

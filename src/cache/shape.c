@@ -29,15 +29,33 @@ static fkv_status check_state_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->state_bytes % STATE_ALIGN == 0 && l->state_bytes <= FKV_MAX_STATE_BYTES, FKV_BAD_CONFIG,
                 "layer %u: state_bytes is %u (expected a multiple of %d, at most %d)", layer, l->state_bytes, STATE_ALIGN,
                 FKV_MAX_STATE_BYTES);
-    FKV_REQUIRE(l->n_q_heads == 0 && l->n_kv_heads == 0 && l->head_dim == 0 && l->window == 0 && l->n_sinks == 0 &&
-                    l->sink_logits == NULL && l->channel_bits == NULL,
+    FKV_REQUIRE(l->n_q_heads == 0 && l->n_kv_heads == 0 && l->head_dim == 0 && l->rope_dim == 0 && l->window == 0 &&
+                    l->n_sinks == 0 && l->sink_logits == NULL && l->channel_bits == NULL,
                 FKV_BAD_CONFIG, "layer %u: a state layer (state_bytes %u) has no heads, window or sinks; set these fields to 0",
                 layer, l->state_bytes);
     return FKV_OK;
 }
 
+/* Checks the fields of a latent layer that have other limits in other layers. */
+static fkv_status check_latent_layer(const fkv_layer_config *l, uint32_t layer) {
+    FKV_REQUIRE(l->rope_dim % 16 == 0 && l->rope_dim <= FKV_MAX_HEAD_DIM, FKV_BAD_CONFIG,
+                "layer %u: rope_dim is %u (expected a multiple of 16, at most %d)", layer, l->rope_dim, FKV_MAX_HEAD_DIM);
+    FKV_REQUIRE(l->n_kv_heads == 1, FKV_BAD_CONFIG,
+                "layer %u: n_kv_heads is %u, but a latent layer (rope_dim %u) has one KV head", layer, l->n_kv_heads,
+                l->rope_dim);
+    FKV_REQUIRE(
+        l->scale != 0.0f, FKV_BAD_CONFIG,
+        "layer %u: scale is 0, but a latent layer (rope_dim %u) has no default scale; set it to 1/sqrt of the head dimension "
+        "before absorption",
+        layer, l->rope_dim);
+    FKV_REQUIRE(!fkv_shape_sealed(l) && l->k.kind != FKV_CODEC_SEALED_V, FKV_UNSUPPORTED,
+                "layer %u: sealed codecs are not supported for latent layers; use 16, 8, 4 or 2 bits, or TurboQuant", layer);
+    return FKV_OK;
+}
+
 static fkv_status check_layer_config(const fkv_layer_config *l, uint32_t layer) {
     if (fkv_shape_is_state(l)) return check_state_layer(l, layer);
+    if (fkv_shape_is_latent(l)) FKV_TRY(check_latent_layer(l, layer));
     FKV_REQUIRE(l->n_q_heads > 0 && l->n_kv_heads > 0 && l->n_q_heads % l->n_kv_heads == 0, FKV_BAD_CONFIG,
                 "layer %u: n_q_heads is %u and n_kv_heads is %u; n_kv_heads must divide n_q_heads", layer, l->n_q_heads,
                 l->n_kv_heads);
@@ -57,7 +75,9 @@ static fkv_status check_layer_config(const fkv_layer_config *l, uint32_t layer) 
     for (uint32_t h = 0; l->sink_logits != NULL && h < l->n_q_heads; h++)
         FKV_REQUIRE(isfinite(l->sink_logits[h]), FKV_BAD_CONFIG, "layer %u: sink_logits[%u] is %g; it must be finite", layer, h,
                     (double)l->sink_logits[h]);
-    return check_codec_kinds(l, layer);
+    fkv_layer_config used = *l;
+    used.v = fkv_shape_v_codec(l);
+    return check_codec_kinds(&used, layer);
 }
 
 static fkv_status check_cache_config(const fkv_config *c) {
@@ -185,16 +205,18 @@ fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_at
     fkv_codec k;
     fkv_codec v;
     FKV_TRY(fkv_codec_make(l->k, l->head_dim, c->page_type, &k));
-    FKV_TRY(fkv_codec_make(l->v, l->head_dim, c->page_type, &v));
+    const bool is_latent = fkv_shape_is_latent(l);
+    FKV_TRY(fkv_codec_make(fkv_shape_v_codec(l), is_latent ? l->rope_dim : l->head_dim, c->page_type, &v));
     FKV_TRY(check_rotation(l->k, c->rotate, FKV_ROTATE_K, "K"));
-    FKV_TRY(check_rotation(l->v, c->rotate, FKV_ROTATE_V, "V"));
+    FKV_TRY(check_rotation(fkv_shape_v_codec(l), c->rotate, FKV_ROTATE_V, "V"));
     for (uint32_t h = 0; l->channel_bits != NULL && h < l->n_kv_heads; h++)
         FKV_TRY(fkv_channel_bits_check(l->channel_bits + (size_t)h * l->head_dim, l->head_dim, l->k.bits, h));
     if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
-    if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
+    if ((c->rotate & FKV_ROTATE_V) != 0 && !is_latent) fkv_codec_rotated(&v);
     *out = (fkv_attn_layer){.n_q_heads = l->n_q_heads,
                             .n_kv_heads = l->n_kv_heads,
                             .head_dim = l->head_dim,
+                            .rope_dim = l->rope_dim,
                             .window = l->window,
                             .n_sinks = l->n_sinks,
                             .scale = l->scale != 0.0f ? l->scale : 1.0f / sqrtf((float)l->head_dim),
@@ -320,8 +342,13 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         FKV_ASSERT(status == FKV_OK); /* already checked by fkv_shape_make() */
         (void)status;
         put_slab_layer(shape, attn, i, layers->slab);
-        layers->file[i] = (fkv_file_layer){l->n_kv_heads,          l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k),
-                                           fkv_file_side_of(l->v), {0}};
+        layers->file[i] = (fkv_file_layer){.n_kv_heads = l->n_kv_heads,
+                                           .head_dim = l->head_dim,
+                                           .window = l->window,
+                                           .n_sinks = l->n_sinks,
+                                           .k = fkv_file_side_of(l->k),
+                                           .v = fkv_file_side_of(fkv_shape_v_codec(l)),
+                                           .rope_dim = l->rope_dim};
         if (l->sink_logits != NULL) {
             attn->sink_logits = memcpy(free.sink_logits, l->sink_logits, l->n_q_heads * sizeof *free.sink_logits);
             free.sink_logits += l->n_q_heads;
@@ -332,6 +359,7 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);
         if ((c->rotate & FKV_ROTATE_K) != 0 && !attn->sealed) attn->rotate_k = &pair[FKV_SIDE_K];
         if ((c->rotate & FKV_ROTATE_V) != 0) attn->rotate_v = &pair[FKV_SIDE_V];
+        if (fkv_shape_is_latent(l)) attn->rotate_v = attn->rotate_k; /* the latent channels are keys and values */
     }
     shape->slab.layers = layers->slab;
     (void)fkv_slab_layout(&shape->slab);

@@ -57,6 +57,13 @@ FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uin
     return config->layers != NULL ? &config->layers[layer] : &config->layer;
 }
 
+FKV_INLINE bool fkv_shape_is_latent(const fkv_layer_config *layer) { return layer->rope_dim != 0; }
+
+/* Returns the codec of the V side of a block: the codec of the values, or of the RoPE channels of a latent layer. */
+FKV_INLINE fkv_codec_config fkv_shape_v_codec(const fkv_layer_config *layer) {
+    return fkv_shape_is_latent(layer) ? (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF} : layer->v;
+}
+
 FKV_INLINE bool fkv_shape_is_state(const fkv_layer_config *layer) { return layer->state_bytes != 0; }
 
 FKV_INLINE bool fkv_shape_calibrated(const fkv_layer_config *layer) { return layer->k.kind == FKV_CODEC_CALIBRATED; }

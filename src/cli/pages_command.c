@@ -21,8 +21,12 @@ static void show_text(const char *path, const fkv_file_info *info) {
     utf8_print_escaped(stdout, path);
     printf(": page file version %u, %s, %llu pages of %u tokens\n", info->version, kit_bytes(info->file_bytes, size),
            (unsigned long long)info->n_pages, info->page_tokens);
-    printf("tokens   %u\nlayers   %u; first layer: %u KV heads of dimension %u, window %u, sinks %u\n", info->n_tokens,
-           info->n_layers, l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
+    printf("tokens   %u\nlayers   %u; first layer: ", info->n_tokens, info->n_layers);
+    if (l->rope_dim != 0)
+        printf("latent of dimension %u and %u RoPE channels", l->head_dim, l->rope_dim);
+    else
+        printf("%u KV heads of dimension %u", l->n_kv_heads, l->head_dim);
+    printf(", window %u, sinks %u\n", l->window, l->n_sinks);
     codec_choice codec = codec_of(info);
     char name[CODEC_NAME];
     printf("codec    %s; %s scales; rotation %s\n", codec_name(&codec, name), info->page_type == FKV_BF16 ? "bf16" : "fp16",
@@ -51,6 +55,7 @@ static int show_json(const fkv_file_info *info) {
     kit_json_object(json, "first_layer");
     kit_json_integer(json, "n_kv_heads", l->n_kv_heads);
     kit_json_integer(json, "head_dim", l->head_dim);
+    kit_json_integer(json, "rope_dim", l->rope_dim);
     kit_json_integer(json, "window", l->window);
     kit_json_integer(json, "n_sinks", l->n_sinks);
     codec_json(&codec, json);

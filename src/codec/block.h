@@ -12,7 +12,15 @@
 
 enum { FKV_BLOCK_ALIGN = 64 };
 
-typedef enum fkv_side { FKV_SIDE_K = 0, FKV_SIDE_V = 1, FKV_N_SIDES = 2 } fkv_side;
+/* A block of a latent layer stores the latent channels, which are both key and value, instead of K, and the RoPE channels of the
+ * key instead of V. */
+typedef enum fkv_side {
+    FKV_SIDE_K = 0,
+    FKV_SIDE_V = 1,
+    FKV_N_SIDES = 2,
+    FKV_SIDE_LATENT = FKV_SIDE_K,
+    FKV_SIDE_ROPE = FKV_SIDE_V
+} fkv_side;
 
 typedef struct fkv_block {
     fkv_codec codec[FKV_N_SIDES];

@@ -33,8 +33,9 @@ typedef struct fkv_file_layer {
     uint32_t window;
     uint32_t n_sinks;
     fkv_file_side k;
-    fkv_file_side v;
-    uint32_t zero[2];
+    fkv_file_side v;   /* in a latent layer: the codec of the RoPE channels */
+    uint32_t rope_dim; /* number of RoPE channels of a latent layer, whose latent has head_dim channels; otherwise 0 */
+    uint32_t zero;
 } fkv_file_layer;
 
 /* Convert between a codec configuration and its on-disk form. Both results are canonical: FKV_CODEC_AUTO is resolved, and the

@@ -29,10 +29,11 @@ static bool file_layer_is_sealed(const fkv_file_layer *layer) {
     return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
 }
 
-/* Returns whether K and V may have the codec kinds of the record and whether its reserved words are 0. */
+/* Returns whether K and V may have the codec kinds of the record and whether its reserved word is 0. */
 static bool kinds_are_valid(const fkv_file_layer *layer) {
     return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
-           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) && layer->zero[0] == 0 && layer->zero[1] == 0;
+           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) && layer->zero == 0 &&
+           (layer->rope_dim == 0 || (layer->v.kind == FKV_CODEC_HALF && !file_layer_is_sealed(layer)));
 }
 
 /* Initializes the codec of K or V. Returns false if the codec does not exist or is not in canonical form. */
@@ -48,13 +49,18 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
                     layer->head_dim % 16 == 0,
                 FKV_FILE_DAMAGED, "damaged page file: layer %u has invalid dimensions (n_kv_heads %u, head_dim %u): %s", number,
                 layer->n_kv_heads, layer->head_dim, path);
+    FKV_REQUIRE(layer->rope_dim == 0 ||
+                    (layer->n_kv_heads == 1 && layer->rope_dim % 16 == 0 && layer->rope_dim <= FKV_MAX_HEAD_DIM),
+                FKV_FILE_DAMAGED,
+                "damaged page file: layer %u has invalid dimensions for a latent layer (n_kv_heads %u, rope_dim %u): %s", number,
+                layer->n_kv_heads, layer->rope_dim, path);
     FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
                 "damaged page file: layer %u has n_sinks %u but no window: %s", number, layer->n_sinks, path);
     fkv_codec k;
     fkv_codec v;
     FKV_REQUIRE(
         kinds_are_valid(layer) && side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
-            side_codec(layer->v, layer->head_dim, (fkv_type)header->page_type, &v),
+            side_codec(layer->v, layer->rope_dim != 0 ? layer->rope_dim : layer->head_dim, (fkv_type)header->page_type, &v),
         FKV_FILE_DAMAGED,
         "damaged page file: layer %u has an invalid codec (head_dim %u; K kind %u, bits %u, group %u; V kind %u, bits %u, group %u): "
         "%s",
@@ -233,6 +239,7 @@ static fkv_status compare_layer(uint32_t number, const fkv_file_layer *file, con
     const fkv_file_side v = canonical_side(ours->v);
     FKV_TRY(compare_layer_field(number, "n_kv_heads", file->n_kv_heads, ours->n_kv_heads, path));
     FKV_TRY(compare_layer_field(number, "head_dim", file->head_dim, ours->head_dim, path));
+    FKV_TRY(compare_layer_field(number, "rope_dim", file->rope_dim, ours->rope_dim, path));
     FKV_TRY(compare_layer_field(number, "window", file->window, ours->window, path));
     FKV_TRY(compare_layer_field(number, "n_sinks", file->n_sinks, ours->n_sinks, path));
     FKV_TRY(compare_layer_field(number, "k.bits", file->k.bits, k.bits, path));

@@ -364,6 +364,7 @@ fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) 
                         .head_dim = layer->head_dim,
                         .window = layer->window,
                         .n_sinks = layer->n_sinks,
+                        .rope_dim = layer->rope_dim,
                         .k = fkv_file_codec(layer->k),
                         .v = fkv_file_codec(layer->v)},
     };
