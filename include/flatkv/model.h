@@ -90,6 +90,7 @@ typedef struct fkv_model_info {
     uint32_t head_dim;
     uint32_t window;      /* sliding window of the windowed layers; 0: no layer has one */
     uint64_t state_bytes; /* size of the recurrent states of one sequence in all layers; 0: no layer is recurrent */
+    uint32_t latent_dim;  /* latent channels of multi-head latent attention (MLA); 0: the model has none. n_kv_heads is then 1 */
     uint32_t context;     /* context length the model was trained for, in tokens */
     uint32_t n_vocab;
     uint32_t bos;   /* beginning-of-sequence token, or FKV_NO_TOKEN */
@@ -110,7 +111,8 @@ FKV_API const fkv_model_info *fkv_model_about(const fkv_model *model);
 
 typedef struct fkv_model_layer {
     uint32_t n_kv_heads;
-    uint32_t head_dim;
+    uint32_t head_dim; /* latent attention: number of latent channels */
+    uint32_t rope_dim; /* latent attention: number of RoPE channels that are stored with the latent channels; otherwise 0 */
     uint32_t window;   /* sliding window; 0: full attention */
     uint32_t kv_layer; /* index of the layer whose pages this layer reads: its own, or an earlier one if this layer stores no keys
                           and values */

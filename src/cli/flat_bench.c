@@ -23,7 +23,7 @@ static const char usage[] =
 enum { DECODED = 64 }; /* number of tokens at the end of the context that are decoded one by one, with logits */
 
 typedef struct flat {
-    const flat_options *o;
+    flat_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     uint32_t n_tokens;

@@ -18,6 +18,7 @@ model_cost model_cost_of(const char *path) {
         (void)snprintf(cost.architecture, sizeof cost.architecture, "%s", about->architecture);
         cost.trained = about->context;
         cost.context = about->context < MAX_CONTEXT ? about->context : MAX_CONTEXT;
+        model_options_adapt(&defaults, model);
         fkv_runner_config runner = model_options_runner(&defaults, cost.context);
         cost.status = fkv_runner_plan_make(model, &runner, &plan);
     }

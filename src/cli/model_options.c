@@ -85,7 +85,14 @@ bool model_options_parse(model_options *o, const char *usage, const kit_option *
     return *code == EXIT_GOOD;
 }
 
-int model_options_load(const model_options *o, bool plan_only, fkv_model **model) {
+void model_options_adapt(model_options *o, const fkv_model *model) {
+    const fkv_layer_config usual = fkv_config_default().layer;
+    codec_choice *codec = &o->codecs.codecs[0];
+    if (o->codecs.named || fkv_model_about(model)->latent_dim == 0 || codec->k.kind != FKV_CODEC_SEALED) return;
+    *codec = (codec_choice){.k = usual.k, .v = usual.k, .rotate = FKV_ROTATE_KV};
+}
+
+int model_options_load(model_options *o, bool plan_only, fkv_model **model) {
     char path[MODEL_PATH];
     int code = o->model != NULL ? model_path_of(o->model, path) : model_fail_unnamed();
     if (code != EXIT_GOOD) return code;
@@ -101,7 +108,9 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     config.n_threads = o->n_threads;
     config.plan_only = plan_only;
     fkv_status status = fkv_model_load(path, &config, model);
-    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+    if (status != FKV_OK) return cli_fail_status(status);
+    model_options_adapt(o, *model);
+    return EXIT_GOOD;
 }
 
 void model_report_chat(const fkv_model *model) {

@@ -39,8 +39,11 @@ void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
 /* Like kit_options_parse(), but also parses the values of --codecs and --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
-/* Loads the model, without its weights if plan_only is set. Returns an exit code. */
-int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
+/* Replaces the command's default codec by 8 bits if the model has latent attention, whose pages cannot be sealed. */
+void model_options_adapt(model_options *o, const fkv_model *model);
+
+/* Loads the model, without its weights if plan_only is set, and calls model_options_adapt(). Returns an exit code. */
+int model_options_load(model_options *o, bool plan_only, fkv_model **model);
 
 /* If the chat template is missing or unsupported, prints to standard error why the model cannot chat. */
 void model_report_chat(const fkv_model *model);

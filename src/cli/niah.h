@@ -24,7 +24,7 @@ typedef struct niah_options {
 } niah_options;
 
 typedef struct niah {
-    const niah_options *o;
+    niah_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     haystack haystack;

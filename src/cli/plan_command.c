@@ -29,7 +29,7 @@ typedef struct plan_options {
 
 /* Subject of the plan: a model, or a cache of a given shape. */
 typedef struct subject {
-    const plan_options *o;
+    plan_options *o;
     fkv_model *model;      /* the planned model; NULL for a cache without a model */
     uint8_t *channel_bits; /* bit widths of key channels for a cache without a model; NULL if the codec is not calibrated */
     fkv_config shape;
@@ -156,6 +156,10 @@ static void print_head(const subject *s) {
     if (is_config(s)) (void)snprintf(parameters, sizeof parameters, "%.3g billion parameters, ", (double)a->n_parameters / 1e9);
     printf("%s (%s, %u layers, %u/%u/%u, %strained for %u tokens), %u tokens%s\n", s->o->model.model, a->architecture,
            a->n_layers, a->n_q_heads, a->n_kv_heads, a->head_dim, parameters, a->context, s->n_tokens, bounded);
+    fkv_model_layer layer;
+    if (a->latent_dim != 0 && fkv_model_layer_about(s->model, 0, &layer) == FKV_OK)
+        printf("Each layer stores %u latent channels and %u RoPE channels per token, for keys and values of all heads.\n",
+               layer.head_dim, layer.rope_dim);
     if (is_config(s)) printf("The size of the weights is an estimate based on config.json.\n");
     if (s->remote.variant != NULL) print_remote(&s->remote);
     putchar('\n');
@@ -362,8 +366,10 @@ static int load_model(subject *s) {
                !has_safetensors(m.model))
         m.model = config;
     int code = model_options_load(&m, true, &s->model);
-    if (code == EXIT_GOOD) s->n_tokens = m.context != 0 ? m.context : fkv_model_about(s->model)->context;
-    return code;
+    if (code != EXIT_GOOD) return code;
+    s->n_tokens = m.context != 0 ? m.context : fkv_model_about(s->model)->context;
+    s->o->model.codecs = m.codecs;
+    return EXIT_GOOD;
 }
 
 static budget find_budget(const subject *s, const fkv_runner_plan *plan) {

@@ -52,7 +52,7 @@ typedef struct lane {
 } lane;
 
 typedef struct ppl {
-    const ppl_options *o;
+    ppl_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     token_list text;

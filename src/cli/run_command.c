@@ -36,7 +36,7 @@ typedef struct run_options {
 
 /* State of one run. */
 typedef struct run {
-    const run_options *o;
+    run_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     bool has_chat;
@@ -363,7 +363,7 @@ static int converse(run *r) {
 }
 
 static int load_and_run(run *r, const prompt_parts *parts) {
-    const run_options *o = r->o;
+    run_options *o = r->o;
     process_memory before = {0};
     (void)process_memory_now(&before);
     r->start_bytes = before.anonymous_bytes;

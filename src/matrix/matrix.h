@@ -95,4 +95,18 @@ enum { FKV_MAX_PRODUCTS = 4 };
 void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
                      uint32_t n_tokens, uint32_t x_stride, void *input);
 
+/* Products of several heads, each with its own matrix and its own activations. */
+typedef struct fkv_head_products {
+    const fkv_matrix *matrices; /* [n_heads] matrices [R, C] with panels, all of the same shape; their kinds may differ */
+    uint32_t n_heads;
+    const float *x;       /* [n_heads, T, C] */
+    float *out;           /* [T, out_stride]; head h writes columns h * head_stride to h * head_stride + R - 1 */
+    uint32_t out_stride;  /* at least n_heads * head_stride */
+    uint32_t head_stride; /* at least R */
+} fkv_head_products;
+
+/* Computes the products of all heads for n_tokens tokens. input: n_heads * fkv_product_input_bytes(T, C) bytes, 64-byte aligned.
+ * Otherwise like fkv_product_run(). */
+void fkv_product_run_heads(fkv_workers *workers, fkv_isa isa, const fkv_head_products *products, uint32_t n_tokens, void *input);
+
 #endif

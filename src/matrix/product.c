@@ -222,3 +222,62 @@ void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *produ
         if (n_alike[i] > 0) run_job(workers, &j);
     }
 }
+
+/* ---- heads ---- */
+
+typedef struct heads_job {
+    const fkv_product_kernels *kernels;
+    const fkv_head_products *products;
+    uint32_t n_tokens;
+    uint32_t n_token_cuts;
+    uint8_t *input;
+    uint64_t head_bytes; /* size of one head's prepared activations */
+} heads_job;
+
+/* Returns a job with the activations of one head, and sets the head's product. */
+static job head_job(const heads_job *j, uint32_t head, fkv_product *product) {
+    const fkv_head_products *p = j->products;
+    const fkv_matrix *m = &p->matrices[head];
+    *product = (fkv_product){.matrix = m, .out = p->out + (size_t)head * p->head_stride, .out_stride = p->out_stride};
+    job one = {.kernels = j->kernels};
+    one.in = (fkv_activations){.x = p->x + (size_t)head * j->n_tokens * m->n_cols,
+                               .x_stride = m->n_cols,
+                               .n_tokens = j->n_tokens,
+                               .n_cols = m->n_cols,
+                               .prepared = j->input + head * j->head_bytes,
+                               .as_tiles = wants_tiles(j->kernels, product, j->n_tokens)};
+    return one;
+}
+
+static void prepare_head(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    fkv_product product;
+    const job j = head_job(context, item, &product);
+    if (product.matrix->group != 0) j.kernels->prepare_tokens(&j.in, 0, j.in.n_tokens);
+}
+
+/* Computes one range of tokens of one head. */
+static void product_head(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const heads_job *all = context;
+    fkv_product product;
+    const job j = head_job(all, item / all->n_token_cuts, &product);
+    const uint32_t token = item % all->n_token_cuts * ITEM_TOKENS;
+    const fkv_matrix *m = product.matrix;
+    run_panels(&j, &product, m->panels, 0, fkv_ceil_div(m->n_rows, FKV_PANEL_ROWS), token,
+               fkv_min_u32(all->n_tokens - token, ITEM_TOKENS));
+}
+
+void fkv_product_run_heads(fkv_workers *workers, fkv_isa isa, const fkv_head_products *products, uint32_t n_tokens, void *input) {
+    FKV_ASSERT(isa != FKV_ISA_AUTO && products->n_heads > 0);
+    if (n_tokens == 0) return;
+    heads_job j = {.kernels = fkv_product_kernels_for(isa),
+                   .products = products,
+                   .n_tokens = n_tokens,
+                   .n_token_cuts = fkv_ceil_div(n_tokens, ITEM_TOKENS),
+                   .input = input,
+                   .head_bytes = fkv_product_input_bytes(n_tokens, products->matrices[0].n_cols)};
+    FKV_ASSERT(j.kernels != NULL);
+    if (j.kernels->prepare_tokens != NULL) fkv_workers_run(workers, prepare_head, &j, products->n_heads);
+    fkv_workers_run(workers, product_head, &j, products->n_heads * j.n_token_cuts);
+}

@@ -149,6 +149,9 @@ static const fkv_architecture ARCHITECTURES[] = {
      .rope_base = 1e6f,
      .rope_base_local = 10000.0f,
      .query_scale = 1.0f},
+    {.name = "deepseek2", .gguf_interleaved = true},
+    {.name = "mistral4", .features = {.norm_experts = true}, .gguf_interleaved = true},
+    {.name = "minicpm3"},
     {.name = "phi3", .features = {.window_period = FKV_NO_PERIOD}},
     {.name = "smollm3", .features = {.no_rope_period = 4}, .gguf_interleaved = true, .rope_base = 2e6f},
     {.name = "granite",
@@ -319,7 +322,6 @@ const char *fkv_architecture_names(void) {
 #define RECURRENT "layers with this kind of recurrent state (state space or linear attention) are not supported"
 #define ALTUP "multiple residual streams (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
 #define INDEXED "sparse attention with an indexer is not supported"
-#define LATENT "multi-head latent attention (MLA) is not supported"
 
 const char *fkv_architecture_refusal(const char *name) {
     static const struct {
@@ -330,8 +332,6 @@ const char *fkv_architecture_refusal(const char *name) {
         {"bamba", RECURRENT},       {"plamo2", RECURRENT},      {"rwkv6", RECURRENT},           {"rwkv7", RECURRENT},
         {"kimi_linear", RECURRENT}, {"kimi-linear", RECURRENT}, {"recurrent_gemma", RECURRENT}, {"bailing_hybrid", RECURRENT},
         {"olmo_hybrid", RECURRENT}, {"zamba2", RECURRENT},      {"minimax", RECURRENT},         {"kimi_k3", RECURRENT},
-        {"deepseek2", LATENT},      {"deepseek_v2", LATENT},    {"deepseek_v3", LATENT},        {"kimi_k2", LATENT},
-        {"kimi_k25", LATENT},       {"glm4_moe_lite", LATENT},  {"mistral4", LATENT},           {"minicpm3", LATENT},
         {"deepseek_v32", INDEXED},  {"deepseek32", INDEXED},    {"deepseek_v4", INDEXED},       {"deepseek4", INDEXED},
         {"glm_moe_dsa", INDEXED},   {"glm-dsa", INDEXED},       {"glm5_next", INDEXED},         {"qwen4_exp", INDEXED},
         {"gemma3n", ALTUP},         {"gemma3n_text", ALTUP},
@@ -382,7 +382,10 @@ static void number_cache_layers(fkv_hparams *h) {
     }
 }
 
-uint32_t fkv_architecture_v_dim(const fkv_hparams *h, const fkv_layer_shape *s) { return h->v_dim != 0 ? h->v_dim : s->head_dim; }
+uint32_t fkv_architecture_v_dim(const fkv_hparams *h, const fkv_layer_shape *s) {
+    if (fkv_architecture_is_latent(h)) return h->latent.v_dim;
+    return h->v_dim != 0 ? h->v_dim : s->head_dim;
+}
 
 bool fkv_architecture_has_experts(const fkv_hparams *h, uint32_t layer) {
     return h->n_experts != 0 && layer >= h->n_dense && (h->layers[layer] & (FKV_LAYER_DENSE | FKV_LAYER_NO_FFN)) == 0;

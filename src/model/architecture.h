@@ -58,6 +58,9 @@ uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
 /* Returns the dimension of a value head of a layer. */
 FKV_INTERNAL uint32_t fkv_architecture_v_dim(const fkv_hparams *hparams, const fkv_layer_shape *shape);
 
+/* Returns whether the model has multi-head latent attention. */
+FKV_INLINE bool fkv_architecture_is_latent(const fkv_hparams *hparams) { return hparams->latent.dim != 0; }
+
 /* Returns whether a layer has routed experts. */
 bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 

@@ -25,6 +25,30 @@ static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
     return FKV_OK;
 }
 
+static fkv_status check_latent(const fkv_hparams *h) {
+    const fkv_latent *l = &h->latent;
+    if (!fkv_architecture_is_latent(h)) return FKV_OK;
+    FKV_REQUIRE(l->dim <= FKV_MAX_HEAD_DIM && l->rope_dim > 0 && l->rope_dim <= FKV_MAX_HEAD_DIM, FKV_UNSUPPORTED,
+                "latent attention has %u latent channels and %u RoPE channels, expected 1 to %d of each", l->dim, l->rope_dim,
+                FKV_MAX_HEAD_DIM);
+    FKV_REQUIRE(
+        l->nope_dim > 0 && l->v_dim > 0 && l->nope_dim <= MAX_DIM && l->v_dim <= MAX_DIM && l->q_dim <= MAX_DIM &&
+            h->n_q_heads <= MAX_DIM / (l->nope_dim + l->rope_dim) && h->n_q_heads <= MAX_DIM / l->v_dim,
+        FKV_UNSUPPORTED,
+        "unsupported latent attention: %u heads of %u + %u query channels and %u value channels, queries of rank %u (at most %d "
+        "channels in total)",
+        h->n_q_heads, l->nope_dim, l->rope_dim, l->v_dim, l->q_dim, MAX_DIM);
+    FKV_REQUIRE(h->n_q_heads <= FKV_MAX_HEADS_PER_KV, FKV_UNSUPPORTED,
+                "latent attention with %u heads is not supported: at most %d heads", h->n_q_heads, FKV_MAX_HEADS_PER_KV);
+    FKV_REQUIRE(isfinite(l->norm_eps) && l->norm_eps >= 0.0f, FKV_UNSUPPORTED, "invalid epsilon %g of the latent norms",
+                (double)l->norm_eps);
+    FKV_REQUIRE(h->features.qk_norm == FKV_QK_PLAIN && !h->features.attn_gate && !h->features.gate_in_q && !h->features.sinks &&
+                    h->n_shared_kv_layers == 0 && !fkv_architecture_has_recurrence(h),
+                FKV_UNSUPPORTED,
+                "latent attention with norms of heads, gates, sinks, shared pages or recurrent layers is not supported");
+    return FKV_OK;
+}
+
 static fkv_status check_recurrence(const fkv_hparams *h) {
     const fkv_recurrence *r = &h->recurrence;
     if (!fkv_architecture_has_recurrence(h)) return FKV_OK;
@@ -71,6 +95,7 @@ static fkv_status check_shape(const fkv_hparams *h) {
     FKV_REQUIRE(h->input_dim <= MAX_DIM / h->n_layers, FKV_UNSUPPORTED,
                 "per-layer inputs of dimension %u for %u layers exceed the limit of %d in total", h->input_dim, h->n_layers,
                 MAX_DIM);
+    FKV_TRY(check_latent(h));
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(check_layer_shape(h, i));
     return check_recurrence(h);
 }
@@ -81,7 +106,8 @@ static fkv_status check_expert_groups(const fkv_hparams *h) {
     FKV_REQUIRE(n <= FKV_MAX_EXPERT_GROUPS && h->n_experts % n == 0 && used > 0 && used <= n &&
                     h->n_experts / n >= (n > 1 ? 2 : 1) && h->n_experts_used <= h->n_experts / n * used,
                 FKV_UNSUPPORTED, "cannot select %u of %u experts from %u of %u groups", h->n_experts_used, h->n_experts, used, n);
-    FKV_REQUIRE(n == 1 || h->features.sigmoid_router, FKV_UNSUPPORTED, "expert groups with softmax scores are not supported");
+    FKV_REQUIRE(n == 1 || h->features.sigmoid_router || h->features.groups_by_max, FKV_UNSUPPORTED,
+                "expert groups with softmax scores are not supported, except if a group's score is its largest one");
     FKV_REQUIRE(!h->features.sparse_mixer || h->n_experts_used == 2, FKV_UNSUPPORTED,
                 "each token uses %u experts; sparse mixer routing requires 2", h->n_experts_used);
     bool has_experts = false;
@@ -117,8 +143,9 @@ static fkv_status check_rope_dims(const fkv_hparams *h) {
                 h->local_rope.dim, FKV_MAX_HEAD_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
-        FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= h->shapes[i].head_dim, FKV_UNSUPPORTED,
-                    "RoPE rotates %u of %u head dimensions, expected an even number", dim, h->shapes[i].head_dim);
+        uint32_t most = fkv_architecture_is_latent(h) ? h->latent.rope_dim : h->shapes[i].head_dim;
+        FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= most, FKV_UNSUPPORTED,
+                    "RoPE rotates %u of %u head dimensions, expected an even number", dim, most);
     }
     return FKV_OK;
 }

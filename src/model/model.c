@@ -53,6 +53,7 @@ static fkv_status fill_info(fkv_model *m) {
     info->n_q_heads = h->n_q_heads;
     info->n_kv_heads = h->n_kv_heads;
     info->head_dim = h->head_dim;
+    info->latent_dim = h->latent.dim;
     for (uint32_t i = 0; i < h->n_layers; i++) info->window = fkv_max_u32(info->window, fkv_architecture_window(h, i));
     for (uint32_t i = 0; i < h->n_layers; i++)
         if (fkv_architecture_is_recurrent(h, i)) info->state_bytes += fkv_architecture_state_bytes(h);
@@ -87,6 +88,9 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     FKV_TRY(fkv_hparams_check(h));
     FKV_REQUIRE(m->backend->runs_recurrent_layers || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
                 "%s has layers with a recurrent state (architecture %s), which only the CPU backend supports", path,
+                h->architecture);
+    FKV_REQUIRE(m->backend->runs_latent_attention || !fkv_architecture_is_latent(h), FKV_UNSUPPORTED,
+                "%s has multi-head latent attention (architecture %s), which only the CPU backend supports", path,
                 h->architecture);
     m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
@@ -158,6 +162,7 @@ fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_mod
     if (fkv_architecture_has_attention(h, layer)) {
         info->n_kv_heads = s->n_kv_heads;
         info->head_dim = s->head_dim;
+        info->rope_dim = h->latent.rope_dim;
         info->window = fkv_architecture_window(h, layer);
     }
     if (fkv_architecture_is_recurrent(h, layer)) info->state_bytes = fkv_architecture_state_bytes(h);

@@ -47,6 +47,15 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *alpha_bias;     /* [n_v_heads] */
     const fkv_tensor *skip;           /* [n_v_heads] Mamba-2: factors of the inputs that are added to the outputs */
     const fkv_tensor *mixer_norm;     /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+    /* Latent attention; q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists. The
+     * projections from the latent vector are either kv_b, or k_b and v_b. */
+    const fkv_tensor *q_a, *q_a_bias; /* [q_dim, dim] */
+    const fkv_tensor *q_a_norm;       /* [q_dim] */
+    const fkv_tensor *kv_a;           /* [latent dim + rope_dim, dim] */
+    const fkv_tensor *kv_a_bias;
+    const fkv_tensor *kv_a_norm; /* [latent dim] */
+    const fkv_tensor *kv_b;      /* [H * (nope_dim + v_dim), latent dim] */
+    const fkv_tensor *k_b, *v_b; /* [H * latent dim, nope_dim], transposed keys of each head; [H * v_dim, latent dim] */
     const fkv_tensor
         *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */

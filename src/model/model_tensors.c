@@ -270,11 +270,39 @@ static fkv_status find_recurrent(tensor_search *s, fkv_layer_tensors *t) {
     return fkv_fail(FKV_UNSUPPORTED, "layer %u is recurrent, but the architecture has no recurrence", s->layer);
 }
 
+/* Finds the projections of latent attention. */
+static fkv_status find_latent(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_latent *l = &h->latent;
+    const uint64_t n_query = (uint64_t)h->n_q_heads * (l->nope_dim + l->rope_dim);
+    const uint64_t n_heads = h->n_q_heads;
+    if (l->q_dim != 0) {
+        FKV_TRY(find_layer_tensor(s, "attn_q_a.weight", l->q_dim, h->dim, true, &t->q_a));
+        FKV_TRY(find_layer_tensor(s, "attn_q_a.bias", 1, l->q_dim, false, &t->q_a_bias));
+        FKV_TRY(find_layer_tensor(s, "attn_q_a_norm.weight", 1, l->q_dim, true, &t->q_a_norm));
+        FKV_TRY(find_layer_tensor(s, "attn_q_b.weight", n_query, l->q_dim, true, &t->q));
+    } else {
+        FKV_TRY(find_layer_tensor(s, "attn_q.weight", n_query, h->dim, true, &t->q));
+    }
+    FKV_TRY(find_layer_tensor(s, "attn_kv_a_mqa.weight", l->dim + l->rope_dim, h->dim, true, &t->kv_a));
+    FKV_TRY(find_layer_tensor(s, "attn_kv_a_mqa.bias", 1, l->dim + l->rope_dim, false, &t->kv_a_bias));
+    FKV_TRY(find_layer_tensor(s, "attn_kv_a_norm.weight", 1, l->dim, true, &t->kv_a_norm));
+    const bool is_split = has_layer_tensor(s, "attn_k_b.weight");
+    if (is_split) {
+        FKV_TRY(find_layer_tensor(s, "attn_k_b.weight", n_heads * l->dim, l->nope_dim, true, &t->k_b));
+        FKV_TRY(find_layer_tensor(s, "attn_v_b.weight", n_heads * l->v_dim, l->dim, true, &t->v_b));
+    }
+    const fkv_tensor *kv_b = NULL; /* some GGUF files contain all three tensors */
+    FKV_TRY(find_layer_tensor(s, "attn_kv_b.weight", n_heads * (l->nope_dim + l->v_dim), l->dim, !is_split, &kv_b));
+    if (!is_split) t->kv_b = kv_b;
+    return FKV_OK;
+}
+
 /* Finds the attention matrices. */
 static fkv_status find_attention(tensor_search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t attended = h->n_q_heads * fkv_architecture_v_dim(h, s->shape);
-    FKV_TRY(find_qkv(s, t));
+    FKV_TRY(fkv_architecture_is_latent(h) ? find_latent(s, t) : find_qkv(s, t));
     FKV_TRY(find_layer_tensor(s, "attn_output.weight", h->dim, attended, true, &t->o));
     if (h->features.attn_gate)
         FKV_TRY(find_layer_tensor(s, "attn_gate.weight", h->n_q_heads * s->shape->head_dim, h->dim, true, &t->attn_gate));

@@ -7,6 +7,7 @@
 
 #include "../architecture.h"
 #include "hf_fields.h"
+#include "hf_latent.h"
 #include "hf_recurrence.h"
 #include "hf_traits.h"
 #include "quantization.h"
@@ -131,6 +132,12 @@ static const hf_model_type MODEL_TYPES[] = {
     {"solar_open", "glm4moe", 0, NULL},
     {"afmoe", "afmoe", 0, NULL},
     {"arcee", "arcee", 0, NULL},
+    {"deepseek_v2", "deepseek2", 0, NULL},
+    {"deepseek_v3", "deepseek2", 0, NULL},
+    {"kimi_k2", "deepseek2", 0, NULL},
+    {"glm4_moe_lite", "deepseek2", 0, NULL},
+    {"minicpm3", "minicpm3", 0, NULL},
+    {"mistral4", "mistral4", 0, NULL},
     {"lfm2", "lfm2", 0, LFM2_DEFAULTS},
     {"lfm2_moe", "lfm2moe", 0, LFM2_MOE_DEFAULTS},
     {"qwen3_next", "qwen3next", 0, DELTA_NET_DEFAULTS},
@@ -469,7 +476,8 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
  * because transformers cannot run such models either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0 ||
-                              fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET;
+                              fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET ||
+                              fkv_hf_is_latent(r->model->type); /* qk_rope_head_dim states the rotated dimensions */
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
                 "invalid partial_rotary_factor %g: expected a value above 0, at most 1: %s", (double)*rotary, r->path);
     if (is_supported) return FKV_OK;
@@ -502,6 +510,7 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     uint32_t original = h->rope.original_context != 0 ? h->rope.original_context : h->context;
     /* phi3 configs omit the RoPE factor, which is the ratio of the context length to the original context length. */
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
+    if (fkv_hf_is_latent(r->model->type)) FKV_TRY(get_u32(r->root, "qk_rope_head_dim", r->path, &h->rope.dim));
     FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
                 "the config has %u RoPE factors, but %u dimensions rotate: %s", h->rope.n_factors, h->rope.dim, r->path);
     h->temperature_context = original;
@@ -920,6 +929,7 @@ static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weig
     FKV_TRY(read_layer_kinds(&r));
     FKV_TRY(read_dense_layers(&r));
     FKV_TRY(read_layer_shapes(&r));
+    FKV_TRY(fkv_hf_read_latent(root, r.model->type, path, r.h));
     if (weights->is_config) FKV_TRY(read_declared(root, r.model, path, weights));
     r.h->norm_plus_one = r.architecture->hf_norm_plus_one;
     fkv_architecture_finish(r.architecture, r.h);

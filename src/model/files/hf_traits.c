@@ -40,7 +40,43 @@ static const char MIMO2_DEFAULTS[] =
     "{\"head_dim\": 192, \"v_head_dim\": 128, \"sliding_window\": 129, \"attention_value_scale\": 0.707,"
     " \"partial_rotary_factor\": 0.334}";
 
+/* Default values of transformers, which published configs omit in part. */
+static const char DEEPSEEK_V2_DEFAULTS[] =
+    "{\"kv_lora_rank\": 512, \"q_lora_rank\": 1536, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"n_shared_experts\": 2,"
+    " \"n_routed_experts\": 64, \"moe_intermediate_size\": 1407, \"rms_norm_eps\": 1e-6}";
+static const char DEEPSEEK_V3_DEFAULTS[] =
+    "{\"kv_lora_rank\": 512, \"q_lora_rank\": 1536, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"n_shared_experts\": 1,"
+    " \"n_routed_experts\": 256, \"num_experts_per_tok\": 8, \"n_group\": 8, \"topk_group\": 4, \"first_k_dense_replace\": 3,"
+    " \"moe_intermediate_size\": 2048, \"routed_scaling_factor\": 2.5, \"norm_topk_prob\": true, \"rms_norm_eps\": 1e-6}";
+static const char GLM4_LITE_DEFAULTS[] =
+    "{\"kv_lora_rank\": 512, \"q_lora_rank\": 768, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 192, \"v_head_dim\": 256,"
+    " \"n_shared_experts\": 1, \"n_routed_experts\": 64, \"num_experts_per_tok\": 4, \"n_group\": 1, \"topk_group\": 1,"
+    " \"moe_intermediate_size\": 1536, \"routed_scaling_factor\": 1.8, \"norm_topk_prob\": true, \"rms_norm_eps\": 1e-5}";
+static const char MINICPM3_DEFAULTS[] =
+    "{\"kv_lora_rank\": 256, \"qk_rope_head_dim\": 32, \"qk_nope_head_dim\": 64, \"rms_norm_eps\": 1e-5, \"scale_emb\": 12,"
+    " \"scale_depth\": 1.4, \"dim_model_base\": 256, \"tie_word_embeddings\": true}";
+static const char MISTRAL4_DEFAULTS[] =
+    "{\"kv_lora_rank\": 256, \"q_lora_rank\": 1024, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 64, \"v_head_dim\": 128,"
+    " \"n_shared_experts\": 1, \"n_routed_experts\": 128, \"n_group\": 1, \"topk_group\": 1, \"norm_topk_prob\": true,"
+    " \"moe_intermediate_size\": 2048, \"rms_norm_eps\": 1e-6}";
+
 static const fkv_hf_traits TRAITS[] = {
+    {.type = "deepseek_v2",
+     .defaults = DEEPSEEK_V2_DEFAULTS,
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
+    {.type = "deepseek_v3",
+     .defaults = DEEPSEEK_V3_DEFAULTS,
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
+    {.type = "kimi_k2",
+     .defaults = DEEPSEEK_V3_DEFAULTS,
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
+    {.type = "glm4_moe_lite",
+     .defaults = GLM4_LITE_DEFAULTS,
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
+    {.type = "minicpm3", .defaults = MINICPM3_DEFAULTS, .fields = "kv_lora_rank q_lora_rank"},
+    {.type = "mistral4",
+     .defaults = MISTRAL4_DEFAULTS,
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
     {.type = "qwen3_moe", .fields = "mlp_only_layers decoder_sparse_step"},
     {.type = "qwen2_moe", .fields = "mlp_only_layers decoder_sparse_step"},
     {.type = "qwen3_vl_moe_text", .defaults = QWEN3VLMOE_DEFAULTS, .fields = "mlp_only_layers decoder_sparse_step"},

@@ -353,6 +353,12 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
         add_f32(sha, h->recurrence.max_step);
         add_mamba(sha, h);
     }
+    if (h->latent.dim != 0) {
+        const uint32_t latent[] = {h->latent.dim,   h->latent.rope_dim, h->latent.nope_dim,
+                                   h->latent.v_dim, h->latent.q_dim,    f->groups_by_max};
+        fkv_sha256_add(sha, latent, sizeof latent);
+        add_f32(sha, h->latent.norm_eps);
+    }
     if (h->expert_dim != h->ffn_dim) add_u32(sha, h->expert_dim);
 }
 

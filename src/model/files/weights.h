@@ -155,37 +155,49 @@ typedef struct fkv_recurrence {
     bool tiled; /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
 } fkv_recurrence;
 
+/* Shape of multi-head latent attention (MLA). Keys and values of all heads are projections of one latent vector per token, and
+ * all heads share one key part with RoPE. */
+typedef struct fkv_latent {
+    uint32_t dim;      /* number of latent channels; 0: the model has no latent attention */
+    uint32_t rope_dim; /* query and key channels with RoPE */
+    uint32_t nope_dim; /* query and key channels of a head without RoPE */
+    uint32_t v_dim;    /* value channels of a head */
+    uint32_t q_dim;    /* dimension of the latent vector of the queries; 0: queries are projected directly */
+    float norm_eps;    /* epsilon of the norms of the latent vectors; 0: that of the other norms */
+} fkv_latent;
+
 enum { FKV_MAX_TAPS = 8, FKV_MAX_STATE_DIM = 256 };
 
 /* Structural features of the layers. Defaults come from the architecture table; files may override them. */
 typedef struct fkv_features {
     fkv_norm_kind norm;
-    fkv_qk_norm qk_norm;            /* norms applied to q and k */
-    bool qk_norm_after_rope;        /* q and k are normalized after RoPE; otherwise before RoPE */
-    bool attn_gate;                 /* the output of attention is multiplied by the sigmoid of a projection of its input */
-    bool plain_ffn;                 /* feed-forwards and experts have no gate: down(activation(up(x))) */
-    bool no_pre_norms;              /* attention and feed-forward read the residual stream without normalizing it */
-    bool post_norms;                /* the outputs of attention and feed-forward are normalized before the residual addition */
-    bool parallel;                  /* attention and feed-forward read the same normalized input */
-    bool qkv_bias;                  /* biases of q, k and v are required; otherwise they are optional */
-    bool window_sinks;              /* if `sinks` is also set, only windowed layers have attention sinks */
-    bool sinks;                     /* every query head has an attention sink (learned extra logit) */
-    bool parallel_experts;          /* experts run in parallel with a dense feed-forward, each with separate norms */
-    bool norm_experts;              /* routing weights of the selected experts are normalized to a sum of 1 */
-    bool sigmoid_router;            /* expert scores are sigmoids; otherwise a softmax over all experts */
-    bool sparse_mixer;              /* two experts per token, each weighted by a softmax over the experts with similar logits */
-    bool experts_scale_input;       /* routing weights scale the input of the experts instead of their output */
-    bool separate_local_rope;       /* windowed layers have a separate, unscaled RoPE */
-    bool no_rope_full;              /* full-attention layers have no RoPE */
-    bool no_window_ropes_all;       /* no_rope_full does not apply if the file states no window */
-    bool yarn_unrounded;            /* see fkv_rope */
-    bool embedding_sqrt_dim;        /* embeddings are multiplied by sqrt(dim) */
-    bool v_norm;                    /* each head of v is RMS-normalized, without weights */
-    bool k_may_be_v;                /* layers without a V matrix use K before norm and RoPE as V */
-    bool layer_scales;              /* layers may have a scale that multiplies the residual stream at the end of the layer */
-    bool gate_in_q;                 /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
-    bool parallel_mixers;           /* recurrent layers also have attention, which reads the same input */
-    bool single_blocks;             /* a layer is either a mixer (attention or recurrent) or a feed-forward, with one norm */
+    fkv_qk_norm qk_norm;      /* norms applied to q and k */
+    bool qk_norm_after_rope;  /* q and k are normalized after RoPE; otherwise before RoPE */
+    bool attn_gate;           /* the output of attention is multiplied by the sigmoid of a projection of its input */
+    bool plain_ffn;           /* feed-forwards and experts have no gate: down(activation(up(x))) */
+    bool no_pre_norms;        /* attention and feed-forward read the residual stream without normalizing it */
+    bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
+    bool parallel;            /* attention and feed-forward read the same normalized input */
+    bool qkv_bias;            /* biases of q, k and v are required; otherwise they are optional */
+    bool window_sinks;        /* if `sinks` is also set, only windowed layers have attention sinks */
+    bool sinks;               /* every query head has an attention sink (learned extra logit) */
+    bool parallel_experts;    /* experts run in parallel with a dense feed-forward, each with separate norms */
+    bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
+    bool sigmoid_router;      /* expert scores are sigmoids; otherwise a softmax over all experts */
+    bool groups_by_max;       /* the score of an expert group is its largest score instead of the sum of its two largest ones */
+    bool sparse_mixer;        /* two experts per token, each weighted by a softmax over the experts with similar logits */
+    bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
+    bool separate_local_rope; /* windowed layers have a separate, unscaled RoPE */
+    bool no_rope_full;        /* full-attention layers have no RoPE */
+    bool no_window_ropes_all; /* no_rope_full does not apply if the file states no window */
+    bool yarn_unrounded;      /* see fkv_rope */
+    bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
+    bool v_norm;              /* each head of v is RMS-normalized, without weights */
+    bool k_may_be_v;          /* layers without a V matrix use K before norm and RoPE as V */
+    bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
+    bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
+    bool parallel_mixers;     /* recurrent layers also have attention, which reads the same input */
+    bool single_blocks;       /* a layer is either a mixer (attention or recurrent) or a feed-forward, with one norm */
     fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
@@ -244,6 +256,7 @@ typedef struct fkv_hparams {
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
     fkv_recurrence recurrence; /* shape of the layers with FKV_LAYER_RECURRENT */
+    fkv_latent latent;         /* latent attention of all layers; their shapes have one KV head with the latent channels */
     float softcap;             /* soft cap for attention scores; 0: none */
     float final_softcap;       /* soft cap for logits; 0: none */
     float query_scale;         /* factor applied to attention scores; 0: not specified */

@@ -115,16 +115,18 @@ static void softmax_weights(const fkv_hparams *h, const float *logits, const uin
 }
 
 /* Sets the scores of experts outside the best groups to minus infinity. A group's score is the sum of its two largest expert
- * scores. */
+ * scores, or its largest score. */
 static void mask_groups(const fkv_hparams *h, float *scores) {
     const uint32_t n_groups = h->n_expert_groups;
     const uint32_t size = h->n_experts / n_groups;
-    float sums[FKV_MAX_EXPERT_GROUPS];
+    float sums[FKV_MAX_EXPERT_GROUPS] = {0};
     uint32_t kept[FKV_MAX_EXPERT_GROUPS];
     for (uint32_t g = 0; g < n_groups; g++) {
         uint32_t best[2] = {0, 1};
         select_top_experts(scores + (size_t)g * size, size, 2, best);
-        sums[g] = scores[(size_t)g * size + best[0]] + scores[(size_t)g * size + best[1]];
+        const float first = scores[(size_t)g * size + best[0]];
+        const float second = scores[(size_t)g * size + best[1]];
+        sums[g] = h->features.groups_by_max ? fmaxf(first, second) : first + second;
     }
     select_top_experts(sums, n_groups, h->n_expert_groups_used, kept);
     for (uint32_t g = 0, i = 0; g < n_groups; g++) {
@@ -155,6 +157,15 @@ static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_ex
         total += routing_weights[i];
     }
     for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) routing_weights[i] /= total + 1e-20f;
+}
+
+/* Selects experts of the best groups by softmax score. */
+static void route_grouped_softmax(const fkv_hparams *h, const float *logits, uint32_t *selected_experts, float *routing_weights) {
+    float scores[FKV_MAX_EXPERTS] = {0};
+    memcpy(scores, logits, h->n_experts * sizeof *scores); /* softmax does not change the order */
+    mask_groups(h, scores);
+    select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
+    softmax_weights(h, logits, selected_experts, routing_weights);
 }
 
 /* Selects experts by softmax score plus correction. The routing weights are the softmax scores without the correction. */
@@ -207,6 +218,8 @@ static void route_row(const mixture *m, uint32_t row) {
         route_sparse_mixer(m, logits, selected_experts, routing_weights);
     } else if (m->layer->router_correction != NULL) {
         route_corrected_softmax(m, logits, selected_experts, routing_weights);
+    } else if (h->n_expert_groups > 1) {
+        route_grouped_softmax(h, logits, selected_experts, routing_weights);
     } else {
         select_top_experts(logits, h->n_experts, h->n_experts_used, selected_experts);
         softmax_weights(h, logits, selected_experts, routing_weights);

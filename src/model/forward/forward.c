@@ -6,6 +6,9 @@
  * same input. Layers that share pages have no K and V. Layers with per-layer inputs add a third residual after the
  * feed-forward.
  *
+ * Latent attention (latent.c) replaces Q/K/V, QK norms and RoPE, and has another projection between attention and the output
+ * projection.
+ *
  * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention, or run in parallel with it. Some models have layers
  * without a feed-forward, and layers that are only a feed-forward.
  *
@@ -17,6 +20,7 @@
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
+#include "latent.h"
 #include "numerics.h"
 #include "recurrent.h"
 
@@ -140,6 +144,8 @@ static void scale_queries(const pass *p, uint32_t row, float *q) {
 
 static bool is_recurrent(const pass *p) { return fkv_architecture_is_recurrent(p->r->model->hparams, p->index); }
 static bool has_attention(const pass *p) { return fkv_architecture_has_attention(p->r->model->hparams, p->index); }
+
+static bool is_latent(const pass *p) { return fkv_architecture_is_latent(p->r->model->hparams); }
 
 static bool has_gate(const pass *p) {
     return p->r->model->hparams->features.attn_gate || p->r->model->hparams->features.gate_in_q;
@@ -350,7 +356,7 @@ static void keep_logit_rows(pass *p) {
         if (from == i) continue;
         move_row(r->cpu.x, r->cpu.dim_pad, i, from);
         if (is_recurrent(p)) move_row(r->cpu.mixed, fkv_recurrent_pad(h), i, from);
-        if (has_attention(p)) move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
+        if (has_attention(p)) move_row(is_latent(p) ? r->cpu.attended : r->cpu.q, h->n_q_heads * p->head_pad, i, from);
         if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
         const bool is_ffn = !is_recurrent(p) && !has_attention(p);
         if (h->features.parallel || is_ffn) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
@@ -364,7 +370,10 @@ static void add_mixers(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_product attended = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
     const fkv_product mixed = {&p->layer->mixer_out, p->layer->mixer_out_bias, r->cpu.h, r->cpu.dim_pad};
-    if (has_attention(p)) {
+    if (is_latent(p)) {
+        fkv_latent_finish(p->r, p->layer, p->n_rows);
+        multiply_rows(p, &attended, 1, r->cpu.latent_out, p->q_pad);
+    } else if (has_attention(p)) {
         if (p->needs_gather) run_rows(p, gather_heads_row);
         if (has_gate(p)) run_rows(p, gate_heads_row);
         multiply_rows(p, &attended, 1, p->needs_gather ? r->cpu.gathered : r->cpu.q, p->q_pad);
@@ -446,6 +455,7 @@ static void finish_layer(const pass *p) {
 static bool heads_need_gather(const fkv_runner *r, const fkv_layer_shape *s) {
     const uint32_t v_dim = fkv_architecture_v_dim(r->model->hparams, s);
     const uint32_t n = r->model->hparams->n_q_heads * v_dim;
+    if (fkv_architecture_is_latent(r->model->hparams)) return false;
     return fkv_runner_head_pad(r, s->head_dim) != v_dim || fkv_packed_pad(n) != n;
 }
 
@@ -478,6 +488,10 @@ static void begin_inputs(const pass *p) {
 /* Computes the queries, keys and values of an attention layer. */
 static void prepare_attention(const pass *p) {
     const fkv_runner *r = p->r;
+    if (is_latent(p)) {
+        fkv_latent_prepare(p->r, p->layer, p->index);
+        return;
+    }
     multiply_qkv(p);
     run_rows(p, heads_row);
     if (r->observe != NULL && has_pages(p)) r->observe(r->observer, p->index, r->cpu.q, r->cpu.k, p->n_rows, r->positions[0]);
@@ -497,9 +511,10 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         begin_layer(p, i);
         if (is_recurrent(p)) FKV_TRY(fkv_recurrent_run(p->r, p->layer, p->shape->state_layer, step));
         if (has_attention(p)) prepare_attention(p);
-        if (has_pages(p)) FKV_TRY(fkv_write(step, p->shape->page_layer, p->r->cpu.k, p->r->cpu.v));
+        if (has_pages(p)) FKV_TRY(fkv_write(step, p->shape->page_layer, p->r->cpu.k, is_latent(p) ? NULL : p->r->cpu.v));
         if (i + 1 >= n_storing && p->r->n_logit_rows == 0) return FKV_OK;
-        if (has_attention(p)) FKV_TRY(fkv_attend(step, p->shape->page_layer, p->r->cpu.q, p->r->cpu.q));
+        float *out = is_latent(p) ? p->r->cpu.attended : p->r->cpu.q;
+        if (has_attention(p)) FKV_TRY(fkv_attend(step, p->shape->page_layer, p->r->cpu.q, out));
         if (last) keep_logit_rows(p);
         finish_layer(p);
     }
@@ -535,10 +550,10 @@ static widths widths_of(const fkv_runner *r) {
     widths w = {0};
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
-        const uint32_t head_pad = fkv_runner_head_pad(r, s->head_dim);
+        const uint32_t key_pad = fkv_runner_head_pad(r, s->head_dim) + fkv_runner_rope_pad(h);
         const uint32_t q_pad = fkv_packed_pad(h->n_q_heads * fkv_architecture_v_dim(h, s));
-        w.q = fkv_max_u32(w.q, h->n_q_heads * head_pad);
-        w.kv = fkv_max_u32(w.kv, s->n_kv_heads * head_pad);
+        w.q = fkv_max_u32(w.q, h->n_q_heads * key_pad);
+        w.kv = fkv_max_u32(w.kv, s->n_kv_heads * key_pad);
         w.attention = fkv_max_u32(w.attention, q_pad);
         if (heads_need_gather(r, s)) w.gathered = fkv_max_u32(w.gathered, q_pad);
         w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(s->ffn_dim));
@@ -578,7 +593,12 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     if (fkv_architecture_has_recurrence(h)) fkv_recurrent_layout(carve, r);
     uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
     widest = fkv_max_u32(widest, fkv_recurrent_pad(h));
-    c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes((uint32_t)t, widest));
+    uint64_t input_bytes = fkv_product_input_bytes((uint32_t)t, widest);
+    if (fkv_architecture_is_latent(h)) {
+        const uint64_t of_heads = fkv_latent_layout(carve, r);
+        input_bytes = of_heads > input_bytes ? of_heads : input_bytes;
+    }
+    c->input = fkv_carve_take(carve, 1, input_bytes);
 }
 
 static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
@@ -606,6 +626,7 @@ static fkv_status cpu_numerics(fkv_isa isa, char text[FKV_NUMERICS_BYTES]) {
 }
 
 const fkv_model_backend fkv_cpu_model_backend = {.runs_recurrent_layers = true,
+                                                 .runs_latent_attention = true,
                                                  .count_weights = fkv_packed_weights_count,
                                                  .load_weights = fkv_packed_weights_load,
                                                  .unload_weights = fkv_packed_weights_unload,

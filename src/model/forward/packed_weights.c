@@ -11,6 +11,7 @@
 #include "packed_weights.h"
 
 #include "../../base/cpu.h"
+#include "../../base/float16.h"
 #include "../../base/memory.h"
 #include "../../base/workers.h"
 
@@ -194,8 +195,99 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     return FKV_OK;
 }
 
+/* Returns the kind of the matrices that are made from rows of kv_b. Quantized rows are decoded, because the transposed matrices
+ * need other groups. */
+static fkv_matrix_kind decoded_kind(const fkv_tensor *tensor) {
+    return tensor->type == FKV_TENSOR_F32 ? FKV_MATRIX_F32 : tensor->type == FKV_TENSOR_BF16 ? FKV_MATRIX_BF16 : FKV_MATRIX_F16;
+}
+
+/* Sets a row of a float matrix. numbers: [n], zero-padded here. Returns false if a value overflows f16. */
+static bool set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbers, uint32_t n, void *scratch) {
+    memset(scratch, 0, matrix->n_cols * sizeof(float));
+    if (matrix->kind == FKV_MATRIX_F32) {
+        memcpy(scratch, numbers, n * sizeof *numbers);
+        fkv_matrix_set_floats(matrix, row, scratch);
+        return true;
+    }
+    const fkv_type type = matrix->kind == FKV_MATRIX_BF16 ? FKV_BF16 : FKV_F16;
+    bool is_finite = true;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint16_t half = fkv_f32_to_half(type, numbers[i]);
+        is_finite = is_finite && (isfinite(fkv_half_to_f32(type, half)) || !isfinite(numbers[i]));
+        fkv_store_half(scratch, i, half);
+    }
+    fkv_matrix_set_floats(matrix, row, scratch);
+    return is_finite;
+}
+
+/* Splits the rows of one head of kv_b into the transposed keys and the values. rows: scratch for [nope_dim + v_dim, latent dim]
+ * floats
+ */
+static fkv_status split_head(const packing *p, const fkv_tensor *kv_b, uint32_t head, float *rows, fkv_matrix *k, fkv_matrix *v) {
+    const fkv_latent *l = &p->model->hparams->latent;
+    const uint32_t n_rows = l->nope_dim + l->v_dim;
+    float *column = rows + (size_t)n_rows * l->dim;
+    float *scratch = column + fkv_packed_pad(l->nope_dim);
+    bool is_finite = true;
+    for (uint32_t i = 0; i < n_rows; i++) fkv_tensor_row_floats(kv_b, head * n_rows + i, rows + (size_t)i * l->dim);
+    for (uint32_t c = 0; c < l->dim; c++) {
+        for (uint32_t i = 0; i < l->nope_dim; i++) column[i] = rows[(size_t)i * l->dim + c];
+        is_finite = set_decoded_row(k, c, column, l->nope_dim, scratch) && is_finite;
+    }
+    for (uint32_t i = 0; i < l->v_dim; i++)
+        is_finite = set_decoded_row(v, i, rows + (size_t)(l->nope_dim + i) * l->dim, l->dim, scratch) && is_finite;
+    FKV_REQUIRE(is_finite, FKV_UNSUPPORTED, "tensor %s has values that overflow 16-bit floats", kv_b->name);
+    return FKV_OK;
+}
+
+/* Packs the projections of all heads from kv_b. */
+static fkv_status pack_kv_b(packing *p, const fkv_tensor *kv_b, fkv_packed_layer *layer) {
+    const fkv_hparams *h = p->model->hparams;
+    const fkv_latent *l = &h->latent;
+    const size_t n_floats = (size_t)(l->nope_dim + l->v_dim) * l->dim + fkv_packed_pad(l->nope_dim) +
+                            fkv_packed_pad(fkv_max_u32(l->nope_dim, l->dim));
+    float *rows = p->carve.base != NULL ? malloc(n_floats * sizeof *rows) : NULL;
+    FKV_REQUIRE(p->carve.base == NULL || rows != NULL, FKV_NO_MEMORY, "out of memory splitting %s", kv_b->name);
+    fkv_status status = FKV_OK;
+    for (uint32_t head = 0; status == FKV_OK && head < h->n_q_heads; head++) {
+        fkv_matrix counted[2];
+        fkv_matrix *k = layer->k_up != NULL ? &layer->k_up[head] : &counted[0];
+        fkv_matrix *v = layer->v_up != NULL ? &layer->v_up[head] : &counted[1];
+        status = fkv_matrix_make(decoded_kind(kv_b), 0, l->dim, fkv_packed_pad(l->nope_dim), k);
+        if (status == FKV_OK) status = fkv_matrix_make(decoded_kind(kv_b), 0, l->v_dim, fkv_packed_pad(l->dim), v);
+        if (status != FKV_OK) break;
+        k->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(k));
+        v->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(v));
+        if (rows != NULL) status = split_head(p, kv_b, head, rows, k, v);
+    }
+    free(rows);
+    if (rows != NULL) fkv_weights_release(p->model->weights, kv_b);
+    return status;
+}
+
+static fkv_status pack_latent(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+    const fkv_hparams *h = p->model->hparams;
+    const fkv_latent *l = &h->latent;
+    if (t->q_a != NULL) FKV_TRY(pack_matrix(p, t->q_a, &layer->q_a));
+    FKV_TRY(pack_matrix(p, t->kv_a, &layer->kv_a));
+    layer->q_a_bias = pack_bias(p, t->q_a_bias);
+    layer->kv_a_bias = pack_bias(p, t->kv_a_bias);
+    layer->q_a_norm = pack_norm(p, t->q_a_norm);
+    layer->kv_a_norm = pack_norm(p, t->kv_a_norm);
+    if (t->kv_b != NULL) return pack_kv_b(p, t->kv_b, layer);
+    for (uint32_t head = 0; head < h->n_q_heads; head++) {
+        fkv_matrix counted[2];
+        const fkv_tensor k = fkv_tensor_rows(t->k_b, head * l->dim, l->dim);
+        const fkv_tensor v = fkv_tensor_rows(t->v_b, head * l->v_dim, l->v_dim);
+        FKV_TRY(pack_matrix(p, &k, layer->k_up != NULL ? &layer->k_up[head] : &counted[0]));
+        FKV_TRY(pack_matrix(p, &v, layer->v_up != NULL ? &layer->v_up[head] : &counted[1]));
+    }
+    return FKV_OK;
+}
+
 static fkv_status pack_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
     if (t->conv != NULL) FKV_TRY(pack_recurrent(p, t, layer));
+    if (t->kv_a != NULL) FKV_TRY(pack_latent(p, t, layer));
     if (t->q != NULL) FKV_TRY(pack_matrix(p, t->q, &layer->q));
     if (t->k != NULL) FKV_TRY(pack_matrix(p, t->k, &layer->k));
     if (t->v != NULL) FKV_TRY(pack_matrix(p, t->v, &layer->v));
@@ -316,6 +408,18 @@ static fkv_status allocate_experts(const fkv_hparams *h, fkv_packed_weights *pac
     return FKV_OK;
 }
 
+static fkv_status allocate_heads(const fkv_hparams *h, fkv_packed_weights *packed) {
+    const size_t n = h->n_q_heads;
+    if (!fkv_architecture_is_latent(h)) return FKV_OK;
+    packed->heads = calloc((size_t)h->n_layers * 2 * n, sizeof *packed->heads);
+    FKV_REQUIRE(packed->heads != NULL, FKV_NO_MEMORY, "out of memory allocating the tables of %zu heads", n);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        packed->layers[i].k_up = packed->heads + 2 * i * n;
+        packed->layers[i].v_up = packed->heads + (2 * i + 1) * n;
+    }
+    return FKV_OK;
+}
+
 fkv_status fkv_packed_weights_load(fkv_model *model) {
     fkv_packed_weights *packed = calloc(1, sizeof *packed);
     FKV_REQUIRE(packed != NULL, FKV_NO_MEMORY, "out of memory allocating the weight tables");
@@ -324,6 +428,7 @@ fkv_status fkv_packed_weights_load(fkv_model *model) {
     FKV_REQUIRE(packed->layers != NULL, FKV_NO_MEMORY, "out of memory allocating the tables of %u layers",
                 model->hparams->n_layers);
     FKV_TRY(allocate_experts(model->hparams, packed));
+    FKV_TRY(allocate_heads(model->hparams, packed));
     packing p = {.model = model};
     FKV_TRY(count_bytes(&p)); /* counting also determines the size of the scratch memory */
     FKV_TRY(check_weights_fit(model->info.packed_bytes));
@@ -337,6 +442,7 @@ void fkv_packed_weights_unload(fkv_model *model) {
     if (packed == NULL) return;
     fkv_map_close(packed->map, model->info.packed_bytes);
     free(packed->experts);
+    free(packed->heads);
     free(packed->layers);
     free(packed);
     model->packed = NULL;

@@ -28,12 +28,17 @@ typedef struct fkv_packed_layer {
     fkv_matrix mixer_out;
     fkv_matrix alpha, beta, beta_alpha;
     float *mixer_in_bias, *mixer_out_bias;
-    float *conv;                       /* [n_taps, C] taps, transposed */
-    float *conv_bias;                  /* [C] or NULL */
-    float *decay;                      /* [n_v_heads] negated decay rates */
-    float *alpha_bias;                 /* [n_v_heads] */
-    float *skip;                       /* [n_v_heads] */
-    float *mixer_norm;                 /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
+    float *conv;          /* [n_taps, C] taps, transposed */
+    float *conv_bias;     /* [C] or NULL */
+    float *decay;         /* [n_v_heads] negated decay rates */
+    float *alpha_bias;    /* [n_v_heads] */
+    float *skip;          /* [n_v_heads] */
+    float *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
+    fkv_matrix q_a, kv_a; /* latent attention; see fkv_layer_tensors */
+    fkv_matrix *k_up,
+        *v_up; /* [H] matrices of each head: [latent dim, nope_dim] transposed keys, and [v_dim, latent dim] values */
+    float *q_a_bias, *kv_a_bias;       /* [q_dim], [latent dim + rope_dim] */
+    float *q_a_norm, *kv_a_norm;       /* [q_dim], [latent dim] */
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */
@@ -53,6 +58,7 @@ typedef struct fkv_packed_layer {
 struct fkv_packed_weights {
     fkv_packed_layer *layers; /* [n_layers] */
     fkv_matrix *experts;      /* storage of the layers' expert matrices, or NULL */
+    fkv_matrix *heads;        /* storage of the layers' matrices of latent heads, or NULL */
     float *final_norm;        /* [dim] */
     float *final_norm_bias;   /* [dim] or NULL */
     float *output_bias;       /* [n_vocab] or NULL */

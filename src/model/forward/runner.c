@@ -156,6 +156,10 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
                 fkv_isa_name(c->isa));
     FKV_REQUIRE(c->k.kind != FKV_CODEC_CALIBRATED || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
                 "calibrated keys are not supported for models with recurrent layers; use another codec");
+    const bool is_sealed = c->k.kind == FKV_CODEC_SEALED || c->k.kind == FKV_CODEC_CALIBRATED;
+    FKV_REQUIRE(
+        !is_sealed || !fkv_architecture_is_latent(h), FKV_UNSUPPORTED,
+        "sealed and calibrated codecs are not supported for models with latent attention; use 8 bits, for example \"8/8\"");
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
         if (fkv_architecture_is_recurrent(h, i))
@@ -165,6 +169,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
         *layer = (fkv_layer_config){.n_q_heads = h->n_q_heads,
                                     .n_kv_heads = s->n_kv_heads,
                                     .head_dim = padded_head(s->head_dim, c),
+                                    .rope_dim = fkv_runner_rope_pad(h),
                                     .window = fkv_architecture_window(h, i),
                                     .scale = model->query_scale,
                                     .softcap = h->softcap,
@@ -348,6 +353,11 @@ uint32_t fkv_runner_row_values(const fkv_runner *runner) {
 }
 
 uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim) { return padded_head(head_dim, &runner->config); }
+
+uint32_t fkv_runner_rope_pad(const fkv_hparams *h) {
+    enum { ROPE_MULTIPLE = 16 };
+    return fkv_architecture_is_latent(h) ? (uint32_t)fkv_align_up(h->latent.rope_dim, ROPE_MULTIPLE) : 0;
+}
 
 uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
     const fkv_hparams *h = runner->model->hparams;

@@ -36,6 +36,14 @@ typedef struct fkv_cpu_runner {
     void *input;      /* activations in the format of the matrix kernels */
     float *q_gate;    /* [T, H * 2 * D] queries and gates of gated attention, or NULL */
 
+    /* Buffers of latent attention, NULL for models without it. */
+    float *latent_q;     /* [T, H * (nope_dim + rope_dim)] queries before absorption */
+    float *latent_low;   /* [T, padded q_dim] latent vectors of the queries */
+    float *latent_kv;    /* [T, latent dim + rope_dim] */
+    float *latent_heads; /* [H, T, padded nope_dim or latent dim] inputs of the heads' matrices */
+    float *attended;     /* [T, H, head_pad] output of attention */
+    float *latent_out;   /* [T, padded H * v_dim] input of the output projection */
+
     /* Buffers of recurrent layers, NULL for models without such layers. */
     fkv_state_row *states; /* [max_seqs] states of the current layer */
     float *mixer_in;       /* [T, channels] input of the convolution, later its output */
@@ -102,6 +110,9 @@ FKV_INTERNAL uint32_t fkv_runner_row_values(const fkv_runner *runner);
 
 /* Returns the padded head dimension in pages. */
 FKV_INTERNAL uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
+
+/* Returns the padded number of RoPE channels in pages of latent layers; 0 if the model has no latent attention. */
+FKV_INTERNAL uint32_t fkv_runner_rope_pad(const fkv_hparams *hparams);
 
 /* Returns the RoPE variant of a layer: FKV_ROPE_GLOBAL, FKV_ROPE_LOCAL or FKV_ROPE_NONE. */
 FKV_INTERNAL uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
