@@ -123,6 +123,51 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
 
 /* ---- sections ---- */
 
+/* Returns whether the file describes latent attention of an architecture whose GGUF files are supported. */
+static bool is_latent_file(const fkv_gguf_values *values, const fkv_weights *weights) {
+    return strcmp(weights->architecture, "deepseek2") == 0 &&
+           fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
+}
+
+/* Reads the shape and the scale of latent attention. Files without key_length_mla have the lengths of expanded heads in
+ * key_length and value_length. */
+static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    fkv_latent *l = &h->latent;
+    uint32_t query_dim = 0;
+    float log_multiplier = 0.0f;
+    const float_key multiplier = {"rope.scaling.yarn_log_multiplier", &log_multiplier};
+    if (!is_latent_file(values, weights)) return FKV_OK;
+    FKV_TRY(get_arch_u32(values, weights, "attention.kv_lora_rank", &l->dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.q_lora_rank", &l->q_dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.key_length", &query_dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.value_length", &l->v_dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.key_length_mla", &query_dim));
+    FKV_TRY(get_arch_u32(values, weights, "attention.value_length_mla", &l->v_dim));
+    l->rope_dim = h->rope.dim;
+    FKV_REQUIRE(
+        l->dim > 0 && l->v_dim > 0 && query_dim > l->rope_dim, FKV_FILE_FORMAT,
+        "invalid latent attention: attention.kv_lora_rank %u, query length %u, value length %u, rope.dimension_count %u: %s",
+        l->dim, query_dim, l->v_dim, l->rope_dim, values->path);
+    l->nope_dim = query_dim - l->rope_dim;
+    h->head_dim = query_dim;
+    h->local_rope.dim = l->rope_dim;
+    h->n_kv_heads = 1;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        h->shapes[i].n_kv_heads = 1;
+        h->shapes[i].head_dim = l->dim;
+    }
+    FKV_TRY(get_floats(values, weights, &multiplier, 1));
+    double factor = 1.0;
+    if (h->rope.scaling == FKV_ROPE_YARN && log_multiplier > 0.0f) {
+        /* the converter writes 0.1 * mscale_all_dim; as in llama.cpp, mscale has the same value */
+        h->rope.mscale = h->rope.mscale_all = 10.0f * log_multiplier;
+        factor = 1.0 + (double)log_multiplier * log(fmax((double)h->rope.factor, 1.0));
+    }
+    if (h->query_scale == 0.0f) h->query_scale = (float)(factor * factor / sqrt((double)query_dim));
+    return FKV_OK;
+}
+
 static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     uint32_t key_length = 0;
@@ -138,7 +183,7 @@ static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights
     value_length = key_length;
     FKV_TRY(get_arch_u32(values, weights, "attention.key_length", &key_length));
     FKV_TRY(get_arch_u32(values, weights, "attention.value_length", &value_length));
-    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED,
+    FKV_REQUIRE(key_length == value_length || is_latent_file(values, weights), FKV_UNSUPPORTED,
                 "key length %u and value length %u differ, which is not supported: %s", key_length, value_length, values->path);
     h->head_dim = key_length;
     return FKV_OK;
@@ -239,10 +284,12 @@ static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *w
 
 static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *weights) {
     enum { GATING_SIGMOID = 2 };
-    static const char *const unknown[] = {"attention.kv_lora_rank", "ssm.state_size"};
     const fkv_recurrence_kind kind = weights->hparams.features.recurrence;
-    /* ssm.state_size is read by read_gguf_recurrence() */
-    const size_t n_unknown = kind == FKV_DELTA_NET || kind == FKV_MAMBA2 ? 1 : 2;
+    const struct {
+        const char *key;
+        bool is_known; /* read by read_gguf_latent() or read_gguf_recurrence() */
+    } others[] = {{"attention.kv_lora_rank", is_latent_file(values, weights)},
+                  {"ssm.state_size", kind == FKV_DELTA_NET || kind == FKV_MAMBA2}};
     fkv_hparams *h = &weights->hparams;
     uint32_t gating = 0;
     uint32_t n_shared = 0;
@@ -266,12 +313,18 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "expert_weights_norm").text, &h->features.norm_experts));
     FKV_TRY(get_arch_u32(values, weights, "expert_gating_func", &gating));
     if (gating == GATING_SIGMOID) h->features.sigmoid_router = true;
-    for (size_t i = 0; i < n_unknown; i++) {
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         uint32_t number = 0;
-        FKV_TRY(get_arch_u32(values, weights, unknown[i], &number));
+        if (others[i].is_known) continue;
+        FKV_TRY(get_arch_u32(values, weights, others[i].key, &number));
         FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported (expected 0): %s",
-                    full_key(weights, unknown[i]).text, number, values->path);
+                    full_key(weights, others[i].key).text, number, values->path);
     }
+    if (!is_latent_file(values, weights)) return FKV_OK;
+    /* files of GLM-4.7-Flash that were written before this key existed; as in llama.cpp, their sizes identify them */
+    enum { GLM_LAYERS = 47, GLM_VOCAB = 154880 };
+    if (gating == 0 && h->n_layers == GLM_LAYERS && h->n_vocab == GLM_VOCAB) h->features.sigmoid_router = true;
+    h->features.groups_by_max = !h->features.sigmoid_router;
     return FKV_OK;
 }
 
@@ -434,6 +487,7 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     FKV_TRY(read_xielu(values, weights));
     if (h->features.sparse_mixer) h->mixer_jitter = 0.01f; /* GGUF files do not store this value; 0.01 is the default */
     FKV_TRY(read_gguf_recurrence(values, weights));
+    FKV_TRY(read_gguf_latent(values, weights));
     if (architecture != NULL) {
         h->recurrence.tiled = architecture->gguf_tiled_heads;
         set_large_gemma_scale(architecture, h);
