@@ -73,7 +73,7 @@ static bool check(const options *o, const char *name, bool *first) {
     }
     fkv_status status = fkv_model_load(path, &config, &model);
     if (status == FKV_UNSUPPORTED && o->backend == FKV_BACKEND_MLX && strstr(fkv_message(), "only the CPU backend") != NULL) {
-        (void)fprintf(stderr, "%s: skipped, because MLX does not run recurrent layers\n", name);
+        (void)fprintf(stderr, "%s: skipped, because only the CPU backend runs this model\n", name);
         golden_model_close(&g);
         return true;
     }

@@ -242,7 +242,8 @@ static void print_table(const subject *s, const budget *b) {
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
     print_states(s, &t.columns[0].plan.cache);
     print_verdict(s, &t.columns[0].plan, b, longest, longest_16);
-    if (!s->o->model.codecs.named) suggest_smaller_codecs(s, &t.columns[0].plan);
+    if (s->o->model.codecs.codecs[0].k.kind == FKV_CODEC_SEALED && !s->o->model.codecs.named)
+        suggest_smaller_codecs(s, &t.columns[0].plan);
 }
 
 static int print_plan_json(const subject *s, const fkv_runner_plan *plan, const budget *b) {
@@ -409,7 +410,9 @@ static int fail_to_fit(const subject *s, const fkv_runner_plan *plan, const budg
             "the weights alone need %s, but %s are available (%s): use a smaller model, fewer bits per weight, or a larger machine",
             kit_bytes(weights, needs), kit_bytes(b->whole, has), b->source);
     const codec_choice *codec = &s->o->model.codecs.codecs[0];
-    const char *fewer_bits = codec->k.bits > 4 || codec->v.bits > 4 ? ", use fewer bits (--codecs sealed)" : "";
+    const bool is_latent = s->model != NULL && fkv_model_about(s->model)->latent_dim != 0;
+    const char *fewer = is_latent ? ", use fewer bits (--codecs 4)" : ", use fewer bits (--codecs sealed)";
+    const char *fewer_bits = codec->k.bits > 4 || (codec->v.bits > 4 && !is_latent) ? fewer : "";
     uint32_t longest = is_bounded(s) ? 0 : longest_context(s, NULL, b->bytes);
     if (longest > 0)
         return kit_fail(EXIT_NO_FIT, "the plan does not fit: lower -c from %u to %u%s, or use a sliding window (--max-kv)",

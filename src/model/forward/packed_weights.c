@@ -195,49 +195,37 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     return FKV_OK;
 }
 
-/* Returns the kind of the matrices that are made from rows of kv_b. Quantized rows are decoded, because the transposed matrices
- * need other groups. */
+/* Returns the kind of the matrices that are made from rows of kv_b. Quantized rows are decoded to f32, because transposed
+ * matrices need other groups. */
 static fkv_matrix_kind decoded_kind(const fkv_tensor *tensor) {
-    return tensor->type == FKV_TENSOR_F32 ? FKV_MATRIX_F32 : tensor->type == FKV_TENSOR_BF16 ? FKV_MATRIX_BF16 : FKV_MATRIX_F16;
+    return tensor->type == FKV_TENSOR_F16 ? FKV_MATRIX_F16 : tensor->type == FKV_TENSOR_BF16 ? FKV_MATRIX_BF16 : FKV_MATRIX_F32;
 }
 
-/* Sets a row of a float matrix. numbers: [n], zero-padded here. Returns false if a value overflows f16. */
-static bool set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbers, uint32_t n, void *scratch) {
-    memset(scratch, 0, matrix->n_cols * sizeof(float));
-    if (matrix->kind == FKV_MATRIX_F32) {
+/* Sets a row of a float matrix, without loss because the numbers have the matrix's type. numbers: [n], zero-padded here. scratch:
+ * [n_cols]
+ */
+static void set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbers, uint32_t n, float *scratch) {
+    memset(scratch, 0, matrix->n_cols * sizeof *scratch);
+    if (matrix->kind == FKV_MATRIX_F32)
         memcpy(scratch, numbers, n * sizeof *numbers);
-        fkv_matrix_set_floats(matrix, row, scratch);
-        return true;
-    }
-    const fkv_type type = matrix->kind == FKV_MATRIX_BF16 ? FKV_BF16 : FKV_F16;
-    bool is_finite = true;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint16_t half = fkv_f32_to_half(type, numbers[i]);
-        is_finite = is_finite && (isfinite(fkv_half_to_f32(type, half)) || !isfinite(numbers[i]));
-        fkv_store_half(scratch, i, half);
-    }
+    else
+        fkv_rows_from_f32(matrix->kind == FKV_MATRIX_BF16 ? FKV_BF16 : FKV_F16, numbers, scratch, n);
     fkv_matrix_set_floats(matrix, row, scratch);
-    return is_finite;
 }
 
 /* Splits the rows of one head of kv_b into the transposed keys and the values. rows: scratch for [nope_dim + v_dim, latent dim]
- * floats
- */
-static fkv_status split_head(const packing *p, const fkv_tensor *kv_b, uint32_t head, float *rows, fkv_matrix *k, fkv_matrix *v) {
+ * floats, followed by two padded rows */
+static void split_head(const packing *p, const fkv_tensor *kv_b, uint32_t head, float *rows, fkv_matrix *k, fkv_matrix *v) {
     const fkv_latent *l = &p->model->hparams->latent;
     const uint32_t n_rows = l->nope_dim + l->v_dim;
     float *column = rows + (size_t)n_rows * l->dim;
     float *scratch = column + fkv_packed_pad(l->nope_dim);
-    bool is_finite = true;
     for (uint32_t i = 0; i < n_rows; i++) fkv_tensor_row_floats(kv_b, head * n_rows + i, rows + (size_t)i * l->dim);
     for (uint32_t c = 0; c < l->dim; c++) {
         for (uint32_t i = 0; i < l->nope_dim; i++) column[i] = rows[(size_t)i * l->dim + c];
-        is_finite = set_decoded_row(k, c, column, l->nope_dim, scratch) && is_finite;
+        set_decoded_row(k, c, column, l->nope_dim, scratch);
     }
-    for (uint32_t i = 0; i < l->v_dim; i++)
-        is_finite = set_decoded_row(v, i, rows + (size_t)(l->nope_dim + i) * l->dim, l->dim, scratch) && is_finite;
-    FKV_REQUIRE(is_finite, FKV_UNSUPPORTED, "tensor %s has values that overflow 16-bit floats", kv_b->name);
-    return FKV_OK;
+    for (uint32_t i = 0; i < l->v_dim; i++) set_decoded_row(v, i, rows + (size_t)(l->nope_dim + i) * l->dim, l->dim, scratch);
 }
 
 /* Packs the projections of all heads from kv_b. */
@@ -258,10 +246,10 @@ static fkv_status pack_kv_b(packing *p, const fkv_tensor *kv_b, fkv_packed_layer
         if (status != FKV_OK) break;
         k->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(k));
         v->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(v));
-        if (rows != NULL) status = split_head(p, kv_b, head, rows, k, v);
+        if (rows != NULL) split_head(p, kv_b, head, rows, k, v);
     }
-    free(rows);
     if (rows != NULL) fkv_weights_release(p->model->weights, kv_b);
+    free(rows);
     return status;
 }
 
