@@ -69,6 +69,6 @@ FKV_INLINE uint16_t fkv_load_half(const uint8_t *bytes, uint32_t i) {
 
 /* Convert n values between a row type and float. */
 FKV_INTERNAL void fkv_rows_to_f32(fkv_type type, const void *rows, float *out, size_t n);
-void fkv_rows_from_f32(fkv_type type, const float *in, void *rows, size_t n);
+FKV_INTERNAL void fkv_rows_from_f32(fkv_type type, const float *in, void *rows, size_t n);
 
 #endif

@@ -91,11 +91,11 @@ static fkv_status array_numerics(fkv_isa isa, char text[32]) {
         const char *architecture = "";
         if (on_gpu && mlx_device_info_get(&info, device) == 0)
             if (mlx_device_info_get_string(&architecture, info, "architecture") != 0) architecture = "";
-        (void)snprintf(text, 32, "mlx %.9s %s %d %.10s", mlx_string_data(version),
+        (void)snprintf(text, 32, "mlx %.9s %s %d%s%.10s", mlx_string_data(version),
                        !on_gpu     ? "cpu"
                        : has_metal ? "metal"
                                    : "cuda",
-                       ARRAY_NUMERICS_VERSION, architecture);
+                       ARRAY_NUMERICS_VERSION, architecture[0] != 0 ? " " : "", architecture);
         (void)mlx_device_info_free(info);
     }
     (void)mlx_string_free(version);
