@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 
-from serve_test import ADMIN_KEY, BOOK, KEYS, admin_key, chat, run, serving
+from serve_test import ADMIN_KEY, BOOK, KEYS, STORIES, admin_key, chat, run, serving
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -647,6 +647,22 @@ def memory_view_draws_and_its_sums_are_true():
         assert find(browser, "#chat").is_displayed()
 
 
+def several_models_can_be_chosen():
+    with serving("-c", "512", "-m", STORIES, "--alias", "needle", "--alias", "tales") as server, browsing() as browser:
+        browser.get(f"http://127.0.0.1:{server.port}/")
+        until(browser, "document.querySelectorAll('#models option').length === 2", "the models are not listed")
+        set_setting(browser, "max_tokens", 4)
+        for name, answers in (("needle", {"needle": 1, "tales": 0}), ("tales", {"needle": 1, "tales": 1})):
+            browser.execute_script("const s = document.getElementById('models'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))", name)
+            send(browser, "Once upon a time")
+            metrics = server.until(lambda m: m['num_requests_running{model_name="tales"}'] == 0, "the answer does not end")
+            assert {key: metrics[f'requests_total{{model_name="{key}"}}'] for key in answers} == answers, (name, metrics)
+        click(browser, "#tab-memory")
+        until(browser, "document.getElementById('about').textContent.startsWith('tales')", "the memory view shows another model")
+        assert_only_own_requests(browser, server.port)
+        assert not log_of(browser)
+
+
 def memory_view_shows_page_states_live():
     with admin_key() as option, serving("-c", "4K", "--parallel", "4", "--api-key", KEYS[0], "--api-key", KEYS[1], *option) as server, browsing() as browser:
         first, second = ({"Authorization": "Bearer " + key} for key in KEYS)
@@ -836,7 +852,7 @@ def save_screenshots(folder, model):
 TESTS = [chat_streams_stops_and_counts_cached_tokens, turns_can_be_edited_and_regenerated, conversations_are_listed_renamed_exported_and_deleted,
          documents_are_counted_and_sent_before_the_question, reasoning_is_folded_and_tool_calls_are_answered, errors_are_explained, hostile_markdown_is_sanitized,
          security_policy_blocks_inline_code, streamed_markdown_equals_complete_markdown_at_linear_cost, memory_view_draws_and_its_sums_are_true,
-         memory_view_shows_page_states_live, api_keys_are_requested, page_fits_phones_and_follows_the_colour_scheme, page_is_accessible]
+         several_models_can_be_chosen, memory_view_shows_page_states_live, api_keys_are_requested, page_fits_phones_and_follows_the_colour_scheme, page_is_accessible]
 
 if __name__ == "__main__":
     if BROWSER is None or DRIVER is None:

@@ -25,6 +25,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 with open(os.path.join(TREE, "models/needle/book.txt"), encoding="ascii") as file:
     BOOK = " ".join(file.read().split())
+STORIES = os.path.join(TREE, "tests/data/stories260K.gguf")
 KEYS = ("first-key-0123456789", "second-key-987654321")
 ADMIN_KEY = "admin-key-5555555555"
 ADMIN = {"Authorization": "Bearer " + ADMIN_KEY}
@@ -111,7 +112,7 @@ def serving_tools(*options):
         for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": TEMPLATE})):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 json.dump(value, file)
-        with serving("-m", folder, "-c", "16K", "--alias", "needle", *options) as server:
+        with serving("-c", "16K", "--alias", "needle", *options, model=folder) as server:
             yield server
 
 
@@ -227,8 +228,69 @@ def embeddings_match_the_program_and_reject_invalid_requests():
         assert "--embeddings" in server.post("/v1/embeddings", {"input": "x"}, expect=501)["error"]["message"]
 
 
+def several_models_are_chosen_by_name():
+    def names(server, path, field, key):
+        return [model[key] for model in json.loads(server.raw("GET", path)[2])[field]]
+
+    ask = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    with serving("-c", "2K") as server:
+        needle = server.post("/v1/completions", {**ask, "model": "any name"})
+        assert needle["model"] == "needle", needle
+    with serving("-c", "512", "--alias", "tales", model=STORIES) as server:
+        tales = server.post("/v1/completions", ask)
+    # Both caches are reduced to fit one budget.
+    with serving("-m", STORIES, "--alias", "needle", "--alias", "tales", "--memory", "60M", "--embeddings", "--embedding-tokens", "64",
+                 "--parallel", "2") as server:
+        assert names(server, "/v1/models", "data", "id") == names(server, "/api/tags", "models", "name") == names(server, "/api/ps", "models", "model") == ["needle", "tales"]
+        for name, alone in (("needle", needle), ("tales", tales), ("tales:latest", tales)):
+            reply = server.post("/v1/completions", {**ask, "model": name})
+            assert reply["choices"] == alone["choices"] and reply["model"] == alone["model"], (name, reply, alone)
+        assert server.post("/v1/completions", ask)["model"] == "needle"  # without a name, the first model answers
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:  # both engines at the same time
+            replies = list(pool.map(lambda i: server.post("/v1/completions", {**ask, "model": ("needle", "tales")[i % 2]}), range(8)))
+        assert all(r["choices"] == (needle, tales)[i % 2]["choices"] for i, r in enumerate(replies)), replies
+        message = [{"role": "user", "content": "x"}]
+        for path, body in (("/v1/chat/completions", {"messages": message}), ("/v1/messages", {"messages": message, "max_tokens": 2}), ("/v1/responses", {"input": "x"}),
+                           ("/v1/messages/count_tokens", {"messages": message}), ("/v1/embeddings", {"input": "x"}), ("/tokenize", {"content": "x"}),
+                           ("/detokenize", {"tokens": [1]}), ("/apply-template", {"messages": message}), ("/api/chat", {"messages": message}),
+                           ("/api/generate", {"prompt": "x"}), ("/api/show", {})):
+            error = str(server.post(path, {**body, "model": "other"}, expect=404)["error"])
+            assert "other" in error and ("needle, tales" in error or path == "/api/show"), (path, error)
+            if path != "/v1/responses":
+                server.post(path, {**body, "model": 3}, expect=400)
+        assert server.post("/api/show", {"model": "tales"})["model_info"]["general.architecture"] == "llama"
+        for path in ("/v1/chat/completions", "/api/chat"):
+            reply = server.post(path, {"model": "tales", "messages": message, "stream": False, "max_tokens": 2, "options": {"num_predict": 2}})
+            assert reply["model"] == "tales", reply
+        assert server.post("/v1/messages", {"model": "tales", "messages": message, "max_tokens": 2})["model"] == "tales"
+        pieces = [server.post("/tokenize", {"model": name, "content": "Once"})["count"] for name in ("needle", "tales")]
+        vectors = [server.post("/v1/embeddings", {"model": name, "input": "x"})["data"][0]["embedding"] for name in ("needle", "tales")]
+        assert pieces[0] == 4 and pieces[1] < 4 and vectors[0] != vectors[1], pieces
+        for path, field in (("/flatkv/state", "model"), ("/props", "model_alias")):
+            for query, name in (("", "needle"), ("?model=tales", "tales")):
+                assert json.loads(server.raw("GET", path + query)[2])[field] == name, (path, query)
+            assert server.raw("GET", path + "?model=other")[0] == 404
+        assert server.raw("GET", "/v1/models/tales")[0] == 200 and server.raw("GET", "/v1/models/other")[0] == 404
+        metrics = server.until(lambda m: all(m[f'num_requests_running{{model_name="{name}"}}'] == 0 for name in ("needle", "tales")), "requests do not end")
+        assert all(metrics[f'requests_total{{model_name="{name}"}}'] > 4 for name in ("needle", "tales")), metrics
+        planned = sum(metrics[f'planned_bytes{{model_name="{name}"}}'] for name in ("needle", "tales"))
+        assert 40 << 20 < planned <= 60 << 20, planned
+        report = server.stop()
+        assert "needle: cache of" in report and "tales: cache of" in report and "2 models: " in report, report
+    with tempfile.TemporaryDirectory(prefix="flatkv-hub-") as folder:  # a model of the Hugging Face cache keeps its whole name
+        os.makedirs(os.path.join(folder, "models--some--needle/snapshots"))
+        os.symlink(os.path.join(TREE, "models/needle"), os.path.join(folder, "models--some--needle/snapshots/abc"))
+        with serving("-c", "2K", model="some/needle", wrapper=("env", "HF_HUB_CACHE=" + folder)) as server:
+            assert names(server, "/v1/models", "data", "id") == ["some/needle"] and server.raw("GET", "/v1/models/some/needle")[0] == 200
+    for options, reason in ((("-m", "needle"), "two models have the name needle"), (("-m", STORIES, "--alias", "a", "--alias", "b", "--alias", "c"), "--alias was given 3 times"),
+                            (("-m", STORIES, "-c", "64K", "--memory", "2M"), "lower -c"), (("-m", STORIES, "--memory", "2M"), "need at least"),
+                            (("-m", STORIES, "--device", "mlx"), "--device cpu")):
+        done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, check=False)
+        assert done.returncode != 0 and reason in done.stderr.decode(), (options, done)
+
+
 def special_tokens_in_raw_prompts_are_parsed_on_request():
-    with serving("-m", os.path.join(TREE, "tests/data/stories260K.gguf"), "-c", "1K") as server:
+    with serving("-c", "1K", model=STORIES) as server:
         parsed, plain = (server.post("/tokenize", {"content": "<s>Once</s>", **more})["tokens"] for more in ({}, {"parse_special": False}))
         assert parsed[0] == 1 and parsed[-1] == 2 and 1 not in plain and 2 not in plain, (parsed, plain)
         body = {"prompt": "Once</s>", "max_tokens": 1}

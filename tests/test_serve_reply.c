@@ -4,13 +4,19 @@
 
 #include <string.h>
 
-static server host = {.model_name = "m"};
+static server host = {.models = {{.name = "m"}}, .n_models = 1};
 
 static void part(exchange *x, part_kind kind, const char *text) { reply_part(x, 0, kind, text, strlen(text)); }
 
 static exchange answer_with_a_call(api_kind kind) {
-    exchange x = {
-        .s = &host, .api = {.kind = kind, .n = 1}, .n_jobs = 1, .id = "chatcmpl-01", .n_prompt = 10, .n_cached = 4, .n_new = 7};
+    exchange x = {.s = &host,
+                  .m = &host.models[0],
+                  .api = {.kind = kind, .n = 1},
+                  .n_jobs = 1,
+                  .id = "chatcmpl-01",
+                  .n_prompt = 10,
+                  .n_cached = 4,
+                  .n_new = 7};
     part(&x, PART_REASONING, "hm");
     part(&x, PART_REASONING, "m");
     part(&x, PART_TEXT, "I look");

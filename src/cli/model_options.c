@@ -71,6 +71,14 @@ void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name) {
     *to = (kit_option){0};
 }
 
+void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models) {
+    for (kit_option *o = list; o->name != NULL; o++) {
+        if (strcmp(o->name, "model") != 0) continue;
+        o->kind = OPTION_TEXTS;
+        o->target = models;
+    }
+}
+
 static bool any_calibrated(const codec_list *list) {
     bool found = false;
     for (uint32_t i = 0; i < list->n; i++) found = found || list->codecs[i].k.kind == FKV_CODEC_CALIBRATED;

@@ -36,6 +36,9 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 /* Removes an option that has no effect in the calling command. */
 void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
 
+/* Makes -m repeatable: its values are stored in `models` instead of model_options.model. */
+void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models);
+
 /* Like kit_options_parse(), but also parses the values of --codecs and --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 

@@ -629,10 +629,17 @@ static bool is_completion(const api_request *r) {
 }
 
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *r) {
-    *r = (api_request){.kind = kind, .n_prompts = 1};
-    r->root = api_json(body, n_bytes, r->error, sizeof r->error);
+    char error[sizeof r->error];
+    json_t *root = api_json(body, n_bytes, error, sizeof error);
+    if (root != NULL) return api_request_read(kind, root, defaults, r);
+    *r = (api_request){.kind = kind};
+    return invalid(r, "", "%s", error);
+}
+
+bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *r) {
+    *r = (api_request){.kind = kind, .root = root, .n_prompts = 1};
     const bool ollama = kind == API_OLLAMA_CHAT || kind == API_OLLAMA_GENERATE;
-    if (r->root == NULL || (kind == API_RESPONSES && !responses_as_chat(r)) || (ollama && !ollama_as_openai(r))) return false;
+    if ((kind == API_RESPONSES && !responses_as_chat(r)) || (ollama && !ollama_as_openai(r))) return false;
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
     return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) &&

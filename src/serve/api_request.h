@@ -71,6 +71,9 @@ typedef struct api_request {
  * defaults: default sampling options for omitted fields. sampler.bias points into the request, so the request must not be moved
  * while it is in use. */
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *request);
+
+/* Like api_request_parse() for a body that api_json() has parsed. Takes ownership of root. */
+bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 
 /* Frees the parsed JSON, except for the fields that replies repeat. Freeing the JSON of a large request may take a long time. The

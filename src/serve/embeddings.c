@@ -1,4 +1,4 @@
-/* POST /v1/embeddings: computes embeddings on a worker thread, one text at a time, with the server's embedding runner.
+/* POST /v1/embeddings: computes embeddings on a worker thread, one text at a time, with the embedding runner of the model.
  *
  * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are submitted to the worker pool
  * as large jobs, so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
@@ -37,7 +37,7 @@ static bool fail(exchange *x, int status, const char *param, const char *format,
 /* ---- request ---- */
 
 static bool read_options(embedding_job *job) {
-    const uint32_t dim = fkv_model_about(job->x->s->model)->dim;
+    const uint32_t dim = fkv_model_about(job->x->m->model)->dim;
     const json_t *dimensions = json_object_get(job->root, "dimensions");
     const json_t *format = json_object_get(job->root, "encoding_format");
     job->n_dims = dim;
@@ -59,7 +59,7 @@ static bool read_options(embedding_job *job) {
 /* Copies a list of token numbers. */
 static bool read_token_numbers(embedding_job *job, const json_t *list, prompt_tokens *tokens) {
     const size_t n = json_array_size(list);
-    const json_int_t n_vocab = (json_int_t)fkv_model_about(job->x->s->model)->n_vocab;
+    const json_int_t n_vocab = (json_int_t)fkv_model_about(job->x->m->model)->n_vocab;
     tokens->tokens = malloc((n + 1) * sizeof *tokens->tokens);
     if (tokens->tokens == NULL) return fail(job->x, 503, NULL, "out of memory");
     for (size_t i = 0; i < n; i++) {
@@ -81,11 +81,11 @@ static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *t
         return fail(x, 400, "input", "input: expected a string, a list of strings, or lists of token numbers");
     } else if (json_string_length(input) == 0) {
         return fail(x, 400, "input", "input: a text is empty");
-    } else if (prompt_tokens_of_text(x->s->model, json_string_value(input), json_string_length(input), flags, tokens) != FKV_OK) {
+    } else if (prompt_tokens_of_text(x->m->model, json_string_value(input), json_string_length(input), flags, tokens) != FKV_OK) {
         return fail(x, 400, "input", "%s", fkv_message());
     }
-    if (tokens->n == 0 || tokens->n > x->s->embed_tokens)
-        return fail(x, 400, "input", "input: a text has %zu tokens; expected 1 to %u tokens", tokens->n, x->s->embed_tokens);
+    if (tokens->n == 0 || tokens->n > x->m->embed_tokens)
+        return fail(x, 400, "input", "input: a text has %zu tokens; expected 1 to %u tokens", tokens->n, x->m->embed_tokens);
     return true;
 }
 
@@ -121,14 +121,14 @@ static json_t *embedding_json(const embedding_job *job) {
 }
 
 static bool embed_input(embedding_job *job, const json_t *input, size_t index) {
-    server *s = job->x->s;
+    served_model *m = job->x->m;
     prompt_tokens tokens = {0};
     bool good = read_input(job, input, &tokens);
     if (good) {
-        (void)pthread_mutex_lock(&s->embed_lock);
-        const fkv_status status = fkv_embed(s->embedder, tokens.tokens, (uint32_t)tokens.n, job->n_dims, job->values);
+        (void)pthread_mutex_lock(&m->embed_lock);
+        const fkv_status status = fkv_embed(m->embedder, tokens.tokens, (uint32_t)tokens.n, job->n_dims, job->values);
         if (status != FKV_OK) good = fail(job->x, 500, NULL, "%s", fkv_message());
-        (void)pthread_mutex_unlock(&s->embed_lock);
+        (void)pthread_mutex_unlock(&m->embed_lock);
     }
     job->n_tokens += tokens.n;
     prompt_tokens_free(&tokens);
@@ -155,25 +155,18 @@ static bool embed_inputs(embedding_job *job) {
 static void finish_reply(const embedding_job *job) {
     exchange *x = job->x;
     const json_int_t n = (json_int_t)job->n_tokens;
-    json_t *reply = json_pack("{s:s, s:O, s:s, s:{s:I, s:I}}", "object", "list", "data", job->data, "model", x->s->model_name,
-                              "usage", "prompt_tokens", n, "total_tokens", n);
+    json_t *reply = json_pack("{s:s, s:O, s:s, s:{s:I, s:I}}", "object", "list", "data", job->data, "model", x->m->name, "usage",
+                              "prompt_tokens", n, "total_tokens", n);
     x->text = reply != NULL ? json_dumps(reply, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(reply);
     if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
 }
 
 void prepare_embeddings(exchange *x) {
-    char error[240];
-    const size_t n = evbuffer_get_length(x->body);
-    const char *bytes = n > 0 ? (const char *)evbuffer_pullup(x->body, -1) : "";
-    embedding_job job = {.x = x};
-    if (x->s->embedder == NULL) {
+    embedding_job job = {.x = x, .root = prepare_json(x)};
+    if (job.root == NULL) return;
+    if (x->m->embedder == NULL) {
         (void)fail(x, 501, NULL, "this server does not compute embeddings: start it with --embeddings");
-        return;
-    }
-    job.root = bytes != NULL ? api_json(bytes, n, error, sizeof error) : NULL;
-    if (job.root == NULL) {
-        (void)fail(x, bytes != NULL ? 400 : 503, NULL, "%s", bytes != NULL ? error : "out of memory");
     } else if (read_options(&job)) {
         job.values = malloc(job.n_dims * sizeof *job.values);
         job.data = json_array();

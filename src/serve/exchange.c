@@ -64,7 +64,7 @@ static void free_exchange(exchange *x) {
 /* Cancels all jobs in the engine. Their DONE records are still delivered. */
 static void cancel_jobs(exchange *x) {
     for (uint32_t i = 0; i < x->n_jobs; i++)
-        if (x->jobs[i].in_engine) fkv_engine_cancel(x->s->engine, x->jobs[i].id);
+        if (x->jobs[i].in_engine) fkv_engine_cancel(x->m->engine, x->jobs[i].id);
 }
 
 /* Handles a closed connection. */
@@ -229,7 +229,7 @@ static void on_event(void *user, const fkv_event *e) {
 
 static json_t *logprob_json(const exchange *x, uint32_t token, float logprob) {
     size_t n = 0;
-    const char *bytes = fkv_token_text(x->s->model, token, true, &n);
+    const char *bytes = fkv_token_text(x->m->model, token, true, &n);
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) (void)json_array_append_new(list, json_integer((unsigned char)bytes[i]));
     return json_pack("{s:o, s:f, s:o}", "token", reply_utf8_text(bytes, n), "logprob",
@@ -379,7 +379,7 @@ static void on_reply(void *user, const fkv_reply_event *e) {
 }
 
 bool exchange_open_parsers(exchange *x) {
-    if (x->api.conversation == NULL || !fkv_model_about(x->s->model)->has_chat) return true;
+    if (x->api.conversation == NULL || !fkv_model_about(x->m->model)->has_chat) return true;
     json_t *tools = json_object_get(x->api.conversation, "tools");
     char *text = tools != NULL ? json_dumps(tools, JSON_COMPACT) : NULL;
     bool good = true;
@@ -399,7 +399,7 @@ bool exchange_open_parsers(exchange *x) {
         c.on_event = on_reply;
         c.user = r;
         x->answers[i].parser = r;
-        good = fkv_reply_open(x->s->model, &c, &r->reply) == FKV_OK;
+        good = fkv_reply_open(x->m->model, &c, &r->reply) == FKV_OK;
     }
     free(text);
     return good;
@@ -474,7 +474,7 @@ static bool submit_exchange(exchange *x) {
         r.n_snapshots = job->prompt.n_marks;
         r.mask_user = r.user = job;
         job->first_answer = i * api->n;
-        status = fkv_engine_submit(s->engine, &r, &job->id, &retry);
+        status = fkv_engine_submit(x->m->engine, &r, &job->id, &retry);
         job->in_engine = status == FKV_OK;
         x->n_in_engine += job->in_engine;
         prompt_tokens_free(&job->prompt);
@@ -580,6 +580,7 @@ void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(excha
     s->open = x;
     s->n_open++;
     x->s = s;
+    x->m = &s->models[0];
     x->req = req;
     x->body = body;
     x->tenant = tenant;

@@ -9,10 +9,9 @@
 
 #include "api_request.h"
 #include "connections.h"
-#include "grammar.h"
 #include "metrics.h"
 #include "prompt_tokens.h"
-#include "serve.h"
+#include "served_model.h"
 #include "worker_pool.h"
 
 #include <event2/event.h>
@@ -24,18 +23,9 @@
 typedef struct exchange exchange;
 
 struct server {
-    const fkv_model
-        *model; /* the model; NULL while it is loading. Set at the same time as the following fields, up to `grammars` */
-    fkv_engine *engine;
-    const char *model_name;
+    served_model models[SERVE_MAX_MODELS];
+    uint32_t n_models; /* 0 while the models are loading */
     uint64_t base_bytes;
-    uint32_t parallel;           /* number of answers decoded at the same time */
-    uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
-    grammar_maker *grammars;
-    size_t
-        max_prompt_bytes; /* upper bound on the size of a prompt: a longer text always has more than max_request_tokens tokens */
-    fkv_runner *embedder; /* runner for embeddings, protected by embed_lock; NULL if the server does not compute embeddings */
-    pthread_mutex_t embed_lock;
     worker_pool *pool;
     serve_config config;
     struct event_base *base;
@@ -48,9 +38,8 @@ struct server {
     exchange *prepared;    /* list of exchanges whose preparation has ended; protected by the lock */
     metrics metrics;
     uint64_t next_seed;
-    int64_t started_at;    /* Unix time */
-    exchange *open;        /* list of all exchanges */
-    uint32_t embed_tokens; /* maximum number of tokens in an embedded text */
+    int64_t started_at; /* Unix time */
+    exchange *open;     /* list of all exchanges */
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
@@ -97,6 +86,7 @@ typedef struct prompt_job {
 
 struct exchange {
     server *s;
+    served_model *m; /* model of the request; the first model until the body is parsed */
     exchange *next;
     struct evhttp_request *req; /* the HTTP request; NULL after the reply has ended or the client has disconnected */
     struct event *closed;

@@ -5,12 +5,12 @@
 #include "exchange.h"
 
 /* Returns "ready", or the reason why a load balancer should send requests elsewhere: "loading", "draining", or "busy" if the
- * predicted wait exceeds max_wait_s. */
+ * predicted wait of every model exceeds max_wait_s. */
 const char *fleet_readiness(const server *s);
 
 /* Return the replies to /server_info and /get_model_info, with the field names of SGLang. */
-json_t *fleet_server_info(const server *s);
-json_t *fleet_model_info(const server *s);
+json_t *fleet_server_info(const server *s, const served_model *m);
+json_t *fleet_model_info(const served_model *m);
 
 /* Adds the headers that every reply has: the server's name, and Connection: close while the server drains, so that clients
  * connect to another server. */

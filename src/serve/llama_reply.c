@@ -18,7 +18,7 @@ json_t *llama_answer(exchange *x) {
                                 (json_int_t)(x->n_prompt - x->n_cached), "prompt_ms", (first_at - x->arrived_at) * 1e3,
                                 "predicted_n", (json_int_t)x->n_new, "predicted_ms", (now - first_at) * 1e3);
     return json_pack("{s:i, s:o, s:[], s:b, s:i, s:s, s:I, s:I, s:I, s:b, s:s, s:s, s:o}", "index", 0, "content",
-                     text != NULL ? text : json_string(""), "tokens", "stop", 1, "id_slot", -1, "model", x->s->model_name,
+                     text != NULL ? text : json_string(""), "tokens", "stop", 1, "id_slot", -1, "model", x->m->name,
                      "tokens_predicted", (json_int_t)x->n_new, "tokens_evaluated", (json_int_t)x->n_prompt, "tokens_cached",
                      (json_int_t)x->n_prompt + (json_int_t)x->n_new, "truncated", 0, "stop_type", types[a->reason],
                      "stopping_word", a->stop != NULL ? a->stop : "", "timings", timings);

@@ -3,6 +3,8 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const double BOUNDS[METRIC_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25,
                                               0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 120.0};
@@ -53,6 +55,8 @@ static void write_histogram(struct evbuffer *out, const metric_scope *scope, con
     (void)evbuffer_add_printf(out, " %" PRIu64 "\n", h->n);
 }
 
+enum { MAX_VALUES = 32, MAX_LABEL = 1024 };
+
 typedef struct metric_value {
     const char *name;
     const char *kind;
@@ -65,17 +69,6 @@ static void write_values(struct evbuffer *out, const metric_scope *scope, const 
         write_head(out, scope, values[i].name, values[i].kind, values[i].help);
         write_name(out, scope, values[i].name, "", "");
         (void)evbuffer_add_printf(out, " %.17g\n", values[i].value);
-    }
-}
-
-static void write_finish_reasons(struct evbuffer *out, const metric_scope *scope, const fkv_engine_stats *s) {
-    static const char *const reasons[] = {"end", "stop", "length", "abort", "deadline", "error"};
-    char label[48];
-    write_head(out, scope, "request_success_total", "counter", "Answers by finish reason.");
-    for (int i = 0; i < 6; i++) {
-        (void)snprintf(label, sizeof label, "finished_reason=\"%s\"", reasons[i]);
-        write_name(out, scope, "request_success_total", "", label);
-        (void)evbuffer_add_printf(out, " %" PRIu64 "\n", s->finished[i]);
     }
 }
 
@@ -93,21 +86,87 @@ static double cache_usage(const fkv_engine_stats *s) {
     return usage > 1.0 ? 1.0 : usage;
 }
 
-static void write_page_metrics(struct evbuffer *out, const fkv_engine_stats *s) {
-    (void)evbuffer_add_printf(out, "# HELP flatkv:pages Pages by state.\n# TYPE flatkv:pages gauge\n");
-    for (uint32_t g = 0; g < s->cache.n_groups; g++) {
-        const fkv_group_stats *p = &s->cache.groups[g];
-        (void)evbuffer_add_printf(
-            out,
-            "flatkv:pages{group=\"%u\",state=\"free\"} %u\nflatkv:pages{group=\"%u\",state=\"held\"} %u\n"
-            "flatkv:pages{group=\"%u\",state=\"cached\"} %u\nflatkv:pages{group=\"%u\",state=\"promised\"} %u\n"
-            "flatkv:pages{group=\"%u\",state=\"shared\"} %u\n",
-            g, p->free, g, p->held, g, p->cached, g, p->promised, g, p->shared);
+/* One model with the scope of its samples. */
+typedef struct labelled_model {
+    metric_scope scope;
+    char label[MAX_LABEL]; /* such as model_name="a"; empty if the samples have no such label */
+    const fkv_engine_stats *stats;
+    metric_value values[MAX_VALUES];
+} labelled_model;
+
+/* Writes the label model_name. Escapes the characters that the text format requires, and drops a name that does not fit. */
+static void format_model_label(const char *model, char label[MAX_LABEL]) {
+    size_t at = (size_t)snprintf(label, MAX_LABEL, "model_name=\"");
+    for (const char *c = model; *c != 0; c++) {
+        if (at + 4 > MAX_LABEL) { /* an escaped character, the quote and the null terminator */
+            label[0] = 0;
+            return;
+        }
+        if (*c == '\\' || *c == '"' || *c == '\n') label[at++] = '\\';
+        label[at++] = *c == '\n' ? 'n' : *c;
+    }
+    label[at++] = '"';
+    label[at] = 0;
+}
+
+/* Returns a list of the models, which the caller frees, or NULL if out of memory. */
+static labelled_model *label_models(const metrics_model *models, uint32_t n_models, const char *prefix, bool has_label) {
+    labelled_model *all = calloc(n_models, sizeof *all);
+    for (uint32_t i = 0; all != NULL && i < n_models; i++) {
+        if (has_label) format_model_label(models[i].name, all[i].label);
+        all[i].scope = (metric_scope){prefix, all[i].label};
+        all[i].stats = &models[i].stats;
+    }
+    return all;
+}
+
+/* Writes the first n_values values of all models. Prometheus requires that all samples of a metric are adjacent. */
+static void write_model_values(struct evbuffer *out, const labelled_model *models, uint32_t n_models, size_t n_values) {
+    for (size_t i = 0; i < n_values; i++) {
+        const metric_value *first = &models[0].values[i];
+        write_head(out, &models[0].scope, first->name, first->kind, first->help);
+        for (uint32_t k = 0; k < n_models; k++) {
+            write_name(out, &models[k].scope, first->name, "", "");
+            (void)evbuffer_add_printf(out, " %.17g\n", models[k].values[i].value);
+        }
     }
 }
 
-/* Writes the metrics of the prefix store. */
-static void write_store_metrics(struct evbuffer *out, const fkv_store_stats *s) {
+static void write_finish_reasons(struct evbuffer *out, const labelled_model *models, uint32_t n_models) {
+    static const char *const reasons[] = {"end", "stop", "length", "abort", "deadline", "error"};
+    char label[48];
+    write_head(out, &models[0].scope, "request_success_total", "counter", "Answers by finish reason.");
+    for (uint32_t k = 0; k < n_models; k++) {
+        for (int i = 0; i < 6; i++) {
+            (void)snprintf(label, sizeof label, "finished_reason=\"%s\"", reasons[i]);
+            write_name(out, &models[k].scope, "request_success_total", "", label);
+            (void)evbuffer_add_printf(out, " %" PRIu64 "\n", models[k].stats->finished[i]);
+        }
+    }
+}
+
+static void write_page_metrics(struct evbuffer *out, const labelled_model *models, uint32_t n_models) {
+    char label[64];
+    write_head(out, &models[0].scope, "pages", "gauge", "Pages by state.");
+    for (uint32_t k = 0; k < n_models; k++) {
+        for (uint32_t g = 0; g < models[k].stats->cache.n_groups; g++) {
+            const fkv_group_stats *p = &models[k].stats->cache.groups[g];
+            const struct {
+                const char *state;
+                uint32_t n;
+            } counts[] = {
+                {"free", p->free}, {"held", p->held}, {"cached", p->cached}, {"promised", p->promised}, {"shared", p->shared}};
+            for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+                (void)snprintf(label, sizeof label, "group=\"%u\",state=\"%s\"", g, counts[i].state);
+                write_name(out, &models[k].scope, "pages", "", label);
+                (void)evbuffer_add_printf(out, " %u\n", counts[i].n);
+            }
+        }
+    }
+}
+
+/* Copies the metrics of the prefix store. Returns their number. */
+static size_t store_values(const fkv_store_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"prefix_store_pages", "gauge", "Prefix pages on disk.", (double)s->usage.pages},
         {"prefix_store_bytes", "gauge", "Bytes of prefix pages on disk.", (double)s->usage.bytes},
@@ -127,15 +186,16 @@ static void write_store_metrics(struct evbuffer *out, const fkv_store_stats *s) 
          (double)s->declined},
         {"prefix_store_late_total", "counter", "Restores abandoned because they took longer than computing.", (double)s->late},
     };
-    if (s->usage.max_bytes > 0) write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
+    _Static_assert(sizeof values / sizeof values[0] <= MAX_VALUES, "raise MAX_VALUES");
+    memcpy(out, values, sizeof values);
+    return sizeof values / sizeof values[0];
 }
 
-void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *model, uint64_t resident_bytes,
-                   struct evbuffer *out) {
+/* Copies the metrics of an engine. Returns their number. */
+static size_t engine_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},
         {"num_requests_waiting", "gauge", "Queued requests.", s->waiting},
-        {"num_requests_preparing", "gauge", "Requests being parsed and tokenized.", m->preparing},
         {"kv_cache_usage_perc", "gauge", "Fraction of pages in use or reserved; 1 means full.", cache_usage(s)},
         {"predicted_wait_seconds", "gauge", "Predicted queue time of a request submitted now.", s->predicted_wait_s},
         {"prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", (double)s->prompt_tokens},
@@ -150,12 +210,6 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"refused_busy_total", "counter", "Requests rejected because the queue was full or the predicted wait was too long.",
          (double)s->refused_busy},
         {"refused_size_total", "counter", "Requests rejected because they can never fit.", (double)s->refused_size},
-        {"disconnects_total", "counter", "Clients that disconnected before their reply ended.", (double)m->disconnects},
-        {"connections", "gauge", "Open connections.", m->connections},
-        {"refused_connections_total", "counter", "Connections rejected because of the connection limit.",
-         (double)m->refused_connections},
-        {"slow_readers_total", "counter", "Clients that were disconnected because they did not read their stream.",
-         (double)m->slow_readers},
         {"steps_total", "counter", "Forward passes.", (double)s->steps},
         {"cancel_steps_max", "gauge", "Maximum number of steps between a disconnect and the release of the pages.",
          (double)s->max_cancel_steps},
@@ -166,35 +220,45 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"cache_consistent", "gauge", "1 if the page accounting was consistent when the engine was last idle.", s->consistent},
         {"planned_bytes", "gauge", "Planned memory: cache, activations and buffers.",
          (double)(s->plan.total_bytes + s->store.buffer_bytes + s->store.usage.memory)},
+    };
+    _Static_assert(sizeof values / sizeof values[0] <= MAX_VALUES, "raise MAX_VALUES");
+    memcpy(out, values, sizeof values);
+    return sizeof values / sizeof values[0];
+}
+
+void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_models, uint64_t resident_bytes,
+                   struct evbuffer *out) {
+    const metric_value values[] = {
+        {"num_requests_preparing", "gauge", "Requests being parsed and tokenized.", m->preparing},
+        {"disconnects_total", "counter", "Clients that disconnected before their reply ended.", (double)m->disconnects},
+        {"connections", "gauge", "Open connections.", m->connections},
+        {"refused_connections_total", "counter", "Connections rejected because of the connection limit.",
+         (double)m->refused_connections},
+        {"slow_readers_total", "counter", "Clients disconnected because they did not read their stream.",
+         (double)m->slow_readers},
         {"resident_bytes", "gauge", "Anonymous memory of the process.", (double)resident_bytes},
     };
-    (void)evbuffer_add_printf(out, "# flatkv %s, model %s\n", fkv_version(), model);
-    write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
-    write_store_metrics(out, &s->store);
-    write_finish_reasons(out, &FLATKV, s);
-    write_page_metrics(out, s);
-    write_latencies(out, &FLATKV, m);
-}
-
-/* Writes the label model_name. Escapes the characters that the text format requires, and drops a name that does not fit. */
-static void format_model_label(const char *model, char *label, size_t n_bytes) {
-    size_t at = (size_t)snprintf(label, n_bytes, "model_name=\"");
-    for (const char *c = model; *c != 0; c++) {
-        if (at + 4 > n_bytes) { /* an escaped character, the quote and the null terminator */
-            label[0] = 0;
-            return;
-        }
-        if (*c == '\\' || *c == '"' || *c == '\n') label[at++] = '\\';
-        label[at++] = *c == '\n' ? 'n' : *c;
+    labelled_model *all = label_models(models, n_models, FLATKV.prefix, n_models > 1);
+    if (all == NULL) return;
+    size_t n_values = 0;
+    (void)evbuffer_add_printf(out, "# flatkv %s", fkv_version());
+    for (uint32_t i = 0; i < n_models; i++) {
+        (void)evbuffer_add_printf(out, ", model %s", models[i].name);
+        n_values = engine_values(all[i].stats, all[i].values);
     }
-    label[at++] = '"';
-    label[at] = 0;
+    (void)evbuffer_add_printf(out, "\n");
+    write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
+    write_model_values(out, all, n_models, n_values);
+    write_finish_reasons(out, all, n_models);
+    write_page_metrics(out, all, n_models);
+    for (uint32_t i = 0; i < n_models; i++) n_values = store_values(&all[i].stats->store, all[i].values);
+    if (models[0].stats.store.usage.max_bytes > 0) write_model_values(out, all, n_models, n_values);
+    write_latencies(out, &FLATKV, m);
+    free(all);
 }
 
-void metrics_write_vllm(const metrics *m, const fkv_engine_stats *s, const char *model, struct evbuffer *out) {
-    char labels[1024];
-    char blocks[96];
-    const metric_scope scope = {"vllm", labels};
+/* Copies the metrics that vLLM also has. Returns their number. */
+static size_t vllm_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},
         {"num_requests_waiting", "gauge", "Queued requests.", s->waiting},
@@ -206,12 +270,28 @@ void metrics_write_vllm(const metrics *m, const fkv_engine_stats *s, const char 
         {"spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.", (double)s->drafted_tokens},
         {"spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.", (double)s->accepted_tokens},
     };
-    format_model_label(model, labels, sizeof labels);
-    write_values(out, &scope, values, sizeof values / sizeof values[0]);
-    (void)snprintf(blocks, sizeof blocks, "block_size=\"%u\",num_gpu_blocks=\"%u\"", s->page_tokens, s->cache.groups[0].pages);
-    write_head(out, &scope, "cache_config_info", "gauge", "Page size in tokens and number of pages.");
-    write_name(out, &scope, "cache_config_info", "", blocks);
-    (void)evbuffer_add_printf(out, " 1\n");
-    write_finish_reasons(out, &scope, s);
-    write_latencies(out, &scope, m);
+    _Static_assert(sizeof values / sizeof values[0] <= MAX_VALUES, "raise MAX_VALUES");
+    memcpy(out, values, sizeof values);
+    return sizeof values / sizeof values[0];
+}
+
+void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t n_models, struct evbuffer *out) {
+    char blocks[96];
+    size_t n_values = 0;
+    labelled_model *all = label_models(models, n_models, "vllm", true);
+    if (all == NULL) return;
+    for (uint32_t i = 0; i < n_models; i++) n_values = vllm_values(all[i].stats, all[i].values);
+    write_model_values(out, all, n_models, n_values);
+    write_head(out, &all[0].scope, "cache_config_info", "gauge", "Page size in tokens and number of pages.");
+    for (uint32_t i = 0; i < n_models; i++) {
+        const fkv_engine_stats *s = all[i].stats;
+        (void)snprintf(blocks, sizeof blocks, "block_size=\"%u\",num_gpu_blocks=\"%u\"", s->page_tokens,
+                       s->cache.groups[0].pages);
+        write_name(out, &all[i].scope, "cache_config_info", "", blocks);
+        (void)evbuffer_add_printf(out, " 1\n");
+    }
+    write_finish_reasons(out, all, n_models);
+    const metric_scope whole = {"vllm", n_models == 1 ? all[0].label : ""}; /* the latencies of several models are not separate */
+    write_latencies(out, &whole, m);
+    free(all);
 }

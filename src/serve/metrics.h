@@ -28,12 +28,19 @@ typedef struct metrics {
 
 void metric_add(metric_histogram *h, double seconds);
 
-/* Writes all metrics in the Prometheus text format. resident_bytes: anonymous memory of the process. */
-void metrics_write(const metrics *m, const fkv_engine_stats *stats, const char *model, uint64_t resident_bytes,
+/* Name and statistics of one model. */
+typedef struct metrics_model {
+    const char *name;
+    fkv_engine_stats stats;
+} metrics_model;
+
+/* Writes all metrics in the Prometheus text format. models: [n_models]; if there are several, the metrics of their engines have
+ * the label model_name. resident_bytes: anonymous memory of the process. */
+void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_models, uint64_t resident_bytes,
                    struct evbuffer *out);
 
 /* Writes the metrics that vLLM also has, under their original names and with the label model_name, for dashboards and routers
  * that expect a vLLM server. */
-void metrics_write_vllm(const metrics *m, const fkv_engine_stats *stats, const char *model, struct evbuffer *out);
+void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t n_models, struct evbuffer *out);
 
 #endif

@@ -15,7 +15,7 @@ json_t *ollama_time(int64_t seconds) {
 }
 
 static json_t *reply_object(const exchange *x, bool done) {
-    return json_pack("{s:s, s:o, s:b}", "model", x->s->model_name, "created_at", ollama_time((int64_t)time(NULL)), "done", done);
+    return json_pack("{s:s, s:o, s:b}", "model", x->m->name, "created_at", ollama_time((int64_t)time(NULL)), "done", done);
 }
 
 /* Adds the text of an answer and its tool calls, which may be NULL. Releases the references to all three. */

@@ -3,9 +3,9 @@
 
 enum { MAX_LISTED = 64 };
 
-static json_t *requests_json(server *s) {
+static json_t *requests_json(const served_model *m) {
     fkv_request_info list[MAX_LISTED];
-    uint32_t n = fkv_engine_requests(s->engine, list, MAX_LISTED);
+    uint32_t n = fkv_engine_requests(m->engine, list, MAX_LISTED);
     json_t *out = json_array();
     for (uint32_t i = 0; i < n; i++) {
         const fkv_request_info *r = &list[i];
@@ -31,11 +31,11 @@ static json_t *groups_json(const fkv_stats *stats, const fkv_plan *plan) {
 }
 
 /* Encodes each page as two characters: its state as a digit and its tenant as a letter (modulo 26). */
-static json_t *map_json(server *s) {
+static json_t *map_json(const served_model *m) {
     static fkv_page_info pages[FKV_MAX_LISTED_PAGES];
     char states[FKV_MAX_LISTED_PAGES + 1] = {0};
     char tenants[FKV_MAX_LISTED_PAGES + 1] = {0};
-    uint32_t n = fkv_engine_pages(s->engine, pages, FKV_MAX_LISTED_PAGES);
+    uint32_t n = fkv_engine_pages(m->engine, pages, FKV_MAX_LISTED_PAGES);
     for (uint32_t i = 0; i < n; i++) {
         states[i] = (char)('0' + (int)pages[i].state);
         tenants[i] = (char)('a' + (int)(pages[i].tenant % 26));
@@ -43,23 +43,38 @@ static json_t *map_json(server *s) {
     return json_pack("{s:s, s:s}", "states", states, "tenants", tenants);
 }
 
-json_t *page_state(server *s, uint64_t resident_bytes) {
-    const fkv_model_info *about = fkv_model_about(s->model);
+static double planned_bytes(const served_model *m) {
     fkv_engine_stats e;
-    fkv_engine_stats_now(s->engine, &e);
+    fkv_engine_stats_now(m->engine, &e);
+    return (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.usage.memory);
+}
+
+/* Returns the planned memory of all models except m, in bytes. */
+static double other_planned_bytes(const server *s, const served_model *m) {
+    double sum = 0.0;
+    for (uint32_t i = 0; i < s->n_models; i++)
+        if (&s->models[i] != m) sum += planned_bytes(&s->models[i]);
+    return sum;
+}
+
+json_t *page_state(const server *s, const served_model *m, uint64_t resident_bytes) {
+    const fkv_model_info *about = fkv_model_about(m->model);
+    fkv_engine_stats e;
+    fkv_engine_stats_now(m->engine, &e);
     const struct {
         const char *name;
         double value;
     } values[] = {
         {"now", exchange_now()},
         {"resident_bytes", (double)resident_bytes},
-        {"planned_bytes", (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.usage.memory)},
+        {"planned_bytes", planned_bytes(m)},
         {"store_bytes", (double)e.store.usage.bytes},
         {"store_max_bytes", (double)e.store.usage.max_bytes},
         {"store_pages", (double)e.store.usage.pages},
         {"store_read_pages", (double)e.store.read_pages},
         {"store_written_pages", (double)e.store.written_pages},
-        {"base_bytes", (double)s->base_bytes},
+        {"base_bytes", (double)s->base_bytes + other_planned_bytes(s, m)},
+        {"n_models", s->n_models},
         {"running", e.running},
         {"waiting", e.waiting},
         {"predicted_wait_s", e.predicted_wait_s},
@@ -68,6 +83,7 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"computed_tokens", (double)e.computed_tokens},
         {"cached_tokens", (double)e.cached_tokens},
         {"finished", (double)(e.finished[FKV_FINISH_END] + e.finished[FKV_FINISH_STOP] + e.finished[FKV_FINISH_LENGTH])},
+        {"stopped", (double)(e.finished[FKV_FINISH_CANCELLED] + e.finished[FKV_FINISH_DEADLINE])},
         {"refused", (double)(e.refused_busy + e.refused_size)},
         {"disconnects", (double)s->metrics.disconnects},
         {"page_copies", (double)e.cache.page_copies},
@@ -78,9 +94,9 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"between_sum", s->metrics.between_tokens.sum},
         {"between_n", (double)s->metrics.between_tokens.n},
     };
-    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->model_name, "architecture", about->architecture, "isa",
+    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", m->name, "architecture", about->architecture, "isa",
                             e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache, &e.plan.cache), "requests",
-                            requests_json(s), "map", map_json(s));
+                            requests_json(m), "map", map_json(m));
     for (size_t i = 0; out != NULL && i < sizeof values / sizeof values[0]; i++)
         (void)json_object_set_new(out, values[i].name, json_real(values[i].value));
     return out;
@@ -88,28 +104,28 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
 
 /* ---- llama.cpp ---- */
 
-json_t *props_state(const server *s) {
-    const fkv_sampler_config sampler = fkv_model_sampling(s->model, NULL);
+json_t *props_state(const served_model *m) {
+    const fkv_sampler_config sampler = fkv_model_sampling(m->model, NULL);
     fkv_engine_stats e;
-    fkv_engine_stats_now(s->engine, &e);
+    fkv_engine_stats_now(m->engine, &e);
     json_t *params = json_pack("{s:I, s:f, s:I, s:f, s:f, s:f}", "n_predict", (json_int_t)e.default_new, "temperature",
                                (double)sampler.temperature, "top_k", (json_int_t)sampler.top_k, "top_p", (double)sampler.top_p,
                                "min_p", (double)sampler.min_p, "repeat_penalty", (double)sampler.repetition_penalty);
     return json_pack("{s:{s:I, s:o}, s:I, s:s, s:s, s:{s:b, s:b}, s:o}", "default_generation_settings", "n_ctx",
-                     (json_int_t)e.max_request_tokens, "params", params, "total_slots", (json_int_t)s->parallel, "model_alias",
-                     s->model_name, "model_path", s->model_name, "modalities", "vision", 0, "audio", 0, "build_info",
+                     (json_int_t)e.max_request_tokens, "params", params, "total_slots", (json_int_t)m->parallel, "model_alias",
+                     m->name, "model_path", m->name, "modalities", "vision", 0, "audio", 0, "build_info",
                      json_sprintf("flatkv %d.%d.%d", FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH));
 }
 
-json_t *slots_state(const server *s) {
+json_t *slots_state(const served_model *m) {
     fkv_request_info list[MAX_LISTED];
-    const uint32_t n = fkv_engine_requests(s->engine, list, MAX_LISTED);
+    const uint32_t n = fkv_engine_requests(m->engine, list, MAX_LISTED);
     json_t *out = json_array();
-    for (uint32_t i = 0; i < s->parallel; i++) {
+    for (uint32_t i = 0; i < m->parallel; i++) {
         const bool busy = i < n && list[i].phase != FKV_PHASE_WAITING; /* running requests are listed first */
         (void)json_array_append_new(
             out, json_pack("{s:I, s:I, s:I, s:b, s:I, s:I}", "id", (json_int_t)i, "id_task", busy ? (json_int_t)list[i].id : -1,
-                           "n_ctx", (json_int_t)s->max_request_tokens, "is_processing", (int)busy, "n_prompt_tokens",
+                           "n_ctx", (json_int_t)m->max_request_tokens, "is_processing", (int)busy, "n_prompt_tokens",
                            busy ? (json_int_t)list[i].n_prompt : 0, "n_decoded", busy ? (json_int_t)list[i].n_new : 0));
     }
     return out;

@@ -36,13 +36,30 @@ static const char *body_bytes(exchange *x, size_t *n) {
 
 static bool was_abandoned(exchange *x) { return atomic_load_explicit(&x->abandoned, memory_order_relaxed); }
 
+json_t *prepare_json(exchange *x) {
+    char error[sizeof x->error.message];
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    json_t *root = api_json(bytes, n, error, sizeof error);
+    if (root == NULL) return fail(x, 400, NULL, "%s", error), NULL;
+    const json_t *name = json_object_get(root, "model");
+    served_model *m = served_model_choose(x->s->models, x->s->n_models, name, error, sizeof error);
+    if (m == NULL) {
+        fail(x, name != NULL && !json_is_string(name) ? 400 : 404, "model", "%s", error);
+        json_decref(root);
+        return NULL;
+    }
+    x->m = m;
+    return root;
+}
+
 /* ---- generation ---- */
 
 /* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
  * for models with a larger context. Ollama likewise ends an answer at the end of the context.
  */
 static void fit_answer(exchange *x) {
-    const uint32_t most = x->s->max_request_tokens;
+    const uint32_t most = x->m->max_request_tokens;
     const size_t n_prompt = x->jobs[0].prompt.n;
     if (n_prompt < most && x->api.max_new > most - n_prompt) x->api.max_new = (uint32_t)(most - n_prompt);
 }
@@ -52,7 +69,7 @@ static bool make_rules(exchange *x) {
     const char *param = NULL;
     char why[GRAMMAR_ERROR_BYTES] = "";
     if (!answer_rules_wanted(&x->api, &param)) return true;
-    x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->jobs[0].prompt.tokens, x->jobs[0].prompt.n, why);
+    x->rules = answer_rules_open(x->m->grammars, x->m->model, &x->api, x->jobs[0].prompt.tokens, x->jobs[0].prompt.n, why);
     if (x->rules == NULL) fail(x, 400, param, "%s: %s", param, why);
     return x->rules != NULL;
 }
@@ -65,7 +82,7 @@ static struct evbuffer *prompt_echo(const exchange *x, uint32_t index) {
     if (text != NULL && json_is_string(prompt)) (void)evbuffer_add(text, json_string_value(prompt), json_string_length(prompt));
     for (size_t i = 0; text != NULL && !json_is_string(prompt) && i < tokens->n; i++) {
         size_t n = 0;
-        const char *bytes = fkv_token_text(x->s->model, tokens->tokens[i], true, &n);
+        const char *bytes = fkv_token_text(x->m->model, tokens->tokens[i], true, &n);
         (void)evbuffer_add(text, bytes, n);
     }
     return text;
@@ -74,10 +91,10 @@ static struct evbuffer *prompt_echo(const exchange *x, uint32_t index) {
 static bool tokenize_prompt(exchange *x, uint32_t index) {
     const char *param = x->api.conversation == NULL ? "prompt" : "messages";
     prompt_tokens *prompt = &x->jobs[index].prompt;
-    fkv_status status = prompt_tokens_of(x->s->model, &x->api, index, x->s->max_prompt_bytes, prompt);
+    fkv_status status = prompt_tokens_of(x->m->model, &x->api, index, x->m->max_prompt_bytes, prompt);
     if (status == FKV_POOL_FULL)
         fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which have at most %zu bytes",
-             prompt->n_bytes, x->s->max_request_tokens, x->s->max_prompt_bytes);
+             prompt->n_bytes, x->m->max_request_tokens, x->m->max_prompt_bytes);
     else if (status == FKV_UNSUPPORTED && x->api.suffix != NULL)
         fail(x, 400, "suffix", "suffix: the model has no fill-in-the-middle tokens, or the prompt is not a string");
     else if (status != FKV_OK)
@@ -86,7 +103,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
         fail(x, 400, "prompt", "the prompt is empty");
     else if (prompt->n > UINT32_MAX)
         fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
-    else if (x->api.echo && prompt->n <= x->s->max_request_tokens) /* the engine rejects longer prompts */
+    else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* the engine rejects longer prompts */
         x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;
 }
@@ -107,13 +124,12 @@ static bool tokenize_prompts(exchange *x) {
 }
 
 static void prepare_generation(exchange *x, api_kind kind) {
-    size_t n = 0;
-    const char *bytes = body_bytes(x, &n);
-    fkv_sampler_config defaults = fkv_model_sampling(x->s->model, NULL);
+    json_t *root = prepare_json(x);
+    (void)evbuffer_drain(x->body, evbuffer_get_length(x->body));
+    if (root == NULL) return;
+    fkv_sampler_config defaults = fkv_model_sampling(x->m->model, NULL);
     defaults.seed = x->seed;
-    const bool parsed = api_request_parse(kind, bytes, n, &defaults, &x->api);
-    (void)evbuffer_drain(x->body, n);
-    if (!parsed) {
+    if (!api_request_read(kind, root, &defaults, &x->api)) {
         fail(x, 400, x->api.param, "%s", x->api.error);
     } else if (x->api.only_loads) {
         succeed(x, ollama_loaded(x));
@@ -135,17 +151,20 @@ void prepare_infill(exchange *x) { prepare_generation(x, API_INFILL); }
 
 /* ---- other endpoints ---- */
 
+/* Unlike other endpoints, /api/show checks the name even if the server has only one model, because clients use it to find out
+ * whether a model exists. */
 void prepare_ollama_show(exchange *x) {
     char error[240];
     size_t n = 0;
     const char *bytes = body_bytes(x, &n);
     json_t *root = api_json(bytes, n, error, sizeof error);
     const json_t *name = json_object_get(root, "model") != NULL ? json_object_get(root, "model") : json_object_get(root, "name");
-    json_t *shown = json_is_string(name) ? ollama_show(x->s, json_string_value(name)) : NULL;
-    if (shown != NULL)
-        succeed(x, shown);
-    else if (json_is_string(name))
-        fail(x, 404, "model", "model \"%.80s\" not found: this server has only %s", json_string_value(name), x->s->model_name);
+    const char *text = json_string_value(name);
+    const served_model *m = text != NULL ? served_model_find(x->s->models, x->s->n_models, text) : NULL;
+    if (m != NULL)
+        succeed(x, ollama_show(x->s, m));
+    else if (text != NULL)
+        fail(x, 404, "model", "model \"%.80s\" not found: /api/tags lists the models of this server", text);
     else
         fail(x, 400, "model", "%s", root == NULL ? error : "model: expected a string");
     json_decref(root);
@@ -155,10 +174,10 @@ void prepare_token_count(exchange *x) {
     api_request api;
     fkv_sampler_config any = fkv_sampler_config_default();
     prompt_tokens prompt = {0};
-    size_t n = 0;
-    const char *bytes = body_bytes(x, &n);
-    bool good = api_request_parse(API_MESSAGES, bytes, n, &any, &api);
-    if (good && prompt_tokens_of(x->s->model, &api, 0, SIZE_MAX, &prompt) == FKV_OK)
+    json_t *root = prepare_json(x);
+    if (root == NULL) return;
+    bool good = api_request_read(API_MESSAGES, root, &any, &api);
+    if (good && prompt_tokens_of(x->m->model, &api, 0, SIZE_MAX, &prompt) == FKV_OK)
         succeed(x, json_pack("{s:I}", "input_tokens", (json_int_t)prompt.n));
     else
         fail(x, 400, NULL, "%s", good ? fkv_message() : api.error);
@@ -170,9 +189,10 @@ void prepare_template_text(exchange *x) {
     api_request api;
     fkv_sampler_config any = fkv_sampler_config_default();
     size_t n = 0;
-    const char *bytes = body_bytes(x, &n);
-    bool good = api_request_parse(API_CHAT, bytes, n, &any, &api);
-    char *text = good ? prompt_text_of(x->s->model, &api, &n) : NULL;
+    json_t *root = prepare_json(x);
+    if (root == NULL) return;
+    bool good = api_request_read(API_CHAT, root, &any, &api);
+    char *text = good ? prompt_text_of(x->m->model, &api, &n) : NULL;
     if (text != NULL)
         succeed(x, json_pack("{s:o}", "prompt", reply_utf8_text(text, n)));
     else
@@ -189,24 +209,20 @@ static json_t *token_piece_json(const fkv_model *model, uint32_t token, bool wit
 }
 
 void prepare_tokens(exchange *x) {
-    char error[240];
-    size_t n = 0;
-    const char *bytes = body_bytes(x, &n);
-    json_t *root = api_json(bytes, n, error, sizeof error);
+    json_t *root = prepare_json(x);
     json_t *text = json_object_get(root, "content") != NULL ? json_object_get(root, "content") : json_object_get(root, "prompt");
     prompt_tokens t = {0};
     unsigned flags = json_is_true(json_object_get(root, "add_special")) ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN;
     if (!json_is_false(json_object_get(root, "parse_special"))) flags |= FKV_TOKENIZE_SPECIAL;
-    if (root == NULL) {
-        fail(x, 400, NULL, "%s", error);
-    } else if (!json_is_string(text)) {
+    if (root == NULL) return;
+    if (!json_is_string(text)) {
         fail(x, 400, "content", "content: expected a string");
-    } else if (prompt_tokens_of_text(x->s->model, json_string_value(text), json_string_length(text), flags, &t) != FKV_OK) {
+    } else if (prompt_tokens_of_text(x->m->model, json_string_value(text), json_string_length(text), flags, &t) != FKV_OK) {
         fail(x, 400, "content", "%s", fkv_message());
     } else {
         json_t *list = json_array();
         bool pieces = json_is_true(json_object_get(root, "with_pieces"));
-        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, token_piece_json(x->s->model, t.tokens[i], pieces));
+        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, token_piece_json(x->m->model, t.tokens[i], pieces));
         succeed(x, json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)t.n));
     }
     prompt_tokens_free(&t);
@@ -214,10 +230,9 @@ void prepare_tokens(exchange *x) {
 }
 
 void prepare_token_text(exchange *x) {
-    char error[240];
+    json_t *root = prepare_json(x);
+    if (root == NULL) return;
     size_t n = 0;
-    const char *body = body_bytes(x, &n);
-    json_t *root = api_json(body, n, error, sizeof error);
     const json_t *tokens = json_object_get(root, "tokens");
     struct evbuffer *text = evbuffer_new();
     size_t i;
@@ -225,17 +240,16 @@ void prepare_token_text(exchange *x) {
     bool good = json_is_array(tokens);
     json_array_foreach(tokens, i, token) {
         json_int_t number = json_integer_value(token);
-        good = good && json_is_integer(token) && number >= 0 && number < (json_int_t)fkv_model_about(x->s->model)->n_vocab;
+        good = good && json_is_integer(token) && number >= 0 && number < (json_int_t)fkv_model_about(x->m->model)->n_vocab;
         if (!good) break;
-        const char *bytes = fkv_token_text(x->s->model, (uint32_t)number, true, &n);
+        const char *bytes = fkv_token_text(x->m->model, (uint32_t)number, true, &n);
         (void)evbuffer_add(text, bytes, n);
     }
     n = evbuffer_get_length(text);
     if (good)
         succeed(x, json_pack("{s:o}", "content", reply_utf8_text(n > 0 ? (const char *)evbuffer_pullup(text, -1) : "", n)));
     else
-        fail(x, 400, "tokens", "%s",
-             root == NULL ? error : "tokens: expected an array of token numbers from the vocabulary of this model");
+        fail(x, 400, "tokens", "tokens: expected an array of token numbers from the vocabulary of this model");
     evbuffer_free(text);
     json_decref(root);
 }

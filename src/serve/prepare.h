@@ -8,6 +8,10 @@
 
 #include "exchange.h"
 
+/* Parses the body and selects the model that its field `model` names. The caller owns the result. Sets x->error and returns NULL
+ * if the body is not a JSON object or the server has no such model. */
+json_t *prepare_json(exchange *x);
+
 void prepare_chat(exchange *x);
 void prepare_completions(exchange *x);
 void prepare_messages(exchange *x);

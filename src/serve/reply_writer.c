@@ -30,7 +30,7 @@ static json_t *usage_of(const exchange *x) {
 static json_t *stream_chunk(const exchange *x, json_t *choices) {
     return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", x->id, "object",
                      x->api.kind == API_CHAT ? "chat.completion.chunk" : "text_completion", "created", (json_int_t)x->created,
-                     "model", x->s->model_name, "choices", choices);
+                     "model", x->m->name, "choices", choices);
 }
 
 static json_t *take_logprobs(answer_out *a) {
@@ -134,7 +134,7 @@ void reply_begin(exchange *x) {
     if (x->api.kind == API_MESSAGES) {
         json_t *message =
             json_pack("{s:s, s:s, s:s, s:s, s:[], s:n, s:n, s:o}", "id", x->id, "type", "message", "role", "assistant", "model",
-                      x->s->model_name, "content", "stop_reason", "stop_sequence", "usage", usage_of(x));
+                      x->m->name, "content", "stop_reason", "stop_sequence", "usage", usage_of(x));
         reply_send_event(x, "message_start", json_pack("{s:s, s:o}", "type", "message_start", "message", message));
         reply_send_event(x, "ping", json_pack("{s:s}", "type", "ping"));
     }
@@ -213,7 +213,7 @@ static json_t *openai_answer(exchange *x) {
     }
     return json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", x->id, "object",
                      x->api.kind == API_CHAT ? "chat.completion" : "text_completion", "created", (json_int_t)x->created, "model",
-                     x->s->model_name, "choices", choices, "usage", usage_of(x));
+                     x->m->name, "choices", choices, "usage", usage_of(x));
 }
 
 static json_t *anthropic_answer(const exchange *x) {
@@ -232,7 +232,7 @@ static json_t *anthropic_answer(const exchange *x) {
         (void)json_array_append_new(content, block);
     }
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:s, s:s?, s:o}", "id", x->id, "type", "message", "role", "assistant", "model",
-                     x->s->model_name, "content", content, "stop_reason", reason_of(x, a), "stop_sequence", a->stop, "usage",
+                     x->m->name, "content", content, "stop_reason", reason_of(x, a), "stop_sequence", a->stop, "usage",
                      usage_of(x));
 }
 

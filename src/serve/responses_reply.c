@@ -66,7 +66,7 @@ static json_t *response_of(const exchange *x, const char *status) {
     json_t *response =
         json_pack("{s:s, s:s, s:I, s:s, s:n, s:o, s:s, s:o, s:o, s:b, s:o}", "id", x->id, "object", "response", "created_at",
                   (json_int_t)x->created, "status", ended ? (cut ? "incomplete" : "completed") : status, "error",
-                  "incomplete_details", cut_why, "model", x->s->model_name, "output", output, "usage",
+                  "incomplete_details", cut_why, "model", x->m->name, "output", output, "usage",
                   ended ? json_incref(usage) : json_null(), "parallel_tool_calls", !x->api.one_call, "text", text);
     json_decref(usage);
     json_t *more = json_pack(

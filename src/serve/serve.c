@@ -31,8 +31,7 @@ enum {
     STUCK_SECONDS = 300,
     HEADER_SECONDS = 10,
     MAX_HEADER_BYTES = 16 * 1024,
-    NORMALIZED_RATIO = 4, /* assumed maximum ratio of the length of a text to its length after normalization */
-    OTHER_FILES = 32      /* number of descriptors reserved for the model, prefix files and the event loop */
+    OTHER_FILES = 32 /* number of descriptors reserved for the model, prefix files and the event loop */
 };
 
 serve_config serve_config_default(void) {
@@ -138,28 +137,31 @@ typedef struct http_call {
     uint64_t tenant;
 } http_call;
 
-static json_t *model_card(const http_call *c) {
-    const fkv_model_info *about = fkv_model_about(c->s->model);
+static json_t *model_card(const served_model *m) {
+    const fkv_model_info *about = fkv_model_about(m->model);
     fkv_engine_stats stats;
-    fkv_engine_stats_now(c->s->engine, &stats);
-    return json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->model_name, "object", "model", "owned_by", "flatkv",
+    fkv_engine_stats_now(m->engine, &stats);
+    return json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", m->name, "object", "model", "owned_by", "flatkv",
                      "created", (json_int_t)0, "architecture", about->architecture, "max_model_len",
                      (json_int_t)stats.max_request_tokens, "default_max_tokens", (json_int_t)stats.default_new, "chat",
                      about->has_chat);
 }
 
 static void do_models(http_call *c) {
-    exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(c)));
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < c->s->n_models; i++) (void)json_array_append_new(list, model_card(&c->s->models[i]));
+    exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:o}", "object", "list", "data", list));
 }
 
 /* Serves /models/NAME, where NAME may contain slashes. */
 static void do_model(http_call *c) {
     const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(c->req));
     char *name = evhttp_uridecode(strstr(path, "/models/") + strlen("/models/"), 0, NULL);
-    if (name != NULL && strcmp(name, c->s->model_name) == 0)
-        exchange_send_json(c->s, c->req, 200, model_card(c));
+    const served_model *m = name != NULL ? served_model_find(c->s->models, c->s->n_models, name) : NULL;
+    if (m != NULL)
+        exchange_send_json(c->s, c->req, 200, model_card(m));
     else
-        exchange_send_error(c->s, c->req, 404, "model", "unknown model: this server has only %s", c->s->model_name);
+        exchange_send_error(c->s, c->req, 404, "model", "unknown model: /v1/models lists the models of this server");
     free(name);
 }
 
@@ -183,10 +185,6 @@ static void do_ready(http_call *c) {
 
 static void do_live(http_call *c) { exchange_send_json(c->s, c->req, 200, json_pack("{s:s}", "status", "alive")); }
 
-static void do_server_info(http_call *c) { exchange_send_json(c->s, c->req, 200, fleet_server_info(c->s)); }
-
-static void do_model_info(http_call *c) { exchange_send_json(c->s, c->req, 200, fleet_model_info(c->s)); }
-
 static void send_loading(const http_call *c, const char *path) {
     (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Retry-After", "1");
     if (strcmp(path, "/health") == 0)
@@ -202,22 +200,63 @@ static uint64_t resident_bytes(void) {
 }
 
 static void do_metrics(http_call *c) {
-    fkv_engine_stats stats;
+    metrics_model models[SERVE_MAX_MODELS];
     struct evbuffer *out = evbuffer_new();
-    fkv_engine_stats_now(c->s->engine, &stats);
+    for (uint32_t i = 0; i < c->s->n_models; i++) {
+        models[i].name = c->s->models[i].name;
+        fkv_engine_stats_now(c->s->models[i].engine, &models[i].stats);
+    }
     c->s->metrics.connections = connections_count(c->s->connections);
     c->s->metrics.preparing = c->s->n_preparing;
     c->s->metrics.refused_connections = connections_rejected(c->s->connections);
-    metrics_write(&c->s->metrics, &stats, c->s->model_name, resident_bytes(), out);
-    if (c->s->config.vllm_metrics) metrics_write_vllm(&c->s->metrics, &stats, c->s->model_name, out);
+    metrics_write(&c->s->metrics, models, c->s->n_models, resident_bytes(), out);
+    if (c->s->config.vllm_metrics) metrics_write_vllm(&c->s->metrics, models, c->s->n_models, out);
     exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 
-static void do_props(http_call *c) { exchange_send_json(c->s, c->req, 200, props_state(c->s)); }
+/* Returns the model that the query parameter `model` selects; without the parameter, the first model. Sends an error and returns
+ * NULL if there is no such model. */
+static served_model *model_of_query(http_call *c) {
+    const char *query = evhttp_uri_get_query(evhttp_request_get_evhttp_uri(c->req));
+    struct evkeyvalq fields = {0};
+    char error[600] = "the query is not valid";
+    served_model *m = NULL;
+    if (query == NULL) return &c->s->models[0];
+    if (evhttp_parse_query_str(query, &fields) == 0) {
+        const char *name = evhttp_find_header(&fields, "model");
+        json_t *text = name != NULL ? reply_utf8_text(name, strlen(name)) : NULL;
+        m = served_model_choose(c->s->models, c->s->n_models, text, error, sizeof error);
+        json_decref(text);
+        evhttp_clear_headers(&fields);
+    }
+    if (m == NULL) exchange_send_error(c->s, c->req, 404, "model", "%s", error);
+    return m;
+}
 
-static void do_slots(http_call *c) { exchange_send_json(c->s, c->req, 200, slots_state(c->s)); }
+static void do_server_info(http_call *c) {
+    const served_model *m = model_of_query(c);
+    if (m != NULL) exchange_send_json(c->s, c->req, 200, fleet_server_info(c->s, m));
+}
 
-static void do_state(http_call *c) { exchange_send_json(c->s, c->req, 200, page_state(c->s, resident_bytes())); }
+static void do_model_info(http_call *c) {
+    const served_model *m = model_of_query(c);
+    if (m != NULL) exchange_send_json(c->s, c->req, 200, fleet_model_info(m));
+}
+
+static void do_props(http_call *c) {
+    const served_model *m = model_of_query(c);
+    if (m != NULL) exchange_send_json(c->s, c->req, 200, props_state(m));
+}
+
+static void do_slots(http_call *c) {
+    const served_model *m = model_of_query(c);
+    if (m != NULL) exchange_send_json(c->s, c->req, 200, slots_state(m));
+}
+
+static void do_state(http_call *c) {
+    const served_model *m = model_of_query(c);
+    if (m != NULL) exchange_send_json(c->s, c->req, 200, page_state(c->s, m, resident_bytes()));
+}
 
 /* Serves a file of the web page. These requests need no key, because the files contain no data and the page asks the user for
  * the key. */
@@ -352,7 +391,7 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
         exchange_send_error(s, req, 503, NULL, "the server is shutting down");
-    } else if (s->model == NULL && r->serve != do_page && r->serve != do_ready && r->serve != do_live) {
+    } else if (s->n_models == 0 && r->serve != do_page && r->serve != do_ready && r->serve != do_live) {
         send_loading(&c, r->path);
     } else if (r->prepare != NULL) {
         exchange_begin(s, req, r->prepare, r->prepare == prepare_embeddings, c.tenant);
@@ -471,7 +510,9 @@ static bool run_loop(server *s) {
     for (int i = 0; s->n_open > 0;
          i++) { /* the engine and the worker threads use the exchanges until the current step and the current jobs end */
         const struct timespec pause = {0, 1000000};
-        if (fkv_engine_drain(s->engine, 0.01)) (void)nanosleep(&pause, NULL);
+        bool drained = true;
+        for (uint32_t k = 0; k < s->n_models; k++) drained = fkv_engine_drain(s->models[k].engine, 0.01) && drained;
+        if (drained) (void)nanosleep(&pause, NULL);
         exchange_read_events(s);
         (void)event_base_loop(s->base, EVLOOP_NONBLOCK);
         if (i == 0) exchange_cancel_all(s);
@@ -540,7 +581,6 @@ server *serve_open(const serve_config *config) {
     s->started_at = (int64_t)time(NULL);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)pthread_mutex_init(&s->lock, NULL);
-    (void)pthread_mutex_init(&s->embed_lock, NULL);
     s->base = event_base_new();
     bool good = s->base != NULL && pipe(s->wake) == 0;
     for (int i = 0; good && i < 2; i++) {
@@ -554,40 +594,14 @@ server *serve_open(const serve_config *config) {
     return NULL;
 }
 
-static uint32_t request_limit(const server *s) {
-    fkv_engine_stats stats;
-    fkv_engine_stats_now(s->engine, &stats);
-    return stats.max_request_tokens;
-}
-
-/* Returns an upper bound on the size, in bytes, of a prompt that fits into the context. The bound assumes that every token is the
- * longest token of the vocabulary. NORMALIZED_RATIO accounts for tokenizers whose normalization shortens the text. */
-static size_t prompt_byte_limit(const server *s) {
-    size_t longest = 1;
-    for (uint32_t i = 0; i < fkv_model_about(s->model)->n_vocab; i++) {
-        size_t n = 0;
-        (void)fkv_token_text(s->model, i, true, &n);
-        if (n > longest) longest = n;
-    }
-    return NORMALIZED_RATIO * longest * s->max_request_tokens;
-}
-
-bool serve_run(server *s, const serve_subject *subject) {
+bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, uint64_t base_bytes) {
     stop_loading_loop(s);
-    s->model = subject->model;
-    s->engine = subject->engine;
-    s->embedder = subject->embedder;
-    s->embed_tokens = subject->embed_tokens;
-    s->model_name = subject->model_name;
-    s->parallel = subject->parallel;
     uint64_t before = resident_bytes();
-    s->grammars = grammar_maker_open(s->model);
-    s->max_request_tokens = request_limit(s);
-    s->max_prompt_bytes = prompt_byte_limit(s);
+    bool good = true;
+    for (uint32_t i = 0; i < n_subjects; i++) good = served_model_open(&subjects[i], &s->models[s->n_models++]) && good;
     s->pool = worker_pool_open();
-    if (s->pool == NULL || s->grammars == NULL) return false;
-    s->base_bytes =
-        subject->base_bytes + resident_bytes() - before; /* the increase since `before` includes the vocabulary index */
+    if (s->pool == NULL || !good) return false;
+    s->base_bytes = base_bytes + resident_bytes() - before; /* includes the vocabulary indexes */
     print_address(s);
     return run_loop(s);
 }
@@ -599,9 +613,8 @@ void serve_close(server *s) {
     if (s->http != NULL) evhttp_free(s->http);
     connections_close(s->connections);
     if (s->base != NULL) event_base_free(s->base);
-    grammar_maker_close(s->grammars);
+    for (uint32_t i = 0; i < s->n_models; i++) served_model_close(&s->models[i]);
     (void)pthread_mutex_destroy(&s->lock);
-    (void)pthread_mutex_destroy(&s->embed_lock);
     for (int i = 0; i < 2; i++)
         if (s->wake[i] > 0) (void)close(s->wake[i]);
     free(s);

@@ -1,8 +1,8 @@
-/* HTTP server for an engine: one libevent loop for all connections.
+/* HTTP server for one or more engines: one libevent loop for all connections.
  *
  * The event-loop thread owns all connections, exchanges and metrics. Worker threads parse request bodies, render chat templates
- * and tokenize prompts, so that no request delays the others. The engine thread only appends event records to exchanges while
- * holding the server's lock. The worker threads and the engine thread wake the event loop through a pipe. Client input is never
+ * and tokenize prompts, so that no request delays the others. The engine threads only append event records to exchanges while
+ * holding the server's lock. The worker threads and the engine threads wake the event loop through a pipe. Client input is never
  * logged.
  */
 #ifndef FKV_SERVE_H
@@ -10,7 +10,7 @@
 
 #include <flatkv/engine.h>
 
-enum { SERVE_MAX_KEYS = 64 };
+enum { SERVE_MAX_KEYS = 64, SERVE_MAX_MODELS = 8 };
 
 typedef struct serve_config {
     const char *host;
@@ -41,6 +41,7 @@ typedef struct server server;
  * model meanwhile. Returns NULL and sets errno if the address cannot be bound; EINVAL means that the host name is unknown. */
 server *serve_open(const serve_config *config);
 
+/* One model and its engine. */
 typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
@@ -48,13 +49,13 @@ typedef struct serve_subject {
     uint32_t parallel;      /* number of answers decoded at the same time */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
     uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
-    uint64_t
-        base_bytes; /* anonymous memory of the process before the engine was opened (program, weights, vocabulary), in bytes */
 } serve_subject;
 
-/* Serves requests until SIGINT or SIGTERM. Call at most once per server. Returns false if out of memory. */
-bool serve_run(server *s, const serve_subject *subject);
+/* Serves requests until SIGINT or SIGTERM. Call at most once per server. subjects: [n_subjects], 1 to SERVE_MAX_MODELS models
+ * with different names. base_bytes: anonymous process memory before the engines were opened: program, weights, vocabulary.
+ * Returns false if out of memory. */
+bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, uint64_t base_bytes);
 
-void serve_close(server *s); /* call before closing the engine; s may be NULL */
+void serve_close(server *s); /* call before closing the engines; s may be NULL */
 
 #endif

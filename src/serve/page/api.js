@@ -82,8 +82,21 @@ export async function request(path, {body, signal, kind = "chat"} = {}) {
 
 export const listModels = async () => (await (await request("v1/models")).json()).data;
 
+let chosenModel = ""; // name of the selected model; "" if the server has only one
+
+export function chooseModel(name) {
+  chosenModel = name;
+}
+
 export async function countTokens(text) {
-  return (await (await request("tokenize", {body: {content: text, parse_special: false}})).json()).count;
+  const model = chosenModel ? {model: chosenModel} : {};
+  return (await (await request("tokenize", {body: {...model, content: text, parse_special: false}})).json()).count;
+}
+
+// State of the selected model for the memory view.
+export async function fetchState() {
+  const query = chosenModel ? "?model=" + encodeURIComponent(chosenModel) : "";
+  return (await request("flatkv/state" + query, {kind: "admin"})).json();
 }
 
 // Yields the JSON objects of a stream of server-sent events up to [DONE].

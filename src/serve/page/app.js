@@ -1,6 +1,6 @@
 // Start of the page: tabs, colour theme, API key, and the connection to the server.
 
-import {RequestError, isKeyRemembered, keyOf, listModels, setKey} from "./api.js";
+import {RequestError, chooseModel, isKeyRemembered, keyOf, listModels, setKey} from "./api.js";
 import {setModel, startChat} from "./chat.js";
 import {showMemory} from "./memory.js";
 import {$, icon, small} from "./util.js";
@@ -93,6 +93,7 @@ function showModels(models) {
   if (models.some(model => model.id === before)) select.value = before;
   const apply = () => {
     const model = models.find(one => one.id === select.value) ?? models[0];
+    chooseModel(models.length > 1 ? model.id : "");
     setModel(model.id, model.max_model_len ?? 0, models.length > 1);
   };
   select.onchange = apply;

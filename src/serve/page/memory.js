@@ -1,6 +1,6 @@
 // The memory view: reserved and resident memory, cache pages, requests and token rates. It polls /flatkv/state while it is shown.
 
-import {request, setKey} from "./api.js";
+import {fetchState, setKey} from "./api.js";
 import {$, bytes, element, integer, seconds, short} from "./util.js";
 
 const POLL_MS = 1000;
@@ -104,7 +104,7 @@ function showMemoryUse(s) {
   const cache = Math.max(0, Math.min(s.planned_bytes, s.resident_bytes - s.base_bytes));
   const base = Math.min(s.base_bytes, s.resident_bytes);
   showBudget("resident", `${bytes(s.resident_bytes)}`, s.resident_bytes, [
-    ["program and weights", base, "fill-pinned"],
+    [s.n_models > 1 ? "program, weights and other models" : "program and weights", base, "fill-pinned"],
     ["reserved cache", cache, "fill-private"],
     ["connections and requests", s.resident_bytes - base - cache, "fill-shared"],
   ]);
@@ -224,6 +224,7 @@ function showTotals(s) {
   const mean = (sum, n) => (n ? seconds(sum / n) : "–");
   $("totals").replaceChildren(
     statistic("answers", short(s.finished)),
+    statistic("stopped answers", short(s.stopped)),
     statistic("tokens generated", short(s.new_tokens)),
     statistic("prompt tokens cached", s.prompt_tokens ? Math.round((100 * s.cached_tokens) / s.prompt_tokens) + " %" : "–"),
     statistic("mean time to first token", mean(s.first_token_sum, s.first_token_n)),
@@ -281,7 +282,7 @@ function render(s) {
 async function poll() {
   clearTimeout(timer);
   try {
-    const state = await (await request("flatkv/state", {kind: "admin"})).json();
+    const state = await fetchState();
     if (!isShown) return;
     $("admin-form").hidden = true;
     $("memory-panels").hidden = false;
