@@ -333,6 +333,48 @@ def a_conversation_keeps_its_pages():
     refused(USAGE, ["cannot be combined"], "run", "-i", "--json")
 
 
+def turns_can_be_undone_edited_and_regenerated():
+    def said(*lines):
+        code, out, err = flatkv("run", "-i", "-n", "8", "--ignore-end", stdin="".join(line + "\n" for line in lines).encode())
+        expect(code == GOOD, code, err)
+        return out.splitlines(), err
+    first, second, third = ("The lucky number of Kavorbri is 31415.", "It was raining in the old town.", "The lucky number of Kavorbri is ")
+    plain, _ = said(first, third)
+    for lines in ((first, second, "/undo", third), (first, second, "/edit " + third), (first, third, "/regenerate"),
+                  (first, second, third, "/undo", "/regenerate", "/undo", third)):
+        out, err = said(*lines)
+        expect(out[0] == plain[0] and out[-1] == plain[-1], lines, out, plain)
+    out, err = said(first, "/history")
+    expect(first in err and out[0].decode().strip() in err, err)
+    for lines in (("/undo",), ("/regenerate",), ("/edit x",), (first, "/undo", "/undo")):
+        out, err = said(*lines)
+        expect("there is no turn" in err and len(out) == len(lines) // 2, lines, out, err)
+    expect("/edit needs the new message" in said(first, "/edit")[1])
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "chat.gguf")
+        gguf_with(path, [(b"tokenizer.chat_template", b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")])
+        def chatted(*lines):
+            code, out, err = flatkv("run", "-i", "-m", path, "-n", "8", "-t", "0", "--ignore-end", stdin="".join(line + "\n" for line in lines).encode())
+            expect(code == GOOD, code, err)
+            return out.splitlines(), err
+        plain, _ = chatted("Lily went out.", "What did she see?")
+        for lines in (("Lily went out.", "Why?", "/undo", "What did she see?"), ("Lily went out.", "Why?", "/edit What did she see?"),
+                      ("Lily went out.", "What did she see?", "/regenerate")):
+            expect(chatted(*lines)[0][-1] == plain[-1], lines)
+        expect(">>> Lily went out." in chatted("Lily went out.", "/history")[1])
+        expect("there is no turn" in chatted("/undo")[1])
+        t = Terminal("run", "-i", "-m", path, "-n", "8", "-t", "0", "--ignore-end")
+        t.type(b"Lily went out.\n")
+        t.wait(b"tokens/s")
+        t.type(b"/edit\n")
+        t.type(b" Then she slept.\n")  # appended to the text in the line
+        t.wait(b"tokens/s")
+        t.type(b"/history\n")
+        t.wait(b">>> Lily went out. Then she slept.")
+        t.type(b"/bye\n")
+        expect(t.ended() == GOOD, t.shown)
+
+
 def a_conversation_continues_past_its_context():
     lines = [f"The lucky number of town {i} is {i * 37}.\n".encode() for i in range(12)]
     code, out, err = flatkv("run", "-i", "-c", "128", "-n", "8", stdin=b"".join(lines))
@@ -492,6 +534,45 @@ def a_reloaded_prefix_gives_the_same_tokens():
             expect(reused["prefix_tokens"] == 1500, "the saved pages were not used:", reused["prefix_tokens"])
         code, out, _ = flatkv("pages", "verify", saved)
         expect(code == GOOD and b"good, 1500 tokens" in out, out)
+
+
+def an_interrupted_prefill_is_resumed():
+    with tempfile.TemporaryDirectory() as folder:
+        saved, document = os.path.join(folder, "saved.fkv"), os.path.join(folder, "document.txt")
+        with open(document, "w", encoding="ascii") as file:
+            file.write(book(20000, 1500))
+        command = ["run", "-f", document, "-p", " And then", "-n", "8", "--chunk", "8", "--raw"]
+        fresh = answer(*command)
+        t = Terminal(*command, "--save-prefix", saved)
+        t.wait(b" tokens  ")  # the progress bar
+        os.write(t.fd, b"\x03")
+        expect(t.ended() == INTERRUPTED, t.shown)
+        told = re.search(rb"\[(\d+) of (\d+) tokens saved in " + saved.encode() + rb"\.partial; the same command continues", t.shown)
+        expect(told and not os.path.exists(saved) and b"t/s" in t.shown and b"left" in t.shown, t.shown)
+        n_saved = int(told.group(1))
+        expect(n_saved % 8 == 0 and 0 < n_saved < int(told.group(2)), told)
+        resumed = answer(*command, "--save-prefix", saved)
+        expect(resumed["prefix_tokens"] == n_saved and resumed["tokens"] == fresh["tokens"], resumed, fresh)
+        expect(os.path.exists(saved) and not os.path.exists(saved + ".partial"), os.listdir(folder))
+        complete = answer(*command, "--prefix", saved)
+        expect(complete["tokens"] == fresh["tokens"], complete, fresh)
+        # A partial prefix of another text, a damaged one and a complete one that was renamed.
+        answer("run", "-p", book(300, 40), "-n", "0", "--save-prefix", saved + ".partial", "--raw")
+        code, _, err = flatkv(*command, "--save-prefix", saved)
+        expect(code == GOOD and "is ignored" in err, err)
+        with open(saved + ".partial", "wb") as file:
+            file.write(b"x" * 5000)
+        code, _, err = flatkv(*command, "--save-prefix", saved)
+        expect(code == GOOD and "is ignored" in err, err)
+        os.rename(saved, saved + ".partial")
+        renamed = answer("run", "-f", document, "-n", "8", "--raw", "--save-prefix", saved)
+        expect(renamed["tokens"] == answer("run", "-f", document, "-n", "8", "--raw")["tokens"], renamed)
+
+
+def a_window_reports_what_the_model_forgets():
+    refused(FAILED, ["562331 tokens", "--max-kv 65536 --sinks 4", "has forgotten the 496791 tokens (88 %)"], "run", "-f", BOOK)
+    code, _, err = flatkv("run", "-p", book(0, 300), "-n", "1", "--max-kv", "64", "--raw")
+    expect(code == GOOD and "has forgotten tokens 5 to 236 of 300 (77 %)" in err, err)
 
 
 def a_question_follows_a_saved_document():

@@ -89,7 +89,7 @@ static int run_calibration(const calibrate_options *o, const fkv_model *model, c
     const char *output = o->output != NULL ? o->output : path;
     if (!kit_can_write(output)) return EXIT_FAILED;
     cli_catch_interrupts();
-    progress_bar progress = progress_begin("calibrating", list->n);
+    progress_bar progress = progress_begin("calibrating", 0, list->n);
     fkv_calibrate_config config = {
         .tokens = list->tokens, .n_tokens = list->n, .n_threads = o->n_threads, .progress = show_progress, .user = &progress};
     status = fkv_calibrate(model, &config, output);

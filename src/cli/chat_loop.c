@@ -10,7 +10,9 @@
 typedef struct chat_loop {
     conversation *c;
     chat_settings *settings;
-    bool over; /* /bye was typed */
+    line_input *in;
+    text_buffer again; /* message that a command sends instead of the user; empty if there is none */
+    bool over;         /* /bye was typed */
 } chat_loop;
 
 typedef struct chat_command {
@@ -155,6 +157,46 @@ static void run_system(chat_loop *t, const char *argument) {
     (void)fprintf(stderr, "[system message %s; takes effect in the next turn]\n", argument[0] != 0 ? "set" : "removed");
 }
 
+/* ---- turns ---- */
+
+static void report_no_turn(void) { (void)kit_fail(0, "there is no turn that can be changed; the document of -f always stays"); }
+
+static void run_undo(chat_loop *t, const char *argument) {
+    (void)argument;
+    if (conversation_undo(t->c, NULL))
+        (void)fprintf(stderr, "[the last turn was removed]\n");
+    else
+        report_no_turn();
+}
+
+static void run_history(chat_loop *t, const char *argument) {
+    (void)argument;
+    conversation_show(t->c);
+}
+
+static void run_regenerate(chat_loop *t, const char *argument) {
+    (void)argument;
+    t->again.n = 0;
+    if (!conversation_undo(t->c, &t->again)) report_no_turn();
+}
+
+/* Replaces the last message with the argument. Without an argument, the user edits the message on a terminal. */
+static void run_edit(chat_loop *t, const char *argument) {
+    text_buffer before = {0};
+    t->again.n = 0;
+    if (argument[0] == 0 && !line_input_can_edit(t->in))
+        (void)kit_fail(0, "/edit needs the new message: /edit TEXT");
+    else if (!conversation_undo(t->c, &before))
+        report_no_turn();
+    else if (argument[0] != 0)
+        text_add(&t->again, argument, strlen(argument));
+    else
+        line_input_prefill(t->in, before.bytes, before.n);
+    text_free(&before);
+}
+
+/* ---- memory, end and help ---- */
+
 static void run_plan(chat_loop *t, const char *argument) {
     const model_session *s = t->c->generation->session;
     const fkv_runner_plan *p = &s->plan;
@@ -182,6 +224,10 @@ static const chat_command COMMANDS[] = {
     {"/clear", NULL, "start a new conversation", run_clear},
     {"/save", "NAME", "save the conversation: pages in NAME.fkv, messages in NAME.json", run_save},
     {"/load", "NAME", "continue a saved conversation without recomputing it", run_load},
+    {"/history", NULL, "print the conversation", run_history},
+    {"/undo", NULL, "remove the last message and its answer", run_undo},
+    {"/regenerate", NULL, "answer the last message again", run_regenerate},
+    {"/edit", "TEXT", "replace the last message; without TEXT, edit it", run_edit},
     {"/system", "TEXT", "set the system message; without TEXT, remove it", run_system},
     {"/set", "NAME VALUE", "change a sampling setting; without arguments, list the settings", run_set},
     {"/plan", NULL, "show used and reserved memory", run_plan},
@@ -196,9 +242,9 @@ static void run_help(chat_loop *t, const char *argument) {
     (void)argument;
     for (size_t i = 0; i < sizeof COMMANDS / sizeof COMMANDS[0]; i++)
         if (COMMANDS[i].help != NULL)
-            (void)fprintf(stderr, "  %-8s %-11s %s\n", COMMANDS[i].name, COMMANDS[i].argument != NULL ? COMMANDS[i].argument : "",
-                          COMMANDS[i].help);
-    (void)fprintf(stderr, "  %-20s %s\n  %-20s %s\n", "\"\"\"", "start and end of a multi-line message", "Ctrl-C",
+            (void)fprintf(stderr, "  %-11s %-11s %s\n", COMMANDS[i].name,
+                          COMMANDS[i].argument != NULL ? COMMANDS[i].argument : "", COMMANDS[i].help);
+    (void)fprintf(stderr, "  %-23s %s\n  %-23s %s\n", "\"\"\"", "start and end of a multi-line message", "Ctrl-C",
                   "stop the answer");
 }
 
@@ -237,8 +283,12 @@ static void print_banner(const chat_loop *t) {
 
 /* Handles one input: a command or a message. Returns false and sets *code to the exit code if the loop must end. */
 static bool handle_input(chat_loop *t, const text_buffer *turn, int *code) {
-    if (turn->n == 0 || run_slash_command(t, turn->bytes)) return !t->over;
-    *code = conversation_turn(t->c, turn->bytes, turn->n);
+    if (turn->n == 0) return true;
+    t->again.n = 0;
+    const bool is_command = run_slash_command(t, turn->bytes);
+    if (is_command && t->again.n == 0) return !t->over;
+    const text_buffer *message = is_command ? &t->again : turn;
+    *code = conversation_turn(t->c, message->bytes, message->n);
     if (!cli_interrupted() && t->c->generation->stopped != STOP_INTERRUPTED) {
         if (!t->c->terminal) return *code == EXIT_GOOD;
         *code = EXIT_GOOD; /* the error has been printed; the user may try again */
@@ -253,7 +303,7 @@ static bool handle_input(chat_loop *t, const text_buffer *turn, int *code) {
 
 int chat_loop_run(conversation *c, chat_settings *settings) {
     chat_loop t = {.c = c, .settings = settings};
-    line_input *in = line_input_open();
+    line_input *in = t.in = line_input_open();
     text_buffer turn = {0};
     int code = EXIT_GOOD;
     c->terminal = line_input_is_terminal(in);
@@ -272,6 +322,7 @@ int chat_loop_run(conversation *c, chat_settings *settings) {
         }
     }
     text_free(&turn);
+    text_free(&t.again);
     line_input_close(in);
     return code;
 }

@@ -49,6 +49,28 @@ static bool has_role(const json_t *messages, size_t at, const char *role) {
     return found != NULL && strcmp(found, role) == 0;
 }
 
+bool chat_undo(chat *c, text_buffer *text) {
+    size_t at = json_array_size(c->messages);
+    do
+        if (at-- == 0) return false;
+    while (!has_role(c->messages, at, "user"));
+    const char *content = json_string_value(json_object_get(json_array_get(c->messages, at), "content"));
+    if (content == NULL || strstr(content, CHAT_CUT) != NULL) return false;
+    if (text != NULL) text_add(text, content, strlen(content));
+    while (json_array_size(c->messages) > at) json_array_remove(c->messages, at);
+    return true;
+}
+
+void chat_each(const chat *c, void (*show)(void *user, const char *role, const char *content), void *user) {
+    size_t i;
+    const json_t *message;
+    json_array_foreach((const json_t *)c->messages, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        const char *content = json_string_value(json_object_get(message, "content"));
+        if (role != NULL && content != NULL && strcmp(role, "system") != 0) show(user, role, content);
+    }
+}
+
 void chat_clear(chat *c) {
     size_t at = has_role(c->messages, 0, "system") ? 1 : 0;
     while (json_array_size(c->messages) > at) json_array_remove(c->messages, at);

@@ -25,7 +25,15 @@ chat chat_open(const fkv_model *model,
 void chat_close(chat *c);
 void chat_add(chat *c, const char *role, const char *bytes, size_t n);
 
-void chat_pop(chat *c);                           /* removes the last message */
+void chat_pop(chat *c); /* removes the last message */
+
+/* Removes the last user message and the answers that follow it. Appends the text of the user message to `text`, which may be
+ * NULL. Returns false if there is none, or if it contains the document. */
+bool chat_undo(chat *c, text_buffer *text);
+
+/* Calls show() for each message except the system message. */
+void chat_each(const chat *c, void (*show)(void *user, const char *role, const char *content), void *user);
+
 void chat_clear(chat *c);                         /* removes all messages but keeps the system message */
 void chat_set_system(chat *c, const char *text);  /* "" removes the system message */
 void chat_replace(chat *c, const void *messages); /* copies a JSON array */

@@ -17,6 +17,24 @@ static uint32_t min_answer_tokens(const conversation *c) {
     return eighth < 64 ? eighth : 64;
 }
 
+/* ---- marks of turns in plain text ---- */
+
+static void forget_marks(conversation *c) {
+    c->marks.n = 0;
+    c->lines.n = 0;
+}
+
+/* Removes the mark of the last turn and appends the user's message to `text`, which may be NULL. Returns the number of tokens
+ * before the turn, or UINT32_MAX if there is no mark. */
+static uint32_t pop_mark(conversation *c, text_buffer *text) {
+    if (c->marks.n < 2) return UINT32_MAX;
+    c->marks.n -= 2;
+    const size_t start = c->marks.tokens[c->marks.n + 1];
+    if (text != NULL) text_add(text, c->lines.bytes + start, c->lines.n - start);
+    c->lines.n = start;
+    return c->marks.tokens[c->marks.n];
+}
+
 /* ---- turn tokens ---- */
 
 /* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. */
@@ -24,8 +42,15 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     const generation *g = c->generation;
     model_session *s = g->session;
     c->next.n = 0;
+    if (c->fed.n > s->length) { /* after conversation_undo(), the cache may be shorter than the text */
+        token_list_add(&c->next, c->fed.tokens + s->length, c->fed.n - s->length);
+        c->fed.n = s->length;
+    }
     if (!g->last_is_fed && g->tokens.n > 0) token_list_add(&c->next, g->tokens.tokens + g->tokens.n - 1, 1);
     bool first = s->length == 0 && c->next.n == 0;
+    const uint32_t mark[2] = {s->length + (uint32_t)c->next.n, (uint32_t)c->lines.n};
+    token_list_add(&c->marks, mark, 2);
+    text_add(&c->lines, bytes, n);
     text_buffer line = {0};
     text_add(&line, bytes, n);
     text_add(&line, "\n", 1);
@@ -42,6 +67,7 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     token_list_add(&kept, c->next.tokens, c->next.n);
     c->next.n = 0;
     c->fed.n = 0;
+    forget_marks(c); /* earlier turns are no longer complete */
     token_list_add(&c->next, kept.tokens, kept.n);
     token_list_free(&kept);
     return session_truncate(s, 0);
@@ -140,7 +166,7 @@ static int feed_turn(conversation *c, const float **logits, progress_bar *progre
 static int generate_answer(conversation *c) {
     generation *g = c->generation;
     const float *logits = NULL;
-    progress_bar progress = progress_begin("prefill", c->next.n);
+    progress_bar progress = progress_begin("prefill", 0, c->next.n);
     int code = feed_turn(c, &logits, &progress);
     progress_end(&progress);
     if (code != EXIT_GOOD) return code;
@@ -168,7 +194,55 @@ int conversation_turn(conversation *c, const char *bytes, size_t n) {
     else if (code == EXIT_GOOD)
         code = generate_answer(c);
     if (code != EXIT_GOOD && c->chat != NULL) chat_pop(c->chat);
+    if (code != EXIT_GOOD && c->chat == NULL) (void)pop_mark(c, NULL);
     return code;
+}
+
+/* ---- undo and history ---- */
+
+static bool undo_plain_text(conversation *c, text_buffer *text) {
+    generation *g = c->generation;
+    const uint32_t mark = pop_mark(c, text);
+    if (mark > c->fed.n || session_truncate(g->session, mark) != EXIT_GOOD) return false;
+    c->fed.n = mark; /* plain_next_tokens() feeds the tokens that the session lost in addition */
+    generation_clear(g);
+    g->last_is_fed = true;
+    return true;
+}
+
+bool conversation_undo(conversation *c, text_buffer *text) {
+    return c->chat != NULL ? chat_undo(c->chat, text) : undo_plain_text(c, text);
+}
+
+static void show_message(void *user, const char *role, const char *content) {
+    static const size_t mark = sizeof CHAT_CUT - 1;
+    text_stream out = text_stream_open(stderr);
+    const char *cut = strstr(content, CHAT_CUT);
+    (void)user;
+    (void)fputs(strcmp(role, "user") == 0 ? ">>> " : "", stderr);
+    if (cut != NULL) (void)fprintf(stderr, "[document of %zu bytes]", (size_t)(cut - content));
+    content = cut != NULL ? cut + mark : content;
+    text_stream_put(&out, content, strlen(content));
+    text_stream_end(&out);
+    (void)fputc('\n', stderr);
+}
+
+void conversation_show(const conversation *c) {
+    if (c->chat != NULL) {
+        chat_each(c->chat, show_message, NULL);
+        return;
+    }
+    const generation *g = c->generation;
+    text_stream out = text_stream_open(stderr);
+    const size_t n_unfed = !g->last_is_fed && g->tokens.n > 0 ? 1 : 0; /* the last token of the last answer */
+    for (size_t i = 0; i < c->fed.n + n_unfed; i++) {
+        size_t n = 0;
+        const uint32_t token = i < c->fed.n ? c->fed.tokens[i] : g->tokens.tokens[g->tokens.n - 1];
+        const char *text = fkv_token_text(g->session->model, token, false, &n);
+        text_stream_put(&out, text, n);
+    }
+    text_stream_end(&out);
+    (void)fputc('\n', stderr);
 }
 
 /* ---- clearing, saving, loading ---- */
@@ -179,6 +253,7 @@ void conversation_clear(conversation *c) {
     generation_clear(c->generation);
     c->generation->last_is_fed = true;
     c->fed.n = 0;
+    forget_marks(c);
     c->warned = false;
 }
 
@@ -302,6 +377,7 @@ int conversation_load(conversation *c, const char *name) {
     if (code == EXIT_GOOD) code = load_saved_pages(c, pages, &tokens);
     if (code == EXIT_GOOD) {
         if (c->chat != NULL) chat_replace(c->chat, messages);
+        forget_marks(c);
         generation_clear(c->generation);
         c->generation->last_is_fed = true;
         c->warned = false;
@@ -317,4 +393,6 @@ int conversation_load(conversation *c, const char *name) {
 void conversation_free(conversation *c) {
     token_list_free(&c->fed);
     token_list_free(&c->next);
+    token_list_free(&c->marks);
+    text_free(&c->lines);
 }

@@ -15,7 +15,9 @@ typedef struct conversation {
     bool terminal;     /* true if notices for an interactive user are printed */
     bool warned;       /* true after the user was warned that the context is nearly full */
     token_list fed;    /* tokens in the session's cache */
-    token_list next;   /* tokens of the current turn that are not yet in the cache */
+    token_list next;   /* tokens of the current turn that are not in the cache yet */
+    token_list marks;  /* plain text: for each turn that can be undone, the number of tokens before it and its start in `lines` */
+    text_buffer lines; /* plain text: the user's messages in these turns */
 } conversation;
 
 /* Appends the generated answer to the conversation. */
@@ -24,7 +26,12 @@ void conversation_add_answer(conversation *c);
 /* Runs one turn and streams its answer. Returns an exit code; if it is not EXIT_GOOD, the turn was discarded. */
 int conversation_turn(conversation *c, const char *bytes, size_t n);
 
-void conversation_clear(conversation *c); /* keeps the system message */
+/* Removes the last turn: the user's message and its answer. Appends the message to `text`, which may be NULL. Returns false if
+ * there is no turn that can be removed. */
+bool conversation_undo(conversation *c, text_buffer *text);
+
+void conversation_show(const conversation *c); /* prints all turns */
+void conversation_clear(conversation *c);      /* keeps the system message */
 
 /* Save and load the pages in NAME.fkv and the messages in NAME.json, readable by the owner only. A suffix .fkv or .json of `name`
  * is ignored. Loading recomputes nothing. Both return an exit code; a failed load leaves the messages of the current conversation

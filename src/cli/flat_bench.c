@@ -56,7 +56,7 @@ static int load_flat_model(flat *f) {
 }
 
 static int fill_context(flat *f) {
-    progress_bar progress = progress_begin("filling", f->n_tokens);
+    progress_bar progress = progress_begin("filling", 0, f->n_tokens);
     uint32_t prefilled = f->n_tokens - DECODED;
     int code = session_feed(&f->session, f->tokens.tokens, prefilled, NULL, &progress);
     double middle = kit_seconds();

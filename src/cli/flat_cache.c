@@ -294,7 +294,7 @@ static uint32_t next_step(uint32_t room) { return room <= STEP_TOKENS ? room : r
 static void fill_cache(cache_run *r) {
     uint32_t n_layers = r->o->layers;
     uint32_t n_passed = 0; /* depths */
-    progress_bar progress = progress_begin("filling", r->n_tokens);
+    progress_bar progress = progress_begin("filling", 0, r->n_tokens);
     while (r->length < r->n_tokens) {
         uint32_t room = r->n_tokens - TAIL - r->length;
         uint32_t n = next_step(room);

@@ -114,9 +114,14 @@ static const char *edit_line(line_input *in, size_t *n) {
     return line;
 }
 
+static void push_text(line_input *in, const char *line) {
+    if (in->editor != NULL) el_push(in->editor, line);
+}
+
 #else
 
 static void open_editor(line_input *in) { (void)in; }
+static void push_text(line_input *in, const char *line) { (void)in, (void)line; }
 static void close_editor(line_input *in) { (void)in; }
 
 static const char *edit_line(line_input *in, size_t *n) {
@@ -142,6 +147,16 @@ void line_input_close(line_input *in) {
 }
 
 bool line_input_is_terminal(const line_input *in) { return in->terminal; }
+
+bool line_input_can_edit(const line_input *in) { return in->editor != NULL; }
+
+void line_input_prefill(line_input *in, const char *text, size_t n) {
+    char *line = kit_alloc(n + 1);
+    for (size_t i = 0; i < n; i++) line[i] = text[i] == '\n' || text[i] == '\r' ? ' ' : text[i];
+    line[n] = 0;
+    push_text(in, line);
+    free(line);
+}
 
 static const char *read_plain_line(line_input *in, size_t *n) {
     if (in->terminal) {

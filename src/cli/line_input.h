@@ -17,6 +17,13 @@ line_input *line_input_open(void);
 void line_input_close(line_input *in); /* NULL is allowed */
 
 bool line_input_is_terminal(const line_input *in);
+
+/* Returns whether the next line can start with a text that the user edits. */
+bool line_input_can_edit(const line_input *in);
+
+/* Makes the next line start with this text. Line breaks become spaces. */
+void line_input_prefill(line_input *in, const char *text, size_t n);
+
 line_answer line_input_read(line_input *in, text_buffer *turn);
 
 #endif

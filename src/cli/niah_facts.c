@@ -177,7 +177,7 @@ int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json) {
     score s = {0};
     uint32_t length = n->lengths[0];
     int code = EXIT_GOOD;
-    progress_bar progress = progress_begin("asking", (uint64_t)length * n->n_haystacks);
+    progress_bar progress = progress_begin("asking", 0, (uint64_t)length * n->n_haystacks);
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->n_haystacks; i++) code = run_haystack(n, length, i, &progress, &s);
     progress_end(&progress);
     if (code != EXIT_GOOD) return code;

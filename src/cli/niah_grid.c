@@ -288,7 +288,7 @@ static uint64_t tokens_to_feed(const niah *n) {
 static int run_cells(grid *g) {
     niah *n = g->n;
     int code = EXIT_GOOD;
-    g->progress = progress_begin("asking", tokens_to_feed(n));
+    g->progress = progress_begin("asking", 0, tokens_to_feed(n));
     for (uint32_t l = 0; code == EXIT_GOOD && l < n->n_lengths; l++)
         for (uint32_t h = 0; code == EXIT_GOOD && h < n->n_haystacks; h++)
             code = run_stack(g, n->lengths[l], h, &g->cells[((size_t)l * n->n_haystacks + h) * n->o->n_depths]);

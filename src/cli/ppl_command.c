@@ -259,7 +259,7 @@ static int run_ppl(ppl *p) {
     if (code == EXIT_GOOD) code = open_lanes(p);
     if (code != EXIT_GOOD) return code;
     p->exps = kit_alloc((size_t)p->about->n_vocab * sizeof *p->exps);
-    p->progress = progress_begin("scoring", (uint64_t)p->n_windows * (p->o->window - 1));
+    p->progress = progress_begin("scoring", 0, (uint64_t)p->n_windows * (p->o->window - 1));
     uint32_t n_done = 0;
     while (code == EXIT_GOOD && n_done < p->n_windows) {
         code = score_window(p, p->text.tokens + (size_t)n_done * p->o->window);

@@ -7,6 +7,7 @@
 #include "../kit/numbers.h"
 #include "../kit/process.h"
 #include "chat_loop.h"
+#include "partial_prefix.h"
 #include "pull_model.h"
 
 #include <math.h>
@@ -190,6 +191,16 @@ static int make_prompt(run *r, const prompt_parts *parts) {
 
 enum { MAX_CONVERSATION = 32768 }; /* maximum default context size of a conversation */
 
+/* Prints which part of the prompt --max-kv makes the model forget. */
+static void report_forgotten(const run *r) {
+    const model_options *o = &r->o->model;
+    const uint64_t kept = (uint64_t)o->max_kv + o->n_sinks;
+    if (o->max_kv == 0 || r->prompt.n <= kept) return;
+    (void)fprintf(stderr, "[--max-kv %u: at the end of the prompt, the model has forgotten tokens %u to %zu of %zu (%.0f %%)]\n",
+                  o->max_kv, o->n_sinks + 1, r->prompt.n - o->max_kv, r->prompt.n,
+                  100.0 * (double)(r->prompt.n - kept) / (double)r->prompt.n);
+}
+
 /* Chooses the number of tokens to reserve. With --max-kv the text may have any length, because the number of pages is bounded. */
 static int choose_context(const run *r, uint32_t *max_tokens) {
     const model_options *o = &r->o->model;
@@ -203,11 +214,16 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
                             "the prompt has %zu tokens, but -c reserves %llu (the model was trained for %u): shorten the prompt, "
                             "raise -c, or use a sliding window (--max-kv)",
                             r->prompt.n, (unsigned long long)most, r->about->context);
+        const uint32_t window = r->about->context / 2;
+        const uint32_t sinks = o->n_sinks < window ? o->n_sinks : window;
         return kit_fail(EXIT_FAILED,
-                        "the prompt has %zu tokens, but the model's context is %u: shorten the prompt, or use a sliding window, "
-                        "such as --max-kv %u --sinks 4",
-                        r->prompt.n, r->about->context, r->about->context / 2);
+                        "the prompt has %zu tokens, but the model's context is %u: shorten the prompt, or use a sliding window. "
+                        "With --max-kv %u --sinks %u, the model reads the whole prompt, but at its end it sees only the first %u "
+                        "and the last %u tokens and has forgotten the %zu tokens (%.0f %%) between them",
+                        r->prompt.n, r->about->context, window, sinks, sinks, window, r->prompt.n - window - sinks,
+                        100.0 * (double)(r->prompt.n - window - sinks) / (double)r->prompt.n);
     }
+    report_forgotten(r);
     uint64_t needed = (uint64_t)r->prompt.n + r->o->n_new;
     if (o->context == 0 && !r->o->interactive && needed < most) most = needed;
     *max_tokens = (uint32_t)most;
@@ -239,7 +255,9 @@ static int load_prefix(run *r) {
 static int save_prefix(run *r) {
     if (r->o->save_prefix == NULL) return EXIT_GOOD;
     fkv_status status = fkv_seq_save(r->session.cache, r->session.seq, r->prompt.tokens, r->session.length, r->o->save_prefix);
-    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+    if (status != FKV_OK) return cli_fail_status(status);
+    partial_prefix_remove(r->o->save_prefix);
+    return EXIT_GOOD;
 }
 
 /* ---- generation ---- */
@@ -262,6 +280,12 @@ static int open_run_session(run *r) {
     code = session_open_empty(&r->session, r->model, &r->runner);
     if (code != EXIT_GOOD) return code;
     sample_memory(r);
+    if (r->o->save_prefix != NULL) {
+        if (r->session.plan.cache.state_bytes != 0)
+            return kit_fail(EXIT_FAILED, "--save-prefix is not supported for models with recurrent layers");
+        r->n_loaded = partial_prefix_load(r->o->save_prefix, &r->session, &r->prompt, r->n_prefix);
+        if (r->n_loaded > 0) return EXIT_GOOD;
+    }
     return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
 }
 
@@ -279,7 +303,7 @@ static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *p
 /* Prefills the prompt. With --save-prefix, stops at the end of the prefix to save it, because a windowed layer may discard
  * tokens of the prefix in the next step. */
 static int prefill_prompt(run *r, const float **logits) {
-    progress_bar progress = progress_begin("prefill", r->prompt.n - r->session.length);
+    progress_bar progress = progress_begin("prefill", r->session.length, r->prompt.n);
     int code = EXIT_GOOD;
     if (r->o->save_prefix != NULL) {
         code = feed_prompt(r, r->n_prefix, logits, &progress);
@@ -287,6 +311,8 @@ static int prefill_prompt(run *r, const float **logits) {
     }
     if (code == EXIT_GOOD) code = feed_prompt(r, r->prompt.n, logits, &progress);
     progress_end(&progress);
+    if (code != EXIT_GOOD && r->o->save_prefix != NULL && r->session.length > 0 && r->session.length < r->n_prefix)
+        partial_prefix_save(r->o->save_prefix, &r->session, &r->prompt, r->n_prefix);
     sample_memory(r);
     return code;
 }
@@ -413,7 +439,7 @@ int cli_run(int argc, char **argv) {
         {"no-think", 0, OPTION_FLAG, &o.no_think, 0, NULL,
          "disable thinking for models that support it (such as Qwen3 and SmolLM3)"},
         {"save-prefix", 0, OPTION_OUTPUT, &o.save_prefix, 0, "FILE",
-         "save the cache of the document (-f) or of the prompt to a page file"},
+         "save the cache of the document (-f) or of the prompt to a page file; after Ctrl-C, the same\ncommand continues where it was interrupted"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
          "load a saved page file instead of computing its tokens; -p asks about the saved text,\nwithout -p the text is continued"},
         KIT_HEADING("Answer"),

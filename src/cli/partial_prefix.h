@@ -1,0 +1,22 @@
+/* Partial prefixes of flatkv run --save-prefix FILE. If the prefill of the prefix is interrupted or fails, the pages computed so
+ * far are saved in FILE.partial, and the same command continues from them. The complete prefix has another name, so that a
+ * partial prefix is never mistaken for it.
+ */
+#ifndef FKV_CLI_PARTIAL_PREFIX_H
+#define FKV_CLI_PARTIAL_PREFIX_H
+
+#include "session.h"
+#include "token_list.h"
+
+/* Opens the session's sequence with the pages in FILE.partial. Returns the number of loaded tokens. Returns 0 without opening a
+ * sequence if the file does not exist or does not belong to this prompt, model and codec; in the latter case a notice is
+ * printed. n_prefix: number of tokens of the complete prefix; no more tokens are loaded. */
+uint32_t partial_prefix_load(const char *file, model_session *s, const token_list *prompt, size_t n_prefix);
+
+/* Saves the session's sequence in FILE.partial and prints a notice. n_prefix: number of tokens of the complete prefix. */
+void partial_prefix_save(const char *file, const model_session *s, const token_list *prompt, size_t n_prefix);
+
+/* Removes FILE.partial, if it exists. */
+void partial_prefix_remove(const char *file);
+
+#endif
