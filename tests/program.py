@@ -109,7 +109,7 @@ def every_command_has_help():
     for command in COMMANDS:
         code, out, err = flatkv(*command, "--help")
         expect(code == GOOD and out.startswith(b"usage: flatkv " + command[0].encode()) and err == "", command, code, err)
-        expect(out.count(b"\nGlossary of terms: man flatkv") == (command != ["bench"] and command != ["bench", "attn"]), command, out[-200:])
+        expect(out.count(b"\nGlossary of terms: man flatkv") == (command != ["bench", "attn"]), command, out[-200:])
     code, out, err = flatkv("--help")
     expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help omits a command")
     for asked in (("help",), ("help", "help"), ("help", "--help"), ("help", "-h"), ("-h",)):
@@ -900,6 +900,44 @@ def mlx_counters_are_flat():
     in_use = [bytes_now for _, bytes_now in result["samples"]]
     expect(max(in_use) - min(in_use) < 2 ** 19, "MLX's active memory changed", in_use)
     expect(result["open_bytes"] < result["peak_bytes"] < result["plan_bytes"], result)
+
+
+FAKE_PYTHON = """#!/bin/sh
+echo "$@" > "$0.arguments"
+echo '{"package": "fake", "version": "1"}'
+while read -r line; do echo '{"prefill_tps": 100.0, "decode_tps": 9.0, "decode_mean_tps": 10.0}'; done
+"""
+
+
+def rates_are_measured_by_depth_codec_and_threads():
+    few = ["bench", "-m", "needle", "-p", "32", "-n", "4", "-r", "2"]
+    result = answer(*few, "-d", "0,64", "--codecs", "8/4,sealed", "--threads", "1,2")
+    found = [(row["cache"], row["threads"], row["depth"], row["test"]) for row in result["rows"]]
+    expect(found == [(cache, threads, depth, test) for threads in (1, 2) for cache in ("8/4", "s4/s4") for depth in (0, 64) for test in ("prefill", "decode")], found)
+    expect(all(row["program"] == "flatkv" and row["repeats"] == 2 and row["tps"] > 0 and row["tps_deviation"] >= 0 for row in result["rows"]), result)
+    code, out, err = flatkv(*few, "-d", "48", "-n", "0")
+    lines = out.decode().splitlines()
+    expect(code == GOOD and len(lines) == 3 and "| pp32 @ d48 |" in lines[2] and re.search(r"\| [\d.]+ \u00b1 [\d.]+ \|$", lines[2]), lines, err)
+    refused(USAGE, ["--depths x"], *few, "-d", "x")
+    refused(USAGE, ["leave nothing to measure"], *few, "-p", "0", "-n", "0")
+    refused(USAGE, ["expected llama.cpp"], *few, "--compare", "ollama")
+    refused(USAGE, ["needs a model in a .gguf file"], *few, "--compare", "llama.cpp")
+    refused(FAILED, ["exceed the model's context"], *few, "-d", "1M")
+    with tempfile.TemporaryDirectory() as folder:
+        python = os.path.join(folder, "python")
+        with open(python, "w", encoding="ascii") as file:
+            file.write(FAKE_PYTHON)
+        os.chmod(python, 0o700)
+        stories = os.path.join(TREE, "tests/data/stories260K.gguf")
+        compare = ["bench", "-m", stories, "-p", "32", "-n", "4", "-d", "16", "--threads", "1", "--compare", "llama.cpp"]
+        rows = [row for row in answer(*compare, "--python", python, "--caches", "f16,q4_0")["rows"] if row["program"] == "llama.cpp"]
+        expect([(row["cache"], row["test"], row["tps"], row["repeats"]) for row in rows] == [("f16", "prefill", 100, 3), ("f16", "decode", 10, 3), ("q4_0", "prefill", 100, 3), ("q4_0", "decode", 10, 3)], rows)
+        with open(python + ".arguments", encoding="utf-8") as file:
+            words = file.read()
+        expect("llama_cpp_peer.py turns" in words and "--caches q4_0 --depths 16 --threads 1 --prefill 32 -n 4" in words, words)
+        for missing in ("/no/such/python", "false"):
+            code, _, err = flatkv(*compare, "--python", missing)
+            expect(code == FAILED and "pip install xllamacpp numpy" in err, missing, code, err)
 
 
 def attention_is_timed():

@@ -32,6 +32,7 @@ import numpy as np
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 CHUNK = 512  # tokens per timed prefill
+BATCH = 2048  # maximum number of tokens per call
 PARAMS_BYTES = 512  # larger than both structs in every version; the excess is never read
 
 
@@ -151,7 +152,7 @@ def patched(defaults, n_ctx, k_type, v_type, n_threads, n_seqs):
     flags = octets.tobytes().find(bytes([0, 1, 1, 1, 1, 0]), 4 * types[0] + 8 if types else 0)
     if tuple(ints[:3]) != (512, 2048, 512) or not (fours and modes and yarn and types) or flags < 0:
         raise SystemExit("unknown layout of the context parameters in this version of llama.cpp: adapt patched() or use another version")
-    ints[0], ints[1], ints[3] = n_ctx, 2048, n_seqs
+    ints[0], ints[1], ints[3] = n_ctx, BATCH, n_seqs
     ints[fours[0]] = ints[fours[0] + 1] = n_threads
     ints[modes[0] + 3] = 1  # flash attention: required for quantized values, and used for 16-bit values too for equal conditions
     ints[types[0]], ints[types[0] + 1] = k_type, v_type
@@ -341,13 +342,14 @@ def command_turns(llama, options):
     would exceed --patience. The first line of output describes the configuration."""
     (depth,), (cache,) = options.depths, options.caches
     rng = np.random.default_rng(1)
-    context = llama.context(depth + 2 * CHUNK, cache, n_seqs=2)
+    context = llama.context(depth + CHUNK + options.prefill + options.n, cache, n_seqs=2)
     start = fill(llama, context, depth, rng)
-    prompt = rng.integers(1000, llama.n_vocab - 1000, CHUNK)
+    prompt = rng.integers(1000, llama.n_vocab - 1000, max(options.prefill, 1))
 
     def seconds(tokens, position):
         began = time.perf_counter()
-        context.decode(tokens, position)
+        for at in range(0, len(tokens), BATCH):
+            context.decode(tokens[at : at + BATCH], position + at)
         return time.perf_counter() - began
 
     def prefill(n):
@@ -355,13 +357,14 @@ def command_turns(llama, options):
         return seconds(prompt[:n], start)
 
     prefill(1)
-    slow = prefill(CHUNK // 8) * 8 > options.patience
-    n = CHUNK // 8 if slow else CHUNK
+    eighth = max(options.prefill // 8, 1)
+    slow = prefill(eighth) * 8 > options.patience
+    n = eighth if slow else len(prompt)
     print(json.dumps(about(llama, options) | {"threads": llama.n_threads, "prefilled": n}), flush=True)
     for _ in sys.stdin:
         rate = n / prefill(n)
-        steps = [seconds(prompt[i : i + 1], start + n + i) for i in range(options.n)]
-        print(json.dumps({"prefill_tps": rate, "decode_tps": 1 / statistics.median(steps)}), flush=True)
+        steps = [seconds(prompt[i % len(prompt) :][:1], start + n + i) for i in range(max(options.n, 1))]
+        print(json.dumps({"prefill_tps": rate, "decode_tps": 1 / statistics.median(steps), "decode_mean_tps": len(steps) / sum(steps)}), flush=True)
 
 
 def about(llama, options):
@@ -390,6 +393,7 @@ def main():
         "--caches", type=names, default=["f16"], help="K/V cache types such as f16,q8_0,q8_0/q4_0; the first one is the reference"
     )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
+    parser.add_argument("--prefill", type=int, default=CHUNK, help="turns: tokens of the timed prefill")
     parser.add_argument("--patience", type=float, default=18, help="turns: time limit of a prefill, in seconds")
     parser.add_argument("--bos", action="store_true", help="tokens: add the beginning-of-sequence token")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -15,7 +15,7 @@ static const struct {
     {"plan", cli_plan, "prints the memory that a model and its cache need, and whether it fits"},
     {"ppl", cli_ppl, "measures perplexity on a text, and the KL divergence from a 16-bit cache"},
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
-    {"bench", cli_bench, "benchmarks: memory while the context fills (flat), attention time (attn)"},
+    {"bench", cli_bench, "benchmarks: prefill and decode rates, memory while the context fills (flat), attention time (attn)"},
     {"calibrate", cli_calibrate, "writes a calibration file for --codecs calibrated"},
     {"embed", cli_embed, "prints the embedding of a text"},
     {"tokenize", cli_tokenize, "prints the tokens of a text"},
