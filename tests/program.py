@@ -20,7 +20,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["models"], ["pull"])
+COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["doctor"], ["models"], ["pull"])
 
 program = ""
 
@@ -946,6 +946,19 @@ def attention_is_timed():
     expect(result["bench"] == "bench_attn" and [r["cached"] for r in rows] == [1024, 1024, 2048, 2048], result)
     expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # head counts of needle
     refused(USAGE, ["--shape"], "bench", "attn", "-m", "needle", "--shape", "4/1/64")
+
+
+def doctor_finds_problems():
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"HF_HUB_CACHE": os.path.join(folder, "hub"), "XDG_CACHE_HOME": folder, "HOME": folder}
+        result = answer("doctor", environment=place)
+        states = {check["name"]: check["state"] for check in result["checks"]}
+        expect(result["good"] and all(states[f"kernels {codec}"] == "ok" for codec in ("16/16", "8/8", "8/4", "sealed", "tq4")), result)
+        expect(states["test model"] == "ok" and {"system", "memory", "huge pages", "open files", "MLX", "llguidance", "Hugging Face cache", "model cache"} <= set(states), states)
+        with open(os.path.join(folder, "hub"), "w", encoding="ascii"):
+            pass  # a file instead of a folder
+        code, out, _ = flatkv("doctor", environment=place)
+        expect(code == FAILED and re.search(rb"Hugging Face cache +problem +.*not a folder", out), code, out)
 
 
 def tokens_are_printed():

@@ -35,6 +35,7 @@ void cli_clear_interrupt(void); /* clears the flag, so that the next Ctrl-C does
 
 int cli_bench(int argc, char **argv);
 int cli_calibrate(int argc, char **argv);
+int cli_doctor(int argc, char **argv);
 int cli_models(int argc, char **argv);
 int cli_niah(int argc, char **argv);
 int cli_pages(int argc, char **argv);

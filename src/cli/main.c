@@ -11,7 +11,7 @@ static const struct {
 } commands[] = {
     {"pull", cli_pull, "downloads a model from Hugging Face"},
     {"run", cli_run, "completes a prompt or starts a conversation"},
-    {"serve", cli_serve, "serves a model over HTTP with OpenAI- and Anthropic-compatible APIs"},
+    {"serve", cli_serve, "serves models over HTTP with the APIs of OpenAI, Anthropic and Ollama"},
     {"plan", cli_plan, "prints the memory that a model and its cache need, and whether it fits"},
     {"ppl", cli_ppl, "measures perplexity on a text, and the KL divergence from a 16-bit cache"},
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
@@ -20,6 +20,7 @@ static const struct {
     {"embed", cli_embed, "prints the embedding of a text"},
     {"tokenize", cli_tokenize, "prints the tokens of a text"},
     {"pages", cli_pages, "verifies or shows a saved page file"},
+    {"doctor", cli_doctor, "checks this machine and the program, for bug reports"},
     {"models", cli_models, "lists known and local models and the memory that each needs"},
 };
 

@@ -49,6 +49,17 @@ static bool find_mlx_library(char path[PATH_BYTES]) {
     return false;
 }
 
+bool mlx_library_probe(char *text, size_t capacity) {
+    char path[PATH_BYTES];
+    if (!find_mlx_library(path)) {
+        (void)snprintf(text, capacity, "%s was not found next to this flatkv", FLATKV_MLX_LIBRARY);
+        return false;
+    }
+    const bool good = dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL; /* never closed */
+    (void)snprintf(text, capacity, "%s", good ? path : dlerror());
+    return good;
+}
+
 int mlx_library_load(void) {
     const char *folder = getenv("FLATKV_MLX");
     char path[PATH_BYTES];

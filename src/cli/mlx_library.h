@@ -3,9 +3,15 @@
 #ifndef FKV_CLI_MLX_LIBRARY_H
 #define FKV_CLI_MLX_LIBRARY_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 /* Loads libflatkv_mlx and registers FKV_BACKEND_MLX. Searches the folder of the program (build tree) and the installed library
  * folder. The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code; the error says what to
  * install. */
 int mlx_library_load(void);
+
+/* Returns whether the library can be loaded. Writes its path, or the reason why not, to text[capacity]. Prints nothing. */
+bool mlx_library_probe(char *text, size_t capacity);
 
 #endif

@@ -46,6 +46,8 @@ serve_config serve_config_default(void) {
                           .busy_status = 429};
 }
 
+bool serve_supports_schemas(void) { return grammar_supports_rules(); }
+
 /* ---- authentication ---- */
 
 /* Returns whether two texts are equal. To prevent timing attacks, the run time depends only on the length of `a`. */

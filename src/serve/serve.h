@@ -35,6 +35,9 @@ typedef struct serve_config {
 
 serve_config serve_config_default(void);
 
+/* Returns whether the server supports JSON schemas and forced tool calls, which need a build with llguidance. */
+bool serve_supports_schemas(void);
+
 typedef struct server server;
 
 /* Starts listening. Until serve_run() is called, a separate thread answers all requests with 503, so the caller can load the
