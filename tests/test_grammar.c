@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { MOST = 2000 };
 
@@ -252,6 +253,32 @@ START_TEST(hostile_schemas_are_rejected) {
 }
 END_TEST
 
+START_TEST(compilation_beyond_its_time_limit_is_rejected) {
+    if (!grammar_supports_rules()) return;
+    static const char rules[] = "start: %json {\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}}\n";
+    char error[GRAMMAR_ERROR_BYTES] = "";
+    open_maker();
+    ck_assert_int_eq(GRAMMAR_COMPILE_SECONDS, 5); /* documented in docs/serving.md */
+    grammar_set_compile_seconds(0);
+    for (int i = 0; i < 20; i++) { /* compilations that continue after the limit also count toward the limit of the server */
+        ck_assert_ptr_null(grammar_open(maker, rules, AT_ONCE, 1, error));
+        ck_assert_msg(strstr(error, "takes longer than 0 s") != NULL || strstr(error, "still compiling earlier schemas") != NULL,
+                      "%s", error);
+    }
+    grammar_set_compile_seconds(600); /* a slow machine must not fail the test */
+    grammar *g = NULL;
+    for (int i = 0; g == NULL && i < 60000; i++) { /* abandoned compilations end after some time */
+        const struct timespec pause = {0, 10000000};
+        g = grammar_open(maker, rules, AT_ONCE, 1, error);
+        if (g == NULL) (void)nanosleep(&pause, NULL);
+    }
+    ck_assert_msg(g != NULL, "%s", error);
+    grammar_close(g);
+    grammar_set_compile_seconds(GRAMMAR_COMPILE_SECONDS);
+    close_maker();
+}
+END_TEST
+
 START_TEST(mask_beyond_its_work_limit_fails_with_a_message) {
     if (!grammar_supports_rules()) return;
     char error[GRAMMAR_ERROR_BYTES];
@@ -275,4 +302,4 @@ END_TEST
 
 TEST_MAIN("grammar", random_answers_without_a_schema_are_objects, object_begins_after_the_reasoning,
           random_answers_match_the_schema, grammar_begins_after_the_reasoning, hostile_schemas_are_rejected,
-          mask_beyond_its_work_limit_fails_with_a_message)
+          compilation_beyond_its_time_limit_is_rejected, mask_beyond_its_work_limit_fails_with_a_message)

@@ -12,13 +12,17 @@
 
 #include <flatkv/engine.h>
 
-enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400 };
+enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400, GRAMMAR_COMPILE_SECONDS = 5 };
 
 typedef struct grammar_maker grammar_maker; /* vocabulary of a model, indexed for token masks */
 typedef struct grammar grammar;             /* grammar state of one request */
 
 /* Returns true if the build has llguidance and grammar_open() accepts rules. */
 bool grammar_supports_rules(void);
+
+/* Sets the time limit of later compilations, which is GRAMMAR_COMPILE_SECONDS by default. With 0, every compilation exceeds the
+ * limit. Used by tests. */
+void grammar_set_compile_seconds(uint32_t seconds);
 
 /* Creates the vocabulary index of a model. The model must outlive the index. Returns NULL if memory runs out. */
 grammar_maker *grammar_maker_open(const fkv_model *model);

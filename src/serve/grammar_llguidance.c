@@ -21,7 +21,6 @@ static const LlgParserLimits LIMITS = {.max_items_in_row = 2000,
 
 enum {
     STACK_BYTES = 128 << 20,
-    MAX_COMPILE_SECONDS = 5,
     MAX_ABANDONED = 2 /* new compilations are rejected while this many abandoned compilations are running */
 };
 
@@ -168,6 +167,10 @@ typedef struct compile_job {
     LlgMatcher *matcher;
 } compile_job;
 
+static _Atomic uint32_t compile_seconds = GRAMMAR_COMPILE_SECONDS;
+
+void grammar_set_compile_seconds(uint32_t seconds) { atomic_store(&compile_seconds, seconds); }
+
 static _Atomic uint32_t n_abandoned; /* number of threads that are still compiling an abandoned grammar */
 
 static void free_compile_job(compile_job *job) {
@@ -217,13 +220,18 @@ static void *compile_grammar(void *user) {
     return NULL;
 }
 
-/* Waits for the compilation. Returns false if the compilation takes longer than MAX_COMPILE_SECONDS; the compiling thread then
- * frees the job.
- */
-static bool wait_for_compilation(compile_job *job, pthread_t thread) {
+static bool is_past(struct timespec end) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec);
+}
+
+/* Waits for the compilation and frees the job if it takes too long; an unfinished job is freed by the compiling thread. Returns
+ * true if the compilation finished within the limit. */
+static bool wait_for_compilation(compile_job *job, pthread_t thread, uint32_t seconds) {
     struct timespec end;
     (void)clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += MAX_COMPILE_SECONDS;
+    end.tv_sec += seconds;
     (void)pthread_mutex_lock(&job->lock);
     while (!job->finished && pthread_cond_timedwait(&job->changed, &job->lock, &end) == 0) {
     }
@@ -231,11 +239,14 @@ static bool wait_for_compilation(compile_job *job, pthread_t thread) {
     job->abandoned = !finished;
     if (!finished) atomic_fetch_add(&n_abandoned, 1);
     (void)pthread_mutex_unlock(&job->lock);
-    if (finished)
-        (void)pthread_join(thread, NULL);
-    else
+    if (!finished) {
         (void)pthread_detach(thread);
-    return finished;
+        return false;
+    }
+    (void)pthread_join(thread, NULL);
+    if (!is_past(end)) return true;
+    free_compile_job(job);
+    return false;
 }
 
 /* Compiles on a thread with a large stack, because the library resolves references recursively without a depth limit. The stack
@@ -259,9 +270,9 @@ static LlgMatcher *compile_on_large_stack(const grammar_maker *maker, const char
     const bool started = pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0 &&
                          pthread_create(&thread, &attributes, compile_grammar, job) == 0;
     (void)pthread_attr_destroy(&attributes);
-    if (started && !wait_for_compilation(job, thread)) {
-        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "compiling the schema takes longer than %d s: simplify it",
-                       MAX_COMPILE_SECONDS);
+    const uint32_t seconds = atomic_load(&compile_seconds);
+    if (started && !wait_for_compilation(job, thread, seconds)) {
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "compiling the schema takes longer than %u s: simplify it", seconds);
         return NULL;
     }
     if (started) {
