@@ -223,9 +223,19 @@ def embeddings_match_the_program_and_reject_invalid_requests():
             error = server.post("/v1/embeddings", {"input": "x", field: value}, expect=400)["error"]
             assert error["param"] == field, (field, error)
         server.post("/v1/embeddings", b"{", expect=400)
+        ollama = server.post("/api/embed", {"model": "needle", "input": ["a text", "another"]})
+        assert ollama["embeddings"] == [first["embedding"], second["embedding"]] and ollama["prompt_eval_count"] == 13 and ollama["model"] == "needle", ollama
+        assert server.post("/api/embed", {"input": "a text", "dimensions": 7})["embeddings"] == [plain]
+        assert server.post("/api/embeddings", {"prompt": "a text"}) == {"embedding": first["embedding"]}
+        cut = server.post("/api/embed", {"input": BOOK[:63] + "x" * 100 + BOOK[200]})
+        assert cut["prompt_eval_count"] == 64 and cut["embeddings"] == server.post("/api/embed", {"input": BOOK[:63] + BOOK[200]})["embeddings"], cut
+        for path, body in (("/api/embed", {"input": "x" * 65, "truncate": False}), ("/api/embed", {"input": "x", "truncate": 1}), ("/api/embed", {}), ("/api/embed", {"input": ""}),
+                           ("/api/embeddings", {}), ("/api/embeddings", {"prompt": 7}), ("/api/embed", {"input": "x", "dimensions": 0}), ("/api/embed", b"[")):
+            assert isinstance(server.post(path, body, expect=400)["error"], str), (path, body)
         assert server.post("/v1/completions", {"prompt": "ab", "max_tokens": 2})["usage"]["completion_tokens"] > 0
     with serving("-c", "1K") as server:
         assert "--embeddings" in server.post("/v1/embeddings", {"input": "x"}, expect=501)["error"]["message"]
+        assert "--embeddings" in server.post("/api/embed", {"input": "x"}, expect=501)["error"]
 
 
 def several_models_are_chosen_by_name():
@@ -381,6 +391,13 @@ def responses_api_complete_and_streamed_agree():
         assert "".join(data["delta"] for name, data in events if name.endswith("text.delta")) == text, events
         last = events[-1][1]["response"]
         assert last["output"][0]["content"][0]["text"] == text and last["usage"]["output_tokens"] == 16, last
+        few, many = {"a": "b" * 512, "c" * 64: ""}, {str(i): "x" for i in range(17)}
+        echoed = server.post("/v1/responses", {**ask, "metadata": few, "instructions": "Be brief."})
+        assert echoed["metadata"] == few and echoed["instructions"] == "Be brief.", echoed
+        large = server.post("/v1/responses", {**ask, "metadata": few, "tools": [{"type": "function", "name": "f", "description": "x" * 70000}], "tool_choice": "none"})
+        assert large["metadata"] == few and large["tools"] == [], str(large)[:500]
+        for metadata in (many, [], {"a": 1}, {"a": "b" * 513}, {"c" * 65: ""}):
+            assert server.post("/v1/responses", {**ask, "metadata": metadata}, expect=400)["error"]["param"] == "metadata"
         for kept in ({"previous_response_id": "resp_1"}, {"background": True}, {"input": [{"type": "item_reference", "id": "x"}]}):
             assert "the server stores no" in (message := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]), message
 

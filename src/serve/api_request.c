@@ -650,7 +650,8 @@ bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *def
                                                  : read_conversation(r)));
 }
 
-/* Returns an object with the request fields that a reply of the Responses API repeats. */
+/* Returns an object with the request fields that a reply of the Responses API repeats. Instructions, tools and the text format
+ * are left out if they are large, because the event loop serializes them several times. */
 static json_t *echoed_fields(const api_request *r) {
     static const char *const names[] = {"text", "instructions", "max_output_tokens", "given_tools", "tool_choice", "metadata"};
     json_t *out = json_object();
@@ -658,6 +659,9 @@ static json_t *echoed_fields(const api_request *r) {
         json_t *value = json_object_get(r->root, names[i]);
         if (value != NULL) (void)json_object_set(out, names[i], value);
     }
+    const size_t n_bytes = json_dumpb(out, NULL, 0, JSON_COMPACT);
+    for (size_t i = 0; n_bytes > API_MAX_ECHO && i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i], "metadata") != 0 && strcmp(names[i], "max_output_tokens") != 0) (void)json_object_del(out, names[i]);
     return out;
 }
 

@@ -16,7 +16,11 @@ enum {
     API_MAX_BIAS_VALUE = 1000,
     API_MAX_PARTS = 4096,
     API_MAX_CHOICES = 64,
-    API_MAX_FILES = 256
+    API_MAX_FILES = 256,
+    API_MAX_ECHO = 64 << 10, /* size of the request fields that a reply of the Responses API repeats, in bytes of JSON */
+    API_MAX_METADATA = 16,   /* limits of OpenAI */
+    API_MAX_METADATA_NAME = 64,
+    API_MAX_METADATA_VALUE = 512
 };
 
 typedef enum api_kind {

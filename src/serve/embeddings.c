@@ -1,4 +1,5 @@
-/* POST /v1/embeddings: computes embeddings on a worker thread, one text at a time, with the embedding runner of the model.
+/* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings: computes embeddings on a worker thread, one text at a time,
+ * with the embedding runner of the model.
  *
  * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are submitted to the worker pool
  * as large jobs, so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
@@ -17,8 +18,9 @@ typedef struct embedding_job {
     json_t *root;
     uint32_t n_dims;
     bool as_base64;
-    float *values; /* [n_dims] */
-    json_t *data;  /* list of finished embeddings */
+    bool truncates; /* Ollama: cut a text that is too long instead of rejecting it */
+    float *values;  /* [n_dims] */
+    json_t *data;   /* list of finished embeddings */
     size_t n_tokens;
 } embedding_job;
 
@@ -83,6 +85,11 @@ static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *t
         return fail(x, 400, "input", "input: a text is empty");
     } else if (prompt_tokens_of_text(x->m->model, json_string_value(input), json_string_length(input), flags, tokens) != FKV_OK) {
         return fail(x, 400, "input", "%s", fkv_message());
+    }
+    const uint32_t most = x->m->embed_tokens;
+    if (job->truncates && tokens->n > most) {
+        tokens->tokens[most - 1] = tokens->tokens[tokens->n - 1]; /* the last token, whose state is the embedding, is kept */
+        tokens->n = most;
     }
     if (tokens->n == 0 || tokens->n > x->m->embed_tokens)
         return fail(x, 400, "input", "input: a text has %zu tokens; expected 1 to %u tokens", tokens->n, x->m->embed_tokens);
@@ -162,20 +169,67 @@ static void finish_reply(const embedding_job *job) {
     if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
 }
 
-void prepare_embeddings(exchange *x) {
-    embedding_job job = {.x = x, .root = prepare_json(x)};
-    if (job.root == NULL) return;
-    if (x->m->embedder == NULL) {
-        (void)fail(x, 501, NULL, "this server does not compute embeddings: start it with --embeddings");
-    } else if (read_options(&job)) {
-        job.values = malloc(job.n_dims * sizeof *job.values);
-        job.data = json_array();
-        if (job.values == NULL || job.data == NULL)
-            (void)fail(x, 503, NULL, "out of memory");
-        else if (embed_inputs(&job))
-            finish_reply(&job);
-    }
-    free(job.values);
-    json_decref(job.data);
-    json_decref(job.root);
+/* Allocates the buffers and embeds all inputs of a request with valid options. */
+static bool run_job(embedding_job *job) {
+    job->values = malloc(job->n_dims * sizeof *job->values);
+    job->data = json_array();
+    if (job->values == NULL || job->data == NULL) return fail(job->x, 503, NULL, "out of memory");
+    return embed_inputs(job);
 }
+
+static void free_job(embedding_job *job) {
+    free(job->values);
+    json_decref(job->data);
+    json_decref(job->root);
+}
+
+/* Parses the body. Returns false and sets x->error if it is not valid or the model does not compute embeddings. */
+static bool open_job(embedding_job *job) {
+    job->root = prepare_json(job->x);
+    if (job->root == NULL) return false;
+    if (job->x->m->embedder != NULL) return true;
+    return fail(job->x, 501, NULL, "this server does not compute embeddings: start it with --embeddings");
+}
+
+void prepare_embeddings(exchange *x) {
+    embedding_job job = {.x = x};
+    if (open_job(&job) && read_options(&job) && run_job(&job)) finish_reply(&job);
+    free_job(&job);
+}
+
+/* ---- Ollama ---- */
+
+static void finish_ollama_reply(const embedding_job *job, bool single) {
+    exchange *x = job->x;
+    size_t i;
+    const json_t *entry;
+    json_t *list = json_array();
+    json_array_foreach(job->data, i, entry)(void) json_array_append(list, json_object_get(entry, "embedding"));
+    const json_int_t nanoseconds = (json_int_t)((exchange_now() - x->arrived_at) * 1e9);
+    json_t *reply = single
+                        ? json_pack("{s:O?}", "embedding", json_array_get(list, 0))
+                        : json_pack("{s:s, s:O, s:I, s:I, s:I}", "model", x->m->name, "embeddings", list, "total_duration",
+                                    nanoseconds, "load_duration", (json_int_t)0, "prompt_eval_count", (json_int_t)job->n_tokens);
+    json_decref(list);
+    x->text = reply != NULL ? json_dumps(reply, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(reply);
+    if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
+}
+
+/* single: /api/embeddings, the older endpoint, which takes one text in the field `prompt`. */
+static void prepare_ollama(exchange *x, bool single) {
+    embedding_job job = {.x = x};
+    bool good = open_job(&job);
+    if (good && single) good = json_object_set(job.root, "input", json_object_get(job.root, "prompt")) == 0;
+    if (!good && x->error.status == 0) (void)fail(x, 400, "prompt", "prompt: expected a string");
+    const json_t *truncate = json_object_get(job.root, "truncate");
+    if (good && truncate != NULL && !json_is_boolean(truncate))
+        good = fail(x, 400, "truncate", "truncate: expected true or false");
+    job.truncates = truncate == NULL || json_is_true(truncate);
+    (void)json_object_del(job.root, "encoding_format"); /* not part of this API */
+    if (good && read_options(&job) && run_job(&job)) finish_ollama_reply(&job, single);
+    free_job(&job);
+}
+
+void prepare_ollama_embed(exchange *x) { prepare_ollama(x, false); }
+void prepare_ollama_embeddings(exchange *x) { prepare_ollama(x, true); }

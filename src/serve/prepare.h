@@ -24,6 +24,10 @@ void prepare_token_count(exchange *x);
 void prepare_tokens(exchange *x);
 void prepare_token_text(exchange *x);
 void prepare_template_text(exchange *x);
-void prepare_embeddings(exchange *x); /* embeddings.c */
+
+/* embeddings.c */
+void prepare_embeddings(exchange *x);
+void prepare_ollama_embed(exchange *x);
+void prepare_ollama_embeddings(exchange *x);
 
 #endif

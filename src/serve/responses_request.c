@@ -162,9 +162,25 @@ static void move_field(json_t *root, const char *to, json_t *value) {
         (void)json_object_del(root, to);
 }
 
+/* Metadata is repeated in the reply. Its limits are those of OpenAI. */
+static bool check_metadata(api_request *r) {
+    const json_t *metadata = json_object_get(r->root, "metadata");
+    const char *name;
+    json_t *value;
+    if (!has_value(r, "metadata")) return true;
+    if (!json_is_object(metadata) || json_object_size(metadata) > API_MAX_METADATA)
+        return invalid_field(r, "metadata", "expected an object with at most %d members", API_MAX_METADATA);
+    json_object_foreach((json_t *)metadata, name, value) {
+        if (!json_is_string(value) || strlen(name) > API_MAX_METADATA_NAME || json_string_length(value) > API_MAX_METADATA_VALUE)
+            return invalid_field(r, "metadata", "expected strings of at most %d bytes with names of at most %d bytes",
+                                 API_MAX_METADATA_VALUE, API_MAX_METADATA_NAME);
+    }
+    return true;
+}
+
 bool responses_as_chat(api_request *r) {
     json_t *messages = json_array();
-    if (!reject_stored_state(r) || !read_input(r, messages)) {
+    if (!reject_stored_state(r) || !check_metadata(r) || !read_input(r, messages)) {
         json_decref(messages);
         return false;
     }

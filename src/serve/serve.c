@@ -307,6 +307,8 @@ static const route ROUTES[] = {
     {"/v1/models/", EVHTTP_REQ_GET, WITH_KEY, do_model, NULL},
     {"/api/chat", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_chat},
     {"/api/generate", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_generate},
+    {"/api/embed", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_embed},
+    {"/api/embeddings", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_embeddings},
     {"/api/show", EVHTTP_REQ_POST, WITH_KEY, NULL, prepare_ollama_show},
     {"/api/tags", EVHTTP_REQ_GET, WITH_KEY, do_ollama_tags, NULL},
     {"/api/ps", EVHTTP_REQ_GET, WITH_KEY, do_ollama_running, NULL},
@@ -396,7 +398,9 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->n_models == 0 && r->serve != do_page && r->serve != do_ready && r->serve != do_live) {
         send_loading(&c, r->path);
     } else if (r->prepare != NULL) {
-        exchange_begin(s, req, r->prepare, r->prepare == prepare_embeddings, c.tenant);
+        const bool embeds =
+            r->prepare == prepare_embeddings || r->prepare == prepare_ollama_embed || r->prepare == prepare_ollama_embeddings;
+        exchange_begin(s, req, r->prepare, embeds, c.tenant);
     } else {
         r->serve(&c);
     }
