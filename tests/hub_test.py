@@ -155,6 +155,30 @@ class Place:
 # ---- behaviours
 
 
+def another_revision_is_downloaded():
+    with Place(some__needle=needle()) as place:
+        files = needle()
+        old = Repository({**files, "lexicon.json": files["lexicon.json"] + b"\n"})
+        old.commit = "0123456789" * 4
+        place.hub.revisions[NAME, "refs/old-1.0"] = old
+        place.pull(NAME)
+        base, path = place.path("hub/models--some--needle"), place.path(SNAPSHOTS, old.commit)
+        out, _ = place.pull(NAME, "--revision", "refs/old-1.0", words=[f"flatkv run -m {path} -i"])
+        expect(out == path + "\n" and place.hub.count("hub", "/revision/refs/old-1.0"), out)
+        with open(os.path.join(base, "refs/refs/old-1.0"), encoding="ascii") as file:
+            expect(file.read() == old.commit, "the reference of the revision")
+        with open(os.path.join(path, "lexicon.json"), "rb") as file:
+            expect(file.read() == old.files["lexicon.json"].data, "the file of the revision")
+        place.check()  # the main branch is unchanged
+        code, out, err = place.run("run", "-m", path, "-p", "Call me", "-n", "4")
+        expect(code == GOOD and out, code, err)
+        place.pull(NAME, "--revision", old.commit, words=["already complete"])
+        expect(sorted(os.listdir(os.path.join(base, "refs"))) == ["main", "refs"], os.listdir(os.path.join(base, "refs")))
+        place.pull(NAME, "--revision", "v9", code=FAILED, words=["v9"])
+        for wrong in ("", "..", "a/../b", ".main", "/a", "a/", "a b", "x" * 200):
+            place.pull(NAME, "--revision", wrong, code=USAGE, words=["expected a branch"])
+
+
 def a_folder_is_downloaded_and_runs():
     with Place(some__needle=needle()) as place:
         out, err = place.pull(NAME, words=["safetensors", "of memory are available", f"flatkv run -m {NAME} -i"])

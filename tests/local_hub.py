@@ -130,6 +130,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not match or name not in hub.repositories:
             return self.reply(401 if not token else 404, b'{"error": "Repository not found"}', X_Error_Code="RepoNotFound")
         repository = hub.repositories[name]
+        other = [r for (repo, revision), r in hub.revisions.items() if repo == name and match[2] in (revision, r.commit)]
+        if other:
+            repository = other[0]
+        elif path.startswith("/api/") and match[2] not in (None, "main", repository.commit):
+            return self.reply(404, b'{"error": "Invalid rev id"}', X_Error_Code="RevisionNotFound")
         if path.startswith("/api/"):
             answer = repository.tree() if match[3] else repository.listing(name)
             return self.reply(200, json.dumps(answer).encode(), Content_Type="application/json")
@@ -159,6 +164,7 @@ class Hub:
     def __init__(self, repositories=None):
         self.repositories = repositories or {}
         self.renamed = {}
+        self.revisions = {}  # (repository, branch or tag) -> Repository
         self.ranges = True  # servers support range requests
         self.fault = None
         self.requests = []

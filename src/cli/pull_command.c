@@ -17,6 +17,7 @@ typedef struct pull_options {
     kit_texts words;
     uint32_t connections;
     uint32_t tries;
+    const char *revision;
     bool list;
     bool verify;
     bool force;
@@ -116,8 +117,11 @@ static int pull_one(const pull_options *o, hub_session *session, const char *wor
         else if (code == EXIT_GOOD) {
             (void)fprintf(stderr, downloaded > 0 ? "downloaded %s; " : "already complete; ", kit_bytes(downloaded, bytes));
             bool is_short = choice.variant->is_folder || model_name_find(word) != NULL;
-            (void)fprintf(stderr, "to chat: flatkv run -m %s%s%s -i\n", is_short ? word : choice.listing.repo,
-                          is_short ? "" : ":", is_short ? "" : choice.variant->label);
+            if (strcmp(o->revision, "main") != 0)
+                (void)fprintf(stderr, "to chat: flatkv run -m %s -i\n", path);
+            else
+                (void)fprintf(stderr, "to chat: flatkv run -m %s%s%s -i\n", is_short ? word : choice.listing.repo,
+                              is_short ? "" : ":", is_short ? "" : choice.variant->label);
             puts(path);
         }
     }
@@ -126,9 +130,11 @@ static int pull_one(const pull_options *o, hub_session *session, const char *wor
 }
 
 int cli_pull(int argc, char **argv) {
-    static pull_options o = {.connections = PULL_CONNECTIONS, .tries = 8};
+    static pull_options o = {.connections = PULL_CONNECTIONS, .tries = 8, .revision = "main"};
     const kit_option own[] = {
         {"model", 0, OPTION_POSITIONAL, &o.words, 0, "ORG/NAME[:QUANT]", "model to download"},
+        {"revision", 0, OPTION_TEXT, &o.revision, 0, "NAME",
+         "branch, tag or commit to download (default main); run a model of another revision by the printed path"},
         {"list", 0, OPTION_FLAG, &o.list, 0, NULL, "print the models of the repository and their sizes, and download nothing"},
         {"verify", 0, OPTION_FLAG, &o.verify, 0, NULL,
          "compute the checksums of files that are already in the cache, and download damaged files again"},
@@ -144,10 +150,13 @@ int cli_pull(int argc, char **argv) {
     if (o.words.n != 1) return kit_fail(EXIT_USAGE, "flatkv pull needs one model, such as %s", model_name_find("smollm2")->hub);
     if (strcmp(o.words.texts[0], "needle") == 0)
         return kit_fail(EXIT_USAGE, "the needle model is part of flatkv and need not be downloaded");
+    if (!hub_revision_is_valid(o.revision))
+        return kit_fail(EXIT_USAGE, "--revision %s: expected a branch, a tag or a commit", o.revision);
     hub_session session;
     cli_catch_interrupts();
     code = hub_session_open(&session, cli_interrupted);
     session.n_tries = o.tries;
+    session.revision = o.revision;
     if (code == EXIT_GOOD) code = pull_one(&o, &session, o.words.texts[0]);
     hub_session_close(&session);
     return code;

@@ -274,7 +274,7 @@ int pull_fetch(hub_session *session, pull_choice *c, uint32_t n_connections, boo
         code = hub_cache_check_space(&cache, *downloaded);
     }
     if (code == EXIT_GOOD) code = hub_download(session, &cache, &c->listing, v->files, v->n_files, n_connections);
-    if (code == EXIT_GOOD) code = hub_cache_publish(&cache, &c->listing, v->files, v->n_files);
+    if (code == EXIT_GOOD) code = hub_cache_publish(&cache, &c->listing, session->revision, v->files, v->n_files);
     if (code == EXIT_GOOD) {
         (void)hub_cache_file(&cache, &c->listing, &c->listing.files[v->files[0]], path);
         if (v->is_folder) *strrchr(path, '/') = 0;

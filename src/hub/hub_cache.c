@@ -182,21 +182,28 @@ static int link_file(const hub_cache *cache, const hub_listing *listing, const h
     return code;
 }
 
-static int write_main(const hub_cache *cache, const char *commit) {
+static int write_ref(const hub_cache *cache, const char *revision, const char *commit) {
     char path[HUB_PATH];
     char made[HUB_PATH];
-    (void)join(cache->folder, "refs/main", path);
+    (void)join(cache->folder, "refs", path);
+    (void)join(path, revision, path);
     (void)join(cache->folder, "refs/.main.flatkv-part", made);
+    char *slash = strrchr(path, '/');
+    *slash = 0; /* the revision may contain slashes */
+    int code = make_folder(path);
+    *slash = '/';
+    if (code != EXIT_GOOD) return code;
     FILE *file = fopen(made, "w");
     bool good = file != NULL && fputs(commit, file) >= 0;
     good = file != NULL && fclose(file) == 0 && good;
     return good && rename(made, path) == 0 ? EXIT_GOOD : fail_path("write", path);
 }
 
-int hub_cache_publish(const hub_cache *cache, const hub_listing *listing, const uint32_t *files, uint32_t n_files) {
+int hub_cache_publish(const hub_cache *cache, const hub_listing *listing, const char *revision, const uint32_t *files,
+                      uint32_t n_files) {
     for (uint32_t i = 0; i < n_files; i++) {
         int code = link_file(cache, listing, &listing->files[files[i]]);
         if (code != EXIT_GOOD) return code;
     }
-    return write_main(cache, listing->commit);
+    return hub_revision_is_commit(revision) ? EXIT_GOOD : write_ref(cache, revision, listing->commit);
 }

@@ -43,8 +43,9 @@ bool hub_cache_has(const hub_cache *cache, const hub_file *file);
 /* Checks that the file system can store `bytes` more bytes. Returns an exit code. */
 int hub_cache_check_space(const hub_cache *cache, uint64_t bytes);
 
-/* Writes the links of a snapshot, then refs/main. Returns an exit code. */
-int hub_cache_publish(const hub_cache *cache, const hub_listing *listing, const uint32_t *files, uint32_t n_files);
+/* Writes the links of a snapshot, then refs/REVISION unless the revision is a commit. Returns an exit code. */
+int hub_cache_publish(const hub_cache *cache, const hub_listing *listing, const char *revision, const uint32_t *files,
+                      uint32_t n_files);
 
 /* Writes the path of a file in a snapshot. Returns `path`. */
 const char *hub_cache_file(const hub_cache *cache, const hub_listing *listing, const hub_file *file, char path[HUB_PATH]);

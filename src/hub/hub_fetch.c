@@ -31,7 +31,7 @@ static bool add_to_memory(void *user, const char *bytes, size_t n) {
 }
 
 int hub_session_open(hub_session *session, bool (*stop)(void)) {
-    *session = (hub_session){.stop = stop, .n_tries = 8, .stall_seconds = hub_stall_seconds()};
+    *session = (hub_session){.stop = stop, .revision = "main", .n_tries = 8, .stall_seconds = hub_stall_seconds()};
     if (hub_is_offline()) return kit_fail(EXIT_FAILED, "HF_HUB_OFFLINE is set: unset it to download models");
     int code = hub_endpoint(session->endpoint);
     if (code == EXIT_GOOD) code = hub_token(session->token, session->token_source);
@@ -109,11 +109,14 @@ static int fetch(hub_session *session, const char *start, const hub_request *wan
 }
 
 int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing) {
-    char url[HUB_ENDPOINT + HUB_REPO + 64];
+    char url[HUB_ENDPOINT + HUB_REPO + 3 * HUB_REVISION + 64];
+    char revision[3 * HUB_REVISION] = "";
     char error[HUB_ERROR];
     hub_bytes answer = {0};
     *listing = (hub_listing){0};
-    (void)snprintf(url, sizeof url, "%s/api/models/%s/revision/main?blobs=true", session->endpoint, repo);
+    for (const char *p = session->revision; *p != 0; p++)
+        (void)snprintf(revision + strlen(revision), sizeof revision - strlen(revision), *p == '/' ? "%%2F" : "%c", *p);
+    (void)snprintf(url, sizeof url, "%s/api/models/%s/revision/%s?blobs=true", session->endpoint, repo, revision);
     const hub_request wanted = {.limit = HUB_MAX_LISTING_BYTES, .whole = true, .file_bytes = UINT64_MAX};
     int code = fetch(session, url, &wanted, repo, repo, &answer);
     if (code != EXIT_GOOD) return code;

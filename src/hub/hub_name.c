@@ -66,3 +66,18 @@ void hub_folder_name(const char *repo, char folder[HUB_REPO + 16]) {
     const char *slash = strchr(repo, '/');
     (void)snprintf(folder, HUB_REPO + 16, "models--%.*s--%s", (int)(slash - repo), repo, slash + 1);
 }
+
+bool hub_revision_is_valid(const char *text) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (text[0] == 0 || strlen(text) >= HUB_REVISION) return false;
+    for (const char *at = text;; at++) {
+        const size_t n = strspn(at, letters);
+        if (n == 0 || at[0] == '.') return false;
+        at += n;
+        if (*at != '/') return *at == 0;
+    }
+}
+
+bool hub_revision_is_commit(const char *revision) {
+    return strlen(revision) == 40 && revision[strspn(revision, "0123456789abcdef")] == 0;
+}

@@ -28,4 +28,13 @@ bool hub_file_name_is_safe(const char *name);
 /* Writes the name of the repository's folder in the cache, models--org--name. */
 void hub_folder_name(const char *repo, char folder[HUB_REPO + 16]);
 
+enum { HUB_REVISION = 128 };
+
+/* Returns whether the text can be a branch, tag or commit: components of letters, digits, ".", "_" and "-" with slashes between
+ * them, fewer than HUB_REVISION characters, none of them starting with a dot. */
+bool hub_revision_is_valid(const char *text);
+
+/* Returns whether the revision is a complete commit. */
+bool hub_revision_is_commit(const char *revision);
+
 #endif

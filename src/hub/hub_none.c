@@ -6,7 +6,7 @@
 #include "../kit/program.h"
 
 int hub_session_open(hub_session *session, bool (*stop)(void)) {
-    *session = (hub_session){.stop = stop};
+    *session = (hub_session){.stop = stop, .revision = "main"};
     return kit_fail(EXIT_FAILED,
                     "this flatkv was built without libcurl and cannot download models: install libcurl 7.85 or later "
                     "with its headers (or run scripts/setup) and build flatkv again");

@@ -259,6 +259,8 @@ int hub_request_fail(const hub_request *r, const char *repo, const char *what) {
     if (r->is_hub && (r->status == 401 || r->status == 403)) return fail_access(r, repo);
     if (r->is_hub && r->status == 404 && (r->code[0] == 0 || strcmp(r->code, "RepoNotFound") == 0) && strcmp(what, repo) == 0)
         return fail_access(r, repo);
+    if (r->is_hub && r->status == 404 && strcmp(r->code, "RevisionNotFound") == 0)
+        return kit_fail(EXIT_FAILED, "%s has no branch, tag or commit %s", repo, r->session->revision);
     if (r->is_hub && r->status == 404) return kit_fail(EXIT_FAILED, "%s has no file %s (HTTP status 404)", repo, what);
     if (r->status == 429)
         return kit_fail(EXIT_FAILED,
