@@ -7,9 +7,12 @@
 
 #include <flatkv/engine.h>
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A recomputed prompt begins at the last page boundary before the tokens that introduce the answer. */
 enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 6, MAX_PROMPT = 4000 };
@@ -39,9 +42,8 @@ static void on_event(void *user, const fkv_event *e) {
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
+static fkv_engine_config engine_config(uint32_t max_snapshots) {
     fkv_engine_config c = fkv_engine_config_default();
-    fkv_engine *engine = NULL;
     c.runner.max_tokens = 4 * MAX_PROMPT;
     c.runner.max_seqs = 3;
     c.draft_tokens = 0;
@@ -51,6 +53,12 @@ static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
     c.runner.n_threads = 2;
     c.runner.max_snapshots = max_snapshots;
     c.runner.k = c.runner.v = (fkv_codec_config){16, 32};
+    return c;
+}
+
+static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
+    const fkv_engine_config c = engine_config(max_snapshots);
+    fkv_engine *engine = NULL;
     ck_ok(fkv_engine_open(model, &c, &engine));
     return engine;
 }
@@ -283,26 +291,82 @@ static void run_long_chats(const char *name, const fkv_model *model) {
 START_TEST(a_long_conversation_computes_only_new_tokens) { with_model("nemotron_h", run_long_chats); }
 END_TEST
 
-START_TEST(prefix_stores_are_refused) {
-    static golden_model golden;
-    fkv_model_config config = fkv_model_config_default();
-    fkv_model *model = NULL;
-    fkv_engine *engine = NULL;
-    fkv_prefix_store store = {0};
-    golden_model_open(&golden, "qwen35");
-    ck_ok(fkv_model_load(golden.folder, &config, &model));
-    fkv_engine_config c = fkv_engine_config_default();
-    c.runner.max_tokens = 1024;
-    c.runner.k = c.runner.v = (fkv_codec_config){16, 32};
-    c.store = &store;
-    ck_status(fkv_engine_open(model, &c, &engine), FKV_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "recurrent layers"));
-    fkv_model_close(model);
-    golden_model_close(&golden);
+static const char *store_path(void) {
+    static char path[200];
+    const char *root = getenv("TMPDIR");
+    (void)snprintf(path, sizeof path, "%s/flatkv_states_test_%d", root != NULL ? root : "/tmp", (int)getpid());
+    return path;
 }
+
+static void remove_store(void) {
+    char name[600];
+    DIR *dir = opendir(store_path());
+    ck_assert_ptr_nonnull(dir);
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir)) {
+        (void)snprintf(name, sizeof name, "%s/%s", store_path(), d->d_name);
+        (void)unlink(name);
+    }
+    (void)closedir(dir);
+    (void)rmdir(store_path());
+}
+
+static fkv_engine *open_stored_engine(const fkv_model *model, const fkv_prefix_store *store) {
+    fkv_engine_config c = engine_config(8);
+    fkv_engine *engine = NULL;
+    c.store = store;
+    ck_ok(fkv_engine_open(model, &c, &engine));
+    return engine;
+}
+
+/* After a restart, pages and snapshots are restored from a prefix folder. The next turn of a conversation and a regenerated turn
+ * compute only their new tokens, and their answers are those of an engine without a store. */
+static void run_restart(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply r;
+    static reply fresh;
+    enum { KEPT = 30, INTRO = 6, TURNS = 4 };
+    fkv_prefix_store store;
+    for (uint32_t drops_reasoning = 0; drops_reasoning < 2; drops_reasoning++) {
+        c = (chat){.seed = 21 + drops_reasoning};
+        ck_ok(fkv_prefix_folder_open(store_path(), 64 << 20, &store));
+        fkv_engine *engine = open_stored_engine(model, &store);
+        add_random(&c, 300);
+        uint32_t n_known = 0;
+        for (uint32_t turn = 0; turn < TURNS; turn++) {
+            add_random(&c, N_USER + INTRO);
+            ask(engine, c.tokens, c.n, &r);
+            n_known = c.n - 1;
+            const uint32_t kept = drops_reasoning ? KEPT : MAX_NEW;
+            if (drops_reasoning) c.n--;
+            memcpy(c.tokens + c.n, r.tokens + MAX_NEW - kept, kept * sizeof *r.tokens);
+            c.n += kept;
+            if (!drops_reasoning) n_known = c.n - 1;
+        }
+        fkv_engine_close(engine);
+        store.close(store.self);
+        ck_ok(fkv_prefix_folder_open(store_path(), 64 << 20, &store));
+        engine = open_stored_engine(model, &store);
+        add_random(&c, N_USER + INTRO);
+        ask(engine, c.tokens, c.n, &r);
+        ck_assert_msg(r.n_cached + MAX_REPEATED >= n_known, "%s: %u of %u known tokens cached after a restart", name, r.n_cached,
+                      n_known);
+        fkv_engine_stats stats;
+        fkv_engine_stats_now(engine, &stats);
+        ck_assert(stats.store.read_pages > 0 && stats.store.damaged_pages == 0);
+        fkv_engine_close(engine);
+        store.close(store.self);
+        engine = open_engine(model, 0);
+        ask(engine, c.tokens, c.n, &fresh);
+        ck_assert_int_eq(memcmp(r.tokens, fresh.tokens, sizeof r.tokens), 0);
+        fkv_engine_close(engine);
+    }
+    remove_store();
+}
+
+START_TEST(a_restarted_engine_computes_only_new_tokens) { with_model("qwen35", run_restart); }
 END_TEST
 
 TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens,
           a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens, an_edited_turn_computes_only_its_new_tokens,
           branches_share_the_snapshot_of_their_prompt, prompts_share_the_snapshot_of_their_junction,
-          a_long_conversation_computes_only_new_tokens, prefix_stores_are_refused)
+          a_long_conversation_computes_only_new_tokens, a_restarted_engine_computes_only_new_tokens)

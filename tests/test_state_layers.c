@@ -366,23 +366,73 @@ START_TEST(dropped_snapshots_are_gone_unless_a_sequence_uses_them) {
 }
 END_TEST
 
-START_TEST(files_and_prefix_stores_refuse_states) {
+START_TEST(page_files_refuse_states) {
     static state_seq s;
     char path[512];
-    fkv_page_key key = {{0}};
-    uint8_t byte = 0;
-    uint64_t n_bytes = 0;
     fkv_cache *cache = open_cache(0);
     open_state_seq(cache, &s, 1, 0, 0);
     append(cache, &s, 32);
-    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 32));
     ck_status(fkv_seq_save(cache, s.seq, s.tokens, 32, cache_path(path, "state.fkv")), FKV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "recurrent state"));
     fkv_seq loaded = 0;
     ck_status(fkv_seq_load(cache, &(fkv_seq_config){.max_tokens = 64}, path, &loaded), FKV_UNSUPPORTED);
-    ck_status(fkv_prefix_pack(cache, 0, s.tokens, 1, &key, &byte, &n_bytes), FKV_UNSUPPORTED);
-    ck_status(fkv_prefix_unpack(cache, 0, s.tokens, 1, &key, &byte, 1), FKV_UNSUPPORTED);
     fkv_cache_close(cache);
+}
+END_TEST
+
+/* Packed pages and states of one cache are inserted into another cache, whose sequences continue from the state. */
+START_TEST(packed_states_restore_a_prefix) {
+    enum { N_PAGES = 3, PAGE_TOKENS = 16 };
+    static state_seq a;
+    static state_seq b;
+    static uint8_t pages[N_PAGES][1 << 16];
+    static uint8_t state[1 << 16];
+    uint64_t n_bytes[N_PAGES];
+    uint64_t n_state = 0;
+    fkv_page_key keys[N_PAGES];
+    fkv_page_key root;
+    fkv_page_key state_key;
+    fkv_cache *from = open_cache(4);
+    fkv_cache *to = open_cache(4);
+    ck_assert_uint_le(fkv_prefix_packed_bytes(from), sizeof state);
+    ck_ok(fkv_prefix_root(from, "x", 1, &root));
+    open_state_seq(from, &a, 1, 0, 0);
+    append(from, &a, N_PAGES * PAGE_TOKENS);
+    ck_ok(fkv_prefix_insert(from, a.seq, a.tokens, a.n));
+    for (uint32_t i = 0; i < N_PAGES; i++) {
+        ck_ok(fkv_prefix_key(i > 0 ? &keys[i - 1] : &root, a.tokens + (size_t)i * PAGE_TOKENS, PAGE_TOKENS, &keys[i]));
+        ck_ok(fkv_prefix_pack(from, 0, a.tokens, i + 1, &keys[i], pages[i], &n_bytes[i]));
+    }
+    ck_ok(fkv_prefix_state_key(&keys[N_PAGES - 1], &state_key));
+    ck_assert_int_ne(memcmp(&state_key, &keys[N_PAGES - 1], sizeof state_key), 0);
+    ck_ok(fkv_prefix_pack_state(from, 0, a.tokens, N_PAGES, &state_key, state, &n_state));
+    ck_status(fkv_prefix_pack_state(from, 0, a.tokens, 1, &state_key, state, &n_state), FKV_GONE); /* no snapshot there */
+    ck_ok(fkv_prefix_pack_state(from, 0, a.tokens, N_PAGES, &state_key, state, &n_state));
+
+    ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_GONE); /* no pages yet */
+    for (uint32_t i = 0; i < N_PAGES; i++) ck_ok(fkv_prefix_unpack(to, 0, a.tokens, i + 1, &keys[i], pages[i], n_bytes[i]));
+    open_state_seq(to, &b, 1, 2 * N_PAGES * PAGE_TOKENS, 0); /* pages without a state cannot be shared */
+    ck_ok(fkv_seq_close(to, b.seq));
+    ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &keys[N_PAGES - 1], state, n_state), FKV_FILE_FOREIGN);
+    ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES - 1, &state_key, state, n_state), FKV_FILE_FOREIGN);
+    ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &keys[N_PAGES - 1], pages[N_PAGES - 1], n_bytes[N_PAGES - 1]),
+              FKV_FILE_FOREIGN);
+    ck_status(fkv_prefix_unpack(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_FILE_FOREIGN);
+    for (uint64_t at = 0; at < n_state; at += 97) { /* every damaged byte is detected */
+        state[at] ^= 0x20;
+        ck_assert_int_ne(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_OK);
+        state[at] ^= 0x20;
+    }
+    ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state - 1), FKV_FILE_FOREIGN);
+    ck_ok(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state));
+    ck_ok(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state)); /* already there */
+    ck_assert(fkv_cache_consistent(to));
+    open_state_seq(to, &b, 1, 2 * N_PAGES * PAGE_TOKENS, N_PAGES * PAGE_TOKENS);
+    check_state(to, &b);
+    append(to, &b, 40);
+    check_state(to, &b);
+    fkv_cache_close(from);
+    fkv_cache_close(to);
 }
 END_TEST
 
@@ -493,5 +543,5 @@ TEST_MAIN("state_layers", plan_counts_the_states, a_step_with_fewer_tokens_than_
           invalid_state_layers_are_rejected, state_layers_and_page_layers_have_different_calls,
           forks_share_a_state_until_one_of_them_steps, truncate_reaches_snapshots_and_reports_the_nearest,
           prefixes_are_shared_up_to_a_snapshot, snapshots_are_evicted_in_order_of_use,
-          dropped_snapshots_are_gone_unless_a_sequence_uses_them, files_and_prefix_stores_refuse_states,
+          dropped_snapshots_are_gone_unless_a_sequence_uses_them, page_files_refuse_states, packed_states_restore_a_prefix,
           random_operations_never_mix_up_states)

@@ -41,7 +41,7 @@ FKV_API fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, siz
  * of a prompt. tokens: [page_tokens] */
 FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uint32_t page_tokens, fkv_page_key *key);
 
-/* Returns an upper bound on the size of a packed page of this cache, in bytes. */
+/* Returns an upper bound on the size of a packed page or a packed snapshot of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
 /* Packs page n_pages - 1 of the prompt `tokens`. The page must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
@@ -54,6 +54,19 @@ FKV_API fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, cons
  * pages are not in the tree, FKV_POOL_FULL if every page is in use, and FKV_BAD_STATE if a step is open. */
 FKV_API fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                      const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
+
+/* Computes the key of the recurrent state after a page from the key of the page. */
+FKV_API fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key);
+
+/* Packs the snapshot after page n_pages - 1 of the prompt `tokens`, in a cache with state layers. key: fkv_prefix_state_key() of
+ * the page. Otherwise like fkv_prefix_pack(). Returns FKV_GONE if there is no such snapshot. */
+FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                         const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
+
+/* Verifies a packed snapshot, then inserts it into the prefix tree, which must contain the pages before it. Otherwise like
+ * fkv_prefix_unpack(). */
+FKV_API fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                           const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
 /* ---- stores -------------------------------------------------------------------------------------------------- */
 

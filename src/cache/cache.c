@@ -583,10 +583,10 @@ fkv_status fkv_step_abort(fkv_step *step) {
 
 /* ---- page files ---- */
 
-/* Rejects calls that move pages out of or into a cache with state layers: page files and packed pages do not store states. */
+/* Rejects page files of a cache with state layers, because page files do not store states. */
 static fkv_status require_no_states(const fkv_cache *cache, const char *call) {
     FKV_REQUIRE(cache->plan.state_bytes == 0, FKV_UNSUPPORTED,
-                "%s: the cache has layers with a recurrent state, and page files and prefix stores do not store states", call);
+                "%s: the cache has layers with a recurrent state, and page files do not store states", call);
     return FKV_OK;
 }
 
@@ -630,8 +630,17 @@ fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_by
     return fkv_sha256_close(&sha, root->bytes);
 }
 
+/* Returns the bit of the state group, or 0 if there are no state layers. */
+static uint32_t state_bit(const fkv_cache *cache) {
+    return cache->plan.state_bytes != 0 ? UINT32_C(1) << cache->plan.state_group : 0;
+}
+
 uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache) {
-    return cache != NULL ? fkv_pack_bytes(&cache->shape.slab, (UINT32_C(1) << FKV_MAX_GROUPS) - 1) : 0;
+    if (cache == NULL) return 0;
+    const uint32_t state = state_bit(cache);
+    const uint64_t page = fkv_pack_bytes(&cache->shape.slab, ((UINT32_C(1) << FKV_MAX_GROUPS) - 1) & ~state);
+    const uint64_t of_state = state != 0 ? fkv_pack_bytes(&cache->shape.slab, state) : 0;
+    return page > of_state ? page : of_state;
 }
 
 static fkv_pack_place packed_page_place(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages,
@@ -649,36 +658,68 @@ static fkv_status check_prefix_pages(const fkv_cache *cache, uint32_t n_pages) {
     return FKV_OK;
 }
 
+/* Packs those groups of a page that are in `wanted` and in the prefix tree. Returns FKV_GONE if there are none. */
+static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                              const fkv_page_key *key, uint32_t wanted, uint8_t *packed, uint64_t *n_bytes) {
+    FKV_TRY(check_prefix_pages(cache, n_pages));
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
+    uint32_t pages[FKV_MAX_GROUPS];
+    FKV_REQUIRE(fkv_pager_prefix_page(cache->pager, tenant, tokens, n_pages, pages), FKV_GONE,
+                "logical page %u of these tokens is not in the prefix tree", n_pages - 1);
+    uint32_t groups = 0;
+    for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
+        if ((wanted >> g & 1) == 0) pages[g] = FKV_NO_PAGE;
+        groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
+    }
+    FKV_REQUIRE(groups != 0, FKV_GONE, "the prefix tree has no snapshot after logical page %u of these tokens", n_pages - 1);
+    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
+    *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
+    return fkv_pack_write(&cache->shape.slab, &place, pages, packed);
+}
+
 fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_pack: cache, tokens, key, packed or n_bytes is NULL");
-    FKV_TRY(require_no_states(cache, "fkv_prefix_pack"));
-    FKV_TRY(check_prefix_pages(cache, n_pages));
-    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_prefix_pack: a step is open; commit or abort it first");
-    uint32_t pages[FKV_MAX_GROUPS];
-    FKV_REQUIRE(fkv_pager_prefix_page(cache->pager, tenant, tokens, n_pages, pages), FKV_GONE,
-                "logical page %u of these tokens is not in the prefix tree", n_pages - 1);
-    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
-    uint32_t groups = 0;
-    for (uint32_t g = 0; g < cache->plan.n_groups; g++) groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
-    *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
-    return fkv_pack_write(&cache->shape.slab, &place, pages, packed);
+    const uint32_t wanted = ((UINT32_C(1) << FKV_MAX_GROUPS) - 1) & ~state_bit(cache);
+    return pack_groups(cache, tenant, tokens, n_pages, key, wanted, packed, n_bytes);
+}
+
+fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                 const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_pack_state: cache, tokens, key, packed or n_bytes is NULL");
+    return pack_groups(cache, tenant, tokens, n_pages, key, state_bit(cache), packed, n_bytes);
 }
 
 fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key,
                              const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack: cache, tokens, key or packed is NULL");
-    FKV_TRY(require_no_states(cache, "fkv_prefix_unpack"));
     FKV_TRY(check_prefix_pages(cache, n_pages));
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];
     fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
-    FKV_REQUIRE(fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
+    FKV_REQUIRE((groups & state_bit(cache)) == 0 && fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
                 "packed page mismatch: the page contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
     FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
+    fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
+    fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
+    return status;
+}
+
+fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                   const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_unpack_state: cache, tokens, key or packed is NULL");
+    FKV_TRY(check_prefix_pages(cache, n_pages));
+    uint32_t groups = 0;
+    uint32_t pages[FKV_MAX_GROUPS];
+    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
+    FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
+    FKV_REQUIRE(groups == state_bit(cache) && groups != 0, FKV_FILE_FOREIGN, "packed page mismatch: not a packed state");
+    FKV_TRY(fkv_pager_state_begin(cache->pager, tenant, tokens, n_pages, pages));
     fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
     fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
     return status;

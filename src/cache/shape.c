@@ -334,7 +334,7 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         fkv_attn_layer *attn = &layers->attn[i];
         if (fkv_shape_is_state(l)) {
             *attn = (fkv_attn_layer){0};
-            layers->file[i] = (fkv_file_layer){0};
+            layers->file[i] = (fkv_file_layer){.state_bytes = l->state_bytes};
             layers->slab[i] = make_state_slab_layer(l, shape->state_group);
             continue;
         }

@@ -190,11 +190,11 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
 static fkv_status open_tier(fkv_engine *e) {
     fkv_prefix_tier *tier = &e->scheduler.tier;
     if (e->config.store == NULL) return FKV_OK;
-    FKV_REQUIRE(e->plan.cache.state_bytes == 0, FKV_UNSUPPORTED,
-                "prefix stores are not supported for models with recurrent layers: open the engine without a store");
     *tier = (fkv_prefix_tier){.store = *e->config.store,
                               .cache = fkv_runner_cache(e->runner),
                               .page_tokens = e->config.runner.page_tokens,
+                              .has_states = e->plan.cache.state_bytes != 0,
+                              .first_group = e->plan.cache.state_bytes != 0 && e->plan.cache.state_group == 0 ? 1 : 0,
                               .seconds = engine_seconds};
     uint64_t packed_bytes = fkv_prefix_packed_bytes(tier->cache);
     tier->stats.buffer_bytes = fkv_traffic_bytes(packed_bytes);

@@ -23,6 +23,18 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
 
 /* ---- restores ---- */
 
+/* Returns the end of the restore: one more than end_page if a snapshot is restored after the last page. */
+static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + (t->has_states ? 1 : 0); }
+
+/* Computes the key of a page of the restore, or of the snapshot after the last page. */
+static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t page) {
+    if (page < t->end_page) return t->job->keys[page];
+    fkv_page_key key = {{0}};
+    (void)fkv_prefix_state_key(&t->job->keys[t->end_page - 1],
+                               &key); /* fails only without SHA-256; the store then has no pages */
+    return key;
+}
+
 static void finish_restore(fkv_prefix_tier *t) {
     t->stats.read_seconds += t->seconds(t->seconds_user) - t->started_at;
     t->job->restore_done = true;
@@ -34,11 +46,14 @@ static void finish_restore(fkv_prefix_tier *t) {
 /* Inserts an arrived page into the prefix tree. A page that arrives after its job has ended is dropped. */
 static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
     if (a->removed || t->job == NULL || t->removing) return;
-    const fkv_page_key *key = &t->job->keys[t->n_restored];
+    const fkv_page_key key = restore_key(t, t->n_restored);
+    const bool is_state = t->n_restored == t->end_page;
+    const uint32_t n_pages = is_state ? t->end_page : t->n_restored + 1;
     double start = t->seconds(t->seconds_user);
     fkv_status status = a->status;
     if (status == FKV_OK)
-        status = fkv_prefix_unpack(t->cache, t->job->r.tenant, t->job->r.prompt, t->n_restored + 1, key, a->packed, a->n_bytes);
+        status = (is_state ? fkv_prefix_unpack_state : fkv_prefix_unpack)(t->cache, t->job->r.tenant, t->job->r.prompt, n_pages,
+                                                                          &key, a->packed, a->n_bytes);
     double seconds = a->seconds + t->seconds(t->seconds_user) - start;
     t->page_s = t->page_s > 0.0 ? t->page_s + PAGE_TIME_STEP * (seconds - t->page_s) : seconds;
     if (status == FKV_OK) {
@@ -60,8 +75,12 @@ static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
 /* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all these pages are removed,
  * so that the job writes each of them again. */
 static void remove_damaged_pages(fkv_prefix_tier *t, bool late) {
-    while (t->n_removed < t->end_page && fkv_traffic_request_removal(t->traffic, &t->job->keys[t->n_removed])) t->n_removed++;
-    if (late || (t->n_removed == t->end_page && fkv_traffic_pending(t->traffic) == 0)) finish_restore(t);
+    while (t->n_removed < restore_end(t)) {
+        const fkv_page_key key = restore_key(t, t->n_removed);
+        if (!fkv_traffic_request_removal(t->traffic, &key)) break;
+        t->n_removed++;
+    }
+    if (late || (t->n_removed == restore_end(t) && fkv_traffic_pending(t->traffic) == 0)) finish_restore(t);
 }
 
 bool fkv_tier_busy(const fkv_prefix_tier *t) {
@@ -81,10 +100,18 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
         remove_damaged_pages(t, late);
         return;
     }
-    while (t->n_requested < t->end_page && fkv_traffic_request_page(t->traffic, &t->job->keys[t->n_requested])) t->n_requested++;
-    if (t->n_restored < t->end_page && !late) return;
-    t->store.touch(t->store.self, t->job->keys, t->n_restored);
-    if (t->n_restored < t->end_page) {
+    while (t->n_requested < restore_end(t)) {
+        const fkv_page_key key = restore_key(t, t->n_requested);
+        if (!fkv_traffic_request_page(t->traffic, &key)) break;
+        t->n_requested++;
+    }
+    if (t->n_restored < restore_end(t) && !late) return;
+    if (t->n_restored > t->end_page) {
+        const fkv_page_key state = restore_key(t, t->end_page);
+        t->store.touch(t->store.self, &state, 1);
+    }
+    t->store.touch(t->store.self, t->job->keys, fkv_min_u32(t->n_restored, t->end_page));
+    if (t->n_restored < restore_end(t)) {
         double page_s = (t->seconds(t->seconds_user) - t->started_at) / (t->n_restored - t->first_page + 1);
         t->stats.late++;
         if (page_s > t->page_s) t->page_s = page_s;
@@ -92,21 +119,33 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
     finish_restore(t);
 }
 
-/* Returns true if the first group has at least n free or cached pages in addition to those reserved for sequences. */
+/* Returns true if the first group of pages has at least n free or cached pages in addition to those reserved for sequences. */
 static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     fkv_stats stats;
     if (fkv_cache_stats(t->cache, &stats) != FKV_OK) return false;
-    const fkv_group_stats *g = &stats.groups[0];
+    const fkv_group_stats *g = &stats.groups[t->first_group];
     return g->free + g->cached >= g->promised + n;
 }
 
-/* Returns the largest end_page such that the store holds all prompt pages [first_page, end_page). The result is kept in the job
+/* Returns the last page boundary after first_page, at most end_page, with a snapshot in the store; first_page if there is none.
+ */
+static uint32_t stored_state_end(const fkv_prefix_tier *t, const fkv_job *job, uint32_t first_page, uint32_t end_page) {
+    for (; end_page > first_page; end_page--) {
+        fkv_page_key key;
+        if (fkv_prefix_state_key(&job->keys[end_page - 1], &key) == FKV_OK && t->store.contains(t->store.self, &key)) break;
+    }
+    return end_page;
+}
+
+/* Returns the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
+ * layers, the snapshot after them. The result is kept in the job
  * until first_page changes. If the store has evicted one of these pages in the meantime, reading this page fails. */
 static uint32_t stored_pages_end(const fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
     if (job->store_checked && job->store_first == first_page) return job->store_end;
     uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
     uint32_t end_page = first_page;
     while (end_page < most && t->store.contains(t->store.self, &job->keys[end_page])) end_page++;
+    if (t->has_states) end_page = stored_state_end(t, job, first_page, end_page);
     job->store_checked = true;
     job->store_first = first_page;
     return job->store_end = end_page;
@@ -154,6 +193,24 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
+/* Writes the snapshots of the job whose pages have been sent. */
+static void send_states(fkv_prefix_tier *t, fkv_job *job) {
+    while (job->n_state_pages > 0) {
+        const uint32_t n_pages = job->state_pages[0];
+        fkv_page_key key;
+        uint64_t n_bytes = 0;
+        if (n_pages > job->n_sent) return;
+        if (fkv_prefix_state_key(&job->keys[n_pages - 1], &key) == FKV_OK && !t->store.contains(t->store.self, &key)) {
+            uint8_t *packed = fkv_traffic_buffer(t->traffic);
+            if (packed == NULL) return;
+            if (fkv_prefix_pack_state(t->cache, job->r.tenant, job->answers[0].tokens, n_pages, &key, packed, &n_bytes) == FKV_OK)
+                fkv_traffic_send(t->traffic, &key, n_bytes);
+        }
+        job->n_state_pages--;
+        memmove(job->state_pages, job->state_pages + 1, job->n_state_pages * sizeof job->state_pages[0]);
+    }
+}
+
 void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
     if (t->traffic == NULL) return;
     const fkv_answer *a = &job->answers[0];
@@ -167,11 +224,14 @@ void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
         if (fkv_prefix_pack(t->cache, job->r.tenant, a->tokens, job->n_sent + 1, key, packed, &n_bytes) == FKV_OK)
             fkv_traffic_send(t->traffic, key, n_bytes);
     }
+    send_states(t, job);
 }
 
 void fkv_tier_end_job(fkv_prefix_tier *t, fkv_job *job) {
     if (t->traffic == NULL) return;
     if (t->job == job) finish_restore(t);
+    const uint32_t rolling = job->answers[0].rolling / t->page_tokens;
+    if (rolling > 0 && job->n_state_pages < FKV_MAX_STATES_SENT) job->state_pages[job->n_state_pages++] = rolling;
     fkv_tier_send(t, job);
     t->stats.unsent_pages += job->answers[0].n_inserted / t->page_tokens - job->n_sent;
     t->store.touch(t->store.self, job->keys, job->n_sent);

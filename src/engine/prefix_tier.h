@@ -4,6 +4,9 @@
  * Writes: full pages of the prompt and of the first answer are written to the store once the prefix tree holds them, unless the
  * store already has them. If no buffer is free, the write is retried after the next step, as long as the request runs.
  *
+ * If the cache has state layers, the snapshots of the prompt are written as well, and the last snapshot of the answer when the
+ * request ends. Pages are restored only up to a snapshot in the store, and the snapshot is restored after them.
+ *
  * Restores: pages are restored for one request at a time, namely the first request in scheduling order whose next pages are in
  * the store but not in memory. During the restore, the request stays queued, and other requests may overtake it. A restore starts
  * only if it is predicted to be faster than computing the pages, based on the measured read time per page. A request that has
@@ -24,11 +27,14 @@ typedef struct fkv_prefix_tier {
     fkv_prefix_traffic *traffic; /* NULL if there is no prefix store */
     fkv_cache *cache;
     uint32_t page_tokens;
+    bool has_states;      /* true if the cache has state layers */
+    uint32_t first_group; /* first layer group that holds pages and not states */
     double (*seconds)(void *user);
     void *seconds_user;
     fkv_job *job;         /* job whose pages are being restored; NULL if there is none */
     uint32_t first_page;  /* first page to restore */
-    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested from the store */
+    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested from the store; the snapshot after the
+                             last page counts as page end_page */
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
     uint32_t end_page;    /* the store holds pages [first_page, end_page) */
     double started_at;

@@ -15,6 +15,8 @@
 
 #include <stdatomic.h>
 
+enum { FKV_MAX_STATES_SENT = 16 };
+
 typedef struct fkv_answer {
     fkv_seq seq; /* handle of the answer's sequence; 0 if no sequence is open */
     fkv_sampler *sampler;
@@ -53,6 +55,8 @@ typedef struct fkv_job {
     fkv_page_key root;     /* first key in the chain of page keys of this tenant; used only with a prefix store */
     fkv_page_key *keys;    /* [max_keys] keys of the pages of the prompt and answer 0; the first n_keys keys have been computed */
     uint32_t n_keys;
+    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots that are not in the store yet, as numbers of pages */
+    uint32_t n_state_pages;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
     bool restore_done;       /* true if the restore is finished or was skipped */

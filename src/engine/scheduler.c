@@ -512,14 +512,16 @@ static fkv_step_work build_step(fkv_scheduler *s) {
  * If the cache has state layers and the last page is full, fkv_prefix_insert() also stores the recurrent state as a snapshot.
  * During prefill, only the states at snapshot positions are stored; at other page boundaries, the last page is inserted later.
  * During decoding, the newest state at a page boundary is kept as the answer's rolling snapshot and replaces the previous one. */
-static void insert_prefix(fkv_scheduler *s, const fkv_job *job, fkv_answer *a) {
+static void insert_prefix(fkv_scheduler *s, fkv_job *job, fkv_answer *a) {
     const uint32_t page = s->device.page_tokens;
     if (a->n_fed / page == a->n_inserted / page) return;
     const bool at_boundary = s->device.has_states && a->n_fed % page == 0;
     const bool is_prefill = a->n_fed <= job->r.n_prompt;
     const bool keeps_state = !is_prefill || is_snapshot(s, job, a->n_fed);
-    (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, at_boundary && !keeps_state ? a->n_fed - 1 : a->n_fed);
-    a->n_inserted = a->n_fed;
+    a->n_inserted = at_boundary && !keeps_state ? a->n_fed - 1 : a->n_fed;
+    (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, a->n_inserted);
+    if (at_boundary && keeps_state && is_prefill && job->n_state_pages < FKV_MAX_STATES_SENT)
+        job->state_pages[job->n_state_pages++] = a->n_fed / page;
     if (!at_boundary || is_prefill) return;
     if (a->rolling != 0) (void)fkv_snapshot_drop(s->device.cache, job->r.tenant, a->tokens, a->rolling);
     a->rolling = a->n_fed;

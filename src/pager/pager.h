@@ -130,6 +130,10 @@ bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32
  * group g). */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
+/* Like fkv_pager_prefix_begin(), but inserts only a page of the state group, after pages that are already in the tree. */
+fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                 uint32_t pages[FKV_MAX_GROUPS]);
+
 /* Inserts the last of n_pages logical pages into the tree, without a sequence. For each group in which the tree does not have
  * this logical page, allocates a physical page, evicting older prefixes if no page is free. pages[g] receives the physical page
  * that the caller has to fill, or FKV_NO_PAGE if group g needs none. The caller must call fkv_pager_prefix_end() before any other

@@ -94,13 +94,33 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
     return FKV_OK;
 }
 
+fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                 uint32_t pages[FKV_MAX_GROUPS]) {
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
+    FKV_ASSERT(n_pages > 0 && pager->state != FKV_NO_GROUP);
+    uint32_t node = FKV_NO_NODE;
+    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) pages[g] = FKV_NO_PAGE;
+    FKV_TRY(touch_path(pager, tenant, tokens, n_pages, &node));
+    if (pager->tree.nodes[node].pages[pager->state] != FKV_NO_PAGE) return FKV_OK;
+    if (!ensure_free_page(pager, pager->state)) {
+        fkv_pager_settle(pager);
+        return fkv_fail(FKV_POOL_FULL, "no state is free, and no cached state was used less recently than this prefix");
+    }
+    pages[pager->state] = fkv_pool_take(&pager->groups[pager->state].pool);
+    fkv_tree_adopt(pager, node, pager->state, pages[pager->state]);
+    fkv_tree_page_change(pager, pager->state, pages[pager->state], -1, 0); /* afterwards, only the tree references the page */
+    return FKV_OK;
+}
+
 void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                           const uint32_t pages[FKV_MAX_GROUPS], bool good) {
     uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     FKV_ASSERT(node != FKV_NO_NODE);
     const fkv_node *n = &pager->tree.nodes[node];
     /* true if the node was added together with this page */
-    bool is_new = pager->full == FKV_NO_GROUP || pages[pager->full] != FKV_NO_PAGE;
+    const bool is_state = pager->state != FKV_NO_GROUP && pages[pager->state] != FKV_NO_PAGE;
+    bool is_new =
+        (pager->full == FKV_NO_GROUP && !is_state) || (pager->full != FKV_NO_GROUP && pages[pager->full] != FKV_NO_PAGE);
     if (!good && is_new && n->n_children == 0 && n->busy == 0) {
         fkv_tree_remove_leaf(pager, node);
     } else if (!good) {

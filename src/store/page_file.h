@@ -35,7 +35,7 @@ typedef struct fkv_file_layer {
     fkv_file_side k;
     fkv_file_side v;   /* in a latent layer: the codec of the RoPE channels */
     uint32_t rope_dim; /* number of RoPE channels of a latent layer, whose latent has head_dim channels; otherwise 0 */
-    uint32_t zero;
+    uint32_t state_bytes; /* size of the recurrent state of a state layer, whose other fields are 0; otherwise 0 */
 } fkv_file_layer;
 
 /* Convert between a codec configuration and its on-disk form. Both results are canonical: FKV_CODEC_AUTO is resolved, and the

@@ -29,10 +29,10 @@ static bool file_layer_is_sealed(const fkv_file_layer *layer) {
     return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
 }
 
-/* Returns whether K and V may have the codec kinds of the record and whether its reserved word is 0. */
+/* Returns whether K and V may have the codec kinds of the record and whether it is not a state layer. */
 static bool kinds_are_valid(const fkv_file_layer *layer) {
     return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
-           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) && layer->zero == 0 &&
+           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) && layer->state_bytes == 0 &&
            (layer->rope_dim == 0 || (layer->v.kind == FKV_CODEC_HALF && !file_layer_is_sealed(layer)));
 }
 

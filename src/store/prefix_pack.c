@@ -47,6 +47,16 @@ fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uin
     return fkv_sha256_close(&sha, key->bytes);
 }
 
+fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key) {
+    static const char label[] = "recurrent state";
+    FKV_REQUIRE(page != NULL && key != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_state_key: argument \"page\" or \"key\" is NULL");
+    fkv_sha256 sha;
+    fkv_sha256_open(&sha);
+    fkv_sha256_add(&sha, page->bytes, sizeof page->bytes);
+    fkv_sha256_add(&sha, label, sizeof label);
+    return fkv_sha256_close(&sha, key->bytes);
+}
+
 /* ---- layout ---- */
 
 static uint64_t pages_offset(const fkv_slab *slab) { return sizeof(pack_header) + slab->page_tokens * sizeof(uint32_t); }
