@@ -256,15 +256,11 @@ void stress_save(stress_run *l, stress_cache *c) {
     if (asked == 0) n = seq->n;
     for (uint32_t i = 0; i < n; i++) l->ids[i] = seq->tokens[i]->id;
     fkv_status status = fkv_seq_save(c->cache, seq->number, l->ids, asked, path);
-    if (c->config.n_states > 0) {
-        stress_expect(status, FKV_UNSUPPORTED, "save of states");
-        return;
-    }
     if (n == 0) {
         stress_expect(status, FKV_BAD_ARGUMENT, "save of no tokens");
         return;
     }
-    if (stress_is_gone(c, seq, n)) {
+    if (stress_is_gone(c, seq, n) || (c->config.n_states > 0 && n < seq->n)) {
         stress_expect(status, FKV_GONE, "save of dropped tokens");
         l->counts->gone++;
         return;
@@ -277,8 +273,9 @@ void stress_save(stress_run *l, stress_cache *c) {
     memcpy(file->path, path, sizeof path);
     file->n = n;
     file->origin = seq->origin;
-    check_file(l, file);
+    if (c->config.n_states == 0) check_file(l, file);
     l->counts->saves++;
+    l->counts->state_saves += c->config.n_states > 0;
 }
 
 void stress_files_forget(stress_run *l) {
@@ -364,7 +361,7 @@ void stress_load(stress_run *l, stress_cache *c) {
     if (file->n == 0) return;
     if (stress_chance(r, 10)) load_damaged(l, c, file);
     if (stress_chance(r, 5)) load_foreign(l, file);
-    if (stress_chance(r, 15)) {
+    if (stress_chance(r, 15) && c->config.n_states == 0) {
         load_with_nan(l, c, file);
         return;
     }
@@ -397,5 +394,6 @@ void stress_load(stress_run *l, stress_cache *c) {
     stress_seq_without_spare(c, seq);
     seq->document = stress_below(r, c->config.n_documents);
     l->counts->loads++;
+    l->counts->state_loads += c->config.n_states > 0;
     stress_tree_settle(c);
 }

@@ -18,7 +18,7 @@ typedef struct stress_counts {
         closes_in_steps, reserves;
     uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, turbo, same, slack,
         beyond, gone_open;
-    uint64_t states, state_hits, state_truncates, state_gone, drops;
+    uint64_t states, state_hits, state_truncates, state_gone, state_saves, state_loads, drops;
 } stress_counts;
 
 typedef struct stress_run {

@@ -366,17 +366,42 @@ START_TEST(dropped_snapshots_are_gone_unless_a_sequence_uses_them) {
 }
 END_TEST
 
-START_TEST(page_files_refuse_states) {
+/* A page file holds the state after its last token. */
+START_TEST(page_files_store_the_state) {
+    static const uint32_t lengths[] = {1, 15, 16, 17, 40, 48};
     static state_seq s;
+    static state_seq t;
     char path[512];
-    fkv_cache *cache = open_cache(0);
-    open_state_seq(cache, &s, 1, 0, 0);
-    append(cache, &s, 32);
-    ck_status(fkv_seq_save(cache, s.seq, s.tokens, 32, cache_path(path, "state.fkv")), FKV_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "recurrent state"));
-    fkv_seq loaded = 0;
-    ck_status(fkv_seq_load(cache, &(fkv_seq_config){.max_tokens = 64}, path, &loaded), FKV_UNSUPPORTED);
-    fkv_cache_close(cache);
+    fkv_cache *from = open_cache(4);
+    fkv_cache *to = open_cache(0);
+    (void)cache_path(path, "state.fkv");
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        fkv_file_info info;
+        const uint32_t n = lengths[i];
+        open_state_seq(from, &s, i, 0, 0);
+        append(from, &s, n);
+        ck_ok(fkv_seq_save(from, s.seq, s.tokens, 0, path));
+        if (n > 1) ck_status(fkv_seq_save(from, s.seq, s.tokens, n - 1, path), FKV_GONE);
+        ck_ok(fkv_file_inspect(path, true, &info));
+        ck_assert(info.n_tokens == n && info.n_layers == N_LAYERS && info.first_layer.head_dim == 32);
+        t = s;
+        ck_ok(fkv_seq_load(to, &(fkv_seq_config){.max_tokens = 256}, path, &t.seq));
+        check_state(to, &t);
+        append(to, &t, 20);
+        check_state(to, &t);
+        ck_assert(fkv_cache_consistent(to));
+        ck_ok(fkv_seq_close(to, t.seq));
+        ck_ok(fkv_seq_close(from, s.seq));
+    }
+    fkv_config config = state_config(4);
+    fkv_cache *other = NULL;
+    layers[2].state_bytes += 64; /* another size of state */
+    ck_ok(fkv_cache_open(&config, &other));
+    ck_status(fkv_seq_load(other, &(fkv_seq_config){.max_tokens = 256}, path, &t.seq), FKV_FILE_FOREIGN);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "state_bytes of layer 2"));
+    fkv_cache_close(other);
+    fkv_cache_close(from);
+    fkv_cache_close(to);
 }
 END_TEST
 
@@ -543,5 +568,5 @@ TEST_MAIN("state_layers", plan_counts_the_states, a_step_with_fewer_tokens_than_
           invalid_state_layers_are_rejected, state_layers_and_page_layers_have_different_calls,
           forks_share_a_state_until_one_of_them_steps, truncate_reaches_snapshots_and_reports_the_nearest,
           prefixes_are_shared_up_to_a_snapshot, snapshots_are_evicted_in_order_of_use,
-          dropped_snapshots_are_gone_unless_a_sequence_uses_them, page_files_refuse_states, packed_states_restore_a_prefix,
+          dropped_snapshots_are_gone_unless_a_sequence_uses_them, page_files_store_the_state, packed_states_restore_a_prefix,
           random_operations_never_mix_up_states)

@@ -445,14 +445,14 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
  * were computed from. Writes atomically: to path.part, then renames. A path that ends in .part is rejected. An existing regular
  * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO may also
  * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a needed page has
- * been dropped by a sliding-window layer or has already been sealed. Returns FKV_UNSUPPORTED if the cache has state layers.
- * docs/page_format.md specifies the file format. */
+ * been dropped by a sliding-window layer or has already been sealed, or if the cache has state layers and n_tokens is not the
+ * length of the sequence. docs/page_format.md specifies the file format. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
 /* Opens a sequence and loads it from a page file. The whole file is verified before the cache is changed. config is interpreted
  * as in fkv_seq_open(), with one exception: if a prompt is given and does not begin with the saved tokens, returns
- * FKV_BAD_ARGUMENT. Returns FKV_UNSUPPORTED if the cache has state layers. A file that changes while it is being read is also
- * rejected, but cached prefixes may have been evicted by then. */
+ * FKV_BAD_ARGUMENT. A file that changes while it is being read is also rejected, but cached prefixes may have been evicted by
+ * then. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {
@@ -465,8 +465,8 @@ typedef struct fkv_file_info {
     uint64_t rotation_seed;
     uint64_t n_pages;
     uint64_t file_bytes;
-    fkv_layer_config first_layer; /* shape, window and codecs of layer 0; fields that are not stored in the file (n_q_heads,
-                                     scale, softcap, sink_logits, channel_bits) are 0 */
+    fkv_layer_config first_layer; /* shape, window and codecs of the first layer with keys; fields that are not stored in the file
+                                     (n_q_heads, scale, softcap, sink_logits, channel_bits) are 0 */
     uint8_t weights_id[32];
     char rope_id[64];
     char numerics[32];

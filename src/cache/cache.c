@@ -583,16 +583,8 @@ fkv_status fkv_step_abort(fkv_step *step) {
 
 /* ---- page files ---- */
 
-/* Rejects page files of a cache with state layers, because page files do not store states. */
-static fkv_status require_no_states(const fkv_cache *cache, const char *call) {
-    FKV_REQUIRE(cache->plan.state_bytes == 0, FKV_UNSUPPORTED,
-                "%s: the cache has layers with a recurrent state, and page files do not store states", call);
-    return FKV_OK;
-}
-
 fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && path != NULL, FKV_BAD_ARGUMENT, "fkv_seq_save: cache, tokens or path is NULL");
-    FKV_TRY(require_no_states(cache, "fkv_seq_save"));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_save: a step is open; commit or abort it first");
     uint32_t slot = 0;
     uint32_t length = 0;
@@ -605,6 +597,8 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
         fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
         "fkv_seq_save: the token at position %u attends to pages that a sliding-window layer has dropped or that are already sealed; save all %u tokens",
         n_tokens, length);
+    FKV_REQUIRE(cache->plan.state_bytes == 0 || n_tokens == length, FKV_GONE,
+                "fkv_seq_save: the recurrent state after %u tokens no longer exists; save all %u tokens", n_tokens, length);
     fkv_file_identity identity = file_identity(cache);
     return fkv_page_file_save(&identity, &cache->shape.slab, cache->pager, slot, tokens, n_tokens, path, cache->file_buffer);
 }
@@ -612,7 +606,6 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
 fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq) {
     FKV_REQUIRE(cache != NULL && config != NULL && path != NULL && seq != NULL, FKV_BAD_ARGUMENT,
                 "fkv_seq_load: cache, config, path or seq is NULL");
-    FKV_TRY(require_no_states(cache, "fkv_seq_load"));
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
     fkv_file_identity identity = file_identity(cache);
     return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);

@@ -29,10 +29,10 @@ static bool file_layer_is_sealed(const fkv_file_layer *layer) {
     return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
 }
 
-/* Returns whether K and V may have the codec kinds of the record and whether it is not a state layer. */
+/* Returns whether K and V may have the codec kinds of the record. */
 static bool kinds_are_valid(const fkv_file_layer *layer) {
     return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
-           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) && layer->state_bytes == 0 &&
+           (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) &&
            (layer->rope_dim == 0 || (layer->v.kind == FKV_CODEC_HALF && !file_layer_is_sealed(layer)));
 }
 
@@ -41,10 +41,25 @@ static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, fkv
     return fkv_codec_make(fkv_file_codec(side), head_dim, type, codec) == FKV_OK && fkv_file_codec(side).group == side.group;
 }
 
+/* Checks the record of a state layer, in which all other fields are 0. */
+static fkv_status check_state_record(const fkv_file_layer *layer, uint32_t number, const char *path) {
+    const fkv_file_layer expected = {.state_bytes = layer->state_bytes};
+    FKV_REQUIRE(
+        memcmp(layer, &expected, sizeof expected) == 0 && layer->state_bytes % 64 == 0 &&
+            layer->state_bytes <= FKV_MAX_STATE_BYTES,
+        FKV_FILE_DAMAGED,
+        "damaged page file: layer %u has a state of %u bytes (expected a multiple of 64 up to %d), or keys and a state: %s",
+        number, layer->state_bytes, FKV_MAX_STATE_BYTES, path);
+    return FKV_OK;
+}
+
 /* Computes the number of bytes that one layer occupies in a page, summed over all KV heads. *open_bytes receives the number of
  * bytes in an open page, or 0 if the layer is not sealed. */
 static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, const fkv_file_header *header, const char *path,
                                   uint64_t *bytes, uint64_t *open_bytes) {
+    *bytes = layer->state_bytes;
+    *open_bytes = 0;
+    if (layer->state_bytes != 0) return check_state_record(layer, number, path);
     FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
                     layer->head_dim % 16 == 0,
                 FKV_FILE_DAMAGED, "damaged page file: layer %u has invalid dimensions (n_kv_heads %u, head_dim %u): %s", number,
@@ -69,7 +84,6 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
     fkv_block block;
     fkv_block_make(&k, &v, header->page_tokens, &block);
     *bytes = (uint64_t)layer->n_kv_heads * block.bytes;
-    *open_bytes = 0;
     if (!file_layer_is_sealed(layer)) return FKV_OK;
     fkv_block_make_open(layer->head_dim, (fkv_type)header->page_type, header->page_tokens, &block);
     *open_bytes = (uint64_t)layer->n_kv_heads * block.bytes;
@@ -78,13 +92,18 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
 
 /* ---- layout -------------------------------------------------------------------------------------------------- */
 
-/* Returns the group with the layer's (window, n_sinks) pair, and adds the group if it does not exist. Returns FKV_MAX_GROUPS if
- * the table is full. */
+/* Returns the group with the layer's (window, n_sinks) pair, or the group of the state layers, and adds the group if it does not
+ * exist. Returns FKV_MAX_GROUPS if the table is full. */
 static uint32_t find_or_add_file_group(fkv_file_plan *plan, const fkv_file_layer *layer) {
+    const fkv_file_group wanted = {.is_state = layer->state_bytes != 0,
+                                   .window = layer->state_bytes != 0 ? FKV_STATE_WINDOW : layer->window,
+                                   .n_sinks = layer->n_sinks,
+                                   .span = 1};
     uint32_t g = 0;
-    while (g < plan->n_groups && (plan->groups[g].window != layer->window || plan->groups[g].n_sinks != layer->n_sinks)) g++;
-    if (g == plan->n_groups && g < FKV_MAX_GROUPS)
-        plan->groups[plan->n_groups++] = (fkv_file_group){.window = layer->window, .n_sinks = layer->n_sinks, .span = 1};
+    while (g < plan->n_groups && (plan->groups[g].is_state != wanted.is_state || plan->groups[g].window != wanted.window ||
+                                  plan->groups[g].n_sinks != wanted.n_sinks))
+        g++;
+    if (g == plan->n_groups && g < FKV_MAX_GROUPS) plan->groups[plan->n_groups++] = wanted;
     return g;
 }
 
@@ -137,7 +156,7 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d layer groups: %s", FKV_MAX_GROUPS,
                     path);
         plan->layer_group[l] = (uint8_t)g;
-        /* cannot overflow: at most 512 layers, fewer than 2^32 heads, at most 2^19 bytes per block */
+        /* cannot overflow: at most 512 layers, fewer than 2^32 heads, at most 2^19 bytes per block, at most 2^30 per state */
         plan->groups[g].page_bytes += run_bytes;
     }
     if (all_open_bytes > 0) FKV_TRY(add_open_file_group(plan, all_open_bytes, path));
@@ -201,6 +220,7 @@ void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header 
     memcpy(header->numerics, identity->numerics, strnlen(identity->numerics, sizeof header->numerics - 1));
     for (uint32_t l = 0; l < identity->n_layers; l++) {
         layers[l] = identity->layers[l];
+        if (layers[l].state_bytes != 0) continue;
         layers[l].k = canonical_side(layers[l].k);
         layers[l].v = canonical_side(layers[l].v);
     }
@@ -235,6 +255,8 @@ static fkv_status compare_id(const char *field, const uint8_t in_file[32], const
 }
 
 static fkv_status compare_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
+    FKV_TRY(compare_layer_field(number, "state_bytes", file->state_bytes, ours->state_bytes, path));
+    if (ours->state_bytes != 0) return FKV_OK;
     const fkv_file_side k = canonical_side(ours->k);
     const fkv_file_side v = canonical_side(ours->v);
     FKV_TRY(compare_layer_field(number, "n_kv_heads", file->n_kv_heads, ours->n_kv_heads, path));

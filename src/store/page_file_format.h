@@ -71,6 +71,7 @@ _Static_assert(sizeof(fkv_file_entry) == 24 && offsetof(fkv_file_entry, crc32c) 
 
 /* Pages of one group in a file: logical pages [0, n_front) and [first, end), where n_front <= first. */
 typedef struct fkv_file_group {
+    bool is_state; /* the group of the state layers: one page with the state after the last token, as for a window of 2 tokens */
     uint32_t window;
     uint32_t n_sinks;
     uint32_t span; /* pages per span, at least 1; the first page of the window is rounded down to a multiple of this number */

@@ -149,8 +149,9 @@ static fkv_status check_fields(page_reader *reader) {
                 "damaged page file: numerics is not null-terminated and zero-padded: %s", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
     for (uint32_t l = 0; l < header->n_layers; l++)
-        FKV_REQUIRE(reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO, FKV_FILE_DAMAGED,
-                    "damaged page file: a codec of layer %u has kind 0: %s", l, reader->path);
+        FKV_REQUIRE(reader->layers[l].state_bytes != 0 ||
+                        (reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO),
+                    FKV_FILE_DAMAGED, "damaged page file: a codec of layer %u has kind 0: %s", l, reader->path);
     FKV_REQUIRE(calibration_is_valid(reader), FKV_FILE_DAMAGED,
                 "damaged page file: calibration must be 0 because no layer is calibrated: %s", reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
@@ -349,7 +350,8 @@ fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) 
     reader_close(&reader);
     FKV_TRY(status);
     const fkv_file_header *header = &reader.header;
-    const fkv_file_layer *layer = &reader.layers[0];
+    const fkv_file_layer *layer = &reader.layers[0]; /* the first layer with keys and values, if there is one */
+    while (layer->state_bytes != 0 && layer + 1 < reader.layers + header->n_layers) layer++;
     *info = (fkv_file_info){
         .version = header->version,
         .n_layers = header->n_layers,
