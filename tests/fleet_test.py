@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Tests two servers behind HAProxy with the configuration of docs/fleet.md: requests with a common prefix use the same server, and no request fails
-while a server is stopped.
+"""Tests several servers: behind HAProxy with the configuration of docs/fleet.md, and with prefixes shared through Redis.
 
-usage: fleet_test.py <flatkv> [test...]     exits with 77 if HAProxy is not installed
+usage: fleet_test.py <flatkv> [test...]     exits with 77 if HAProxy or Redis is not installed
 """
 import concurrent.futures
 import contextlib
@@ -21,7 +20,14 @@ import time
 
 from serve_test import BOOK, TREE, run, serving
 
-HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
+HAPROXY = shutil.which("haproxy", path=PATHS)
+REDIS = shutil.which("redis-server", path=PATHS) or shutil.which("valkey-server", path=PATHS)
+
+
+def skip(program):
+    print(f"skipped: {program} is not installed")
+    sys.exit(77)
 
 
 def free_port():
@@ -92,6 +98,8 @@ def completion(prompt):
 
 
 def requests_with_a_common_prefix_use_the_same_server():
+    if HAPROXY is None:
+        skip("haproxy")
     rng = random.Random(7)
     words = BOOK.split()[:4000]
     prefixes = [" ".join(rng.sample(words, 220)) for _ in range(6)]
@@ -117,6 +125,8 @@ def requests_with_a_common_prefix_use_the_same_server():
 
 
 def no_request_fails_while_a_server_stops():
+    if HAPROXY is None:
+        skip("haproxy")
     with serving("-c", "32K", "--server-name", "a", "--drain-seconds", "3", "--busy-status", "503") as a, \
             serving("-c", "32K", "--server-name", "b", "--busy-status", "503") as b, balancing(a.port, b.port) as (port, _):
         def one(i):
@@ -132,8 +142,195 @@ def no_request_fails_while_a_server_stops():
         assert {name for _, name in answers[:20]} == {"a", "b"} and {name for _, name in answers[100:]} == {"b"}, answers
 
 
+class Redis:
+    """A Redis server on a Unix socket in a temporary folder."""
+
+    def __init__(self, *options):
+        if REDIS is None:
+            skip("redis-server")
+        self.folder = tempfile.TemporaryDirectory(prefix="flatkv-redis-")
+        self.path = os.path.join(self.folder.name, "socket")
+        self.options = options
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([REDIS, "--port", "0", "--unixsocket", self.path, "--save", "", "--dir", self.folder.name, "--maxmemory", "256mb",
+                                         "--maxmemory-policy", "volatile-ttl", *self.options], stdout=subprocess.DEVNULL)
+        end = time.monotonic() + 600
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                if self.command("PING").startswith((b"+PONG", b"-NOAUTH")):
+                    return
+            time.sleep(0.02)
+        raise AssertionError("Redis does not start")
+
+    def command(self, *words):
+        """Sends a command and returns the first line of the reply, or the value of a bulk string."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(self.path)
+            parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+            sock.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts))
+            with sock.makefile("rb") as file:
+                line = file.readline().rstrip()
+                if line.startswith(b"*"):
+                    return [file.read(int(file.readline()[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
+                return file.read(int(line[1:])) if line.startswith(b"$") and line != b"$-1" else line
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def url(self):
+        return f"redis://unix:{self.path}"
+
+
+@contextlib.contextmanager
+def redis_server(*options):
+    redis = Redis(*options)
+    try:
+        yield redis
+    finally:
+        redis.stop()
+        redis.folder.cleanup()
+
+
+def serving_redis(redis, *options):
+    """Serves with a shared store. The timeout is long, because the machine may be busy."""
+    return serving("-c", "8K", "--prefix-redis", redis.url, "--prefix-timeout", "20000", *options)
+
+
+PROMPT = BOOK[5000:6500]
+
+
+def text_and_cached(server, prompt=PROMPT):
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    status, headers, data = server.raw("POST", "/v1/completions", body)
+    assert status == 200, data
+    return json.loads(data)["choices"][0]["text"], int(headers["x-flatkv-cached-tokens"])
+
+
+def until_written(server, n):
+    return server.until(lambda f: f["prefix_store_written_pages_total"] >= n, "pages are not written")
+
+
+def second_server_answers_from_the_pages_of_the_first():
+    with serving("-c", "8K") as alone:
+        expected, _ = text_and_cached(alone)
+    n_pages = (len(PROMPT) - 1) // 64
+    with redis_server() as redis:
+        with serving_redis(redis) as first:
+            assert text_and_cached(first) == (expected, 0)
+            until_written(first, n_pages)
+        with serving_redis(redis) as second, serving_redis(redis) as third:
+            for server in (second, third):
+                text, cached = text_and_cached(server)
+                assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
+                metrics = server.metrics()
+                assert metrics["prefix_store_refused_values_total"] == 0 and metrics["prefix_store_damaged_pages_total"] == 0, metrics
+        names = redis.command("KEYS", "*")
+        assert len(names) >= n_pages and all(re.fullmatch(rb"fkv:1:[0-9a-f]{64}", name) for name in names), names[:3]
+        lifetimes = sorted(int(redis.command("PTTL", name)[1:]) for name in names)
+        assert lifetimes[-1] <= 24 * 3600 * 1000 and lifetimes[-1] - lifetimes[0] >= (n_pages - 1) * 1000 - 500, lifetimes
+        value = redis.command("GET", names[0])
+        assert value.startswith(b"FKVR\1\0\0\0") and PROMPT[:16].encode() not in value
+
+
+def changed_values_are_refused_and_computed():
+    with redis_server() as redis:
+        with serving_redis(redis) as first:
+            expected, _ = text_and_cached(first)
+            until_written(first, (len(PROMPT) - 1) // 64)
+        names = redis.command("KEYS", "*")
+        values = {name: redis.command("GET", name) for name in names}
+        rng = random.Random(3)
+
+        def flipped(value):
+            at = rng.randrange(len(value))
+            return value[:at] + bytes([value[at] ^ 1 << rng.randrange(8)]) + value[at + 1:]
+        changes = (lambda v: flipped(v), lambda v: v[:len(v) // 2], lambda v: v + b"x", lambda v: values[names[0]][::-1], lambda v: b"",
+                   lambda v: v[:8] + bytes(len(v) - 8))
+        for change in changes:
+            for name in names:
+                redis.command("SET", name, change(values[name]))
+            with serving_redis(redis) as server:
+                text, cached = text_and_cached(server)
+                assert (text, cached) == (expected, 0), (text, cached)
+        for i, name in enumerate(names):  # values under the keys of other pages
+            redis.command("SET", name, values[names[i - 1]])
+        with serving_redis(redis) as server:
+            assert text_and_cached(server) == (expected, 0)
+            assert server.metrics()["prefix_store_refused_values_total"] > 0
+        for name in names:
+            redis.command("SET", name, values[name])
+        with tempfile.NamedTemporaryFile("wb") as secret:  # pages of a server with another secret
+            secret.write(b"0123456789abcdef")
+            secret.flush()
+            with serving_redis(redis, "--prefix-secret-file", secret.name) as server:
+                assert text_and_cached(server) == (expected, 0)
+        with serving_redis(redis) as server:
+            assert text_and_cached(server)[1] > 0
+
+
+def requests_succeed_while_redis_hangs_or_dies():
+    with redis_server() as redis, serving_redis(redis, "--prefix-timeout", "500") as server:
+        expected, _ = text_and_cached(server)
+        until_written(server, (len(PROMPT) - 1) // 64)
+        before = server.metrics()
+        redis.process.send_signal(signal.SIGSTOP)
+        for i in range(6):
+            assert text_and_cached(server, f"{i} {PROMPT}")[0], i
+        server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a hung server stays in use")
+        redis.process.send_signal(signal.SIGCONT)
+        server.until(lambda f: f["prefix_store_unavailable_servers"] == 0, "the server is not used again")
+        for i in range(3):
+            redis.process.kill()
+            redis.process.wait()
+            assert text_and_cached(server, f"{i} other {PROMPT}")[0]
+            server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a dead server stays in use")
+            redis.start()
+            server.until(lambda f: f["prefix_store_unavailable_servers"] == 0, "the server is not used again")
+        written = server.metrics()["prefix_store_written_pages_total"]
+        end = time.monotonic() + 600
+        for i in range(10**6):  # a busy machine may miss the deadline of a write
+            if server.metrics()["prefix_store_written_pages_total"] > written:
+                break
+            assert time.monotonic() < end, "pages are not written"
+            assert text_and_cached(server, f"{i} new {PROMPT}")[0]
+        assert text_and_cached(server)[0] == expected
+        after = server.metrics()
+        assert after["planned_bytes"] == before["planned_bytes"] and after["resident_bytes"] <= before["resident_bytes"] + 16e6, (before, after)
+        assert after['request_success_total{finished_reason="error"}'] == 0
+        errors = server.stop()
+        assert errors.count("no reply before the deadline") >= 1 and errors.count("not reachable") >= 1 and errors.count("in use again") >= 4, errors
+
+
+def redis_errors_are_logged_once():
+    with redis_server("--requirepass", "right") as redis, tempfile.NamedTemporaryFile("w") as password:
+        password.write("wrong\n")
+        password.flush()
+        with serving_redis(redis, "--prefix-password-file", password.name) as server:
+            for i in range(3):
+                assert text_and_cached(server, f"{i} {PROMPT}")[0]
+            server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a server that refuses the login stays in use")
+            errors = server.stop()
+            assert errors.count("WRONGPASS") == 1, errors
+        password.seek(0)
+        password.write("right\n")
+        password.flush()
+        with serving_redis(redis, "--prefix-password-file", password.name) as server:
+            assert text_and_cached(server)[0]
+            until_written(server, (len(PROMPT) - 1) // 64)
+    with redis_server("--maxmemory-policy", "noeviction", "--maxmemory", "1mb") as redis, serving_redis(redis) as server:
+        for i in range(4):
+            assert text_and_cached(server, f"{i} {PROMPT}")[0]
+        server.until(lambda f: f["prefix_store_failed_writes_total"] >= 2, "no write fails")
+        errors = server.stop()
+        assert errors.count("OOM") == 1, errors
+
+
 if __name__ == "__main__":
-    if HAPROXY is None:
-        print("skipped: haproxy is not installed")
-        sys.exit(77)
-    run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops])
+    run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
+         changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once])

@@ -1,4 +1,4 @@
-/* flatkv/prefix_store.h: content-addressed storage for prefix-tree pages, for example in a folder on disk.
+/* flatkv/prefix_store.h: content-addressed storage for prefix-tree pages, for example in a folder or on Redis servers.
  *
  * Ownership
  *   A packed page is a self-contained byte string owned by the caller. It contains its own key, tokens and checksums. All
@@ -12,9 +12,9 @@
  *
  * Integrity
  *   A key is a digest of everything a page depends on: weights, shapes, codecs, rotation, RoPE, arithmetic (numerics), tenant,
- * and all tokens up to the end of the page. A packed page that does not match its key is rejected with FKV_FILE_DAMAGED or
- * FKV_FILE_FOREIGN and leaves the cache unchanged. Checksums detect damage, not tampering: anyone who can write to a store can
- * forge a page.
+ *   and all tokens up to the end of the page. A packed page that does not match its key is rejected with FKV_FILE_DAMAGED or
+ *   FKV_FILE_FOREIGN and leaves the cache unchanged. Checksums detect damage, not tampering: anyone who can write to a folder can
+ *   forge a page. A store on Redis servers authenticates its pages with a secret.
  */
 #ifndef FLATKV_PREFIX_STORE_H
 #define FLATKV_PREFIX_STORE_H
@@ -74,17 +74,27 @@ typedef struct fkv_prefix_store_stats {
     uint64_t pages;
     uint64_t bytes;
     uint64_t max_bytes;
-    uint64_t evicted; /* pages evicted since the store was opened */
-    uint64_t memory;  /* bytes of memory used by the store itself */
+    uint64_t evicted;       /* pages evicted since the store was opened */
+    uint64_t memory;        /* bytes of memory used by the store itself */
+    uint64_t refused;       /* values that failed authentication or have an unknown format; always 0 for a folder */
+    uint32_t n_unavailable; /* servers of the store that do not respond now */
 } fkv_prefix_store_stats;
 
-/* Functions of a store. All of them may be called from several threads at the same time. contains() and touch() must not block,
- * because they are called from the thread that runs steps; the other functions may access a disk or a network. */
+/* Functions of a store. All of them may be called from several threads at the same time. contains(), pending(), expect() and
+ * touch() must not block, because they are called from the thread that runs steps or from threads that submit requests; the other
+ * functions may access a disk or a network. */
 typedef struct fkv_prefix_store {
     void *self;
 
     /* Returns whether the store contains a page with this key. */
     bool (*contains)(void *self, const fkv_page_key *key);
+
+    /* Optional, for stores that cannot answer contains() immediately: returns true if contains() returned false because the
+     * answer is not known yet. The caller may wait a few milliseconds and call contains() again. */
+    bool (*pending)(void *self, const fkv_page_key *key);
+
+    /* Optional: announces that contains() will be called with these keys. */
+    void (*expect)(void *self, const fkv_page_key *keys, uint32_t n);
 
     /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not contain the page, and FKV_FILE_DAMAGED if the
      * stored bytes cannot be a packed page of at most `capacity` bytes. */
@@ -110,6 +120,24 @@ typedef struct fkv_prefix_store {
  * process has the folder open, and FKV_BAD_ARGUMENT if other users can write to the folder or own it. Files with unrelated
  * names are ignored. Allocates about 80 bytes of memory for every 256 KiB of max_bytes. */
 FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_prefix_store *store);
+
+typedef struct fkv_prefix_redis_config {
+    const char *url;       /* redis://[USER@]ADDRESS[,ADDRESS...]; an address is HOST:PORT, [IPV6]:PORT or unix:PATH */
+    const char *password;  /* NULL: no login */
+    const uint8_t *secret; /* [n_secret] at least 16 random bytes, the same for all users of the servers */
+    size_t n_secret;       /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
+    uint64_t expiry_s;     /* seconds after which an unused page expires; 0: one day */
+    double timeout_s;      /* seconds after which a server that does not reply counts as failed; 0: 0.1. A request waits at most a
+                              fifth      of this time for the answer which of its pages exist. */
+    fkv_log_fn log;        /* called with one line of text when a server fails and when it is used again; NULL: no log */
+    void *log_user;
+} fkv_prefix_redis_config;
+
+/* Opens a store on up to 16 Redis or Valkey servers, which many processes may use at the same time. Each page is stored on one of
+ * the servers. Pages are encrypted with AES-256-GCM and bound to their keys, which are keyed hashes. A server that fails is not
+ * used until it responds again; the store never fails a request. Resolves host names, but does not wait for the servers. The
+ * strings are copied. Starts one thread and allocates about 3 MB. */
+FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #include "../kit/process.h"
 #include "cli.h"
 #include "model_names.h"
+#include "text.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -167,6 +168,9 @@ static void report_plan(const serve_models *s) {
                       kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
         model_report_chat(slot->model);
         if (i == 0 && s->engine.prefix_dir != NULL) report_store(&stats.store, s->engine.prefix_dir);
+        if (i == 0 && s->engine.prefix_redis != NULL)
+            (void)fprintf(stderr, "prefix store %s: %s of memory for buffers and tables\n", s->engine.prefix_redis,
+                          kit_bytes(stats.store.buffer_bytes + stats.store.usage.memory, bytes));
         if (slot->embedder != NULL)
             (void)fprintf(stderr, "%s%sembeddings of up to %u tokens, %s\n", s->n > 1 ? slot->name : "", s->n > 1 ? ": " : "",
                           slot->embed_config.max_tokens, kit_bytes(slot->planned_bytes - stats.plan.total_bytes, bytes));
@@ -179,15 +183,48 @@ static void report_plan(const serve_models *s) {
     (void)fprintf(stderr, ", in addition to %s of weights\n", kit_bytes(weights, weight_bytes));
 }
 
+static void log_to_stderr(void *user, const char *line) {
+    (void)user;
+    (void)fprintf(stderr, "%s\n", line);
+}
+
+static bool has_store(const serve_models *s) { return s->engine.prefix_dir != NULL || s->engine.prefix_redis != NULL; }
+
+/* Opens the prefix store that the options select, if any. Returns an exit code. */
+static int open_store(serve_models *s) {
+    const engine_options *o = &s->engine;
+    text_buffer password = {0};
+    text_buffer secret = {0};
+    fkv_status status = FKV_OK;
+    int code = EXIT_GOOD;
+    if (o->prefix_dir != NULL) status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &s->store);
+    if (o->prefix_redis != NULL && o->prefix_password_file != NULL) code = text_read(&password, o->prefix_password_file);
+    if (o->prefix_redis != NULL && o->prefix_secret_file != NULL && code == EXIT_GOOD)
+        code = text_read(&secret, o->prefix_secret_file);
+    if (o->prefix_redis != NULL && code == EXIT_GOOD) {
+        text_add(&password, "", 1);
+        const fkv_prefix_redis_config config = {.url = o->prefix_redis,
+                                                .password =
+                                                    o->prefix_password_file != NULL ? strtok(password.bytes, "\r\n") : NULL,
+                                                .secret = (const uint8_t *)secret.bytes,
+                                                .n_secret = secret.n,
+                                                .timeout_s = o->prefix_timeout_ms * 1e-3,
+                                                .log = log_to_stderr};
+        status = fkv_prefix_redis_open(&config, &s->store);
+    }
+    text_free(&password);
+    text_free(&secret);
+    return code == EXIT_GOOD && status != FKV_OK ? cli_fail_status(status) : code;
+}
+
 static fkv_status open_engines(serve_models *s) {
     fkv_status status = FKV_OK;
-    if (s->engine.prefix_dir != NULL) status = fkv_prefix_folder_open(s->engine.prefix_dir, s->engine.prefix_disk, &s->store);
     process_memory before = {0};
     (void)process_memory_now(&before);
     s->base_bytes = before.anonymous_bytes;
     for (uint32_t i = 0; i < s->n && status == FKV_OK; i++) {
         model_slot *slot = &s->slots[i];
-        if (s->engine.prefix_dir != NULL) slot->config.store = &s->store;
+        if (has_store(s)) slot->config.store = &s->store;
         if (i > 0) slot->config.peer = s->slots[0].engine;
         status = fkv_engine_open(slot->model, &slot->config, &slot->engine);
         if (status != FKV_OK || !s->engine.embeddings) continue;
@@ -206,6 +243,7 @@ static fkv_status open_engines(serve_models *s) {
 int serve_models_open(serve_models *s) {
     int code = load_models(s);
     if (code == EXIT_GOOD) code = plan_models(s);
+    if (code == EXIT_GOOD) code = open_store(s);
     if (code != EXIT_GOOD) return code;
     fkv_status status = open_engines(s);
     if (status != FKV_OK) return cli_fail_status(status);

@@ -21,6 +21,10 @@ typedef struct engine_options {
     uint32_t embed_tokens; /* 0: not given */
     const char *prefix_dir;
     uint64_t prefix_disk;
+    const char *prefix_redis; /* URL, or NULL */
+    const char *prefix_password_file;
+    const char *prefix_secret_file;
+    double prefix_timeout_ms;
 } engine_options;
 
 /* One model. */

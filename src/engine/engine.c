@@ -108,21 +108,19 @@ static void retire_job(void *user, fkv_job *job) {
     fkv_job_free(job);
 }
 
-static fkv_store_stats store_stats(const fkv_prefix_tier *tier) {
-    fkv_store_stats stats = tier->stats;
-    if (tier->traffic == NULL) return stats;
+/* Fills in the statistics that change while the engine is idle. May be called from any thread. */
+static void update_store_stats(const fkv_prefix_tier *tier, fkv_store_stats *stats) {
+    if (tier->traffic == NULL) return;
     fkv_traffic_stats io;
     fkv_traffic_stats_now(tier->traffic, &io);
-    tier->store.stats(tier->store.self, &stats.usage);
-    stats.written_pages = io.written;
-    stats.failed_writes = io.failed;
-    stats.write_seconds = io.write_seconds;
-    return stats;
+    tier->store.stats(tier->store.self, &stats->usage);
+    stats->written_pages = io.written;
+    stats->failed_writes = io.failed;
+    stats->write_seconds = io.write_seconds;
 }
 
 static void publish_stats(fkv_engine *e) {
     fkv_scheduler *s = &e->scheduler;
-    fkv_store_stats store = store_stats(&s->tier);
     if (s->n_running == 0 && s->queue.n == 0) s->stats.consistent = fkv_cache_consistent(s->device.cache);
     const double wait = fkv_scheduler_wait(s);
     const double next_start = fkv_scheduler_next_start(s);
@@ -134,7 +132,7 @@ static void publish_stats(fkv_engine *e) {
     e->stats.submitted = submitted;
     e->stats.refused_busy = busy;
     e->stats.refused_size = size;
-    e->stats.store = store;
+    e->stats.store = s->tier.stats;
     e->stats.running = s->n_running;
     e->stats.waiting = s->queue.n;
     e->forecast = fkv_scheduler_forecast(s);
@@ -150,10 +148,10 @@ static void publish_stats(fkv_engine *e) {
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* Waits until a page arrives from the store, but at most 20 ms, because queued requests may reach their deadline. The caller must
- * hold the lock. */
-static void wait_for_page(fkv_engine *e) {
-    double end = engine_seconds(NULL) + 0.02;
+/* Waits until a page arrives from the store, but at most `seconds`, because queued requests may reach their deadline. The caller
+ * must hold the lock. */
+static void wait_for_page(fkv_engine *e, double seconds) {
+    double end = engine_seconds(NULL) + seconds;
     struct timespec at = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
     while (e->inbox.n == 0 && !e->closing && !e->arrived && pthread_cond_timedwait(&e->changed, &e->lock, &at) == 0) {
     }
@@ -167,7 +165,10 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
         (void)pthread_cond_broadcast(&e->changed); /* wakes fkv_engine_drain() */
         (void)pthread_cond_wait(&e->changed, &e->lock);
     }
-    if (idle && fkv_tier_busy(&e->scheduler.tier)) wait_for_page(e);
+    if (idle && fkv_tier_asks(&e->scheduler.tier))
+        wait_for_page(e, 0.0005); /* answers of the store do not wake the engine */
+    else if (idle && fkv_tier_busy(&e->scheduler.tier))
+        wait_for_page(e, 0.02);
     e->arrived = false;
     fkv_request_queue received = e->inbox;
     e->stats.waiting += received.n; /* an estimate that the next publish_stats() call replaces */
@@ -412,6 +413,8 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
         fkv_job_free(job);
         return fkv_fail(FKV_UNSUPPORTED, "the prefix store requires SHA-256, which is not available: disable the prefix store");
     }
+    const fkv_prefix_store *store = &e->scheduler.tier.store;
+    if (job->n_keys > 0 && store->expect != NULL) store->expect(store->self, job->keys, job->n_keys);
     job->arrived_at = engine_seconds(NULL);
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
     const uint64_t hash = fkv_job_hash(job);
@@ -443,6 +446,7 @@ void fkv_engine_stats_now(fkv_engine *e, fkv_engine_stats *stats) {
     (void)pthread_mutex_unlock(&e->lock);
     stats->plan = e->plan;
     (void)fkv_cache_stats(fkv_runner_cache(e->runner), &stats->cache);
+    update_store_stats(&e->scheduler.tier, &stats->store);
 }
 
 uint32_t fkv_engine_requests(fkv_engine *e, fkv_request_info *list, uint32_t capacity) {

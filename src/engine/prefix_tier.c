@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore while the compute time cannot be predicted */
+static const double ASK_AGAIN_S = 0.002;  /* a job that waits for an answer of the store is considered again within this time */
 static const double PAGE_TIME_STEP = 0.2; /* weight of the newest measurement in the moving average of the read time per page */
 static const double PAGE_TIME_DECAY =
     0.98; /* factor applied to the read time when a restore is declined, so that a slow store is eventually tried again */
@@ -87,6 +88,10 @@ bool fkv_tier_busy(const fkv_prefix_tier *t) {
     return t->traffic != NULL && (t->job != NULL || fkv_traffic_pending(t->traffic) > 0);
 }
 
+bool fkv_tier_asks(const fkv_prefix_tier *t) {
+    return t->traffic != NULL && t->asking_until > 0.0 && t->seconds(t->seconds_user) < t->asking_until;
+}
+
 void fkv_tier_poll(fkv_prefix_tier *t) {
     fkv_arrival a;
     if (t->traffic == NULL) return;
@@ -127,35 +132,52 @@ static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     return g->free + g->cached >= g->promised + n;
 }
 
-/* Returns the last page boundary after first_page, at most end_page, with a snapshot in the store; first_page if there is none.
- */
-static uint32_t stored_state_end(const fkv_prefix_tier *t, const fkv_job *job, uint32_t first_page, uint32_t end_page) {
-    for (; end_page > first_page; end_page--) {
-        fkv_page_key key;
-        if (fkv_prefix_state_key(&job->keys[end_page - 1], &key) == FKV_OK && t->store.contains(t->store.self, &key)) break;
-    }
-    return end_page;
+/* Returns true if the job should wait, because the store does not know yet whether it has a page. The store limits this wait;
+ * MAX_FIRST_WAIT_S is a second limit, in case the store does not. */
+static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
+    if (t->store.pending == NULL || !t->store.pending(t->store.self, key)) return false;
+    const double now = t->seconds(t->seconds_user);
+    if (job->store_asked_at == 0.0) job->store_asked_at = now;
+    if (now - job->store_asked_at >= MAX_FIRST_WAIT_S) return false;
+    t->asking_until = now + ASK_AGAIN_S;
+    return true;
 }
 
-/* Returns the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
- * layers, the snapshot after them. The result is kept in the job
- * until first_page changes. If the store has evicted one of these pages in the meantime, reading this page fails. */
-static uint32_t stored_pages_end(const fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
-    if (job->store_checked && job->store_first == first_page) return job->store_end;
+/* Lowers *end_page to the last page boundary after first_page with a snapshot in the store, or to first_page if there is none.
+ * Returns false if the job should wait for an answer of the store. */
+static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
+    bool waits = false;
+    for (; *end_page > first_page; (*end_page)--) { /* asks for all snapshots before it waits for an answer */
+        fkv_page_key key;
+        if (fkv_prefix_state_key(&job->keys[*end_page - 1], &key) != FKV_OK) continue;
+        if (t->store.contains(t->store.self, &key)) break;
+        waits = waits_for_answer(t, job, &key) || waits;
+    }
+    return !waits;
+}
+
+/* Computes the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
+ * layers, the snapshot after them. The result is kept in the job until first_page changes. If the store has evicted one of these
+ * pages in the meantime, reading this page fails. Returns false if the job should wait for an answer of the store. */
+static bool find_stored_pages(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
+    if (job->store_checked && job->store_first == first_page) return true;
     uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
     uint32_t end_page = first_page;
     while (end_page < most && t->store.contains(t->store.self, &job->keys[end_page])) end_page++;
-    if (t->has_states) end_page = stored_state_end(t, job, first_page, end_page);
+    if (end_page < most && waits_for_answer(t, job, &job->keys[end_page])) return false;
+    if (t->has_states && !find_stored_state(t, job, first_page, &end_page)) return false;
     job->store_checked = true;
     job->store_first = first_page;
-    return job->store_end = end_page;
+    job->store_end = end_page;
+    return true;
 }
 
 bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost) {
     if (t->traffic == NULL || job->restore_done) return false;
     if (t->job == job) return true;
     uint32_t first_page = job->n_matched / t->page_tokens;
-    uint32_t end_page = stored_pages_end(t, job, first_page);
+    if (!find_stored_pages(t, job, first_page)) return true;
+    uint32_t end_page = job->store_end;
     uint32_t n = end_page - first_page;
     uint32_t n_tokens = n * t->page_tokens;
     double compute_s = fkv_step_cost_predict(

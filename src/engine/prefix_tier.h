@@ -41,7 +41,8 @@ typedef struct fkv_prefix_tier {
     double limit_s; /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
     double page_s;  /* measured read time per restored page, in seconds; 0 if it is not known yet */
     bool removing;  /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
-    uint32_t n_removed; /* index of the next page to remove; valid if `removing` is true */
+    uint32_t n_removed;  /* index of the next page to remove; valid if `removing` is true */
+    double asking_until; /* a job waits for the store to answer which pages it has; valid until this time */
     fkv_store_stats stats;
 } fkv_prefix_tier;
 
@@ -51,6 +52,9 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
 
 /* Returns true if reads or removals are in progress. As long as this is true, fkv_tier_poll() must be called again. */
 bool fkv_tier_busy(const fkv_prefix_tier *tier);
+
+/* Returns true if a job waits for the store to answer which pages it has. fkv_tier_delays() must then be called again soon. */
+bool fkv_tier_asks(const fkv_prefix_tier *tier);
 
 /* Inserts pages that have arrived into the prefix tree and requests the next pages. */
 void fkv_tier_poll(fkv_prefix_tier *tier);

@@ -59,6 +59,7 @@ typedef struct fkv_job {
     uint32_t n_state_pages;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
+    double store_asked_at;   /* time since which the job waits for the store to answer which pages it has; 0: it has not waited */
     bool restore_done;       /* true if the restore is finished or was skipped */
     bool store_checked;      /* true after a lookup in the store, which holds pages [store_first, store_end) */
     uint32_t store_first;

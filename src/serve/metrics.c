@@ -182,6 +182,10 @@ static size_t store_values(const fkv_store_stats *s, metric_value out[MAX_VALUES
          (double)s->unsent_pages},
         {"prefix_store_damaged_pages_total", "counter", "Pages that failed verification and were removed.",
          (double)s->damaged_pages},
+        {"prefix_store_refused_values_total", "counter", "Values that failed authentication or have an unknown format.",
+         (double)s->usage.refused},
+        {"prefix_store_unavailable_servers", "gauge", "Servers of the prefix store that do not respond.",
+         (double)s->usage.n_unavailable},
         {"prefix_store_declined_total", "counter", "Restores skipped because computing was predicted to be faster.",
          (double)s->declined},
         {"prefix_store_late_total", "counter", "Restores abandoned because they took longer than computing.", (double)s->late},
@@ -252,7 +256,7 @@ void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_mod
     write_finish_reasons(out, all, n_models);
     write_page_metrics(out, all, n_models);
     for (uint32_t i = 0; i < n_models; i++) n_values = store_values(&all[i].stats->store, all[i].values);
-    if (models[0].stats.store.usage.max_bytes > 0) write_model_values(out, all, n_models, n_values);
+    if (models[0].stats.store.usage.memory > 0) write_model_values(out, all, n_models, n_values);
     write_latencies(out, &FLATKV, m);
     free(all);
 }

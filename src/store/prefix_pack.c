@@ -153,6 +153,13 @@ fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, con
     return FKV_OK;
 }
 
+uint32_t fkv_pack_logical(const uint8_t *packed, uint64_t n_bytes) {
+    pack_header header;
+    if (n_bytes < sizeof header) return 0;
+    memcpy(&header, packed, sizeof header);
+    return header.logical;
+}
+
 fkv_status fkv_pack_read(const fkv_slab *slab, uint32_t groups, const uint8_t *packed, const uint32_t pages[FKV_MAX_GROUPS]) {
     const uint8_t *at = packed + pages_offset(slab);
     for (uint32_t g = 0; g < slab->n_groups; g++) {

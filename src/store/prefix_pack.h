@@ -39,6 +39,9 @@ fkv_status fkv_pack_write(const fkv_slab *slab, const fkv_pack_place *place, con
 fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, const uint8_t *packed, uint64_t n_bytes,
                           uint32_t *groups);
 
+/* Returns the logical page number in the header of a packed page, or 0 if n_bytes is too small. Nothing is verified. */
+uint32_t fkv_pack_logical(const uint8_t *packed, uint64_t n_bytes);
+
 /* Copies a verified packed page into the slab. Skips groups whose page is FKV_NO_PAGE. Fails only if the device fails. */
 fkv_status fkv_pack_read(const fkv_slab *slab, uint32_t groups, const uint8_t *packed, const uint32_t pages[FKV_MAX_GROUPS]);
 

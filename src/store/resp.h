@@ -1,0 +1,79 @@
+/* A client connection to a Redis or Valkey server (RESP2), over TCP or a Unix socket.
+ *
+ * All calls end at a deadline, in seconds of fkv_resp_now(), which covers the whole call and not single system calls. After a
+ * failure the connection is closed, because a late reply must not be taken for the reply to the next command. Values are sent
+ * from and received into memory of the caller. A connection allocates no memory and must be used by one thread at a time.
+ */
+#ifndef FKV_RESP_H
+#define FKV_RESP_H
+
+#include "../base/base.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+enum { FKV_RESP_LINE_BYTES = 256, FKV_RESP_MAX_PARTS = 8 };
+
+typedef struct fkv_resp_address {
+    struct sockaddr_storage address;
+    socklen_t n_bytes;
+    char name[80];    /* for messages */
+    bool is_loopback; /* a loopback address or a Unix socket */
+} fkv_resp_address;
+
+/* Reason of the last failure of a connection. */
+typedef enum fkv_resp_failure {
+    FKV_RESP_NONE,
+    FKV_RESP_TIMEOUT,
+    FKV_RESP_CLOSED,  /* refused, reset or closed by the server */
+    FKV_RESP_PROTOCOL /* invalid reply */
+} fkv_resp_failure;
+
+typedef struct fkv_resp {
+    int fd; /* -1 if closed */
+    fkv_resp_failure failure;
+    size_t at; /* bytes [at, n) of `in` are unread */
+    size_t n;
+    char in[4096];
+} fkv_resp;
+
+typedef enum fkv_resp_kind {
+    FKV_RESP_STATUS = '+',
+    FKV_RESP_ERROR = '-',
+    FKV_RESP_INTEGER = ':',
+    FKV_RESP_BULK = '$'
+} fkv_resp_kind;
+
+/* First line of a reply. */
+typedef struct fkv_resp_reply {
+    fkv_resp_kind kind;
+    int64_t number;                 /* integer, or length of a bulk string; -1 if the value does not exist */
+    char text[FKV_RESP_LINE_BYTES]; /* text of a status or an error, with unprintable bytes replaced */
+} fkv_resp_reply;
+
+/* Returns the monotonic time in seconds. */
+double fkv_resp_now(void);
+
+/* Parses "unix:PATH" or resolves "HOST:PORT". May block while the name is resolved. */
+fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address);
+
+/* Returns true if the connection is open and the server has sent nothing that no command has asked for. */
+bool fkv_resp_is_idle(const fkv_resp *c);
+
+/* Connects. Returns false on failure. The connection must be closed or zeroed with fd -1. */
+bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline);
+void fkv_resp_close(fkv_resp *c);
+
+/* Sends n_parts buffers. Returns false on failure. The contents of `parts` are changed. */
+bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadline);
+
+/* Reads the first line of a reply. */
+bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline);
+
+/* Reads the next n bytes of a bulk string. */
+bool fkv_resp_receive_bytes(fkv_resp *c, void *bytes, size_t n, double deadline);
+
+/* Reads the line end after a bulk string. */
+bool fkv_resp_receive_end(fkv_resp *c, double deadline);
+
+#endif

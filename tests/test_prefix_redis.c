@@ -1,0 +1,228 @@
+/* Tests of the prefix store on Redis servers against hostile servers in this process: whatever a server sends, a call ends within
+ * its deadline and no page is accepted. Also tests the cipher with published vectors, and invalid configurations. fleet_test.py
+ * tests the store with a real Redis server.
+ */
+#include "../src/base/page_cipher.h"
+#include "../src/store/resp.h"
+#include "cache_fixture.h"
+#include "test.h"
+
+#include <flatkv/prefix_store.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { CAPACITY = 1000 };
+
+/* ---- a server that answers every command with the same bytes ---- */
+
+typedef struct fake_server {
+    int listener;
+    char path[100];
+    const char *reply;
+    size_t n_reply;
+    bool closes; /* closes the connection after the reply */
+    pthread_t thread;
+} fake_server;
+
+static void serve_connection(const fake_server *f, int fd) {
+    char bytes[4096];
+    for (ssize_t n = read(fd, bytes, sizeof bytes); n > 0; n = read(fd, bytes, sizeof bytes)) {
+        size_t n_commands = 0;
+        for (ssize_t i = 0; i + 1 < n; i++) n_commands += bytes[i] == '*' && (i == 0 || bytes[i - 1] == '\n');
+        for (size_t i = 0; i < n_commands; i++)
+            if (f->n_reply > 0 && write(fd, f->reply, f->n_reply) < 0) break;
+        if (f->closes) break;
+    }
+    (void)close(fd);
+}
+
+static void *run_fake(void *user) {
+    const fake_server *f = user;
+    for (int fd = accept(f->listener, NULL, NULL); fd >= 0; fd = accept(f->listener, NULL, NULL)) serve_connection(f, fd);
+    return NULL;
+}
+
+static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool closes) {
+    static int number;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *f = (fake_server){.reply = reply, .n_reply = n_reply, .closes = closes};
+    (void)snprintf(f->path, sizeof f->path, "/tmp/flatkv_fake_%d_%d", (int)getpid(), number++);
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", f->path);
+    f->listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    ck_assert_int_ge(f->listener, 0);
+    ck_assert_int_eq(bind(f->listener, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(f->listener, 8), 0);
+    ck_assert_int_eq(pthread_create(&f->thread, NULL, run_fake, f), 0);
+}
+
+static void close_fake(fake_server *f) {
+    (void)shutdown(f->listener, SHUT_RDWR);
+    (void)pthread_join(f->thread, NULL);
+    (void)close(f->listener);
+    (void)unlink(f->path);
+}
+
+static fkv_prefix_store open_store(const char *path, double timeout_s) {
+    char url[200];
+    fkv_prefix_store store;
+    (void)snprintf(url, sizeof url, "redis://unix:%s", path);
+    const fkv_prefix_redis_config config = {.url = url, .timeout_s = timeout_s};
+    ck_ok(fkv_prefix_redis_open(&config, &store));
+    return store;
+}
+
+#define REPLY(text) {text, sizeof text - 1}
+
+static const struct {
+    const char *bytes;
+    size_t n_bytes;
+} REPLIES[] = {
+    REPLY("$-1\r\n"),
+    REPLY("$0\r\n\r\n"),
+    REPLY("$5\r\nshort\r\n"),
+    REPLY("$-2\r\n"),
+    REPLY("$9223372036854775807\r\n"),
+    REPLY("$99999999999999999999\r\n"),
+    REPLY("$1037\r\n"),
+    REPLY("$40\r\nFKVR\1\0\0\0aaaaaaaaaaaabbbbcccccccccccccccc\r\n"),
+    REPLY("$40\r\nFKVR\2\0\0\0aaaaaaaaaaaabbbbcccccccccccccccc\r\n"),
+    REPLY("$40\r\nXXXX\1\0\0\0aaaaaaaaaaaabbbbcccccccccccccccc\r\n"),
+    REPLY("$40\r\nFKVR\1\0\0\0aaaaaaaaaaaabbbbccccccccccccccccXX"),
+    REPLY("$4x\r\n"),
+    REPLY("$\r\n"),
+    REPLY("\r\n"),
+    REPLY("\n"),
+    REPLY("*1\r\n$4\r\nPONG\r\n"),
+    REPLY(":12\r\n"),
+    REPLY("+OK\r\n"),
+    REPLY("-ERR \x1b[31mred\r\n"),
+    REPLY("-OOM command not allowed\r\n"),
+    REPLY("-WRONGPASS invalid\r\n"),
+    REPLY("\0\0\0\0\0\0"),
+    REPLY("HTTP/1.1 400 Bad Request\r\n\r\n"),
+};
+
+START_TEST(hostile_replies_are_refused) {
+    static char endless[3000];
+    uint8_t packed[CAPACITY];
+    memset(endless, 'x', sizeof endless);
+    endless[0] = '+';
+    for (size_t i = 0; i <= N_OF(REPLIES); i++) {
+        fake_server f;
+        if (i < N_OF(REPLIES))
+            open_fake(&f, REPLIES[i].bytes, REPLIES[i].n_bytes, true);
+        else
+            open_fake(&f, endless, sizeof endless, true); /* a line without an end */
+        fkv_prefix_store store = open_store(f.path, 60.0);
+        const fkv_page_key key = {{(uint8_t)i}};
+        uint64_t n_bytes = 0;
+        const fkv_status status = store.read(store.self, &key, packed, sizeof packed, &n_bytes);
+        ck_assert_msg(status == FKV_GONE || status == FKV_FILE_DAMAGED, "reply %zu: %s", i, fkv_status_name(status));
+        memset(packed, 7, sizeof packed);
+        (void)store.write(store.self, &key, packed, sizeof packed);
+        store.remove(store.self, &key);
+        store.expect(store.self, &key, 1);
+        store.touch(store.self, &key, 1);
+        (void)store.contains(store.self, &key);
+        store.close(store.self);
+        close_fake(&f);
+    }
+}
+END_TEST
+
+START_TEST(silent_server_is_not_used_and_costs_no_time) {
+    uint8_t packed[CAPACITY] = {0};
+    uint64_t n_bytes = 0;
+    fake_server f;
+    open_fake(&f, "", 0, false);
+    fkv_prefix_store store = open_store(f.path, 0.05);
+    const fkv_page_key key = {{1}};
+    fkv_prefix_store_stats stats;
+    ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE); /* ends at the deadline */
+    store.stats(store.self, &stats);
+    ck_assert_uint_eq(stats.n_unavailable, 1);
+    ck_assert(!store.contains(store.self, &key));
+    ck_assert(!store.pending(store.self, &key)); /* nobody waits for a server that does not respond */
+    ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
+    ck_status(store.write(store.self, &key, packed, sizeof packed), FKV_BUSY);
+    store.close(store.self);
+    close_fake(&f);
+}
+END_TEST
+
+START_TEST(invalid_configurations_are_rejected) {
+    static const uint8_t secret[16] = {1};
+    const struct {
+        fkv_prefix_redis_config config;
+        const char *message;
+    } cases[] = {
+        {{.url = "http://a:1"}, "expected redis://"},
+        {{.url = "redis://"}, "has no address"},
+        {{.url = "redis://127.0.0.1"}, "expected HOST:PORT"},
+        {{.url = "redis://127.0.0.1:"}, "expected HOST:PORT"},
+        {{.url = "redis://[::1"}, "expected HOST:PORT"},
+        {{.url = "redis://user:word@127.0.0.1:1"}, "must not contain a password"},
+        {{.url = "redis://user@127.0.0.1:1"}, "requires a password file"},
+        {{.url = "redis://192.0.2.1:6379"}, "must be encrypted"},
+        {{.url = "redis://127.0.0.1:1,192.0.2.1:1"}, "must be encrypted"},
+        {{.url = "redis://127.0.0.1:1", .secret = secret, .n_secret = 15}, "expected at least 16"},
+        {{.url = "redis://unix:"}, "path of a Unix socket"},
+        {{.url =
+              "redis://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3,127.0.0.1:4,127.0.0.1:5,127.0.0.1:6,127.0.0.1:7,127.0.0.1:8,127.0.0.1:9,"
+              "127.0.0.1:10,127.0.0.1:11,127.0.0.1:12,127.0.0.1:13,127.0.0.1:14,127.0.0.1:15,127.0.0.1:16,127.0.0.1:17"},
+         "at most 16"},
+    };
+    for (size_t i = 0; i < N_OF(cases); i++) {
+        fkv_prefix_store store;
+        ck_status(fkv_prefix_redis_open(&cases[i].config, &store), FKV_BAD_ARGUMENT);
+        ck_assert_msg(strstr(fkv_message(), cases[i].message) != NULL, "%s: %s", cases[i].config.url, fkv_message());
+    }
+    const fkv_prefix_redis_config remote = {.url = "redis://192.0.2.1:6379,[::1]:6379", .secret = secret, .n_secret = 16};
+    fkv_prefix_store store;
+    ck_ok(fkv_prefix_redis_open(&remote, &store)); /* with a secret, servers may be on other machines; nothing waits for them */
+    store.close(store.self);
+}
+END_TEST
+
+/* Test case 2 of RFC 4231, with its key padded to 32 bytes, and test case 14 of the AES-GCM specification. */
+START_TEST(cipher_matches_published_vectors) {
+    static const uint8_t jefe[FKV_CIPHER_KEY_BYTES] = "Jefe";
+    static const uint8_t hmac[FKV_CIPHER_KEY_BYTES] = {0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e, 0x6a, 0x04, 0x24,
+                                                       0x26, 0x08, 0x95, 0x75, 0xc7, 0x5a, 0x00, 0x3f, 0x08, 0x9d, 0x27,
+                                                       0x39, 0x83, 0x9d, 0xec, 0x58, 0xb9, 0x64, 0xec, 0x38, 0x43};
+    static const uint8_t expected[16] = {0xce, 0xa7, 0x40, 0x3d, 0x4d, 0x60, 0x6b, 0x6e,
+                                         0x07, 0x4e, 0xc5, 0xd3, 0xba, 0xf3, 0x9d, 0x18};
+    static const uint8_t expected_tag[16] = {0xd0, 0xd1, 0xc8, 0xa7, 0x99, 0x99, 0x6b, 0xf0,
+                                             0x26, 0x5b, 0x98, 0xb5, 0xd4, 0x8a, 0xb9, 0x19};
+    uint8_t hash[FKV_CIPHER_KEY_BYTES];
+    uint8_t zero[FKV_CIPHER_KEY_BYTES] = {0};
+    uint8_t text[16] = {0};
+    uint8_t tag[FKV_CIPHER_TAG_BYTES];
+    fkv_cipher cipher;
+    ck_ok(fkv_keyed_hash(jefe, "what do ya want for nothing?", 28, hash));
+    ck_assert_mem_eq(hash, hmac, sizeof hash);
+    ck_ok(fkv_cipher_open(&cipher, zero, true));
+    ck_ok(fkv_cipher_begin(&cipher, zero, zero, 0));
+    ck_ok(fkv_cipher_add(&cipher, text, text, 16));
+    ck_ok(fkv_cipher_end(&cipher, tag));
+    ck_assert_mem_eq(text, expected, sizeof text);
+    ck_assert_mem_eq(tag, expected_tag, sizeof tag);
+    fkv_cipher_close(&cipher);
+    ck_ok(fkv_cipher_open(&cipher, zero, false));
+    for (int flip = 0; flip < 2; flip++) {
+        tag[3] ^= (uint8_t)flip;
+        memcpy(text, expected, sizeof text);
+        ck_ok(fkv_cipher_begin(&cipher, zero, zero, 0));
+        ck_ok(fkv_cipher_add(&cipher, text, text, 16));
+        ck_status(fkv_cipher_end(&cipher, tag), flip ? FKV_FILE_DAMAGED : FKV_OK);
+    }
+    fkv_cipher_close(&cipher);
+}
+END_TEST
+
+TEST_MAIN("prefix_redis", cipher_matches_published_vectors, invalid_configurations_are_rejected, hostile_replies_are_refused,
+          silent_server_is_not_used_and_costs_no_time)
