@@ -15,7 +15,7 @@ static const char usage[] =
     "Without an API key only clients on this machine are accepted.\n";
 
 static const uint32_t NOT_GIVEN = UINT32_MAX;
-enum { MAX_DRAIN_SECONDS = 86400 };
+static const double MAX_DRAIN_SECONDS = 86400.0;
 
 typedef struct serve_options {
     serve_models models;
@@ -99,7 +99,7 @@ static int check_serve_options(serve_options *o) {
     if (o->busy_status != 429 && o->busy_status != 503)
         return kit_fail(EXIT_USAGE, "--busy-status must be 429 or 503 (got %u)", o->busy_status);
     if (o->http.drain_s > MAX_DRAIN_SECONDS)
-        return kit_fail(EXIT_USAGE, "--drain-seconds must be at most %d (got %g)", MAX_DRAIN_SECONDS, o->http.drain_s);
+        return kit_fail(EXIT_USAGE, "--drain-seconds must be at most %g (got %g)", MAX_DRAIN_SECONDS, o->http.drain_s);
     for (const char *c = o->http.server_name; c != NULL && *c != 0; c++)
         if (*c < '!' || *c > '~')
             return kit_fail(EXIT_USAGE,

@@ -46,7 +46,7 @@ enum {
     DEPTH_SECONDS = 1
 };
 
-static const char VALUE_MAGIC[] = "FKVR";
+static const uint8_t VALUE_MAGIC[4] = {'F', 'K', 'V', 'R'};
 static const double DEFAULT_TIMEOUT_S = 0.1; /* deadline of connecting, of questions, and of a reply without its value */
 static const double PENDING_SHARE = 0.2; /* after this share of the timeout, an unanswered question no longer counts as pending */
 static const double WRITE_S = 1.0;       /* deadline of a write, in addition to the time for the bytes */
@@ -131,7 +131,7 @@ typedef struct redis_store {
 static fkv_status make_name(const redis_store *s, const fkv_page_key *key, char name[NAME_TEXT_BYTES + 1]) {
     uint8_t hash[FKV_CIPHER_KEY_BYTES];
     FKV_TRY(fkv_keyed_hash(s->name_key, key->bytes, sizeof key->bytes, hash));
-    memcpy(name, "fkv:1:", 6);
+    (void)snprintf(name, 7, "fkv:1:");
     for (size_t i = 0; i < sizeof hash; i++) (void)snprintf(name + 6 + 2 * i, 3, "%02x", hash[i]);
     return FKV_OK;
 }
