@@ -202,7 +202,7 @@ def serving_redis(redis, *options):
     return serving("-c", "8K", "--prefix-redis", redis.url, "--prefix-timeout", "20000", *options)
 
 
-PROMPT = BOOK[5000:6500]
+PROMPT = BOOK[5000:5700]
 
 
 def text_and_cached(server, prompt=PROMPT):
