@@ -51,7 +51,7 @@ typedef struct rate_sample {
 } rate_sample;
 
 typedef struct speed_bench {
-    const speed_options *o;
+    speed_options *o;
     fkv_model *model;
     const fkv_model_info *about;
     char path[MODEL_PATH]; /* path of the model's file or folder */
@@ -294,7 +294,7 @@ static int measure(speed_bench *b) {
 }
 
 static int run_speed_bench(speed_bench *b) {
-    const speed_options *o = b->o;
+    speed_options *o = b->o;
     int code = pull_offer(o->model.model);
     if (code == EXIT_GOOD) code = model_path_of(o->model.model, b->path);
     if (code == EXIT_GOOD && o->compare != NULL && (strlen(b->path) < 5 || strcmp(b->path + strlen(b->path) - 5, ".gguf") != 0))
