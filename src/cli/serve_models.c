@@ -46,7 +46,7 @@ int serve_models_name(serve_models *s, const kit_texts *words, const kit_texts *
 static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n_tokens) {
     const engine_options *o = &s->engine;
     fkv_engine_config c = fkv_engine_config_default();
-    c.runner = model_options_runner(&s->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
+    c.runner = model_options_runner(&slot->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
     const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each answer uses one row */
@@ -67,7 +67,7 @@ static fkv_status configure_embedder(const serve_models *s, model_slot *slot) {
     const uint32_t context = fkv_model_about(slot->model)->context;
     const uint32_t n_tokens = s->engine.embed_tokens != 0 ? s->engine.embed_tokens : context < 8192 ? context : 8192;
     fkv_runner_config *c = &slot->embed_config;
-    *c = model_options_runner(&s->options, n_tokens);
+    *c = model_options_runner(&slot->options, n_tokens);
     c->embeddings = true;
     if (c->max_step_tokens > c->max_tokens) c->max_step_tokens = c->max_tokens;
     if (s->n > 1) c->memory_limit = 0;
@@ -135,9 +135,10 @@ static int plan_models(serve_models *s) {
 
 static int load_models(serve_models *s) {
     for (uint32_t i = 0; i < s->n; i++) {
-        model_options one = s->options;
-        one.model = s->slots[i].word;
-        int code = model_options_load(&one, false, &s->slots[i].model);
+        model_slot *slot = &s->slots[i];
+        slot->options = s->options;
+        slot->options.model = slot->word;
+        int code = model_options_load(&slot->options, false, &slot->model);
         if (code != EXIT_GOOD) return code;
     }
     return EXIT_GOOD;
