@@ -281,8 +281,6 @@ static int open_run_session(run *r) {
     if (code != EXIT_GOOD) return code;
     sample_memory(r);
     if (r->o->save_prefix != NULL) {
-        if (r->session.plan.cache.state_bytes != 0)
-            return kit_fail(EXIT_FAILED, "--save-prefix is not supported for models with recurrent layers");
         r->n_loaded = partial_prefix_load(r->o->save_prefix, &r->session, &r->prompt, r->n_prefix);
         if (r->n_loaded > 0) return EXIT_GOOD;
     }
