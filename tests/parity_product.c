@@ -324,6 +324,54 @@ static void shares_an_input(void) {
 
 /* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. In a row of
  * weights, it must affect the output of that row for every token and no other output. */
+/* Tests that products of heads, each with its own matrix and activations, are bit-identical to separate products. */
+static void products_of_heads(void) {
+    enum { HEADS = 3, ROWS = 40, COLS = 64, MOST_TOKENS = 37, STRIDE = HEADS * (ROWS + 5) };
+    static const uint32_t counts[] = {1, 3, 16, MOST_TOKENS};
+    for (size_t k = 0; k < N_KINDS; k++) {
+        product_fixture w[HEADS];
+        fkv_matrix matrices[HEADS];
+        for (uint32_t h = 0; h < HEADS; h++) {
+            product_fixture_open(&w[h], &kinds[k], ROWS, COLS, MOST_TOKENS, false);
+            uint64_t state = h; /* every head has other weights and activations */
+            memset(w[h].m.panels, 0, fkv_matrix_bytes(&w[h].m));
+            for (uint32_t r = 0; r < ROWS; r++) set_random_row(&w[h].m, r, &state, w[h].weights + (size_t)r * COLS);
+            for (uint32_t t = 0; t < MOST_TOKENS; t++)
+                for (uint32_t c = 0; c < COLS; c++) w[h].x[t * w[h].x_stride + c] = attn_gaussian(&state);
+            matrices[h] = w[h].m;
+        }
+        for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++) {
+            float *x = allocate(HEADS * counts[n] * COLS * sizeof *x);
+            float *out = allocate(counts[n] * STRIDE * sizeof *out);
+            void *input = allocate(HEADS * fkv_product_input_bytes(counts[n], COLS));
+            for (uint32_t h = 0; h < HEADS; h++)
+                for (uint32_t t = 0; t < counts[n]; t++)
+                    memcpy(x + ((size_t)h * counts[n] + t) * COLS, w[h].x + t * w[h].x_stride, COLS * sizeof *x);
+            for (size_t i = 0; i < N_ISAS; i++) {
+                if (!is_tested(i)) continue;
+                for (size_t at = 0; at < (size_t)counts[n] * STRIDE; at++) out[at] = UNTOUCHED;
+                const fkv_head_products heads = {matrices, HEADS, x, out, STRIDE, ROWS + 5};
+                fkv_product_run_heads(workers_of(1 + (uint32_t)n % 3), isas[i], &heads, counts[n], input);
+                bool good = true;
+                for (uint32_t h = 0; h < HEADS; h++) {
+                    const fkv_product one = {&w[h].m, NULL, w[h].out, w[h].out_stride, NULL};
+                    fkv_product_run(workers_of(1), isas[i], &one, 1, w[h].x, counts[n], (uint32_t)w[h].x_stride, w[h].input);
+                    for (uint32_t t = 0; t < counts[n]; t++) {
+                        const float *row = out + (size_t)t * STRIDE + h * (ROWS + 5);
+                        good = good && memcmp(row, w[h].out + t * w[h].out_stride, ROWS * sizeof *row) == 0;
+                        for (uint32_t r = ROWS; r < ROWS + 5; r++) good = good && row[r] == UNTOUCHED;
+                    }
+                }
+                report(good, isas[i], w[0].kind, &w[0].m, counts[n], "products of heads differ from separate products", HEADS);
+            }
+            free(x);
+            free(out);
+            free(input);
+        }
+        for (uint32_t h = 0; h < HEADS; h++) product_fixture_close(&w[h]);
+    }
+}
+
 static void nan_and_infinity_propagate(void) {
     enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
     for (size_t k = 0; k < N_KINDS; k++) {
@@ -418,6 +466,7 @@ int main(int argc, char **argv) {
     shapes_without_a_layout_are_rejected();
     every_kind_and_shape();
     shares_an_input();
+    products_of_heads();
     nan_and_infinity_propagate();
     ends_of_the_range();
     for (size_t i = 0; i < N_ISAS; i++)

@@ -426,6 +426,7 @@ FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_s
  * before and after. */
 static void add_rope_scores(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
                             const uint8_t *const part[FKV_N_PARTS]) {
+    FKV_ASSERT(s->rope_scores != NULL);
     fkv_fetch none = {.n_ranges = 0};
     j->forms[PACKED].codecs[FKV_SIDE_ROPE]->scores(&step->here.layout->codec[FKV_SIDE_ROPE], part, &none, step->n_tokens,
                                                    s->q_rope, s->prepared_rope, n_rows, s->rope_scores);
