@@ -33,8 +33,8 @@ typedef struct fkv_file_layer {
     uint32_t window;
     uint32_t n_sinks;
     fkv_file_side k;
-    fkv_file_side v;   /* in a latent layer: the codec of the RoPE channels */
-    uint32_t rope_dim; /* number of RoPE channels of a latent layer, whose latent has head_dim channels; otherwise 0 */
+    fkv_file_side v;      /* in a latent layer: the codec of the RoPE channels */
+    uint32_t rope_dim;    /* number of RoPE channels of a latent layer, whose latent has head_dim channels; otherwise 0 */
     uint32_t state_bytes; /* size of the recurrent state of a state layer, whose other fields are 0; otherwise 0 */
 } fkv_file_layer;
 
