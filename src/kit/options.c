@@ -65,7 +65,7 @@ static void print_option(const kit_option *o) {
     else
         (void)snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, has_value ? " " : "", has_value ? o->value : "");
     printf("%-*s", HELP_COLUMN, left);
-    if (strlen(left) >= HELP_COLUMN) printf("\n%*s", HELP_COLUMN, "");
+    if (strlen(left) > HELP_COLUMN - 2) printf("\n%*s", HELP_COLUMN, ""); /* at least two spaces before the description */
     for (const char *p = o->help; *p != 0; p++) {
         putchar(*p);
         if (*p == '\n') printf("%*s", HELP_COLUMN, "");
