@@ -64,8 +64,10 @@ static void print_option(const kit_option *o) {
         (void)snprintf(left, sizeof left, "  %s", o->value);
     else
         (void)snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, has_value ? " " : "", has_value ? o->value : "");
-    printf("%-*s", HELP_COLUMN, left);
-    if (strlen(left) > HELP_COLUMN - 2) printf("\n%*s", HELP_COLUMN, ""); /* at least two spaces before the description */
+    if (strlen(left) <= HELP_COLUMN - 2)
+        printf("%-*s", HELP_COLUMN, left);
+    else
+        printf("%s\n%*s", left, HELP_COLUMN, "");
     for (const char *p = o->help; *p != 0; p++) {
         putchar(*p);
         if (*p == '\n') printf("%*s", HELP_COLUMN, "");
