@@ -49,8 +49,8 @@ typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
     const char *model_name; /* model name in /v1/models and in replies */
-    uint32_t parallel;      /* number of answers decoded at the same time */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
+    uint32_t parallel;      /* number of answers decoded at the same time */
     uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
 } serve_subject;
 
