@@ -12,8 +12,8 @@
  * error is at most |scale| at the opposite end of the range, and at most |scale| / 2 for every other value.
  *
  * The input may be any float, because rotated rows are not 16-bit values. In decoding, scale (11 bits) times code (8 bits) is
- * exact in float, so FMA contraction cannot change the result. In refits, contracting products and sums to FMA would change bits
- * of the result, so refits must be compiled without contraction. The rounding mode must be round to nearest, ties to even.
+ * exact in float, so FMA contraction cannot change the result. Refits must be compiled without FMA contraction, which would
+ * change bits of the result. The rounding mode must be round to nearest, ties to even.
  */
 #include "affine.h"
 
@@ -65,8 +65,8 @@ static float sum_refit_lanes(const float lane[LANES]) {
 }
 
 /* Fits the line position = slope * code + start by least squares, where position is (value - bias) / scale. The sums over codes
- * and the determinant are exact, because they are integers below 2^24. If all codes are equal (the determinant is 0) or the
- * fitted line cannot be stored, the argument `line` is returned. */
+ * and the determinant are exact, because they are integers below 2^24. Returns `line` unchanged if all codes are equal (the
+ * determinant is 0) or the fitted line is out of range. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
     float n = (float)codec->group;
     float c = sum_refit_lanes(sums->c);
@@ -81,8 +81,8 @@ fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_re
 }
 
 /* Clamps x: [group] to the range that pages can store, writes the result to w: [group], and returns the line through the minimum
- * and maximum of w. Minima and maxima are kept in LANES lanes, which the compiler vectorizes. The order of comparisons can change
- * only the sign of a zero, which has no effect on codes. */
+ * and maximum of w. Each of LANES lanes has its own minimum and maximum, so that the compiler vectorizes the loop. The order of
+ * comparisons can change only the sign of a zero, which has no effect on codes. */
 static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
     uint32_t group = codec->group;
     float hi_of[LANES];
@@ -110,8 +110,8 @@ static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit
 }
 
 /* Returns the nearest code. Clamping before rounding gives the same result as clamping after rounding, because the bounds are
- * integers. Adding 2^23 rounds to the nearest integer (ties to even) and leaves it in the low bits of the sum. NaN becomes 0 in
- * the first comparison. */
+ * integers. Adding 2^23 rounds to the nearest integer (ties to even) and leaves that integer in the low bits of the sum. The
+ * first comparison maps NaN to 0. */
 FKV_INLINE uint8_t nearest_code(float position, float bins) {
     position = position > 0.0f ? position : 0.0f;
     position = position < bins ? position : bins;
@@ -139,7 +139,7 @@ static fkv_affine refit_group(const fkv_codec *codec, const float *w, fkv_affine
     return fkv_codec_refit(codec, line, &sums);
 }
 
-/* Packs codes LSB-first. In little-endian 32-bit words, this order is also LSB-first within each byte. */
+/* Packs codes LSB-first within each byte, which is also LSB-first within little-endian 32-bit words. */
 static void pack_group_codes(const uint8_t *code, uint32_t group, uint32_t bits, uint8_t *bytes) {
     if (bits == 8) {
         memcpy(bytes, code, group);

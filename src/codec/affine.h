@@ -3,9 +3,10 @@
  * affine.c.
  *
  * MLX does not rotate rows, so rotated rows need not match its results. For rotated rows with 4 bits or fewer, flatkv uses a line
- * (scale and bias) with a smaller error. The line first passes through the minimum and the maximum. It is then replaced
- * FKV_REFITS times with the least-squares fit of the values to their codes. Decoding is unchanged. For Gaussian rows, refitting
- * reduces the squared error by 13 % (4 bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of 64).
+ * (scale and bias) with a smaller error. The line first passes through the minimum and the maximum. It is then refitted
+ * FKV_REFITS times: values are quantized with the current line, and a new line is fitted to the codes and values by least
+ * squares. Decoding is unchanged. For Gaussian rows, refitting reduces the squared error by 13 % (4 bits, groups of 64), 20 % (4
+ * bits, groups of 32) and 44 % (2 bits, groups of 64).
  */
 #ifndef FKV_AFFINE_H
 #define FKV_AFFINE_H
@@ -18,12 +19,12 @@ typedef struct fkv_affine {
     float bias;
 } fkv_affine;
 
-/* Returns the line through the minimum and maximum of a group. bins is the largest code. If the codec fits lines by least
- * squares, this line is the starting point. */
+/* Returns the line through the minimum and maximum of a group. `bins` is the largest code. If the codec refits lines by least
+ * squares, the refits start from this line. */
 fkv_affine fkv_codec_line(const fkv_codec *codec, float lo, float hi, float bins);
 
-/* Sums over the values of a group, for a least-squares refit: c is the code of a value x, and p = (x - bias) / scale is its
- * position. Element j is added to lane j % 16, in ascending order of j. */
+/* Sums over the values x of a group, for a least-squares refit: of the codes c, of c * c, of the positions p = (x - bias) /
+ * scale, and of c * p. Value j is added to lane j % 16, in ascending order of j. */
 enum { FKV_REFITS = 3, FKV_CODEC_LANES = 16 };
 typedef struct fkv_refit {
     float c[FKV_CODEC_LANES];
@@ -32,7 +33,8 @@ typedef struct fkv_refit {
     float cp[FKV_CODEC_LANES];
 } fkv_refit;
 
-/* Refits `line`: returns the least-squares line that maps the codes produced by `line` back to their values. */
+/* Refits `line`: returns the least-squares fit of the values to the codes that `line` assigns to them. `sums` describes these
+ * codes and values. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums);
 
 #endif

@@ -1,7 +1,7 @@
-/* Computes the offset of each part of K and V in a block, which stores one page of one layer and KV head.
+/* Computes the layout of a block. A block stores the keys and values of one page for one layer and one KV head.
  *
  * This file defines the order and alignment of the parts. Their sizes come from the codec. A part that a codec does not use has
- * size 0; its offset equals that of the next part.
+ * size 0 and the same offset as the next part.
  *
  * Invariant: the parts are stored in the order K codes, K scales, K biases, V codes, V scales, V biases, without overlap. Each
  * part, and the end of the block, is aligned to FKV_BLOCK_ALIGN.

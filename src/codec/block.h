@@ -12,8 +12,8 @@
 
 enum { FKV_BLOCK_ALIGN = 64 };
 
-/* A block of a latent layer stores the latent channels, which are both key and value, instead of K, and the RoPE channels of the
- * key instead of V. */
+/* In a latent layer, the K side of a block stores the latent channels, which are both key and value. The V side stores the RoPE
+ * channels of the key. */
 typedef enum fkv_side {
     FKV_SIDE_K = 0,
     FKV_SIDE_V = 1,
@@ -27,27 +27,27 @@ typedef struct fkv_block {
     uint32_t page_tokens;
     uint32_t offset[FKV_N_SIDES][FKV_N_PARTS]; /* byte offset of each part from the start of the block */
     uint32_t bytes;                            /* size of the block, a multiple of FKV_BLOCK_ALIGN */
-    uint32_t token_bytes;                      /* bytes per token, including all parts of K and V */
+    uint32_t token_bytes;                      /* packed bytes per token: the row sizes of all parts of K and V */
 } fkv_block;
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
 
 /* Number of pages in a span of a sealed layer; spans start at page 0. A query reads page 0 and the pages of its own span in open
- * form, and all other pages in sealed form. With spans of one page, a query would read only page 0 and its own page in open
- * form. */
+ * form, and all other pages in sealed form. */
 enum { FKV_OPEN_SPAN = 4 };
 
 /* Creates the block that the rows of a sealed layer are written to. Both K and V use 8 bits in groups of 64. If 64 does not
  * divide the head dimension, they use groups of 32; if 32 does not divide it either, they use 16 bits. */
 void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
 
-/* Sets part[] to the addresses of one token's row. For a sealed codec, `token` must be a multiple of FKV_SEALED_TOKENS. */
+/* Sets part[] to the addresses of a token's codes, scales and biases. For a sealed codec, `token` must be a multiple of
+ * FKV_SEALED_TOKENS. */
 FKV_INLINE void fkv_block_row(const fkv_block *block, uint8_t *bytes, fkv_side side, uint32_t token, uint8_t *part[FKV_N_PARTS]) {
     for (int p = 0; p < FKV_N_PARTS; p++)
         part[p] = bytes + block->offset[side][p] + (size_t)token * block->codec[side].row_bytes[p];
 }
 
-/* Returns the number of bytes that a block stores once per page, independent of the number of tokens. */
+/* Returns the number of bytes per block that do not depend on the number of tokens, such as the scales of sealed keys. */
 FKV_INLINE uint32_t fkv_block_page_bytes(const fkv_block *block) {
     uint32_t bytes = 0;
     for (int side = 0; side < FKV_N_SIDES; side++)

@@ -1,6 +1,6 @@
-/* Calibrated keys: the codec definition and the channel order of its bit planes. sealed.c defines the positions and the meaning
- * of the codes. Calibrated keys differ from sealed keys in two respects: the code width is chosen per channel, and a code is
- * stored as one, two or three digits of 2 bits. */
+/* Calibrated keys: the codec definition and the channel order. sealed.c defines the positions and the meaning of the codes.
+ * Calibrated keys differ from sealed keys in two respects: the code width is chosen per channel, and a code is stored as one, two
+ * or three digits of 2 bits. */
 #include "sealed.h"
 
 static const fkv_codec_name calibrated_names[] = {{"c4", 4}, {"c3", 3}, {NULL, 0}};
@@ -11,11 +11,10 @@ static fkv_status check_calibrated_config(fkv_codec_config config) {
     return FKV_OK;
 }
 
-/* The 2-bit digits of codes are stored without gaps, so calibrated keys take as many bytes as keys in which every channel has the
- * average number of bits.
+/* The 2-bit digits of codes are stored without gaps. The size therefore depends only on the average number of bits per channel.
  */
 static void lay_out_calibrated(fkv_codec *codec) {
-    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* number of bytes that one line stores for each token */
+    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* bytes per token in one line */
     codec->row_bytes[FKV_PART_CODES] = fkv_ceil_div(codec->dim * codec->bits, 8 * bytes) * bytes;
     codec->page_bytes[FKV_PART_SCALES] = codec->page_bytes[FKV_PART_BIASES] = codec->dim * 2;
 }

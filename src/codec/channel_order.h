@@ -1,18 +1,21 @@
 /* Channel order of calibrated keys, which use 2, 4 or 6 bits per channel.
  *
- * Quantization errors in some channels harm the output more than errors in others, and these channels are the same for all
- * tokens. The number of bits of each channel is therefore chosen once per model. A code consists of one, two or three digits of 2
- * bits. Channels are sorted by descending number of digits and then by channel index. Plane d stores digit d of all channels that
- * have this digit. The planes therefore have no gaps: plane 0 covers all channels, plane 1 the first n[1] channels in this order,
- * and plane 2 the first n[2] channels. All heads of a layer have the same total number of digits, so their blocks have equal
- * size. docs/page_format.md specifies the bit positions.
+ * Quantization errors matter more in some channels than in others, and the important channels are the same for all tokens. The
+ * number of bits of each channel is therefore chosen once per model. A code consists of one, two or three digits of 2 bits.
+ * Channels are sorted by descending number of digits and then by channel index. Plane d stores digit d of all channels that have
+ * this digit. The planes therefore have no gaps: plane 0 covers all channels, plane 1 covers the first n[1] channels in this
+ * order, and plane 2 covers the first n[2] channels. All heads of a layer have the same total number of digits, so their blocks
+ * have equal size. docs/page_format.md specifies the bit positions.
  */
 #ifndef FKV_CHANNEL_ORDER_H
 #define FKV_CHANNEL_ORDER_H
 
 #include "../base/base.h"
 
-enum { FKV_MAX_DIGITS = 3, FKV_CHANNEL_QUAD = 4 /* channels per dword; each plane covers a multiple of four channels */ };
+enum {
+    FKV_MAX_DIGITS = 3,
+    FKV_CHANNEL_QUAD = 4 /* channels per quad (one dword); planes consist of whole quads */
+};
 
 typedef struct fkv_channel_order {
     uint32_t n[FKV_MAX_DIGITS]; /* n[d]: number of channels whose codes have more than d 2-bit digits; n[0] = D */
@@ -31,8 +34,8 @@ FKV_INLINE uint32_t fkv_channel_quad(const fkv_channel_order *order, uint32_t pl
 }
 
 /* Validates bits: [D]. Every entry must be 2, 4 or 6, and the average of all entries must equal `average`. The number of 4-bit
- * channels and the number of 6-bit channels must be multiples of FKV_CHANNEL_QUAD. Otherwise, returns FKV_BAD_CONFIG with the
- * head and the invalid values in the message. */
+ * channels and the number of 6-bit channels must be multiples of FKV_CHANNEL_QUAD. Returns FKV_BAD_CONFIG if one of these
+ * conditions is violated; the message names the head and the invalid values. */
 fkv_status fkv_channel_bits_check(const uint8_t *bits, uint32_t dim, uint32_t average, uint32_t head);
 
 /* Computes the channel order for `bits`: [D], which must have passed fkv_channel_bits_check(). Stores the order in `channel`:

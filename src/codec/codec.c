@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROW_MULTIPLE = 16 }; /* every head dimension must be a multiple of ROW_MULTIPLE */
+enum { ROW_MULTIPLE = 16 }; /* every head dimension must be a multiple of this number */
 
 static const fkv_codec_functions *const kinds[] = {
     [FKV_CODEC_HALF] = &fkv_codec_half,     [FKV_CODEC_AFFINE] = &fkv_codec_affine,

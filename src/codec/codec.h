@@ -1,13 +1,12 @@
 /* Codecs define how a row of D values is quantized and dequantized. This code is the reference definition of the format.
  *
  * A codec stores a row in up to three parts, which are separate arrays in a page: codes, scales and biases. Each kind has its own
- * file (half.c, affine.c, sealed.c, turbo.c, calibrated.c) with one fkv_codec_functions. Only codec.c looks up kinds. Each device
- * has a table of kernels for every codec. The pager, store, cache and models treat pages as opaque bytes. docs/architecture.md
- * explains how to add a kind.
+ * file (half.c, affine.c, sealed.c, turbo.c, calibrated.c) with one fkv_codec_functions. Only codec.c maps a kind to its
+ * functions. Each device has a table of kernels for every codec. The pager, store, cache and models treat pages as opaque bytes.
+ * docs/architecture.md explains how to add a kind.
  *
  * Stored values are always finite. NaN is stored as 0, and values beyond +-fkv_codec_limit() are clamped. The limit is 65504 for
- * FKV_F16. For FKV_BF16 it is 2^96, so that computing the range of a group, a rotation or the sum of 2^31 rows does not overflow
- * a float.
+ * FKV_F16. For FKV_BF16 it is 2^96, so that the range of a group, a rotated row and the sum of 2^31 rows fit into a float.
  */
 #ifndef FKV_CODEC_H
 #define FKV_CODEC_H
@@ -22,14 +21,14 @@ typedef struct fkv_codec {
     uint32_t bits;                            /* bits per value */
     uint32_t group;                           /* number of values that share a scale; equals `dim` if the codec has no groups */
     uint32_t dim;                             /* D */
-    bool fitted;                              /* whether lines are fitted by least squares; see affine.h */
-    const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h), set only in the block layout
-                                                 of a single head; otherwise NULL */
-    uint32_t row_bytes[FKV_N_PARTS];          /* bytes per row in each part; 0 if the codec does not use the part */
-    uint32_t page_bytes[FKV_N_PARTS];         /* number of bytes that each part stores once per page */
+    bool fitted;                              /* whether scale and bias are fitted by least squares; see affine.h */
+    const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h); NULL for other codecs and in
+                                                 layouts that all heads share */
+    uint32_t row_bytes[FKV_N_PARTS];          /* bytes per token in each part; 0 if the codec does not use the part */
+    uint32_t page_bytes[FKV_N_PARTS];         /* number of bytes in each part that do not depend on the number of tokens */
 } fkv_codec;
 
-/* Name of a codec kind with one bit width, such as "s4". */
+/* Name of a codec kind with a given bit width, such as "s4". */
 typedef struct fkv_codec_name {
     const char *name;
     uint32_t bits;
@@ -41,7 +40,7 @@ enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 /* Functions of a codec kind. Most kinds encode one row at a time. Kinds whose pages are sealed as a whole (sealed.h) implement
  * decode_at() instead of encode() and decode(), and store some parts once per page (page_bytes). */
 typedef struct fkv_codec_functions {
-    const fkv_codec_name *names; /* the last entry has the name NULL */
+    const fkv_codec_name *names; /* terminated by an entry whose name is NULL */
     unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both K and V */
     bool grouped;                /* whether fkv_codec_config.group applies */
     uint32_t dim_multiple;       /* required divisor of the head dimension if the kind has no groups; 0 means ROW_MULTIPLE */
@@ -54,14 +53,14 @@ typedef struct fkv_codec_functions {
     /* Computes row_bytes and page_bytes. All other fields are already set. */
     void (*lay_out)(fkv_codec *codec);
 
-    /* Adjusts the codec for rotated rows. The pointer is NULL if the codec kind encodes rotated rows like all other rows. */
+    /* Adjusts the codec for rotated rows. NULL if rotated rows need no adjustment. */
     void (*rotated)(fkv_codec *codec);
 
     /* Implementations of fkv_codec_encode() and fkv_codec_decode(). */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
     void (*decode)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
 
-    /* Decodes row `token` of a page. part points to the first row of the page. */
+    /* Decodes row `token` of a page. `part` holds the addresses of the page's codes, scales and biases. */
     void (*decode_at)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 } fkv_codec_functions;
 
@@ -109,7 +108,8 @@ void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const par
 /* Decodes a row to x: [D]. part[p] points to the row's bytes in part p. */
 void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
 
-/* Decodes row `token` of a page of any kind. part points to the first row of the page. */
+/* Decodes row `token` of a page; works for every codec kind. `part` holds the addresses of the page's codes, scales and biases.
+ */
 void fkv_codec_decode_at(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
 #endif

@@ -12,8 +12,8 @@
  *     signs[2 * i] = low 32 bits of z, signs[2 * i + 1] = high 32 bits of z; bits beyond channel dim - 1 are 0
  *
  * Each block goes through the stages h = 1, 2, 4, ... < block: (x[j], x[j + h]) = (x[j] + x[j + h], x[j] - x[j + h]) for every j
- * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. No product is an operand of an
- * addition, so FMA contraction cannot change the result.
+ * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. Products are never added, so FMA
+ * contraction cannot change the result.
  */
 #include "rotation.h"
 
@@ -77,7 +77,7 @@ static void flip_signs(const fkv_rotation *rotation, float *x) {
         x[d] = fkv_float_of(fkv_bits_of(x[d]) ^ (rotation->signs[d / 32] >> d % 32) << 31);
 }
 
-/* Applies the stages h = 1 and h = 2. */
+/* Applies the stages h = 1 and h = 2 of the Hadamard transform. */
 static float4 hadamard_float4(float4 v) {
     const uint4 odd = {0, 1u << 31, 0, 1u << 31};
     const uint4 upper = {0, 0, 1u << 31, 1u << 31};
@@ -94,7 +94,7 @@ static void hadamard_pairs(float *x, uint32_t dim) {
     }
 }
 
-/* Applies one stage with h >= 4. */
+/* Applies one stage of the Hadamard transform, with h >= 4. */
 static void hadamard_stage(float *x, uint32_t dim, uint32_t h) {
     for (uint32_t start = 0; start < dim; start += 2 * h) {
         for (uint32_t j = start; j < start + h; j += 4) {

@@ -15,13 +15,13 @@ typedef struct fkv_rotation {
     uint32_t dim;
     uint32_t block;
     float norm;                            /* 1 / sqrt(block) */
-    uint32_t signs[FKV_MAX_HEAD_DIM / 32]; /* bit d % 32 of word d / 32 is set if channel d is negated */
+    uint32_t signs[FKV_MAX_HEAD_DIM / 32]; /* bit d % 32 of signs[d / 32] is set if channel d is negated */
 } fkv_rotation;
 
 /* Creates a rotation. `stream` is 0 for K and 1 for V, so that K and V use different signs with the same seed. */
 void fkv_rotation_make(uint64_t seed, uint32_t stream, uint32_t dim, fkv_rotation *rotation);
 
-void fkv_rotation_apply(const fkv_rotation *rotation, float *x); /* x: [D], in place */
+void fkv_rotation_apply(const fkv_rotation *rotation, float *x); /* rotates x: [D] in place */
 void fkv_rotation_undo(const fkv_rotation *rotation, float *x);
 
 #endif

@@ -33,15 +33,15 @@ static void put_sealed_code(const fkv_codec *codec, uint8_t *block, uint32_t t, 
         block[place[i].at] |= (uint8_t)((code >> place[i].from & ((1u << place[i].n) - 1u)) << place[i].shift);
 }
 
-/* Returns the integer in 0..most that is nearest to x. Adding 2^23 rounds as in affine.c. NaN, such as the product of 0 and
- * infinity, becomes 0. */
+/* Returns the integer in 0..most that is nearest to x, rounding as in affine.c. Returns 0 for NaN, such as the product of 0 and
+ * infinity. */
 FKV_INLINE uint8_t nearest_up_to(float x, float most) {
     x = x > 0.0f ? x : 0.0f;
     x = x < most ? x : most;
     return (uint8_t)fkv_bits_of(x + 0x1p23f);
 }
 
-/* Decodes a row of the open block and clamps it to storable values. */
+/* Decodes a row of the open block and clamps its values to the range that pages can store. */
 static void decode_open_row(const fkv_block *open, const uint8_t *from, fkv_side side, uint32_t token, float *x) {
     fkv_block_decode(open, from, side, token, x);
     fkv_codec_clean(&open->codec[side], x);
@@ -64,7 +64,7 @@ void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t 
     for (uint32_t p = 0; p < codec->dim; p++) {
         uint32_t c = fkv_sealed_channel(codec, p);
         uint16_t scale = key_scale(codec->type, (hi[c] - lo[c]) / fkv_sealed_bins(codec, p));
-        /* adding 0 turns -0 into 0, because the sign of a minimum that is zero depends on the order of comparisons */
+        /* adds 0 to turn -0 into +0: the sign of a zero minimum would otherwise depend on the order of comparisons */
         uint16_t bias = fkv_f32_to_half(codec->type, lo[c] + 0.0f);
         fkv_store_half(scales, p, scale);
         fkv_store_half(biases, p, bias);
@@ -126,7 +126,7 @@ static void seal_key_block(const fkv_block *open, const uint8_t *from, const fkv
     fkv_sealed_key_ranges(open, from, lo, hi);
     fkv_sealed_key_lines(
         codec, lo, hi, to + sealed->offset[FKV_SIDE_K][FKV_PART_SCALES],
-        to + sealed->offset[FKV_SIDE_K][FKV_PART_BIASES]); /* lo now holds the bias and hi the inverse of the scale */
+        to + sealed->offset[FKV_SIDE_K][FKV_PART_BIASES]); /* from here on, lo holds the biases and hi the inverse scales */
     uint32_t row_bytes = codec->row_bytes[FKV_PART_CODES];
     uint8_t *codes = to + sealed->offset[FKV_SIDE_K][FKV_PART_CODES];
     memset(codes, 0, (size_t)open->page_tokens * row_bytes);
@@ -197,7 +197,7 @@ static void seal_value_block(const fkv_block *open, const uint8_t *from, const f
     }
 }
 
-/* Encodes V with a codec that stores rows independently. */
+/* Encodes the values with a V codec that stores rows independently. */
 static void seal_value_rows(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
     for (uint32_t t = 0; t < open->page_tokens; t++) {
         float y[FKV_MAX_HEAD_DIM];

@@ -5,7 +5,8 @@
 
 #include <math.h>
 
-/* Lloyd-Max levels of a Gaussian, scaled so that the largest is 127. Thresholds are the midpoints. */
+/* Lloyd-Max levels of a Gaussian, scaled so that the largest level is 127. Thresholds are the midpoints between adjacent levels.
+ */
 static const fkv_sealed_book books[] = {
     [2] = {{38, 127}, {82, 255, 255, 255, 255, 255, 255}, 1.9079f},
     [3] = {{14, 45, 79, 127}, {29, 62, 103, 255, 255, 255, 255}, 2.7184f},
@@ -27,8 +28,8 @@ static fkv_status check_sealed_config(fkv_codec_config config) {
     return FKV_OK;
 }
 
-/* Returns the number of code bytes per token. One line of the plane of high bits (3-bit codes) covers 32 channels, so the second
- * half of the plane's last line can be unused.
+/* Returns the number of code bytes per token. The high bits of 3-bit codes are in a separate plane. A line of this plane covers
+ * 32 channels, so half of its last line may be unused.
  */
 static uint32_t sealed_code_bytes(const fkv_codec *codec) {
     uint32_t units = codec->dim / 16;
@@ -78,7 +79,7 @@ int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed
     uint32_t lane = keys ? t : c % 16;
     uint32_t i = keys ? c % 4 : t % 4;
     uint32_t unit = c / 16;
-    uint32_t quad = keys ? c % 16 / 4 : t / 4; /* index of the quad within 16 channels (K) or 16 tokens (V) */
+    uint32_t quad = keys ? c % 16 / 4 : t / 4; /* quad index within a group of 16 channels (K) or 16 tokens (V) */
     if (codec->bits == 4) {
         place[0] = (fkv_sealed_place){line_byte_offset(2 * unit + quad / 2, lane, i), quad % 2 * 4, 0, 4};
         return 1;

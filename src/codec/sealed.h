@@ -2,13 +2,15 @@
  * V, the code positions and the sealing function.
  *
  * K (FKV_CODEC_SEALED) has one scale and one bias per channel and page. Large key values occur in the same few channels for all
- * tokens, so large and small values do not share a scale. The score of token t is (sum over channels c of (q_c * scale_c) *
- * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its codes. V (FKV_CODEC_SEALED_V) has
- * one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are nearly Gaussian.
+ * tokens, so scales per channel keep large and small values apart. The score of token t is (sum over channels c of (q_c *
+ * scale_c) * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its codes. V
+ * (FKV_CODEC_SEALED_V) has one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are nearly
+ * Gaussian.
  *
- * Codes are stored in the order that matrix units need: blocks of FKV_SEALED_TOKENS tokens, divided into lines of 16 dwords. A
- * dword of K holds four channels of one token, and a dword of V holds four tokens of one channel. A byte holds the codes of
- * several quads, because codes are narrower than a byte. docs/page_format.md is the bit-exact specification.
+ * Codes are stored in the order that matrix instructions need: blocks of FKV_SEALED_TOKENS tokens, divided into lines of 16
+ * dwords. A dword of K holds four channels of one token, and a dword of V holds four tokens of one channel. Such a group of four
+ * codes is a quad. Codes are narrower than a byte, so each byte holds codes of several quads. docs/page_format.md is the
+ * bit-exact specification.
  *
  * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) use 2, 4 or 6 bits per channel, and each head has its own codec.
  * Scales, biases and codes are then stored in the channel order of the head, so "channel" means a position in that order in the
@@ -32,9 +34,9 @@ enum {
 /* Smaller scales and norms are stored as 0, so that the inverse of every stored value is a finite float. */
 static const float FKV_SEALED_SMALLEST = 0x1p-100f;
 
-/* A row of keys is an outlier if its largest magnitude is above FKV_SEALED_OUTLIER and, for at least half of the page's rows,
- * more than FKV_SEALED_OUTLIER_RATIO times the largest magnitude of that row. Outliers do not widen the ranges of channels, so
- * that the other rows keep their resolution. The codes of an outlier saturate. */
+/* A key row is an outlier if its largest magnitude exceeds FKV_SEALED_OUTLIER and is also more than FKV_SEALED_OUTLIER_RATIO
+ * times the largest magnitude of at least half of the page's rows. Outliers are ignored when channel ranges are computed, so that
+ * the other rows keep their resolution. The codes of an outlier saturate. */
 static const float FKV_SEALED_OUTLIER = 1024.0f;
 static const float FKV_SEALED_OUTLIER_RATIO = 64.0f;
 
@@ -48,8 +50,8 @@ typedef struct fkv_sealed_book {
 
 FKV_INTERNAL const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
 
-/* One bit field of a code: bits [from, from + n) of the code are stored from bit `shift` upward in byte `at` of the block of
- * tokens. */
+/* One bit field of a code. Bits [from, from + n) of the code are stored in byte `at` of its block of 16 tokens, starting at bit
+ * `shift`. */
 typedef struct fkv_sealed_place {
     uint32_t at;
     uint32_t shift;
@@ -57,7 +59,8 @@ typedef struct fkv_sealed_place {
     uint32_t n;
 } fkv_sealed_place;
 
-/* Fills in the bit fields of the code of token t (within its block) and channel c. Returns the number of fields. */
+/* Computes where the code of token t (index within its block of 16 tokens) and channel c is stored. Returns the number of bit
+ * fields. */
 int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[FKV_SEALED_PLACES]);
 
 /* Returns whether fkv_seal_block() creates the blocks of this codec. Blocks of other codecs are written row by row. */
@@ -76,23 +79,23 @@ FKV_INLINE float fkv_sealed_bins(const fkv_codec *codec, uint32_t p) {
     return (float)((1u << bits) - 1);
 }
 
-/* Decodes row `token` of a page. part points to the parts of the whole page. */
+/* Decodes row `token` of a page. `part` holds the addresses of the page's codes, scales and biases. */
 void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
-/* Functions of seal.c that the vector version of sealing also uses. */
+/* Functions of seal.c that the vectorized sealing code also uses. */
 uint16_t fkv_sealed_half(fkv_type type, float x);
 float fkv_sealed_inverse(float norm);
 float fkv_sealed_sum(const float lane[16]);
-/* Computes the range of each channel over the keys of an open page, except outlier rows. lo, hi: [D]. */
+/* Computes the minimum lo[c] and maximum hi[c] of each channel c over the key rows of an open page, except outlier rows. */
 void fkv_sealed_key_ranges(const fkv_block *open, const uint8_t *from, float *lo, float *hi);
-/* Computes scales and biases from channel ranges. lo and hi are indexed by channel; they are overwritten with the bias and 1 /
- * scale. scales and biases are indexed by position in the channel order. */
+/* Computes scales and biases from channel ranges. `lo` and `hi` are indexed by channel. On return, they hold the biases and the
+ * inverse scales. scales and biases are indexed by position in the channel order. */
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases);
 
 /* Seals one KV head of one full page: computes the sealed block from the open block. `open` may use any row codec. The K codec of
  * `sealed` is FKV_CODEC_SEALED or FKV_CODEC_CALIBRATED with its channel order; its V codec may also be a row codec. Both blocks
- * have the same page_tokens, head dimension and page type. Padding between the parts is left unchanged. Device implementations
- * are faster and bit-identical. */
+ * have the same page_tokens, head dimension and page type. Padding between the parts is left unchanged. The implementations for
+ * each device are faster and bit-identical. */
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
 #endif

@@ -6,8 +6,8 @@
  *     code = number of midpoints below p, where midpoints are halfway between neighbouring codebook values
  *     scale is then rounded to the 16-bit type
  *
- * The squares are the only products that are added; their multiplication and addition must not be contracted to FMA. In decoding,
- * scale (11 bits) times a codebook value (7 bits) is exact. Square root and division must round to nearest.
+ * The squares are the only products that are added, and these additions must not be contracted to FMA. In decoding, scale (11
+ * bits) times a codebook value (7 bits) is exact. Square root and division must round to nearest.
  */
 #include "turbo.h"
 
@@ -60,7 +60,7 @@ static uint8_t nearest_turbo_code(const int8_t *value, uint32_t n, float p) {
     return (uint8_t)code;
 }
 
-/* Takes `bits` bits of each code, from bit `shift` upward, and packs them LSB-first. */
+/* Extracts `bits` bits of each code, starting at bit `shift`, and packs them LSB-first. */
 static void pack_turbo_bits(const uint8_t *code, uint32_t n, uint32_t bits, uint32_t shift, uint8_t *bytes) {
     memset(bytes, 0, n * bits / 8);
     for (uint32_t d = 0; d < n; d++) bytes[d * bits / 8] |= (uint8_t)((code[d] >> shift & ((1u << bits) - 1u)) << d * bits % 8);

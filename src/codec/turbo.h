@@ -11,10 +11,11 @@
 
 enum {
     FKV_TURBO_LANES = 16
-}; /* lanes of the sum of squares: value j is added to lane j % 16, then the lanes are added from first to last */
+}; /* number of partial sums in the sum of squares: value j is added to lane j % 16, and finally the lanes are added from first to
+      last */
 
 typedef struct fkv_turbo_book {
-    float unit;       /* scale of a row with mean square 1 */
+    float unit;       /* scale of a row whose mean square is 1 */
     int8_t value[16]; /* codebook values in ascending order; the whole codebook is repeated until 16 entries are filled */
 } fkv_turbo_book;
 
@@ -29,13 +30,13 @@ static const fkv_turbo_book fkv_turbo_books[] = {
 /* Returns the byte offset, within a row, of the plane that holds the high bits of 3-bit codes. */
 FKV_INLINE uint32_t fkv_turbo_plane(uint32_t dim) { return dim / 4; }
 
-/* Returns the scale of a row before rounding. largest is max |x|, and lanes are the sums of (x / largest)^2. */
+/* Returns the scale of a row before rounding. `largest` is max |x|, and `lanes` holds the partial sums of (x / largest)^2. */
 float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[FKV_TURBO_LANES]);
 
 /* Packs code: [D], stored one per byte, into the code bytes of a row. */
 void fkv_turbo_pack(const fkv_codec *codec, const uint8_t *code, uint8_t *bytes);
 
-/* Returns the positive divisor that is applied to values before they are matched to the codebook. */
+/* Returns the positive number by which values are divided before they are matched to the codebook. */
 FKV_INLINE float fkv_turbo_divisor(float scale) { return scale > 1e-30f ? scale : 1e-30f; }
 
 #endif
