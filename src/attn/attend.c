@@ -29,21 +29,20 @@
 
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
-    SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the cost of smaller tiles exceeds the gain from more threads */
-    ITEMS_PER_THREAD =
-        3, /* if a step has fewer work items per thread than this, query tiles are made smaller and decode tiles are split */
-    SHORTEST_RUN = 4 /* minimum number of pages per call of fkv_cpu_kernels.run() */
+    SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile: smaller tiles cost more than the additional parallelism gains */
+    ITEMS_PER_THREAD = 3,    /* if a step has fewer work items per thread, it uses smaller query tiles and splits decode tiles */
+    SHORTEST_RUN = 4         /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
-/* Forms in which a layer stores a page. */
+/* The two storage forms of a page: packed (the layer's codec; sealed in sealed layers) and open. */
 typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
     void *prepared[N_FORMS]; /* queries in the format of the kernels; prepared[OPEN] is NULL unless the layer is sealed */
-    float *q_rope;           /* [tile rows, R] RoPE channels of the queries; this array and the next two only in latent layers */
+    float *q_rope; /* [tile rows, R] RoPE channels of the queries; NULL unless the layer is latent, like the next two arrays */
     void *prepared_rope;
-    float *rope_scores; /* [tile rows, FKV_TILE_TOKENS] scores of the RoPE channels */
+    float *rope_scores; /* [tile rows, FKV_TILE_TOKENS] dot products over the RoPE channels */
     float *scores;      /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
     fkv_softmax split; /* softmax state of the current split */
@@ -51,11 +50,11 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile; /* [rows] number of query tiles in all preceding rows of the step */
+    uint32_t *first_tile; /* [rows] index of each row's first query tile among all query tiles of the step */
     uint8_t *threads;     /* [n_threads, thread_bytes], see scratch_of() */
     uint64_t thread_bytes;
-    uint32_t *loaded; /* [n_threads] for each thread, index of the (tile, head) pair whose queries it has loaded; accessed only by
-                         that thread */
+    uint32_t *loaded; /* [n_threads] index of the (tile, head) pair whose queries each thread has loaded; a thread accesses only
+                         its own entry */
     _Atomic uint32_t *splits_left; /* [split items] number of unfinished splits of each (tile, head) pair */
     float *splits;                 /* [split items * FKV_ATTN_MAX_SPLITS, split_floats()], see split_state_at() */
 } scratch;
@@ -79,7 +78,7 @@ typedef struct job {
     uint32_t heads_per_kv; /* R */
     uint32_t tile_queries;
     uint32_t tile_tokens; /* number of tokens whose K and V rows one kernel call processes */
-    uint32_t tile_cut;    /* query tiles do not cross positions that are multiples of this number */
+    uint32_t tile_cut;    /* no query tile extends across a position that is a multiple of tile_cut */
     uint32_t max_splits;  /* maximum number of work items per (tile, head) pair; 1 if decode tiles are not split */
     _Atomic uint64_t bytes_read;
 } job;
@@ -87,8 +86,8 @@ typedef struct job {
 /* A query tile. All fields are computed from the index of the tile. */
 typedef struct query_tile {
     const fkv_attn_row *row;
-    uint32_t first_token; /* index of the first query among all tokens of the step */
-    uint32_t position;    /* position of the first query */
+    uint32_t first_token; /* index of the tile's first query among all tokens of the step */
+    uint32_t position;    /* sequence position of the tile's first query */
     uint32_t n_queries;
 } query_tile;
 
@@ -164,7 +163,7 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     return t;
 }
 
-/* Returns the softmax state of split number `split` of one (tile, head) pair. */
+/* Returns the softmax state of split `split` of the (tile, head) pair `work`. */
 static fkv_softmax split_state_at(const job *j, uint32_t work, uint32_t split) {
     uint64_t floats = split_floats(j->heads_per_kv, j->layer->head_dim);
     float *at = j->scratch.splits + ((uint64_t)work * FKV_ATTN_MAX_SPLITS + split) * floats;
@@ -178,7 +177,7 @@ uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, 
     return carve.used;
 }
 
-/* Returns the number of new tokens of a row that precede the next position that is a multiple of `cut`. */
+/* Returns the number of new tokens of a row before the next position that is a multiple of `cut`. */
 static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
 
 /* Returns the number of query tiles that a row is divided into. */
@@ -194,7 +193,7 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from = 0; /* first token of the section; sections are separated by the multiples of `cut` */
+    uint32_t from = 0; /* first token of the tile's section; a row is cut into sections at the multiples of tile_cut */
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
@@ -209,7 +208,7 @@ static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile
 
 static query_tile tile_at(const job *j, uint32_t tile) {
     uint32_t low = 0;
-    uint32_t high = j->n_rows; /* binary search for the last row whose first tile is <= tile */
+    uint32_t high = j->n_rows; /* finds the last row whose first tile is <= tile, by binary search */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         if (j->scratch.first_tile[middle] <= tile)
@@ -243,8 +242,8 @@ static void order_queries(const fkv_channel_order *order, const float *q, uint32
         for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
 }
 
-/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. first: index of the first head among
- * all heads of all tokens */
+/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. `first` is the index of the first head
+ * among the heads of all tokens. */
 static void load_query_heads(const fkv_attn_layer *layer, const uint8_t *q, size_t first, uint32_t n_heads, float *to) {
     const size_t row_bytes = fkv_attn_key_dim(layer) * fkv_type_bytes(layer->row_type);
     if (layer->rope_dim == 0) {
@@ -271,7 +270,7 @@ static void load_rope_queries(const job *j, query_tile tile, const thread_scratc
     j->forms[PACKED].codecs[FKV_SIDE_ROPE]->prepare(&layer->block.codec[FKV_SIDE_ROPE], s->q_rope, n_rows, s->prepared_rope);
 }
 
-/* Converts queries to float, scales them, applies the rotation of the keys, and prepares the queries for the kernels. */
+/* Converts queries to float, scales them, rotates them like the keys, and prepares them for the kernels. */
 static void load_queries(const job *j, query_tile tile, uint32_t head, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n = j->heads_per_kv * layer->head_dim;
@@ -319,8 +318,8 @@ static uint32_t count_query_tiles(const fkv_attn_row *rows, uint32_t n_rows, uin
     return n_tiles;
 }
 
-/* Returns the tile cut distance: no query tile may extend across a position that is a multiple of this distance. For layers that
- * are not sealed, the distance is 2^31, which exceeds every position, so their tiles are never cut. */
+/* Returns the distance between tile cuts: no query tile extends across a position that is a multiple of this distance. For layers
+ * that are not sealed, the distance is 2^31, which exceeds every position, so their tiles are never cut. */
 static uint32_t tile_cut_of(const fkv_attn_layer *layer) { return layer->sealed ? layer->block.page_tokens : UINT32_C(1) << 31; }
 
 /* Chooses the number of queries per tile. Larger tiles amortize the cost of unpacking a page over more rows, but there should be
@@ -342,7 +341,8 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* Location of a kernel tile: its block in the slab, the layout and form of that block, and the first token slot of the tile. */
+/* Location of a kernel tile: its block in the slab, the layout and form of that block, and the index of the tile's first token
+ * within the page. */
 typedef struct place {
     const uint8_t *block;
     const fkv_block *layout;
@@ -396,7 +396,7 @@ static void fetch_open(const job *j, place at, fkv_fetch *fetch) {
             fkv_fetch_add(fetch, part[side][p], (uint64_t)j->tile_tokens * at.layout->codec[side].row_bytes[p]);
 }
 
-/* Computes the softmax and adds the weighted values of a tile whose scores have already been computed. */
+/* Computes the softmax weights of a tile from its scores, and adds the weighted values to the outputs. */
 FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
                              const uint8_t *const part[FKV_N_PARTS], fkv_fetch *fetch) {
     const fkv_attn_layer *layer = j->layer;
@@ -422,8 +422,8 @@ FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_s
     fkv_attn_visible_values(&values, fetch);
 }
 
-/* Adds the scores of the RoPE channels of a latent layer to the scores of its latent channels. Scores past n_tokens are undefined
- * before and after. */
+/* Adds the dot products over the RoPE channels of a latent layer to the scores of its latent channels. Scores of tokens past
+ * n_tokens are undefined. */
 static void add_rope_scores(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
                             const uint8_t *const part[FKV_N_PARTS]) {
     FKV_ASSERT(s->rope_scores != NULL);
@@ -478,7 +478,7 @@ static bool may_run(const job *j, query_tile tile) {
                fkv_attn_split_pages(tile.position + tile.n_queries - 1, page_tokens);
 }
 
-/* Returns the end (exclusive) of the run of pages that starts at `page`. */
+/* Returns the end (exclusive) of the run of sealed pages that starts at `page`. */
 static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t end) {
     uint32_t page_tokens = j->layer->block.page_tokens;
     end = fkv_min_u32(end, (tile.position + 1) / page_tokens); /* full pages only */
@@ -486,7 +486,7 @@ static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t e
     return page == 0 ? 0 : fkv_min_u32(end, fkv_attn_first_open(tile.position / page_tokens));
 }
 
-/* Processes pages [first, end) with one kernel call. `after` is the block that follows the run; it is prefetched. */
+/* Processes pages [first, end) with one kernel call. Prefetches `after`, the block that follows these pages. */
 static void attend_run(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end,
                        place after) {
     const fkv_block *block = form_block(j, PACKED, head);
@@ -508,8 +508,8 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
     j->kernels->run(&in);
 }
 
-/* Processes all tokens of a page that are visible to some query. Returns the number of bytes read. On entry and on return,
- * *were_whole states whether the masks in s->masks make every token of a tile visible to every row. */
+/* Processes all tokens of a page that are visible to some query. Returns the number of bytes read. *were_whole is true on entry
+ * and on return if the masks in s->masks make every token of a tile visible to every row. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;
@@ -532,7 +532,8 @@ static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch 
 }
 
 /* Processes those pages in [first, end) that are visible to at least one query of the tile. Finishes every split that ends in
- * this range. The last split may continue in a later call; its state stays in s->split. Returns the number of bytes read. */
+ * this range. If the last split continues past `end`, its state stays in s->split for a later call. Returns the number of bytes
+ * read. */
 static uint64_t walk_pages(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
@@ -593,7 +594,8 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     store_outputs(j, tile, head, s.total);
 }
 
-/* Processes one split of a (tile, head) pair whose tile has a single query. The last thread to finish combines all splits. */
+/* Processes one split of the pages that a single decode query reads, for one KV head. The last thread to finish combines all
+ * splits. */
 static void attend_split(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
     uint32_t split = item % j->max_splits;

@@ -1,5 +1,5 @@
-/* One attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions take plain
- * page views; src/cache connects them to the pager.
+/* One attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions access pages
+ * through page views, so they do not depend on the pager.
  *
  * Results are deterministic. Within one instruction set, every bit of a query's output depends only on the tokens that are
  * visible to the query. The history is split at boundaries that depend only on the query's position (fkv_attn_split_pages). Each
@@ -13,8 +13,8 @@
  * (FKV_OPEN_SPAN) in open form, and every other page in sealed form.
  *
  * A latent layer has one KV head. Its keys consist of head_dim latent channels and rope_dim RoPE channels, and the latent
- * channels are also the values. A score is the sum of the dot products over the two parts, each computed by the kernels of its
- * codec.
+ * channels are also the values. A score is the sum of two dot products, one over the latent channels and one over the RoPE
+ * channels. Each uses the kernels of its codec.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
@@ -45,12 +45,12 @@ typedef struct fkv_attn_layer {
     const fkv_rotation *rotate_k; /* NULL: no rotation */
     const fkv_rotation *rotate_v;
     uint8_t *pages;  /* block of page 0, head 0; other blocks are at byte offset (page * G + head) * block.bytes */
-    bool calibrated; /* true if each head has its own channel order; head_blocks is then set whenever pages is set */
+    bool calibrated; /* true if each head has its own channel order; head_blocks is then not NULL once the pages are allocated */
     bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
     fkv_block open;
-    uint8_t *open_pages;          /* addressed like `pages`, but each block has open.bytes bytes */
-    const fkv_block *head_blocks; /* [G] block layout of each head for calibrated keys, otherwise NULL; differs from `block` only
-                                     in the channel order of K */
+    uint8_t *open_pages;          /* base of the open pages; addressed like `pages`, with open.bytes bytes per block */
+    const fkv_block *head_blocks; /* [G] block layout of each head if keys are calibrated, otherwise NULL; differs from `block`
+                                     only in the channel order of K */
 } fkv_attn_layer;
 
 /* Returns the first logical page of the span that contains page `own`. A query in `own` sees this page and all later pages in
@@ -78,17 +78,17 @@ FKV_INLINE const fkv_block *fkv_attn_head_block(const fkv_attn_layer *layer, uin
     return layer->head_blocks != NULL ? &layer->head_blocks[head] : &layer->block;
 }
 
-/* One sequence's part of a step. Its tokens start at index first - rows[0].first in the arrays k, v, q and out. */
+/* The new tokens of one sequence in a step. They start at index first - rows[0].first of the arrays k, v, q and out. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;     /* position of the first new token */
     uint32_t n_tokens;  /* number of new tokens */
-    uint32_t first;     /* total number of new tokens in the preceding rows of the step */
+    uint32_t first;     /* total number of new tokens in the step's preceding rows */
     fkv_page_view open; /* page numbers of the open pages; used only if the layer is sealed */
 } fkv_attn_row;
 
-/* For a sealed layer, the next two functions return the first logical page that this row fills and the number of pages that it
- * fills. The first page of a sequence is never sealed, because all queries see it in open form. */
+/* The next two functions, for sealed layers, return the first logical page that this row fills and the number of pages that it
+ * fills. The first page of a sequence is not counted: it is never sealed, because all queries read it in open form. */
 FKV_INLINE uint32_t fkv_attn_first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
     return fkv_max_u32(1, row->start / page_tokens);
 }
@@ -107,7 +107,8 @@ typedef struct fkv_cpu_kernels fkv_cpu_kernels;
 const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa);
 const char *fkv_cpu_kernels_name(const fkv_cpu_kernels *kernels);
 
-/* Returns the pages per split for a query at `position`: a power of two that gives at most FKV_ATTN_MAX_SPLITS splits. */
+/* Returns the number of pages per split for a query at `position`. It is a power of two for which there are at most
+ * FKV_ATTN_MAX_SPLITS splits. */
 enum { FKV_ATTN_MAX_SPLITS = 32 };
 uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
 

@@ -1,6 +1,6 @@
-/* See visible_values.h. A copy of a tile is on the stack and is used for one query. It holds the scales and biases of the tile
- * or, for 16-bit codecs, the rows of 16 tokens. The kernels process a copy like a page, so a row's result is bit-identical to its
- * result on a tile without non-finite values. */
+/* See visible_values.h. The copy for a query is on the stack. It holds the scales and biases of the tile or, for 16-bit codecs,
+ * the rows of 16 tokens. The kernels process the copy like a page, so non-finite masked values do not change a single bit of the
+ * result. */
 #include "visible_values.h"
 
 enum { SLICE_TOKENS = 16, MAX_ROW_GROUPS = FKV_MAX_HEAD_DIM / 32 };
@@ -9,7 +9,7 @@ static bool mask_shows(fkv_row_mask mask, uint32_t token) {
     return token < mask.end && (token >= mask.begin || token < mask.sinks);
 }
 
-/* Returns whether the codec has scales. Otherwise the row itself consists of 16-bit values. */
+/* Returns whether the codec has scales. A codec without scales stores rows as 16-bit values. */
 static bool has_scales(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_SCALES] != 0; }
 
 /* Returns whether any value of the tokens [from, end) may be non-finite. This is the case if a 16-bit value is non-finite, or if
@@ -74,7 +74,7 @@ void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
         return;
     }
     const fkv_cpu_kernels *kernels = t->kernels;
-    kernels->leave(); /* enter() was called for all rows; from here on, the kernels process one query at a time */
+    kernels->leave(); /* enter() was called for all rows; the kernels now process the rows of one query at a time */
     for (uint32_t row = 0; row < t->n_rows; row += t->heads) {
         kernels->enter(t->k_codec, t->heads);
         if (has_scales(codec))

@@ -12,9 +12,9 @@
 typedef struct fkv_value_tile {
     const fkv_cpu_kernels *kernels;
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                   const float *p, uint32_t n_rows, float *out); /* values() of the codec */
-    const fkv_codec *k_codec;                                    /* codec for which enter() was called */
-    const fkv_codec *codec;                                      /* codec of the values */
+                   const float *p, uint32_t n_rows, float *out); /* the value kernel of the codec */
+    const fkv_codec *k_codec;                                    /* K codec for which enter() was called */
+    const fkv_codec *codec;                                      /* codec of the value rows */
     const uint8_t *part[FKV_N_PARTS];
     uint32_t n_tokens;
     const fkv_row_mask *masks; /* [rows] */
@@ -24,8 +24,8 @@ typedef struct fkv_value_tile {
     float *out;     /* [rows, D] */
 } fkv_value_tile;
 
-/* Returns whether any of the tile's n_tokens tokens is masked for some row. Checking the first and last row suffices, because
- * mask bounds never decrease from row to row. */
+/* Returns whether any of the tile's n_tokens tokens is masked for at least one row. Checking the first and the last row suffices,
+ * because mask bounds never decrease from row to row. */
 FKV_INLINE bool fkv_masks_hide(const fkv_row_mask *masks, uint32_t n_rows, uint32_t n_tokens) {
     return masks[0].end < n_tokens || masks[n_rows - 1].begin > masks[n_rows - 1].sinks;
 }
