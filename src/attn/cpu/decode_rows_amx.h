@@ -1,9 +1,9 @@
-/* Shared parts of AMX decode: tile register assignment, prefetch schedule, and the code that keeps the matrix unit awake.
- * Included by decode_scores_amx.h and decode_values_amx.h.
+/* Code shared by the AMX decode kernels: tile register assignment, prefetch schedule, and the code that keeps the matrix unit
+ * powered up. Included by decode_scores_amx.h and decode_values_amx.h.
  *
- * If queries were the rows of a tile, decode would leave most of its 16 rows empty. Instead, one operand matrix holds the codes
- * of a page, and the columns of the other hold the bytes of up to four query rows. Results are bit-identical to those of
- * kernels_vnni.h.
+ * If queries were the rows of an AMX tile, decode would leave most of the 16 rows empty. Instead, one operand matrix holds the
+ * codes of a page, and the columns of the other operand hold the bytes of up to four query rows. Results are bit-identical to
+ * those of kernels_vnni.h.
  *
  * Bounds: K8/V4 decode is limited by the 16 line fill buffers of a core, and K4/V4 decode is limited by arithmetic.
  */
@@ -20,10 +20,10 @@ enum {
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* number of quads (groups of four tokens) per tile */
 };
 
-/* Schedule for prefetching the next tile: the number of shares, out of FKV_FETCH_SHARES, that each phase prefetches. The phases
- * that compute scores, rearrange strips of codes and process rows get few shares, because their own loads from L2 need some of
- * the 16 line fill buffers of a core. More lines are prefetched before and after softmax and before and after the weights are
- * quantized. The hardware prefetcher fetches the remaining lines, which are adjacent to prefetched lines. */
+/* Schedule for prefetching the next tile: each phase prefetches its number of shares, out of FKV_FETCH_SHARES. The phases that
+ * compute scores, rearrange strips of codes and process rows get few shares, because their own loads from L2 need some of the 16
+ * line fill buffers of a core. More lines are prefetched before and after softmax and before and after the weights are quantized.
+ * The hardware prefetcher fetches the remaining lines, which are adjacent to prefetched lines. */
 enum {
     FETCH_SCORES = 32,
     FETCH_BEFORE_SOFTMAX = 16,
@@ -34,22 +34,22 @@ enum {
     FETCH_ROWS = 16
 };
 
-/* Tile registers. They are macros, because the instructions take literal tile numbers. */
-#define SCORES_EVEN 0  /* score sums of even steps */
-#define SCORES_ODD 1   /* score sums of odd steps */
-#define QUERIES 2      /* queries of four rows, three bytes per value, for one chunk of the head dimension */
-#define KEYS 3         /* keys of 16 tokens, for the same chunk of the head dimension */
-#define VALUES_WHOLE 4 /* sums of weighted values, over whole code bytes */
-#define VALUES_HIGH 5  /* sums of weighted values, over the high nibbles of 4-bit codes */
+/* Tile registers. They are macros, because AMX instructions encode tile numbers as literals. */
+#define SCORES_EVEN 0  /* accumulators of the dot products in even steps */
+#define SCORES_ODD 1   /* accumulators of the dot products in odd steps */
+#define QUERIES 2      /* queries: four rows, three bytes per value, one chunk of the head dimension */
+#define KEYS 3         /* keys: 16 tokens, the same chunk of the head dimension */
+#define VALUES_WHOLE 4 /* accumulators of the weighted values, for whole code bytes */
+#define VALUES_HIGH 5  /* accumulators of the weighted values, for the high nibbles of 4-bit codes */
 #define CODES 6        /* value codes: 16 code bytes for each of 64 tokens */
 #define WEIGHTS 7      /* weights: two bytes per weight, for four rows and 64 tokens */
-#define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); afterwards, the register holds codes */
+#define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); later reused for value codes */
 
-/* Configures the tile shapes. Called only once per pass over the pages, because configuring takes half as long as the matrix
- * multiplications for one tile of tokens. */
+/* Configures the tile shapes, once per pass over the pages: configuring takes half as long as the matrix multiplications for one
+ * tile of tokens. */
 static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    /* queries are stored as base-256 digits (signed bytes) of four rows; see sealed_amx.h */
+    /* the queries are base-256 digits (signed bytes) of four rows; see sealed_amx.h */
     bool sealed = fkv_codec_is_sealed(k_codec) || k_codec->kind == FKV_CODEC_TURBO;
     uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* unused if K has no integer kernel */
     uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;
@@ -57,7 +57,7 @@ static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shape(&shapes, SCORES_ODD, sum_rows, 64);
     fkv_tile_shape(&shapes, QUERIES, sealed ? sum_rows : chunk_bytes / 4, 64);
     fkv_tile_shape(&shapes, KEYS, sealed ? sum_rows : LANE_TOKENS,
-                   chunk_bytes); /* for sealed keys, this register holds the base-256 digits of the queries for the odd chunk */
+                   chunk_bytes); /* for sealed keys, this register holds the query digits of the odd chunk */
     fkv_tile_shape(&shapes, VALUES_WHOLE, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, VALUES_HIGH, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, CODES, TILE_QUADS, 64);
@@ -65,8 +65,8 @@ static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tiles_open(&shapes);
 }
 
-/* Keeps the matrix unit awake with a matrix multiplication whose result is discarded. The matrix unit powers down after about 350
- * ns without a multiplication and takes 300 ns to wake up. */
+/* Keeps the matrix unit powered up with a matrix multiplication whose result is discarded. The matrix unit powers down after
+ * about 350 ns without a multiplication and takes 300 ns to wake up. */
 FKV_INLINE void decode_stay_awake(void) { _tile_dpbsud(VALUES_HIGH, WEIGHTS, CODES); }
 
 #endif

@@ -2,10 +2,10 @@
  *
  * Matrix A holds the codes of 16 tokens for one chunk of the head dimension. 8-bit codes are loaded from the page as stored;
  * 4-bit codes are unpacked. Matrix B holds four queries, with one column for each of the three bytes of a query. The rows of the
- * result are tokens, so the sums are transposed while they are converted to float.
+ * result are tokens, so the dot products are transposed while they are converted to float.
  *
  * A step covers 16 tokens, four rows and one chunk. Two steps are in flight: the matrix multiplication of the next step starts
- * before the sums of the current step are converted, so that the matrix unit and the vector units work in parallel.
+ * before the dot products of the current step are converted, so that the matrix unit and the vector units work in parallel.
  */
 #ifndef FKV_DECODE_SCORES_AMX_H
 #define FKV_DECODE_SCORES_AMX_H
@@ -14,8 +14,8 @@
 
 /* ---- queries ---- */
 
-/* Query rows as matrix columns. For 4-bit keys, each chunk holds its even values first and then its odd values, as unpack_keys()
- * orders the codes. */
+/* Query rows as matrix columns. For 4-bit keys, the even values of a chunk precede its odd values, like the codes that
+ * unpack_keys() writes. */
 typedef struct column_queries {
     uint32_t *n_by_float; /* see int_queries */
     uint32_t *by_float;
@@ -39,8 +39,8 @@ static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chu
     return cq;
 }
 
-/* Transposes one byte of each of 16 values for four rows, starting at row `first`: to[i * 64] receives quad i of all four rows.
- * Matrix columns beyond the last query row repeat that row; the sums of these columns are ignored. */
+/* Transposes 16 bytes (four quads) of four query rows, starting at row `first`: to[i * 64] receives quad i of all four rows. If
+ * there are fewer rows, the last row is repeated, and the results of the repeated columns are ignored. */
 FKV_INLINE void transpose_queries(const int8_t *bytes, uint32_t first, uint32_t n_rows, uint32_t dim, int8_t *to) {
     __m128 a[4];
     for (uint32_t i = 0; i < 4; i++) {
@@ -77,7 +77,7 @@ static void decode_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
 
 /* ---- keys ---- */
 
-/* Dot products of 16 tokens with the queries: one sum for each token and each column of column_queries. */
+/* Integer dot products of 16 tokens with all columns of column_queries. */
 typedef struct token_sums {
     alignas(64) int32_t at[LANE_TOKENS][16];
 } token_sums;
@@ -93,7 +93,7 @@ typedef struct decode_score_job {
     uint32_t n_chunks;
     uint32_t chunk; /* values per chunk */
     float *scores;
-    token_sums sums[2]; /* sums of the current step and of the previous step */
+    token_sums sums[2]; /* integer dot products of the current and the previous step */
     /* 4-bit codes widened to bytes, for the current and the next 16 tokens; in each chunk, even values precede odd values */
     alignas(64) uint8_t unpacked[2][LANE_TOKENS * FKV_MAX_HEAD_DIM];
 } decode_score_job;
@@ -122,22 +122,23 @@ FKV_INLINE void unpack_keys(decode_score_job *j, uint32_t block) {
     fkv_tiles_see_stores();
 }
 
-/* Returns the codes of 16 tokens, widened to bytes, with dim codes per token. */
+/* Returns the codes of a block of 16 tokens, one byte per code and dim codes per token. */
 FKV_INLINE const uint8_t *key_bytes(int bits, const decode_score_job *j, uint32_t block) {
     return bits == 4 ? j->unpacked[block % 2] : j->t.codes + (size_t)block * LANE_TOKENS * j->t.row_bytes;
 }
 
 /* ---- conversion of sums to scores ---- */
 
-/* One step covers 16 tokens, one chunk of the head dimension, and the block of rows that starts at `first`. */
+/* One step computes the dot products of 16 tokens with a block of query rows, over one chunk of the head dimension. `first` is
+ * the first query row. */
 typedef struct score_step {
     uint32_t block;
     uint32_t first;
     uint32_t chunk;
 } score_step;
 
-/* Gathers the sums of four query rows for every fourth of 16 tokens: 128-bit lane L receives the sums of token 4 * L. Whole rows
- * are loaded and their lanes permuted, because loading each lane separately takes twice as many instructions. */
+/* Gathers the dot products of four query rows with tokens 0, 4, 8 and 12: 128-bit lane L receives those of token 4 * L. Loading
+ * whole rows and permuting their lanes takes half as many instructions as loading each lane separately. */
 FKV_INLINE __m512i joined_sums(const int32_t (*sums)[16]) {
     __m512i a = _mm512_load_si512(sums[0]);
     __m512i b = _mm512_load_si512(sums[4]);
@@ -151,7 +152,8 @@ FKV_INLINE __m512i joined_sums(const int32_t (*sums)[16]) {
     return _mm512_add_epi32(join_bytes(high, low), _mm512_srai_epi32(remainder, 8));
 }
 
-/* Adds the sums of a step to the scores of n_rows rows, with the same float operations as int_scores_chunk(). */
+/* Scales the dot products of a step and adds them to the scores of n_rows rows, with the same float operations as
+ * int_scores_chunk(). */
 FKV_INLINE void add_scores(const decode_score_job *j, score_step s, const token_sums *sums, uint32_t n_rows,
                            vf scores[COLUMN_ROWS]) {
     const tile *t = &j->t;
@@ -162,7 +164,7 @@ FKV_INLINE void add_scores(const decode_score_job *j, score_step s, const token_
     size_t n_chunks = j->n_chunks;
     vf scale = token_lanes(t->scales, group, token);
     vf bias = token_lanes(t->biases, group, token);
-    __m512i by_token[COLUMN_ROWS]; /* sums of four rows for every fourth token */
+    __m512i by_token[COLUMN_ROWS]; /* dot products of four rows with every fourth token */
     __m512i by_row[COLUMN_ROWS];
     FKV_UNROLL
     for (int i = 0; i < 4; i++) by_token[i] = joined_sums(&sums->at[i]);
@@ -179,7 +181,7 @@ FKV_INLINE float *scores_at(const decode_score_job *j, score_step s) {
     return j->scores + (size_t)s.first * FKV_TILE_TOKENS + s.block * LANE_TOKENS;
 }
 
-/* Like add_scores(), but reads the previous scores from memory and stores the results. */
+/* Like add_scores(), but loads the scores from memory and stores them afterwards. */
 FKV_INLINE void add_scores_in_memory(const decode_score_job *j, score_step s, const token_sums *sums, uint32_t n_rows) {
     __mmask16 later = s.chunk == 0 ? 0 : 0xffff;
     float *to = scores_at(j, s);
@@ -195,7 +197,7 @@ static void add_scores_of_some_rows(const decode_score_job *j, score_step s, con
 
 /* ---- general shapes ---- */
 
-/* Progress through the steps of a tile: the next step to start and the next step to finish. */
+/* The next step to start and the next step to finish, among the steps of a tile. */
 typedef struct score_steps {
     score_step start;
     score_step now;
@@ -232,8 +234,8 @@ FKV_INLINE void start_score_step(bool odd, int bits, decode_score_job *j, score_
     next_score_step(j, &s->start);
 }
 
-/* Stores the sums of one step, starts the matrix multiplication of the step after the next one, and converts the stored sums to
- * scores. */
+/* Stores the dot products of one step, starts the matrix multiplication of the step after the next one, and converts the stored
+ * dot products to scores. */
 FKV_INLINE void finish_score_step(bool odd, int bits, decode_score_job *j, score_steps *s) {
     token_sums *sums = &j->sums[odd];
     if (odd)
@@ -266,8 +268,8 @@ FKV_INLINE void decode_score_steps(int bits, decode_score_job *j) {
 
 /* ---- most common shape ---- */
 
-/* Computes scores for four rows and two chunks of 64 values. Even steps process the first chunk and odd steps the second, so that
- * queries stay in their tiles and scores in registers. */
+/* Computes scores for four rows and a head dimension of two chunks (64 values each). Even steps process the first chunk and odd
+ * steps the second chunk, so that the queries stay in tile registers and the scores in vector registers. */
 FKV_INLINE void start_pair_step(bool odd, int bits, const decode_score_job *j, uint32_t block) {
     _tile_loadd(KEYS, key_bytes(bits, j, block) + (odd ? 64 : 0), 128);
     if (odd) {

@@ -2,8 +2,8 @@
  *
  * Matrix A holds the two bytes of each weight, for four query rows and one group of channels. Matrix B holds 16 code bytes of
  * that group for each of 64 tokens, as quads (dwords with one byte of each of four tokens). A strip (64 bytes of every value row)
- * is rearranged into quads once and is used by all query rows. Reused data is kept small, because the streamed pages leave little
- * space in L1.
+ * is rearranged into quads once and is used by all query rows. Data that is reused must be small, because the pages that stream
+ * through L1 leave little space.
  */
 #ifndef FKV_DECODE_VALUES_AMX_H
 #define FKV_DECODE_VALUES_AMX_H
@@ -14,7 +14,8 @@
 
 enum { MAX_STRIP_GROUPS = 4 };
 
-/* Weights of up to four rows for the groups of a strip, quantized as in weigh(), with tokens in the order of packed_words. */
+/* Quantized weights of up to four rows, for the groups of a strip. weigh() defines the quantization and packed_words the token
+ * order. */
 typedef struct decode_weights {
     alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
@@ -22,7 +23,7 @@ typedef struct decode_weights {
     alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * zero code */
 } decode_weights;
 
-/* Input of decode_weigh(). The counts in this struct are compile-time constants, except in decode_weigh_some(). */
+/* Input of decode_weigh(). All callers except decode_weigh_some() pass compile-time constants as counts. */
 typedef struct weigh_input {
     const token_affine *affine;
     const strip_place *place;
@@ -51,9 +52,10 @@ FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
     return fold_rows(how, 4 * COLUMN_ROWS, x[0]);
 }
 
-/* Computes the steps and offsets of all groups. inverse receives the factors that scale weights to integers. */
+/* Computes the quantization step and the offset of each group. `inverse` receives the inverse steps, which scale weights to
+ * integers. */
 FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
-    enum { LARGER_MAGNITUDE = 0x0b }; /* makes _mm512_range_ps return the maximum of the absolute values */
+    enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps that selects the maximum of the absolute values */
     vf largest[MAX_STRIP_GROUPS][COLUMN_ROWS];
     vf offset[MAX_STRIP_GROUPS][COLUMN_ROWS];
     for (int g = 0; g < in.n_groups; g++) {
@@ -78,7 +80,7 @@ FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[
 
 /* Quantizes the weights to bytes and sums the products weight * zero code. */
 FKV_INLINE void weigh_bytes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
-    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* integer sums over tokens of weight * zero code */
+    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sums over tokens of weight * zero code, which are integers */
     for (int g = 0; g < in.n_groups; g++) {
         uint32_t group = strip_group(in.place, g);
         __m512i zero = packed_zeros(in.affine, group);
@@ -124,8 +126,8 @@ static void decode_weigh_some(uint32_t n_vecs, decode_weights *w, const token_af
 
 /* ---- codes ---- */
 
-/* Dot products, over the tokens, of one vector of codes with the high and low weight bytes. For 4-bit codes, there are separate
- * sums over whole code bytes and over high nibbles.
+/* Dot products, over the tokens, of one vector of codes with the high and low weight bytes. For 4-bit codes, whole code bytes and
+ * high nibbles have separate dot products.
  */
 typedef struct decode_value_sums {
     alignas(64) int32_t at[2][COLUMN_ROWS][2][16];
@@ -138,12 +140,12 @@ typedef struct decode_value_job {
     strip_place place;
     token_affine affine;
     decode_weights weights;
-    /* Quads of four tokens for 16 bytes of a row; quad k is at index quad_place(k). 4-bit codes are not split into nibbles:
-     * vectors 0-3 hold whole bytes, and vectors 4-7 hold the same bytes with the low nibble cleared. A sum over low nibbles is
-     * then the difference between these two sums.
+    /* Codes as quads (dwords with one byte of each of four tokens), for 16 row bytes per vector; quad k is at index
+     * quad_place(k). 4-bit codes are not split into nibbles: vectors 0-3 hold whole bytes, and vectors 4-7 hold the same bytes
+     * with the low nibble cleared. The dot product of the low nibbles is the difference between the other two.
      */
     alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
-    decode_value_sums sums[2]; /* sums of the current and the previous vector */
+    decode_value_sums sums[2]; /* dot products of the current and the previous vector of codes */
 } decode_value_job;
 
 /* Rearranges a strip into quads. Tokens beyond n_tokens have weight 0, so their slots may contain arbitrary bytes. */
@@ -201,7 +203,7 @@ FKV_INLINE __m512i whole_sums(const int32_t (*of_bytes)[16]) {
     return _mm512_add_epi32(times_256(_mm512_load_si512(of_bytes[0])), _mm512_load_si512(of_bytes[1]));
 }
 
-/* Adds the values of one vector to an output row, with the same float operations as int_values_row(). */
+/* Adds the weighted values of one vector of codes to an output row, with the same float operations as int_values_row(). */
 FKV_INLINE void add_vector(int bits, const decode_value_job *j, uint32_t vec, uint32_t row, float *out) {
     const decode_weights *w = &j->weights;
     uint32_t group = j->place.group[vec] - j->place.group[0];
@@ -225,8 +227,8 @@ FKV_INLINE void add_vector(int bits, const decode_value_job *j, uint32_t vec, ui
     vf_store(out + 16, vf_add(vf_load(out + 16), _mm512_permutex2var_ps(even, second, odd)));
 }
 
-/* Processes up to four rows. The matrix multiplications of the next vector start before the sums of the current vector are
- * converted to float. */
+/* Processes up to four rows. The matrix multiplications of the next vector of codes start before the dot products of the current
+ * vector are converted to float. */
 FKV_INLINE void decode_values_block(int bits, decode_value_job *j, const float *p, uint32_t n_rows, float *out, bool fetches) {
     uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
     uint32_t n_token_vecs = fkv_ceil_div(j->n_tokens, 16);

@@ -1,4 +1,4 @@
-/* Kernel selection for aarch64. */
+/* Selects the attention kernels for aarch64. */
 #include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"

@@ -1,4 +1,4 @@
-/* Kernel selection for x86_64. */
+/* Selects the attention kernels for x86_64. */
 #include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"

@@ -12,7 +12,7 @@
 
 enum {
     FKV_TILE_TOKENS = 64, /* maximum tokens per tile; also the row stride of the scores */
-    FKV_TILE_ROWS = 128,  /* maximum number of query rows per tile; exceeded only if one KV head serves more query heads */
+    FKV_TILE_ROWS = 128,  /* maximum number of query rows per tile, unless more query heads than this share one KV head */
     FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
 };
 
@@ -31,15 +31,16 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* State of prefetching the next tile into L2 while the current tile is processed. The prefetched ranges are the parts of the next
- * tile, or its whole block if a tile covers a page. Kernels prefetch a few lines in every step to keep the memory system busy. A
- * step is four 64-byte lines, and the last step of a range may extend beyond its end. */
+/* State of the prefetch that loads the next tile into L2 while the current tile is processed. The prefetched ranges are the
+ * codes, scales and biases of the next tile, or its whole block if a tile covers a page. Kernels call fkv_fetch_some() regularly
+ * to keep the memory system busy. A fetch step prefetches four 64-byte lines; the last step of a range may extend beyond its end.
+ */
 enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
-    const uint8_t *at; /* next address in the current range */
-    uint32_t n_left;   /* remaining steps in the current range */
-    uint32_t due;      /* fraction of a step accumulated so far, as a multiple of 1 / FKV_FETCH_SHARES */
-    uint32_t n_steps;  /* number of steps in all ranges */
+    const uint8_t *at; /* next address to prefetch in the current range */
+    uint32_t n_left;   /* remaining fetch steps in the current range */
+    uint32_t due;      /* accumulated fraction of a fetch step, as a multiple of 1 / FKV_FETCH_SHARES */
+    uint32_t n_steps;  /* number of fetch steps in all ranges */
     uint32_t n_begun;  /* number of ranges started */
     uint32_t n_ranges;
     struct {
@@ -63,8 +64,8 @@ FKV_INLINE void fkv_fetch_step(const uint8_t *at) {
     FKV_PREFETCH_FAR(at + 192);
 }
 
-/* Prefetches the fraction n_shares / FKV_FETCH_SHARES of the next tile. scores() requests half of all shares, and values()
- * requests the other half. */
+/* Prefetches the fraction n_shares / FKV_FETCH_SHARES of the next tile. The score kernel requests half of all shares, and the
+ * value kernel requests the other half. */
 FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     const uint8_t *at = next->at;
     uint32_t n_left = next->n_left;
@@ -91,10 +92,9 @@ FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
     for (uint64_t byte = 0; byte < bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(block + byte);
 }
 
-/* Returns an upper bound, over all kernels, on the size of prepared queries. There are six arrays, which hold three bytes per
- * value, a float per 32 values, and a float and an index per row. The additional bytes are needed by kernels that read the last
- * rows as a block of 16 rows, and by kernels that store four bytes per value for up to 11 rows, rounded up to blocks of 4
- * rows. */
+/* Returns an upper bound on the size of prepared queries, over all kernels. The six arrays hold three bytes per value, a float
+ * per 32 values, and a float and an index per row. Some kernels need additional bytes, because they read the last rows as a block
+ * of 16 rows, or store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
@@ -104,21 +104,21 @@ typedef struct fkv_codec_kernels {
     fkv_codec_kind kind;
     uint32_t bits;
 
-    /* Prepares queries for scores(). Called once for all tiles. q: [rows, D]; prepared: fkv_prepared_bytes() bytes, 64-byte
+    /* Prepares queries for scores(). Called once per query tile. q: [rows, D]; prepared: fkv_prepared_bytes() bytes, 64-byte
      * aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
 
     /* Computes scores[r][t] = q[r] . k[t] for t < n_tokens. Scores beyond n_tokens are undefined. q: [rows, D], 64-byte aligned;
-     * for calibrated keys, q is in the channel order of the codec here and in prepare(). part points to the first token of the
-     * tile. */
+     * for calibrated keys, q is in the channel order of the codec here and in prepare(). `part` holds the addresses of the codes,
+     * scales and biases of the tile's first token. */
     void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
-    /* Computes out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is the output of softmax() and is 0 beyond n_tokens. */
+    /* Computes out[r] += sum over t < n_tokens of p[r][t] * v[t]. p holds the softmax weights and is 0 beyond n_tokens. */
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
-    /* Encodes one row, bit-identical to fkv_codec_encode(). NULL if the codec's blocks are created by sealing and not row by row.
+    /* Encodes one row, bit-identical to fkv_codec_encode(). NULL for sealed codecs, which do not encode single rows.
      */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 } fkv_codec_kernels;
@@ -126,37 +126,37 @@ typedef struct fkv_codec_kernels {
 /* A run of pages [first, end) of one KV head. Every page is sealed, forms one full tile, and is fully visible to every row. */
 typedef struct fkv_run {
     const fkv_block *block;
-    const uint8_t *pages; /* the head's block in page 0 of the slab */
+    const uint8_t *pages; /* address of this head's block in page 0 of the slab */
     uint64_t page_bytes;
     fkv_page_view view;
     uint32_t first;
     uint32_t end;
     uint32_t split_pages; /* pages per split: a split ends before each page whose number is a multiple of split_pages */
-    const uint8_t *after; /* block that follows the run, for prefetching */
+    const uint8_t *after; /* block to prefetch after the last page of the run */
     uint64_t after_bytes;
     const float *q;
     const void *prepared;
     uint32_t n_rows;
     fkv_softmax split; /* softmax state of the last split, which a later call may continue */
-    fkv_softmax total; /* combined softmax state; finished splits are merged into this state in the same way as in fold() */
+    fkv_softmax total; /* combined softmax state, into which finished splits are merged like in fold() */
 } fkv_run;
 
 struct fkv_cpu_kernels {
     const char *name;
-    const fkv_codec_kernels *codecs; /* one entry per bit width of each codec, terminated by FKV_CODEC_AUTO */
+    const fkv_codec_kernels *codecs; /* one entry per codec and bit width, terminated by an entry of kind FKV_CODEC_AUTO */
 
     /* enter() is called before the first tile of a pass over pages, and leave() after the last tile, on the same thread. They set
-     * up and release state such as tile registers. On one thread, passes must not be nested. */
+     * up and release per-thread state such as tile registers. Passes must not be nested within a thread. */
     void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
     void (*leave)(void);
 
-    /* Caps and masks the scores, updates the running maximum, rescales the state, and replaces scores with weights (0 where
-     * masked). width is the number of tokens of a full tile, a multiple of 16. */
+    /* Applies the soft cap and the masks to the scores, updates the running maximum, rescales the softmax state, and replaces the
+     * scores with softmax weights (0 where masked). `width` is the number of tokens of a full tile, a multiple of 16. */
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
 
-    /* Returns the largest magnitude among n 16-bit floats, as bits without the sign. Infinity ranks above all finite values, and
-     * NaN ranks above infinity. */
+    /* Returns the largest magnitude among n 16-bit floats, as a bit pattern without the sign. Infinity ranks above all finite
+     * values, and NaN ranks above infinity. */
     uint16_t (*largest)(const uint8_t *halves, size_t n);
 
     /* Merges the softmax state `split` into the state `into`, for the rows that have at least one visible token in `split`. */
@@ -165,9 +165,9 @@ struct fkv_cpu_kernels {
     /* Seals one block, bit-identical to fkv_seal_block(). */
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
-    /* Computes scores, softmax and values for all tiles of a run, bit-identical to separate calls for each tile. Each step of a
-     * tile waits for the result of the previous step, so several tiles are processed at once. runs() returns whether run()
-     * supports a block. Both pointers are NULL if the instruction set has no run kernels. */
+    /* Computes scores, softmax and values for all tiles of a run, bit-identical to separate calls for each tile. Several tiles
+     * are processed at once to hide latency, because the operations on one tile depend on each other. runs() returns whether
+     * run() supports a block. Both pointers are NULL if the instruction set has no run kernels. */
     bool (*runs)(const fkv_block *block, uint32_t n_rows);
     void (*run)(const fkv_run *in);
 };

@@ -3,14 +3,15 @@
  * of kernels_body.h.
  *
  * Results are bit-identical to those of kernels_vnni.h: integer sums are exact in any order, and the float operations that follow
- * are the same in the same order. Softmax and weights are in rows16_avx512.h.
+ * are performed in the same order. Softmax and weights are in rows16_avx512.h.
  *
  * Scores: matrix A holds one byte of each query value, for 16 rows and one chunk of the head dimension; matrix B holds the codes
  * of that chunk as quads, for 16 tokens. Values: matrix A holds one byte of each weight, for 16 rows and 64 tokens; matrix B
  * holds the codes of these tokens as quads, for 16 values. The codes of a tile are rearranged once for all rows.
  *
- * Sums alternate between two sets of tiles. The matrix multiplications of one set start before the sums of the other set are
- * stored and converted, so that the matrix unit and the vector units work in parallel. These kernels are bound by arithmetic.
+ * Accumulators alternate between two sets of tile registers. The matrix multiplications of one set start before the accumulators
+ * of the other set are stored and converted, so that the matrix unit and the vector units work in parallel. These kernels are
+ * bound by arithmetic.
  */
 #include "decode_scores_amx.h"
 #include "decode_values_amx.h"
@@ -21,11 +22,11 @@ _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows must fi
 enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
-    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* number of steps along the head dimension, each of 16 values */
-    MAX_WEIGHTS = 16 /* maximum number of row_weights in memory at the same time; there is one for each group and block of rows */
+    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* maximum number of 16-value steps along the head dimension */
+    MAX_WEIGHTS = 16 /* maximum number of row_weights kept at a time, one for each pair of a group and a block of rows */
 };
 
-/* Accumulated dot products of 16 rows x 16 columns. */
+/* Integer dot products of 16 rows with 16 columns. */
 typedef struct block_sums {
     alignas(64) int32_t at[BLOCK_ROWS][16];
 } block_sums;
@@ -34,12 +35,12 @@ FKV_INLINE __m512i sums_of(const block_sums *sums, uint32_t row) { return _mm512
 
 /* ---- scores ---- */
 
-/* One loop iteration processes one chunk of the head dimension for 16 tokens. A chunk is one unit, or two units if a group is
- * larger than a unit. All chunks of 16 tokens are processed before the next 16 tokens. */
+/* One loop iteration processes one chunk of the head dimension for 16 tokens. A unit is 32 values. A chunk is one unit if groups
+ * have 32 values, otherwise two. All chunks of 16 tokens are processed before the next 16 tokens. */
 typedef struct key_turn {
     uint32_t token;
     uint32_t chunk;
-    uint32_t at;                /* offset along the head dimension */
+    uint32_t at;                /* offset of the chunk along the head dimension */
     const uint8_t (*codes)[64]; /* quads of the chunk, see unit_quads() */
     alignas(64) float scale[LANE_TOKENS];
     alignas(64) float bias[LANE_TOKENS];
@@ -84,8 +85,8 @@ FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_toke
     }
 }
 
-/* Configures the tiles. Tiles 0-2: sums of the high, low and remainder bytes; 3-5: second set of sums; 6: one byte of each query
- * value; 7: codes. */
+/* Configures the tiles. Tiles 0-2 accumulate the products of the high, low and remainder bytes, and tiles 3-5 are a second set of
+ * accumulators. Tile 6 holds one byte of each query value, and tile 7 holds codes. */
 static void score_tiles_open(uint32_t units) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -94,7 +95,8 @@ static void score_tiles_open(uint32_t units) {
     fkv_tiles_open(&shapes);
 }
 
-/* Converts the sums of rows [begin, end), counted from `row`, to scores, with the same float operations as int_scores_chunk(). */
+/* Converts the dot products of rows [begin, end) to scores, with the same float operations as int_scores_chunk(). Rows are
+ * counted from `row`. */
 FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const block_sums sums[N_BYTES], uint32_t row,
                             uint32_t begin, uint32_t end) {
     const float *step = j->queries.step + row;
@@ -148,8 +150,8 @@ FKV_INLINE void multiply_queries(uint32_t sums) {
     }
 }
 
-/* The part of the previous iteration's scores that is computed next: n_rows rows, starting at `row`. They are computed while the
- * matrix unit works on the next iteration. */
+/* Rows of the previous iteration whose scores are computed while the matrix unit works on the next iteration: n_rows rows,
+ * starting at `row`. */
 typedef struct scores_before {
     const key_turn *turn;
     const block_sums *sums;
@@ -159,7 +161,7 @@ typedef struct scores_before {
 
 /* For one byte of the queries, starts the dot products of the next iteration, stores those of this iteration, and converts a
  * third of the previous iteration's rows to scores. This hides latencies and keeps the matrix unit and the vector units busy.
- * `bytes` are the query bytes of the next iteration. set and byte are compile-time constants. */
+ * `bytes` are the query bytes of the next iteration. `set` and `byte` are compile-time constants. */
 FKV_INLINE void score_byte(score_job *j, uint32_t set, uint32_t byte, const int8_t *bytes, scores_before before) {
     _tile_loadd(6, bytes, j->dim);
     zero_block_sums((1 - set) * N_BYTES + byte);
@@ -192,7 +194,7 @@ static void score_turns(score_job *j, const tile *t) {
     uint32_t row = 0; /* first row of the previous iteration */
     uint32_t n_rows = 0;
     uint32_t set = 0;
-    score_turn(j, 1, before, 0, 0, j->turns, 0); /* there is no previous iteration, so the stored sums are ignored */
+    score_turn(j, 1, before, 0, 0, j->turns, 0); /* there is no previous iteration, so the stored dot products are ignored */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
         fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / n_blocks + 1);
@@ -257,7 +259,8 @@ typedef struct value_blocks {
     alignas(64) uint8_t codes[MAX_STEPS][TILE_QUADS][64];
 } value_blocks;
 
-/* Loads 64 codes of a row, starting at `first`, one byte each, with dwords transposed 4x4. Codes beyond the row are 0. */
+/* Loads 64 codes of a row, starting at code `first`, as one byte each. The dwords are transposed as a 4x4 matrix. Codes beyond
+ * the row are 0. */
 FKV_INLINE __m512i value_code_bytes(int bits, const uint8_t *row, uint32_t first, uint32_t dim) {
     uint32_t n = fkv_min_u32(64, dim - first);
     __m512i codes;
@@ -322,8 +325,8 @@ static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n)
     }
 }
 
-/* Configures the tiles. Tiles 0, 1: sums of the high and low bytes; 2, 3: second set of sums; 4, 5: high and low bytes of the
- * weights; 6: codes. */
+/* Configures the tiles. Tiles 0 and 1 accumulate the products of the high and low bytes, and tiles 2 and 3 are a second set of
+ * accumulators. Tiles 4 and 5 hold the high and low bytes of the weights, and tile 6 holds codes. */
 static void value_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -335,7 +338,7 @@ static void value_tiles_open(void) {
 typedef struct value_turn {
     const row_weights *weights;
     const uint8_t (*codes)[64];
-    float *out; /* output of the first row */
+    float *out; /* output of the block's first row */
     uint32_t n_rows;
 } value_turn;
 
@@ -344,7 +347,8 @@ FKV_INLINE value_turn turn_at(const value_job *j, const row_weights *of_blocks, 
                         j->out + (size_t)block * BLOCK_ROWS * j->dim + (size_t)(first + step) * 16, block_rows(j->n_rows, block)};
 }
 
-/* Adds the sums of rows [begin, end) of an iteration to the output, with the same float operations as int_values_row(). */
+/* Adds the weighted values of rows [begin, end) of an iteration to the output, with the same float operations as
+ * int_values_row(). */
 FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uint32_t dim, uint32_t begin, uint32_t end) {
     const row_weights *w = turn->weights;
     for (uint32_t r = begin; r < end; r++) {
@@ -398,11 +402,11 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     uint32_t n_rows = 0; /* rows of the previous iteration */
     uint32_t set = 0;
     fkv_tiles_see_stores();
-    value_step(j, 1, &before, 0, &now, true); /* there is no previous iteration, so the stored sums are ignored */
+    value_step(j, 1, &before, 0, &now, true); /* there is no previous iteration, so the stored dot products are ignored */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
-            /* the next iteration is in another block of rows; after the last block, the last multiplication is repeated and its
-             * result is ignored */
+            /* at the end of a group, the next iteration is in another block of rows; after the last block, the last
+             * multiplication is repeated, and its result is ignored */
             bool other = step + 1 == j->group_steps;
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)

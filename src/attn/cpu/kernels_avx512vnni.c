@@ -4,7 +4,8 @@
 
 /* ---- scores ---- */
 
-/* For every query row, adds the products of n_units units (32 values each) to the scores of 16 tokens, starting at `token`.
+/* For every query row and 16 tokens, starting at `token`, adds the dot products over n_units units (32 values each) to the
+ * scores.
  */
 FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
                                  uint32_t n_rows, float *scores) {
@@ -66,13 +67,14 @@ typedef struct strip {
     uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
 } strip;
 
-/* Quantized weights (softmax weight times scale) of one row for one strip, stored for each quad of tokens and each lane. */
+/* Quantized weights (softmax weight times scale) of one row for one strip. Each 128-bit lane of the strip has its own weights,
+ * because lanes can belong to different groups. */
 typedef struct weights {
-    int8_t high[4][4][16]; /* quad k of tokens is at [k % 4][k / 4]; 4 tokens for each of 4 lanes */
+    int8_t high[4][4][16]; /* weights for quad k of tokens are at [k % 4][k / 4]: 4 tokens for each of 4 lanes */
     int8_t low[4][4][16];
     float step[4];   /* per lane */
-    float offset[4]; /* for each lane, the sum over tokens of (softmax weight p) * offset */
-    int32_t zero[4]; /* for each lane, the sum over tokens of weight * zero code */
+    float offset[4]; /* for each lane, sum over tokens of (softmax weight p) * offset */
+    int32_t zero[4]; /* for each lane, sum over tokens of weight * zero code */
 } weights;
 
 FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
@@ -137,7 +139,7 @@ FKV_INLINE group_weights weigh(const token_affine *f, uint32_t group, const floa
     return g;
 }
 
-/* Stores dword k of lane[L] to dword L of to[k % 4][k / 4], for 16 dwords in each of four registers. */
+/* Transposes four registers of 16 dwords: dword k of lane[L] is stored to dword L of to[k % 4][k / 4]. */
 FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
     __m512i quad[4];
     transpose_dwords(lane, quad);
@@ -161,7 +163,7 @@ static void weights_open(weights *w, const strip_place *s, const token_affine *f
     store_by_quad(low, w->low);
 }
 
-/* Broadcasts dword L of x to 128-bit lane L. */
+/* Broadcasts dword L of x to all dwords of 128-bit lane L. */
 FKV_INLINE __m512i spread(__m128i x) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_castsi128_si512(x));
 }
@@ -220,7 +222,7 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 /* ---- sealed blocks ---- */
 
 /* Computes the dot products of n query rows (a compile-time constant) with the codes of 16 tokens and adds them to
- * sum[row][digit]. The base-256 digits (bytes) of a query value have separate sums. */
+ * sum[row][digit]. Each base-256 digit (byte) of the query values has its own dot product. */
 FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, __m512i (*sum)[DIGITS]) {
     for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
         const int8_t *of_chunk = digits.at + chunk * digits.chunk;
@@ -279,7 +281,7 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     }
 }
 
-/* Adds the weighted values of n units of 16 values (a compile-time constant) to one output row. */
+/* Adds the weighted values of n units (16 values each) to one output row. n is a compile-time constant. */
 FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t unit, const uint8_t *of_tokens, float step,
                            float *out) {
     __m512i high[4];
@@ -323,11 +325,11 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- TurboQuant rows ---- */
 
-/* Offset that makes codebook levels non-negative, as vpdpbusd requires. Sums are initialized to the negated contribution of this
+/* Offset that makes codebook levels non-negative, as vpdpbusd requires. Accumulators start at the negated contribution of this
  * offset. */
 enum { LEVEL_OFFSET = 128 };
 
-/* Computes the initial sums of one query row, one for each of its base-256 digits (bytes). */
+/* Computes the initial accumulators of one query row, one for each of its base-256 digits (bytes). */
 static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
     vf sums[4];
     for (size_t d = 0; d < 4; d++) {

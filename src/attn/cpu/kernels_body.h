@@ -20,13 +20,13 @@
 
 #include <math.h>
 
-/* Storage form of a row, as a compile-time constant: the bit width of affine codes, a 16-bit float type, or FORM_BOOK plus the
- * bit width of codebook codes. */
+/* Storage forms of a row, which kernels take as compile-time constants: the bit width of affine codes, a 16-bit float type, or
+ * FORM_BOOK plus the bit width of codebook codes. */
 enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_BOOK = 32 };
 
 enum {
     PREFILL_MIN_ROWS = 4 * PREFILL_ROWS
-}; /* with at least this many query rows, unpacking 16 tokens to L1 is faster than decoding them in registers */
+}; /* minimum number of query rows for which unpacking 16 tokens to L1 is faster than decoding them in registers */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {
@@ -87,7 +87,7 @@ FKV_INLINE void decode_codebook(int bits, const uint8_t *row, uint32_t n_units, 
 }
 
 /* Decodes n_units units of each of n_tokens tokens, starting at (token, unit). Every group_units consecutive units share a scale
- * and a bias; group_units divides n_units. All counts and the form are compile-time constants, so that `out` stays in
+ * and a bias, and group_units divides n_units. All counts and the form are compile-time constants, so that `out` stays in
  * registers. */
 FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_units, const tile *t, uint32_t token, uint32_t unit,
                              vf out[BLOCK_TOKENS][CHUNK_VECS]) {
@@ -190,7 +190,7 @@ FKV_INLINE void values_block(int form, int group_units, int n_block, const tile 
     for (; unit < t->n_units; unit++) values_chunk(form, 1, n_block, 1, t, token, unit, p, n_rows, out);
 }
 
-/* Slots beyond n_tokens may hold arbitrary bits, even NaN, and are not read. */
+/* Slots beyond n_tokens are not read, because they may hold arbitrary bits, including NaN. */
 FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
                             float *out) {
     uint32_t token = 0;
@@ -206,7 +206,7 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
 /* Prefill: tokens are decoded once to floats in L1, and a block of rows keeps all its sums in registers. For each (row, token)
  * pair, the order of operations is the same as in the decode loops of this file. */
 
-enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* number of tokens (in scores) or vectors (in values) per inner step */ };
+enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (scores) or vectors (values) per iteration of the inner loop */ };
 _Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "a step must cover whole blocks of BLOCK_TOKENS tokens");
 
 typedef struct slice {
@@ -272,7 +272,7 @@ FKV_INLINE void prefill_scores_form(int form, int group_units, const tile *t, ui
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         fkv_fetch_some(t->next, SLICE_TOKENS);
-        /* Slots beyond n_tokens are readable, and their scores are ignored. */
+        /* Slots beyond n_tokens can be read; their scores are ignored. */
         slice_open(form, group_units, t, token, SLICE_TOKENS, s);
         uint32_t r = 0;
         for (; r + PREFILL_ROWS <= n_rows; r += PREFILL_ROWS)
@@ -285,7 +285,7 @@ FKV_INLINE void prefill_scores_form(int form, int group_units, const tile *t, ui
 }
 
 /* Adds the weighted values of n slice tokens to n_vecs vectors in each of n_rows output rows. n_vecs and n_rows are compile-time
- * constants. Rows of p are `stride` floats apart. */
+ * constants. Rows of the softmax weights p are `stride` floats apart. */
 FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, size_t stride,
                              float *out, uint32_t dim) {
     vf sum[PREFILL_ROWS][SLICE_STEP];
@@ -346,11 +346,11 @@ FKV_INLINE void prefill_values_form(int form, int group_units, const tile *t, ui
 enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
 static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
-                          void *prepared) { /* float kernels read q directly */
+                          void *prepared) { /* unused, because float kernels read q directly */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-/* The slice s is shared by all forms, because separate slices would overflow the stack. */
+/* All storage forms share the buffer s, because separate buffers would overflow the stack. */
 FKV_INLINE void float_scores(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *q,
                              uint32_t n_rows, float *scores) {
     if (n_rows < PREFILL_MIN_ROWS)
@@ -442,14 +442,13 @@ AFFINE_FLOATS(2);
 
 /* ---- softmax ---- */
 
-/* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either is NaN.
- * Therefore, the bound is the first operand where NaN must propagate, and the second operand where NaN must be replaced with the
- * bound. */
+/* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either is NaN. The
+ * bound is therefore the first operand where NaN must propagate, and the second operand where the bound must replace NaN. */
 
 /* Computes exp(x) within 2 ulp for x <= 88, with the Cephes polynomial. The result is 0 for x < -87. */
 FKV_INLINE vf vf_exp(vf x) {
     vf clamped = vf_max(vf_set(-87.0f), x);
-    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding it rounds a small value to an integer */
+    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding this constant rounds a small value to an integer */
     vf n = vf_sub(vf_fma(clamped, vf_set(1.44269504088896341f), rounder), rounder);
     vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
@@ -470,9 +469,9 @@ static float exp_one(float x) {
     return lanes[0];
 }
 
-/* Computes cap * tanh(x / cap) for any positive cap, even a denormal. For |x / cap| < 5/8 it uses x times the Cephes polynomial,
- * so that a cap far above the score leaves the score unchanged. Otherwise it uses cap * (1 - 2 / (exp(2 * x / cap) + 1)), which
- * would suffer from cancellation for small x. */
+/* Computes cap * tanh(x / cap) for any positive cap, even a denormal. For |x / cap| < 5/8, the result is x times the Cephes
+ * polynomial, so that a cap far above the score leaves the score unchanged. Otherwise, the result is cap * (1 - 2 / (exp(2 * x /
+ * cap) + 1)), which would suffer from cancellation for small x. */
 FKV_INLINE vf vf_softcap(vf x, float cap) {
     vf y = vf_div(x, vf_set(cap));
     vf z = vf_mul(y, y);
@@ -717,7 +716,7 @@ FKV_INLINE void kernel_leave(void) {}
 #define TURBO_CODECS TURBO_CODEC(4), TURBO_CODEC(3), TURBO_CODEC(2)
 #define HALF_CODEC {FKV_CODEC_HALF, 16, float_prepare, half_scores, half_values, fkv_codec_encode}
 
-/* Defines an instruction set that uses the float kernels for every codec. */
+/* Defines the kernel table of an instruction set that uses the float kernels for every codec. */
 #define FLOAT_KERNELS(isa)                                                                                                       \
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \

@@ -1,5 +1,5 @@
-/* Shared parts of the integer kernels (AVX-512 VNNI and AMX): 8- and 4-bit codes are multiplied by signed bytes without
- * conversion to float.
+/* Code shared by the integer kernels (AVX-512 VNNI and AMX), which multiply 8-bit and 4-bit codes by signed bytes without
+ * converting them to float.
  *
  * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
  * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because some key channels may have large
@@ -24,7 +24,7 @@
 
 enum {
     LANE_TOKENS = 16,
-    STRIP_BYTES = 64, /* bytes of a value row that fit in one register */
+    STRIP_BYTES = 64, /* bytes of a value row that are processed in one register */
     MAX_STRIP_VECS = 8
 };
 
@@ -84,17 +84,17 @@ FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
 
 /* ---- scores ---- */
 
-/* Query rows as bytes. Values of a unit are in the order of the code quads: the natural order for 8 bits; for 4 bits, the 16 even
- * values (low nibbles) come before the 16 odd values. */
+/* Query rows as bytes. The values of a unit are in the same order as the codes: the natural order for 8-bit codes; for 4-bit
+ * codes, the 16 even values (low nibbles) precede the 16 odd values. */
 typedef struct int_queries {
     uint32_t *n_by_float; /* number of rows that use the float kernels */
     uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
     float *step;          /* [rows] */
-    float *sum; /* [rows, chunks] sums of the rounded query values; with exact values, rounding errors of q would be multiplied by
-                   k - bias instead of by k */
+    float *sum; /* [rows, chunks] sums of the rounded query values: sums of the exact values would multiply the rounding errors by
+                   k - bias instead of k */
     int8_t *high;      /* [rows, D] */
     int8_t *low;       /* [rows, D] */
-    int8_t *remainder; /* [rows, D] third byte: the remainder, as a multiple of step / 256 */
+    int8_t *remainder; /* [rows, D] third byte of each value: the remainder, as a multiple of step / 256 */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -127,12 +127,14 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(remainder) / 256.0f;
 }
 
-/* Returns the number of units summed as integers before a scale is applied: all units of a group, but at most two. */
+/* Returns the number of units per chunk. The dot product of a chunk is an integer, which is then multiplied by a scale. A chunk
+ * has all units of a group, but at most two. */
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
 /* Adds 1 to each lane whose value is nonzero but below 1/1024 of the largest value. Such values keep few significant bits when
- * they are rounded. The bits of absolute values compare like integers, and 0 - 1 wraps around to the largest integer. */
+ * they are rounded. The bit patterns of absolute values compare like integers. Subtracting 1 excludes zeros, because 0 - 1 wraps
+ * around to the largest integer. */
 FKV_INLINE __m512i count_small(__m512i n, vf x) {
     __m512i one = _mm512_set1_epi32(1);
     __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));
@@ -158,7 +160,7 @@ static bool prepare_row(const fkv_codec *codec, const float *row, const int_quer
     float largest = vf_reduce_max(max);
     vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
     float step =
-        not_finite != 0 ? NAN : largest / LARGEST; /* non-finite queries must produce NaN instead of a plausible result */
+        not_finite != 0 ? NAN : largest / LARGEST; /* a non-finite query must produce NaN instead of a plausible result */
     __m512i n_small = _mm512_setzero_si512();
     for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
         vf x = vf_mul(vf_load(row + d), inverse);
@@ -213,7 +215,7 @@ FKV_INLINE __m512i load_lanes(const uint8_t *rows, size_t stride) {
     return _mm512_inserti32x4(x, load16(rows + 12 * stride), 3);
 }
 
-/* Loads 16 bytes of each of 16 rows that are `stride` bytes apart: lane t of to[i] receives dword i of row t. */
+/* Loads 16 bytes of each of 16 rows that are `stride` bytes apart, transposed: lane t of to[i] receives dword i of row t. */
 FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) {
     __m512i a[4];
     FKV_UNROLL
@@ -221,7 +223,8 @@ FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) 
     transpose_dwords(a, to);
 }
 
-/* Loads one unit of 16 tokens: lane t of quads[j] holds the four codes of quad j of token t. */
+/* Loads the codes of one unit (32 values) for 16 tokens: lane t of quads[j] receives quad j of token t. In the quads of 4-bit
+ * codes, even values precede odd values. */
 FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512i quads[UNIT_QUADS]) {
     FKV_UNROLL
     for (int quarter = 0; quarter < bits / 4; quarter++) load_columns(codes + 16 * quarter, stride, &quads[4 * quarter]);
@@ -230,10 +233,10 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
 
 /* ---- values ---- */
 
-/* Position of a strip of 64 bytes in every value row. */
+/* Position of a strip, which consists of 64 bytes of every value row. */
 typedef struct strip_place {
-    uint32_t at;       /* byte offset in a row */
-    uint32_t bytes;    /* number of row bytes in the strip, at most 64; lanes beyond these bytes are unused */
+    uint32_t at;       /* byte offset of the strip in a row */
+    uint32_t bytes;    /* number of bytes in the strip, at most 64; lanes past the end of the row are unused */
     uint32_t first;    /* channel index of the first code in the strip */
     uint32_t n_lanes;  /* number of 128-bit lanes in use */
     uint32_t group[4]; /* group index of each lane; lanes beyond the end of the row repeat the last group */
@@ -256,7 +259,7 @@ static void token_affine_open(token_affine *f, const tile *t, uint32_t bins, uin
             vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, g, token));
             vf zero =
                 vf_mul(vf_sub(vf_set(0.0f), bias),
-                       _mm512_rcp14_ps(scale)); /* the result is correct for any zero code, so an approximate division suffices */
+                       _mm512_rcp14_ps(scale)); /* an approximate division suffices: the result is correct for any zero code */
             zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
             vf_store(f->offset[g] + token, vf_fma(scale, zero, bias));
@@ -289,7 +292,8 @@ FKV_INLINE void token_quads(const __m512i a[4], __m512i v[4]) {
     v[3] = _mm512_unpackhi_epi16(high01, high23);
 }
 
-/* Transposes a 4x4 matrix of 128-bit lanes and adds lane L of the result to the floats at to + L * apart, for L < n_lanes. */
+/* Transposes the registers a to d as a 4x4 matrix of 128-bit lanes, which gives four rows of 16 floats. Adds row i to the floats
+ * at to + i * apart, for i < n_lanes. */
 FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uint32_t n_lanes) {
     vf ab02 = _mm512_shuffle_f32x4(a, b, 0x88);
     vf ab13 = _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -302,8 +306,8 @@ FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uin
         if (i < n_lanes) vf_store(to + i * apart, vf_add(vf_load(to + i * apart), lane[i]));
 }
 
-/* Adds the values of a strip to an output row. x holds one result vector for each vector of the strip. For 4-bit codes, the
- * results of the low nibbles precede those of the high nibbles. */
+/* Adds the values of a strip to an output row. x holds the results for each vector of the strip. For 4-bit codes, the results of
+ * the low nibbles precede those of the high nibbles. */
 FKV_INLINE void add_strip_values(int bits, const strip_place *s, const vf *x, float *out) {
     out += s->first;
     if (bits == 8) {

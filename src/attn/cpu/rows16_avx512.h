@@ -1,5 +1,6 @@
-/* Softmax and weight quantization for up to 16 rows at once, used by the AMX kernels. Bit-identical to kernel_softmax() and
- * weigh(), because the lanes of each row are reduced in the same tree order. The reductions of all rows run at once. */
+/* Softmax and weight quantization for up to 16 rows at once, used by the AMX kernels. Results are bit-identical to those of
+ * kernel_softmax() and weigh(), because the lanes of each row are reduced in the same tree order. One reduction handles all rows.
+ */
 #ifndef FKV_ROWS16_AVX512_H
 #define FKV_ROWS16_AVX512_H
 
@@ -45,17 +46,16 @@ FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
 }
 
-/* Computes x * 256 with a byte shuffle, because shifts compete with float operations for an execution port while tiles are in
- * use. */
+/* Computes x * 256 with a byte shuffle. While tiles are in use, shifts compete with float operations for an execution port. */
 FKV_INLINE __m512i times_256(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
 /* ---- softmax ---- */
 
-/* First step of kernel_softmax() for a full tile that is visible to all n_rows <= n rows; n is a compile-time constant. Updates
- * max and sum. Returns the mask of rows whose maximum increased. factor receives the factors by which softmax_rescale() must
- * multiply the outputs of these rows. */
+/* First step of kernel_softmax() for a tile whose tokens are all visible to all n_rows <= n rows; n is a compile-time constant.
+ * Updates max and sum. Returns a bit mask of the rows whose maximum increased. `factor` receives the factors by which
+ * softmax_rescale() must multiply the outputs of these rows. */
 FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows, fkv_softmax state, float factor[BLOCK_ROWS]) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
@@ -84,14 +84,15 @@ FKV_INLINE void softmax_rescale(uint32_t grown, const float *factor, uint32_t di
     }
 }
 
-/* Reduces the lanes of each row to the sum of its weights and adds the result to state.sum. Overwrites lanes. */
+/* Adds up the lanes of each row, which hold partial sums of its softmax weights, and adds the result to state.sum. Overwrites
+ * `lanes`. */
 FKV_INLINE void softmax_add(int n, uint32_t n_rows, vf *lanes, fkv_softmax state) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
     _mm512_mask_storeu_ps(state.sum, there, sum);
 }
 
-/* Replaces scores with weights and adds the weights to the sums. */
+/* Replaces scores with softmax weights and adds the weights to state.sum. */
 FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax state) {
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
@@ -184,9 +185,9 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
     __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
-    vf taken[BLOCK_ROWS]; /* integer sums over tokens of weight * zero code */
+    vf taken[BLOCK_ROWS]; /* sums over tokens of weight * zero code, which are integers */
     alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
-    enum { LARGER_MAGNITUDE = 0x0b }; /* makes _mm512_range_ps return the maximum of the absolute values */
+    enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps that selects the maximum of the absolute values */
     FKV_UNROLL
     for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {

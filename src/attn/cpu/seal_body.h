@@ -33,7 +33,7 @@ FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit
     for (int v = 0; v < UNIT_VECS; v++) x[v] = vf_min(vf_max(vf_not_nan(value[0][v]), minus_limit), limit);
 }
 
-/* K or V of the open block, read FKV_TILE_TOKENS tokens at a time. */
+/* One side (K or V) of the open block, read FKV_TILE_TOKENS tokens at a time. */
 typedef struct seal_source {
     const fkv_block *block;
     const uint8_t *bytes;
@@ -85,7 +85,7 @@ static void seal_ranges(seal_source *s, float *lo, float *hi) {
     }
 }
 
-/* Returns whether any value exceeds the minimum magnitude of an outlier row. */
+/* Returns whether any value exceeds FKV_SEALED_OUTLIER, so that its row may be an outlier. */
 static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
     bool any = false;
     for (uint32_t c = 0; c < dim; c++) any |= hi[c] > FKV_SEALED_OUTLIER || lo[c] < -FKV_SEALED_OUTLIER;
@@ -94,7 +94,7 @@ static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
 
 /* Quantization parameters, indexed by channel. */
 typedef struct seal_lines {
-    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* the channel minimum at first; the bias once scales have been computed */
+    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* first the channel minimum, then the bias */
     alignas(64) float inverse[FKV_MAX_HEAD_DIM];
     alignas(64) float bins[FKV_MAX_HEAD_DIM];
 } seal_lines;
@@ -114,7 +114,7 @@ FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t un
     }
 }
 
-/* Gathers the quads of the channels at positions [16 * unit, 16 * unit + 16) of the channel order. */
+/* Gathers the codes of the channels at positions [16 * unit, 16 * unit + 16) of the channel order, as four quads. */
 FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[SEAL_ROW_BYTES], uint32_t unit,
                                uint8_t (*quads)[FKV_SEALED_LINE]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
@@ -196,7 +196,7 @@ FKV_INLINE void seal_sizes(const fkv_sealed_book *book, const float *y, uint32_t
 }
 
 FKV_INLINE float seal_norm(const fkv_sealed_book *book, const float *y, uint32_t dim) {
-    alignas(64) float sum[3][16]; /* sums of |y|, of |y| * level, and of level^2 */
+    alignas(64) float sum[3][16]; /* sums of |y|, |y| * level and level^2, each in 16 lanes */
     uint8_t table[16] = {0};
     memcpy(table, book->level, sizeof book->level);
     vf lane[UNIT_VECS];
@@ -229,7 +229,7 @@ FKV_INLINE float seal_norm(const fkv_sealed_book *book, const float *y, uint32_t
     return norm;
 }
 
-/* Quantizes one row to codes, one byte each, and returns its norm. */
+/* Quantizes one value row to codes, one byte each, and returns the row's norm. */
 static uint16_t seal_row(const fkv_codec *codec, const seal_source *s, uint32_t token, uint8_t *codes) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
     float limit = fkv_codec_limit(codec->type);

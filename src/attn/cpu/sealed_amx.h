@@ -1,9 +1,9 @@
 /* AMX kernels for sealed blocks and TurboQuant rows. Included by kernels_amx.c. Results are bit-identical to those of the VNNI
- * kernels, because sums are exact and the float operations are the same.
+ * kernels, because integer dot products are exact and the float operations are the same.
  *
- * The codes of a sealed page are stored in the order of the right-hand matrix and only need to be widened to bytes. The left-hand
- * matrix holds query values, split into three base-256 digits (signed bytes), or weights, split into two bytes. The lanes of the
- * sums are tokens (scores) or values of the head dimension (values), so nothing is transposed. Decode places all three digits of
+ * The codes of a sealed page are stored in the layout of the right-hand matrix and only need to be widened to bytes. The
+ * left-hand matrix holds query values, split into three base-256 digits (signed bytes), or weights, split into two bytes. The
+ * columns of the result are tokens (scores) or channels (values), so nothing is transposed. Decode places all three digits of
  * four rows in one matrix. Prefill uses one matrix per digit for 16 rows, and the digits of the next 16 rows are computed while
  * the matrix unit works.
  */
@@ -13,8 +13,8 @@
 #include "decode_rows_amx.h"
 #include "turbo_vnni.h"
 
-/* Prefetch shares for decode, like FETCH_SCORES. Most prefetching happens during the matrix multiplications for the values, which
- * take long and issue few loads. */
+/* Numbers of prefetch shares for decode, like FETCH_SCORES. Most prefetching happens during the matrix multiplications for the
+ * values, which take long and issue few loads. */
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
@@ -47,8 +47,8 @@ FKV_INLINE void decode_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits
     if (chunk + 1 < n_chunks) _tile_loadd(SEALED_MORE_DIGITS, digits.at + (chunk + 1) * digits.chunk, digits.row);
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. Codes of sealed keys are below 128, so they are valid signed
- * bytes. `odd` is a compile-time constant. With up to two chunks, the query digits are already in tiles. */
+/* Starts the matrix multiplications of the queries with 16 keys. The codes of sealed keys are below 128, so the signed
+ * multiplication is correct. `odd` is a compile-time constant. With up to two chunks, the query digits are already in tiles. */
 FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
@@ -70,7 +70,7 @@ FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, con
     }
 }
 
-/* Converts the sums of n rows to scores. norms points to the norms of the 16 tokens, or is NULL for sealed keys. */
+/* Converts the dot products of n rows to scores. `norms` points to the norms of the 16 tokens, or is NULL for sealed keys. */
 FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, const float *norms,
                                   float *scores) {
     FKV_UNROLL
@@ -82,8 +82,8 @@ FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *ro
     }
 }
 
-/* Number of blocks of 16 tokens by which the rearrangement of codes runs ahead of the matrix multiplications. A tile load
- * directly after the stores of its bytes would wait for these stores. */
+/* Number of blocks of 16 tokens by which the rearrangement of codes runs ahead of the matrix multiplications. If a tile were
+ * loaded directly after its bytes were stored, the load would wait for the stores. */
 enum { AHEAD = 2 };
 
 typedef struct decode_sealed_job {
@@ -95,7 +95,7 @@ typedef struct decode_sealed_job {
     const float *norms; /* norms of the tokens; NULL for sealed keys */
     sealed_page page;   /* sealed keys only */
     sealed_rows rows;
-    decode_digits digits; /* base-256 digits of queries, for sealed keys only; those for TurboQuant are already prepared */
+    decode_digits digits; /* query digits for sealed keys; those for TurboQuant keys are prepared in advance */
     alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* see decode_keys() */
     decode_sums sums[2];
 } decode_sealed_job;
@@ -217,7 +217,7 @@ static void decode_turbo_scores(const fkv_codec *codec, const uint8_t *const par
 
 typedef struct decode_sealed_values_job {
     alignas(64) float step[BLOCK_ROWS];
-    alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high bytes of four rows, then low bytes */
+    alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high weight bytes of four rows, then their low weight bytes */
     alignas(64) int32_t sums[2][2 * COLUMN_ROWS][16];
 } decode_sealed_values_job;
 
@@ -289,7 +289,7 @@ static void decode_book_values(const fkv_codec *codec, const uint8_t *const part
 
 /* ---- prefill: scores ---- */
 
-/* Digits of 16 rows. */
+/* Base-256 digits of 16 query rows. */
 typedef struct prefill_digits {
     alignas(64) int8_t at[MAX_CHUNKS][DIGITS][BLOCK_ROWS][CHUNK_NUMBERS];
 } prefill_digits;
@@ -313,8 +313,9 @@ static void prefill_digits_open(const prefill_sealed_job *j, const float *q, uin
                                               digits->at[0][0][r], sizeof digits->at[0][0], sizeof digits->at[0]));
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2: sums for the high, middle and low digits; 3-5: second
- * set of sums; 6: query digits; 7: keys. `set` is a compile-time constant. */
+/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2 accumulate the products of the high, middle and low
+ * digits, and tiles 3-5 are a second set of accumulators. Tile 6 holds query digits, and tile 7 holds keys. `set` is a
+ * compile-time constant. */
 FKV_INLINE void prefill_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (set == 0) {
         _tile_zero(0);
@@ -358,8 +359,8 @@ FKV_INLINE void prefill_store(int set, prefill_sealed_job *j) {
     fkv_tiles_see_stores();
 }
 
-/* Vector work that runs in parallel with the matrix multiplications of a block of query rows: converting sums to scores, and
- * quantizing the queries of the next block. */
+/* Vector work that runs in parallel with the matrix multiplications of a block of query rows: converting dot products to scores,
+ * and quantizing the queries of the next block. */
 typedef struct prefill_rows {
     uint32_t n; /* number of rows in the current block */
     digit_rows digits;
@@ -368,7 +369,7 @@ typedef struct prefill_rows {
     float *scores;
     uint32_t n_next;           /* number of rows in the next block; 0 if there is no next block */
     const float *q;            /* queries of the next block */
-    sealed_rows *next;         /* receives the biases of the next block */
+    sealed_rows *next;         /* receives the quantization state of the next block of rows */
     prefill_digits *to_digits; /* receives the base-256 digits of the next block's queries */
 } prefill_rows;
 
@@ -381,8 +382,8 @@ FKV_INLINE void prefill_score_rows(const prefill_sealed_job *j, int set, const p
     }
 }
 
-/* Converts the sums of one block of 16 tokens to scores and quantizes some queries of the next block of rows, while the matrix
- * multiplications of the next 16 tokens run. The sums are in tile set `set`. */
+/* Converts the dot products of 16 tokens (in tile set `set`) to scores and quantizes some queries of the next block of rows,
+ * while the matrix multiplications of the next 16 tokens run. */
 FKV_INLINE void prefill_step(int set, prefill_sealed_job *j, const prefill_rows *m, uint32_t block) {
     if (block + 1 < j->n_blocks) prefill_start(1 - set, j->n_chunks, m->digits, &j->keys[block + 1]);
     uint32_t begin = fkv_min_u32(block * 16 / j->n_blocks, m->n_next);
@@ -478,8 +479,9 @@ typedef struct prefill_sealed_values_job {
     alignas(64) int32_t sums[2][2][BLOCK_ROWS][16];
 } prefill_sealed_values_job;
 
-/* Starts the matrix multiplications of the weights with one unit of 16 values. Tiles 0, 1: sums for the high and low bytes of the
- * weights; 2, 3: second set of sums; 4, 5: high and low bytes; 6: codebook levels. */
+/* Starts the matrix multiplications of the weights with one unit of 16 values. Tiles 0 and 1 accumulate the products of the high
+ * and low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6 holds
+ * codebook levels. */
 FKV_INLINE void prefill_start_values(int set, const prefill_sealed_values_job *j, uint32_t unit) {
     _tile_loadd(6, j->levels.at[unit], 64);
     if (set == 0) {

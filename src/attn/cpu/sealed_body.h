@@ -1,12 +1,12 @@
 /* Float kernels for sealed blocks (src/codec/sealed.h), over the vector primitives of kernels_body.h, which includes this file.
  *
- * Keys: the scales of a page are multiplied into each query once, and the lanes are tokens, so each code is multiplied by a
- * single value per row, and no sum over lanes is needed. Values: norms are multiplied into the weights, and levels are table
- * look-ups. Decode converts codes to floats in registers; prefill keeps them as floats in L1. For each (row, token) pair, the
- * order of operations is the same in decode and prefill and does not depend on other rows and tokens.
+ * Keys: each query is multiplied once by the scales of a page. The lanes are tokens, so each code is multiplied by a single value
+ * per row, and lanes need not be summed. Values: the weights are multiplied by the norms, and a table maps codes to levels.
+ * Decode converts codes to floats in registers; prefill keeps them as floats in L1. For each (row, token) pair, the order of
+ * operations is the same in decode and prefill and does not depend on other rows and tokens.
  *
- * The midpoint of the code range is subtracted from every code, so that the sum over codes is no larger than the differences
- * between scores.
+ * The midpoint of the code range is subtracted from every code. This keeps the dot products small, so that float rounding errors
+ * stay small as well.
  */
 #ifndef FKV_SEALED_BODY_H
 #define FKV_SEALED_BODY_H
@@ -23,8 +23,8 @@ FKV_INLINE uint64_t line_word(const uint8_t *line, int i) {
     return word;
 }
 
-/* Unpacks n_quads quads of 64 codes, one byte each. Quad q occupies bits [bits * q + shift, bits * (q + 1) + shift) of each byte
- * of the line. */
+/* Unpacks n_quads quads from a line, to 64 bytes each, with one code per byte. Quad q occupies bits [bits * q + shift, bits * (q
+ * + 1) + shift) of each byte of the line. */
 FKV_INLINE void spread_line(const uint8_t *line, int n_quads, int bits, int shift, uint8_t (*quads)[FKV_SEALED_LINE]) {
     uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1u);
     for (int q = 0; q < n_quads; q++) {
@@ -35,7 +35,7 @@ FKV_INLINE void spread_line(const uint8_t *line, int n_quads, int bits, int shif
     }
 }
 
-/* ORs the 2-bit digits of one quad into codes, at bit `to` of each byte. quad is the index returned by fkv_channel_quad(). */
+/* ORs the 2-bit digits of one quad into codes, at bit `to` of each byte. `quad` is an index returned by fkv_channel_quad(). */
 FKV_INLINE void or_code_digits(const uint8_t *block, uint32_t quad, int to, uint8_t codes[FKV_SEALED_LINE]) {
     const uint8_t *line = block + (size_t)(quad / 4) * FKV_SEALED_LINE;
     for (int i = 0; i < 8; i++) {
@@ -54,7 +54,7 @@ FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *b
             or_code_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
 }
 
-/* Unpacks the codes of 16 tokens and 16 channels as four quads. block points to the codes of these 16 tokens. */
+/* Unpacks the codes of 16 tokens and 16 channels as four quads. `block` points to the codes of these 16 tokens. */
 FKV_INLINE void sealed_unit(const fkv_codec *codec, const uint8_t *block, uint32_t unit, uint8_t (*quads)[FKV_SEALED_LINE]) {
     if (codec->channels != NULL) {
         calibrated_unit(codec->channels, block, unit, quads);
@@ -81,10 +81,10 @@ FKV_INLINE const uint8_t *sealed_block(const fkv_codec *codec, const uint8_t *co
 
 enum {
     TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS,
-    FOLD_ROWS = 48,                            /* query rows that are multiplied by the scales of a page at the same time */
-    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* prefill rows per step, each with PREFILL_KEY_BLOCKS blocks of 16 tokens */
+    FOLD_ROWS = 48, /* maximum number of query rows that are multiplied by the scales of a page at a time */
+    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* query rows per prefill step, each with PREFILL_KEY_BLOCKS blocks of 16 tokens */
     PREFILL_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
-    DECODE_KEY_ROWS = 4, /* decode rows per step, with DECODE_KEY_SUMS accumulator vectors to hide the FMA latency */
+    DECODE_KEY_ROWS = 4, /* query rows per decode step, with DECODE_KEY_SUMS accumulator vectors to hide the FMA latency */
     DECODE_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,
     MAX_KEY_SUMS = 16 /* maximum of (number of rows) * (number of blocks) per step */
 };
@@ -167,8 +167,8 @@ FKV_INLINE void sealed_keys_open(const sealed_bytes *codes, uint32_t dim, sealed
 }
 
 /* Computes the scores of n_blocks blocks of tokens for n_rows rows, starting at row r. Both counts are compile-time constants.
- * Codes are read from `keys`, or from `codes` if keys is NULL. Prefetches once per quarter of the head dimension, because more
- * lines at once would occupy all line fill buffers. */
+ * Codes are read from `keys`, or from `codes` if keys is NULL. Prefetches are spread over the four quarters of the head
+ * dimension, because too many lines at once would occupy all line fill buffers. */
 FKV_INLINE void sealed_score_blocks(uint32_t n_rows, uint32_t n_blocks, const sealed_bytes *codes, const sealed_keys *keys,
                                     fkv_fetch *next, const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
     const uint32_t step = keys == NULL ? 4 : 1;
@@ -242,7 +242,7 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
     for (uint32_t block = 0; block < TILE_BLOCKS; block++) {
         if (block * FKV_SEALED_TOKENS < n_tokens)
             sealed_bytes_open(codec, sealed_block(codec, part, block * FKV_SEALED_TOKENS), codes[block]);
-        else /* zeroed, because a step over several blocks may read this block */
+        else /* zeroed, because a step over several blocks may also read this block */
             memset(codes[block], 0, (size_t)dim / 4 * FKV_SEALED_LINE);
     }
     for (uint32_t row = 0; row < n_rows; row += FOLD_ROWS, scores += FOLD_ROWS * FKV_TILE_TOKENS, next = &nothing) {
@@ -263,9 +263,7 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 
 /* ---- values ---- */
 
-enum {
-    DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1
-}; /* number of units per step; with four tokens each, they fill half the registers */
+enum { DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* units per step; with four tokens each, they fill half the registers */
 
 /* Returns a table with the signed level of each code, as a multiple of norm / 128. */
 FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {
@@ -287,7 +285,7 @@ FKV_INLINE void sealed_norms_open(const fkv_codec *codec, const uint8_t *from, u
     for (uint32_t t = 0; t < width; t++) norms[t] = t < n_tokens ? fabsf(norms[t]) * 0x1p-7f : 0.0f;
 }
 
-/* Computes weights[r][t] = p * norm for the 16 tokens of a block. */
+/* weights[r][t]: softmax weight p times norm, for the 16 tokens t of a block and each row r */
 typedef float sealed_weights[FKV_SEALED_TOKENS];
 FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n_rows, sealed_weights *weights) {
     for (uint32_t r = 0; r < n_rows; r++)
@@ -295,7 +293,7 @@ FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n
             vf_store(weights[r] + t, vf_mul(vf_load(p + r * FKV_TILE_TOKENS + t), vf_load(norms + t)));
 }
 
-/* Adds the weighted values of four tokens to every output row, for n_units units (a compile-time constant). quads points to the
+/* Adds the weighted values of four tokens to every output row, for n_units units (a compile-time constant). `quads` points to the
  * first unit; consecutive units are 4 quads apart. */
 FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, const uint8_t (*quads)[FKV_SEALED_LINE],
                                    const float *weights, uint32_t n_rows, float *out, uint32_t dim) {
@@ -368,7 +366,7 @@ FKV_INLINE void sealed_values(const fkv_codec *codec, const uint8_t *const part[
     }
 }
 
-/* Sealed blocks are not written row by row, so there is no encode(). */
+/* There is no encode(), because sealed blocks are not written row by row. */
 #define SEALED_CODECS                                                                                                            \
     {FKV_CODEC_SEALED, 4, float_prepare, sealed_scores, NULL, NULL},                                                             \
         {FKV_CODEC_SEALED, 3, float_prepare, sealed_scores, NULL, NULL},                                                         \

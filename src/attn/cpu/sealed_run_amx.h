@@ -1,9 +1,9 @@
 /* Decode over a run of sealed pages with several pages in flight. Included by kernels_amx.c. Each page goes through the
  * operations of decode_sealed_scores(), softmax and decode_book_values() in the same order, so results are bit-identical.
  *
- * Each step of a page spends most of its time waiting for the previous step: for the matrix unit, for lane reductions, or for
- * stores that are read back as tiles. Therefore each loop iteration (a turn) performs one step on each of four pages, and these
- * four steps do not depend on each other:
+ * Each step of a page mostly waits for the previous step: for the matrix unit, for lane reductions, or for stores that are read
+ * back as tiles. Therefore each loop iteration (a turn) performs one step on each of four pages, and these four steps do not
+ * depend on each other:
  *
  *   queries   of page t + 2: digits, and keys as bytes       vector units
  *   scores    of page t + 1                                  matrix unit, then vector units
@@ -19,14 +19,16 @@
 
 #include "sealed_amx.h"
 
-enum { RUN_FETCHES = 3 * TILE_BLOCKS /* number of portions into which the prefetching of a loop iteration (turn) is divided */ };
+enum {
+    RUN_FETCHES = 3 * TILE_BLOCKS /* number of portions in which a turn (loop iteration) prefetches */
+};
 
-/* Parameters of a turn (one loop iteration). Where they are compile-time constants, the inner loops of the turn are unrolled. */
+/* Parameters of a turn (one loop iteration). If they are compile-time constants, the compiler unrolls the inner loops. */
 typedef struct run_shape {
     uint32_t n_rows;
     uint32_t n_units;
     uint32_t n_chunks;
-    uint32_t block_bytes[FKV_N_SIDES]; /* bytes per 16 tokens */
+    uint32_t block_bytes[FKV_N_SIDES]; /* bytes per block of 16 tokens */
     bool is_4_bit;                     /* whether both K and V use 4-bit codes; if not, the bit widths are read from the codecs */
 } run_shape;
 
@@ -39,12 +41,12 @@ typedef struct run_queries {
 /* State of a run of pages. Arrays of two elements are indexed by page % 2. */
 typedef struct sealed_run {
     __m512i book;     /* codebook of the values */
-    sealed_page page; /* page that the step `queries` is processing */
+    sealed_page page; /* key page that the step `queries` is processing */
     vf bias[COLUMN_ROWS];
     run_queries queries[2];
     alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* scores, then weights */
     sealed_norms norms;
-    vf sum[COLUMN_ROWS]; /* per-lane sums and maxima of the current page's weights */
+    vf sum[COLUMN_ROWS]; /* per-lane sums and maxima of the softmax weights of the current page */
     vf largest[COLUMN_ROWS];
     decode_sealed_values_job values[2];
     decode_sums sums;
@@ -62,13 +64,13 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* the fields from here to `valued` are outputs of this turn's steps, or inputs from earlier turns */
+    run_queries *asked;    /* the fields from here to `valued` are outputs of this turn's steps or inputs from earlier turns */
     run_queries *scored;
     float *to_weigh;
     float *to_score;
     decode_sealed_values_job *weighed;
     decode_sealed_values_job *valued;
-    const uint8_t *fetch; /* next prefetch address; n_fetch steps remain */
+    const uint8_t *fetch; /* next address to prefetch; n_fetch prefetch steps remain */
     uint32_t n_fetch;
     uint32_t fetch_share;
 } run_turn;
@@ -141,7 +143,7 @@ static void run_scores_by_float(const fkv_run *in, const uint8_t *block, uint32_
 
 /* ---- weights ---- */
 
-/* Computes softmax for one row and replaces scores with weights p * norm. */
+/* Computes the softmax of one row and replaces its scores with weights p * norm. */
 FKV_INLINE void run_softmax_row(const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t row) {
     vf base = vf_set(in->split.max[row]);
     vf sum = vf_set(0.0f);
@@ -199,7 +201,7 @@ static void run_unit_levels_of(uint32_t bits, run_shape shape, sealed_run *s, co
 }
 
 /* Starts the matrix multiplications of the weights with one unit of 16 values, stores the next page's levels for this unit, and
- * adds the sums of the previous unit to the output. `odd` is a compile-time constant. */
+ * adds the weighted values of the previous unit to the output. `odd` is a compile-time constant. */
 FKV_INLINE void run_unit(bool odd, run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t unit) {
     if (w->values != NULL) sealed_start_values(odd, &s->levels, unit);
     fkv_tiles_see_stores();

@@ -1,5 +1,5 @@
-/* Shared parts of the integer kernels for sealed blocks (AVX-512 VNNI and AMX): queries, weights and codes as bytes. The dot
- * products are in kernels_avx512vnni.c and sealed_amx.h and are also used for TurboQuant rows (turbo_vnni.h).
+/* Code shared by the integer kernels for sealed blocks (AVX-512 VNNI and AMX), which converts queries, weights and codes to
+ * bytes. The dot products are in kernels_avx512vnni.c and sealed_amx.h and are also used for TurboQuant rows (turbo_vnni.h).
  *
  * Scores: each query is multiplied once by the scales of a page: x_c = q_c * scale_c for channel c. x_c is rounded to 23 bits and
  * split into three base-256 digits, stored as signed bytes. The rounding step is derived from an upper bound on |x_c|: for each
@@ -18,13 +18,13 @@
 
 enum {
     DIGITS = 3,         /* number of bytes per query value: high, middle and low */
-    CHUNK_NUMBERS = 64, /* number of channels per chunk; their quads fill one register and the rows of one matrix tile */
+    CHUNK_NUMBERS = 64, /* channels per chunk; their quads fill one register and the rows of one matrix tile */
     CHUNK_QUADS = CHUNK_NUMBERS / 4,
     MAX_CHUNKS = FKV_MAX_HEAD_DIM / CHUNK_NUMBERS
 };
 
 static const float MAX_BOUND = 32.0f;
-static const float DIGIT_LIMIT = 4161000.0f; /* slightly below the largest integer in three base-256 digits, 63.5 * 65536 */
+static const float DIGIT_LIMIT = 4161000.0f; /* slightly below the largest integer that three base-256 digits can hold */
 static const float WEIGHT_LIMIT = 65280.0f;
 static const float SEALED_UNIT = 0x1p-7f; /* value = norm * level / 128 */
 
@@ -40,7 +40,7 @@ typedef struct sealed_page {
     float most[FKV_MAX_HEAD_DIM / 16]; /* largest absolute scale of each unit; NaN if any scale is NaN */
 } sealed_page;
 
-/* Returns the largest of 16 absolute values, given as bits. NaN is above all other values. */
+/* Returns the largest of 16 absolute values, given as bit patterns. NaN ranks above all other values. */
 FKV_INLINE float largest_size(__m512i sizes) {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)_mm512_reduce_max_epu32(sizes))));
 }
@@ -104,7 +104,7 @@ FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, 
 }
 
 /* Layout of the base-256 digits of queries: strides, in bytes, between rows, between digits (high, middle, low) and between
- * chunks of 64 values. Bytes beyond the last value of a row are arbitrary, because the keys are 0 there. */
+ * chunks of 64 values. Bytes beyond the last value of a row may be arbitrary, because they are multiplied by zero codes. */
 typedef struct digit_rows {
     const int8_t *at;
     size_t row;
@@ -118,15 +118,15 @@ FKV_INLINE digit_rows digits_from(digit_rows digits, uint32_t row) {
 }
 
 /* Rounds x * inverse to an integer of three base-256 digits, with the lowest digit in the lowest byte. Adding 2^23 + 2^22 +
- * 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float, up to an offset that the byte subtraction
+ * 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float, up to an offset that a byte-wise subtraction
  * removes. */
 FKV_INLINE __m512i round_to_digits(vf x, vf inverse) {
     return _mm512_sub_epi8(_mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))), _mm512_set1_epi32(0x00408080));
 }
 
 /* Quantizes one row to base-256 digits. The digits of a value are `digit` bytes apart, and chunks of 64 values are `chunk` bytes
- * apart. Quad q of unit u of a chunk is at dword 4 * q + u, where the transpose leaves it. Returns the sum of q * bias as 16
- * partial sums, one per lane. */
+ * apart. In a chunk, quad q of unit u is stored at dword 4 * q + u, which is the order that the transpose produces. Returns the
+ * sum of q * bias as 16 partial sums, one per lane. */
 FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit,
                             size_t chunk) {
     const vf scale = vf_set(inverse);
@@ -173,10 +173,11 @@ static void sealed_by_float(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- codes ---- */
 
-/* Shifts by a variable count, because compilers disagree on the signedness of the constant-count intrinsic's argument. */
+/* Shifts 16-bit elements right by a variable count. The intrinsic with an immediate count is avoided, because compilers disagree
+ * on the signedness of its argument. */
 FKV_INLINE __m512i shifted(__m512i x, int by) { return _mm512_srl_epi16(x, _mm_cvtsi32_si128(by)); }
 
-/* Unpacks the codes of one unit and 16 tokens as four quads. */
+/* Unpacks the codes of one unit (16 channels) and 16 tokens as four quads. */
 FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uint32_t unit, __m512i quads[4]) {
     if (bits == 4) {
         const __m512i half = _mm512_set1_epi8(15);
@@ -201,7 +202,7 @@ FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uin
     for (int q = 0; q < 4; q++) quads[q] = _mm512_or_si512(quads[q], _mm512_and_si512(shifted(line, q), high));
 }
 
-/* Register version of calibrated_unit(). */
+/* Like calibrated_unit(), but returns the codes in registers. */
 FKV_INLINE void calibrated_codes(const fkv_channel_order *order, const uint8_t *block, uint32_t unit, __m512i quads[4]) {
     const __m512i digit = _mm512_set1_epi8(3);
     __m512i line = _mm512_loadu_si512(block + (size_t)unit * FKV_SEALED_LINE);
@@ -241,7 +242,7 @@ FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, uint
             unit_codes(bits, block, n_units, unit, quads);
         sealed_quads_put(unit, quads, keys);
     }
-    /* beyond the last value, the query bytes are arbitrary, so keys must be 0 */
+    /* query bytes beyond the last value are arbitrary, so the keys must be 0 there */
     for (uint32_t unit = n_units; unit % 4 != 0; unit++)
         for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
 }
@@ -258,7 +259,7 @@ FKV_INLINE void clear_levels_beyond(uint32_t n_tokens, uint32_t n_units, sealed_
             for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + block], _mm512_setzero_si512());
 }
 
-/* Returns a table with the signed level of each code; entries without the sign bit come first. */
+/* Returns a table with the signed level of each code; positive levels come first. */
 FKV_INLINE __m128i level_book(int bits) {
     __m128i level = _mm_loadl_epi64((const __m128i *)fkv_sealed_book_of((uint32_t)bits)->level);
     __m128i negated = _mm_sub_epi8(_mm_setzero_si128(), level);
@@ -311,7 +312,7 @@ static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, con
 /* Absolute norms of the tokens of a tile; 0 for tokens beyond n_tokens, even if their slots contain arbitrary bytes. */
 typedef struct sealed_norms {
     alignas(64) float at[FKV_TILE_TOKENS];
-    float unit; /* value = norm * unit * level */
+    float unit; /* level unit: value = norm * unit * level */
 } sealed_norms;
 
 /* Loads the norms and returns a mask of tokens with negative norms. */
@@ -329,8 +330,8 @@ static uint64_t norms_open(const fkv_codec *codec, const uint8_t *const part[FKV
     return below;
 }
 
-/* For each of n rows, computes the factor that scales weights to integers, and the value of one integer step. largest holds the
- * per-lane maxima of each row's weights and is overwritten. */
+/* For each of n rows, computes the quantization step of the weights and its inverse. `largest` holds the per-lane maxima of each
+ * row's weights and is overwritten. */
 FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK_ROWS], float step[BLOCK_ROWS]) {
     vf most = fold_rows(WHOLE_LARGER, n, largest);
     vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(WEIGHT_LIMIT), most));
@@ -359,7 +360,7 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
         __m512i most = _mm512_setzero_si512();
         for (uint32_t b = 0; b < n_vecs; b++) {
             vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
-            most = _mm512_max_epu32(most, abs_bits_of(weight)); /* NaN compares as the maximum */
+            most = _mm512_max_epu32(most, abs_bits_of(weight)); /* NaN compares greater than all other values */
         }
         largest[r] = _mm512_castsi512_ps(most);
     }

@@ -3,8 +3,8 @@
  * kernels_avx512vnni.c).
  *
  * Scores: a query is rounded to 23 bits once for all tiles and split into three digits, like the queries for sealed keys. The
- * rounding step is derived from the query's largest value. Levels are integers. With x for the rounded integers of the query,
- * score = row scale * step * (sum of x * level), and the sum is exact. The rounding error does not exceed that of the float
+ * rounding step is derived from the query's largest value. Levels are integers. The score is row scale * step * (sum of x *
+ * level), where x are the rounded integers of the query; the sum is exact. The rounding error does not exceed that of the float
  * kernels, because a query has a single step and a row has a single scale. Only queries whose values are so small that the
  * inverse of the step would overflow use the float kernels.
  *
@@ -39,7 +39,7 @@ static turbo_queries turbo_queries_in(const void *prepared, uint32_t n_rows) {
     return tq;
 }
 
-/* Returns the channel at index `place` in the order in which turbo_quads() unpacks codes. */
+/* Returns the channel that turbo_quads() unpacks to index `place`. */
 FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     uint32_t quad = place / 4;
     uint32_t byte = place % 4;
@@ -61,7 +61,7 @@ static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *s
     }
     float largest = vf_reduce_max(max);
     float inverse = not_finite == 0 && largest > SMALLEST ? DIGIT_LIMIT / largest : 0.0f;
-    *step = not_finite != 0 ? NAN : largest / DIGIT_LIMIT; /* non-finite queries must produce NaN instead of a plausible result */
+    *step = not_finite != 0 ? NAN : largest / DIGIT_LIMIT; /* a non-finite query must produce NaN instead of a plausible result */
     for (uint32_t d = 0; d < codec->dim; d += VL) {
         vf number = not_finite != 0 ? vf_set(0.0f) : vf_load(x + d);
         __m512i digits = round_to_digits(number, vf_set(inverse));
@@ -86,12 +86,12 @@ static void turbo_prepare_blocks(const fkv_codec *codec, const float *q, uint32_
 
 /* ---- keys ---- */
 
-/* For each of 16 tokens, ORs the high bits of 64 three-bit codes, stored at `plane`, into the quads. */
+/* For each of 16 tokens, ORs the high bits of 64 three-bit codes into the quads. `plane` points to the high bits. */
 FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i quads[CHUNK_QUADS]) {
     const __m512i high = _mm512_set1_epi8(4);
     const __m512i bytes[2] = {_mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000),
                               _mm512_set4_epi32(0x0f0f0e0e, 0x0b0b0a0a, 0x07070606, 0x03030202)};
-    __m512i of_tokens[4]; /* each byte holds the high bits of 8 values; only two of the four registers are used */
+    __m512i of_tokens[4]; /* each byte holds the high bits of 8 values, so only two of the four registers are used */
     load_columns(plane, stride, of_tokens);
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -105,8 +105,8 @@ FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i qua
 }
 
 /* Unpacks the codes of 64 values to quads, for 16 tokens. 4-bit quads hold even values before odd values; narrower quads hold the
- * first of every four values, then the second, and so on. rows points to the first token. Loads may extend past a row into other
- * rows or scales; the extra bytes are ignored. */
+ * first of every four values, then the second, and so on. `rows` points to the first token. Loads may extend past a row into
+ * other rows or scales; the extra bytes are ignored. */
 FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *rows, uint32_t chunk, __m512i quads[CHUNK_QUADS]) {
     size_t stride = codec->row_bytes[FKV_PART_CODES];
     if (bits == 4) {
@@ -156,7 +156,7 @@ FKV_INLINE void turbo_keys_of(int more, const fkv_codec *codec, const uint8_t *c
 
 enum { STRIP_NUMBERS = 128, STRIP_UNITS = STRIP_NUMBERS / 16 };
 
-/* Interleaves the bytes of four tokens like token_quads(), with every 16 bytes permuted by `order`. Each output vector covers 16
+/* Interleaves the bytes of four tokens like token_quads(), and permutes every 16 bytes by `order`. Each output vector covers 16
  * bytes of the rows.
  */
 FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n_bytes, __m512i order, __m512i v[4]) {
@@ -171,7 +171,8 @@ FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n
     token_quads(a, v);
 }
 
-/* Unpacks the 4-bit codes of four tokens. units[u] holds 16 values, one dword each; the nibbles of 16 bytes form two units. */
+/* Unpacks the 4-bit codes of four tokens. A dword of units[u] holds one channel of the four tokens; the nibbles of 16 bytes form
+ * two units of 16 channels. */
 FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0706, 0x0d0c0504, 0x0b0a0302, 0x09080100);
     const __m512i half = _mm512_set1_epi8(15);
@@ -186,7 +187,7 @@ FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* Unpacks 2-bit codes; 16 bytes form four units. */
+/* Unpacks the 2-bit codes of four tokens like turbo_strip_4(); 16 bytes form four units. */
 FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
     const __m512i low = _mm512_set1_epi8(3);
@@ -259,7 +260,7 @@ static void book_values_open(const fkv_codec *codec, const uint8_t *const part[F
                              sealed_norms *norms, sealed_levels_tile *levels) {
     uint32_t n_units = codec->dim / 16;
     if (codec->kind != FKV_CODEC_TURBO) {
-        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* the signs of sealed norms are ignored */
+        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* ignores the signs of sealed norms */
         for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) sealed_levels_of(codec, part, token, levels);
         clear_levels_beyond(n_tokens, n_units, levels);
         return;
