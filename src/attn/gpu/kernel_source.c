@@ -52,7 +52,7 @@ static void emit_signs(source_buffer *w, const char *name, const fkv_rotation *r
     emit_text(w, "0u\n");
 }
 
-/* For rows of 16-bit values, the defines describe 16-bit codes without scales and biases. */
+/* Emits the code layout of K or V. Rows of 16-bit values are described as 16-bit codes without scales and biases. */
 static void emit_codes(source_buffer *w, const fkv_block *block, fkv_side side) {
     const fkv_codec *codec = &block->codec[side];
     char s = side == FKV_SIDE_K ? 'K' : 'V';
@@ -93,7 +93,8 @@ static void emit_levels(source_buffer *w, const fkv_codec *codec) {
     emit_bits(w, "V_START_BITS", book->start);
 }
 
-/* Emits the defines of K or V, depending on the codec kind. rows.h and the device files use these defines to unpack pages.
+/* Functions that emit the defines of K or V, indexed by codec kind. rows.h and the device files use these defines to unpack
+ * pages.
  */
 static void (*const emit_side_of[])(source_buffer *w, const fkv_block *block, fkv_side side) = {
     [FKV_CODEC_HALF] = emit_plain_codes,     [FKV_CODEC_AFFINE] = emit_plain_codes, [FKV_CODEC_SEALED] = emit_plain_codes,
@@ -104,7 +105,8 @@ static void emit_side(source_buffer *w, const fkv_block *block, fkv_side side) {
     emit_side_of[block->codec[side].kind](w, block, side);
 }
 
-/* Emits the defines that differ between open and sealed pages. ring: true if pages of this kind may be stored in a ring. */
+/* Emits the defines that differ between open and sealed pages. `ring` is true if pages of this kind may be shared through a ring
+ * (prefill_share.h). */
 static void emit_block(source_buffer *w, const fkv_block *block, bool ring) {
     emit_number(w, "BLOCK_BYTES", block->bytes);
     emit_number(w, "RING", ring);
@@ -201,8 +203,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
-        most =
-            fkv_max_u32(4, most / 2); /* with fewer rows per block, more warps are resident, which is faster than larger blocks */
+        most = fkv_max_u32(4, most / 2); /* fewer rows per block allow more resident warps, which is faster than larger blocks */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -216,7 +217,7 @@ enum {
     PREFILL_THREADS = 384, /* three warpgroups */
     PREFILL_SEALED_THREADS = 512,
     PREFILL_ROWS = 128,
-    PREFILL_WIDE_ROWS = 64, /* number of rows per block if the accumulators of a row need the registers of two warpgroups */
+    PREFILL_WIDE_ROWS = 64, /* rows per block if the accumulators of a row need the registers of two warpgroups */
     WIDE_HEAD = 256,
     ALL_SHARED_BYTES = 228 * 1024, /* shared memory of a Hopper multiprocessor, in bytes */
     SYSTEM_SHARED_BYTES = 1024,
@@ -224,8 +225,8 @@ enum {
     METAL_THREADS = 128                                            /* four simdgroups */
 };
 
-/* On Metal, the size of threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops with the
- * launch configuration of Hopper. */
+/* On Metal, threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops, but with the launch
+ * configuration of Hopper. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL) return layer->head_dim <= 128 ? 32 : layer->head_dim <= 256 ? 16 : 8;
     return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
@@ -375,9 +376,9 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     }
 }
 
-/* Number of blocks that can be resident at the same time; the compiler limits the registers per thread accordingly. The number is
- * large enough to keep the memory busy, and small enough that registers do not spill. Tiles are larger, and need more registers,
- * if the K bits and the V bits add up to at most 12. */
+/* Returns the number of blocks that should be resident on a multiprocessor; the compiler limits the registers per thread
+ * accordingly. The number is large enough to keep the memory busy, and small enough that registers do not spill. Tiles are
+ * larger, and need more registers, if the K bits and the V bits add up to at most 12. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];

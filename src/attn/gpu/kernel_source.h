@@ -17,8 +17,8 @@ typedef enum fkv_kernel {
     FKV_KERNEL_MERGE,
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_COPY_DECODED,
-    FKV_KERNEL_SEAL, /* sealed layers only; a separate write kernel, built for the open block format, writes new rows to the open
-                        pool */
+    FKV_KERNEL_SEAL, /* only for sealed layers; a separate write kernel, built for the open block format, writes their new rows to
+                        the open pool */
     FKV_N_KERNELS
 } fkv_kernel;
 
@@ -58,13 +58,13 @@ FKV_INTERNAL uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kern
 FKV_INTERNAL uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 
 /* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), writes as much
- * as fits and returns the full length without the terminating 0. decode_rows: the result of fkv_decode_rows() for
+ * as fits and returns the full length without the terminating 0. `decode_rows` is the result of fkv_decode_rows() for
  * FKV_KERNEL_DECODE, and 0 otherwise. */
 FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
                                       uint32_t decode_rows, char *text, size_t size);
 
-/* Returns the kernel body. The caller supplies a signature whose parameters have the names listed in README.md. sealed: true for
- * a sealed layer. */
+/* Returns the kernel body. The caller supplies a signature whose parameters have the names listed in README.md. `sealed` is true
+ * for a sealed layer. */
 FKV_INTERNAL const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
 
 /* Return the parameter names of the kernel, terminated by NULL. */

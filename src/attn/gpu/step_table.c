@@ -11,15 +11,15 @@
 
 enum {
     SMALLEST_SPLIT = 256, /* minimum split size in tokens, so that each warp has several tiles */
-    FULL_DEVICE = 131072, /* history length, in tokens, at which one sequence fills the device */
+    FULL_DEVICE = 131072, /* number of history tokens at which a single sequence fills the device */
     MULTIPROCESSORS = 132
 };
 
 fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
     uint32_t rows = fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1);
     uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, rows);
-    uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads, rows); /* number of blocks per split */
-    /* number of blocks per KV head, of which a sealed layer uses two for its open pages */
+    uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads, rows); /* number of blocks per split and KV head */
+    /* blocks per KV head; a sealed layer uses two of them for its open pages */
     uint32_t per_kv = fkv_max_u32(1, blocks / (layer->n_kv_heads * chunks));
     return (fkv_step_plan){.page_tokens = layer->block.page_tokens,
                            .window = layer->window,
@@ -75,7 +75,7 @@ static uint32_t item_length(const fkv_step_plan *plan, const fkv_attn_row *row, 
     return n;
 }
 
-/* Returns the number of entries in a row's page table that the queries of this row can use. */
+/* Returns the number of page-table entries that the queries of a row may read. */
 static uint32_t table_pages(const fkv_step_plan *plan, const fkv_attn_row *row, fkv_page_view view) {
     uint32_t n_pages = (row->start + row->n_tokens - 1) / plan->page_tokens + 1;
     return fkv_min_u32(n_pages, view.n_fixed + view.n_ring);
@@ -90,7 +90,7 @@ typedef struct sections {
     uint32_t n_tiles;
     uint32_t n_seals;
     uint32_t n_pages;
-    uint32_t item_queries; /* maximum over all items */
+    uint32_t item_queries; /* maximum number of queries over all items */
 } sections;
 
 /* Ranges of visible pages, each of which is read from one pool. In a sealed layer, the first range contains only the first page

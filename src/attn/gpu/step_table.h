@@ -1,4 +1,4 @@
-/* Computes the size of the step table and fills the table on the host. common/step_words.h defines the words of the table. */
+/* Computes the size of the step table and fills the table on the host. common/step_words.h defines its layout. */
 #ifndef FKV_STEP_TABLE_H
 #define FKV_STEP_TABLE_H
 
@@ -17,7 +17,7 @@ typedef struct fkv_step_plan {
     bool sealed;            /* true if the layer has open pages; otherwise, fkv_attn_row.open is not read */
 } fkv_step_plan;
 
-/* Returns the plan of one layer. tile_queries: the result of fkv_prefill_queries() for the device. */
+/* Returns the plan of one layer. `tile_queries` is the result of fkv_prefill_queries() for the device. */
 FKV_INTERNAL fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries);
 
 /* Returns the number of pages per split for a query that attends to n_visible pages. */

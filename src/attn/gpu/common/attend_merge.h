@@ -1,5 +1,6 @@
 /* Merges the partial results of all splits of a query: adds them in a fixed order, divides the sum by the total weight, undoes
- * the rotation of V and converts the result to the element type of `out`. There is one block per (item, query head, query).
+ * the rotation of V and converts the result to the element type of `out`. There is one thread block per (work item, query head,
+ * query).
  *
  * Each thread adds four channels over a contiguous range of splits. The sums of the ranges are then added in order. The number of
  * splits depends only on the query position, so a query's partial results are always added in the same order. Every warp computes
@@ -20,22 +21,23 @@
 #define FKV_MERGE_EARLY 8 /* number of splits that each thread loads before their weights are known */
 #define FKV_MERGE_SHARED (FKV_MERGE_RANGES * FKV_D)
 
-/* Returns the weight of a split whose largest score is `max`, relative to the split with the largest score of all. */
+/* Returns the factor by which the partial results of a split are multiplied. `max` is the largest score of the split, and
+ * `largest` is the largest score of all splits. */
 FKV_FN float fkv_split_weight(float max, float largest) {
     return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
 }
 
-/* The splits of one row, and the range [begin, end) of splits that this thread adds. */
+/* The splits of one query row, and the range [begin, end) of splits whose results this thread adds. */
 struct fkv_merge_row {
     FKV_DEVICE const float *stats; /* {maximum score, total weight} of each split */
-    FKV_DEVICE const float *own;   /* partial sums of the thread's four channels in the first split */
-    fkv_u64 stride;                /* floats between consecutive splits */
+    FKV_DEVICE const float *own;   /* partial results of the thread's four channels in the first split */
+    fkv_u64 stride;                /* distance between the partial results of consecutive splits, in floats */
     fkv_u32 n_splits;
     fkv_u32 begin;
     fkv_u32 end;
 };
 
-/* Partial sums of four channels for the first splits of a range, loaded before the weights of these splits are known. */
+/* Partial results of four channels for the first splits of a range, loaded before the weights of these splits are known. */
 struct fkv_merge_early {
     float x[FKV_MERGE_EARLY][4];
     float max[FKV_MERGE_EARLY];
@@ -83,7 +85,7 @@ FKV_FN fkv_merge_total fkv_merge_stats(FKV_LOCAL const fkv_merge_row &row, fkv_u
     return all;
 }
 
-/* Adds the partial results of the thread's range of splits. sums: receives the sums of the thread's four channels. */
+/* Adds the partial results of the thread's range of splits. `sums` receives one sum for each of the thread's four channels. */
 FKV_FN void fkv_merge_range(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const fkv_merge_early &early, float largest,
                             FKV_SHARED float *sums) {
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -105,8 +107,8 @@ FKV_FN void fkv_merge_range(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const 
     for (int d = 0; d < 4; d++) sums[d] = x[d];
 }
 
-/* Adds the sums of all ranges for channel d, divides by the total weight and undoes the rotation of V. All threads must call this
- * function; threads with d >= D only take part in the shuffles and barriers. */
+/* Adds the sums of all ranges of splits for channel d, divides by the total weight and undoes the rotation of V. All threads must
+ * call this function; threads with d >= D only take part in the shuffles and barriers. */
 FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
     float x = 0.0f;
     if (d < FKV_D) {

@@ -1,5 +1,5 @@
-/* Reads several values of a packed page at a time. take() loads the packed words; number() unpacks one value on demand, so that
- * further loads can be in flight while earlier values are used. The results are bit-identical to those of src/codec.
+/* Reads the values of a packed page in chunks. take() loads the packed words of a chunk, and number() unpacks a single value.
+ * More loads can therefore be in flight while earlier values are used. The results are bit-identical to those of src/codec.
  *
  * The shape of a chunk is the number of adjacent tokens that the chunk covers (TOKENS) and the number of channels per token
  * (CHANNELS). Value i is channel i % CHANNELS of token i / CHANNELS. The shape follows from the layout of the codes:
@@ -67,14 +67,14 @@ template <int BITS, bool IS_K, int CODES, int SCALES> struct fkv_book_shape {
 
 /* ---- sealed pages ---- */
 
-/* Eight codes stored in one dword: 8 channels of a K token, or 8 tokens of a V channel. */
+/* Eight codes of a sealed page, stored in one dword: 8 channels of a K token, or 8 tokens of a V channel. */
 struct fkv_codes8 {
     fkv_u32 low;
     fkv_u32 high; /* high bits of 3-bit codes; 0 for other code widths */
 };
 
-/* codes: address of the codes of 16 tokens. unit: index of a group of 16 channels. upper: selects the upper 8 of the 16 channels
- * (K) or of the 16 tokens (V). */
+/* Loads eight codes. `codes` points to the codes of 16 tokens, and `unit` is the index of a group of 16 channels. `upper` selects
+ * the upper 8 of the 16 channels (K) or of the 16 tokens (V). */
 template <int BITS>
 FKV_FN fkv_codes8 fkv_take_codes8(FKV_DEVICE const fkv_u8 *codes, fkv_u32 unit, fkv_u32 upper, fkv_u32 dword) {
     FKV_DEVICE const fkv_u32 *lines = (FKV_DEVICE const fkv_u32 *)codes + dword;

@@ -1,6 +1,6 @@
 /* Completes `out` in steps that contain both prefill tiles and decode items. attend_merge has already computed the rows of the
- * decode items. One extra block per KV head, after the blocks of the tiles in the grid, copies these rows into the output of
- * prefill.
+ * decode items. One additional thread block per KV head copies these rows into the output of prefill. In the grid, these blocks
+ * follow the blocks of the prefill tiles.
  */
 FKV_FN bool fkv_copies_decoded(fkv_place place, FKV_DEVICE const fkv_u32 *table) { return place.x >= table[FKV_STEP_N_TILES]; }
 

@@ -6,7 +6,8 @@
 #define FKV_STREAMS 4
 #define FKV_DECODE_THREADS 128
 
-/* shared memory, in words: queries [rows, D], weights [streams, rows, 32], {max, total} [streams, rows, 2], sums [rows, D] */
+/* shared memory, in words: queries [rows, D], softmax weights [streams, rows, 32], {max, total} [streams, rows, 2], output sums
+ * [rows, D] */
 #define FKV_SHARED_WEIGHTS (FKV_ITEM_ROWS * FKV_D)
 #define FKV_SHARED_STATS (FKV_SHARED_WEIGHTS + FKV_STREAMS * FKV_ITEM_ROWS * 32)
 #define FKV_SHARED_SUMS (FKV_SHARED_STATS + FKV_STREAMS * FKV_ITEM_ROWS * 2)
@@ -35,7 +36,7 @@ FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 s
     }
 }
 
-/* Adds the sums of all streams in stream order, and stores the {max, total} of each stream in shared memory. */
+/* Adds the output sums of all streams in stream order, and stores the {max, total} of each stream in shared memory. */
 FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *shared,
                            FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
     FKV_SHARED float *stats = shared + FKV_SHARED_STATS;
@@ -70,7 +71,7 @@ FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *share
     }
 }
 
-/* Stores the sum, maximum and total weight of each row of the split for the merge kernel. */
+/* Stores the output sum, maximum score and total weight of each row of the split for the merge kernel. */
 FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, FKV_SHARED const float *shared,
                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     FKV_SHARED const float *stats = shared + FKV_SHARED_STATS;
@@ -91,7 +92,7 @@ FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, F
     to[1] = all;
 }
 
-/* Same inputs and same format of partial results as in decode_mma.h. */
+/* Has the same inputs and the same format of partial results as the function in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     fkv_u32 lane = place.index % 32;

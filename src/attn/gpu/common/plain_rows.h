@@ -1,10 +1,10 @@
-/* Per-lane state of the plain attention loops. A kernel source includes this file once. The source of a sealed layer includes
- * plain_tile.h twice: once for open pages and once for sealed pages.
+/* Per-lane state of the plain attention loops. A kernel source includes this file once, even if it includes plain_tile.h twice
+ * (for the open and the sealed pages of a sealed layer).
  */
 #define FKV_PLAIN_KEYS (FKV_PAGE_TOKENS < 32 ? FKV_PAGE_TOKENS : 32)
 #define FKV_PLAIN_CHANNELS ((FKV_D + 31) / 32) /* channels per lane */
 
-/* Attention state of one lane for the rows of its warp. */
+/* Softmax state and output sums of one lane, for the query rows of its warp. */
 template <int ROWS> struct fkv_plain_rows {
     fkv_u32 position[ROWS];
     float max[ROWS];

@@ -4,7 +4,7 @@
  * a time (chunks.h), and each code is unpacked only once for all rows of the warp.
  */
 /* Processes a tile of n_keys keys. `token` is the position of the first key, and `slot` is the page slot of that key. queries:
- * [rows, D]. weights: [rows, 32], private to the warp. */
+ * [rows, D]. weights: buffer [rows, 32] of this warp for softmax weights. */
 template <int ROWS>
 FKV_FN void fkv_plain_process_tile(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SHARED float *weights,
                                    FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 token, fkv_u32 n_keys,

@@ -8,7 +8,7 @@
 #define FKV_WARP_ROWS (FKV_D > 256 ? 2 : 4)
 #define FKV_PREFILL_WARPS (FKV_PREFILL_THREADS / 32)
 
-/* shared memory per warp, in words: queries [rows, D], weights [rows, 32] */
+/* shared memory per warp, in words: queries [rows, D], softmax weights [rows, 32] */
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 

@@ -1,5 +1,5 @@
-/* Functions that all kernels use in addition to the prelude: conversions between float and the types of rows and pages,
- * page-table lookup, rotations, masks, and functions with which a warp loads a query row or stores an output row.
+/* Functions shared by all kernels: conversions between float and the types of rows and pages, page-table lookup, rotations,
+ * masks, and functions with which a warp loads a query row or stores an output row.
  */
 #define FKV_R (FKV_H / FKV_G) /* query heads per KV head */
 #define FKV_ROW_BYTES (FKV_ROW_TYPE == 0 ? 4 : 2)
@@ -49,8 +49,7 @@ FKV_FN fkv_u32 fkv_page_bits(float x) {
 #endif
 }
 
-/* Return the sign that the rotation of K or of V applies to channel d. Bit 31 of the result is 1 if the channel is negated; all
- * other bits are 0. */
+/* Return 0x80000000 if the rotation of K or V negates channel d, and 0 otherwise. */
 FKV_FN fkv_u32 fkv_k_sign(fkv_u32 d) {
     const fkv_u32 signs[] = {FKV_K_SIGNS};
     return FKV_ROTATE_K ? signs[FKV_ROTATE_K ? d / 32 : 0] >> d % 32 << 31 : 0;
@@ -70,8 +69,7 @@ FKV_FN float fkv_rotation_norm() {
     return block == 2 ? norm * fkv_float_of(0x3f3504f3u) : norm;
 }
 
-/* Return the number of the pool page that holds logical page `logical` of a sequence, in the layer's own pool or in the open
- * pool. */
+/* Return the pool page that holds logical page `logical` of a sequence, in the layer's own pool or in the open pool. */
 FKV_FN fkv_u32 fkv_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv_u32 *row, fkv_u32 logical) {
     fkv_u32 n_fixed = row[FKV_ROW_N_FIXED];
     fkv_u32 at = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % row[FKV_ROW_N_RING];
@@ -87,9 +85,9 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
  * the same rule. */
 FKV_FN bool fkv_reads_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
 
-/* Returns the index, in the array of partial results, of the {max, total} of one row and one split. All {max, total} entries
- * follow the sums of all splits, and the entries of one row are adjacent. `row` is the index of the row within its item, where
- * the rows of all KV heads are counted together. */
+/* Returns the index of one row's and one split's {max, total} in the array of partial results. The {max, total} entries follow
+ * the output sums of all splits, and the entries of one row are adjacent. `row` is the index of the row within its item, counted
+ * over all KV heads. */
 FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 split) {
     fkv_u64 n_splits = table[FKV_STEP_N_SPLITS];
     fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
@@ -199,7 +197,7 @@ FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sin
     return FKV_SINK_LOGITS ? total + fkv_exp2(fkv_fma(sink_logits[q_head], 1.44269504f, -max)) : total;
 }
 
-/* Applies the butterfly steps of a rotation to a row (see docs/page_format.md). Called by one warp. */
+/* Applies the butterfly stages of the Hadamard transform to a row (see docs/page_format.md). Called by one warp. */
 FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
     FKV_UNROLL
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
@@ -228,7 +226,7 @@ FKV_FN void fkv_load_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from,
 #endif
 }
 
-/* Multiplies a row of sums by a factor, undoes the rotation of V and stores the row in `out`. Called by one warp. */
+/* Multiplies an output row by a factor, undoes the rotation of V and stores the row in `out`. Called by one warp. */
 FKV_FN void fkv_store_row(fkv_u32 lane, FKV_SHARED float *row, float factor, FKV_DEVICE void *out, fkv_u64 to) {
     for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] *= factor;
     fkv_sync_warp();

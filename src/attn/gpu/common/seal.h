@@ -21,14 +21,14 @@ FKV_FN fkv_u32 fkv_seal_bits(float x) {
 /* Returns the bit offset of code e within the dword that stores it. */
 FKV_FN fkv_u32 fkv_seal_shift(fkv_u32 e, fkv_u32 bits) { return 8 * (e % 4) + bits * (e / 4); }
 
-/* Location of one dword of codes: the block of 16 tokens, the lane within that block, and the range of the lane's codes that the
- * dword holds (channels for K, tokens for V). */
+/* Location of one dword of codes: the block of 16 tokens, the lane (index of the dword within its line of 16 dwords), and the
+ * position of the dword's codes in the lane. A lane holds codes of one token (K) or of every 16th channel (V). */
 struct fkv_seal_dword {
     fkv_u32 block;
     fkv_u32 lane;
     fkv_u32 first; /* index of the dword's first code among the lane's codes */
-    fkv_u32 bits;  /* bits per code in this plane */
-    fkv_u32 from;  /* index of the lowest code bit that this plane stores */
+    fkv_u32 bits;  /* bits per code in the plane that contains this dword */
+    fkv_u32 from;  /* index of the lowest code bit that the plane stores */
 };
 
 FKV_FN fkv_seal_dword fkv_seal_dword_at(fkv_u32 i, fkv_u32 code_bits, fkv_u32 row_bytes) {
@@ -54,7 +54,7 @@ FKV_FN fkv_u32 fkv_seal_scale(float x) {
     return FKV_PAGE_BF16 ? (bits + 1) & ~1u : (bits + 8) & ~15u;
 }
 
-/* Stores the range {lo, hi} of each of this thread's channels, over all rows or only over the rows without an outlier flag.
+/* Stores the minimum and maximum of each of this thread's channels. If has_flags is true, rows with an outlier flag are ignored.
  * Returns true if the magnitude of any value exceeds FKV_SEAL_OUTLIER, so that its row may be an outlier. */
 FKV_FN bool fkv_seal_ranges(fkv_u32 index, bool has_flags, FKV_SHARED const float *outlier, FKV_DEVICE const fkv_u8 *open,
                             FKV_SHARED float *lines) {
@@ -110,7 +110,7 @@ FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE con
     if (large) fkv_seal_outliers(index, rows, open, lines);
     for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
         fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(lines[2 * d + 1], lines[2 * d]), bins));
-        /* adding +0 turns -0 into +0, so that the result does not depend on the order of comparisons */
+        /* adds +0 to turn -0 into +0: the sign of a zero minimum would otherwise depend on the order of comparisons */
         fkv_u32 bias = fkv_page_bits(fkv_add(lines[2 * d], 0.0f));
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
@@ -208,7 +208,7 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *inverses, FKV_DEVIC
     }
 }
 #else
-/* Seals V for layers whose V codec stores rows: re-encodes each row with that codec. */
+/* Seals V in layers whose V codec encodes single rows: re-encodes each row with that codec. */
 FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
         float y[FKV_WRITE_VALUES];

@@ -1,6 +1,6 @@
-/* Layout of the step table, which describes the sequences of one step to the kernels of that step. The host fills the table once
- * per step and layer kind (step_table.c) and uploads it once; every kernel of the step reads it. This file contains only defines
- * because it is also part of the kernel sources.
+/* Layout of the step table, which tells the kernels of a step which sequences to process. The host fills the table once per step
+ * and layer kind (step_table.c) and uploads it once; every kernel of the step reads it. This file contains only defines, because
+ * the kernel sources include it as well.
  *
  * A table consists of uint32 words: a header of FKV_STEP_HEADER words, then the sections that the header points to (offsets in
  * words).
@@ -70,7 +70,7 @@
 #define FKV_SPLIT_N_QUERIES 1
 #define FKV_SPLIT_POSITION 2      /* position of the first query */
 #define FKV_SPLIT_FIRST_VISIBLE 3 /* index of the split's first page among the visible pages */
-#define FKV_SPLIT_N_TOKENS 4      /* number of tokens up to the end of the split or the last query, whichever comes first */
+#define FKV_SPLIT_N_TOKENS 4      /* number of tokens in the split; the last split ends at the last query */
 #define FKV_SPLIT_SKIPPED 5       /* number of pages between the sink pages and the first page of the window */
 #define FKV_SPLIT_PAGES 6         /* offset of the page table, as in FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
 #define FKV_SPLIT_N_FIXED 7

@@ -34,7 +34,7 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
     if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) done[0] = 1;
 }
 
-/* pairs: [n, 2] page numbers; each pair is {source page, destination page}. */
+/* Copies pages. pairs: [n, 2], where each pair is {source page, destination page}. */
 FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV_DEVICE const void *pool,
                            FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_words4 *blocks = (FKV_DEVICE fkv_words4 *)pool;
@@ -47,8 +47,8 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
     if (place.x == 0 && place.y == 0 && place.index == 0) done[0] = 1;
 }
 
-/* Stores 16-bit words in the pool; used to load page files. where: {low 32 bits of the first word's index in the pool, high 32
- * bits of that index, number of words}. */
+/* Stores 16-bit words in the pool; used to load page files. `where` holds the low and the high 32 bits of the first word's index
+ * in the pool, and the number of words. */
 FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
                             FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);

@@ -1,5 +1,5 @@
 /* Encodes one row into its slot of a block, with results bit-identical to those of src/codec. Each row is encoded by one warp.
- * Lane d % 32 holds channel d as its value d / 32, so no shared memory is needed.
+ * Channel d is value d / 32 of lane d % 32, so no shared memory is needed.
  */
 #define FKV_WRITE_VALUES ((FKV_D + 31) / 32)
 
@@ -52,9 +52,9 @@ FKV_FN float fkv_sum_of_16(float x) {
     return sum;
 }
 
-/* Refits `line`, like fkv_codec_refit(): returns the least-squares line that maps the codes produced by `line` back to the
- * values. Like the codec, the function adds value j of the group to partial sum j % 16. Lane i < 16 holds partial sum i, so it
- * also adds the values of lane i + 16. If the fitted line is not valid, `line` is returned. */
+/* Refits `line`, like fkv_codec_refit(): returns the least-squares fit of the values to the codes that `line` assigns to them.
+ * Like the codec, the function adds value j of the group to partial sum j % 16. Lane i < 16 holds partial sum i, so it also adds
+ * the values of lane i + 16. Returns `line` unchanged if the fitted line is not valid. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
@@ -86,8 +86,8 @@ FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float 
     return line;
 }
 
-/* Encodes one group, of which each lane holds n values, and returns the group's scale and bias. src/codec/affine.c explains each
- * step. */
+/* Encodes one group and returns its scale and bias. Each lane holds n values of the group. src/codec/affine.c explains each step.
+ */
 FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, bool fitted) {
     const float bins = (float)((1 << bits) - 1);
     float hi = x[0];
@@ -111,8 +111,8 @@ FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code
     return line;
 }
 
-/* Encodes a lane's values of one row with a codebook; src/codec/turbo.c explains each step. All values must be finite,
- * with magnitudes of at most FKV_STORABLE_LIMIT. */
+/* Encodes the values of one row that this lane holds, with a codebook; src/codec/turbo.c explains each step. All values must be
+ * finite, with magnitudes of at most FKV_STORABLE_LIMIT. */
 FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales,
                            fkv_u32 lane) {
     float largest = 0.0f;
@@ -160,9 +160,9 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
 }
 
-/* Encodes a lane's values of one row into its slot. book: 0 for affine codes, 1 for the K codebook, 2 for the V codebook. signs:
- * bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits or fewer are refined
- * by least squares. */
+/* Encodes the values of one row that this lane holds into the row's slot. book: 0 for affine codes, 1 for the K codebook, 2 for
+ * the V codebook. signs: bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits
+ * or fewer are refined by least squares. */
 FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, bool fitted, int book, int bits,
                           int group, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases,
                           fkv_u32 lane) {

@@ -1,8 +1,8 @@
 /* Converts codebook codes (TurboQuant) to signed bytes with byte permutes. Each nibble of a permute's selector chooses one of
  * eight bytes, so codes are first expanded to nibbles:
  *
- *   2 bits  every other code of a word; the remaining codes after a shift
- *   3 bits  as for 2 bits; a permute then inserts the high bits
+ *     2 bits  every other code of a word, then the remaining codes after a shift
+ *     3 bits  as for 2 bits, and a permute then inserts the high bits
  *   4 bits  as stored
  *
  * A nibble above 7 yields the sign of the byte that its lower three bits select. 4-bit codes are therefore looked up in two
@@ -18,13 +18,13 @@ FKV_FN fkv_u32 dc_table_word(int a, int b, int c, int d) {
 /* Returns the lower or the upper 16 bits of a word, for use as a permute selector. */
 FKV_FN fkv_u32 dc_half(fkv_u32 x, int upper) { return upper != 0 ? fkv_upper_half(x) : x; }
 
-/* Expands every other one of 16 codes to a nibble, starting with code 1 if `odd` is nonzero and with code 0 otherwise. low: the
- * low two bits of each code. high: the high bits of 3-bit codes; ignored for 2-bit codes. */
+/* Expands the even codes (or the odd codes, if `odd` is nonzero) of 16 codes to nibbles. `low` holds the low two bits of each
+ * code. `high` holds the high bits of 3-bit codes and is ignored for 2-bit codes. */
 FKV_FN fkv_u32 dc_book_nibbles(fkv_u32 low, fkv_u32 high, int bits, int odd) {
     if (odd != 0) low = fkv_shifted_right<2>(low);
     if (bits == 2) return low & 0x33333333u;
     if (odd != 0) high = fkv_shifted_right<1>(high);
-    fkv_u32 spread = fkv_permute_or_sign(0x04000400u, 0x44404440u, high & 0x7777u); /* bits 0 and 2 move to bits 2 and 6 */
+    fkv_u32 spread = fkv_permute_or_sign(0x04000400u, 0x44404440u, high & 0x7777u); /* moves bits 0 and 2 to bits 2 and 6 */
     return fkv_mask_or(low, 0x33333333u, spread);
 }
 

@@ -8,7 +8,7 @@
  * Bottleneck: the integer ALU pipe (shifts, logic, permutes), which accepts one warp instruction every two cycles. Right shifts
  * therefore use the multiply pipe (fkv_shifted_right(), fkv_upper_half()).
  */
-constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* these constants have the same meaning as in sealed_page.h */
+constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* these constants have the same meaning as those in sealed_page.h */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
 constexpr bool SD_LESS_ONE = false;
 constexpr float SD_LEVEL = 1.0f;
@@ -21,8 +21,8 @@ constexpr fkv_u32 SD_WEIGHT_LANES = 4;
 constexpr fkv_u32 SD_OTHER_LANE = 16;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return lane / 4; }
 
-/* Number of words for the codes of 32 channels in a K row, and number of words for the codes of 16 channels in a V row. For 3-bit
- * codes, the last of these words holds the high bits. */
+/* Numbers of words that hold the codes of 32 channels in a K row and of 16 channels in a V row. For 3-bit codes, the last of
+ * these words holds the high bits. */
 constexpr int SD_K_WORDS = FKV_K_BITS == 4 ? 4 : FKV_K_BITS;
 constexpr int SD_V_WORDS = FKV_V_BITS == 2 ? 1 : 2;
 
@@ -30,14 +30,14 @@ constexpr int SD_V_WORDS = FKV_V_BITS == 2 ? 1 : 2;
 struct sd_tile {
     fkv_u32 k[SD_PARTS][4][SD_K_WORDS]; /* codes of tokens 8 * i + r, for 32 channels starting at channel 32 * c */
     fkv_u32 v[SD_PARTS][8][SD_V_WORDS]; /* codes of tokens 4 * i + c, for 16 channels starting at channel 16 * r */
-    fkv_u32 loaded[2][2];               /* two K scales and two V scales that this lane loads */
+    fkv_u32 loaded[2][2];               /* K and V scales that this lane loads, two of each */
     fkv_u32 scales[SD_PARTS][2];        /* K scales of all tokens of this thread */
     fkv_u32 norms[SD_PARTS][2];         /* V scales of all tokens of this thread */
     fkv_u32 page;                       /* number of the pool page that holds the next tile */
 };
 
-/* Loads N channels, starting at channel d, from ROWS rows in each part of 32 tokens. Together, the lanes of a warp load adjacent
- * rows. rows: address of the first row. */
+/* For each part of 32 tokens, loads N channels of ROWS rows, starting at channel d. Together, the lanes of a warp load adjacent
+ * rows. `rows` is the address of the first row. */
 template <int BITS, int N, int ROWS, int WORDS>
 FKV_FN void sd_load_codes(fkv_u32 (&to)[SD_PARTS][ROWS][WORDS], const fkv_u8 *rows, fkv_u32 d) {
     constexpr int plane_bits = BITS == 4 ? 4 : 2;
@@ -51,8 +51,7 @@ FKV_FN void sd_load_codes(fkv_u32 (&to)[SD_PARTS][ROWS][WORDS], const fkv_u8 *ro
     }
 }
 
-/* Loads the scales of two tokens into each lane. Together, the lanes that share an operand row hold the scales of all tokens of
- * these lanes. */
+/* Loads the scales of two tokens per lane. sd_open_tile() then exchanges scales between lanes. */
 FKV_FN void sd_load_scales(fkv_u32 (&to)[2], const fkv_u8 *scales, fkv_u32 slot, fkv_u32 lane) {
     const fkv_u8 *from = scales + (slot + lane % (2 * SD_PARTS) * 16 + lane / 4) * 2;
     to[0] = fkv_stream2(from);
@@ -88,8 +87,8 @@ FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, FKV_S
 
 /* ---- keys ---- */
 
-/* Returns the index at which channel d of a query row is stored in shared memory. Operands consist of lines of 8 channels. Line 4
- * * u + c holds the channels whose nibbles are in the u-th word of thread c. */
+/* Returns the index at which channel d of a query row is stored in shared memory. A row is stored in lines of 8 channels. Line 4
+ * * u + c holds the channels of the codes in word u of thread c. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) {
     fkv_u32 line = d / DC_SLAB * DC_SLAB + d % DC_SLAB / 32 * 8;
     if (FKV_K_BITS == 4) return line + d % 32 / 8 * 32 + d % 8;
@@ -125,8 +124,7 @@ FKV_FN fkv_u32 sd_turned(fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d, int k) {
     return fkv_permute(front, back, k % 2 == 0 ? 0x5140u : 0x7362u);
 }
 
-/* Returns the channel whose nibbles are in one half of word k: in the second half if `second` is nonzero, and in the first half
- * otherwise. */
+/* Returns the channel whose nibbles are in the first half of word k, or in the second half if `second` is nonzero. */
 FKV_FN constexpr int sd_turned_place(int k, int second) { return k / 2 + k % 2 * 4 + second * 2; }
 
 /* Transposes the high bits of four tokens and returns word k of the result. Each input word holds two tokens. Each of the two

@@ -5,7 +5,7 @@
  * (largest level - level), and these bytes are converted to the levels in fp16. The levels of 2-bit value codes are multiples of
  * 11 and are divided by 11. The quotients, +-3 and +-10, are exact in fp16, and the lower byte of their fp16 representation is 0.
  */
-/* Builds a token's operand words for one matrix product of a unit (see dc_key_operand()). */
+/* Converts the codebook codes of one token to operand words for matrix product `step`; see dc_key_operand(). */
 FKV_FN void dc_book_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     if constexpr (dc_k::bits == 4) {
         FKV_UNROLL
@@ -44,7 +44,7 @@ FKV_FN fkv_u32 dc_value_bytes(fkv_u32 nibbles) {
         first = dc_table_word(dc_value_upper_entry(0), dc_value_upper_entry(1), dc_value_upper_entry(2), dc_value_upper_entry(3));
         second =
             dc_table_word(dc_value_upper_entry(4), dc_value_upper_entry(5), dc_value_upper_entry(6), dc_value_upper_entry(7));
-        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* each sum fits in its byte, without a carry */
+        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* each sum fits in its byte, so there is no carry */
     }
     return bytes;
 }
@@ -62,7 +62,7 @@ FKV_FN void dc_value_halves(fkv_u32 bytes, fkv_u32 &first, fkv_u32 &second) {
     }
 }
 
-/* Codebook version of dc_value_quad(). */
+/* Like dc_value_quad(), for codebook codes. */
 FKV_FN void dc_book_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::bits == 4) {
         FKV_UNROLL

@@ -1,6 +1,6 @@
-/* Tensor-core decode of rows of codes. One block processes one split of the history of one KV head for up to DC_ROWS rows
- * (queries x query heads) and stores {sum of p * v, maximum score, sum of p} for the merge kernel, where p is a softmax weight
- * and v a value. Runs on CUDA, and on the host with emulated matrix products.
+/* Tensor-core decode of pages that store rows of codes. One block processes one split of the history of one KV head for up to
+ * DC_ROWS rows (queries x query heads) and stores {sum of p * v, maximum score, sum of p} for the merge kernel, where p is a
+ * softmax weight and v a value. Runs on CUDA, and on the host with emulated matrix products.
  *
  * Packed bytes are loaded into registers and converted to matrix operands in registers; the next tile is loaded while the current
  * tile is computed. The parts of the kernel are in decode_split.h, decode_shape.h, decode_queries.h, decode_scores.h,
@@ -38,7 +38,7 @@ FKV_FN void dc_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q,
     fkv_sync();
 }
 
-/* Returns the per-row constants of a thread. Unused rows have the position of the first row. */
+/* Returns the constants of the thread's rows. Unused rows get the position of the first row. */
 FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shared, dc_place at) {
     FKV_SHARED const float *steps = (FKV_SHARED const float *)shared + DC_AT_STEPS;
     FKV_SHARED const float *sums = (FKV_SHARED const float *)shared + DC_AT_SUMS;
@@ -48,8 +48,7 @@ FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shar
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         fkv_u32 row = DC_DUPLICATED ? at.lane / 4 % 4 : at.lane / 4 + 8 * (fkv_u32)n;
-        /* the lanes that hold the second copy of a row add no bias, and their integer sum is 256 times the dot product with the
-         * `rest` bytes */
+        /* lanes that hold the second copy of a row compute the dot products with the `rest` bytes and add no bias */
         bool second = DC_DUPLICATED && at.lane >= 16;
         rows.step[n][1] = steps[row];
         if constexpr (dc_k::bits == 16)
@@ -100,8 +99,8 @@ FKV_FN void dc_share_stats(dc_state &state, dc_place at, FKV_SHARED float *stats
     fkv_sync(); /* after this barrier, the score exchange buffer may be reused */
 }
 
-/* Multiplies the thread's sums by the unit of their scale group, 2^(exponent - 14), adds the biases, and rescales the sums to the
- * row maxima of the split. Sums over bfloat16 values already have the unit 1. */
+/* Converts the thread's accumulators to output sums: multiplies them by 2^(exponent - 14), the factor of their scale group, adds
+ * the biases, and rescales them to the row maxima of the split. For bfloat16 values, the factor is 1. */
 FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float *stats) {
     fkv_u32 r = at.lane / 4;
     fkv_u32 c = at.lane % 4;
@@ -113,7 +112,7 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
-        /* lanes with r = 2 * c and r = 2 * c + 1 hold the exponents, biases and factors of this thread's two columns */
+        /* the exponents, biases and factors of this thread's two columns are in the lanes with r = 2 * c and r = 2 * c + 1 */
         int o = dc_v::group_of_tile(t);
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
@@ -131,14 +130,14 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
 }
 
-/* Adds a stream's sums to the block's sums [rows, D]. */
+/* Adds a stream's output sums to those of the block: sums [rows, D]. */
 FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_SHARED float *sums) {
     fkv_u32 c = at.lane % 4;
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
         fkv_u32 unit = (fkv_u32)t / (2 * dc_v::quads);
         fkv_u32 channel = unit * dc_v::span + at.lane / 4 * (dc_v::span / 8) + (fkv_u32)t % (2 * dc_v::quads) * 2;
-        if (DC_DUPLICATED) { /* skip columns that do not handle this channel's scale group */
+        if (DC_DUPLICATED) { /* skips columns that do not handle this channel's scale group */
             fkv_u32 half = dc_v::bits == 16 || dc_v::groups == 1 ? 0 : channel / FKV_V_GROUP % 2;
             if (c / 2 != half) continue;
         }
@@ -164,7 +163,7 @@ FKV_FN void dc_fold_streams(dc_state &state, dc_place at, FKV_SHARED float *stat
 
 /* ---- kernel ---- */
 
-/* A tile that is being loaded while the previous tile is computed. */
+/* The tile that is being loaded while the previous tile is computed. */
 struct dc_tile {
     dc_keys k;
     dc_values v;
@@ -185,8 +184,8 @@ FKV_FN void dc_load_first(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_t
     if (next < n_tiles) tile.page = dc_tile_page(walk, next);
 }
 
-/* Processes the stream's tiles. Loads of the next tile's keys, values and scales start as soon as the registers for them are
- * free. Page numbers are loaded two tiles ahead. */
+/* Processes the stream's tiles. Each load of the next tile's keys, values and scales starts as soon as its registers are free.
+ * Page numbers are loaded two tiles ahead. */
 FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, dc_rows &rows,
                              FKV_SHARED fkv_u32 *shared, dc_place at, dc_state &state) {
     dc_operands operands = dc_first_operands(shared, at);
@@ -213,8 +212,9 @@ FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 
     }
 }
 
-/* q: [T, H, D]. parts: sums [splits, G, rows, D], then {max, total} [G, rows, splits, 2], where rows = R * queries per item. max:
- * the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (splits * chunks of rows, G). */
+/* q: [T, H, D]. parts: output sums [splits, G, rows, D], then {max, total} [G, rows, splits, 2], where rows = R * queries per
+ * item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (splits * chunks of rows, G).
+ */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

@@ -1,4 +1,4 @@
-/* Tensor-core decode of rows of codes: converts query rows to A operands in shared memory.
+/* Tensor-core decode of rows of codes (decode_mma.h): converts query rows to A operands in shared memory.
  *
  * K codes are integers, so queries are converted to integers as well. Each value is scaled relative to the largest magnitude of
  * its row and rounded to an integer that is split into three signed bytes. The most significant byte is called high, the next one
@@ -6,8 +6,8 @@
  * of A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does not depend on the order of the
  * channels. dc_channel_place() defines an order in which the loaded words of K are valid operands without rearrangement.
  */
-/* Location of channel d of a slab in the operands: index of the matrix product (step), thread within the operand row, word within
- * the thread's pair of words, and element within the word. Inverse of the mapping in dc_load_keys() and dc_key_operand(). */
+/* Location of channel d of a slab in the query operands: the matrix product (step), the thread within the operand row, the word
+ * within the thread's pair of words, and the element within the word. The mapping matches dc_load_keys() and dc_key_operand(). */
 struct dc_channel {
     fkv_u32 step;
     fkv_u32 thread;
@@ -87,8 +87,9 @@ FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 chann
     }
 }
 
-/* Returns the quantization step of a row. largest: the largest magnitude in the row, as the bits of a float. For 16-bit keys, the
- * step is a power of two such that the largest value is less than 2^11 steps; otherwise, the largest value is 126 * 65536 steps.
+/* Returns the quantization step of a row. `largest` is the largest magnitude in the row, as the bit pattern of a float. For
+ * 16-bit keys, the step is a power of two such that the largest value is less than 2^11 steps; otherwise, the largest value is
+ * 126 * 65536 steps.
  */
 FKV_FN float dc_step_of(fkv_u32 largest) {
     if constexpr (dc_k::bits == 16) {
@@ -112,7 +113,7 @@ FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
     }
 }
 
-/* Converts the query row at q[from] to operands, and stores the operands, the quantization step and the sum of q in each group in
+/* Converts the query row at q[from] to operands, and stores the operands, the quantization step and the per-group sums of q in
  * shared memory. */
 FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
     float x[DC_LANE_CHANNELS];

@@ -1,8 +1,8 @@
-/* Tensor-core decode of rows of codes: computes the scores of a tile.
+/* Tensor-core decode of rows of codes (decode_mma.h): computes the scores of a tile.
  *
- * The codes are the B operand of an integer product, with one token in each of 8 columns. 8-bit codes are used as stored; 4- and
- * 2-bit codes are expanded to bytes with shifts and masks, and codebook codes with byte permutes (decode_codebook.h). A thread
- * loads the keys of the tokens that dc_key_token() assigns to it. It receives the scores of the tokens that dc_own_token()
+ * The codes are the B operand of an integer matrix product, with one token in each of 8 columns. 8-bit codes are used as stored;
+ * 4- and 2-bit codes are expanded to bytes with shifts and masks, and codebook codes with byte permutes (decode_codebook.h). A
+ * thread loads the keys of the tokens that dc_key_token() assigns to it. It receives the scores of the tokens that dc_own_token()
  * assigns to it, for row r or for rows r and r + 8:
  *
  *   score = 256 * step * sum_g(scale * (256 * high + low)) + step * sum_g(scale * rest) + sum_g(bias * sum(q))
@@ -12,7 +12,7 @@
  * With at most four rows, each row is duplicated. Lanes with row index r hold the dot products with the high and low bytes, and
  * lanes with row index r + 4 hold the dot products with the `rest` bytes. A shuffle adds the two parts of the score.
  */
-/* Query operands in shared memory. */
+/* Address of the query operands in shared memory. */
 typedef FKV_SHARED const fkv_u32 *dc_operands;
 
 FKV_FN fkv_words4 dc_operand(dc_operands operands, int tile, int step, fkv_u32 lane) {
@@ -33,7 +33,7 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
         for (int u = 0; u < dc_k::units; u++)
             dc_stream(to.codes[b][u], codes + dc_key_token(0, b) * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
     }
-    if constexpr (dc_k::bits == 3) { /* with 3-bit codes, there is a single unit */
+    if constexpr (dc_k::bits == 3) { /* 3-bit codes have a single unit of channels */
         const fkv_u8 *high = block + FKV_K_CODES + token * dc_k::row_bytes + dc_k::high_plane +
                              (at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes) / 2;
         FKV_UNROLL
@@ -42,8 +42,8 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
     }
 }
 
-/* Builds the two words of the B operand that hold a token's channels in one matrix product of a unit. A 4-bit codebook code is
- * the sum of two terms, and each term has its own two words. */
+/* Expands the packed codes of one token to two B operand words for matrix product `step`. `unit` points to the codes of all
+ * channels that the thread loads at once. A 4-bit codebook code is the sum of two terms, and each term has its own two words. */
 FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     fkv_u32 &low = to[0][0];
     fkv_u32 &high = to[0][1];
@@ -111,11 +111,12 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
     }
 }
 
-/* Returns the offset, in floats, at which the scales of thread c's i-th token are stored. n: number of floats per token. */
+/* Returns the offset, in floats, at which the scales of thread c's i-th token are stored. `n` is the number of floats per token.
+ */
 FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
 
-/* The three parts of the scores of a tile, before they are multiplied by their units and added: dot products with the high and
- * low bytes of the queries, dot products with the `rest` bytes, and bias terms. */
+/* The three terms of the scores of a tile, before they are scaled and added: dot products with the high and low bytes of the
+ * queries, dot products with the `rest` bytes, and bias terms. */
 struct dc_score_parts {
     dc_scores scores; /* dot products with the high and low bytes, multiplied by K's scales */
     dc_scores rests;
@@ -142,7 +143,7 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
     }
 }
 
-/* Computes the scores over the channels of this slab. score[n][i] is the score for the thread's n-th row and i-th token. */
+/* Computes the dot products over the channels of this slab. score[n][i] belongs to the thread's n-th row and i-th token. */
 FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SHARED const float *scales, const dc_rows &rows,
                            fkv_u32 lane, dc_scores &score) {
     dc_score_parts parts;

@@ -59,7 +59,7 @@ FKV_FN void sd_enter_residue(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const f
     fkv_sync_warp(); /* after this barrier, the next page's scales and biases may overwrite those of this page */
 }
 
-/* Adds the dot products of the rounding residue and the keys to the scores. */
+/* Adds the dot products of the rounding residue with the keys to the scores. */
 FKV_FN void sd_add_residue(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
                            const sd_queries &page, sd_scores &score) {
     sd_queries rest;
@@ -72,7 +72,7 @@ FKV_FN void sd_add_residue(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_S
 
 /* ---- softmax ---- */
 
-/* Returns the maximum of x over all lanes that share a row. */
+/* Returns the maximum of x over all lanes that share a query row. */
 FKV_FN float sd_row_max(float x) {
     FKV_UNROLL
     for (fkv_u32 h = SD_ROW_FIRST; h < SD_ROW_END; h *= 2) x = fkv_max(x, fkv_shuffle_xor(x, h));
@@ -89,7 +89,7 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
 FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
 
 /* Reads the norms of the thread's tokens. The norm of a masked token may be NaN, so it is replaced with 0. Returns the largest
- * norm as the bits of a float. */
+ * norm as the bit pattern of a float. */
 FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, int group, float (&norm)[SD_OWN]) {
     fkv_u32 largest = 0;
     FKV_UNROLL
@@ -102,8 +102,8 @@ FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token,
     return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* the same tokens are visible to all rows */
 }
 
-/* Converts the scores of one group of rows to weights, and updates each row's maximum and total weight. token: position of the
- * thread's first token. */
+/* Converts the scores of one group of rows to weights, and updates the maximum and the total weight of each row. `token` is the
+ * position of the thread's first token. */
 FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, int group,
                      float (&score)[SD_OWN], sd_state &state, sd_weights &to) {
     float norm[SD_OWN];
@@ -126,7 +126,7 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
         float p = fkv_exp2(score[i] - from);
         total += p;
         bits[i] = fkv_bits_of(fkv_fma(p, fkv_mul(norm[i], inverse),
-                                      8388608.0f)); /* adding 2^23 leaves the rounded integer in the low bits of the float */
+                                      8388608.0f)); /* adding 2^23 leaves the rounded integer in the low bits of the sum */
     }
     FKV_UNROLL
     for (int p = 0; p < SD_PARTS; p++) sd_weight_operand(bits + SD_GROUP * p, lane, to.operand[p]);
@@ -206,7 +206,7 @@ FKV_FN fkv_u32 sd_next(fkv_u32 i) { return (i + 1) % SD_TURN != 0 ? i + 1 : i + 
 
 FKV_FN fkv_u32 sd_slot(fkv_u32 i) { return i % SD_TURN * SD_TILE; }
 
-/* Loads the page number of tile i. */
+/* Loads the pool page number of tile i. */
 FKV_FN void sd_load_page(sd_tile &tile, const dc_split_pages &walk, fkv_u32 i, fkv_u32 n_tiles) {
     if (i < n_tiles) tile.page = dc_physical_page(walk, i / SD_TURN);
 }
@@ -227,8 +227,8 @@ FKV_FN void sd_load_first(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_t
 }
 
 /* Processes the stream's tiles. The copy of the next tile's keys starts after the scores of this tile are computed. The copy of
- * the next tile's values starts after the values of this tile are accumulated. Each wait leaves newer copies in flight. Page
- * numbers are loaded two tiles ahead. */
+ * the next tile's values starts after the values of this tile are accumulated. Each wait applies only to older copies, so newer
+ * copies stay in flight. Page numbers are loaded two tiles ahead. */
 FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, const sd_rows &rows,
                              FKV_SHARED fkv_u32 *shared, FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *buffers, dc_place at,
                              sd_state &state) {
@@ -239,7 +239,7 @@ FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 
     sd_queries queries = {};
     if (FKV_K_BOOK)
         sd_enter_page(lines, shared, at,
-                      queries); /* query operands for codebook codes need no page scales, so they are built only once */
+                      queries); /* query operands for codebook codes do not depend on the page, so they are built only once */
     fkv_u32 n = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i), n++) {
         fkv_u32 next = sd_next(i);
@@ -280,8 +280,8 @@ FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 
     }
 }
 
-/* Stores the maximum and the total weight of each row of the stream in shared memory, and rescales the stream's sums to the row
- * maxima of the split. */
+/* Stores the maximum score and the total weight of each row of the stream in shared memory, and rescales the stream's output sums
+ * to the row maxima of the split. */
 FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats) {
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) {
@@ -302,7 +302,8 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
     }
 }
 
-/* Adds the sums of all streams in stream order. sums: [rows, D]. The loop over streams is not unrolled, to keep the code small.
+/* Adds the output sums of all streams in stream order. sums: [rows, D]. The loop over streams is not unrolled, to keep the code
+ * small.
  */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
     FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
@@ -321,7 +322,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
     }
 }
 
-/* Same inputs and same format of partial results as in decode_mma.h. */
+/* Has the same inputs and the same format of partial results as the function in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

@@ -1,9 +1,9 @@
-/* Tensor-core decode of rows of codes: tile sizes, shared-memory layout and per-thread state. decode_mma.h describes the kernel.
+/* Tile sizes, shared-memory layout and per-thread state of the kernel in decode_mma.h.
  */
 /* ---- tile sizes ---- */
 
-constexpr bool DC_DUPLICATED = DC_ROWS == 4;       /* row indices r and r + 4 are two copies of the same row */
-constexpr int DC_OWN_ROWS = DC_ROWS == 16 ? 2 : 1; /* number of rows per thread: only row r, or rows r and r + 8 */
+constexpr bool DC_DUPLICATED = DC_ROWS == 4;       /* each query row has two copies, with the row indices r and r + 4 */
+constexpr int DC_OWN_ROWS = DC_ROWS == 16 ? 2 : 1; /* number of query rows per thread: only row r, or rows r and r + 8 */
 constexpr int DC_EXCHANGES =
     DC_ROWS == 16 ? 1 : 2; /* number of buffers for exchanging scores; a single buffer needs an extra barrier */
 
@@ -18,7 +18,8 @@ constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* number of tokens whose scores and v
 FKV_FN constexpr fkv_u32 dc_own_token(fkv_u32 c, int i) { return (fkv_u32)(i % DC_RUN * 8 + i / DC_RUN * 4) + c; }
 FKV_FN constexpr fkv_u32 dc_key_token(fkv_u32 r, int b) { return (fkv_u32)(8 * b) + r % 2 * 4 + r / 2; }
 
-/* Inverse of dc_own_token(): the thread c that holds token lane % DC_TILE of the tile, and the token's index i in that thread. */
+/* Inverse of dc_own_token() for token lane % DC_TILE of the tile: the thread c that holds the token, and the token's index i in
+ * that thread. */
 struct dc_owner {
     fkv_u32 c;
     fkv_u32 i;
@@ -37,12 +38,10 @@ template <int BITS, int GROUP, bool BOOK> struct dc_side {
     static constexpr int plane_bits = BITS == 3 ? 2 : BITS; /* number of bits per code in the first plane */
     static constexpr int slab_bytes = DC_SLAB * plane_bits / 8;
     static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / group; /* scale groups per slab */
-    static constexpr int scale_words =
-        (groups + 1) / 2; /* number of 32-bit words that hold a token's scales for one slab in the page */
+    static constexpr int scale_words = (groups + 1) / 2;            /* words per token for the scales of one slab, in the page */
     static constexpr int line_floats = BOOK ? 1 : 2; /* number of floats per group: scale and bias, or only a scale */
     static constexpr int scale_floats =
-        BITS == 16 ? 0
-                   : line_floats * groups; /* number of scales and biases of a token in one slab, as floats in shared memory */
+        BITS == 16 ? 0 : line_floats * groups;                   /* scales and biases per token and slab, in shared memory */
     static constexpr int high_plane = BITS == 3 ? FKV_D / 4 : 0; /* byte offset of the high-bit plane within a row */
 };
 
@@ -66,7 +65,8 @@ struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP, FKV_K_BOOK> {
 };
 
 /* V layout. A token's slab is divided into units of `span` channels, and a thread loads load_bytes bytes of each unit. A unit is
- * one scale group, or the whole slab if each of the two copies of a duplicated row handles one of two scale groups. */
+ * one scale group. If rows are duplicated and the slab has two scale groups, a unit is the whole slab, and each copy of a row
+ * handles one of the groups. */
 struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
     static constexpr int span = bits == 16 ? 64 : DC_DUPLICATED && groups == 2 ? DC_SLAB : group;
     static constexpr int load_bytes = span * plane_bits / 64;
@@ -77,11 +77,11 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
     static constexpr int quads = span / 32; /* number of groups of four channels that a thread holds in each unit */
     static constexpr int tiles = DC_SLAB / 16;
     static constexpr int own_groups =
-        DC_DUPLICATED ? (groups + 1) / 2 : groups;               /* number of scale groups for which a thread computes weights */
-    static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16; /* values are bfloat16, so p is split into two bfloat16 terms */
+        DC_DUPLICATED ? (groups + 1) / 2 : groups;               /* number of V scale groups that each column handles */
+    static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16; /* p is then split into two bfloat16 terms */
     static constexpr float middle = bits == 8 ? 128.0f : bits == 4 ? 8.0f : 2.0f;
 
-    /* Return the index, among the thread's scale groups, of the group that contains a unit or a tile of 16 channels. */
+    /* Return the index of a unit's or a 16-channel tile's scale group, among the scale groups that the thread handles. */
     FKV_FN constexpr int group_of_unit(int u) { return bits == 16 || span == DC_SLAB ? 0 : DC_DUPLICATED ? u / 2 : u; }
     FKV_FN constexpr int group_of_tile(int t) { return group_of_unit(t / (2 * quads)); }
 };
@@ -89,16 +89,16 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
 /* ---- shared memory layout, in words ---- */
 
 /* Scales and biases of a warp's tile as floats. For each token, K stores all scales and then all biases. For each group, V stores
- * {scale, bias + scale * middle code}. Codebook codes have only scales. The values of DC_OWN_TOKENS tokens, which one thread
- * reads, are followed by 16 bytes of padding to avoid bank conflicts.
+ * {scale, bias + scale * middle code}. Codebook codes have only scales. After every DC_OWN_TOKENS tokens (the tokens of one
+ * thread), 16 bytes of padding avoid bank conflicts.
  */
 constexpr int DC_AT_V_SCALES = DC_TILE * dc_k::scale_floats + 16;
 constexpr int DC_SCALES_WORDS = DC_TILE * (dc_k::scale_floats + dc_v::scale_floats) + 32;
 
-constexpr int DC_OPERAND_WORDS = dc_k::row_tiles * dc_k::steps * 128; /* query operands of one slab */
+constexpr int DC_OPERAND_WORDS = dc_k::row_tiles * dc_k::steps * 128; /* words for the query operands of one slab */
 constexpr int DC_QUERY_WORDS = DC_SLABS * DC_OPERAND_WORDS;
 constexpr int DC_SUM_WORDS =
-    DC_ROWS * (1 + DC_SLABS * dc_k::groups); /* quantization step of each row, then the sum of q for each row and group */
+    DC_ROWS * (1 + DC_SLABS * dc_k::groups);                /* quantization steps [rows], then sums of q [rows, groups] */
 constexpr int DC_SLAB_SCORES = DC_OWN_ROWS * DC_OWN_TOKENS; /* number of scores per thread */
 constexpr int DC_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *DC_SLAB_SCORES * 32 : 0;
 
@@ -107,7 +107,7 @@ constexpr int DC_AT_SUMS = DC_AT_STEPS + DC_ROWS;
 constexpr int DC_AT_SCALES = DC_QUERY_WORDS + DC_SUM_WORDS;
 constexpr int DC_AT_STATS = DC_AT_SCALES + DC_STREAMS * DC_SLABS * DC_SCALES_WORDS; /* [streams, rows, {max, total}] */
 constexpr int DC_AT_REST =
-    DC_AT_STATS + 2 * DC_STREAMS * DC_ROWS; /* buffer for exchanged scores, reused for the sums [rows, D] */
+    DC_AT_STATS + 2 * DC_STREAMS * DC_ROWS; /* buffer for exchanged scores, later reused for the output sums [rows, D] */
 constexpr int DC_SHARED_WORDS =
     DC_AT_REST + (DC_EXCHANGES * DC_EXCHANGE_WORDS > DC_ROWS * FKV_D ? DC_EXCHANGES * DC_EXCHANGE_WORDS : DC_ROWS * FKV_D);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
@@ -129,7 +129,7 @@ struct dc_scales {
 
 /* Constants of the thread's rows, which are the same for all tiles. */
 struct dc_rows {
-    float step[DC_OWN_ROWS][2];                 /* [0]: unit of dc_score_parts.scores; [1]: unit of dc_score_parts.rests */
+    float step[DC_OWN_ROWS][2]; /* factors of dc_score_parts.scores (index 0) and of dc_score_parts.rests (index 1) */
     float query_sum[DC_OWN_ROWS][dc_k::groups]; /* sum of q over each group, to be multiplied by K's biases */
     fkv_u32 position[DC_OWN_ROWS];              /* position of the row's query */
     fkv_u32 first; /* position of the item's first query; `last` is the position of the item's last query */
@@ -139,7 +139,7 @@ struct dc_rows {
 /* Softmax state of a warp. */
 struct dc_state {
     float max[DC_OWN_ROWS];
-    float total[DC_OWN_ROWS];                        /* total weight of the thread's own tokens */
+    float total[DC_OWN_ROWS];                        /* sum of the softmax weights of the thread's own tokens */
     fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups]; /* biased float exponent of the largest V scale so far */
     float bias[DC_OWN_ROWS][dc_v::own_groups];       /* sum of p * bias over the thread's own tokens */
     float sums[dc_v::tiles][DC_OWN_ROWS][4];

@@ -1,8 +1,9 @@
-/* Tensor-core decode of rows of codes: computes the scales, the softmax and the weights of a tile.
+/* Tensor-core decode of rows of codes (decode_mma.h): loads the scales of a tile, and computes its softmax and weights.
  *
  * Lane i converts the scales of token i to float and stores them in shared memory, from which all lanes of the warp read them.
  * With at most four rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two copies
- * handle alternating groups of V scales, so that no column is idle. The o-th group of column r is group 2 * o + r / 4.
+ * handle alternating groups of V scales, so that no column is idle. The o-th scale group that column r handles is group 2 * o + r
+ * / 4.
  */
 /* ---- scales ---- */
 
@@ -27,8 +28,8 @@ FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
     return fkv_page_value(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
 }
 
-/* Stores the scales of a tile in the warp's shared memory. bits: receives, for each group, the largest magnitude of a V scale in
- * the tile, as the bits of a float. */
+/* Stores the scales of a tile in the warp's shared memory. `bits` receives the largest magnitude of a V scale in the tile for
+ * each group, as the bit pattern of a float. */
 FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
     dc_owner owner = dc_owner_of(lane);
     fkv_sync_warp(); /* waits until all lanes have read the previous tile's scales */
@@ -108,8 +109,8 @@ FKV_FN void dc_clear_nonfinite_lines(FKV_SHARED float *scales, const dc_rows &ro
     fkv_sync_warp();
 }
 
-/* Replaces non-finite 16-bit values of V with 0 and sets the scores of the tokens that contain them to NaN. dc_mask() then
- * overwrites these scores in rows that do not see the token. */
+/* Replaces non-finite 16-bit values of V with 0 and sets the scores of the affected tokens to NaN. dc_mask() then overwrites
+ * these scores in rows that do not see the token. */
 FKV_FN void dc_clear_nonfinite_values(dc_values &v, dc_scores &score) {
     constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
     fkv_u32 odd = 0; /* bitmask of the thread's tokens that have non-finite values */
@@ -132,7 +133,7 @@ FKV_FN void dc_clear_nonfinite_values(dc_values &v, dc_scores &score) {
     }
 }
 
-/* Applies the attention mask to the scores of a tile. token: position of the thread's first token. */
+/* Applies the attention mask to the scores of a tile. `token` is the position of the thread's first token. */
 FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_scores &score,
                     dc_state &state) {
     if constexpr (dc_v::bits == 16)
@@ -147,14 +148,14 @@ FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows,
 
 /* ---- softmax ---- */
 
-/* Maximum scores and scale exponents of the thread's rows, updated with one tile. */
+/* Row maxima and scale exponents of the thread's rows after the current tile. */
 struct dc_growth {
     float largest[DC_OWN_ROWS];
     fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups];
 };
 
-/* Returns the largest V scale of the thread's o-th group among the tokens that row n sees, as the bits of a float. tile_bits: the
- * same maximum over all tokens of the tile. */
+/* Returns the largest V scale of the thread's o-th group among the tokens that row n sees, as the bit pattern of a float.
+ * `tile_bits` holds the same maximum over all tokens of the tile. */
 FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], const dc_rows &rows,
                              fkv_u32 token, bool whole, int n, int o, fkv_u32 lane) {
     if (whole) {
@@ -173,7 +174,7 @@ FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&til
     return bits;
 }
 
-/* Rescales the accumulated sums after the maximum of a row or the scale exponent of a group has increased. */
+/* Rescales the accumulators after the maximum of a row or the scale exponent of a group has increased. */
 FKV_FN void dc_rescale(dc_state &state, const dc_growth &to, fkv_u32 lane) {
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
@@ -186,7 +187,7 @@ FKV_FN void dc_rescale(dc_state &state, const dc_growth &to, fkv_u32 lane) {
             float factor = shrink * fkv_float_of((steps < 127 ? 127 - steps : 0) << 23);
             state.exponent[n][o] = to.exponent[n][o];
             state.bias[n][o] *= shrink;
-            /* columns 2 * c and 2 * c + 1 of the sums belong to lanes with r = 2 * c and r = 2 * c + 1 */
+            /* the factors of accumulator columns 2 * c and 2 * c + 1 are in the lanes with r = 2 * c and r = 2 * c + 1 */
             float even = fkv_shuffle(factor, lane % 4 * 8);
             float odd = fkv_shuffle(factor, lane % 4 * 8 + 4);
             FKV_UNROLL
@@ -236,7 +237,7 @@ FKV_FN void dc_update_max(const dc_scores &score, FKV_SHARED const float *scales
     dc_rescale(state, to, lane);
 }
 
-/* Converts the scores of a tile to weights. rests: receives the rounding residue of bfloat16 weights. */
+/* Converts the scores of a tile to weights. `rests` receives the rounding residue of bfloat16 weights. */
 FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv_u32 lane, dc_state &state, dc_weights &weights,
                      dc_weights &rests) {
     FKV_UNROLL
@@ -270,10 +271,10 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
     }
 }
 
-/* Applies the softmax of a tile and accumulates p * v. base: position of the tile's first token. */
+/* Computes the softmax weights p of a tile and accumulates p * v. `base` is the position of the tile's first token. */
 FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
                          const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
-    fkv_u32 token = base + dc_own_token(lane % 4, 0); /* the thread's first token */
+    fkv_u32 token = base + dc_own_token(lane % 4, 0); /* position of the thread's first token */
     bool whole = dc_is_whole(rows.first, rows.last, base, DC_TILE);
     if (FKV_SOFTCAP_BITS != 0) {
         FKV_UNROLL

@@ -102,7 +102,7 @@ FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
 
 constexpr int DC_LANE_CHANNELS = FKV_D / 32;
 
-/* Applies the rotation of the keys to a query row. Lane d % 32 holds channel d as its value d / 32. */
+/* Applies the rotation of the keys to a query row. Channel d is value d / 32 of lane d % 32. */
 FKV_FN void dc_rotate_row(float *x, fkv_u32 lane) {
     FKV_UNROLL
     for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
@@ -129,8 +129,8 @@ FKV_FN void dc_rotate_row(float *x, fkv_u32 lane) {
     for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
 }
 
-/* Loads the query row at q[from] and scales it for a base-2 softmax. Returns the largest magnitude in the row as the bits of a
- * float, so that NaN compares as the largest value. */
+/* Loads the query row at q[from] and scales it for a base-2 softmax. Returns the largest magnitude in the row as the bit pattern
+ * of a float, so that NaN compares as the largest value. */
 FKV_FN fkv_u32 dc_load_row(const void *q, fkv_u64 from, float (&x)[DC_LANE_CHANNELS], fkv_u32 lane) {
     const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     FKV_UNROLL
@@ -159,8 +159,8 @@ FKV_FN bool dc_is_whole(fkv_u32 first, fkv_u32 last, fkv_u32 base, fkv_u32 n) {
     return whole;
 }
 
-/* Adds the scores of a stream's slabs in slab order. once: true if there is only one exchange buffer, which requires a second
- * barrier.
+/* Adds the scores that the warps of a stream computed for their slabs, in slab order. `once` is true if there is only one
+ * exchange buffer, which requires a second barrier.
  */
 template <int ROWS, int TOKENS>
 FKV_FN void dc_add_slabs(FKV_SHARED float *exchange, bool once, dc_place at, float (&score)[ROWS][TOKENS]) {
@@ -190,7 +190,7 @@ FKV_FN float dc_split_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
-/* Stores the sum, maximum and total weight of each row of the split for the merge kernel. */
+/* Stores the output sum, maximum score and total weight of each row of the split for the merge kernel. */
 FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
                      const fkv_u32 *table, float *parts) {
     fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;

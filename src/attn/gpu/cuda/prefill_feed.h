@@ -38,7 +38,7 @@ FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 i) {
 }
 
 #if FKV_SEALED
-/* First warpgroup: unpacks keys. */
+/* Code of the first warpgroup: unpacks keys. */
 FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_key_share own = pf_keys_of(s);
     int packed = 0;
@@ -63,17 +63,17 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     }
     int stage = (int)(x.n_tiles % PF_STAGES);
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), x.n_tiles / PF_STAGES % 2 ^ 1);
-    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* the values of the last tile are published without keys */
+    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* the values of the last tile are published alone */
 }
 
-/* Second warpgroup: unpacks values. The values of a tile are published together with the keys of the next tile, on the same
- * mbarrier. The first thread of the warpgroup starts the copies of packed tiles. */
+/* Code of the second warpgroup: unpacks values. The values of a tile are published together with the keys of the next tile, on
+ * the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     pf_value_share own = pf_values_of(s);
     int packed = 0;
     fkv_u32 packed_phase = 0;
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will reuse this tile's buffer */
-    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* the keys of the first tile are published without values */
+    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* the keys of the first tile are published alone */
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
         if (i == 1 && x.shared_end > 1) {
             if (s.index == 128) pf_load_shared_keys(s, x);
@@ -123,7 +123,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), phase ^ 1);
         pf_put_keys(s, x, tile, stage, packed, k);
         pf_publish(s, pf_mbarrier(PF_FULL, stage));
-        /* the page number is loaded early, because the next fence waits for this load */
+        /* loads the page number early, because the next fence waits for this load */
         fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
 
         pf_taken_values v;

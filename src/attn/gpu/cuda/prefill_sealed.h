@@ -16,7 +16,7 @@
  * values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
-constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines per warp; a line is 16 channels */
+constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines per warp; a line is a group of 16 channels */
 
 FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
     fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage);
@@ -30,8 +30,8 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
 
 FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
-/* In a tile of keys, pf_key_at() returns the address of a key's unit `unit`. In a tile of values, pf_value_at() returns the
- * address of a channel's group `eight` (eight tokens).
+/* pf_key_at() returns the address of unit `unit` (eight channels) of a key. pf_value_at() returns the address of group `eight`
+ * (eight tokens) of a channel of V.
  */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
@@ -40,8 +40,8 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* Weights are in units of 2^-PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
- * levels are stored in units of 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 - 13 - 7).
+/* Weights are multiples of 2^-PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
+ * levels are stored as multiples of 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 - 13 - 7).
  * Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is also correct for
  * open pages. */
 constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
@@ -50,7 +50,7 @@ constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 
 /* ---- keys ---- */
 
-constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit */
+constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps among which the tokens of a unit are divided */
 constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens per thread */
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
@@ -58,13 +58,12 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
  * relative to the page or the tile. Because of the swizzle, the offsets of a group's other three keys are the offset of its first
  * key XOR 16, 32 and 48. */
 struct pf_key_share {
-    fkv_u32 number;    /* index of the thread's channel in its unit; each of eight lanes owns one channel of the unit */
-    fkv_u32 codes_at;  /* offset of the first token's codes in the page */
-    fkv_u32 unit_at;   /* offset of the unit within the page's scales and within its biases */
-    fkv_u32 tile_at;   /* offset of the first token's unit in the tile */
+    fkv_u32 number;    /* index of the thread's channel in its unit; eight lanes own one channel of the unit each */
+    fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
+    fkv_u32 unit_at;   /* byte offset of the unit's scales (and of its biases) in the scales (biases) of the page */
+    fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the thread's first token */
     fkv_u32 offset_at; /* offset, in the tile, of the thread's channel within the first offset key */
-    bool any,
-        first; /* any: true if the thread has a unit to unpack; first: true if the thread stores the offset of its channel */
+    bool any, first;   /* `any` is true if the thread has a unit to unpack, and `first` if it stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -84,12 +83,12 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
     fkv_u32 scales[4], four_scales[2],
-        four_biases[2];  /* scales of the thread's unit; scales and biases of four channels, for pf_page_exponent() */
+        four_biases[2];  /* scales of the thread's unit, and scales and biases of four channels for pf_page_exponent() */
     fkv_u32 scale, bias; /* scale and bias of the thread's own channel */
     fkv_u32 norms;       /* norms of two tokens */
 };
 
-/* Returns the index of the group of four channels, out of 16 V channels, that the lane handles. The assignment avoids bank
+/* Returns the index, among four groups of four V channels, of the group that the lane handles. The assignment avoids bank
  * conflicts in the loads and stores of eight lanes. */
 FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
 
@@ -98,7 +97,7 @@ FKV_FN fkv_u32 pf_norms_of(fkv_u32 two) {
     two &= 0x7fff7fffu;
     return FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(two << 16), fkv_float_of(two & 0xffff0000u)) : two;
 }
-FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* a non-finite norm must not affect the unit of the other norms */
+FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* ignores non-finite norms, which must not affect the unit of the other norms */
     fkv_u32 low = two & 0xffffu, high = two >> 16;
     return fkv_max_bits(low < 0x7c00u ? low : 0u, high < 0x7c00u ? high : 0u);
 }
@@ -108,8 +107,7 @@ FKV_FN fkv_u32 pf_nonfinite_norms(fkv_u32 two) {
     return ((two & 0xffffu) >= 0x7c00u ? 0xffffu : 0u) | (two >= 0x7c000000u ? 0xffff0000u : 0u);
 }
 
-/* Returns a number n such that the largest norm of the page, divided by 2^n, is less than 4. Called by a warp; each lane passes
- * two norms.
+/* Returns an n for which the largest norm of the page is less than 4 * 2^n. Called by a warp; each lane passes two norms.
  */
 FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
     fkv_u32 exponent = fkv_warp_max_bits(pf_larger_norm(norms)) >> 10;
@@ -144,11 +142,11 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 
 /* Codes are inserted into the low bits of the fp16 value 1024.0. The result is 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. It is multiplied by the scale (channels 0 to 3) or by 1/16 of the scale (channels 4 to 7). To obtain
- * scale * (code - 8), it is then necessary to subtract 1032 * scale or 72 * scale, respectively, which fp16 cannot represent
- * exactly. The nearest fp16 value is subtracted instead, and the channel offsets correct the difference. */
+ * scale * (code - 8), 1032 * scale or 72 * scale must be subtracted, which fp16 cannot represent exactly. The nearest fp16 value
+ * is subtracted instead, and the channel offsets correct the difference. */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
-/* `value` is true if destinations of type TO are page images that other blocks also read. */
+/* `value` is true if TO is a page image in device memory, which other thread blocks also read. */
 template <class TO> struct pf_is_shared_image {
     static constexpr bool value = true;
 };
@@ -156,15 +154,15 @@ template <> struct pf_is_shared_image<fkv_shared> {
     static constexpr bool value = false;
 };
 
-/* Returns the rounding error that is common to all fp16 keys of a channel. The error is a multiple of the last bit of the scale
- * and not larger than the scale. */
+/* Returns the rounding error that is common to all fp16 keys of a channel. It is a multiple of the scale's last bit and is at
+ * most as large as the scale. */
 FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
     float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
-/* Unpacks and stores one unit of four tokens. TO: type of the destination, which is shared memory or a page image in device
- * memory (prefill_share.h). */
+/* Unpacks and stores one unit (eight channels) of four tokens. TO is the type of the destination: shared memory, or a page image
+ * in device memory (prefill_share.h). */
 template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 c = codes[n], d = c >> 8;
@@ -175,7 +173,7 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
     }
 }
 
-/* Destination of a page's channel offsets: entry `number` of the four entries that follow the keys stored at `at`. */
+/* Destination of the channel offsets of a page. Four such entries follow the keys at `at`; the page uses entry `number`. */
 template <class TO> struct pf_offsets_at {
     TO to;
     fkv_u32 at, number;
@@ -191,9 +189,9 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
 }
 
-/* Stores the scales of a page (pf_page_unit). Called by a warp. Non-finite norms are replaced with 0, because a weight of 0 would
- * not cancel them, and the rows that see the affected tokens are marked. If the page is shared with other blocks, all rows see
- * all its tokens, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
+/* Stores the pf_page_unit of a page: the score factor and the norms. Called by a warp. Non-finite norms are replaced with 0,
+ * because a weight of 0 would not cancel them, and the rows that see the affected tokens are marked. If the page is shared with
+ * other blocks, all rows see all its tokens, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
     fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
     if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;
@@ -203,7 +201,7 @@ template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at
     if (lane == 0) fkv_put4(to, at, sum);
 }
 
-/* Stores the unpacked keys of a page at `at`, and the scales of the page at unit_at. */
+/* Stores the unpacked keys of a page at `at`, and the page's pf_page_unit at unit_at. */
 template <class TO>
 FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_offsets_at<TO> &offsets,
                                fkv_u32 first_key, const pf_key_share &own, const pf_taken_keys &k) {
@@ -248,7 +246,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
         return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
-    /* there is only one buffer for the low-order parts, and the products of the previous tile may still read it */
+    /* the single buffer for low-order parts may still be in use by the matrix products of the previous tile */
     if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
 }
@@ -260,7 +258,8 @@ struct pf_taken_values {
     fkv_u32 norms;              /* norms of two tokens */
 };
 
-/* Position of a thread's first line (16 channels) in the page and in the tile. The thread's lines are 4 lines apart. */
+/* Position of a thread's first line (16 channels) in the page and in the tile. Consecutive lines of a thread are 4 lines apart.
+ */
 struct pf_value_share {
     fkv_u32 line;
     fkv_u32 codes_at, tile_at;
@@ -284,7 +283,8 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
     v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
-/* Stores the values of eight tokens in one channel. The bits of a level and its sign form an fp16 value in units of 2^-24. */
+/* Stores the values of eight tokens in one channel. The bits of a level and its sign form an fp16 value, which is a multiple of
+ * 2^-24. */
 template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,

@@ -19,7 +19,7 @@ static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2
 constexpr int PF_SHARED_LIMIT = 227 * 1024;
 constexpr bool PF_SCALED =
     FKV_K_BITS != 16 &&
-    !FKV_K_SEALED; /* true if score sums must be multiplied by K's scales; sealed keys already include their scales */
+    !FKV_K_SEALED; /* true if dot products must be multiplied by K's scales; sealed keys already include their scales */
 constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* true if queries are kept in registers */
 constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* true if K's biases are stored as extra channels */
@@ -30,7 +30,7 @@ constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
                                (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
 constexpr int PF_MORE_KEYS =
-    FKV_K_SEALED ? 8 : 0; /* number of extra keys: two per sealed page, for the channel offsets of four pages */
+    FKV_K_SEALED ? 8 : 0; /* number of extra keys: channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
@@ -85,7 +85,8 @@ template <int BITS, int GROUP> struct pf_side {
         if (BITS == 2) within = u / 2 * 16 + u % 2 * 4 + e / 2 + 8 * (e % 2);
         return chunk * channels + within;
     }
-    /* Returns the key to which chunk number c belongs. The order makes eight neighbouring threads store to eight different units.
+    /* Returns the key to which chunk c belongs. The chunks are ordered such that eight neighbouring threads store to eight
+     * different units.
      */
     FKV_FN fkv_u32 key_of(fkv_u32 c) {
         if (chunks < 8 && 8 % chunks == 0) return c / 8 % chunks + c % 8 / chunks * chunks + c / (8 * chunks) * 8;
@@ -103,7 +104,7 @@ typedef pf_side<FKV_V_BITS, FKV_V_GROUP> pf_v;
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return pf_k::channel(place, pf_k::spread); }
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); }
 #endif
-constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of products per group, each over 16 channels */
+constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products per group, each over 16 channels */
 
 /* shared memory layout, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* size of a tile of values */
@@ -118,11 +119,11 @@ constexpr int PF_AT_V = PF_AT_LOW + pf_low_bytes(PF_KEYS);
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
-constexpr int PF_AT_FACTORS = /* [rows] score factors; the packed page that is unpacked for other blocks is stored before them */
+constexpr int PF_AT_FACTORS = /* [rows] score factors; they follow the packed page that this block unpacks for other blocks */
     PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
 constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows] sums of q */
 constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
-constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if the row sees non-finite values */
+constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of pf_page_unit [stages + 1], for sealed pages */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number assigned to the block when it started */
@@ -164,9 +165,9 @@ struct pf_item {
     fkv_u32 position;    /* position of the tile's first query */
     fkv_u32 first_row;   /* index of the block's first row among the tile's rows (queries x heads) */
     fkv_u32 n_rows;      /* number of rows of this block */
-    fkv_u32 begin, last; /* begin: first position in the window of the first row; last: position of the last row */
+    fkv_u32 begin, last; /* window start of the first row, and position of the last row */
     fkv_u32 n_front, first_back,
-        n_tiles; /* n_tiles tiles of keys: n_front tiles with sink tokens, then tiles from first_back on */
+        n_tiles; /* n_tiles tiles of keys: the first n_front contain sink tokens, and the others start at tile first_back */
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }
@@ -254,10 +255,10 @@ FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
     if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
 }
 
-/* Scales of one page. `sum` is the factor by which the score sums of the page's keys are multiplied. `norms` are the norms of the
- * page's tokens, by which the softmax weights of the tokens are multiplied. Each word holds two norms in fp16, and the norms for
- * the keys of one thread are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys
- * of a later page arrive in the same stage, so there are PF_STAGES + 1 slots for norms. */
+/* Factors of one page. `sum` is the factor for the dot products of its keys with the queries. `norms` holds the norms of its
+ * tokens, by which softmax weights are multiplied. Each word holds two norms in fp16, and the norms for the keys of one thread
+ * are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys of a later page arrive
+ * in the same stage, so there are PF_STAGES + 1 slots for norms. */
 struct alignas(16) pf_page_unit {
     float sum;
     alignas(16) fkv_u32 norms[32];

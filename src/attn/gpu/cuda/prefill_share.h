@@ -1,4 +1,4 @@
-/* Warpgroup prefill of sealed pages: several blocks unpack pages for each other.
+/* Warpgroup prefill of sealed pages: thread blocks that need the same pages share the work of unpacking them.
  *
  * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages: those that precede the
  * span of the first block's queries. Up to FKV_PREFILL_SHARERS of these blocks form a group. If a group has n members, each
@@ -24,8 +24,8 @@ constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
 constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
-constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a word holds a page number below PF_TAG and a tag below PF_TAGS */
-constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* offset of pf_page_unit in a page image */
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a word combines a page number below PF_TAG with a tag below PF_TAGS */
+constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 static_assert(!PF_SHARES || PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES <= FKV_PREFILL_RING_BYTES,
@@ -41,7 +41,7 @@ struct pf_share {
                                  of pages released by each member */
     fkv_u8 *images;
     fkv_u32 member, n_members;
-    fkv_u32 n_before; /* number of members of the ring's previous group */
+    fkv_u32 n_before; /* number of members of the group that used the ring before */
     fkv_u32 tag;
 };
 
@@ -72,7 +72,7 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* Returns the block's place in the grid. Places are assigned in the order in which blocks start. */
+/* Returns the place in the grid that this block processes. Places are assigned in the order in which blocks start. */
 FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
     if (!pf_may_share(table)) return place;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
@@ -93,7 +93,7 @@ FKV_FN bool pf_agree_to_share(const pf_item &x) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
     fkv_u32 end = x.head * n_tiles + first +
-                  pf_members(n_tiles, first); /* all members have started if the number of started blocks is at least `end` */
+                  pf_members(n_tiles, first); /* all members have started once at least `end` blocks have started */
     bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
     fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
     while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {
@@ -172,9 +172,8 @@ FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_
     }
 }
 
-/* The following four functions move shared tiles from the ring in device memory to the stages in shared memory. Separate threads
- * poll for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device
- * memory. */
+/* The next four functions copy shared tiles from the ring in device memory to the stages in shared memory. Separate threads poll
+ * for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device memory. */
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 0; j + 1 < x.shared_end; j++) {
@@ -226,7 +225,7 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_arrive_n(s, next, 3);
         if (tile > PF_STAGES)
             fkv_store_release_shared(s, PF_AT_THROUGH,
-                                     tile - PF_STAGES); /* products with the previous tile in this stage are complete */
+                                     tile - PF_STAGES); /* products with the stage's previous tile are complete */
     }
 }
 

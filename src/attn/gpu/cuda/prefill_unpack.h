@@ -39,7 +39,7 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_CODES, block + FKV_V_CODES, slot, pf_v::row_bytes);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_SCALES, block + FKV_V_SCALES, slot, PF_V_SCALE_BYTES);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_BIASES, block + FKV_V_BIASES, slot, PF_V_SCALE_BYTES);
-    } else { /* skips pages that are masked for all rows */
+    } else { /* pages that are masked for all rows are not copied */
         fkv_u32 visible = 0, n_visible = 0;
         for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
             fkv_u32 first = key + i * PF_SUB_TOKENS;
@@ -63,13 +63,14 @@ FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int par
            key % PF_SUB_TOKENS * row_bytes;
 }
 
-/* Converts unit `u` of a chunk to four pairs of fp16 values. These are codes, or decoded values if the page stores 16-bit values.
+/* Converts unit `u` (eight values) of a chunk to four pairs of fp16 values: codes, or decoded values if the page stores 16-bit
+ * values.
  */
 template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
     if (BITS == 16) {
         FKV_UNROLL for (int i = 0; i < 4; i++) h[i] =
             FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(w[i] << 16), fkv_float_of(w[i] & 0xffff0000u)) : w[i];
-    } else if (BITS == 8) { /* 0x6400 is 1024.0 in fp16; the last fraction bit of this number has the value 1 */
+    } else if (BITS == 8) { /* 0x6400 is 1024.0 in fp16, where the lowest fraction bit has the value 1 */
         FKV_UNROLL for (int i = 0; i < 2; i++) {
             h[2 * i] = fkv_fma_f16x2(fkv_permute(w[2 * u + i], 0x64646464u, 0x5140), 0x3c003c00u, 0xe400e400u);
             h[2 * i + 1] = fkv_fma_f16x2(fkv_permute(w[2 * u + i], 0x64646464u, 0x5342), 0x3c003c00u, 0xe400e400u);
@@ -142,7 +143,8 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
 }
 
 /* Replaces non-finite fp16 values with 0 and returns true if there were any. Used in partly masked tiles, because a weight of 0
- * would not cancel non-finite values. The rows that see such values are marked, and their outputs are set to NaN at the end. */
+ * would not cancel non-finite values. The caller marks the rows to which such values are visible, and the outputs of these rows
+ * are set to NaN at the end. */
 FKV_FN bool pf_clear_nonfinite(fkv_u32 *h) {
     bool nonfinite = false;
     FKV_UNROLL for (int k = 0; k < 4; k++) {
@@ -153,7 +155,7 @@ FKV_FN bool pf_clear_nonfinite(fkv_u32 *h) {
     return nonfinite;
 }
 
-/* Stores a batch of chunks as fp16 values. EDGE: true for the values of a tile that is partly masked for at least one row. */
+/* Stores a batch of chunks as fp16 values. EDGE is true for values of a tile with tokens that are masked for at least one row. */
 template <class SIDE, int BITS, bool VALUES, bool SPREAD, bool EDGE>
 FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, fkv_u32 at, fkv_u32 batch, const pf_chunks<SIDE> &c) {
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
@@ -210,7 +212,7 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
  */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
-/* Scales and biases of one key for all groups, and the index of the group whose scale and bias this thread stores. */
+/* Scales and biases of one key in all groups, and the group whose scale and bias this thread stores. */
 struct pf_key_scales {
     fkv_u32 key, group;
     fkv_u32 scale[PF_GROUPS], bias[PF_GROUPS];
@@ -254,8 +256,8 @@ FKV_FN void pf_clear_stages(fkv_shared s) {
         *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
 }
 
-constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are in units of 2^-PF_WEIGHT_EXPONENT */
-constexpr float PF_VALUE_UNIT = 1.0f;     /* output sums are multiplied by this factor */
+constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are multiples of 2^-PF_WEIGHT_EXPONENT */
+constexpr float PF_VALUE_UNIT = 1.0f;     /* factor by which output sums are multiplied */
 
 /* Interface to prefill_feed.h. The pf_take functions read the packed keys or values of a tile into registers, and the pf_put
  * functions store them as fp16 values in a stage. */

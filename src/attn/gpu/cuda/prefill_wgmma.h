@@ -36,8 +36,8 @@ FKV_FN float pf_warp_sum(float x) {
     return x;
 }
 
-/* Rotates a row in shared memory (see docs/page_format.md). undo: apply the inverse rotation, which applies the signs last.
- * Called by one warp. */
+/* Rotates a row in shared memory (see docs/page_format.md). If `undo` is true, applies the inverse rotation, which negates
+ * channels last. Called by one warp. */
 template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_u32 lane = s.index % 32;
     for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
@@ -99,7 +99,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* sums of q must use the same rounding as the stored queries */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* the sums of q must be computed from the rounded values that are stored */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
@@ -138,19 +138,19 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
 
 /* ---- products and softmax ---- */
 
-/* Returns the first of the two rows for which a thread computes products. The second row is 8 rows further. */
+/* Returns the first of the two query rows whose scores this thread holds. The second row is 8 rows further. */
 FKV_FN fkv_u32 pf_first_row(fkv_shared s) {
     fkv_u32 of_group = s.index % 128 / 32 * 16 + s.index % 32 / 4;
     return PF_HALVES ? of_group : (s.index / 128 - PF_FEEDERS) * 64 + of_group;
 }
 
 struct pf_row_state {
-    float factor; /* converts a score sum to a base-2 exponent */
-    float top;    /* largest score so far, in the same units as the score sums */
+    float factor; /* converts scores to base-2 exponents */
+    float top;    /* largest score so far, before multiplication by `factor` */
     float total;  /* total weight of this thread's keys */
 };
 
-FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the unit that contains the step's first channel */
+FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the unit (8 channels) of the step's first channel */
 #if !FKV_SEALED
     constexpr int pairs = pf_k::per_group / 2 > 0 ? pf_k::per_group / 2 : 1;
     if (pf_k::spread && PF_SCALED) return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
@@ -173,16 +173,16 @@ struct pf_rows {
     fkv_u32 v_at;      /* shared-memory address of the values in stage 0, in units of 16 bytes */
     fkv_u32 low, high; /* positions of the first and the last query row */
     pf_row_state state[2];
-    float sums[2][2];                        /* sums of q per row and group */
-    fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* sums of q as the matrix operand for the biases */
+    float sums[2][2];                        /* sums of q for each row and group */
+    fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* sums of q as a matrix operand, for the biases */
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* query operands that are kept in registers */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
-    float offset[2]; /* score offsets of the thread's two rows for one of four pages */
+    float offset[2]; /* score offsets of the thread's two rows, for one of four pages */
 };
 
-/* Issues the score products of one channel group for KEYS keys at k_at, in a tile of ROWS keys. ADD: true to accumulate into acc,
- * false to overwrite acc. */
+/* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one group.
+ * Accumulates into `acc` if ADD is true, and overwrites `acc` otherwise. */
 template <int KEYS, int ROWS, bool ADD>
 FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
     FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
@@ -210,8 +210,8 @@ FKV_FN fkv_u32 pf_keys_at(fkv_shared s, int stage) {
     return s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_K_BYTES / 16);
 }
 
-/* Issues the score products of one group. If biases are stored as channels, the biases of all groups are added to the sums of the
- * first group. */
+/* Issues the matrix products of the queries and keys for one group. If biases are stored as channels, the dot products of the
+ * first group include the biases of all groups. */
 FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r, float *acc) {
     if constexpr (PF_BIASED) {
         fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
@@ -242,7 +242,7 @@ struct pf_scales {
 constexpr int PF_AHEAD =
     PF_BIASED && PF_SCALES_HELD > 5
         ? 5
-        : PF_SCALES_HELD; /* number of entries loaded before the products; a larger number would spill registers */
+        : PF_SCALES_HELD; /* number of entries loaded before the matrix products; more entries would spill registers */
 
 FKV_FN const pf_floats4 *pf_scales_at(fkv_shared s, int group, int stage) {
     return (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
@@ -252,7 +252,7 @@ FKV_FN void pf_load_scales(fkv_shared s, int stage, int from, int to, pf_scales 
     FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = pf_scales_at(s, 0, stage)[4 * j];
 }
 
-/* Computes x += s * acc for one group, where s are the scales. The first group overwrites x. */
+/* Computes x += s * acc for one group, where s are the scales and acc the dot products. The first group overwrites x. */
 FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc, float *x) {
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
         pf_floats4 four = scales.of[group * (PF_KEYS / 16) + i / 8];
@@ -261,8 +261,8 @@ FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc,
     }
 }
 
-/* Computes x += s * acc + b * sum(q) for one group, where s are the scales and b the biases. The first group overwrites x. Then
- * replaces `scales` with the scales of the next group. */
+/* Computes x += s * acc + b * sum(q) for one group, where s are the scales, b the biases and acc the dot products. The first
+ * group overwrites x. Then replaces `scales` with the scales of the next group. */
 FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales, float sum0, float sum1, const float *acc,
                           float *x) {
     FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
@@ -275,8 +275,8 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
     }
 }
 
-/* Parameters that convert the score sums x of a tile in a sealed layer to scores: score = unit * (x + offset). In other layers,
- * the score sums are already the scores. */
+/* Parameters that convert the dot products x of a tile in a sealed layer to scores: score = unit * (x + offset). In other layers,
+ * x already is the score. */
 struct pf_tile_unit {
     float unit;
     float offset[2]; /* score offsets of the thread's two rows */
@@ -290,12 +290,12 @@ FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const pf_rows &r, fkv_u
     return u;
 }
 
-/* Updates the row maxima with the sums x of one tile. shrink: receives the factor by which the sums accumulated so far must be
- * multiplied. */
+/* Updates the row maxima with the dot products x of one tile. `shrink` receives the factors by which the output sums so far must
+ * be multiplied. */
 FKV_FN void pf_update_max(fkv_shared s, const pf_item &item, float *x, const pf_tile_unit &u, fkv_u32 first_key, bool masked,
                           pf_row_state *row, float *shrink) {
     const float none = fkv_float_of(0xff800000u);
-    /* the maximum is taken over the sums, before they are converted to scores */
+    /* the maximum is taken over the dot products, before they are converted to scores */
     const bool offset = FKV_SEALED != 0 && FKV_SOFTCAP_BITS == 0;
     if (FKV_SOFTCAP_BITS != 0) FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
             float sum = FKV_SEALED ? (x[i] + u.offset[i / 2 % 2]) * u.unit : x[i];
@@ -319,7 +319,7 @@ FKV_FN void pf_update_max(fkv_shared s, const pf_item &item, float *x, const pf_
     }
 }
 
-/* Converts the score sums x of one tile to weights. */
+/* Converts the dot products x of one tile to softmax weights. */
 FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const float *shrink) {
     FKV_UNROLL for (int r = 0; r < 2; r++) {
         float factor = FKV_SOFTCAP_BITS != 0 ? 1.0f : row[r].factor;
@@ -351,8 +351,9 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
     FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = sums[2 * i] + sums[2 * i + 1];
 }
 
-/* Computes the score sums x of one tile's keys. An open page needs a second product for the low-order parts of its keys. For a
- * shared page, the value products of the previous tile are issued right after the score products. */
+/* Computes the dot products x of the queries with the keys of one tile. An open page needs a second matrix product for the
+ * low-order parts of its keys. For a shared page, the value products of the previous tile are issued right after the score
+ * products. */
 template <bool SHARED>
 FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r, float *x) {
     fkv_wg_begin();
@@ -367,7 +368,7 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, 
     fkv_wg_settle<PF_KEYS / 2>(x);
 }
 #else
-/* Computes the score sums x of one tile's keys, group by group, with the products of two groups in flight. */
+/* Computes the scores x of one tile, group by group, with the matrix products of two groups in flight. */
 FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scales, float *x) {
     float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
     fkv_wg_begin();
@@ -509,7 +510,7 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
         }
 }
 
-/* Divides the sums by the total weights and stores the results in shared memory. The results overwrite the queries and all
+/* Divides the output sums by the total weights and stores the results in shared memory, where they overwrite the queries and all
  * stages. */
 FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits, fkv_u32 row, const pf_rows &r) {
     fkv_u32 first_col = PF_HALVES ? (fkv_u32)(r.group * PF_COLS) : 0;

@@ -55,7 +55,7 @@ FKV_FN float fkv_reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* returns the other argument if one argument is NaN */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -76,7 +76,7 @@ FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
     return bits;
 }
 
-/* Convert two floats to 16-bit floats and pack them into a word. low: the value for the lower 16 bits. */
+/* Convert two floats to 16-bit floats and pack them into a word, with `low` in the lower 16 bits. */
 FKV_FN fkv_u32 fkv_pack_f16(float low, float high) {
     fkv_u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -131,8 +131,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
     return x;
 }
 
-/* Returns four bytes selected from a and b. The bytes of a have the numbers 0 to 3, and the bytes of b have the numbers 4 to 7.
- * The nibbles of `order`, starting with the lowest, are the numbers of the selected bytes. */
+/* Selects four of the eight bytes of a (bytes 0 to 3) and b (bytes 4 to 7). The nibbles of `order`, starting with the lowest, are
+ * the numbers of the selected bytes. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
 /* Like fkv_permute(), but a nibble above 7 selects the sign of a byte, replicated to eight bits. The nibble's lower three bits
@@ -144,8 +144,8 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
-/* Computes x & mask | bits in one instruction. If both `mask` and `bits` are constants, the compiler itself would emit two
- * instructions. */
+/* Computes x & mask | bits in one instruction. Without the inline assembly, the compiler would emit two instructions for constant
+ * `mask` and `bits`. */
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     fkv_u32 y;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
@@ -165,7 +165,7 @@ template <int N> FKV_FN fkv_u32 fkv_shifted_right(fkv_u32 x) {
     return y;
 }
 
-/* Computes a * b + c for two pairs of fp16 values at a time. */
+/* Computes a * b + c for two fp16 values at a time. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));

@@ -1,12 +1,12 @@
 /* Tiles of sealed pages for decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
  * the same interface for rows of codebook codes.
  */
-constexpr int SD_K_TERMS = 1; /* number of bytes whose sum is the value of a code */
+constexpr int SD_K_TERMS = 1; /* number of bytes per code: a code is a single byte */
 constexpr int SD_V_TERMS = 2;
 constexpr bool SD_LESS_ONE = true;        /* true if the two lookup terms of a V code add up to level - 1 instead of level */
 constexpr float SD_LEVEL = 1.0f / 128.0f; /* a V code with level n has the value n * SD_LEVEL * norm */
-constexpr fkv_u32 SD_RUN_STEP = 1;        /* a thread's run of channels starts at SD_RUN_STEP * sd_lane_run() */
-constexpr fkv_u32 SD_UNIT_STEP = 32;      /* distance between consecutive units of a thread's sums, in channels */
+constexpr fkv_u32 SD_RUN_STEP = 1;   /* the run of channels that a thread accumulates starts at SD_RUN_STEP * sd_lane_run() */
+constexpr fkv_u32 SD_UNIT_STEP = 32; /* distance, in channels, between a thread's consecutive runs of accumulated channels */
 
 /* Constants that define which tokens a thread holds, and which two lanes hold the weights of a column of the operand. */
 constexpr fkv_u32 SD_TOKEN_STEP = 1;
@@ -30,7 +30,7 @@ FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
     return buffers + n % 2 * SD_BUFFER_WORDS + SD_AT_NORMS;
 }
 
-/* Prepares the stream's n-th tile, whose keys and norms have arrived. */
+/* Prepares the stream's n-th tile for use. Its keys and norms must have arrived in shared memory. */
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
@@ -71,7 +71,7 @@ FKV_FN void sd_take_values(sd_tile &tile, int u) {
 }
 
 /* Starts copying codes to shared memory. Each lane copies 16 bytes at a time, and consecutive lanes read consecutive addresses.
- * place: index of the lane's destination among the 32 destinations of the warp. */
+ * `place` is the index of the lane's destination among the 32 destinations of the warp. */
 FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 slot, fkv_u32 place, dc_place at) {
     constexpr int n = DC_SLAB / 64; /* number of 512-byte copies per 16 tokens */
     codes += slot / 16 * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane * 16;
@@ -104,8 +104,8 @@ FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[
     for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
 }
 
-/* Returns the score of the thread's i-th token. both: the dot product of the row's integer query operand and the token's codes,
- * which combines the sums over the high and the low bytes. */
+/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integer query operand with the token's
+ * codes, combined from the high and low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
 /* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code without a sign bit, and 0 for
@@ -126,5 +126,5 @@ FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u3
     }
 }
 
-/* Returns the index, among the thread's sums, of the sum for the k-th channel of operand i. */
+/* Returns the index, among the thread's accumulators, of the k-th channel of operand i. */
 FKV_FN constexpr int sd_sum_place(int i, int k) { return 2 * i + k; }

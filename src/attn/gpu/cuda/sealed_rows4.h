@@ -1,7 +1,7 @@
 /* Groups of four rows for decode_sealed.h. The rows of a group are the B operand of the products. Column 2 * c holds the high
- * bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both sums of its row: the sum over the
- * high bytes and the sum over the low bytes. The codes are the A operand: 16 tokens or 16 channels. For its row c, a thread holds
- * the scores of tokens 32 * p + 4 * r + i and the sums of channels 32 * u + 4 * r + i.
+ * bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both dot products of its row: over the
+ * high bytes and over the low bytes. The codes are the A operand: 16 tokens or 16 channels. For its row c, a thread holds the
+ * scores of tokens 32 * p + 4 * r + i and the output sums of channels 32 * u + 4 * r + i.
  */
 /* Lanes with r = 2 * n hold the high bytes of operand row n, and lanes with r = 2 * n + 1 hold the low bytes. Each lane computes
  * both bytes for half of the units, and the lanes of a pair then exchange bytes. */
@@ -9,11 +9,10 @@ constexpr int SD_MADE_UNITS = SD_UNITS / 2;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 8; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return 4 * (lane / 4 % 2 != 0 ? SD_MADE_UNITS : 0) + lane % 4; }
 
-/* Passes a per-row value to the lanes that build the operand of that row. */
+/* Sends a per-row value to the lanes that build the operand of that row. */
 FKV_FN float sd_to_made(float x, fkv_u32 lane) { return fkv_shuffle(x, lane / 8); }
 
-/* Exchanges the i-th bytes that the thread has computed with those of its partner lane, and stores the bytes that this lane
- * keeps. */
+/* Exchanges half of the i-th computed bytes with the partner lane, and stores the bytes that this lane needs. */
 FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[SD_UNITS]) {
     bool odd = lane / 4 % 2 != 0;
     fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
@@ -21,7 +20,7 @@ FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[S
     to[SD_MADE_UNITS + i / 2][i % 2] = odd ? bytes.low : other;
 }
 
-/* Builds the query operands of a page. step: distance between the queries of consecutive groups, in words. */
+/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
     sd_scaled<SD_MADE_UNITS> scaled;
@@ -42,7 +41,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     const int none[4] = {};
     sd_take_keys(tile, 0);
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_PARTS; i++) { /* operand i has 16 tokens; see sd_key_operand() */
+    for (int i = 0; i < 2 * SD_PARTS; i++) { /* operand i covers 16 tokens; see sd_key_operand() */
         if (i % 2 == 0) sd_take_keys(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
@@ -88,7 +87,7 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
         fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
     }
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i has 16 channels, two from the run of each thread */
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i covers 16 channels, two from the run of each thread */
         if (i % 2 == 0) sd_take_values(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL

@@ -1,8 +1,8 @@
 /* Groups of eight rows for decode_sealed.h. The rows of a group are the A operand of the products. Operand row r holds the high
- * bytes of row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both sums of its row: the sum over the
- * high bytes and the sum over the low bytes. The codes are the B operand: 8 tokens or 8 channels. For its row r, a thread holds
- * the scores of tokens 32 * p + 8 * c + i and the sums of channels 32 * u + 8 * c + i. The thread's weights are already its part
- * of the A operand for V.
+ * bytes of row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both dot products of its row: over the
+ * high bytes and over the low bytes. The codes are the B operand: 8 tokens or 8 channels. For its row r, a thread holds the
+ * scores of tokens 32 * p + 8 * c + i and the output sums of channels 32 * u + 8 * c + i. The thread's weights are already its
+ * part of the A operand for V.
  */
 /* Same interface as in sealed_rows4.h. In this file, each thread computes its own part of the operand, so no bytes are exchanged.
  */
@@ -15,7 +15,7 @@ FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32, sd_operand (&to)[SD_UNI
     to[i / 2][i % 2 * 2 + 1] = bytes.low;
 }
 
-/* Builds the query operands of a page. step: distance between the queries of consecutive groups, in words. */
+/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
     sd_scaled<SD_MADE_UNITS> scaled;
@@ -34,7 +34,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     const int none[4] = {};
     sd_take_keys(tile, 0);
     FKV_UNROLL
-    for (int i = 0; i < 4 * SD_PARTS; i++) { /* the operand has 8 tokens: tokens 4 * r + i of a part */
+    for (int i = 0; i < 4 * SD_PARTS; i++) { /* the operand covers 8 tokens: tokens 4 * r + i of a part */
         if (i % 4 == 0) sd_take_keys(tile, i / 4 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
@@ -75,7 +75,7 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,
                         start[k / SD_PARTS]);
     FKV_UNROLL
-    for (int i = 0; i < 4 * SD_UNITS; i++) { /* the operand has 8 channels: channels 4 * r + i of a unit */
+    for (int i = 0; i < 4 * SD_UNITS; i++) { /* the operand covers 8 channels: channels 4 * r + i of a unit */
         if (i % 4 == 0) sd_take_values(tile, i / 4 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL

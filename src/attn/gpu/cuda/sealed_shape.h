@@ -1,8 +1,7 @@
-/* Tensor-core decode of sealed 4-bit pages: tile sizes, shared-memory layout and per-thread state. decode_sealed.h describes the
- * kernel.
+/* Tile sizes, shared-memory layout and per-thread state of the kernel in decode_sealed.h.
  */
 /* Rows are processed in groups of four or eight (sealed_rows4.h, sealed_rows8.h), depending on the layer. In every 32 tokens, a
- * thread holds the scores of SD_GROUP consecutive tokens. In every 32 channels, it holds the sums of SD_GROUP consecutive
+ * thread holds the scores of SD_GROUP consecutive tokens. In every 32 channels, it holds the output sums of SD_GROUP consecutive
  * channels. */
 constexpr int SD_GROUP = FKV_R <= 4 ? 4 : 8;
 constexpr int SD_GROUPS = DC_ROWS / SD_GROUP;
@@ -11,7 +10,7 @@ constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per
 /* With groups of four rows, lanes with the same l % 4 share a row. With groups of eight rows, lanes with the same l / 4 share a
  * row. */
 constexpr fkv_u32 SD_ROW_FIRST =
-    SD_GROUP == 4 ? 4 : 1; /* lanes that share a row differ only in the index bits from SD_ROW_FIRST to SD_ROW_END / 2 */
+    SD_GROUP == 4 ? 4 : 1; /* the lanes of a row differ only in the lane-index bits from SD_ROW_FIRST to SD_ROW_END / 2 */
 constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
@@ -51,7 +50,7 @@ constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
 constexpr int SD_BUFFER_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
 constexpr int SD_AT_BUFFERS = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;
 constexpr int SD_AT_REST =
-    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* buffer for exchanged scores, reused for the sums [rows, D] */
+    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* exchanged scores, later the output sums [rows, D] */
 constexpr int DC_SHARED_WORDS =
     SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_ROWS * FKV_D ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_ROWS * FKV_D);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
@@ -62,8 +61,8 @@ constexpr int DC_SHARED_WORDS =
  * tokens. */
 typedef fkv_u32 sd_operand[SD_GROUP / 2];
 
-/* Converts an integer sum of a row to a score: score = unit * sum + bias. The bias is common to all scores of the row in a
- * page. */
+/* Parameters that convert an integer dot product to a score: score = unit * dot product + bias. They are the same for all tokens
+ * of a page. */
 struct sd_line {
     float unit;
     float bias;
@@ -72,12 +71,12 @@ struct sd_line {
 /* Query operands for one page. */
 struct sd_queries {
     sd_operand operand[SD_GROUPS][SD_UNITS];
-    sd_line line[SD_GROUPS]; /* unit and offset of the thread's own row */
-    bool coarse;             /* true if the unit of at least one row of the warp exceeds SD_LARGEST_UNIT */
+    sd_line line[SD_GROUPS]; /* score parameters of the thread's own rows */
+    bool coarse;             /* true if the unit of any row of the warp exceeds SD_LARGEST_UNIT */
 };
 
-/* Weights of a group for one tile, the unit of the integer sums of weighted values (`worth`), and the factor by which the sums
- * accumulated so far must be multiplied (`shrink`). */
+/* Integer weights of a group of rows for one tile. `worth` is the value of 1 in the integer output sums, and `shrink` is the
+ * factor by which the previous output sums must be multiplied. */
 struct sd_weights {
     sd_operand operand[SD_PARTS];
     float worth;
@@ -86,7 +85,7 @@ struct sd_weights {
 
 struct sd_state {
     float max[SD_WEIGHED];
-    float total[SD_WEIGHED]; /* total weight of the thread's own tokens */
+    float total[SD_WEIGHED]; /* sum of the softmax weights of the thread's own tokens */
     float sums[SD_GROUPS][SD_UNITS][SD_GROUP];
 };
 
@@ -121,7 +120,7 @@ struct sd_bytes {
     fkv_u32 low;
 };
 
-constexpr float SD_ROUND = 12583040.0f; /* 1.5 * 2^23 + 128; adding this constant to a float rounds the float to an integer */
+constexpr float SD_ROUND = 12583040.0f; /* 1.5 * 2^23 + 128; adding this constant rounds a float to an integer */
 
 FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
     fkv_u32 bits[4];
@@ -140,12 +139,12 @@ constexpr float SD_LARGEST_UNIT = 1.0f / 32512.0f;
 /* Values of q * scale that one thread holds: 8 channels of each of N units, for one row of each group. */
 template <int N> struct sd_scaled {
     float x[SD_GROUPS][N][8];
-    fkv_u32 largest[SD_GROUPS]; /* largest magnitude as the bits of a float, so that NaN compares as the largest value */
+    fkv_u32 largest[SD_GROUPS]; /* largest magnitude as a bit pattern, so that NaN compares as the largest value */
     float bias[SD_GROUPS];      /* sum of q * bias */
 };
 
-/* Multiplies queries by the page's scales, in lines of 8 channels, starting at line `line`. query: the thread's row in the first
- * group. step: distance to the thread's row in the next group, in words. */
+/* Multiplies queries by the page's scales, in lines of 8 channels, starting at line `line`. `query` is the thread's row in the
+ * first group, and `step` is the distance to its row in the next group, in words. */
 template <int N>
 FKV_FN void sd_scale_queries(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *query, int step, fkv_u32 line,
                              sd_scaled<N> &to) {
@@ -189,5 +188,5 @@ template <fkv_u32 THREADS> FKV_FN sd_line sd_line_of(fkv_u32 largest, float bias
 
 FKV_FN float sd_inverse(float unit) { return unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f; }
 
-/* Combines the sum over the high bytes and the sum over the low bytes into one number. */
+/* Combines the dot products over the high and the low bytes into one number. */
 FKV_FN float sd_both(int high, int low) { return (float)(high * 256 + low); }

@@ -1,4 +1,4 @@
-/* Warpgroup primitives of sm_90a for prefill: asynchronous products of 64 rows (wgmma), mbarriers, bulk copies (TMA) and
+/* Warpgroup primitives of sm_90a for prefill: asynchronous matrix products of 64 rows (wgmma), mbarriers, bulk copies (TMA) and
  * communication between blocks. warpgroup_host.h implements the same functions as plain loops and thereby defines their meaning.
  *
  * Tiles in shared memory have rows of 128 bytes (64 fp16 values). The 16-byte units of a row are swizzled: unit u of row r is
@@ -25,7 +25,7 @@
 struct fkv_shared {
     fkv_u8 *base;    /* aligned to 1024 bytes */
     fkv_u32 address; /* shared-memory address of base */
-    fkv_u32 unit;    /* the same address in units of 16 bytes */
+    fkv_u32 unit;    /* shared-memory address of base in units of 16 bytes */
     fkv_u32 index;
 };
 
@@ -38,7 +38,8 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     return {(fkv_u8 *)dynamic + skip, aligned, aligned / 16, index};
 }
 
-/* Returns 0 in a form that the compiler cannot evaluate. A constant combined with this 0 by a bitwise or stays in a register. */
+/* Returns 0 in a form that the compiler cannot evaluate. ORing a constant with this 0 forces the compiler to keep the constant in
+ * a register. */
 FKV_FN fkv_u32 fkv_zero(fkv_shared s) { return s.address % 16; }
 
 /* Returns the value of x in the warp's first lane. */
@@ -134,7 +135,7 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-/* Loads and stores in shared memory, `at` bytes from the base. */
+/* Load from and store to shared memory, `at` bytes from the base. */
 FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -180,8 +181,8 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
         "r"(phase)
         : "memory");
 }
-/* Copy from device memory to shared memory with the bulk copy engine. All copies between begin and end count as a single arrival
- * at the mbarrier. Sizes are multiples of 16 bytes. */
+/* Copy data from device memory to shared memory with the bulk copy engine (TMA). All copies between begin and end count as a
+ * single arrival at the mbarrier. Sizes are multiples of 16 bytes. */
 FKV_FN void fkv_bulk_copy_begin(fkv_shared s, fkv_u32 mbarrier, fkv_u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + mbarrier), "r"(bytes) : "memory");
 }
@@ -205,7 +206,7 @@ FKV_FN fkv_u32 fkv_processors() {
     return n;
 }
 
-/* Counters in device memory, whose values only increase during a launch. */
+/* Functions for counters in device memory, which only increase during a launch. */
 FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) {
     fkv_u32 x;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
@@ -229,7 +230,7 @@ FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) {
 FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
     while (fkv_load_acquire(word) < least) fkv_pause();
 }
-/* Counters in shared memory, `at` bytes from the base. */
+/* Functions for counters in shared memory, `at` bytes from the base. */
 FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
 }
@@ -242,8 +243,8 @@ FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     }
 }
 
-/* An unpacked page in device memory. Offsets are in bytes from the base of the page. A writer calls fkv_publish_image() before it
- * updates a counter; a reader waits for the counter and calls fkv_acquire_image() before its bulk copies. */
+/* An unpacked page (page image) in device memory. Offsets are in bytes from its base. A writer calls fkv_publish_image() before
+ * it updates a counter; a reader waits for the counter and calls fkv_acquire_image() before its bulk copies. */
 struct fkv_image {
     fkv_u8 *base;
 };

@@ -64,7 +64,7 @@ FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
 
 struct fkv_host_warp {
     fkv_host_barrier barrier;
-    fkv_u32 given[2][32][8]; /* words that lanes exchange; two buffers, so that one barrier per operation suffices */
+    fkv_u32 given[2][32][8]; /* words that the lanes of a warp exchange; with two buffers, one barrier per operation suffices */
 };
 
 struct fkv_host_block {
@@ -83,7 +83,7 @@ struct fkv_host_lane {
 };
 
 struct fkv_host_launch {
-    const fkv_u32 *grid; /* [3] number of blocks in x, y and z */
+    const fkv_u32 *grid; /* number of blocks in the x, y and z dimensions */
     const std::function<void(fkv_place)> *body;
     fkv_host_block block;
 };
@@ -192,7 +192,7 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     }
 }
 
-/* Runs body(place) for each thread of each block. grid: [3] number of blocks in x, y and z. */
+/* Runs body(place) for each thread of each block. `grid` holds the number of blocks in the x, y and z dimensions. */
 FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const std::function<void(fkv_place)> &body) {
     fkv_host_launch *launch = new fkv_host_launch;
     launch->grid = grid;

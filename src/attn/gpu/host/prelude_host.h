@@ -142,7 +142,7 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* d = a * b + c for matrices of bytes. A, B: types (signed or unsigned) of the bytes of a and b. */
+/* d = a * b + c for matrices of bytes. A and B are the byte types (signed or unsigned) of a and b. */
 template <typename A, typename B> static void fkv_host_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const fkv_host_exchanged *all = fkv_host_exchange(words, 6);

@@ -1,7 +1,7 @@
 /* Host emulation of simdgroup matrices. The host functions define the meaning of the functions in simdgroup_metal.h. A lane holds
- * two adjacent sums, and the row of the left matrix and the two columns of the right matrix from which these sums are computed.
- * No lane waits for another lane, but each lane accesses shared memory itself, so that ThreadSanitizer reports a missing barrier
- * as a data race.
+ * two adjacent elements of the result, and the row of the left matrix and the two columns of the right matrix from which it
+ * computes them. Lanes do not wait for each other. Each lane accesses shared memory itself, so ThreadSanitizer reports a missing
+ * barrier as a data race.
  */
 struct fkv_left {
     float row[8];

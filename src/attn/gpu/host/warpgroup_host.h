@@ -1,6 +1,6 @@
 /* Host emulation of the warpgroup primitives. The host functions define the meaning of the functions in warpgroup_cuda.h. A
- * product completes as soon as it is issued, which is one of the orders of execution that the GPU may choose. Waiting for an
- * mbarrier synchronizes the emulated threads, so ThreadSanitizer reports a data race if a wait is missing.
+ * matrix product completes as soon as it is issued, which is one of the orders of execution that the GPU may choose. Waiting for
+ * an mbarrier synchronizes the emulated threads, so ThreadSanitizer reports a data race if a wait is missing.
  */
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */
@@ -22,11 +22,12 @@ FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
     return fkv_f16_to_f32(bits);
 }
 
-/* Return the row (within the warp's 16 rows) and the column of a thread's i-th sum, in a tile of 64 rows. */
+/* Return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator, in a tile of 64 rows. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 
-/* Computes d = q . k or d += q . k over 16 channels, for 64 rows of q and KEYS rows of k. d: [KEYS / 2] sums of the thread. */
+/* Computes d = q . k or d += q . k over 16 channels, for 64 rows of q and KEYS rows of k. d: [KEYS / 2] accumulators of the
+ * thread. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u32 lane = s.index % 32;
     for (int i = 0; i < KEYS / 2; i++) {
@@ -44,7 +45,7 @@ FKV_FN float fkv_host_operand_at(const fkv_host_exchanged *all, fkv_u32 row, fkv
     return fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
 }
 
-/* Version of fkv_wg_scores() with the operand q in registers. */
+/* Like fkv_wg_scores(), with the operand q in registers. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at) {
     const fkv_host_exchanged *all = fkv_host_exchange(q, 4);
     fkv_u32 lane = s.index % 32;
@@ -57,8 +58,8 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float
     }
 }
 
-/* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: [COLS / 2] sums
- * of the thread. */
+/* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: [COLS / 2]
+ * accumulators of the thread. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     const fkv_host_exchanged *all = fkv_host_exchange(p, 4);
     fkv_u32 lane = s.index % 32;
@@ -91,8 +92,8 @@ FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base + at) = x; }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
 
-/* An mbarrier completes a phase after n arrivals, and then its phase bit flips. A wait for a phase returns when that phase has
- * ended. The phase before the first one counts as ended. */
+/* A phase of an mbarrier ends after n arrivals, and the mbarrier's phase bit then flips. A wait for a phase returns when that
+ * phase has ended. The phase before the first one counts as ended. */
 struct fkv_host_mbarrier {
     fkv_u32 n = 0;
     fkv_host_word left{0};

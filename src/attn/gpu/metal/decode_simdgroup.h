@@ -7,8 +7,8 @@
  */
 #define FKV_DECODE_SHARED SG_SHARED(FKV_ITEM_ROWS)
 
-/* Same inputs and same format of partial results as in decode_mma.h. FORM: sg_own_form or sg_open_form, depending on the pool
- * that the split reads. */
+/* Has the same inputs and the same format of partial results as the function in decode_mma.h. FORM is sg_own_form or
+ * sg_open_form, depending on the pool that the split reads. */
 template <class FORM>
 FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
                       FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
@@ -30,7 +30,7 @@ FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE co
     keys.end = keys.first + words[FKV_SPLIT_N_TOKENS];
     keys.gap_at = FKV_SINK_PAGES * FKV_PAGE_TOKENS;
     keys.gap = words[FKV_SPLIT_SKIPPED] * FKV_PAGE_TOKENS;
-    keys.begin = 0; /* `begin` is not needed, because `gap` already skips the pages before the window */
+    keys.begin = 0; /* `begin` is 0, because `gap` already skips the pages before the window */
 
     FKV_SHARED float *sums = (FKV_SHARED float *)shared;
     sg_attend<FKV_ITEM_ROWS, FORM>(place, sums, item, keys, q);

@@ -1,6 +1,7 @@
-/* Matrices of 8 x 8 floats that a simdgroup holds, for Metal. simdgroup_host.h defines the same names for the host. Metal does
- * not document which lane holds which element, so elements are exchanged between lanes through threadgroup memory.
- * fkv_sums_scale() needs no such exchange, because its two matrices have the same type and therefore the same layout.
+/* Metal implementation of 8 x 8 float matrices that are distributed over the lanes of a simdgroup. simdgroup_host.h defines the
+ * same names for the host. Metal does not document which lane holds which element, so elements are exchanged between lanes
+ * through threadgroup memory. fkv_sums_scale() needs no such exchange, because its two matrices have the same type and therefore
+ * the same layout.
  *
  * A product is sums += left . right. The three matrices have different type names, because the host emulation stores them
  * differently.
@@ -11,8 +12,8 @@ typedef metal::simdgroup_float8x8 fkv_left;
 typedef metal::simdgroup_float8x8 fkv_right;
 typedef metal::simdgroup_float8x8 fkv_sums;
 
-/* stride: distance between rows, in floats. turned: true to transpose the matrix, so that a row in memory becomes a column of the
- * matrix. */
+/* Load a matrix whose rows are `stride` floats apart. If `turned` is true, the matrix is transposed: a row in memory becomes a
+ * column. */
 FKV_FN fkv_left fkv_left_load(FKV_SHARED const float *at, fkv_u32 stride) {
     fkv_left x;
     metal::simdgroup_load(x, at, stride);

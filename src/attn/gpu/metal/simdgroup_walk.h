@@ -37,7 +37,7 @@
 struct sg_item {
     fkv_u32 first_token; /* index of row 0's token among the step's tokens */
     fkv_u32 position;    /* position of the token of row 0 in its sequence */
-    fkv_u32 first_row;   /* first row of this block */
+    fkv_u32 first_row;   /* index of the block's first row among the rows of its tile */
     fkv_u32 n_rows;      /* number of rows of this block; unused rows are copies of the first row */
 };
 
@@ -64,7 +64,8 @@ FKV_FN FKV_DEVICE const fkv_u8 *sg_block_at(FKV_LOCAL const sg_pages &pages, fkv
     return pages.blocks + (fkv_u64)pages.pages[at] * (FKV_G * (fkv_u64)block_bytes);
 }
 
-/* Keys of a block, numbered consecutively. The position of a key is its number, plus `gap` if the number is at least gap_at. */
+/* The keys that a block processes, numbered consecutively. The position of a key is its number, plus `gap` if the number is at
+ * least gap_at. */
 struct sg_keys {
     sg_pages in;
     fkv_u32 first;
@@ -74,7 +75,7 @@ struct sg_keys {
     fkv_u32 begin; /* first token in the window of the first row */
 #if FKV_SEALED
     sg_pages open; /* pages in the open pool, for kernels that read both pools */
-    fkv_u32 own;   /* logical page that contains all queries */
+    fkv_u32 own;   /* logical page that contains the tokens of all queries */
 #endif
 };
 
@@ -85,7 +86,7 @@ FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
 /* Location of a simdgroup's eight keys, which are adjacent in one page. */
 struct sg_eight {
     FKV_DEVICE const fkv_u8 *block;
-    fkv_u32 slot; /* slot of the first key */
+    fkv_u32 slot; /* page slot of the first key */
     bool open;    /* true if the page is open; only set in kernels that read both pools */
 };
 
@@ -126,8 +127,8 @@ template <class SHAPE> struct sg_side {
         if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + token(lane), d);
         return x;
     }
-    /* Stores the values as floats. to: the rows of the slab that belong to the eight keys. finite: true if non-finite values are
-     * to be replaced with 0. */
+    /* Stores the values as floats. `to` points to the slab rows of the eight keys. If `finite` is true, non-finite values are
+     * replaced with 0. */
     FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
         if (slab + channel(lane) >= FKV_D) return;
         to += token(lane) * SG_SLAB_ROW + channel(lane);
@@ -146,7 +147,7 @@ template <class SHAPE> struct sg_side {
     }
 };
 
-/* Kinds of pages that a kernel reads: sealed (or the layer's only kind), open, or both. */
+/* Form of the pages that a kernel reads: the layer's own form (sealed in sealed layers), the open form, or both. */
 struct sg_own_form {
     enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 0 };
     typedef sg_side<fkv_k_shape> k;
@@ -160,7 +161,7 @@ struct sg_open_form {
     typedef sg_side<opened::fkv_v_shape> v;
 };
 
-/* K or V of pages that are open or sealed, depending on sg_eight.open. */
+/* Reads K or V of an open or a sealed page, depending on sg_eight.open. */
 template <class OPEN, class OWN> struct sg_either {
     union chunk {
         typename OPEN::chunk open;
@@ -196,10 +197,10 @@ typedef sg_own_form sg_all_forms;
 
 /* ---- rows ---- */
 
-/* State of a thread: the softmax state of one row, which several neighbouring lanes share, and the thread's part of the sums of
- * its simdgroup. */
+/* State of a thread: the softmax state of one row, which several neighbouring lanes share, and the thread's part of the output
+ * sums of its simdgroup. */
 template <int ROWS> struct sg_rows {
-    fkv_u32 position; /* position of the row */
+    fkv_u32 position; /* position of the row's query */
     float max;
     float total; /* total weight of the keys whose weights this lane computes */
     fkv_sums of[SG_SLABS][ROWS / 8][2];
@@ -218,8 +219,8 @@ FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const floa
     }
 }
 
-/* Accumulates the weighted values of this simdgroup's 16 channels of a slab, for all rows. channels: number of channels from the
- * start of the slab to the end of the head. */
+/* Accumulates the weighted values of this simdgroup's 16 channels of a slab, for all rows. `channels` is the number of channels
+ * from the start of the slab to the end of the row. */
 template <int ROWS>
 FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const float *values, int channels,
                           FKV_LOCAL fkv_sums (&sums)[ROWS / 8][2]) {
@@ -237,8 +238,8 @@ FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const floa
     }
 }
 
-/* Converts the scores of a tile to weights, and stores the factors by which earlier sums must be multiplied. tile: number of the
- * tile's first key. masked: true if at least one key is masked for at least one row. */
+/* Converts the scores of a tile to softmax weights, and stores the factors by which earlier output sums must be multiplied.
+ * `tile` is the number of the tile's first key, and `masked` is true if at least one key is masked for at least one row. */
 template <int ROWS>
 FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *factors, FKV_LOCAL const sg_keys &keys,
                      fkv_u32 tile, bool masked, FKV_LOCAL sg_rows<ROWS> &rows) {
@@ -274,7 +275,7 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
 
 /* In partly masked tiles, sets the scores of keys whose V contains non-finite values to NaN. A weight of 0 would not cancel a
  * non-finite V value, so put() replaces the value with 0. sg_weigh() then overwrites the NaN scores in rows that do not see the
- * key. scores: scores of the simdgroup's eight keys. */
+ * key. `scores` points to the scores of the simdgroup's eight keys. */
 template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_eight eight, FKV_SHARED float *scores) {
     fkv_u32 nonfinite = 0;
     for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) nonfinite |= FORM::v::nonfinite(FORM::v::take(eight, lane, d), eight, lane);
@@ -285,8 +286,8 @@ template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_e
     fkv_sync();
 }
 
-/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. k: the chunk that is
- * being loaded for the first slab. slab: the rows of the slab buffer that belong to the eight keys. */
+/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. `k` is the chunk that is being loaded for the
+ * first slab, and `slab` points to the slab rows of the eight keys. */
 template <int ROWS, class FORM>
 FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eight, typename FORM::k::chunk k,
                      FKV_SHARED float *slab, FKV_SHARED float *scores_at) {
@@ -305,7 +306,7 @@ FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eig
     fkv_sync();
 }
 
-/* Multiplies the sums of earlier tiles by the factors of their rows. */
+/* Multiplies the output sums of earlier tiles by the factors of their rows. */
 template <int ROWS> FKV_FN void sg_shrink(FKV_SHARED const float *factors_at, FKV_LOCAL sg_rows<ROWS> &rows) {
     FKV_UNROLL
     for (int r = 0; r < ROWS / 8; r++) {
