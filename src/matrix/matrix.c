@@ -1,4 +1,4 @@
-/* Weight panels: computes their sizes, and sets and reads rows. See matrix.h; panels.h specifies the layout.
+/* Computes the sizes of weight panels, and sets and reads their rows. See matrix.h; panels.h specifies the layout.
  *
  * All code here is portable C and runs at load time or for single rows. product.c runs in every step.
  */
@@ -25,7 +25,7 @@ fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows
 }
 
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix) {
-    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes; /* below 2^28 * 2^39 */
+    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes; /* cannot overflow: below 2^28 * 2^39 */
 }
 
 static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
@@ -57,7 +57,7 @@ static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint
     }
 }
 
-/* Packs 32 codes of one row into a unit. line points to the row's dword in the first line. */
+/* Packs 32 codes of one row into a unit. `line` points to the row's dword in the first line. */
 static void put_unit_codes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
         for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) put_quad(line + (size_t)j * FKV_LINE_BYTES, quad_at(codes, j));
@@ -79,7 +79,7 @@ static uint32_t field_at(uint32_t width, uint32_t j, const uint8_t *line) {
     return (uint32_t)line[j / per_byte * FKV_LINE_BYTES] >> j % per_byte * width & ((1u << width) - 1);
 }
 
-/* Returns one code of quad j. line points to the byte of this code in the first line of the unit. */
+/* Returns one code of quad j. `line` points to the byte of this code in the first line of the unit. */
 static uint32_t panel_code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
     if (bits == 8) return line[j * FKV_LINE_BYTES];
     uint32_t low = fkv_panel_low_bits(bits);

@@ -11,8 +11,8 @@
  *
  * In kinds whose names end with _16, 16 columns share a scale; in all other kinds, 32 columns do. In the _16 kinds, 32 weights
  * take 16 (AFFINE2, CENTERED3), 28 (CENTERED6) or 20 (TABLE4) bytes. Scales and biases are f16. Rows are zero-padded to whole
- * panels; the number of columns must be a multiple of 32. The product of a row of activations depends only on that row and the
- * matrix, to the last bit.
+ * panels; the number of columns must be a multiple of 32. Every bit of a token's product depends only on the activations of this
+ * token and the matrix.
  */
 #ifndef FKV_MATRIX_H
 #define FKV_MATRIX_H
@@ -24,9 +24,8 @@
 
 typedef struct fkv_matrix fkv_matrix;
 
-/* Rows that stay in a mapped file, for a matrix without its own panels. For each product, panels are built in the caller's
- * scratch memory and discarded afterwards. Only a few panels per thread are therefore in memory in addition to the mapped
- * file. */
+/* Source of a matrix that has no panels, because its rows stay in a mapped file. For each product, panels are built in the
+ * caller's scratch memory and then discarded, so only a few panels per thread are in memory at a time. */
 typedef struct fkv_matrix_rows {
     /* Converts rows [row, row + n_rows) of the source to rows 0 to n_rows - 1 of `panel`, a matrix with a single panel. Returns
      * false in the same cases as fkv_matrix_set_codes(). */
@@ -44,13 +43,13 @@ struct fkv_matrix {
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
-    const int8_t *table; /* [16] code table, set and owned by the creator; NULL for kinds without a table */
-    uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned, owned by the creator; NULL if `rows` is used */
+    const int8_t *table; /* [16] code table, owned by the caller, who sets it; NULL for kinds without a table */
+    uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned, owned by the caller; NULL if `rows` is used */
     fkv_matrix_rows rows;
 };
 
-/* Initializes all fields except `panels` and `table`. Returns FKV_UNSUPPORTED, with the rejected values in the message, if the
- * number of columns or the group size is not supported. */
+/* Initializes all fields of a matrix except `panels` and `table`. Returns FKV_UNSUPPORTED, with the rejected values in the
+ * message, if the number of columns or the group size is not supported. */
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix);
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix);
 
@@ -63,10 +62,11 @@ void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers
 /* Decodes one row to floats. This function is the reference for the format and is also used to look up embeddings. */
 void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C] */);
 
-/* Returns the size, in bytes, of prepared activations. All matrices of a call share the prepared activations. */
+/* Returns the size, in bytes, of prepared activations, which all products of a call share. */
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
 
-/* Scratch memory for matrices without panels: the products that one thread requests build their panels here. */
+/* Scratch memory in which products build the panels of matrices without panels. Each calling thread needs its own fkv_panel_room.
+ */
 typedef struct fkv_panel_room {
     uint8_t *bytes; /* [n_threads, thread_bytes], 64-byte aligned */
     uint64_t thread_bytes;
@@ -74,11 +74,11 @@ typedef struct fkv_panel_room {
     atomic_bool lost;       /* set to true if a scale or bias was not finite in f16; the product is then wrong */
 } fkv_panel_room;
 
-/* Increases the sizes, if necessary, to those needed for products with `matrix`. Does not allocate. */
+/* Increases the recorded sizes, if necessary, to those that products with `matrix` need. Does not allocate memory. */
 void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix);
 
-/* One product of a call. All products of a call share their input. out: [T, out_stride]; column `row` receives the product with
- * matrix row `row`, plus bias[row] if bias is not NULL. */
+/* One matrix product of a call. All products of a call share their activations. out: [T, out_stride]; column `row` receives the
+ * dot product with matrix row `row`, plus bias[row] if bias is not NULL. */
 typedef struct fkv_product {
     const fkv_matrix *matrix;
     const float *bias; /* [R] or NULL */
@@ -90,8 +90,8 @@ typedef struct fkv_product {
 enum { FKV_MAX_PRODUCTS = 4 };
 
 /* For each of up to FKV_MAX_PRODUCTS matrices with the same number of columns, computes out = x * transpose(matrix). x: [T, C],
- * with rows x_stride apart; input: fkv_product_input_bytes(T, C) bytes, 64-byte aligned. Does not allocate. isa must be supported
- * by this machine and must not be FKV_ISA_AUTO. */
+ * with rows x_stride floats apart; input: fkv_product_input_bytes(T, C) bytes, 64-byte aligned. Does not allocate memory. `isa`
+ * must be supported by this machine and must not be FKV_ISA_AUTO. */
 void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
                      uint32_t n_tokens, uint32_t x_stride, void *input);
 
@@ -100,13 +100,13 @@ typedef struct fkv_head_products {
     const fkv_matrix *matrices; /* [n_heads] matrices [R, C] with panels, all of the same shape; their kinds may differ */
     uint32_t n_heads;
     const float *x;       /* [n_heads, T, C] */
-    float *out;           /* [T, out_stride]; head h writes columns h * head_stride to h * head_stride + R - 1 */
+    float *out;           /* [T, out_stride]; the output of head h starts at column h * head_stride */
     uint32_t out_stride;  /* at least n_heads * head_stride */
     uint32_t head_stride; /* at least R */
 } fkv_head_products;
 
 /* Computes the products of all heads for n_tokens tokens. input: n_heads * fkv_product_input_bytes(T, C) bytes, 64-byte aligned.
- * Otherwise like fkv_product_run(). */
+ * The other arguments are those of fkv_product_run(). */
 void fkv_product_run_heads(fkv_workers *workers, fkv_isa isa, const fkv_head_products *products, uint32_t n_tokens, void *input);
 
 #endif

@@ -48,8 +48,8 @@ typedef enum fkv_matrix_kind {
     FKV_MATRIX_F32
 } fkv_matrix_kind;
 
-/* Block formats of weight files that some kernels convert to panels themselves (product_kernels.h). These are the formats of
- * ggml, described in src/model/files/block_formats.c. */
+/* ggml block formats of weight files, which some kernels convert to panels themselves (product_kernels.h).
+ * src/model/files/block_formats.c describes the formats. */
 typedef enum fkv_row_form {
     FKV_ROWS_OTHER, /* formats that no product kernel converts to panels */
     FKV_ROWS_Q4_0,
@@ -99,7 +99,7 @@ FKV_INLINE size_t fkv_panel_group_bytes(fkv_panel_layout layout) {
     return layout.biased ? 2 * FKV_HALVES_BYTES : FKV_HALVES_BYTES;
 }
 
-/* Returns the offset of the scales in a panel. */
+/* Returns the byte offset of the scales in a panel. */
 FKV_INLINE size_t fkv_panel_code_bytes(fkv_panel_layout layout, uint32_t n_cols) {
     return (size_t)(n_cols / FKV_UNIT_COLS) * layout.bits * FKV_LINE_BYTES;
 }

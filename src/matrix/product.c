@@ -1,4 +1,4 @@
-/* Products of activations with up to four matrices: prepares the activations once and distributes the work over threads.
+/* Multiplies activations by up to four matrices: prepares the activations once and distributes the work over threads.
  *
  * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item fit in a core's
  * private cache and stay there while all tokens of the item are processed. The division into items does not affect results (see
@@ -12,17 +12,17 @@ enum {
     ITEM_BYTES =
         128 *
         1024, /* number of weight bytes per work item: half of a typical core's cache, and large enough to amortize scheduling */
-    ITEM_PANELS = 8, /* minimum number of panels per work item if there is at least one full block of tokens, because the panels
-                        of an item share the activations in cache */
+    ITEM_PANELS = 8, /* minimum number of panels per work item with at least one full block of tokens; the panels share the
+                        activations in cache */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread if there are enough panels, so that threads finish at about the same time */
     PREPARE_TOKENS = 4,
-    CALLER_TOKENS = 2 /* the calling thread prepares up to this many tokens itself, because waking another thread takes longer */
+    CALLER_TOKENS = 2 /* maximum number of tokens that the calling thread prepares itself; waking other threads takes longer */
 };
 
-/* Division of one product into work items. A work item is a pair (panel range, token range); in the order of items, the token
- * range varies fastest. */
+/* Division of one product into work items. A work item is a pair (panel range, token range). Consecutive items have consecutive
+ * token ranges of the same panel range. */
 typedef struct cut {
     uint32_t first_item;
     uint32_t n_panels;
@@ -53,7 +53,8 @@ static void run_whole_panels(const job *j, const fkv_product *p, const uint8_t *
     j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
 }
 
-/* Computes the products of the tokens with the last panel if this panel has padding rows, which must not be written to out. */
+/* Computes the products of the tokens with a last panel that has padding rows. The results of padding rows must not be written to
+ * out. */
 static void run_padded_panel(const job *j, const fkv_product *p, const uint8_t *panel, uint32_t token, uint32_t n_tokens,
                              float *out) {
     size_t n_rows = p->matrix->n_rows % FKV_PANEL_ROWS;
@@ -186,7 +187,7 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
-/* Runs those products of a call that use the same form of prepared activations (as tiles or not). */
+/* Runs all products of a call that use the same form of prepared activations (as tiles, or not as tiles). */
 static void run_job(fkv_workers *workers, job *j) {
     if (wants_preparation(j)) {
         if (j->in.n_tokens <= CALLER_TOKENS)
@@ -231,10 +232,10 @@ typedef struct heads_job {
     uint32_t n_tokens;
     uint32_t n_token_cuts;
     uint8_t *input;
-    uint64_t head_bytes; /* size of one head's prepared activations */
+    uint64_t head_bytes; /* bytes of prepared activations per head */
 } heads_job;
 
-/* Returns a job with the activations of one head, and sets the head's product. */
+/* Returns a job with the activations of one head, and sets *product to the matrix product of this head. */
 static job head_job(const heads_job *j, uint32_t head, fkv_product *product) {
     const fkv_head_products *p = j->products;
     const fkv_matrix *m = &p->matrices[head];
@@ -256,7 +257,7 @@ static void prepare_head(void *context, uint32_t item, uint32_t thread) {
     if (product.matrix->group != 0) j.kernels->prepare_tokens(&j.in, 0, j.in.n_tokens);
 }
 
-/* Computes one range of tokens of one head. */
+/* Computes the matrix product of one head for one range of tokens. */
 static void product_head(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const heads_job *all = context;

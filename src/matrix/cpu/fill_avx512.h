@@ -1,9 +1,9 @@
-/* Converts rows of ggml blocks from weight files to panels, for products with mapped matrices. The result is byte-identical to
- * fkv_matrix_set_codes() on the same rows.
+/* Converts rows of ggml blocks in mapped weight files to panels, just before they are used in a matrix product. The result is
+ * byte-identical to fkv_matrix_set_codes() on the same rows.
  *
- * A line of a panel holds one dword of each of 16 rows, so 16 loads and a transpose produce 16 lines. Differences between the bit
- * layouts of blocks and panels are resolved by shifting whole lines. For Q4_K with 2048 columns, one thread converts 7.0 GB of
- * file data per second.
+ * A line of a panel holds one dword of each of 16 rows, so 16 loads and a transpose produce 16 lines. Where the bit layouts of
+ * blocks and panels differ, whole lines are shifted. For Q4_K with 2048 columns, one thread converts 7.0 GB of file data per
+ * second.
  */
 #ifndef FKV_FILL_AVX512_H
 #define FKV_FILL_AVX512_H
@@ -13,7 +13,7 @@
 
 #include <immintrin.h>
 
-/* Address of the same byte position in each of 16 rows, which are `stride` bytes apart. */
+/* Address of a byte in the first of 16 rows; the rows are `stride` bytes apart. */
 typedef struct row_place {
     const uint8_t *at;
     uint64_t stride;
@@ -94,14 +94,14 @@ FKV_INLINE void write_halves(panel_writer *w, __m512 numbers) {
     w->halves += FKV_HALVES_BYTES;
 }
 
-/* Writes the four lines of a unit whose 32 codes are the low or high nibbles of 32 bytes of each row. */
+/* Writes the four lines of a unit. In each row, the 32 codes of the unit are the low (or high) nibbles of 32 bytes. */
 FKV_INLINE void write_nibbles(panel_writer *w, const __m512i bytes[8], bool high) {
     const __m512i low_halves = _mm512_set1_epi32(0x0f0f0f0f);
     FKV_UNROLL
     for (int j = 0; j < 4; j++) {
         __m512i first = high ? _mm512_srli_epi32(bytes[j], 4) : bytes[j];
         __m512i second = high ? bytes[j + 4] : _mm512_slli_epi32(bytes[j + 4], 4);
-        write_line(w, _mm512_ternarylogic_epi32(low_halves, first, second, 0xca)); /* bitwise: mask ? first : second */
+        write_line(w, _mm512_ternarylogic_epi32(low_halves, first, second, 0xca)); /* bitwise select: mask ? first : second */
     }
 }
 
@@ -118,7 +118,7 @@ FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     const __m512i six = _mm512_set1_epi32(0x3f3f3f3f);
     const __m512i four = _mm512_set1_epi32(0x0f0f0f0f);
     const __m512i upper = _mm512_set1_epi32(0x30303030);
-    __m512i head[4]; /* the four dwords of a block header: d and dmin; scales; minima; remaining bits of scales and minima */
+    __m512i head[4]; /* dwords of a block header: d and dmin, scales, minima, and the remaining bits of scales and minima */
     transpose_16_bytes(block, head);
     __m512 d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(head[0]));
     __m512 d_min = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(head[0], 16)));
@@ -142,8 +142,8 @@ FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Writes the two lines that hold the upper two bits of a unit's codes: bits 2 * quarter and 2 * quarter + 1 of 32 bytes of each
- * row. */
+/* Writes the two lines with the upper two bits of a unit's codes. In each row, these are bits 2 * quarter and 2 * quarter + 1 of
+ * 32 bytes. */
 FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter) {
     FKV_UNROLL
     for (int line = 0; line < 2; line++) {
@@ -179,7 +179,7 @@ FKV_INLINE void fill_q6_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Writes nibbles that are already in panel order. */
+/* Writes 4-bit codes that are already in panel order. */
 FKV_INLINE void fill_16_bytes(row_place bytes, panel_writer *w) {
     __m512i lines[4];
     transpose_16_bytes(bytes, lines);

@@ -1,13 +1,14 @@
 /* AMX matrix products of packed weight panels with blocks of 16 tokens. Results are bit-identical to those of product_vnni.h:
- * integer sums are exact in any order, and the float operations that follow are the same in the same order.
+ * integer sums are exact in any order, and the float operations that follow are performed in the same order.
  *
  * Matrix A holds the high or the low bytes of 16 tokens for one unit of columns. Matrix B holds the quads of the unit as bytes.
- * The matrix unit sums one unit while the vector units convert the sums of another; the outputs of 16 tokens x 16 rows stay in
- * registers. Groups smaller than a unit would leave half of every tile empty, so they use the vector kernels instead.
+ * The matrix unit multiplies one unit of columns while the vector units convert the dot products of another. The outputs of 16
+ * tokens x 16 rows stay in registers. Groups smaller than a unit would leave half of every tile empty, so they use the vector
+ * kernels instead.
  *
  * A span of columns is unpacked for several panels at once and used by all tokens. The activation bytes of a block of tokens stay
- * in L1 while these panels are processed. Partial sums are kept in out. 8-bit codes are loaded as tiles without unpacking, so AMX
- * is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32 columns take 93
+ * in L1 while these panels are processed. Partial results are kept in out. 8-bit codes are loaded as tiles without unpacking, so
+ * AMX is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32 columns take 93
  * cycles with AMX and 142 cycles with vectors.
  */
 #include "../../base/simd/amx_tiles.h"
@@ -22,7 +23,7 @@ enum {
 
 typedef uint8_t unit_codes[UNIT_QUADS][FKV_LINE_BYTES];
 
-/* One span of columns in one panel: its codes, one byte each, and the address of its scales. */
+/* A span of columns in one panel: the codes (one byte each) and the address of the scales. */
 typedef struct span {
     alignas(64) unit_codes unpacked[SPAN_UNITS];
     const unit_codes *codes; /* points to `unpacked` or to the codes in the panel */
@@ -36,8 +37,8 @@ typedef struct unit_sums {
     alignas(64) int32_t low[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
 } unit_sums;
 
-/* Configures the tiles. Units alternate between two sets of sums. Tiles 0 and 1, and tiles 2 and 3, hold the sums of the high and
- * low bytes. Tiles 4 and 5 hold the high and low bytes, and tile 6 holds the codes. */
+/* Configures the tiles. Units alternate between two sets of accumulators, tiles 0 and 1 and tiles 2 and 3. Each set has one tile
+ * for the high and one for the low activation bytes. Tiles 4 and 5 hold the high and low bytes, and tile 6 holds the codes. */
 static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);
@@ -98,7 +99,7 @@ FKV_INLINE void store_unit_sums(int set, unit_sums *sums) {
     fkv_tiles_see_stores();
 }
 
-/* Adds the sums of a unit to the output. */
+/* Scales the dot products of a unit and adds them to the output. */
 FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums *sums, const unit_scaling *scaling, uint32_t u,
                          vf *out) {
     vf scale;
@@ -113,8 +114,8 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
     }
 }
 
-/* Computes one span of one panel for one block of tokens. Sums are read one loop iteration after they are stored, so that the
- * stores have completed. */
+/* Multiplies one span of one panel by one block of tokens. Dot products are read one loop iteration after they are stored, so
+ * that the loads do not wait for the stores. */
 FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit, uint32_t n_units, const token_block *block,
                            float *out, size_t out_stride) {
     const unit_bytes *bytes = block->bytes + (size_t)unit * FKV_BLOCK_TOKENS;

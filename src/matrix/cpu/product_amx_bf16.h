@@ -1,4 +1,4 @@
-/* AMX bfloat16 products of panels with up to four bits per code, bit-identical to those of product_vnni.h.
+/* AMX bfloat16 matrix products for panels with up to four bits per code. Results are bit-identical to those of product_vnni.h.
  *
  * Codes below 16 and the two bytes of an activation are integers that bfloat16 represents exactly, even when multiplied by a
  * power of two. The dot product of a unit of 32 columns is at most 15 * 32 * (127 * 256 + 128) < 2^24 quantization steps, so
@@ -8,8 +8,8 @@
  * Matrix A holds the high or the low bytes of the tokens for one unit of columns, prepared once for all panels. Matrix B holds
  * the codes of the unit. Both store the columns of a quad in the order 0 2 1 3, in which pairs of codes appear in the halves of a
  * dword. A span of the tokens' columns stays in L1 while all panels are processed without a pause. With a single block of tokens,
- * codes are unpacked a few units ahead; several blocks share the unpacked panels. Partial sums are kept in out. If the data is in
- * cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
+ * codes are unpacked a few units ahead; several blocks share the unpacked panels. Partial results are kept in out. If the data is
+ * in cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
  */
 #ifndef FKV_PRODUCT_AMX_BF16_H
 #define FKV_PRODUCT_AMX_BF16_H
@@ -18,13 +18,13 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10,    /* maximum number of units per span, whose activations take 20 KiB */
-    BF16_PANELS = 4,    /* number of unpacked panels that blocks of tokens share; they take 40 KiB */
-    BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a sum is complete three units after it was started */
-    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of adding sums to the output */
+    BF16_UNITS = 10,    /* maximum number of units per span; the activations of a full span take 20 KiB */
+    BF16_PANELS = 4,    /* number of unpacked panels that several blocks of tokens share; the panels take 40 KiB */
+    BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a dot product is complete three units after it was started */
+    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of the output */
     BF16_RING = 8,      /* number of unpacked units in the ring buffer; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
-    BF16_MIN_TOKENS = 12 /* with fewer tokens, the vector kernels are faster */
+    BF16_MIN_TOKENS = 12 /* minimum number of tokens; with fewer tokens, the vector kernels are faster */
 };
 
 /* Upper bound on the sum of a unit's codes, like CODE_SUM_BOUND, but for codes of at most four bits. With the larger
@@ -49,7 +49,7 @@ _Static_assert(sizeof(bf16_unit) + sizeof(bf16_floats) == FKV_BLOCK_TOKENS * FKV
 /* One block of prepared tokens. */
 typedef struct bf16_block {
     bf16_unit *units;  /* [units] */
-    bf16_floats *sums; /* [units] sums of the rounded activations of each unit; 0 for tokens beyond the last one */
+    bf16_floats *sums; /* [units] sums of each unit's rounded activations; 0 for unused tokens of the block */
     uint32_t n_tokens;
 } bf16_block;
 
@@ -57,7 +57,7 @@ typedef struct bf16_sums {
     alignas(64) float dot[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS]; /* dot * step / BF16_CODE_SUM_BOUND */
 } bf16_sums;
 
-/* Returns whether bfloat16 products give exact sums for a matrix kind. */
+/* Returns whether bfloat16 dot products are exact for a matrix kind. */
 FKV_INLINE bool bf16_is_exact(fkv_panel_layout layout) {
     return layout.group == UNIT_NUMBERS && layout.bits <= 4 && !layout.table;
 }
@@ -105,8 +105,8 @@ FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, ui
     }
 }
 
-/* Converts the activations of tokens to tile layout. If the last block has fewer than FKV_BLOCK_TOKENS tokens, sets the sums of
- * its unused token slots to 0. */
+/* Converts the activations of tokens to tile layout. If the last block has fewer than FKV_BLOCK_TOKENS tokens, the activation
+ * sums of the unused tokens are set to 0. */
 static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
     prepare_each_token(bf16_prepare_units, in, token, n_tokens);
     if (token + n_tokens < in->n_tokens) return;
@@ -118,7 +118,7 @@ static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint3
 
 /* ---- tiles ---- */
 
-/* Configures the tiles. Tiles 0 to 3 hold sums, tiles 4 and 5 hold high and low bytes, and tile 6 holds codes. */
+/* Configures the tiles. Tiles 0 to 3 are accumulators, tiles 4 and 5 hold high and low bytes, and tile 6 holds codes. */
 static void bf16_tiles_open(uint32_t n_tokens) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, n_tokens, FKV_TILE_BYTES);
@@ -127,7 +127,7 @@ static void bf16_tiles_open(uint32_t n_tokens) {
 }
 
 FKV_INLINE void bf16_unpack(fkv_panel_layout layout, const uint8_t *lines, bf16_codes codes) {
-    /* the integers 15 to 0, stored twice, because a permutation index has five bits */
+    /* the integers 15 to 0 in bfloat16, stored twice, because a permutation index has five bits */
     const __m512i bf16 = _mm512_set_epi16(0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0,
                                           0x4080, 0x4040, 0x4000, 0x3f80, 0, 0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120,
                                           0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0);
@@ -181,12 +181,12 @@ typedef struct bf16_work {
     const uint8_t *halves; /* start of the span's scales in the first panel */
     size_t panel_bytes;
     uint32_t n_panels;
-    uint32_t n_units;           /* units of the span */
+    uint32_t n_units;           /* number of units in the span */
     const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes, if several blocks share them */
     const bf16_unit *tokens;    /* [n_units], like sums */
     const bf16_floats *sums;
     uint32_t n_tokens;
-    bool is_first; /* whether this is the first span, for which out holds no partial sums yet */
+    bool is_first; /* true for the first span, when out does not hold partial results yet */
     float *out;    /* output of the first panel */
     size_t out_stride;
 } bf16_work;
@@ -214,7 +214,7 @@ FKV_INLINE void bf16_load_lanes(int n_lanes, const bf16_work *w, const float *ou
     }
 }
 
-/* Adds the sums of a unit to the output. */
+/* Scales the dot products of a unit and adds them to the output. */
 FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *w, const bf16_stage *s, const bf16_sums *sums,
                          vf *lanes) {
     vf scale;
@@ -228,7 +228,7 @@ FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *
     }
 }
 
-/* Runs the pipeline. Each loop iteration adds the sums stored one iteration ago to the output, stores the sums started three
+/* Runs the pipeline. Each loop iteration adds the dot products stored one iteration ago to the output, stores those started three
  * iterations ago, starts a unit in the free tile, and unpacks a later unit. n_lanes, `fresh` (codes are unpacked on the fly) and
  * the layout are compile-time constants. */
 FKV_INLINE void bf16_run(int n_lanes, bool fresh, fkv_panel_layout layout, const bf16_work *w) {

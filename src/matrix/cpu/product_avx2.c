@@ -1,4 +1,4 @@
-/* Product kernels for AVX2. */
+/* Matrix-product kernels for AVX2. */
 #include "../../base/simd/vec_avx2.h"
 
 #include "product_body.h"

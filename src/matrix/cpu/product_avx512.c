@@ -1,4 +1,4 @@
-/* Product kernels for AVX-512. */
+/* Matrix-product kernels for AVX-512. */
 #include "../../base/simd/vec_avx512.h"
 
 #include "fill_avx512.h"

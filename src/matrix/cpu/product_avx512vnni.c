@@ -1,4 +1,4 @@
-/* Product kernels for AVX-512 with VNNI. */
+/* Matrix-product kernels for AVX-512 with VNNI. */
 #include "product_vnni.h"
 
 #include "fill_avx512.h"

@@ -1,5 +1,5 @@
-/* Float products of weight panels with activations, written once over the vector primitives of the vec_*.h header (src/base/simd)
- * that is included before this file. Additional primitives:
+/* Matrix products of weight panels with activations in float, written once over the vector primitives of the vec_*.h header
+ * (src/base/simd) that is included before this file. Additional primitives:
  *
  *   PRODUCT_TOKENS  number of tokens that use a weight while it is in a register; each has SUMS accumulators, which together fill
  *                   half of the registers
@@ -149,8 +149,8 @@ FKV_INLINE void product_tokens(int n_tokens, fkv_matrix_kind kind, const fkv_pan
     }
 }
 
-/* Computes a product for one kind. A panel is multiplied with all tokens before the next panel is read, so that it stays in a
- * nearby cache. */
+/* Computes the matrix product for one matrix kind. A panel is multiplied by all tokens before the next panel is read, so that it
+ * stays in a nearby cache. */
 FKV_INLINE void product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {
     for (uint32_t i = 0; i < p->n_panels; i++) {
@@ -179,7 +179,8 @@ static void float_product(const fkv_panels *panels, const fkv_activations *in, u
         product_kind(FKV_MATRIX_F32, panels, in, token, n_tokens, out, out_stride);
 }
 
-/* List of the packed matrix kinds. Each kind gets its own function, so that a call needs stack space for one kind only. */
+/* Applies the macro DO to each packed matrix kind. Each kind gets its own function, so that a call needs stack space for one kind
+ * only. */
 #define MATRIX_KINDS(DO, product)                                                                                                \
     DO(product, AFFINE2)                                                                                                         \
     DO(product, AFFINE2_16)                                                                                                      \

@@ -1,4 +1,4 @@
-/* Product kernel selection for aarch64. */
+/* Selects the matrix-product kernels for aarch64. */
 #include "../../base/cpu.h"
 #include "../../base/workers.h"
 #include "product_kernels.h"

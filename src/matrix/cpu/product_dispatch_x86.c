@@ -1,4 +1,4 @@
-/* Product kernel selection for x86_64. */
+/* Selects the matrix-product kernels for x86_64. */
 #include "../../base/cpu.h"
 #include "../../base/workers.h"
 #include "product_kernels.h"

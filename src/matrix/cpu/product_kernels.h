@@ -1,8 +1,7 @@
-/* Interface of the weight-product kernels of one instruction set. A kernel processes a range of panels of one matrix for a range
+/* Interface of the matrix-product kernels of one instruction set. A kernel processes a range of panels of one matrix for a range
  * of activation rows; src/matrix/product.c chooses both ranges.
  *
- * The result of a row of activations depends only on that row and the matrix, to the last bit. It does not depend on other rows
- * or panels.
+ * Every bit of a token's result depends only on the activations of this token and the matrix, and not on other tokens or panels.
  */
 #ifndef FKV_PRODUCT_KERNELS_H
 #define FKV_PRODUCT_KERNELS_H
@@ -17,11 +16,11 @@ typedef struct fkv_panels {
     uint32_t n_cols;
     uint32_t n_panels;
     uint64_t panel_bytes;
-    const int8_t *table;  /* [16] for table kinds */
+    const int8_t *table;  /* [16] signed bytes, for kinds with a table */
     const uint8_t *first; /* first panel, 64-byte aligned */
 } fkv_panels;
 
-/* Activations of one product, and the buffer that receives them in prepared form. */
+/* Activations of one matrix product, and the buffer for their prepared form. */
 typedef struct fkv_activations {
     const float *x; /* [T, C] activations; consecutive rows are x_stride floats apart */
     size_t x_stride;
@@ -45,21 +44,22 @@ typedef enum fkv_filled {
 } fkv_filled;
 
 typedef struct fkv_product_kernels {
-    /* Returns whether n_tokens rows of activations should be prepared as tiles for this matrix kind. The pointer is NULL if
-     * activations are never prepared as tiles. */
+    /* Returns whether n_tokens rows of activations should be prepared as tiles for this matrix kind. NULL if activations are
+     * never prepared as tiles. */
     bool (*wants_tiles)(fkv_matrix_kind kind, uint32_t n_tokens);
 
-    /* Prepares tokens [token, token + n_tokens) for packed panels. The pointer is NULL if there is nothing to prepare. */
+    /* Prepares tokens [token, token + n_tokens) for packed panels. NULL if there is nothing to prepare. */
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
 
-    /* Computes out[t][16 * p + r] = (row r of panel p) . x[token + t] for n_tokens tokens, starting at `token`, and every panel.
-     * token is a multiple of FKV_BLOCK_TOKENS, and so is n_tokens unless these are the last tokens. out: [n_tokens, out_stride].
+    /* Computes out[t][16 * p + r], the dot product of row r of panel p with x[token + t], for every panel and t < n_tokens.
+     * `token` is a multiple of FKV_BLOCK_TOKENS, and so is n_tokens unless these are the last tokens. out: [n_tokens,
+     * out_stride].
      */
     void (*product)(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                     size_t out_stride);
 
     /* Converts 16 rows of a block format to one panel, byte-identical to fkv_matrix_set_codes(). n_cols must be a multiple of the
-     * block size. The function returns FKV_FILL_UNKNOWN for unsupported formats; the pointer is NULL if no format is supported.
+     * block size. Returns FKV_FILL_UNKNOWN for unsupported formats. NULL if no format is supported.
      */
     fkv_filled (*fill)(fkv_row_form form, const uint8_t *rows, uint64_t row_bytes, uint32_t n_cols, uint8_t *panel);
 } fkv_product_kernels;

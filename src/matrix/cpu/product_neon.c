@@ -1,4 +1,4 @@
-/* Product kernels for NEON. */
+/* Matrix-product kernels for NEON. */
 #include "../../base/simd/vec_neon.h"
 
 #include "product_body.h"

@@ -1,7 +1,7 @@
-/* Product kernels in portable C. */
+/* Matrix-product kernels in portable C. */
 #include "../../base/simd/vec_scalar.h"
 
-/* Unrolled columns do not speed up portable code, and they take 40 s to compile. */
+/* Disables unrolling: unrolled columns do not speed up portable code, and they take 40 s to compile. */
 #undef FKV_UNROLL
 #define FKV_UNROLL
 #include "product_body.h"

@@ -1,5 +1,5 @@
-/* Integer products (vpdpbusd) of packed panels with activations. The lanes are the 16 rows of a panel, and its dwords are quads.
- * Float panels use product_body.h.
+/* Integer matrix products (vpdpbusd) of packed panels with activations. The lanes are the 16 rows of a panel, and a dword holds
+ * four columns of a row (a quad). Float panels use product_body.h.
  *
  * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own step, derived from its largest
  * value, because some channels of a model can be a thousand times larger than others. For each group, out += (dot * step) * scale
@@ -20,8 +20,8 @@
 
 _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products must use the same unit size");
 
-/* Upper bound on the sum of a unit's codes. Steps are divided by this bound and scales are multiplied by it, so that no
- * intermediate result of finite values overflows. */
+/* Upper bound on the sum of a unit's codes. Steps are divided by this bound, and scales are multiplied by it, so that
+ * intermediate results do not overflow if all inputs are finite. */
 static const float CODE_SUM_BOUND = 0x1p13f;
 
 enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use a panel's codes while the codes are in registers */
@@ -66,7 +66,7 @@ FKV_INLINE __m128 max_of_each(const vf a[4]) {
 
 enum {
     PREPARED_UNITS = 4
-}; /* number of units prepared together; reducing four vectors at once costs little more than reducing one */
+}; /* number of units prepared together: reducing four vectors at once costs little more than reducing one */
 
 /* Quantization steps of up to PREPARED_UNITS units of one token, and the inverses of the steps. */
 typedef struct unit_steps {
@@ -74,10 +74,10 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values are
- * treated as 0. */
+/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values are so
+ * small that they are treated as 0. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
-    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* offset added to the exponent: LARGEST is just below 2^15 */
+    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* offset of the exponent of the step: LARGEST is just below 2^15 */
     vf size[PREPARED_UNITS];
     unsigned not_finite = 0;
     for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
@@ -107,7 +107,7 @@ typedef struct unit_pair {
     float sum[4]; /* sum of each half, exact because it is below 2^24 */
 } unit_pair;
 
-/* Rounds units u and u + 1 of a token. The last unit is repeated if unit u + 1 does not exist. */
+/* Rounds units u and u + 1 of a token. If unit u + 1 does not exist, the last unit is used twice. */
 FKV_INLINE unit_pair round_unit_pair(const float *x, const unit_steps *steps, uint32_t u, uint32_t n_units) {
     unit_pair pair;
     for (uint32_t i = 0; i < 4; i++) {
@@ -119,7 +119,8 @@ FKV_INLINE unit_pair round_unit_pair(const float *x, const unit_steps *steps, ui
     return pair;
 }
 
-/* Adds one group of columns to a sum. The order of the two additions affects the result and must not change. */
+/* Adds the scaled dot product and the bias term of one group of columns to `sum`. The order of the two additions affects the
+ * result and must not change. */
 FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
     return vf_fma(dot, scale, vf_fma(bias, vf_set(x_sum), sum));
 }
@@ -128,7 +129,8 @@ FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
  * nearly equal size. */
 FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
 
-/* Calls prepare() for all units of tokens [token, token + n_tokens), up to PREPARED_UNITS units of one token at a time. */
+/* Calls a prepare_units function for all units of tokens [token, token + n_tokens), with up to PREPARED_UNITS units of one token
+ * per call. */
 typedef void prepare_units(const fkv_activations *in, uint32_t token, uint32_t unit, const float *x, uint32_t n_units);
 FKV_INLINE void prepare_each_token(prepare_units *prepare, const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
     uint32_t n_units = in->n_cols / UNIT_NUMBERS;
@@ -168,10 +170,10 @@ static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32
     prepare_each_token(int_prepare_units, in, token, n_tokens);
 }
 
-/* Computes the dot products of the codes with n_tokens tokens, whose bytes start `first` quads into the unit. vpdpbusd has a
- * latency of five cycles and a throughput of two per cycle, so at least eight chains are needed. With eight tokens, the low-byte
- * accumulators are initialized to the shifted sums of the high bytes, which saves an addition. With fewer tokens, the sums of
- * both bytes are computed in parallel. */
+/* Computes the dot products of n_quads quads of codes with n_tokens tokens. The activation bytes start `first` quads into the
+ * unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so many independent chains are needed. With
+ * eight tokens, the low-byte accumulators start at the shifted high-byte results, which saves an addition. With fewer tokens,
+ * both bytes are accumulated in parallel. */
 FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
     const int8_t *parts[2 * MAX_TOKENS]; /* high bytes of every token, then low bytes */
     __m512i sums[2 * MAX_TOKENS];
@@ -203,7 +205,7 @@ FKV_INLINE __m512i load_field(int width, int at, int j, const uint8_t *lines) {
     return left >= 0 ? _mm512_slli_epi32(field, (unsigned)left) : _mm512_srli_epi32(field, (unsigned)-left);
 }
 
-/* Unpacks the quads of a unit (see panels.h). table holds the bytes of a table kind plus 128, repeated every 16 bytes. */
+/* Unpacks the quads of a unit (see panels.h). `table` holds the bytes of a table kind plus 128, repeated every 16 bytes. */
 FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512i table, __m512i quads[UNIT_QUADS]) {
     const int bits = (int)layout.bits;
     const int low = (int)fkv_panel_low_bits(layout.bits);
@@ -236,7 +238,8 @@ FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
     return _mm512_broadcast_i32x4(bytes);
 }
 
-/* Accumulates one group of n_quads quads, which starts `first` quads into its unit. */
+/* Adds the dot products of one group of columns to the accumulators. The group has n_quads quads and starts `first` quads into
+ * its unit. */
 FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
                                   const unit_bytes *bytes, const unit_scaling *scaling, vf *sum) {
     vf dots[MAX_TOKENS];
@@ -249,7 +252,8 @@ FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __
     }
 }
 
-/* Computes n_tokens tokens of a block, starting at `t`, for one panel. The layout and n_tokens are compile-time constants. */
+/* Multiplies one panel by n_tokens tokens of a block, starting at token `t`. The layout and n_tokens are compile-time constants.
+ */
 FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel, __m512i table,
                                    const token_block *block, uint32_t t, float *out, size_t out_stride) {
     const int bits = (int)layout.bits;
