@@ -1,8 +1,8 @@
 /* See mlx_codec.h.
  *
- * mlx.core.quantize produces the exact codes of affine groups. Rotated rows of 4 bits or fewer use a least-squares fit of scale
- * and bias (src/codec/affine.h). The fit (fkv_refit) requires sums with a fixed order of additions, so the sums are computed
- * with a cumulative sum, which adds the elements from first to last.
+ * The codes of affine groups come from mlx.core.quantize and are exact. Rotated rows of 4 bits or fewer use a least-squares fit
+ * of scale and bias (src/codec/affine.h). The fit (fkv_refit) requires sums with a fixed order of additions, so the sums are
+ * computed with a cumulative sum, which adds the elements from first to last.
  */
 #include "mlx_codec.h"
 
@@ -19,7 +19,7 @@ mlx_array fkv_mlx_storable(fkv_mlx_state *mlx, mlx_array x) {
     return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
 }
 
-/* Implements take_odd(). size: float32 [G, S, n], magnitudes of the decoded values of `part`. */
+/* Implements take_odd(). size: float32 [G, S, n], the magnitudes that the values of `part` decode to. */
 static mlx_array take_odd_of(fkv_mlx_graph *g, mlx_array size, mlx_array *part, mlx_array *other) {
     const mlx_array zero = fkv_mlx_astype(g, fkv_mlx_number(g, 0.0f), MLX_UINT16);
     const mlx_array finite = fkv_mlx_less_equal(g, size, fkv_mlx_number(g, FLT_MAX));
@@ -59,7 +59,7 @@ typedef struct fitted_line {
     mlx_array bias;
 } fitted_line;
 
-/* Returns the unrounded codes of x: [rows, group]. */
+/* Returns (x - bias) / scale, the codes before rounding. x: [rows, group] */
 static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
     return fkv_mlx_divide(g, fkv_mlx_subtract(g, x, line.bias), line.scale);
 }
@@ -156,7 +156,7 @@ static mlx_array values_affine(fkv_mlx_graph *g, const fkv_codec *codec, const m
     return fkv_mlx_quantized_matmul(g, p, &rows, false);
 }
 
-/* The 8-bit codec of open blocks in sealed layers. */
+/* Decodes rows of affine codes. Used for the 8-bit open blocks of sealed layers. */
 static mlx_array affine_numbers(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
     if (g->failed) return part[FKV_PART_CODES];
     const int *shape = mlx_array_shape(part[FKV_PART_CODES]);
@@ -176,7 +176,7 @@ mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const ml
     return fkv_mlx_storable(mlx, codec->bits == 8 ? affine_numbers(g, codec, part) : half_rows(g, codec, part));
 }
 
-/* Returns the largest magnitude that the scale and bias of each group can represent. */
+/* Implements take_odd() for affine groups, based on the largest magnitude that the scale and bias of each group can represent. */
 static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
     const fkv_mlx_affine rows = affine_rows(g, codec, part);
     const mlx_array bins = fkv_mlx_number(g, (float)((1u << codec->bits) - 1));
@@ -271,7 +271,7 @@ static mlx_array turbo_row_scales(fkv_mlx_graph *g, const fkv_codec *codec, cons
     return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], fkv_mlx_page_type(codec)), MLX_FLOAT32);
 }
 
-/* float32 [G, S, D] */
+/* Decodes TurboQuant rows to float32 [G, S, D]. */
 static mlx_array turbo_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
     float value[16];
     for (int i = 0; i < 16; i++) value[i] = (float)fkv_turbo_books[codec->bits].value[i];

@@ -1,6 +1,6 @@
-/* Codecs built from MLX operations, for the plain method. A codec encodes rows into parts (codes, scales and biases) and
- * multiplies queries and softmax weights by parts. The codec table has one entry per codec kind; mlx_sealed.c defines the
- * sealed kinds. */
+/* Codecs built from MLX operations, for the plain method. A codec encodes rows as codes, scales and biases (its parts), computes
+ * scores from the parts of keys, and computes weighted sums from the parts of values. The codec table has one entry per codec
+ * kind; mlx_sealed.c defines the sealed kinds. */
 #ifndef FKV_MLX_CODEC_H
 #define FKV_MLX_CODEC_H
 
@@ -9,8 +9,8 @@
 /* The keys or values of S tokens are stored as the parts of their codec. Each part (codes, scales or biases) is an array [G, S,
  * row_bytes / 2] of 16-bit words. */
 typedef struct fkv_mlx_codec {
-    /* Encodes rows, bit-identical to fkv_codec_encode(). x: float32 [T, G, D], result of fkv_mlx_storable() -> part[p]: [T, G,
-     * row_bytes / 2] words.
+    /* Encodes rows, bit-identical to fkv_codec_encode(). x: float32 [T, G, D], a result of fkv_mlx_storable(). Output: part[p]:
+     * [T, G, row_bytes / 2] words.
      */
     void (*encode)(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]);
 
@@ -25,13 +25,13 @@ typedef struct fkv_mlx_codec {
     mlx_array (*take_odd)(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]);
 
     /* Decodes whole pages. NULL except for sealed kinds, which have no encode(). part[p]: [n, G, bytes of the part / 2] ->
-     * float32 [G, n * page_tokens, D]. scores(), values() and take_odd() of sealed kinds take this result as part 0. channels:
-     * channel tables of calibrated keys; NULL for all other kinds. */
+     * float32 [G, n * page_tokens, D]. scores(), values() and take_odd() of sealed kinds take this result as part 0. `channels`
+     * holds the channel tables of calibrated keys and is NULL for other kinds. */
     mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
                       const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
 
-    /* Seals N blocks, bit-identical to fkv_seal_block(). x: result of fkv_mlx_storable(), float32 [N, page_tokens, D], all heads
-     * of a page followed by the next page -> part[p]: [N, bytes of the part / 2]. */
+    /* Seals N blocks, bit-identical to fkv_seal_block(). x: float32 [N, page_tokens, D], a result of fkv_mlx_storable(), with all
+     * heads of a page before the next page. Output: part[p]: [N, bytes of the part / 2]. */
     void (*seal)(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
                  mlx_array part[FKV_N_PARTS]);
 } fkv_mlx_codec;

@@ -1,5 +1,5 @@
-/* The MLX device: pools, step tables, page bytes for copies and files, and the public functions of flatkv/mlx.h. mlx_plain.c and
- * mlx_fused.c implement write and attend.
+/* The MLX device: pools, step tables, access to page bytes for copies and files, and the public functions of flatkv/mlx.h.
+ * mlx_plain.c and mlx_fused.c implement write and attend.
  */
 #include "mlx_state.h"
 
@@ -33,7 +33,7 @@ static uint64_t mlx_state_bytes(const fkv_shape *shape) {
 
 /* ---- selection of stream and method ---- */
 
-/* Returns a new handle of the requested stream, or of the default stream. */
+/* Returns a new handle to the requested stream, or to the default stream. */
 static fkv_status open_stream(const fkv_mlx_config *config, mlx_stream *stream) {
     if (config->stream.ctx != NULL) return fkv_mlx_check(mlx_stream_set(stream, config->stream), "opening the stream");
     mlx_device device = mlx_device_new();
@@ -125,7 +125,8 @@ static mlx_array signs_of(fkv_mlx_graph *g, const fkv_rotation *rotation) {
     return fkv_mlx_adopt(g, mlx_array_new_data(signs, (const int[]){(int)rotation->dim}, 1, MLX_FLOAT32));
 }
 
-/* Creates the array of sink logits, [H] padded to at least 8 elements, because MLX passes smaller Metal inputs as constants. */
+/* Creates the array of sink logits: [H], padded to at least 8 elements, because MLX passes smaller inputs to Metal kernels as
+ * constants. */
 static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
     const int n = (int)fkv_max_u32(attn->n_q_heads, 8);
     const mlx_array zeroes = fkv_mlx_zeros(g, FKV_MLX_SHAPE(n), MLX_FLOAT32);
@@ -139,7 +140,7 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
     const fkv_attn_layer *attn = layer->attn;
     const mlx_array pool =
         fkv_mlx_zeros(g, FKV_MLX_SHAPE((int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)), MLX_UINT16);
-    fkv_mlx_eval_one(g, pool); /* evaluation commits the memory of the pool */
+    fkv_mlx_eval_one(g, pool); /* evaluating the array commits the memory of the pool */
     fkv_mlx_keep(g, &layer->pool, pool);
     fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));
     if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
@@ -297,7 +298,7 @@ static mlx_array read_page_words(fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
     return fresh;
 }
 
-/* Writes the words in `numbers` to the page, starting at word `from`. Each KV head in the range needs one slice update. */
+/* Writes the words in `numbers` to a page, starting at word `from`. The plain method needs one slice update per KV head. */
 static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t block = layer->block->bytes / 2;
@@ -424,8 +425,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     return FKV_OK;
 }
 
-/* Returns the number of packed bytes that are visible to the queries of the step. In a sealed layer, every page is counted in
- * sealed form, and the first and the last page are also counted in open form. */
+/* Returns the number of packed bytes that are visible to the queries of the step. In a sealed layer, every page counts in sealed
+ * form, and the first and the last page count in open form as well. */
 static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     const fkv_attn_layer *attn = layer->attn;
     const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
@@ -520,7 +521,7 @@ fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool 
 
 fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
     FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
-    (void)mlx_config; /* upper bound for both methods, because the plain method needs more memory than the fused method */
+    (void)mlx_config; /* also an upper bound for the fused method, which needs less memory than the plain method */
     *bytes = 0;
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);

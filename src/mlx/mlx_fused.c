@@ -1,14 +1,14 @@
 /* The fused method: flatkv's kernels from src/attn/gpu on Metal and CUDA streams.
  *
  * Kernels update pools in place. A pool is an input of every kernel that accesses it. Kernels that write to the pool cast away
- * const, so MLX does not know that the pool changes. A chain of small dependency arrays per pool orders the kernels: a write
- * takes the previous dependency array and produces the next one, attention takes the array produced by the write, and the next
- * write takes an array produced by attention. A page is therefore never overwritten while it is read. Kernels that are not
+ * const, so MLX does not know that the pool changes. Each pool has a chain of small dependency arrays that orders the kernels: a
+ * write takes the previous dependency array and produces the next one, attention takes the array produced by the write, and the
+ * next write takes an array produced by attention. A page is therefore never overwritten while it is read. Kernels that are not
  * ordered by a dependency array may run in any order or concurrently.
  *
  * A sealed layer has two pools with one chain each. A kernel that accesses both pools takes both dependency arrays and produces
- * the next array of each chain. Prefill of sealed layers also writes to a ring buffer, which is shared by all layers and has
- * its own chain of dependency arrays.
+ * the next array of each chain. Prefill of sealed layers also writes to a ring buffer, which is shared by all layers and has its
+ * own chain of dependency arrays.
  *
  * The table of a step is uploaded once and shared by all layers that split their work in the same way. Kernels are created on
  * first use, once per layer shape, and kept until the cache is closed.
@@ -21,10 +21,10 @@
 
 enum {
     LARGE_ANSWER_BYTES = 64 * 1024, /* larger results are not used as dependency arrays, so that MLX can free them */
-    TABLE_STEP = 1024,              /* tables are padded to a multiple of this many words, so that their shape rarely changes; see
-                                       fkv_mlx_step_state() */
+    TABLE_STEP = 1024, /* step tables are padded to a multiple of this many words, so that their shape rarely changes; see
+                          fkv_mlx_step_state() */
     DEPENDENCY_WORDS =
-        8 /* minimum array size; MLX passes smaller Metal inputs as constants and would compile every kernel twice */
+        8 /* minimum array size: MLX passes smaller inputs to Metal kernels as constants and would compile every kernel twice */
 };
 
 /* ---- kernel source ---- */
@@ -143,8 +143,8 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 
 /* ---- steps ---- */
 
-/* Uploads one table for each distinct `cut`, which describes how a layer splits its work. MLX frees the host copy after the
- * upload. */
+/* Uploads one step table for each distinct `cut`; layers with the same `cut` split their work in the same way. MLX frees the host
+ * copy after the upload. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no step table */
         fkv_mlx_layer *layer = &mlx->layers[l];
@@ -164,7 +164,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
-/* The grid sizes and array shapes of a step depend only on the values that this function writes to *form. */
+/* Writes all values on which the grid sizes and array shapes of a step depend to *form. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
     const uint32_t *words = layer->header;
     const uint32_t of[FKV_MLX_FORM_WORDS] = {
@@ -173,7 +173,7 @@ void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
     memcpy(form, of, sizeof of);
 }
 
-/* Sets the dependency array for the newest state of the layer's pools. */
+/* Replaces the dependency array of the layer's pools. A kernel that takes it as input runs after all earlier accesses. */
 static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array dependency) {
     fkv_mlx_keep(g, &layer->dependency, dependency);
     if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->dependency, dependency);
@@ -256,7 +256,8 @@ typedef struct attend_inputs {
 
 static void add_kernel_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
 
-/* ring: the ring buffer; an empty handle if the kernel does not use it. */
+/* Returns the inputs that decode and prefill have in common. `ring` is the ring buffer, or an empty handle if the kernel does not
+ * use it. */
 static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
     attend_inputs inputs = {.n = 0};
     add_kernel_input(&inputs, q);
@@ -272,14 +273,14 @@ static void add_dependencies(const fkv_mlx_layer *layer, attend_inputs *to) {
     add_kernel_input(to, layer->dependency);
 }
 
-/* [T, H, D] or [T, H, 1, D] */
+/* Returns the shape of q, which is also the shape of the output: [T, H, D] or [T, H, 1, D]. */
 static fkv_mlx_shape shape_of(mlx_array q) {
     fkv_mlx_shape shape = {.n = (int)mlx_array_ndim(q)};
     memcpy(shape.at, mlx_array_shape(q), (size_t)shape.n * sizeof shape.at[0]);
     return shape;
 }
 
-/* Computes attention for all decode rows: [T, H, D]. The other rows of the result are undefined. */
+/* Computes attention for all decode rows and returns [T, H, D]. The other rows of the result are undefined. */
 static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
@@ -306,8 +307,8 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
 }
 
-/* Computes attention for all prefill rows and copies the results of the decode rows: [T, H, D]. decoded: result of the decode
- * rows; an empty handle if there are no decode rows. */
+/* Computes attention for all prefill rows, copies the results of the decode rows from `decoded`, and returns [T, H, D]. `decoded`
+ * is an empty handle if there are no decode rows. */
 static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;

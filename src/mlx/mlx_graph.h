@@ -44,7 +44,7 @@ FKV_INLINE fkv_status fkv_mlx_check(int code, const char *call) { return code ==
 
 FKV_INLINE uint32_t fkv_mlx_graph_mark(const fkv_mlx_graph *g) { return g->n_made; }
 
-/* Releases the handles created since fkv_mlx_graph_mark() returned `mark`. */
+/* Releases all handles created since fkv_mlx_graph_mark() returned `mark`. */
 FKV_INTERNAL void fkv_mlx_graph_release(fkv_mlx_graph *g, uint32_t mark);
 
 /* Returns FKV_OK, or FKV_DEVICE if an operation failed since the last call. Clears the failure flag. */
@@ -57,7 +57,7 @@ FKV_INTERNAL void fkv_mlx_keep(fkv_mlx_graph *g, mlx_array *kept, mlx_array a);
 /* Transfers ownership of a handle to the graph. Sets the failure flag if the handle is empty. */
 FKV_INTERNAL mlx_array fkv_mlx_adopt(fkv_mlx_graph *g, mlx_array a);
 
-/* Evaluates one array and waits for it. */
+/* Evaluates one array and waits for its result. */
 void fkv_mlx_eval_one(fkv_mlx_graph *g, mlx_array a);
 
 /* ---- operations of mlx.core ---- */
@@ -108,8 +108,8 @@ mlx_array fkv_mlx_sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int n);
 /* Returns array `a` with an added dependency: it is evaluated after `before`. */
 mlx_array fkv_mlx_after(fkv_mlx_graph *g, mlx_array a, mlx_array before);
 
-/* Returns a copy that does not share memory with `a`, unlike the result of MLX's copy operation. zero: the value 0 in the type of
- * `a`. */
+/* Returns a copy that does not share memory with `a`, unlike the result of MLX's copy operation. `zero` is 0 in the type of `a`.
+ */
 mlx_array fkv_mlx_fresh(fkv_mlx_graph *g, mlx_array a, mlx_array zero);
 
 /* Quantized matrix: uint32 codes along the last axis, scales and biases. Modes other than affine have byte scales and no biases.

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { MAX_TEXTS = 256 }; /* maximum number of files; all further kernel sources are passed as text */
+enum { MAX_TEXTS = 256 }; /* maximum number of in-memory files; further kernel sources are passed as text */
 
 static struct {
     uint64_t hash;
@@ -20,7 +20,7 @@ static void format_line(int fd, const char *before, const char *after, char line
     (void)snprintf(line, FKV_MLX_INCLUDE_CHARS, "%s/proc/self/fd/%d%s", before, fd, after);
 }
 
-/* Returns true if the compiler can open the file. A sandbox may lack /proc. */
+/* Returns true if the compiler can open the file through /proc, which may be missing in a sandbox. */
 static bool is_reachable(int fd) {
     char path[FKV_MLX_INCLUDE_CHARS];
     format_line(fd, "", "", path);

@@ -9,8 +9,8 @@
 
 enum { FKV_MLX_INCLUDE_CHARS = 40 };
 
-/* Writes a line that includes a file with this text. hash: hash of the text. Returns false if the system does not support
- * in-memory files; the caller then passes the text itself. */
+/* Stores `text` in an in-memory file and writes an #include line for this file to `line`. `hash` is a hash of the text. Returns
+ * false if the system does not support in-memory files; the caller then passes the text itself. */
 bool fkv_mlx_include(const char *text, uint64_t hash, char line[FKV_MLX_INCLUDE_CHARS]);
 
 #endif

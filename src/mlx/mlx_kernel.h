@@ -12,9 +12,9 @@ typedef struct fkv_mlx_kernel {
     bool is_metal;
     bool is_open;
     uint32_t n_inputs;
-    void *kernel; /* ctx of the mlx-c handle */
-    void *config; /* configuration of the last call; NULL before the first call */
-    int grid[3];  /* grid size of the configuration, in threads */
+    void *kernel; /* `ctx` pointer of the mlx-c handle */
+    void *config; /* launch configuration of the last call; NULL before the first call */
+    int grid[3];  /* grid size of that configuration, in threads */
     int threads;
     fkv_mlx_shape out_shape;
     mlx_dtype out_type;
@@ -25,7 +25,7 @@ typedef struct fkv_mlx_kernel_source {
     const char *name;
     const char *header;
     const char *source;
-    int shared_bytes; /* dynamic shared memory of the launch; CUDA only */
+    int shared_bytes; /* dynamic shared memory of a launch, in bytes; CUDA only */
     const char *const *inputs;
     const char *const *outputs;
 } fkv_mlx_kernel_source;
@@ -42,7 +42,7 @@ typedef struct fkv_mlx_launch {
     mlx_dtype out_type;
 } fkv_mlx_launch;
 
-/* Applies the kernel. inputs: one array for each input name of the kernel source. MLX copies arrays that are not
+/* Applies the kernel. `inputs` has one array for each input name of the kernel source. MLX copies arrays that are not
  * row-contiguous. */
 mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *kernel, const fkv_mlx_launch *launch, const mlx_array *inputs);
 

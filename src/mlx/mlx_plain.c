@@ -20,14 +20,14 @@
 
 enum {
     TILE_TOKENS = 1024,       /* tokens per tile; a multiple of every page size */
-    SEALED_TOKENS = 512,      /* tile size of sealed pages, which are decoded to floats */
+    SEALED_TOKENS = 512,      /* tokens per tile of sealed pages, which are decoded to floats */
     SEAL_TOKENS = 256,        /* maximum number of tokens in the pages that are sealed together */
     MAX_TILE_SCORES = 1 << 21 /* upper bound on (queries per block) * H * TILE_TOKENS */
 };
 
 /* ---- rotation ---- */
 
-/* x: any shape with D as the last axis. */
+/* Applies the Hadamard transform to each block of channels. x: any shape with D as the last axis. */
 static mlx_array hadamard_arrays(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation) {
     if (g->failed) return x;
     const int n_blocks = (int)(mlx_array_size(x) / rotation->block);
@@ -59,7 +59,7 @@ static void encode_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side
     fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
 }
 
-/* Tokens [first, first + n) of the step, which are written to one page, starting at `slot`. */
+/* A range of new tokens that are written to one page: tokens [first, first + n) of the step, starting at slot `slot`. */
 typedef struct page_share {
     uint32_t first;
     uint32_t n;
@@ -67,7 +67,7 @@ typedef struct page_share {
     uint32_t slot;
 } page_share;
 
-/* numbers: [T, G, w]. */
+/* Writes one part (codes, scales or biases) of the new rows to the pool. numbers: [T, G, w]. */
 static void put_part(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array numbers, uint32_t offset, uint32_t row_bytes,
                      const page_share *to) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -113,7 +113,7 @@ static void write_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, 
 
 /* ---- gathering pages ---- */
 
-/* Returns the pool indices of the logical pages [first, end) of a row. table: page table of the row. */
+/* Returns the pool indices of the logical pages [first, end) of a row. `table` is the page table of the row. */
 static mlx_array page_numbers(fkv_mlx_graph *g, mlx_array table, fkv_page_view view, uint32_t first, uint32_t end) {
     mlx_array numbers = {NULL};
     while (first < end) {
@@ -147,7 +147,7 @@ static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_arr
 
 /* ---- sealing ---- */
 
-/* Seals the keys or the values of n pages. x: float32 [n * G, T, D] -> parts of [n * G, bytes / 2]. */
+/* Seals the keys or the values of n pages. x: float32 [n * G, T, D]. Returns the parts as arrays [n * G, bytes / 2]. */
 static void seal_row_pages(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array x, int n_blocks,
                            mlx_array part[FKV_N_PARTS]) {
     const fkv_codec *codec = &layer->block->codec[side];
@@ -239,11 +239,11 @@ typedef struct query_block {
     mlx_array out;     /* float32 [G, n * R, D] */
     mlx_array max;     /* float32 [G, n * R, 1] */
     mlx_array total;   /* float32 [G, n * R, 1] */
-    mlx_array *last;   /* result of the latest tile; the next tile depends on this array */
+    mlx_array *last;   /* result of the latest tile, on which the next tile depends */
 } query_block;
 
-/* Returns the parts of the keys or the values of a tile, starting at token `skip`. Each part is [G, n_tokens, row_bytes / 2];
- * for sealed kinds, part 0 is the result of the codec's rows(). pages: [n, G, W], where W is the number of words per page and
+/* Returns the parts of the keys or the values of a tile, starting at token `skip`. Each part is [G, n_tokens, row_bytes / 2]; for
+ * sealed kinds, part 0 is the result of the codec's rows(). `pages` is [n, G, W], where W is the number of words per page and
  * head. */
 static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_array pages, uint32_t n_pages, fkv_side side,
                           uint32_t skip, uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
@@ -312,8 +312,8 @@ static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, 
     return fkv_mlx_reshape(g, apart, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, n_tokens));
 }
 
-/* Merges tokens [begin, end) of one tile into the running state of the block. form: selects the pool of open pages or the pool of
- * sealed pages. */
+/* Merges tokens [begin, end) of one tile into the running state of the block. `form` is the pool (open or sealed pages) that the
+ * tile is read from. */
 static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const uint32_t mark = fkv_mlx_graph_mark(g);
@@ -374,7 +374,7 @@ static void fold_seen(query_block *b, uint32_t begin, uint32_t end) {
         fold_range(b, layer, begin, end);
         return;
     }
-    const uint32_t first = layer->block->page_tokens; /* tokens per page, which is also the end of the first page */
+    const uint32_t first = layer->block->page_tokens; /* tokens per page; the first page ends at this position */
     const uint32_t own = fkv_max_u32(first, fkv_attn_first_open(b->position / first) * first);
     fold_range(b, layer->open, begin, fkv_min_u32(end, first));
     fold_range(b, layer, fkv_max_u32(begin, first), fkv_min_u32(end, own));
@@ -443,7 +443,7 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
 
 static uint32_t block_queries(uint32_t n_q_heads) { return fkv_max_u32(1, MAX_TILE_SCORES / (n_q_heads * TILE_TOKENS)); }
 
-/* Computes attention for the queries of one row, block by block, and appends the results to *all: [.., H, D]. */
+/* Computes attention for the queries of one row, block by block, and appends the outputs to *all, an array [.., H, D]. */
 static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first, mlx_array *all,
                        mlx_array *last) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -468,7 +468,7 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     }
 }
 
-/* The bound includes four copies of a tile's scores, of its keys and values, and of the step's rows. MLX starts an operation
+/* The bound consists of four copies of the scores, keys and values of a tile, and of the rows of a step. MLX starts an operation
  * before the previous one has finished, so the inputs and outputs of two operations exist at the same time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
     const uint64_t dim = layer->head_dim;

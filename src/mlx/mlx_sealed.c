@@ -25,8 +25,8 @@ static int low_bits(const fkv_codec *codec) { return codec->bits == 4 ? 4 : 2; }
 
 static uint32_t place_in_dword(uint32_t e, uint32_t bits) { return 8 * (e % 4) + bits * (e / 4); }
 
-/* Converts codes from token order [B, 16 tokens, D] to lane order [B, 16 lanes, D], or back. The conversion is its own
- * inverse. */
+/* Converts codes from token order [B, 16 tokens, D] to lane order [B, 16 lanes, D], or back. This conversion is its own inverse.
+ */
 static mlx_array to_lanes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
     if (codec->kind == FKV_CODEC_SEALED || g->failed) return x;
     const int blocks = mlx_array_shape(x)[0];
@@ -134,7 +134,7 @@ static mlx_array floats_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array n
     return fkv_mlx_astype(g, fkv_mlx_view(g, x, fkv_mlx_page_type(codec)), MLX_FLOAT32);
 }
 
-/* x: [G, n, T, D] -> [G, n * T, D] */
+/* Concatenates the rows of all pages: [G, n, T, D] -> [G, n * T, D]. */
 static mlx_array page_rows(fkv_mlx_graph *g, mlx_array x) {
     if (g->failed) return x;
     const int *shape = mlx_array_shape(x);
@@ -194,7 +194,7 @@ static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) 
 
 /* Like rounded(), but additionally rounds to seven significant bits. */
 static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
-    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the place value of the lowest bit that is kept */
+    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the value of the lowest bit that is kept */
     const uint16_t kept = (uint16_t)~(2 * half - 1);
     const mlx_array halves = fkv_mlx_adopt(g, mlx_array_new_data(&half, (const int[]){1}, 1, MLX_UINT16));
     const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&kept, (const int[]){1}, 1, MLX_UINT16));
@@ -204,7 +204,7 @@ static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array 
     return fkv_mlx_astype(g, fkv_mlx_view(g, x, type), MLX_FLOAT32);
 }
 
-/* Stores float32 values representable in the page type as 16-bit words [N, n]. */
+/* Converts float32 values that the page type can represent to 16-bit words [N, n]. */
 static mlx_array halves_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int blocks, int n) {
     const mlx_array halves = fkv_mlx_astype(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, n)), fkv_mlx_page_type(codec));
     return fkv_mlx_view(g, halves, MLX_UINT16);
@@ -214,7 +214,7 @@ static mlx_array integral(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
     return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), most));
 }
 
-/* Keys that are quantized channel by channel. */
+/* Result of quantizing keys channel by channel. */
 typedef struct key_lines {
     mlx_array scale; /* float32 [n, G, D, 1], representable in the page type */
     mlx_array bias;
@@ -233,7 +233,7 @@ static mlx_array outlier_rows(fkv_mlx_graph *g, mlx_array x) {
                                fkv_mlx_less_equal(g, half, n_smaller));
 }
 
-/* Quantizes keys per channel. x: float32 [n, G, T, D]; bins: largest code, a scalar or per channel [G, D, 1]. */
+/* Quantizes keys per channel. x: float32 [n, G, T, D]; bins: the largest code, as a scalar or as [G, D, 1] (one per channel). */
 static key_lines key_lines_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array bins) {
     const mlx_array zero = fkv_mlx_number(g, 0.0f);
     const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 1, 3, 2));
@@ -242,7 +242,7 @@ static key_lines key_lines_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arra
     const mlx_array hi = fkv_mlx_max_last(g, fkv_mlx_where(g, outlier, fkv_mlx_number(g, -INFINITY), channels));
     const mlx_array range = fkv_mlx_subtract(g, hi, lo);
     key_lines k = {.scale = key_scales(g, codec, fkv_mlx_divide(g, range, bins))};
-    const mlx_array bias = fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* adding 0 turns -0 into 0 */
+    const mlx_array bias = fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* adds 0 to turn -0 into +0 */
     k.bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);
     const mlx_array one_over = fkv_mlx_divide(g, fkv_mlx_number(g, 1.0f), k.scale);
     const mlx_array inverse = fkv_mlx_where(g, fkv_mlx_less(g, zero, k.scale), one_over, zero);
@@ -265,7 +265,7 @@ static void seal_key_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv
     part[FKV_PART_BIASES] = halves_of(g, codec, k.bias, n, dim);
 }
 
-/* Returns 128 / norm, the factor that converts a value to units of 1/128 of its row norm; 0 for tiny norms. norm: [rows, 1] */
+/* Returns 128 / norm, or 0 for tiny norms. This factor converts values to multiples of norm / 128. norm: [rows, 1] */
 static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
     const mlx_array small = fkv_mlx_less(g, norm, fkv_mlx_number(g, FKV_SEALED_SMALLEST));
     return fkv_mlx_where(g, small, fkv_mlx_number(g, 0.0f), fkv_mlx_divide(g, fkv_mlx_number(g, 128.0f), norm));
@@ -323,15 +323,14 @@ static void seal_value_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const f
 
 /* ---- calibrated keys ----
  *
- * Heads differ in the order and bits of their channels. A code consists of one to three digits of 2 bits (channel_order.h).
- * Rows are gathered by index for all heads at once: the first axis of an array combines heads and channels, or heads and
- * digits.
+ * Each head has its own channel order and bit widths. A code consists of one to three digits of 2 bits (channel_order.h). Rows
+ * are gathered by index for all heads at once: the first axis of an array combines heads and channels, or heads and digits.
  */
 
 /* Returns the number of 2-bit digits of a head, including the padding digits in its last line. */
 static uint32_t head_digits(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
 
-/* Appends n values of one head to those of the previous heads. */
+/* Appends n values of one head to the array of the previous heads. */
 static void append_values(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
     const mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, (const int[]){(int)n}, 1, MLX_UINT32));
     fkv_mlx_keep(g, kept, kept->ctx == NULL ? made : fkv_mlx_concatenate_first(g, *kept, made));
@@ -352,7 +351,7 @@ static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, ui
     for (uint32_t p = 0; p < dim; p++) {
         const uint32_t c = order->channel[p];
         const uint32_t n = fkv_channel_digits(order, p);
-        uint32_t at = p; /* index of the digit among the digits of all planes */
+        uint32_t at = p; /* index of the digit, counted over all planes */
         bins[c] = (1u << 2 * n) - 1;
         channel[p] = h * dim + c;
         place[c] = h * dim + p;
@@ -401,7 +400,7 @@ static mlx_array reordered(fkv_mlx_graph *g, mlx_array x, mlx_array rows, int he
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, dim, n));
 }
 
-/* Converts scales or biases from position order to channel order: [n, G, D] -> float32 [G, n, 1, D]. */
+/* Converts scales or biases from their stored order (by position) to channel order: [n, G, D] -> float32 [G, n, 1, D]. */
 static mlx_array by_channel(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers) {
     if (g->failed) return numbers;
     const int n = mlx_array_shape(numbers)[0];
@@ -438,7 +437,8 @@ static mlx_array calibrated_rows(fkv_mlx_graph *g, const fkv_codec *codec, const
     return page_rows(g, fkv_mlx_add(g, x, by_channel(g, codec, channels, part[FKV_PART_BIASES])));
 }
 
-/* Converts scales or biases from channel order to stored words in position order: float32 [n, G, D, 1] -> [n * G, D]. */
+/* Converts scales or biases from channel order to 16-bit words in their stored order (by position): float32 [n, G, D, 1] -> [n *
+ * G, D]. */
 static mlx_array by_place(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers, int n,
                           int heads) {
     const int dim = (int)codec->dim;

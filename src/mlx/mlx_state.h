@@ -1,9 +1,9 @@
 /* State of the MLX device for one cache, stored in the tables of the cache. The arrays belong to MLX.
  *
- * A pool contains the same bytes as the slab of a host cache, as 16-bit words: [P, G, block.bytes / 2]. P is the number of
- * pages. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can
- * write in place. In the fused method, `pool` is the same array from open to close, and `dependency` is the dependency array of
- * its newest state.
+ * A pool contains the same bytes as the slab of a host cache, as 16-bit words: [P, G, block.bytes / 2]. P is the number of pages.
+ * In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can write in
+ * place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an array that the
+ * latest kernel on the pool produced.
  */
 #ifndef FKV_MLX_STATE_H
 #define FKV_MLX_STATE_H
@@ -19,8 +19,7 @@
 
 enum { FKV_MLX_ROW_TYPES = 3, FKV_MLX_DECODES = 3 };
 
-/* Fused kernels of one layer shape, indexed by row type. Decode kernels are also indexed by the number of rows that they
- * process: 4, 8 or 16. */
+/* Fused kernels of one layer shape, indexed by row type. Decode kernels are also indexed by their number of rows: 4, 8 or 16. */
 typedef struct fkv_mlx_kernels {
     fkv_mlx_kernel of[FKV_MLX_ROW_TYPES][FKV_N_KERNELS];
     fkv_mlx_kernel decode[FKV_MLX_ROW_TYPES][FKV_MLX_DECODES];
@@ -31,36 +30,36 @@ typedef struct fkv_mlx_kernels {
  * N, ..] are digits in packed order; N is the number of digits per head, including the padding of the last line. */
 typedef struct fkv_mlx_channels {
     mlx_array bins;                   /* float32 [G, D, 1]: the largest code of each channel */
-    mlx_array channel;                /* uint32 [G * D]: index of the channel at each position */
-    mlx_array place;                  /* uint32 [G * D]: index of the position of each channel */
-    mlx_array packed;                 /* uint32 [G * N]: for each packed digit, its row in an array [digits, G * D, ..] */
+    mlx_array channel;                /* uint32 [G * D]: channel at each position of the channel order */
+    mlx_array place;                  /* uint32 [G * D]: position of each channel in the channel order */
+    mlx_array packed;                 /* uint32 [G * N]: row of each packed digit in an array [digits, G * D, ..] */
     mlx_array there;                  /* uint32 [G * N, 1]: 0 for padding digits, otherwise 1 */
-    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: for each channel, the index of its digit d in an array [G * N] */
+    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: index of digit d of each channel in an array [G * N] */
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
 
-/* A pool of pages and the data that its kernels need. A sealed layer has two pools: one for its sealed pages, and a second one
- * for its open pages, which is stored after the pools of all layers and has the same `attn`. */
+/* A pool of pages and the data that its kernels need. A sealed layer has two pools with the same `attn`, one for its sealed pages
+ * and one for its open pages. The pools of open pages are stored after the pools of all layers. */
 typedef struct fkv_mlx_layer fkv_mlx_layer;
 struct fkv_mlx_layer {
     const fkv_attn_layer *attn;
     const fkv_block *block; /* layout of the pages in the pool */
-    fkv_mlx_layer *open;    /* sealed layers: the pool that rows are written to; otherwise NULL */
+    fkv_mlx_layer *open;    /* pool that the rows of a sealed layer are written to; otherwise NULL */
     uint32_t group;
     mlx_array pool;
-    mlx_array signs[FKV_N_SIDES]; /* float32 [D] rotation signs of K and of V, 1 or -1; empty if K or V is not rotated */
+    mlx_array signs[FKV_N_SIDES]; /* float32 [D]: signs (1 or -1) of the rotations of K and V; empty if there is no rotation */
     mlx_array sink_logits;        /* float32 [max(H, 8)]; zeros if the layer has no sink logits */
-    fkv_mlx_channels channels;    /* used by sealed pages with calibrated keys only */
+    fkv_mlx_channels channels;    /* only used for sealed pages with calibrated keys */
 
     /* fused method */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
-    uint32_t kind;           /* index of the first layer with the same shape, whose kernels this layer uses */
+    uint32_t kind;           /* index of the first layer with the same kernels, which this layer shares */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
-    uint32_t table_of; /* index of the first layer with the same `cut`, whose table this layer uses */
-    mlx_array table;   /* table of the step; empty between steps, and if `table_of` is the index of another layer */
+    uint32_t table_of; /* index of the first layer with the same `cut`, whose step table this layer uses */
+    mlx_array table;   /* step table; empty between steps, and if `table_of` is the index of another layer */
     uint32_t table_words;
-    uint32_t header[FKV_STEP_HEADER]; /* host copy of the table's header */
+    uint32_t header[FKV_STEP_HEADER]; /* host copy of the step table's header */
 };
 
 /* Constant arrays, created once because creating an array is slow. All arrays are float32 except zero_u16 and zero_u32. */
@@ -87,8 +86,7 @@ typedef struct fkv_mlx_state {
     fkv_mlx_layer *layers; /* [n_pools] */
     mlx_array *tables;     /* [n_groups, max_seqs]: page tables of the step's rows in the plain method, otherwise empty */
     fkv_mlx_constants constants;
-    mlx_array ring; /* fused method: ring buffer in which prefill thread blocks share unpacked pages; an empty handle if no layer
-                       uses it */
+    mlx_array ring; /* ring buffer through which prefill thread blocks share unpacked pages; empty if no layer uses it */
     mlx_array ring_dependency; /* dependency array of the ring */
     fkv_device_step step;      /* the current step; n_rows is 0 between steps */
     fkv_mlx_graph graph;
@@ -105,7 +103,7 @@ FKV_INLINE const fkv_attn_row *fkv_mlx_rows(const fkv_mlx_state *mlx, const fkv_
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Returns an upper bound on the MLX memory in use during the write and attend of one layer with up to n_tokens rows. */
+/* Returns an upper bound on the MLX memory that writing and attending up to n_tokens rows of one layer use. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
 
 /* Rotates x, or undoes the rotation, as defined in src/codec/rotation.h: float32 [.., D]. Bit-identical on the MLX CPU backend.
@@ -125,7 +123,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Writes the values of one table that determine the form of a step's graph. form: [FKV_MLX_FORM_WORDS] */
+/* Writes the values of a step table that determine the grid sizes and array shapes of the step to form: [FKV_MLX_FORM_WORDS]. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);
 
 /* fkv_mlx_fused_copy() copies a page. fkv_mlx_fused_put() writes n 16-bit words to the pool, starting at word `at`, and waits
