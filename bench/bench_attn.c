@@ -31,15 +31,15 @@ static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512, /* number of rows in one timed write, as in a prefill chunk */
+    WRITE_TOKENS = 512, /* number of rows per timed write, as in a prefill chunk */
     N_CHECKED = 3       /* number of prefill queries compared with the reference */
 };
 
-/* State of one codec for the current shape. */
+/* State of one measured codec for the current shape. */
 typedef struct subject {
     uint32_t codec;
-    attn_fixture world;         /* includes n_queries new tokens, the last of which is the decode query */
-    fkv_attn_layer write_layer; /* the same layer with separate pages, so that timed writes do not change the history */
+    attn_fixture world;         /* contains n_queries new tokens; the last one is the decode query */
+    fkv_attn_layer write_layer; /* the same layer with separate pages, so that timed writes do not change the cached tokens */
     uint64_t slab_bytes;
     uint64_t write_slab_bytes;
     float *truth; /* [N_CHECKED, H, D] */
@@ -51,7 +51,7 @@ typedef struct result {
     attn_op what;
     const char *codec;
     uint32_t n_threads;
-    uint32_t n_tokens; /* number of new tokens: rows written by a write, or queries of attention */
+    uint32_t n_tokens; /* number of rows written (write) or number of queries (attention) */
     uint32_t n_rounds;
     bool right;
     double error; /* largest relative L2 error of a head's output; 0 for writes, which must be exact */
@@ -120,7 +120,7 @@ static void find_truth(void *context, uint32_t item, uint32_t thread) {
     fkv_attn_reference(&s->world.layer, &row, 1, query_rows(b, s, query), s->truth + item % N_CHECKED * row_numbers(b));
 }
 
-/* Returns false if the codec's group size does not divide the head dimension. */
+/* Prepares the measurement of one codec. Returns false if the codec's group size does not divide the head dimension. */
 static bool subject_open(bench *b, subject *s, uint32_t codec, fkv_workers *workers) {
     attn_case c = {.shape = b->c.shape, .codec = codec, .page_tokens = PAGE_TOKENS, .page_type = FKV_F16, .n_rows = 1};
     c.rows[0] = (attn_mix){b->c.n_cached - b->options->n_queries, b->options->n_queries};
@@ -195,7 +195,7 @@ static fkv_attn_row write_row_of(const bench *b) {
     return (fkv_attn_row){{pages, fkv_ceil_div(b->n_written, PAGE_TOKENS), 1}, 0, b->n_written, 0};
 }
 
-/* Returns the number of packed bytes read or written. */
+/* Runs the operation once. Returns the number of packed bytes read or written. */
 static uint64_t call(bench *b, const subject *s, attn_op what, fkv_workers *workers) {
     const fkv_attn_layer *layer = &s->world.layer;
     if (what == OP_PREFILL) return fkv_attn_attend(b->kernels, layer, s->world.rows, 1, s->world.q, b->out, b->scratch, workers);
@@ -257,8 +257,8 @@ static bool check(bench *b, const subject *s, attn_op what, fkv_workers *workers
     return *error <= KERNEL_TOLERANCE;
 }
 
-/* Returns the duration of one call, in seconds. During the call, the history is not in a CPU cache, the new rows are in a CPU
- * cache, and the worker threads are awake.
+/* Returns the duration of one call, in seconds. Before the call, the history is evicted from the CPU caches, the new rows are
+ * loaded into them, and the worker threads are woken.
  */
 static double time_call(bench *b, const subject *s, attn_op what, uint32_t t) {
     (void)bench_roof_stream(&b->roof, b->workers[t], t);
@@ -341,7 +341,7 @@ static void run_rounds(bench *b, attn_op what, uint32_t t) {
         *r = (result){b->c, what, attn_codecs[s->codec].name, b->options->threads[t], .n_rounds = n_rounds, .speedup = NAN};
         r->n_tokens = what == OP_WRITE ? b->n_written : what == OP_DECODE ? 1 : b->options->n_queries;
         r->right = check(b, s, what, b->workers[t], &r->error);
-        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* not timed; also serves as the warm-up */
+        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* not timed; also warms up the caches and threads */
     }
     for (uint32_t round = 0; round < n_rounds; round++)
         for (uint32_t i = 0; i < b->n_subjects; i++)

@@ -5,7 +5,7 @@
  *
  * Each case is timed in two ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
  * call; the time of the evaluation is divided by the number of calls. Single: each evaluation contains one call, so the time
- * includes the evaluation overhead of MLX. Two other implementations (peers) are timed in the same way: MLX's
+ * includes the evaluation overhead of MLX. Two other implementations are timed in the same way: MLX's
  * scaled_dot_product_attention in bf16, and the quantized method of mlx-lm (quantized_matmul, softmax, quantized_matmul). The
  * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
  * single calls minus its active memory before them.
@@ -34,8 +34,8 @@ typedef struct mlx_case {
     int kv_heads;
     int dim;
     int batch;
-    int cached;  /* tokens per sequence, including the new tokens */
-    int queries; /* new tokens per sequence */
+    int cached;  /* number of tokens per sequence, including the new tokens */
+    int queries; /* number of new tokens per sequence */
     fkv_codec_config k;
     fkv_codec_config v;
     fkv_rotate rotate;
@@ -70,7 +70,7 @@ typedef struct mlx_result {
     mlx_case c;
     const char *who;
     bool right;
-    double error; /* NAN for peers, which are not verified */
+    double error; /* NAN for MLX's own implementations, which are not verified */
     double us_chained;
     double us_single;
     uint32_t n_chain; /* number of calls in a chain */
@@ -86,7 +86,7 @@ typedef struct mlx_bench {
     uint32_t n_chain;
     const char *only; /* substring of the case names to run; NULL selects all */
     bool peers;
-    uint32_t divide; /* divisor of the number of cached tokens; above 1 for --quick */
+    uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;
     FILE *text;
     double roof; /* bytes per second */
@@ -101,7 +101,7 @@ typedef struct mlx_bench {
     fkv_cache *cache;
     fkv_seq *seqs;
     fkv_step *step;
-    mlx_array peer[2][3]; /* arrays that a peer reads for K and V: codes (or unquantized rows), scales and biases */
+    mlx_array peer[2][3]; /* K and V as read by MLX's own attention: codes (or unquantized rows), scales and biases */
     int peer_bits;
 } mlx_bench;
 
@@ -118,7 +118,7 @@ static void let_go(mlx_array *a) {
     *a = (mlx_array){NULL};
 }
 
-/* Evaluates and keeps the array `a`, and releases all other arrays of its graph. */
+/* Evaluates `a`, keeps it in *kept, and releases all other arrays of the graph. */
 static void settle(mlx_bench *b, mlx_array *kept, mlx_array a) {
     fkv_mlx_eval_one(&b->g, a);
     fkv_mlx_keep(&b->g, kept, a);
@@ -141,8 +141,8 @@ static size_t memory(int (*which)(size_t *)) {
 
 /* ---- read bandwidth ---- */
 
-/* Reads the whole input, 16 bytes at a time, and writes one word. The result of the previous read of the buffer is also an input,
- * so that these reads run one after another.
+/* Kernel that reads the whole buffer, 16 bytes at a time, and writes one word. The result of the previous pass is an additional
+ * input, so that passes run one after another.
  */
 static const char READ_SOURCE[] =
     "const uint4 *from = (const uint4 *)data;\n"
@@ -162,7 +162,7 @@ static const char READ_SOURCE[] =
 static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
                           mlx_fast_cuda_kernel_config config) {
     fkv_mlx_graph *g = &b->g;
-    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel, compute the maximum of the buffer */
+    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel, computes the maximum of the buffer */
         mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
         return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
     }
@@ -249,7 +249,7 @@ static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v)
     check(b, "writing the history");
 }
 
-/* Opens a cache whose sequences hold all tokens except the new ones. Then opens a step in which the new tokens are written. */
+/* Opens a cache whose sequences hold all tokens except the new ones. Then begins a step and writes the new tokens. */
 static void open_cache(mlx_bench *b) {
     const mlx_case *c = &b->c;
     fkv_config config = fkv_config_default();
@@ -293,7 +293,7 @@ static void close_cache(mlx_bench *b) {
     b->cache = NULL;
 }
 
-/* q: [T, H, D] */
+/* Computes attention with flatkv. q: [T, H, D] */
 static mlx_array attend_ours(mlx_bench *b, mlx_array q) {
     mlx_array out = mlx_array_new();
     must(fkv_mlx_attend(b->step, 0, q, &out));
@@ -315,7 +315,7 @@ static mlx_array sdpa(mlx_bench *b, mlx_array q, mlx_array k, mlx_array v) {
 
 static mlx_array attend_bf16(mlx_bench *b, mlx_array q) { return sdpa(b, q, b->peer[0][0], b->peer[1][0]); }
 
-/* Computes the quantized_scaled_dot_product_attention() of mlx-lm. q: [B, H, L, D] */
+/* Computes attention like quantized_scaled_dot_product_attention() of mlx-lm. q: [B, H, L, D] */
 static mlx_array attend_quantized(mlx_bench *b, mlx_array q) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -380,7 +380,7 @@ static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
 
 /* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
-    static fkv_mlx_state state; /* state of a separate graph, released by the next call */
+    static fkv_mlx_state state; /* device state with its own graph, which the next call releases */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
     fkv_mlx_graph_release(&state.graph, 0);
@@ -398,7 +398,7 @@ static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config
 }
 
 /* Returns the rows that the last query of each sequence reads: the first page and the pages of the query's span in open form, and
- * all other pages in sealed form. open: [B, G, L, D] rows with 8 bits, where L is a multiple of the page size. */
+ * all other pages in sealed form. `open` holds the 8-bit rows [B, G, L, D], where L is a multiple of the page size. */
 static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -438,8 +438,7 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
-/* Returns rows in float32 as pages store them, like as_stored(), but the rows are rotated, encoded and decoded on the host and
- * then rotated back. */
+/* Like as_stored(), but for codecs with rotation: the rows are rotated, encoded, decoded and rotated back on the host. */
 static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -473,7 +472,7 @@ static mlx_array as_met(mlx_bench *b, mlx_array rows, fkv_codec_config codec, fk
     return b->c.rotate != FKV_ROTATE_NONE ? as_rotated(b, rows, codec, side) : as_stored(b, rows, codec);
 }
 
-/* Returns the relative L2 error of the last query of every sequence. ours: [B * L, H, D] */
+/* Returns the relative L2 error of flatkv's output `ours`: [B * L, H, D], over the last query of every sequence. */
 static double error_of(mlx_bench *b, mlx_array ours) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -520,10 +519,10 @@ static double error_of(mlx_bench *b, mlx_array ours) {
 
 typedef mlx_array (*attend_fn)(mlx_bench *b, mlx_array q);
 
-/* Returns the number of calls in a chain: the requested number, or fewer if the chain would exceed a time or memory limit. The
- * time limit is CHAIN_US, because the evaluation overhead is already negligible in a chain of this length. The memory limit is
- * CHAIN_BYTES, because MLX allocates the memory of a whole evaluation in advance, and its quantized attention needs gigabytes for
- * a chunk of queries. */
+/* Returns the number of calls in a chain: the requested number, or fewer if the chain would exceed the time limit CHAIN_US or the
+ * memory limit CHAIN_BYTES. In a chain of CHAIN_US, the evaluation overhead is already negligible. The memory limit is needed
+ * because MLX allocates the memory of a whole evaluation in advance, and its quantized attention needs gigabytes for a chunk of
+ * queries. */
 static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     double n = fmin(b->n_chain, CHAIN_US / r->us_single);
     if (r->extra_bytes > 0) n = fmin(n, (double)CHAIN_BYTES / (double)r->extra_bytes);
@@ -761,7 +760,7 @@ int bench_attn_mlx(int argc, char **argv) {
             c.cached = shorter > 64 ? shorter : 64;
             c.queries = c.queries > 16 ? 16 : c.queries;
         }
-        /* the results of peers do not depend on the flatkv codec, so peers are measured once per shape */
+        /* MLX's own attention does not depend on the flatkv codec, so it is measured once per shape */
         run_case(&b, &c, b.peers && (before == NULL || !same_rows(before, &all_cases[i])));
         before = &all_cases[i];
     }

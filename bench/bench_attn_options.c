@@ -24,7 +24,8 @@ static bool same_codec(fkv_codec_config a, fkv_codec_config b) {
     return a.kind == b.kind && a.bits == b.bits && a.group == b.group;
 }
 
-/* Returns the index of a codec by its table name or an alias such as "sealed" or "tq4", or N_ATTN_CODECS if it is unknown. */
+/* Returns the index of a codec, given its table name or an alias such as "sealed" or "tq4". Returns N_ATTN_CODECS if the name is
+ * unknown. */
 static uint32_t codec_of(const char *word) {
     fkv_codec_config k = {.group = 64};
     fkv_codec_config v = {.group = 64};
@@ -89,7 +90,7 @@ static uint32_t usual_depth(const attn_options *o, const attn_shape *shape) {
     return o->quick ? fkv_min_u32(n_cached, 2048) : n_cached;
 }
 
-/* Combines every shape with every depth. */
+/* Creates one case for every combination of a shape and a number of cached tokens. */
 static void make_cases(attn_options *o, const kit_texts *shapes, const char *depths) {
     uint32_t cached[BENCH_MAX_ROOFS];
     uint32_t n_cached = bench_numbers("--cached", depths, 1u << 26, cached, BENCH_MAX_ROOFS);

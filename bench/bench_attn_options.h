@@ -13,7 +13,7 @@ extern const char *const attn_op_names[N_ATTN_OPS];
 
 typedef struct attn_bench_case {
     attn_shape shape;
-    uint32_t n_cached; /* tokens in the pages, including the new tokens */
+    uint32_t n_cached; /* number of cached tokens, including the new tokens */
 } attn_bench_case;
 
 typedef struct attn_options {

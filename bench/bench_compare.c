@@ -1,4 +1,5 @@
-/* bench_compare: times attention of flatkv and of its peers on the same shapes and values, interleaved in one run.
+/* bench_compare: times attention of flatkv and of other implementations (peers) on the same shapes and values, interleaved in one
+ * run.
  *
  * A subject is flatkv with one codec pair, called through its public API, or a peer with one pair of cache types: a libggml
  * (ggml_peer.h) or mlx-lm on the MLX CPU backend (peers/mlx_attention_peer.py). Every result is first compared with exact
@@ -28,7 +29,7 @@ static const char PROGRAM[] = "bench_compare";
 static const double FAR_OFF = 0.35;
 static const double FAR_OFF_TWO_BITS = 0.7;
 
-/* Name of the peer that runs in a Python interpreter; all other peers are libggml libraries. */
+/* Name of the compared implementation (peer) that runs in a Python interpreter; all others are libggml libraries. */
 static const char MLX_LM[] = "mlx-lm";
 
 enum {
@@ -61,13 +62,13 @@ typedef struct options {
     const char *codecs;
     uint32_t n_threads;
     uint32_t n_rounds;
-    uint32_t patience; /* time limit in seconds for one subject and case */
+    uint32_t patience; /* time limit, in seconds, for one subject in one case */
     bool quick;
     fkv_isa isa;
     bool json;
 } options;
 
-/* A flatkv cache with one codec pair. Layer 0 is the layer under test; layer 1 has a small window and only serves to wake the
+/* A flatkv cache with one codec pair. Layer 0 is the layer under test; layer 1 has a small window and is used only to wake the
  * worker threads. */
 typedef struct flatkv_subject {
     fkv_cache *cache;
@@ -78,14 +79,14 @@ typedef struct flatkv_subject {
 } flatkv_subject;
 
 typedef struct subject {
-    char name[NAME_BYTES]; /* "flatkv" or the name of the peer */
+    char name[NAME_BYTES]; /* "flatkv" or the name of the compared implementation */
     char types[NAME_BYTES];
     bool is_peer;
     bool good;
     flatkv_subject ours;
     compare_peer theirs;
     double error;
-    double first; /* seconds taken by the first call */
+    double first; /* duration of the first call, in seconds */
     uint32_t n_times;
     double times[MAX_ROUNDS]; /* milliseconds per call, one entry for each round */
 } subject;
@@ -93,7 +94,7 @@ typedef struct subject {
 typedef struct bench {
     const options *options;
     FILE *text;
-    fkv_workers *workers; /* threads that stream the buffer */
+    fkv_workers *workers; /* worker threads that stream the buffer */
     bench_roof roof;
     double case_roof; /* read bandwidth in bytes per second, measured during the current case, because the bandwidth of a shared
                          machine varies */
@@ -175,7 +176,7 @@ static void parse(options *o, int argc, char **argv) {
 
 /* ---- exact attention ---- */
 
-/* Computes the output of the last query: [H, D]. */
+/* Computes the exact attention output of the last query: [H, D]. */
 static void exact_answer(const compare_case *c, double *out) {
     uint32_t dim = c->head_dim;
     size_t kv_numbers = (size_t)c->n_kv_heads * dim;
@@ -222,7 +223,7 @@ static void good(fkv_status status) {
     if (status != FKV_OK) kit_die(status == FKV_NO_MEMORY ? EXIT_NO_FIT : EXIT_FAILED, "flatkv: %s", fkv_message());
 }
 
-/* Runs a step with n tokens of each sequence, starting at `token`. */
+/* Begins a step with n tokens of each sequence, starting at `token`, and writes their rows. */
 static void begin_and_write(flatkv_subject *s, const compare_case *c, const fkv_seq *seqs, uint32_t n_seqs, uint32_t token,
                             uint32_t n, float *k, float *v) {
     size_t row = (size_t)c->n_kv_heads * c->head_dim;
@@ -327,7 +328,7 @@ static subject *add_subject(bench *b, const char *name, const char *types, bool 
     return s;
 }
 
-/* A libggml peer is a second process of this program, started with GGML_PEER_OPTION. */
+/* Starts a peer process. A libggml peer is this program itself, started with GGML_PEER_OPTION. */
 static bool peer_open(compare_peer *peer, const peer_option *from, const char *types, const compare_case *c, float *out,
                       double *seconds) {
     char self[4096];
@@ -401,7 +402,7 @@ static void run_rounds(bench *b, const compare_case *c) {
     free(waking);
 }
 
-/* Returns the median ratio of the peer's time to flatkv's time, over the rounds that both completed. */
+/* Returns the median of (peer's time) / (flatkv's time) over the rounds that both completed. */
 static double ratio_of(const subject *theirs, const subject *ours) {
     double ratios[MAX_ROUNDS];
     uint32_t n = theirs->n_times < ours->n_times ? theirs->n_times : ours->n_times;

@@ -1,9 +1,9 @@
 /* bench_decode_mlx: times decode steps of a model with the shape of Llama-3-8B, random 4-bit weights and a full cache on MLX. The
  * host reads every token back before the next step, as a text generator does.
  *
- * For each codec it reports tokens per second and MLX memory: active memory after the history was written, active memory after
- * the last step, and the amount by which the peak during a step exceeds the active memory. The last row shows the same step with
- * MLX's bf16 attention over constant keys and values. Its speed is an upper bound for a bf16 cache built on MLX.
+ * For each codec, it reports tokens per second and MLX memory: the active memory after the cache was filled and after the last
+ * step, and the additional peak memory during a step. The last row shows the same step with MLX's bf16 attention over constant
+ * keys and values. Its speed is an upper bound for a bf16 cache built on MLX.
  */
 #include "bench_util.h"
 
@@ -40,7 +40,7 @@ typedef struct layer_weights {
 
 typedef struct decode_result {
     const char *name;
-    uint64_t cache_bytes; /* bytes of the flatkv plan, or of MLX's keys and values */
+    uint64_t cache_bytes; /* size of the cache in bytes: flatkv's plan, or MLX's keys and values */
     double tokens_per_second;
     double ms_p50;
     double ms_p90;
@@ -60,7 +60,7 @@ typedef struct decode_bench {
     FILE *text;
     layer_weights layers[MAX_LAYERS];
     fkv_mlx_affine head;
-    mlx_array norm;      /* norm weights, shared by all layers; all are 1 */
+    mlx_array norm;      /* norm weights, all equal to 1; shared by all layers */
     mlx_array embedding; /* bfloat16 [EMBEDDINGS, dim] */
 
     /* data of the current run */
@@ -146,7 +146,7 @@ static mlx_array sigmoid(decode_bench *b, mlx_array x) {
     return fkv_mlx_adopt(&b->g, out);
 }
 
-/* Returns heads [first, first + n) of a token's q, k and v: [1, n, D]. */
+/* Returns heads [first, first + n) of qkv, the concatenated q, k and v of a token: [1, n, D]. */
 static mlx_array heads_of(decode_bench *b, mlx_array qkv, int first, int n) {
     const int dim = b->shape.head_dim;
     mlx_array x = fkv_mlx_slice(&b->g, qkv, FKV_MLX_SHAPE(0, first * dim), FKV_MLX_SHAPE(1, (first + n) * dim));
@@ -163,7 +163,7 @@ static mlx_array turned(decode_bench *b, mlx_array x, int n, uint32_t position) 
     return fkv_mlx_reshape(g, fkv_mlx_adopt(g, out), FKV_MLX_SHAPE(1, n, b->shape.head_dim));
 }
 
-/* q: [1, H, D] */
+/* Computes the attention of one layer. q: [1, H, D] */
 static mlx_array attend(decode_bench *b, uint32_t layer, mlx_array q, mlx_array k, mlx_array v) {
     fkv_mlx_graph *g = &b->g;
     const model_shape *s = &b->shape;

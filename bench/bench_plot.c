@@ -1,8 +1,8 @@
 /* bench_plot: draws the plots of docs/performance.md from the output of `bench/compare --sweep`.
  *
  * A sweep is a result of bench_compare whose cases differ in one parameter, which is the x axis. The y axis is the time of one
- * call. Each line shows flatkv or a peer with one pair of cache types. A second line next to each flatkv line shows the time to
- * read its packed bytes at the bandwidth measured in the same run.
+ * call. Each line shows one implementation (flatkv or a peer) with one pair of cache types. For each flatkv line, a second line
+ * shows the time to read the packed bytes at the bandwidth measured in the same run.
  */
 #include "bench_util.h"
 
@@ -19,13 +19,13 @@ enum { MAX_POINTS = 16, MAX_SUBJECTS = 6, MAX_LINES = 2 * MAX_SUBJECTS, NAME_BYT
 typedef double (*case_number)(const json_t *one_case);
 
 typedef struct picture {
-    const char *sweep; /* name of the sweep in the file; the plot is cost_SWEEP.svg */
+    const char *sweep; /* name of the sweep in the input file; the plot is written to cost_SWEEP.svg */
     const char *title;
     const char *x_label;
     const plot_axis *x;
     /* returns x for a case; if NULL, x is the number of bits per stored value, and one line covers all cache types */
     case_number x_of;
-    bool is_log; /* whether both axes are logarithmic; if false, only the x axis is logarithmic, and only if x_of is not NULL */
+    bool is_log; /* true: both axes are logarithmic; false: only the x axis is logarithmic, and only if x_of is not NULL */
 } picture;
 
 /* One line of the plot, and the line of its bandwidth limit, if any. */

@@ -1,4 +1,4 @@
-/* bench_product: times matrix products of weights and activations for each matrix kind, shape and number of tokens.
+/* bench_product: times matrix products of weights with activations for each matrix kind, shape and number of tokens.
  *
  * Results are verified first: some outputs are compared with sums in double precision, and each token of a batch must be
  * bit-identical to the same token computed alone. Each round then visits all kinds. Before every call, the read bandwidth is
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 
 static const char PROGRAM[] = "bench_product";
-static const double PRODUCT_TOLERANCE = 2e-4; /* tolerance, the same as in the parity test */
+static const double PRODUCT_TOLERANCE = 2e-4; /* tolerance for the relative error, as in the parity test */
 static const uint64_t SEED = 20261115;
 
 enum { MAX_LIST = BENCH_MAX_ROOFS, MAX_ROUNDS = 1000, N_CHECKED = 64 };
@@ -78,7 +78,7 @@ typedef struct bench {
     FILE *text;
     fkv_workers *workers[MAX_LIST];
     bench_roof roof;
-    fkv_matrix matrices[N_KINDS]; /* matrices of the current shape; panels is NULL for kinds that were not selected */
+    fkv_matrix matrices[N_KINDS]; /* one matrix per kind; panels is NULL for kinds that are not measured */
     float *x;                     /* [T, C] */
     float *out;                   /* [T, R] */
     float *alone;                 /* [R] */
@@ -166,8 +166,8 @@ static void parse(options *o, int argc, char **argv) {
 
 /* ---- matrices of one shape ---- */
 
-/* Fills the weights in a mapping with huge pages, like the weights of a model. Codes are random; floats have magnitudes of 1/64
- * to 2/64 and random signs.
+/* Creates a matrix with random weights in a mapping with huge pages, like the weights of a model. Codes are uniformly random;
+ * floats have magnitudes of 1/64 to 2/64 and random signs.
  */
 static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
     void *map = NULL;
@@ -212,8 +212,8 @@ static void call(bench *b, uint32_t k, const float *x, uint32_t n_tokens, float 
     fkv_product_run(workers, b->o.isa, &p, 1, x, n_tokens, m->n_cols, b->input);
 }
 
-/* Compares some outputs of the first and the last token with double-precision sums, and all outputs of the last token with those
- * of the same token alone. */
+/* Compares some outputs of the first and the last token with double-precision sums, and all outputs of the last token with the
+ * outputs of the same token computed alone. */
 static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers, double *error) {
     const fkv_matrix *m = &b->matrices[k];
     float *row = bench_take(m->n_cols * sizeof *row);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CHUNK_BYTES = 1 << 20 }; /* number of bytes that one work item streams */
+enum { CHUNK_BYTES = 1 << 20 }; /* number of bytes that a work item reads */
 
 /* Returns the size of the streamed buffer: four times the last-level cache if the system reports its size, but at least 256 MiB
  * and at most 1 GiB. */
@@ -33,7 +33,7 @@ void bench_roof_open(bench_roof *roof, bool quick) {
 
 static _Atomic uint64_t sink;
 
-/* Sums eight words per iteration. */
+/* Reads the bytes as 64-bit words and adds them up, eight words per iteration. */
 void bench_read(const void *bytes, size_t n) {
     const uint64_t *words = bytes;
     uint64_t sums[8] = {0};

@@ -1,4 +1,5 @@
-/* Shared by the kernel benchmarks: instruction set, worker threads and read bandwidth.
+/* Functions that the kernel benchmarks share: selection of the instruction set, worker threads, and measurement of the read
+ * bandwidth.
  *
  * The read bandwidth ("roof") is measured before every timed call: the same threads stream a buffer several times larger than the
  * last-level cache. This also evicts the data that the call will read.
@@ -18,8 +19,8 @@ enum { BENCH_MAX_ROOFS = 8 };
 typedef struct bench_roof {
     uint8_t *buffer;
     uint64_t bytes;
-    double *samples[BENCH_MAX_ROOFS]; /* read bandwidth of every pass over the buffer, in bytes per second, for each of the
-                                         caller's thread counts */
+    double *samples[BENCH_MAX_ROOFS]; /* measured read bandwidths, in bytes per second, for each thread count; one sample per pass
+                                         over the buffer */
     size_t n_samples[BENCH_MAX_ROOFS];
     size_t room[BENCH_MAX_ROOFS];
 } bench_roof;
@@ -31,12 +32,12 @@ void bench_roof_open(bench_roof *roof, bool quick);
  */
 double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t);
 
-/* Returns the median bandwidth of the thread count at index t, over its samples from index `first` on. Returns NAN if there are
- * no such samples. */
+/* Returns the median bandwidth with the thread count at index t, over all samples from index `first` on. Returns NAN if there are
+ * none. */
 double bench_roof_median(bench_roof *roof, uint32_t t, size_t first);
 
-/* Reads n bytes to bring them into the CPU caches. The sum is stored in a volatile variable, so that the reads are not optimized
- * away. */
+/* Reads n bytes to bring them into the CPU caches. The bytes are added up, and the sum is stored in a volatile variable, so that
+ * the compiler cannot remove the reads. */
 void bench_read(const void *bytes, size_t n);
 
 /* Wakes the worker threads. */

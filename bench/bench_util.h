@@ -1,6 +1,6 @@
 /* Helpers for the benchmarks that src/kit does not provide: resident buffers and number lists. Independent of flatkv.
  *
- * On failure a helper prints the reason and exits with a code of kit/program.h.
+ * On failure, a helper prints the reason and exits with an exit code from kit/program.h.
  */
 #ifndef FKV_BENCH_UTIL_H
 #define FKV_BENCH_UTIL_H
@@ -19,7 +19,7 @@
 /* Allocates memory aligned to 64 bytes and writes every page, so that resident memory does not grow later. Exits on failure. */
 void *bench_take(size_t bytes);
 
-/* Formats a size such as "6.52 GiB" into text and returns text. */
+/* Writes a size such as "6.52 GiB" to `text` and returns `text`. */
 enum { BENCH_TEXT = 32 };
 const char *bench_bytes(double bytes, char text[BENCH_TEXT]);
 

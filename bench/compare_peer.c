@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { N_NUMBERS = 6 }; /* number of arguments that describe a case */
+enum { N_NUMBERS = 6 }; /* number of integer arguments that describe a case */
 
 static bool write_all(int to, const void *bytes, size_t n) {
     const char *at = bytes;

@@ -1,11 +1,12 @@
-/* A peer of bench_compare is a separate process that runs one case with one pair of cache types and receives requests over a
- * pipe. Separate processes isolate libraries from each other and from aborts, and a peer may be written in any language.
+/* A peer of bench_compare is another attention implementation in a separate process. It runs one case with one pair of cache
+ * types and receives requests over a pipe. Separate processes isolate libraries from each other and from aborts, and a peer may
+ * be written in any language.
  *
  * The last arguments of the process are the types, H, G, D, cached tokens, queries and threads. The process generates the values
  * of the case (compare_case.h), computes attention once, and writes two results to its standard output: the output of the last
  * query as floats [H, D], and the duration of the call, in seconds, as a double. Every byte that it reads afterwards requests one
- * more call: it wakes its threads with a small case, computes attention again and writes the duration. It exits when the pipe is
- * closed.
+ * more call: the process wakes its threads with a small case, computes attention again and writes the duration. It exits when the
+ * pipe is closed.
  */
 #ifndef FKV_COMPARE_PEER_H
 #define FKV_COMPARE_PEER_H
@@ -21,11 +22,12 @@ typedef struct compare_peer {
     int from; /* pipe from which the duration of each call is read */
 } compare_peer;
 
-enum { COMPARE_PEER_WORDS = 3 }; /* maximum number of words in a command, not counting the types and the case */
+enum { COMPARE_PEER_WORDS = 3 }; /* maximum number of words in a command, without the arguments for the types and the case */
 
-/* Starts a peer and reads its first result. command: a program and its first arguments, terminated by NULL. types: "f16", or
- * "q8_0/q4_0" for K and V. out receives the output of the last query: [H, D]. *seconds receives the duration of the first call.
- * Returns false on failure; the peer process then prints the reason to stderr. */
+/* Starts a peer and reads its first result. `command` is a program and its first arguments, terminated by NULL. `types` is a
+ * cache type such as "f16", or a pair such as "q8_0/q4_0" for K and V. `out` receives the output of the last query: [H, D].
+ * *seconds receives the duration of the first call. Returns false on failure; the peer process then prints the reason to stderr.
+ */
 bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEER_WORDS + 1], const char *types,
                        const compare_case *c, float *out, double *seconds);
 

@@ -1,4 +1,4 @@
-/* See ggml_peer.h. bench_compare starts itself again to run this code. */
+/* See ggml_peer.h. This code runs in a second process of bench_compare. */
 #include "ggml_peer.h"
 
 #include "bench_util.h"
@@ -16,9 +16,9 @@ static const char PROGRAM[] = "ggml_peer";
 
 enum {
     MAX_LIBRARIES = 8,
-    MASK_ROWS = 64, /* the number of mask rows is padded to a multiple of this number, which suffices for every version of ggml */
-    N_WARM = 256,   /* number of tokens in the small case that wakes the threads */
-    HANDLES_BYTES = 1 << 20, /* bytes of a context in addition to its tensor data */
+    MASK_ROWS = 64,          /* mask rows are padded to a multiple of this number, which suffices for every version of ggml */
+    N_WARM = 256,            /* number of tokens in the small case that wakes the threads */
+    HANDLES_BYTES = 1 << 20, /* size of a ggml context without its tensor data */
     WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; unused pages are never touched */
     N_ARGUMENTS = 10
 };
@@ -55,7 +55,7 @@ typedef struct ggml {
     int (*compute)(ggml_context *, ggml_cgraph *, int n_threads);
     void *(*data)(const ggml_tensor *);
     size_t (*row_size)(int type, int64_t n);
-    /* only ik_llama.cpp has the last argument (user_data), which may be NULL; other versions ignore it */
+    /* only ik_llama.cpp has the last parameter (user_data), which may be NULL; other versions ignore the extra argument */
     size_t (*quantize)(int type, const float *from, void *to, int64_t start, int64_t n_rows, int64_t row_numbers,
                        const float *importance, const void *user_data);
 } ggml;
@@ -65,7 +65,7 @@ static void add_library(ggml *g, const char *path) {
     if (library != NULL) g->libraries[g->n_libraries++] = library;
 }
 
-/* Adds the libraries in a folder, in dependency order. */
+/* Adds the libraries in a folder to the list of libraries, in dependency order. */
 static void add_folder(ggml *g, const char *folder) {
     static const char *const names[] = {"libggml-base.so", "libggml-cpu.so", "libggml.so"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -75,7 +75,7 @@ static void add_folder(ggml *g, const char *folder) {
     }
 }
 
-/* Returns NULL if the symbol is missing and not required. */
+/* Looks up a function by name. Returns NULL if it is missing and not required. */
 static void *symbol(const ggml *g, const char *name, bool must) {
     for (int i = 0; i < g->n_libraries; i++) {
         void *found = dlsym(g->libraries[i], name);
@@ -183,7 +183,7 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
     g->expand(a->graph, a->out);
 }
 
-/* Returns the duration of one call, in seconds. Each call allocates its work buffer from a new context. */
+/* Returns the duration of one call, in seconds. Each call creates a new context for its work buffer. */
 static double attention_call(const attention *a) {
     ggml_context *work = a->g->init((ggml_init_params){WORK_BYTES, NULL, false});
     if (work == NULL) kit_die(EXIT_NO_FIT, "ggml_init() failed to allocate %d bytes", WORK_BYTES);
@@ -201,7 +201,7 @@ int ggml_peer_main(int argc, char **argv) {
     kit_set_program(PROGRAM);
     if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this mode is called by bench_compare only");
     FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
-    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* text printed by a library must not corrupt the results */
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* sends output of the library to stderr instead of stdout */
     uint32_t numbers[6];
     for (int i = 0; i < 6; i++) {
         static const uint32_t max[1] = {1u << 26};
