@@ -350,7 +350,7 @@ typedef struct place {
     uint32_t slot;
 } place;
 
-/* Returns the block of one page and KV head, in the form (open or sealed) that the query tile sees. */
+/* Returns the block of one page and KV head, in the form (open or sealed) that the queries of the tile read. */
 static place visible_block_at(const job *j, query_tile tile, uint32_t head, uint32_t page) {
     form_kind form = j->layer->sealed && fkv_attn_sees_open(tile.position / j->layer->block.page_tokens, page) ? OPEN : PACKED;
     size_t number = fkv_page_at(form == OPEN ? tile.row->open : tile.row->view, page);

@@ -53,17 +53,17 @@ typedef struct fkv_attn_layer {
                                      only in the channel order of K */
 } fkv_attn_layer;
 
-/* Returns the first logical page of the span that contains page `own`. A query in `own` sees this page and all later pages in
+/* Returns the first logical page of the span that contains page `own`. A query in `own` reads this page and all later pages in
  * open form. */
 FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_OPEN_SPAN; }
 
-/* Returns whether a query in logical page `own` sees logical page `page` in open form. */
+/* Returns whether a query in logical page `own` reads logical page `page` in open form. */
 FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page >= fkv_attn_first_open(own); }
 
 /* Returns the number of values in a key or query row of one head. */
 FKV_INLINE uint32_t fkv_attn_key_dim(const fkv_attn_layer *layer) { return layer->head_dim + layer->rope_dim; }
 
-/* Returns the side of a block that holds the values. */
+/* Returns the side of a block (FKV_SIDE_K or FKV_SIDE_V) that holds the values. */
 FKV_INLINE fkv_side fkv_attn_value_side(const fkv_attn_layer *layer) {
     return layer->rope_dim != 0 ? FKV_SIDE_LATENT : FKV_SIDE_V;
 }

@@ -1,6 +1,6 @@
 /* Writes rows into pages: each K and V row is converted to float, rotated and encoded directly into its slot. The only unpacked
  * copy is one row on the stack of the encoding thread. Pages of a sealed layer that are now full are sealed, except the first
- * page of a sequence, which all queries see in open form. */
+ * page of a sequence, which all queries read in open form. */
 #include "attn.h"
 #include "cpu/kernels.h"
 

@@ -56,7 +56,7 @@ typedef struct fkv_codec_functions {
     /* Adjusts the codec for rotated rows. NULL if rotated rows need no adjustment. */
     void (*rotated)(fkv_codec *codec);
 
-    /* Implementations of fkv_codec_encode() and fkv_codec_decode(). */
+    /* Implementations of fkv_codec_encode() and fkv_codec_decode() for this codec kind. */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
     void (*decode)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
 

@@ -201,8 +201,8 @@ static void add_scores_of_some_rows(const decode_score_job *j, score_step s, con
 typedef struct score_steps {
     score_step start;
     score_step now;
-    uint32_t n_blocks;   /* blocks of 16 tokens */
-    uint32_t row_blocks; /* blocks of 4 rows */
+    uint32_t n_blocks;   /* number of blocks of 16 tokens */
+    uint32_t row_blocks; /* number of blocks of 4 query rows */
     uint32_t shares;     /* number of prefetch shares for each block of 16 tokens */
     size_t dim;
     size_t query_bytes; /* query bytes per step */

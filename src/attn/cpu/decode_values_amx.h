@@ -37,7 +37,7 @@ FKV_INLINE uint32_t strip_group(const strip_place *place, int g) {
     return fkv_min_u32(place->group[0] + (uint32_t)g, place->group[3]);
 }
 
-/* Returns the zero code of each token, in the order of packed_words. */
+/* Returns the zero code (the code whose value is nearest to 0) of each token, in the order of packed_words. */
 FKV_INLINE __m512i packed_zeros(const token_affine *f, uint32_t group) {
     __m512i zeros[4];
     FKV_UNROLL

@@ -138,7 +138,7 @@ typedef struct fkv_run {
     const void *prepared;
     uint32_t n_rows;
     fkv_softmax split; /* softmax state of the last split, which a later call may continue */
-    fkv_softmax total; /* combined softmax state, into which finished splits are merged like in fold() */
+    fkv_softmax total; /* combined softmax state, into which finished splits are merged as in fold() */
 } fkv_run;
 
 struct fkv_cpu_kernels {

@@ -203,8 +203,8 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
 
 /* ---- prefill ---- */
 
-/* Prefill: tokens are decoded once to floats in L1, and a block of rows keeps all its sums in registers. For each (row, token)
- * pair, the order of operations is the same as in the decode loops of this file. */
+/* Prefill: tokens are decoded once to floats in L1, and the accumulators of a block of rows stay in registers. For each (row,
+ * token) pair, the order of operations is the same as in the decode loops of this file. */
 
 enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (scores) or vectors (values) per iteration of the inner loop */ };
 _Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "a step must cover whole blocks of BLOCK_TOKENS tokens");

@@ -127,7 +127,7 @@ static void decode_digits_open(decode_sealed_job *j, const float *q, uint32_t ro
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
 
-/* The subset [row, row + n) of a block of rows. */
+/* Rows [row, row + n) of a block of query rows. */
 typedef struct decode_rows {
     uint32_t row;
     uint32_t n;
@@ -296,7 +296,7 @@ typedef struct prefill_digits {
 
 typedef struct prefill_sealed_job {
     sealed_page page;  /* sealed keys only */
-    uint32_t n_blocks; /* blocks of 16 tokens */
+    uint32_t n_blocks; /* number of blocks of 16 tokens */
     uint32_t n_chunks;
     const float *norms; /* see decode_sealed_job */
     sealed_quads keys[TILE_BLOCKS];

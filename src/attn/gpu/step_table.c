@@ -81,7 +81,7 @@ static uint32_t table_pages(const fkv_step_plan *plan, const fkv_attn_row *row, 
     return fkv_min_u32(n_pages, view.n_fixed + view.n_ring);
 }
 
-/* Numbers of entries in the sections of the table so far. The same functions first count the entries (with words == NULL) and
+/* Number of entries so far in each section of the step table. The same functions first count the entries (with words == NULL) and
  * then fill the table. */
 typedef struct sections {
     uint32_t n_tokens;

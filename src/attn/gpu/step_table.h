@@ -27,8 +27,8 @@ uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible);
 FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);
 FKV_INTERNAL void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
-/* Returns the size, in floats, of the partial results that decode passes to the merge kernel: sums [splits, G, rows, D], then
- * {max, total} [G, rows, splits, 2], where rows = R * queries per item. */
+/* Returns the size, in floats, of the partial results that decode passes to the merge kernel: output sums [splits, G, rows, D],
+ * then {max, total} [G, rows, splits, 2], where rows = R * queries per item. */
 FKV_INTERNAL uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
 
 #endif

@@ -191,7 +191,7 @@ typedef struct bf16_work {
     size_t out_stride;
 } bf16_work;
 
-/* Position of one pipeline stage that processes every unit of every panel. */
+/* Position of one stage of the pipeline. Each stage processes all units of all panels, one unit per loop iteration. */
 typedef struct bf16_stage {
     uint32_t turn;
     uint32_t unit;     /* index of the unit within the span */

@@ -28,7 +28,7 @@ enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use a panel's codes wh
 
 typedef struct unit_scaling {
     float step;   /* step / CODE_SUM_BOUND */
-    float sum[2]; /* sums of the first and the last 16 values, after rounding */
+    float sum[2]; /* sums of the first and of the last 16 rounded values */
     float both;   /* sum[0] + sum[1] */
 } unit_scaling;
 

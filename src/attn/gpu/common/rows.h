@@ -122,7 +122,7 @@ FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u
     return fkv_fma(scale, (float)code, fkv_page_value(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
 }
 
-/* Returns the level of a sealed V code without its sign bit, in units of norm / 128. */
+/* Returns the level of a sealed V code without its sign bit, as a multiple of norm / 128. */
 FKV_FN float fkv_v_level(fkv_u32 size) {
     const int levels[] = {FKV_V_LEVELS};
     return (float)levels[size];

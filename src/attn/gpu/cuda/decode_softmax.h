@@ -79,8 +79,8 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
 /* ---- masks ----
  *
  * A masked token has p = 0 and must add nothing, regardless of its stored bytes. Because 0 times NaN is NaN, non-finite values in
- * a partly masked tile are replaced with 0 before the matrix product, and the results of rows that do see these values are set to
- * NaN separately. */
+ * a partly masked tile are replaced with 0 before the matrix product, and the results of rows to which these values are visible
+ * are set to NaN separately. */
 
 /* Replaces non-finite scales and biases of V with 0. The sum bias + scale * middle code is finite only if both the scale and the
  * bias are finite. */
@@ -110,7 +110,7 @@ FKV_FN void dc_clear_nonfinite_lines(FKV_SHARED float *scales, const dc_rows &ro
 }
 
 /* Replaces non-finite 16-bit values of V with 0 and sets the scores of the affected tokens to NaN. dc_mask() then overwrites
- * these scores in rows that do not see the token. */
+ * these scores in rows for which the token is masked. */
 FKV_FN void dc_clear_nonfinite_values(dc_values &v, dc_scores &score) {
     constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
     fkv_u32 odd = 0; /* bitmask of the thread's tokens that have non-finite values */
@@ -154,8 +154,8 @@ struct dc_growth {
     fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups];
 };
 
-/* Returns the largest V scale of the thread's o-th group among the tokens that row n sees, as the bit pattern of a float.
- * `tile_bits` holds the same maximum over all tokens of the tile. */
+/* Returns the largest V scale of the thread's o-th group among the tokens that are visible to row n, as the bit pattern of a
+ * float. `tile_bits` holds the same maximum over all tokens of the tile. */
 FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], const dc_rows &rows,
                              fkv_u32 token, bool whole, int n, int o, fkv_u32 lane) {
     if (whole) {

@@ -114,7 +114,8 @@ FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
     return exponent < 15 ? 0 : exponent > 29 ? 14 : exponent - 15;
 }
 
-/* Loads the thread's part of a packed page into registers. If the page is open, the loaded bytes are not used. */
+/* Loads the codes, scales and norms of a packed page that this thread unpacks into registers. If the page is open, the loaded
+ * bytes are not used. */
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
     fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
@@ -190,8 +191,9 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
 }
 
 /* Stores the pf_page_unit of a page: the score factor and the norms. Called by a warp. Non-finite norms are replaced with 0,
- * because a weight of 0 would not cancel them, and the rows that see the affected tokens are marked. If the page is shared with
- * other blocks, all rows see all its tokens, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
+ * because a weight of 0 would not cancel them, and the rows to which the affected tokens are visible are marked. If the page is
+ * shared with other blocks, all its tokens are visible to all rows, so no rows are marked, and pf_page_unit.sum is set to NaN
+ * instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
     fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
     if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;
@@ -275,7 +277,8 @@ FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     return own;
 }
 
-/* Loads the thread's part of a packed page into registers. If the page is open, the loaded bytes are not used. */
+/* Loads the codes and norms of a packed page that this thread unpacks into registers. If the page is open, the loaded bytes are
+ * not used. */
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)

@@ -121,7 +121,7 @@ constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
 constexpr int PF_AT_FACTORS = /* [rows] score factors; they follow the packed page that this block unpacks for other blocks */
     PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
-constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows] sums of q */
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows] sums of the query values */
 constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
@@ -240,8 +240,8 @@ FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 
 /* ---- non-finite values ---- */
 
-/* Marks the rows that see `token`. The row range is read from shared memory, because non-finite values are rare and unpacking has
- * no registers to spare. */
+/* Marks the rows to which `token` is visible. The row range is read from shared memory, because non-finite values are rare and
+ * unpacking has no registers to spare. */
 FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
     const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
     for (fkv_u32 row = 0; row < where[2]; row++)

@@ -35,7 +35,7 @@ static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES,
               "a ring needs slots for all pages whose offsets are stored together");
 static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for every group that uses a ring");
 
-/* Group and ring of a block. */
+/* The group of thread blocks that a block belongs to, and the ring that this group uses. */
 struct pf_share {
     fkv_u32 *ready, *through; /* words of the ring, each with a tag; ready: index of the page in each slot plus 1; through: number
                                  of pages released by each member */
@@ -85,7 +85,7 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
 
 /* Returns true if all members of the group have started and the group shares its pages. Called by one thread of the block.
  *
- * The first member that sees that all members have started, or that stops waiting, stores the group's decision. All members
+ * The group's decision is stored by the first member that stops waiting or finds that all members have started. All members
  * follow this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait
  * during the next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;

@@ -69,7 +69,7 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
 
 FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     sd_take_values(tile, 0);
-    int start[SD_GROUPS][4] = {}; /* sums of the weights */
+    int start[SD_GROUPS][4] = {}; /* initial accumulators: sums of the weights */
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,

@@ -274,8 +274,8 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
 }
 
 /* In partly masked tiles, sets the scores of keys whose V contains non-finite values to NaN. A weight of 0 would not cancel a
- * non-finite V value, so put() replaces the value with 0. sg_weigh() then overwrites the NaN scores in rows that do not see the
- * key. `scores` points to the scores of the simdgroup's eight keys. */
+ * non-finite V value, so put() replaces the value with 0. sg_weigh() then overwrites the NaN scores in rows for which the key is
+ * masked. `scores` points to the scores of the simdgroup's eight keys. */
 template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_eight eight, FKV_SHARED float *scores) {
     fkv_u32 nonfinite = 0;
     for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) nonfinite |= FORM::v::nonfinite(FORM::v::take(eight, lane, d), eight, lane);
@@ -363,8 +363,8 @@ FKV_FN void sg_process_keys(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL c
     }
 }
 
-/* Computes the attention of a block's rows over its keys. In shared memory, the sums replace the queries, and the {max, total} of
- * each row replace the first two factors of that row. */
+/* Computes the attention of a block's rows over its keys. In shared memory, the output sums replace the queries, and the {max,
+ * total} of each row replace the first two factors of that row. */
 template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
