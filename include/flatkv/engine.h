@@ -30,8 +30,8 @@ typedef struct fkv_engine fkv_engine;
 enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 
 typedef struct fkv_engine_config {
-    fkv_runner_config runner; /* max_seqs limits the number of concurrent answers; max_tokens is the capacity shared by all
-                                 requests and cached prefixes */
+    fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
+                                 capacity shared by all requests and cached prefixes */
     double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
     uint32_t max_queue;   /* maximum number of queued requests */
     double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
@@ -41,18 +41,18 @@ typedef struct fkv_engine_config {
     double ageing_s;      /* the priority of a queued request rises by 1 every ageing_s seconds; 0: no ageing */
     double output_weight; /* fair-share cost of a generated token; a computed prompt token costs 1 */
 
-    /* Maximum number of draft tokens per answer and step (n-gram speculative decoding, also known as prompt lookup); 0: off.
-     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens: the rows beyond max_seqs are shared by all drafts of a
-     * step. Drafts do not change the output. They are disabled for models with windowed or sealed layers. */
+    /* Maximum number of draft tokens per answer in one step (n-gram speculative decoding, also known as prompt lookup); 0: off.
+     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows beyond
+     * max_seqs. Drafts do not change the output. They are disabled for models with windowed or sealed layers. */
     uint32_t draft_tokens;
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
      * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. */
     const fkv_prefix_store *store;
 
-    /* Open engine that uses the same cores; NULL: none. The steps of an engine and of its peers never overlap, so their worker
-     * threads do not compete. A step waits until the peers that asked earlier have run one step each, and predicted waiting times
-     * include these waits. The peer may be closed before this engine. */
+    /* Another open engine that uses the same CPU cores, or NULL. Engines linked in this way take turns: their steps never
+     * overlap, so their worker threads do not compete for cores. Predicted waiting times include the time spent waiting for a
+     * turn. The peer may be closed before this engine. */
     fkv_engine *peer;
 } fkv_engine_config;
 
@@ -107,7 +107,7 @@ typedef struct fkv_event {
     const char *message; /* reason for FKV_FINISH_FAILED, or NULL */
     uint32_t n_prompt;
     uint32_t n_cached;
-    uint32_t n_new;         /* number of tokens generated so far in this answer; in a DONE event, the total over all answers */
+    uint32_t n_new;         /* number of tokens generated so far for this answer; in a DONE event, summed over all answers */
     float logprob;          /* in a TOKEN event: log probability of the token; valid only if logprobs were requested */
     const fkv_logprob *top; /* [n_top] most likely tokens, most likely first */
     uint32_t n_top;
@@ -134,17 +134,18 @@ typedef struct fkv_request {
     uint32_t n; /* number of answers (0 means 1); the answers share the prompt pages and use the seeds seed, seed + 1, ... */
     fkv_sampler_config sampler;
     uint32_t snapshots[FKV_MAX_MARKS]; /* [n_snapshots] lengths of prompt prefixes that later prompts are likely to repeat, such
-                                          as the start of the last message. Models with recurrent layers keep a snapshot after
-                                          each of these prefixes */
+                                          as the start of the last message. Models with recurrent layers keep a snapshot of their
+                                          state at the end of each of these prefixes */
     uint32_t n_snapshots;
     const char *const *stops; /* [n_stops] stop strings */
     uint32_t n_stops;
     bool ignore_end; /* keep generating after an end-of-text token */
     bool logprobs;   /* report log probabilities */
-    uint32_t n_top;  /* number of most likely tokens to report per token if logprobs is true */
+    uint32_t n_top;  /* number of alternative tokens to report for each generated token, most likely first; used only if logprobs
+                        is true */
     uint64_t tenant;
-    const char *tenant_name; /* stable tenant identity for the prefix store, which stores only a hash of it; NULL: the tenant
-                                number is used as identity */
+    const char *tenant_name; /* name that identifies the tenant in the prefix store across restarts; only its hash is stored;
+                                NULL: the tenant number identifies the tenant */
     double weight;           /* fair-share weight of the tenant; 0 means 1 */
     int32_t priority;        /* higher priorities run first within a tenant */
     double deadline_s;       /* deadline in seconds after submission; 0: none */
@@ -178,7 +179,7 @@ typedef struct fkv_store_stats {
     uint64_t unsent_pages;  /* pages not written because no buffer became free before the request ended */
     uint64_t damaged_pages; /* pages that failed verification and were removed */
     uint64_t declined;      /* requests whose pages were not restored because recomputing them was predicted to be faster */
-    uint64_t late;          /* requests that gave up waiting for restored pages because recomputing was predicted to be faster */
+    uint64_t late;          /* requests that stopped waiting for stored pages because recomputing was predicted to be faster */
     uint64_t buffer_bytes;  /* size of the I/O buffers, which are allocated at open and are not part of the plan */
 } fkv_store_stats;
 
@@ -224,12 +225,12 @@ typedef struct fkv_request_info {
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_computed; /* number of prompt tokens already in the cache, whether reused or computed */
-    uint32_t n_new;      /* tokens generated so far in all answers */
-    uint32_t max_new;    /* maximum number of new tokens in all answers together */
+    uint32_t n_new;      /* number of tokens generated so far, summed over all answers */
+    uint32_t max_new;    /* maximum number of new tokens, summed over all answers */
     double age_s;        /* seconds since submission */
 } fkv_request_info;
 
-/* Lists up to `capacity` requests, running ones first. Returns the number of entries written. */
+/* Lists up to `capacity` requests, with running requests before queued ones. Returns the number of entries written. */
 FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list, uint32_t capacity);
 
 /* Lists the pages of layer group 0 with their state after a recent step (see fkv_cache_pages()). If the group has more than

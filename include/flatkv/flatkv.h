@@ -21,8 +21,8 @@
  *
  * Latent layers
  *   A layer with multi-head latent attention (MLA) has one KV head. The cache stores one row per token, which consists of D
- * latent channels and R RoPE channels (fkv_layer_config.rope_dim). All channels are the key, and the latent channels are also the
- * value, so the layer has no separate values. k is [T, D + R], v is NULL, q is [T, H, D + R], and out is [T, H, D].
+ *   latent channels and R RoPE channels (fkv_layer_config.rope_dim). All channels are the key, and the latent channels are also
+ *   the value, so the layer has no separate values. k is [T, D + R], v is NULL, q is [T, H, D + R], and out is [T, H, D].
  *
  * State layers
  *   A layer with a recurrent state (a convolution, linear attention or a state-space model) has no keys and values. Its memory of
@@ -73,7 +73,7 @@ typedef enum fkv_status {
 
     /* capacity errors: the request was not admitted */
     FKV_POOL_FULL = -20, /* too few unreserved pages for a sequence of max_tokens tokens */
-    FKV_SEQ_FULL = -21,  /* the sequence would outgrow its reservation; see fkv_seq_reserve() */
+    FKV_SEQ_FULL = -21,  /* the sequence would become longer than its reservation; see fkv_seq_reserve() */
     FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
     FKV_NO_MEMORY = -24, /* the plan exceeds the memory of the machine or of its cgroup */
@@ -124,13 +124,13 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,     /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
-    FKV_CODEC_HALF = 1,     /* 16 bits: unquantized 16-bit floats; the group size is ignored */
-    FKV_CODEC_AFFINE = 2,   /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
-    FKV_CODEC_SEALED = 3,   /* K only, 4, 3 or 2 bits: full pages are repacked with a scale and a bias per channel of each page */
-    FKV_CODEC_SEALED_V = 4, /* V of sealed layers, 4, 3 or 2 bits: a norm per row and a codebook; V should be rotated */
-    FKV_CODEC_TURBO = 5,    /* TurboQuant, 4, 3 or 2 bits: a scale per row and a codebook; requires rotated K or V */
-    FKV_CODEC_CALIBRATED = 6 /* K only: sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
+    FKV_CODEC_AUTO = 0,      /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
+    FKV_CODEC_HALF = 1,      /* 16 bits: unquantized 16-bit floats; the group size is ignored */
+    FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
+    FKV_CODEC_SEALED = 3,    /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
+    FKV_CODEC_SEALED_V = 4,  /* V of sealed layers; 4, 3 or 2 bits: one norm per row and a fixed codebook; V should be rotated */
+    FKV_CODEC_TURBO = 5,     /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; K or V must be rotated */
+    FKV_CODEC_CALIBRATED = 6 /* K only; sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
 } fkv_codec_kind;
 
 /* Storage format of the keys or of the values. For example, {8, 64} means 8-bit affine codes in groups of 64. */
@@ -176,14 +176,14 @@ typedef struct fkv_layer_config {
      * so must the number of 6-bit channels. Page files store a hash of this array. */
     const uint8_t *channel_bits;
 
-    /* State layer: size of the recurrent state of one sequence, a multiple of 64 up to FKV_MAX_STATE_BYTES. All other fields must
-     * be 0. 0: the layer stores keys and values. */
+    /* Size in bytes of one sequence's recurrent state in a state layer: a multiple of 64, at most FKV_MAX_STATE_BYTES. In a state
+     * layer, all other fields must be 0. 0: the layer stores keys and values. */
     uint32_t state_bytes;
 
-    /* Latent layer: number of RoPE channels R of a row, a multiple of 16 up to FKV_MAX_HEAD_DIM. head_dim is then the number of
-     * latent channels, n_kv_heads must be 1, and scale must not be 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits,
-     * or TurboQuant. The RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_K rotates the latent channels. 0: the
-     * layer is not latent. */
+    /* Number of RoPE channels R in each row of a latent layer: a multiple of 16, at most FKV_MAX_HEAD_DIM. In a latent layer,
+     * head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not be 0. k is the codec of the latent
+     * channels: 16, 8, 4 or 2 bits, or TurboQuant. The RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_K rotates
+     * the latent channels. 0: the layer is not latent. */
     uint32_t rope_dim;
 } fkv_layer_config;
 
@@ -204,12 +204,13 @@ typedef struct fkv_config {
                                  admitted if the sum of their max_tokens does not exceed this capacity. */
     uint32_t max_seqs;        /* maximum number of open sequences */
     uint32_t max_step_tokens; /* maximum number of tokens in one step, prefill and decode together */
-    uint32_t max_snapshots;   /* states that the prefix tree can keep, in addition to those that sequences and steps need; ignored
-                                 if there are no state layers */
+    uint32_t max_snapshots;   /* maximum number of recurrent states that the prefix tree keeps, in addition to the states of open
+                                 sequences; ignored if there are no state layers */
 
-    uint32_t n_threads;    /* threads that work on a step, including the caller; 0: one per available core */
-    fkv_isa isa;           /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
-    bool lazy;             /* commit pages and tables on first use instead of at open; the plan is still an upper bound */
+    uint32_t n_threads; /* threads that work on a step, including the caller; 0: one per available core */
+    fkv_isa isa;        /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
+    bool lazy; /* let the operating system commit pages and tables on first use instead of at open; the plan is still an upper
+                  bound */
     uint64_t memory_limit; /* upper bound on the plan, in bytes; 0: fkv_memory_available() */
 
     uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
@@ -305,7 +306,8 @@ typedef enum fkv_page_state {
     FKV_PAGE_PRIVATE, /* owned by one sequence */
     FKV_PAGE_SHARED,  /* owned by at least two sequences */
     FKV_PAGE_CACHED,  /* owned only by the prefix tree; evictable */
-    FKV_PAGE_PINNED   /* in the prefix tree; one sequence uses this page or one of its descendants in the tree */
+    FKV_PAGE_PINNED /* in the prefix tree, and not evictable because one sequence uses this page or one of its descendants in the
+                       tree */
 } fkv_page_state;
 
 typedef struct fkv_page_info {
@@ -333,11 +335,11 @@ typedef struct fkv_seq_config {
     uint32_t n_prompt;
 } fkv_seq_config;
 
-/* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt
- * tokens found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
- * A caller that must compute at least one token therefore omits the last prompt token. Returns FKV_POOL_FULL if the existing
- * reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, open a sequence with the
- * prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
+/* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt tokens
+ * found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt. A caller
+ * that needs the logits of the last prompt token therefore passes the prompt without that token. Returns FKV_POOL_FULL if the
+ * existing reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, open a sequence with
+ * the prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
 FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 
 /* Opens a copy of a sequence, with the same tokens and tenant. The two sequences share all pages; a page is copied when either
@@ -375,9 +377,9 @@ FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t 
 
 /* Inserts the full pages of the first n_tokens tokens of a sequence into the prefix tree, keyed by these tokens. The caller
  * guarantees that the rows were computed from these tokens. If the cache has state layers and n_tokens is both the length of the
- * sequence and a multiple of page_tokens, also stores the state of the sequence as a snapshot, without a copy. A prefix is shared
- * only up to a snapshot. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose
- * tokens differ from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
+ * sequence and a multiple of page_tokens, also stores the state of the sequence as a snapshot, without copying it. In such a
+ * cache, a prefix is shared only up to a snapshot. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose tokens differ
+ * from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the number of prompt tokens that fkv_seq_open() would find in the prefix tree if it were called now with this
@@ -386,8 +388,8 @@ FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
 /* Computes the number of prompt tokens whose pages are in the prefix tree, including pages that fkv_seq_open() cannot share, for
- * example because there is no snapshot after them. Other prompts have the same tokens up to there, so this is a good position for
- * a snapshot. Allowed while a step is open. */
+ * example because there is no snapshot after them. An earlier prompt began with the same tokens, so the end of these tokens is a
+ * good position for a snapshot. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_overlap(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_tokens);
 
 /* Removes a snapshot from the prefix tree, unless a sequence uses it. The snapshot is the state after the first n_tokens tokens

@@ -3,16 +3,16 @@
  * Ownership and threading
  *   A cache opened here supports all calls of flatkv.h: sequences, prefixes, steps, stats and page files. Page files are portable
  *   between devices if fkv_config.numerics is equal. Only the two calls that take rows differ: use fkv_mlx_write() and
- * fkv_mlx_attend() instead of fkv_write() and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong to
- * threads, so a cache must be used by the thread that created its stream.
+ *   fkv_mlx_attend() instead of fkv_write() and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong
+ *   to threads, so a cache must be used by the thread that created its stream.
  *
  * Lazy evaluation
- *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() extend the graph, and evaluating the step's result
- *   runs them in order. fkv_step_commit() does not wait for an evaluation either. If an evaluation fails later, the step's
- *   tokens are unwritten, and the caller must truncate or close the affected sequences. Steps must be evaluated in the order in
- *   which they were begun: each step before the next one begins, or several steps in one evaluation. Saving and loading page
- *   files evaluate all pending operations. One exception applies to FKV_MLX_PLAIN: fkv_step_begin() copies shared pages that
- *   will be written and waits for these copies.
+ *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() only add operations to the graph. Evaluating the
+ *   step's result runs these operations in order. fkv_step_commit() does not wait for an evaluation either. If an evaluation
+ *   fails later, the step's tokens are unwritten, and the caller must truncate or close the affected sequences. Steps must be
+ *   evaluated in the order in which they were begun: each step before the next one begins, or several steps in one evaluation.
+ *   Saving and loading page files evaluate all pending operations. One exception applies to FKV_MLX_PLAIN: fkv_step_begin()
+ *   copies shared pages that will be written and waits for these copies.
  *
  * Memory
  *   The page pools, one array per layer, are allocated and committed at open. Their size is part of the plan, and no step copies
@@ -84,10 +84,11 @@ FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays)
 
 /* ---- compiled steps (FKV_MLX_FUSED only; otherwise FKV_UNSUPPORTED) ----
  *
- * mlx_compile traces a graph once and replays it with other inputs. Steps of the same form produce the same graph from their
- * rows and two kinds of state arrays: the tables, which map the step's tokens to pages, and the dependency arrays, which order
- * the step's kernels after all earlier accesses to the pools. To trace a graph, substitute placeholders for the state arrays
- * and return the new dependency arrays as outputs. Steps that prefill sealed layers cannot be compiled (FKV_UNSUPPORTED). */
+ * mlx_compile traces a graph once and replays it with other inputs. The inputs of a step's graph are its rows and two kinds of
+ * state arrays: the tables, which map the step's tokens to pages, and the dependency arrays, which order the step's kernels after
+ * all earlier accesses to the pools. Steps of the same form (see fkv_mlx_step_state()) have the same graph. To trace a graph,
+ * substitute placeholders for the state arrays and return the new dependency arrays as outputs. Steps that prefill sealed layers
+ * cannot be compiled (FKV_UNSUPPORTED). */
 
 enum { FKV_MLX_FORM_WORDS = 7 }; /* number of 32-bit words that describe the form of one table */
 

@@ -59,8 +59,8 @@ typedef struct fkv_model_config {
     fkv_backend backend; /* backend of all runners of the model; FKV_BACKEND_MLX requires a prior call to fkv_mlx_register() */
     uint32_t n_threads;  /* number of threads that repack weights; 0: one thread per core available to the process */
     fkv_isa isa;         /* instruction set that weights are packed for; AUTO: the best one this machine supports */
-    bool plan_only;      /* do not load weights: text can be tokenized and plans can be computed, but no runner can be opened */
-    fkv_log_fn log;      /* callback that receives one line of text per event, or NULL */
+    bool plan_only; /* do not load the weights; the model can then tokenize text and compute plans, but no runner can be opened */
+    fkv_log_fn log; /* callback that receives one line of text per event, or NULL */
     void *log_user;
 } fkv_model_config;
 
@@ -88,7 +88,7 @@ typedef struct fkv_model_info {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t window;      /* sliding window of the windowed layers; 0: no layer has one */
+    uint32_t window;      /* window size, in tokens, of layers with sliding-window attention; 0: there are no such layers */
     uint64_t state_bytes; /* size of the recurrent states of one sequence in all layers; 0: no layer is recurrent */
     uint32_t latent_dim;  /* latent channels of multi-head latent attention (MLA); 0: the model has none. n_kv_heads is then 1 */
     uint32_t context;     /* context length the model was trained for, in tokens */
@@ -102,8 +102,9 @@ typedef struct fkv_model_info {
     uint64_t file_bytes;    /* total size of the memory-mapped model files */
     uint64_t packed_bytes;  /* size of the weights repacked at load, in process memory or MLX arrays */
     uint8_t weights_id[32]; /* SHA-256 of hyperparameters, tensor shapes and samples of the tensor data */
-    char rope_id[64];       /* position encoding, stored in page files: pages load only into a cache with an equal rope_id */
-    bool config_only;       /* loaded from a config.json file: no weights and no tokenizer */
+    char rope_id[64]; /* description of the position encoding, stored in page files; a page file can be loaded only into a cache
+                         with an equal rope_id */
+    bool config_only; /* loaded from a config.json file: no weights and no tokenizer */
 } fkv_model_info;
 
 /* Returns the properties of a model. The pointer and its strings are valid until fkv_model_close(). */
@@ -114,8 +115,8 @@ typedef struct fkv_model_layer {
     uint32_t head_dim; /* latent attention: number of latent channels */
     uint32_t rope_dim; /* latent attention: number of RoPE channels that are stored with the latent channels; otherwise 0 */
     uint32_t window;   /* sliding window; 0: full attention */
-    uint32_t kv_layer; /* index of the layer whose pages this layer reads: its own, or an earlier one if this layer stores no keys
-                          and values */
+    uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: the layer itself, or an earlier layer if
+                          this layer stores none */
     uint64_t state_bytes; /* size of the layer's recurrent state per sequence; 0: none. Layers without attention have no KV heads
                              and no window */
 } fkv_model_layer;
@@ -209,7 +210,8 @@ typedef enum fkv_reply_kind {
     FKV_REPLY_TEXT = 0,
     FKV_REPLY_REASONING,
     FKV_REPLY_CALL,      /* start of a tool call; bytes contains the name of the tool */
-    FKV_REPLY_ARGUMENTS, /* next part of the arguments of the tool call: valid JSON if the model wrote valid JSON */
+    FKV_REPLY_ARGUMENTS, /* next fragment of the call's JSON arguments; the concatenated fragments are valid JSON if the model
+                            wrote valid JSON */
     FKV_REPLY_CALL_END,
 } fkv_reply_kind;
 
@@ -244,10 +246,10 @@ FKV_API fkv_reply_config fkv_reply_config_default(void);
 FKV_API fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config, fkv_reply **reply);
 FKV_API void fkv_reply_close(fkv_reply *reply); /* NULL is a no-op */
 
-/* Pass the model's next output to the parser, as a token or as bytes. Chunk boundaries do not affect the concatenated events.
- * fkv_reply_token() passes the token's text, including special tokens that belong to the reasoning or tool-call syntax. The
- * parser allocates 64 KB at open and nothing later. It buffers up to 32 KB while it waits for a tool's name; longer or malformed
- * calls are emitted as text. */
+/* Pass the model's next output to the parser, as a token or as bytes. The boundaries between calls do not affect the concatenated
+ * text of the events. fkv_reply_token() passes the token's text, including special tokens that belong to the reasoning or
+ * tool-call syntax. The parser allocates 64 KB at open and nothing later. It buffers up to 32 KB while it waits for a tool's
+ * name; longer or malformed calls are emitted as text. */
 FKV_API fkv_status fkv_reply_token(fkv_reply *reply, uint32_t token);
 FKV_API fkv_status fkv_reply_feed(fkv_reply *reply, const char *bytes, size_t n_bytes);
 
@@ -273,11 +275,12 @@ typedef struct fkv_runner_config {
     const char *calibration; /* path of the calibration file for FKV_CODEC_CALIBRATED keys; NULL: see fkv_calibration_path() */
     fkv_rotate rotate;       /* rotation of quantized keys and values; 16-bit keys and values are never rotated */
     uint64_t rotation_seed;
-    uint32_t max_kv;  /* bounded context: sliding window, in tokens, applied to full-attention layers; 0: unbounded */
+    uint32_t max_kv;  /* size, in tokens, of a sliding window imposed on full-attention layers to bound their memory; 0: no such
+                         window */
     uint32_t n_sinks; /* number of leading tokens that always remain visible; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
-    uint32_t max_snapshots; /* recurrent states that the prefix tree can keep; see fkv_config. FKV_SNAPSHOTS_AUTO: as many as
-                               need 512 MiB, but 8 to 64. Ignored for models without recurrent layers */
+    uint32_t max_snapshots; /* maximum number of recurrent states in the prefix tree (see fkv_config), ignored for models without
+                               recurrent layers. FKV_SNAPSHOTS_AUTO: as many as fit in 512 MiB, but at least 8 and at most 64 */
     uint32_t n_threads;     /* 0: one thread per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
@@ -299,8 +302,8 @@ typedef struct fkv_runner_plan {
                              use */
     uint64_t activations_bytes; /* buffers of one step, logits included; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
-    uint64_t mapped_bytes;  /* size of the weights that stay in the mapped file: experts, and embeddings unless they are also the
-                               output matrix */
+    uint64_t mapped_bytes;  /* size of the weights that are read directly from the mapped file: experts, and the embedding matrix
+                               unless it is also the output matrix */
     uint64_t touched_bytes; /* number of mapped weight bytes that the forward pass of one token reads */
     fkv_plan cache;
 } fkv_runner_plan;
@@ -388,8 +391,9 @@ typedef struct fkv_sampler_config {
     float top_p;       /* 1: off */
     float min_p;       /* 0: off */
     uint64_t seed;
-    float repetition_penalty;   /* divides positive logits of previous tokens and multiplies their negative logits; 0 or 1: off */
-    float presence_penalty;     /* subtracted once from the logit of each previous token; 0: off */
+    float repetition_penalty;   /* for tokens that have occurred before, positive logits are divided by this value and negative
+                                   logits are multiplied by it; 0 or 1: off */
+    float presence_penalty;     /* subtracted once from the logit of each token that has occurred before; 0: off */
     float frequency_penalty;    /* subtracted from a token's logit once per previous occurrence; 0: off */
     uint32_t penalty_tokens;    /* number of most recent tokens that penalties consider; 0: all */
     const fkv_logit_bias *bias; /* [n_bias], copied */

@@ -55,11 +55,11 @@ FKV_API fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, cons
 FKV_API fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                      const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
-/* Computes the key of the recurrent state after a page from the key of the page. */
+/* Derives the store key of a recurrent state from the store key of the page that precedes it. */
 FKV_API fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key);
 
-/* Packs the snapshot after page n_pages - 1 of the prompt `tokens`, in a cache with state layers. key: fkv_prefix_state_key() of
- * the page. Otherwise like fkv_prefix_pack(). Returns FKV_GONE if there is no such snapshot. */
+/* Packs the snapshot of the recurrent state after page n_pages - 1 of the prompt `tokens`. key: the snapshot's key from
+ * fkv_prefix_state_key(). Returns FKV_GONE if there is no such snapshot. Otherwise like fkv_prefix_pack(). */
 FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                          const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
@@ -74,10 +74,10 @@ typedef struct fkv_prefix_store_stats {
     uint64_t pages;
     uint64_t bytes;
     uint64_t max_bytes;
-    uint64_t evicted;       /* pages evicted since the store was opened */
-    uint64_t memory;        /* bytes of memory used by the store itself */
-    uint64_t refused;       /* values that failed authentication or have an unknown format; always 0 for a folder */
-    uint32_t n_unavailable; /* servers of the store that do not respond now */
+    uint64_t evicted; /* pages evicted since the store was opened */
+    uint64_t memory;  /* bytes of memory used by the store itself */
+    uint64_t refused; /* number of stored values that failed authentication or had an unknown format; always 0 for a folder */
+    uint32_t n_unavailable; /* number of servers that currently do not respond */
 } fkv_prefix_store_stats;
 
 /* Functions of a store. All of them may be called from several threads at the same time. contains(), pending(), expect() and
@@ -93,7 +93,7 @@ typedef struct fkv_prefix_store {
      * answer is not known yet. The caller may wait a few milliseconds and call contains() again. */
     bool (*pending)(void *self, const fkv_page_key *key);
 
-    /* Optional: announces that contains() will be called with these keys. */
+    /* Optional: announces that contains() will soon be called for these keys, so that the store can look them up in advance. */
     void (*expect)(void *self, const fkv_page_key *keys, uint32_t n);
 
     /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not contain the page, and FKV_FILE_DAMAGED if the
@@ -107,8 +107,8 @@ typedef struct fkv_prefix_store {
     /* Removes a page. Does nothing if the store does not contain the page. */
     void (*remove)(void *self, const fkv_page_key *key);
 
-    /* Marks the first n pages of a prompt as recently used. Among these pages, those later in the prompt should be evicted
-     * first. */
+    /* Marks the first n pages of a prompt as recently used. If some of these pages must be evicted, the store should evict the
+     * last pages of the prompt first. */
     void (*touch)(void *self, const fkv_page_key *keys, uint32_t n);
 
     void (*stats)(void *self, fkv_prefix_store_stats *stats);
@@ -124,19 +124,19 @@ FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, 
 typedef struct fkv_prefix_redis_config {
     const char *url;       /* redis://[USER@]ADDRESS[,ADDRESS...]; an address is HOST:PORT, [IPV6]:PORT or unix:PATH */
     const char *password;  /* NULL: no login */
-    const uint8_t *secret; /* [n_secret] at least 16 random bytes, the same for all users of the servers */
+    const uint8_t *secret; /* [n_secret] at least 16 random bytes, the same in all processes that share the servers */
     size_t n_secret;       /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
     uint64_t expiry_s;     /* seconds after which an unused page expires; 0: one day */
     double timeout_s;      /* seconds after which a server that does not reply counts as failed; 0: 0.1. A request waits at most a
-                              fifth      of this time for the answer which of its pages exist. */
-    fkv_log_fn log;        /* called with one line of text when a server fails and when it is used again; NULL: no log */
+                              fifth of this time for servers to report which of its pages exist */
+    fkv_log_fn log;        /* called with one line of text when a server fails and when it recovers; NULL: no log */
     void *log_user;
 } fkv_prefix_redis_config;
 
 /* Opens a store on up to 16 Redis or Valkey servers, which many processes may use at the same time. Each page is stored on one of
- * the servers. Pages are encrypted with AES-256-GCM and bound to their keys, which are keyed hashes. A server that fails is not
- * used until it responds again; the store never fails a request. Resolves host names, but does not wait for the servers. The
- * strings are copied. Starts one thread and allocates about 3 MB. */
+ * the servers. Pages are encrypted with AES-256-GCM, and the servers see only keyed hashes (HMAC) of the page keys. A server that
+ * fails is not used until it responds again. Server failures never cause a request to fail. Resolves host names, but does not
+ * wait for the servers. The strings are copied. Starts one thread and allocates about 3 MB. */
 FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
 
 #ifdef __cplusplus
