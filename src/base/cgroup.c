@@ -92,7 +92,7 @@ static bool find_cgroup_path(const char *text, const char *controller, char *pat
     return false;
 }
 
-/* Function type: reads the limit of one cgroup directory. Lowers *least to this limit if the limit is smaller. */
+/* Type of a function that reads the limit of one cgroup directory and lowers *least to that limit if it is smaller. */
 typedef void (*limit_fn)(const char *root, const char *directory, uint64_t *least);
 
 /* Calls `limit` for the cgroup directory `path` and for each of its parents, up to the mount point. */

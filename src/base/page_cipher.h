@@ -10,8 +10,8 @@ enum { FKV_CIPHER_KEY_BYTES = 32, FKV_CIPHER_NONCE_BYTES = 12, FKV_CIPHER_TAG_BY
 fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *bytes, size_t n,
                           uint8_t hash[FKV_CIPHER_KEY_BYTES]);
 
-/* Cipher state for one direction. libcrypto allocates its memory at open and reuses it for all messages. A state must be used by
- * one thread at a time. */
+/* Cipher context for either encryption or decryption. libcrypto allocates the context's memory at open and reuses it for all
+ * messages. A context must be used by one thread at a time. */
 typedef struct fkv_cipher {
     void *context;
     bool encrypts;
@@ -26,7 +26,7 @@ fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]);
 /* Begins a message. bound: [n_bound] bytes that are authenticated but not part of the message. */
 fkv_status fkv_cipher_begin(fkv_cipher *cipher, const uint8_t nonce[FKV_CIPHER_NONCE_BYTES], const void *bound, size_t n_bound);
 
-/* Encrypts or decrypts the next n bytes. in and out may be equal. n < 2^31 */
+/* Encrypts or decrypts the next n bytes. in and out may be equal; n must be less than 2^31. */
 fkv_status fkv_cipher_add(fkv_cipher *cipher, const uint8_t *in, uint8_t *out, size_t n);
 
 /* Ends a message. Encryption writes the tag. Decryption returns FKV_FILE_DAMAGED if the tag does not match, and the decrypted

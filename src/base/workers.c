@@ -6,10 +6,10 @@
  * replaced by the next job. A thread that is still looking for items of an earlier job either finds no item or claims an item of
  * the current job. No thread can therefore run an item of a job that has finished.
  *
- * Waiting. The caller and the workers first spin for some microseconds, because decode runs a job every few microseconds, and
- * then sleep on a condition variable. A thread announces that it is going to sleep before it checks the state for the last time.
- * A thread that changes the state does so before it checks for sleeping threads. These accesses are sequentially consistent, so
- * at least one of the two threads sees the change made by the other.
+ * Waiting. The caller and the workers first spin for some microseconds and then sleep on a condition variable. Spinning avoids
+ * most wake-ups during decode, which starts a job every few microseconds. A thread announces that it is going to sleep before it
+ * checks the state for the last time. A thread that changes the state does so before it checks for sleeping threads. These
+ * accesses are sequentially consistent, so at least one of the two threads sees the change made by the other.
  *
  * Invariants. `unfinished` is the number of items of the current job that have not finished; left <= unfinished; between jobs,
  * left <= 0 and unfinished = 0.

@@ -1,6 +1,6 @@
-/* Integer dot products shared by the attention and weight-product kernels: floats are rounded to integers, split into two signed
- * bytes, and multiplied by codes. Each of the 16 lanes processes one row of codes (a key or a weight row), four codes at a time.
- * These four codes fill a dword and are called a quad. Requires VNNI. */
+/* Integer dot products for the attention and matrix-product kernels. A float operand is rounded to an integer and split into two
+ * signed bytes, which are multiplied by unsigned codes. Each of the 16 lanes processes one row of codes (a key or a weight
+ * row), four codes at a time. These four codes fill a dword and are called a quad. Requires VNNI. */
 #ifndef FKV_QUADS_AVX512_H
 #define FKV_QUADS_AVX512_H
 
@@ -33,10 +33,10 @@ FKV_INLINE int32_t dword(const int8_t *p) {
     return x;
 }
 
-/* For each i, computes the dot product of row r's codes with bytes[i] over n_quads quads, and adds the result to lane r of
- * even[i] + odd[i]. Counts are compile-time constants. Sums are exact in any order. Additions to one accumulator form a
- * dependency chain. Callers with few accumulators therefore pass separate accumulators for odd quads; all others pass odd =
- * even. */
+/* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. The result for
+ * row r and vector i is added to the accumulator in lane r of even[i] + odd[i]. The counts are compile-time constants, and
+ * integer sums are exact in any order. Additions to one register form a dependency chain. Callers with few accumulators therefore
+ * pass separate registers for odd quads; all others pass odd = even. */
 FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
                           __m512i *odd) {
     FKV_UNROLL

@@ -195,7 +195,7 @@ FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, 
 }
 
 FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
-    /* elements are in the order 0-3, 8-11, 4-7, 12-15 */
+    /* vpackssdw works within 128-bit lanes, which leaves the elements in the order 0-3, 8-11, 4-7, 12-15 */
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1]));
     words = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));

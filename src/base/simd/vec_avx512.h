@@ -54,13 +54,14 @@ FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* Converts the bits of 16 dwords, shifted right by `shift` and masked, to floats. */
+/* Shifts 16 dwords right by `shift`, applies the mask, and converts the results to floats. */
 FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
     __m512i dwords = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
     out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
-/* Loads byte `byte` (0 is the lowest) of each of 16 dwords as a signed value, expressed as a multiple of VF_BYTE_UNIT. */
+/* Extracts byte `byte` (0 is the lowest) of each of 16 dwords and converts it, as a signed integer times 2^24, to a float. The
+ * caller multiplies the result by VF_BYTE_UNIT. */
 static const float VF_BYTE_UNIT = 0x1p-24f;
 FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
     __m512i to_high =
@@ -94,8 +95,9 @@ FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift,
     _mm512_store_si512(out, _mm512_shuffle_epi8(bytes, codes));
 }
 
-/* Parameters of value = scale * code + bias. For 4 and 2 bits, the values of all codes fit in one register, so decoding is a
- * table look-up. vpermps uses the low 4 bits of each lane and needs no mask; the 2-bit table repeats every 4 entries. */
+/* Parameters for decoding affine codes: value = scale * code + bias. For 4 and 2 bits, one register holds the decoded values of
+ * all codes, so decoding is a table look-up. vpermps uses the low 4 bits of each lane and needs no mask; the 2-bit table repeats
+ * every 4 entries. */
 typedef struct vf_affine {
     vf scale; /* scale for 8 bits; look-up table for 4 and 2 bits */
     vf bias;
@@ -149,7 +151,7 @@ FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale)
     return a;
 }
 
-/* Decodes 16 codebook codes to values. plane points to the high bits of 3-bit codes. */
+/* Decodes 16 codes with a codebook. `plane` points to the third bits of 3-bit codes, which are stored separately. */
 FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
                         vf out[UNIT_VECS]) {
     (void)value;
