@@ -13,7 +13,7 @@ void fkv_heap_remove(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node);
 void fkv_heap_aged(fkv_node_heap *heap, const fkv_node *nodes,
                    uint32_t node); /* call after last_use has increased; the node need not be in the heap */
 
-/* Returns the age of a node in a heap that is ordered by push: 1 for the node that was pushed last, plus 1 for each later push.
+/* For a heap that is ordered by push time, returns the age of a node: 1 plus the number of pushes since the node was pushed.
  */
 FKV_INLINE uint64_t fkv_heap_age(const fkv_node_heap *heap, uint32_t node) {
     return heap->pushed[heap->n_nodes] - heap->pushed[node] + 1;

@@ -128,7 +128,7 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
             if (s->len > s->max_tokens || s->spare_from > fkv_table_joins(pager, s->len)) return false;
             uint32_t added = s->row == FKV_NO_ROW ? 0 : pager->step.rows[s->row].n_tokens;
             uint32_t n_pages = fkv_pages_of(pager, s->len + added);
-            /* the entry of a state group is the state after the last token */
+            /* the single entry of a state group holds the state after the last token */
             uint32_t held_at = g->is_state ? s->len + added : s->len;
             for (uint32_t i = fkv_table_skip(g, page_tokens, s, held_at, 0); i < n_pages;
                  i = fkv_table_skip(g, page_tokens, s, held_at, i + 1)) {

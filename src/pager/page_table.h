@@ -11,8 +11,8 @@ enum { FKV_STATES_IN_STEP = 2 };
 /* Computes the shape of the group's tables (n_fixed, n_ring, width) from the spec. */
 void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shape);
 
-/* Returns the initial value of fkv_sequence.spare_from for a sequence that starts with n_tokens tokens and without spare
- * pages. */
+/* Returns the initial value of fkv_sequence.spare_from for a sequence that starts with n_tokens tokens but without spare pages.
+ */
 uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens);
 
 /* Returns a copy of the group with updated `reserved` and `in_steps`: a sequence with max_tokens = `more` is added, and a
@@ -52,8 +52,8 @@ FKV_INLINE uint32_t *fkv_table_entry(const fkv_group *group, uint32_t slot, uint
  * lazily committed cache unused rows occupy no memory. */
 void fkv_table_prepare(fkv_pager *pager, uint32_t slot);
 
-/* Returns the snapshot of the sequence's state after its first n_tokens tokens: the state in the prefix-tree node that shares the
- * sequence's page of the full group. Returns FKV_NO_PAGE if there is no snapshot. */
+/* Returns the snapshot of the sequence's state after its first n_tokens tokens. The snapshot is stored in the prefix-tree node
+ * whose page in the full group is also a page of the sequence. Returns FKV_NO_PAGE if there is no snapshot. */
 uint32_t fkv_table_snapshot(const fkv_pager *pager, const fkv_sequence *s, uint32_t n_tokens);
 
 /* Returns whether the sequence holds all pages that a query at position n_wanted attends to; n_wanted <= length. In the state

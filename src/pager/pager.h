@@ -16,8 +16,9 @@
  * (fkv_state_move), regardless of the number of tokens in the row. Commit releases `from`, and abort releases `to`, so forks,
  * snapshots and aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) *
  * page_tokens tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group
- * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. Snapshots
- * are evicted in the order in which sequences last used them; using a deeper snapshot of the same path does not count as a use.
+ * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. If a state
+ * is needed, the least useful snapshot is evicted (see prefix_tree.c). Its age counts from the last time a sequence used this
+ * snapshot; using a deeper snapshot of the same path does not count as a use.
  *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
@@ -121,16 +122,17 @@ fkv_status fkv_pager_overlap(const fkv_pager *pager, const fkv_seq_config *confi
 /* The following functions are used to move pages to and from prefix stores. All of them refer to logical page n_pages - 1 of the
  * given tokens. */
 
-/* Looks up the page in each group. pages[g] receives the pool page, or FKV_NO_PAGE if the tree has no page of group g. Returns
- * false if the tokens are not in the tree. */
+/* Looks up the prefix-tree node of the page. pages[g] receives the node's pool page in group g, or FKV_NO_PAGE if the node has
+ * none in that group. Returns false if the tokens are not in the tree. */
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]);
 
-/* Returns whether a node of logical page `logical` may have pages of exactly this set of groups (bit g of the set represents
- * group g). */
+/* Returns whether a prefix-tree node of logical page `logical` may have a page in each group of the set `groups` (bit g stands
+ * for group g) and in no other group. */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
-/* Like fkv_pager_prefix_begin(), but inserts only a page of the state group, after pages that are already in the tree. */
+/* Like fkv_pager_prefix_begin(), but inserts only a snapshot: a page of the state group for a node that is already in the tree.
+ */
 fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                  uint32_t pages[FKV_MAX_GROUPS]);
 

@@ -70,7 +70,7 @@ typedef struct fkv_node {
     uint32_t busy;
     uint32_t next;                  /* next node in the hash bucket */
     uint32_t hash;                  /* hash of tenant, parent and tokens; its low bits select the bucket */
-    uint32_t used;                  /* bit g: the page of group g has refs > 1 */
+    uint32_t used;                  /* bit g is set if the node's page in group g has refs > 1 */
     uint32_t pages[FKV_MAX_GROUPS]; /* page of each group; may be FKV_NO_PAGE in a window group */
     bool live;
 } fkv_node;
@@ -82,7 +82,8 @@ typedef struct fkv_node_heap {
     uint32_t n_fixed;
     uint32_t *items;  /* [n_nodes] */
     uint32_t *place;  /* [n_nodes] */
-    uint64_t *pushed; /* [n_nodes + 1] push number of each node, then the number of pushes; NULL: nodes are ordered by last_use */
+    uint64_t *pushed; /* [n_nodes + 1] serial number of each node's last push, followed by the total number of pushes; NULL: nodes
+                         are ordered by last_use */
     uint32_t n_nodes;
 } fkv_node_heap;
 
@@ -100,8 +101,9 @@ typedef struct fkv_tree {
     uint32_t *free;                       /* [n_nodes] stack of free nodes */
     uint32_t *buckets;                    /* [n_buckets] first node of each chain */
     fkv_node_heap leaves;                 /* idle nodes without children, which can be evicted */
-    fkv_node_heap cached[FKV_MAX_GROUPS]; /* window groups: nodes whose page is referenced only by the tree. A state is pushed
-                                             when its last sequence releases it, so states are ordered by their own last use */
+    fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group only the tree references. A
+                                             state is pushed when the last sequence releases it, so states are ordered by the time
+                                             of their own last use */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of
@@ -112,7 +114,8 @@ typedef struct fkv_sequence {
     uint64_t tenant;
     uint32_t len;
     uint32_t max_tokens;
-    uint32_t spare_from; /* first page, apart from sink pages, that a group with spare pages may hold; <= fkv_table_joins(len) */
+    uint32_t spare_from; /* first logical page, apart from sink pages, that the sequence may hold in a group with spare pages; <=
+                            fkv_table_joins(len) */
     uint32_t row;        /* index of the sequence's row in the open step; FKV_NO_ROW if the step has no row for it */
     bool open;           /* true while the sequence holds pages and a reservation */
 } fkv_sequence;

@@ -117,7 +117,7 @@ void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tok
     uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     FKV_ASSERT(node != FKV_NO_NODE);
     const fkv_node *n = &pager->tree.nodes[node];
-    /* true if the node was added together with this page */
+    /* is_new is true if the node was added to the tree together with this page */
     const bool is_state = pager->state != FKV_NO_GROUP && pages[pager->state] != FKV_NO_PAGE;
     bool is_new =
         (pager->full == FKV_NO_GROUP && !is_state) || (pager->full != FKV_NO_GROUP && pages[pager->full] != FKV_NO_PAGE);

@@ -91,8 +91,9 @@ uint32_t fkv_tree_find(const fkv_tree *tree, uint64_t tenant, uint32_t parent, c
     return node;
 }
 
-/* State of one group on the current path. sinks: true if all nodes of sink pages on the path have a page of this group. run:
- * number of consecutive nodes, ending at the deepest node of the path, that have a page of this group. */
+/* Availability of one group's pages along the path that is being matched. sinks: true if all nodes of sink pages on the path have
+ * a page in this group. run: number of consecutive nodes, ending at the deepest node of the path, that have a page in this group.
+ */
 typedef struct path_pages {
     bool sinks;
     uint32_t run;
@@ -270,7 +271,7 @@ void fkv_tree_evict_oldest(fkv_pager *pager) {
 }
 
 /* Returns the number of pages between a node's state and the nearest state before it, or the start of the sequence. If the node's
- * state is evicted, a prompt that could have used it computes this number of pages again. */
+ * state is evicted, a prompt that could have used it must recompute this number of pages. */
 static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
     uint64_t n = 1;
     for (uint32_t above = tree->nodes[node].parent; above != FKV_NO_NODE; above = tree->nodes[above].parent, n++)
@@ -278,8 +279,8 @@ static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
     return n;
 }
 
-/* Returns the age of a state: the number of states stored after it, times the time since a prompt or an answer used its path. The
- * second factor is large for answers that no later prompt repeats. */
+/* Returns the age of a state: the number of states released since this state was released, multiplied by the time since its path
+ * was last used. The second factor is large for answers that no later prompt repeats. */
 static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
     const uint64_t most = UINT64_C(1) << 20; /* limits the products in least_useful_state() to 64 bits */
     const uint64_t by_push = fkv_heap_age(&tree->cached[group], node);
@@ -287,11 +288,12 @@ static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
     return (by_push < most ? by_push : most) * (by_use < most ? by_use : most);
 }
 
-/* Returns the node of the least useful state: the one with the smallest quotient of state_gap() and state_age(). The older states
- * of a conversation are therefore further apart, and a state that replaces many pages is kept for a long time. */
+/* Returns the node whose state is least useful: the node with the smallest ratio state_gap() / state_age(). As a result, the
+ * remaining states of a conversation are further apart the older they are, and a state that saves many pages of computation is
+ * kept for a long time. */
 static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
     const fkv_node_heap *heap = &tree->cached[group];
-    enum { MAX_COMPARED = 255 }; /* bounds the time of an eviction; the first items of the heap are old */
+    enum { MAX_COMPARED = 255 }; /* limits the time of an eviction; the first items of the heap are the oldest or close to it */
     uint32_t worst = heap->items[0];
     uint64_t worst_gap = 0;
     uint64_t worst_age = 1;

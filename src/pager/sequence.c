@@ -62,7 +62,7 @@ static fkv_status require_no_step(const fkv_pager *pager) {
 
 /* ---- admission ---- */
 
-/* Checks max_tokens against the maximum length of a sequence. */
+/* Checks that max_tokens does not exceed the maximum length of a sequence. */
 static fkv_status check_max_tokens(const fkv_pager *pager, uint32_t max_tokens) {
     FKV_REQUIRE(max_tokens <= pager->spec.max_seq_tokens, FKV_POOL_FULL,
                 "max_tokens is %u but the cache holds at most %u tokens; lower it, or open the cache with a larger max_tokens",
@@ -204,7 +204,8 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
     return FKV_OK;
 }
 
-/* Returns by how much a fork increases copies(page), defined in pager.h, for the partially filled last page. */
+/* Returns the amount by which a fork increases copies(page), as defined in pager.h, where page is the partially filled last page
+ * of the sequence. */
 static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     if (pager->full == FKV_NO_GROUP || s->len % pager->spec.page_tokens == 0) return 0;
@@ -328,7 +329,7 @@ static void clear_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     }
 }
 
-/* Updates spare_from for a truncation to n_tokens. */
+/* Updates spare_from when a sequence is truncated to n_tokens tokens. */
 static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_tokens) {
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t from = s->spare_from;
@@ -343,7 +344,7 @@ static uint32_t largest_reachable(const fkv_pager *pager, uint32_t slot, uint32_
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n = n_tokens;
     while (!fkv_pager_covers(pager, slot, n))
-        n = (n - 1) / page_tokens * page_tokens; /* ends at length 0 at the latest, because length 0 is always covered */
+        n = (n - 1) / page_tokens * page_tokens; /* the loop ends at length 0 at the latest: an empty sequence needs no pages */
     return n;
 }
 

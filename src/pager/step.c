@@ -5,7 +5,7 @@
  * In the state group, every row reads the state of its sequence and writes a new state. The new state replaces the old one in the
  * table, and the step holds the old state's reference until it ends.
  *
- * begin() changes nothing that abort() cannot restore exactly. A page that is copied keeps its reference until commit(), so
+ * begin() changes nothing that abort() cannot restore exactly. The source page of a copy keeps its reference until commit(), so
  * between begin() and commit() neither the tree nor the counts of other pages change. While a step is open, refs(page) is the
  * number of tables that hold the page, plus 1 if the tree holds it, plus the number of copies in the step that read it. The
  * number of promised pages in the full group is lower by the number of pages that the step has allocated. A sequence that is
@@ -58,7 +58,7 @@ static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_ro
 
 /* ---- begin ---- */
 
-/* Returns the table entry of the partially filled last page to which the row appends, or NULL if the row starts a new page. */
+/* Returns the table entry of the partially filled page to which the row appends, or NULL if the row starts a new page. */
 static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_step_row *row) {
     if (row->start % pager->spec.page_tokens == 0) return NULL;
     return fkv_table_entry(&pager->groups[group], row->slot, row->start / pager->spec.page_tokens);
