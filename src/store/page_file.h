@@ -34,8 +34,8 @@ typedef struct fkv_file_layer {
     uint32_t n_sinks;
     fkv_file_side k;
     fkv_file_side v;      /* in a latent layer: the codec of the RoPE channels */
-    uint32_t rope_dim;    /* number of RoPE channels of a latent layer, whose latent has head_dim channels; otherwise 0 */
-    uint32_t state_bytes; /* size of the recurrent state of a state layer, whose other fields are 0; otherwise 0 */
+    uint32_t rope_dim;    /* latent layer: number of RoPE channels, in addition to head_dim latent channels; otherwise 0 */
+    uint32_t state_bytes; /* size of the recurrent state in a state layer, in which all other fields are 0; 0 in other layers */
 } fkv_file_layer;
 
 /* Convert between a codec configuration and its on-disk form. Both results are canonical: FKV_CODEC_AUTO is resolved, and the

@@ -29,7 +29,7 @@ static bool file_layer_is_sealed(const fkv_file_layer *layer) {
     return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
 }
 
-/* Returns whether K and V may have the codec kinds of the record. */
+/* Returns whether the codec kinds in the record are valid for K and V. */
 static bool kinds_are_valid(const fkv_file_layer *layer) {
     return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
            (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) &&
@@ -41,7 +41,7 @@ static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, fkv
     return fkv_codec_make(fkv_file_codec(side), head_dim, type, codec) == FKV_OK && fkv_file_codec(side).group == side.group;
 }
 
-/* Checks the record of a state layer, in which all other fields are 0. */
+/* Checks the record of a state layer: state_bytes must be valid, and all other fields must be 0. */
 static fkv_status check_state_record(const fkv_file_layer *layer, uint32_t number, const char *path) {
     const fkv_file_layer expected = {.state_bytes = layer->state_bytes};
     FKV_REQUIRE(
@@ -53,8 +53,8 @@ static fkv_status check_state_record(const fkv_file_layer *layer, uint32_t numbe
     return FKV_OK;
 }
 
-/* Computes the number of bytes that one layer occupies in a page, summed over all KV heads. *open_bytes receives the number of
- * bytes in an open page, or 0 if the layer is not sealed. */
+/* Computes the number of bytes that one layer occupies in a page, summed over all KV heads. *open_bytes receives the same number
+ * for an open page, or 0 if the layer is not sealed. */
 static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, const fkv_file_header *header, const char *path,
                                   uint64_t *bytes, uint64_t *open_bytes) {
     *bytes = layer->state_bytes;
@@ -198,7 +198,7 @@ bool fkv_file_cursor_next(const fkv_file_plan *plan, fkv_file_cursor *cursor, fk
 
 /* ---- identity ------------------------------------------------------------------------------------------------ */
 
-/* Returns the on-disk description of the K or V codec. */
+/* Converts the description of a K or V codec to canonical form. */
 static fkv_file_side canonical_side(fkv_file_side side) { return fkv_file_side_of(fkv_file_codec(side)); }
 
 void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header *header, fkv_file_layer *layers) {

@@ -23,8 +23,8 @@ enum {
     FKV_FILE_CALL_BYTES = 1 << 30 /* maximum size of one read or write, in bytes; Apple systems reject sizes of 2^31 and more */
 };
 
-/* The magic contains a byte with the high bit set, both kinds of line endings and an end-of-file character, so that a transfer in
- * text mode corrupts it and is detected. */
+/* The magic contains a byte with the high bit set, both kinds of line endings and an end-of-file character. A text-mode transfer
+ * would change these bytes and is therefore detected. */
 #define FKV_FILE_MAGIC                                                                                                           \
     "\x89"                                                                                                                       \
     "FKV\r\n\x1a\n"
@@ -71,7 +71,7 @@ _Static_assert(sizeof(fkv_file_entry) == 24 && offsetof(fkv_file_entry, crc32c) 
 
 /* Pages of one group in a file: logical pages [0, n_front) and [first, end), where n_front <= first. */
 typedef struct fkv_file_group {
-    bool is_state; /* the group of the state layers: one page with the state after the last token, as for a window of 2 tokens */
+    bool is_state; /* true for the group of all state layers, which has a single page: the state after the last token */
     uint32_t window;
     uint32_t n_sinks;
     uint32_t span; /* pages per span, at least 1; the first page of the window is rounded down to a multiple of this number */

@@ -130,7 +130,7 @@ static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64
     return FKV_OK;
 }
 
-/* Returns whether the calibration hash is allowed: it must be 0 unless a layer is calibrated. */
+/* Returns whether the calibration hash is valid: it must be 0 if no layer is calibrated. */
 static bool calibration_is_valid(const page_reader *reader) {
     for (uint32_t l = 0; l < reader->header.n_layers; l++)
         if (reader->layers[l].k.kind == FKV_CODEC_CALIBRATED) return true;
@@ -314,7 +314,7 @@ static fkv_status load_sequence(page_reader *reader, const fkv_file_identity *id
     FKV_TRY(check_saved_prompt(reader, config));
     FKV_TRY(verify_pages(reader));
 
-    /* opened without a prompt, so that all pages come from the file and none from the prefix tree */
+    /* the sequence is opened without a prompt, so that all pages come from the file and none from the prefix tree */
     const fkv_seq_config empty = {.max_tokens = config->max_tokens, .tenant = config->tenant};
     fkv_seq opened = 0;
     uint32_t slot = 0;

@@ -25,7 +25,7 @@ enum {
     FOLDER_BYTES = 4096,                                              /* maximum length of a folder path */
     NAME_BYTES = 256,                                                 /* maximum length of a file name, terminator included */
     INDEX_ENTRIES = 512,                                              /* index entries per write */
-    INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* size of the index batch at the end of the buffer */
+    INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* size of one batch of index entries */
     CHUNK_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* page bytes per write */
 };
 

@@ -32,7 +32,7 @@
 
 enum {
     NO_ENTRY = -1,
-    BYTES_PER_ENTRY = 256 * 1024, /* number of index entries = max_bytes / BYTES_PER_ENTRY, from MIN_ENTRIES to MAX_ENTRIES */
+    BYTES_PER_ENTRY = 256 * 1024, /* the index has max_bytes / BYTES_PER_ENTRY entries, within [MIN_ENTRIES, MAX_ENTRIES] */
     MIN_ENTRIES = 1024,
     MAX_ENTRIES = 1 << 22,
     BLOCK_BYTES = 4096,
@@ -48,7 +48,7 @@ typedef struct entry {
     fkv_page_key key;
     uint64_t bytes;     /* file size, rounded up to BLOCK_BYTES */
     int64_t written_ns; /* modification time of the file; valid only while the folder is being opened */
-    int32_t younger; /* neighbor in the LRU list, or NO_ENTRY at the end of the list; free entries are linked through `older` */
+    int32_t younger;    /* next more recently used entry, or NO_ENTRY if there is none; free entries are linked through `older` */
     int32_t older;
     int32_t next; /* next entry in the hash bucket */
     bool used;    /* true if the page was used since the folder was opened */
@@ -223,7 +223,7 @@ static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *pack
     format_file_name(key, PAGE_SUFFIX, name);
     int fd = openat(f->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) {
-        /* removes the file even if another thread has rewritten it in the meantime, so that no file exists without an index
+        /* remove the file even if another thread has rewritten it in the meantime, so that no file exists without an index
          * entry */
         folder_remove(f, key);
         return fkv_fail(FKV_GONE, "page %s is not in the prefix folder", name);
@@ -356,7 +356,8 @@ static void scan_file(folder *f, const char *name, uint32_t *n) {
         (void)unlinkat(f->dir, name, 0);
     } else if (parse_file_name(name, PAGE_SUFFIX, &key) && fstatat(f->dir, name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
                S_ISREG(about.st_mode)) {
-        if (*n == f->capacity || (uint64_t)about.st_size > f->max_bytes) { /* also keeps the sum of sizes below 2^64 */
+        if (*n == f->capacity ||
+            (uint64_t)about.st_size > f->max_bytes) { /* both limits together keep the total size below 2^64 */
             (void)unlinkat(f->dir, name, 0);
             return;
         }
@@ -383,7 +384,7 @@ static fkv_status scan_prefix_folder(folder *f, const char *path) {
     (void)closedir(dir);
     qsort(f->entries, n, sizeof *f->entries, compare_times);
     for (uint32_t i = 0; i < f->n_buckets; i++) f->buckets[i] = NO_ENTRY;
-    for (uint32_t i = 0; i < n; i++) { /* oldest first, so that the most recently used entry is linked last */
+    for (uint32_t i = 0; i < n; i++) { /* link the oldest entries first and the most recently used entry last */
         entry *e = &f->entries[i];
         e->next = *folder_bucket(f, &e->key);
         *folder_bucket(f, &e->key) = (int32_t)i;

@@ -13,7 +13,7 @@
 
 #include <flatkv/prefix_store.h>
 
-/* Digest of everything that determines the contents of pages, except the tokens and the tenant. */
+/* Digest of all settings that determine the contents of pages, except the tokens and the tenant. */
 typedef struct fkv_pack_identity {
     uint8_t digest[FKV_SHA256_BYTES];
 } fkv_pack_identity;

@@ -2,8 +2,9 @@
  *
  * Keys: "fkv:1:" and 64 hexadecimal digits of HMAC-SHA-256(name key, page key). Values: "FKVR", version (4 bytes), nonce (12),
  * the packed page encrypted with AES-256-GCM, tag (16). The Redis key and the version are authenticated with the page, so a value
- * is accepted only under the key it was written to. Both keys are derived from a secret that all servers share. Whoever reads the
- * Redis server learns neither prompts nor tenants, and whoever writes to it without the secret cannot make a page accepted.
+ * is accepted only under the key it was written to. The name key and the encryption key are derived from a secret that all flatkv
+ * servers share. Read access to a Redis server reveals neither prompts nor tenants. Write access without the secret does not
+ * suffice to forge a page.
  *
  * Threads: contains(), pending(), expect() and touch() only use tables in memory. A background thread asks the servers which
  * pages exist, refreshes expiry times and probes servers that have failed. read() and write() use the network on the threads of
@@ -29,11 +30,11 @@
 
 enum {
     MAX_SERVERS = 16,
-    ANSWER_SETS = 16384, /* sets of the table of answers; a power of two */
+    ANSWER_SETS = 16384, /* number of sets in the set-associative table that caches which pages exist; a power of two */
     ANSWER_WAYS = 4,
     ANSWER_KEY_BYTES = 16,
-    RING_ENTRIES = 4096, /* questions and refreshes that wait for the background thread */
-    BATCH = 128,         /* commands in one pipeline */
+    RING_ENTRIES = 4096, /* capacity of the ring of existence queries and expiry refreshes for the background thread */
+    BATCH = 128,         /* maximum number of commands in one pipeline */
     CHUNK_BYTES = 64 * 1024,
     NAME_TEXT_BYTES = 6 + 2 * FKV_PAGE_KEY_BYTES, /* length of a Redis key */
     VALUE_HEADER_BYTES = 20,
@@ -47,17 +48,17 @@ enum {
 };
 
 static const uint8_t VALUE_MAGIC[4] = {'F', 'K', 'V', 'R'};
-static const double DEFAULT_TIMEOUT_S = 0.1; /* deadline of connecting, of questions, and of a reply without its value */
-static const double PENDING_SHARE = 0.2; /* after this share of the timeout, an unanswered question no longer counts as pending */
-static const double WRITE_S = 1.0;       /* deadline of a write, in addition to the time for the bytes */
-static const double FIRST_RATE = 20e6;   /* assumed bytes per second before the first read */
-static const double RATE_STEP = 0.2;     /* weight of the newest measurement in the moving average of the rate */
-static const double FOUND_S = 10.0;      /* time for which the answer "exists" is believed */
+static const double DEFAULT_TIMEOUT_S = 0.1; /* timeout for connecting, existence queries and the first line of a reply */
+static const double PENDING_SHARE = 0.2;     /* fraction of the timeout for which an unanswered query counts as pending */
+static const double WRITE_S = 1.0;           /* fixed part of the timeout for a write; the expected transfer time is added */
+static const double FIRST_RATE = 20e6;       /* assumed transfer rate, in bytes per second, before the first measurement */
+static const double RATE_STEP = 0.2;         /* weight of the newest measurement in the moving average of the transfer rate */
+static const double FOUND_S = 10.0;          /* time, in seconds, for which a cached "page exists" result is trusted */
 static const double MISSING_S = 2.0;
-static const double PROBE_S = 0.5; /* time between a failure and the first probe */
+static const double PROBE_S = 0.5; /* time, in seconds, between a failure and the first probe */
 static const double MAX_PROBE_S = 8.0;
-static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server that refuses the login or the commands */
-static const double FULL_PAUSE_S = 1.0;     /* time without writes after the server reported that its memory is full */
+static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server that rejects the login or a command */
+static const double FULL_PAUSE_S = 1.0;     /* pause in writes, in seconds, after a server has reported that its memory is full */
 
 typedef enum answer_state { ANSWER_UNKNOWN, ANSWER_PENDING, ANSWER_FOUND, ANSWER_MISSING } answer_state;
 
@@ -79,16 +80,16 @@ typedef struct task {
 typedef struct redis_server {
     fkv_resp_address address;
     uint64_t hash;
-    fkv_resp asker; /* used by the background thread */
+    fkv_resp asker; /* connection used by the background thread */
     fkv_resp reader;
     fkv_resp writer;
     bool is_down;
     double probe_at;
-    double probe_s;    /* time until the next probe if this probe fails */
-    double full_until; /* no writes until then */
+    double probe_s;    /* current interval between probes, in seconds */
+    double full_until; /* time before which no pages are written to the server */
     bool full_is_logged;
     bool refusal_is_logged;
-    double rate; /* measured bytes per second */
+    double rate; /* measured transfer rate, in bytes per second */
 } redis_server;
 
 typedef struct redis_store {
@@ -104,9 +105,9 @@ typedef struct redis_store {
     fkv_log_fn log;
     void *log_user;
 
-    pthread_mutex_t read_lock; /* held during a read or a removal; protects the readers and `opener` */
+    pthread_mutex_t read_lock; /* held while a page is read or removed; protects the servers' read connections and `opener` */
     fkv_cipher opener;
-    pthread_mutex_t write_lock; /* held during a write; protects the writers, `cipher` and `chunk` */
+    pthread_mutex_t write_lock; /* held while a page is written; protects the servers' write connections, `cipher` and `chunk` */
     fkv_cipher cipher;
 
     pthread_mutex_t lock; /* protects the following fields; never held during I/O */
@@ -114,11 +115,11 @@ typedef struct redis_store {
     bool closing;
     uint32_t n_tasks;
     uint32_t first_task;
-    uint64_t n_refused; /* values that failed authentication or have an unknown format */
+    uint64_t n_refused; /* number of values that failed authentication or had an unknown format */
 
     pthread_t thread;
     bool thread_runs;
-    task batch[BATCH]; /* used by the background thread */
+    task batch[BATCH]; /* tasks that the background thread is processing */
     char names[BATCH][NAME_TEXT_BYTES + 1];
     char commands[BATCH * 160];
     uint8_t chunk[CHUNK_BYTES];
@@ -142,7 +143,7 @@ static uint64_t mix_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Returns the server of a page: the one with the largest hash of its name and the key. */
+/* Returns the server that stores a page: the server for which the hash of its name and the page key is largest. */
 static redis_server *server_of(redis_store *s, const fkv_page_key *key) {
     uint64_t low = 0;
     memcpy(&low, key->bytes, sizeof low);
@@ -191,7 +192,8 @@ static void mark_down(redis_store *s, redis_server *server, fkv_resp_failure fai
                                                 : "not reachable; pages are computed until the server responds");
 }
 
-/* Handles an error reply. Refused logins and commands stop the use of the server; a full server only stops writes. */
+/* Handles an error reply. If the server rejects the login or a command, it is no longer used. If its memory is full, only writes
+ * are paused. */
 static void handle_error_reply(redis_store *s, redis_server *server, const char *text) {
     char line[FKV_RESP_LINE_BYTES + 100];
     const bool full = strncmp(text, "OOM", 3) == 0;
@@ -221,7 +223,7 @@ static bool is_usable(redis_store *s, const redis_server *server) {
     return usable;
 }
 
-/* Connects and logs in, unless the connection is open and idle. */
+/* Connects and logs in, unless the connection is already open and idle. */
 static bool ensure_connected(redis_store *s, redis_server *server, fkv_resp *c) {
     const double deadline = fkv_resp_now() + s->timeout_s;
     fkv_resp_reply reply;
@@ -244,7 +246,8 @@ static fkv_status connection_failed(redis_store *s, redis_server *server, const 
 
 /* ---- table of answers ---- */
 
-/* Finds the entry of a key. If `add` is true and there is none, replaces the oldest entry of its set. The caller holds the lock.
+/* Finds the table entry of a page key. If there is no entry and `add` is true, replaces the oldest entry in the key's set. The
+ * caller holds the lock.
  */
 static answer *find_answer(redis_store *s, const fkv_page_key *key, bool add) {
     uint32_t set = 0;
@@ -273,7 +276,8 @@ static void note_answer(redis_store *s, const fkv_page_key *key, answer_state st
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns the state of a key, or ANSWER_UNKNOWN if the answer is too old. The caller holds the lock. */
+/* Returns what is known about the existence of a page, or ANSWER_UNKNOWN if the cached result is too old. The caller holds the
+ * lock. */
 static answer_state current_answer(redis_store *s, const fkv_page_key *key) {
     const answer *a = find_answer(s, key, false);
     if (a == NULL) return ANSWER_UNKNOWN;
@@ -291,7 +295,7 @@ static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, ui
     return true;
 }
 
-/* Returns the state of a key, and asks for it if the state is unknown. The caller holds the lock. */
+/* Like current_answer(), but queues an existence query if nothing is known about the page. The caller holds the lock. */
 static answer_state ask_for(redis_store *s, const fkv_page_key *key) {
     const answer_state state = current_answer(s, key);
     if (state != ANSWER_UNKNOWN || server_of(s, key)->is_down || !add_task(s, TASK_ASK, key, 0)) return state;
@@ -337,7 +341,7 @@ static void redis_touch(void *self, const fkv_page_key *keys, uint32_t n) {
 
 /* ---- background thread ---- */
 
-/* Sends one pipeline of the tasks of a server and reads the replies. */
+/* Sends the tasks of one server as a single pipeline and reads the replies. */
 static bool run_pipeline(redis_store *s, redis_server *server, uint32_t n_tasks) {
     fkv_resp *c = &server->asker;
     size_t n_bytes = 0;
@@ -393,7 +397,7 @@ static void probe_server(redis_store *s, redis_server *server) {
     const double deadline = fkv_resp_now() + s->timeout_s;
     struct iovec part = {.iov_base = (void *)(uintptr_t)ping, .iov_len = sizeof ping - 1};
     fkv_resp_reply reply = {0};
-    fkv_resp_close(&server->asker); /* an open connection may wait for late replies */
+    fkv_resp_close(&server->asker); /* late replies may still arrive on the old connection */
     const bool replied = ensure_connected(s, server, &server->asker) && fkv_resp_send(&server->asker, &part, 1, deadline) &&
                          fkv_resp_receive(&server->asker, &reply, deadline) && reply.kind != FKV_RESP_ERROR;
     (void)pthread_mutex_lock(&s->lock);
@@ -409,7 +413,7 @@ static void probe_server(redis_store *s, redis_server *server) {
     if (replied) log_line(s, server, "in use again");
 }
 
-/* Waits for tasks or for the time of the next probe. The caller holds the lock. */
+/* Waits until there is a task or the next probe is due. The caller holds the lock. */
 static void wait_for_tasks(redis_store *s) {
     double until = 0.0;
     for (uint32_t i = 0; i < s->n_servers; i++)
@@ -447,7 +451,7 @@ static void *run_background(void *user) {
 
 /* ---- read, write, remove ---- */
 
-/* Fills in the authenticated part of a value: the Redis key and the version. */
+/* Builds the additional authenticated data of a value: its Redis key, magic and version. */
 static size_t make_bound(const char *name, const uint8_t header[VALUE_HEADER_BYTES], uint8_t bound[NAME_TEXT_BYTES + 8]) {
     memcpy(bound, name, NAME_TEXT_BYTES);
     memcpy(bound + NAME_TEXT_BYTES, header, 8);
@@ -482,7 +486,7 @@ static fkv_status receive_page(redis_store *s, redis_server *server, const char 
     uint8_t tag[FKV_CIPHER_TAG_BYTES];
     uint8_t bound[NAME_TEXT_BYTES + 8];
     if (n_value < VALUE_OVERHEAD || n_value - VALUE_OVERHEAD > capacity) {
-        fkv_resp_close(c); /* cheaper than reading a value that cannot be used */
+        fkv_resp_close(c); /* closing the connection is cheaper than reading and discarding the value */
         count_refused(s);
         return fkv_fail(FKV_GONE, "the value of a stored page has %llu bytes (expected %d to %llu)", (unsigned long long)n_value,
                         VALUE_OVERHEAD, (unsigned long long)capacity + VALUE_OVERHEAD);
@@ -660,7 +664,7 @@ static void redis_close(void *self) {
     fkv_map_close(s, s->map_bytes);
 }
 
-/* Derives the two keys from the secret. */
+/* Derives the name key and the encryption key from the secret. */
 static fkv_status derive_keys(redis_store *s, const uint8_t *secret, size_t n_secret) {
     uint8_t master[FKV_SHA256_BYTES];
     fkv_sha256 sha;

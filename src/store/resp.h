@@ -1,8 +1,8 @@
 /* A client connection to a Redis or Valkey server (RESP2), over TCP or a Unix socket.
  *
- * All calls end at a deadline, in seconds of fkv_resp_now(), which covers the whole call and not single system calls. After a
- * failure the connection is closed, because a late reply must not be taken for the reply to the next command. Values are sent
- * from and received into memory of the caller. A connection allocates no memory and must be used by one thread at a time.
+ * Every call has a deadline, measured on the clock of fkv_resp_now(), for the whole call rather than for each system call. After
+ * a failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values are
+ * sent from and received into the caller's memory. A connection allocates no memory and must be used by one thread at a time.
  */
 #ifndef FKV_RESP_H
 #define FKV_RESP_H
@@ -21,11 +21,11 @@ typedef struct fkv_resp_address {
     bool is_loopback; /* a loopback address or a Unix socket */
 } fkv_resp_address;
 
-/* Reason of the last failure of a connection. */
+/* Reason for the most recent failure on a connection. */
 typedef enum fkv_resp_failure {
     FKV_RESP_NONE,
     FKV_RESP_TIMEOUT,
-    FKV_RESP_CLOSED,  /* refused, reset or closed by the server */
+    FKV_RESP_CLOSED,  /* the server refused, reset or closed the connection */
     FKV_RESP_PROTOCOL /* invalid reply */
 } fkv_resp_failure;
 
@@ -47,8 +47,8 @@ typedef enum fkv_resp_kind {
 /* First line of a reply. */
 typedef struct fkv_resp_reply {
     fkv_resp_kind kind;
-    int64_t number;                 /* integer, or length of a bulk string; -1 if the value does not exist */
-    char text[FKV_RESP_LINE_BYTES]; /* text of a status or an error, with unprintable bytes replaced */
+    int64_t number; /* value of an integer reply, or length of a bulk string; -1 if the requested value does not exist */
+    char text[FKV_RESP_LINE_BYTES]; /* text of a status or error reply, with unprintable bytes replaced */
 } fkv_resp_reply;
 
 /* Returns the monotonic time in seconds. */
@@ -57,14 +57,14 @@ double fkv_resp_now(void);
 /* Parses "unix:PATH" or resolves "HOST:PORT". May block while the name is resolved. */
 fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address);
 
-/* Returns true if the connection is open and the server has sent nothing that no command has asked for. */
+/* Returns true if the connection is open and no data from the server is waiting to be read. */
 bool fkv_resp_is_idle(const fkv_resp *c);
 
-/* Connects. Returns false on failure. The connection must be closed or zeroed with fd -1. */
+/* Connects to a server. Returns false on failure. On entry, *c must be a closed connection, or zeroed except for fd = -1. */
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline);
 void fkv_resp_close(fkv_resp *c);
 
-/* Sends n_parts buffers. Returns false on failure. The contents of `parts` are changed. */
+/* Sends n_parts buffers. Returns false on failure. Overwrites the array `parts`. */
 bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadline);
 
 /* Reads the first line of a reply. */

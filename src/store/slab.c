@@ -51,7 +51,7 @@ fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, u
     return FKV_OK;
 }
 
-/* Zeroes the bytes of the chunk that are at offsets [start, end) of the run. */
+/* Zeroes the bytes of the chunk that belong to offsets [start, end) of the run. The chunk starts at offset `from` of the run. */
 static void blank_range(uint8_t *chunk, uint64_t from, uint64_t bytes, uint64_t start, uint64_t end) {
     if (start < from) start = from;
     if (end > from + bytes) end = from + bytes;

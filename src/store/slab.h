@@ -27,13 +27,13 @@ typedef struct fkv_slab_part {
 
 enum { FKV_SLAB_PARTS = 6 };
 
-/* A part ends at offset + page_tokens * row_bytes + page_bytes. Invariant: every part ends at or before the start of the next
- * part, and the last part ends at or before block_bytes. */
+/* Slab entry of a layer: its block layout. A part of a block ends at offset + page_tokens * row_bytes + page_bytes. Invariant:
+ * every part ends at or before the start of the next part, and the last part ends at or before block_bytes. */
 typedef struct fkv_slab_layer {
     uint32_t group;
     uint32_t n_heads; /* number of KV heads */
     uint32_t block_bytes;
-    bool sealed;     /* sealed blocks: a page holds either all of its rows or none */
+    bool sealed;     /* true if the blocks are sealed; a page then holds either all of its rows or none */
     uint64_t offset; /* set by fkv_slab_layout() */
     fkv_slab_part parts[FKV_SLAB_PARTS];
 } fkv_slab_layer;
