@@ -356,8 +356,7 @@ static void scan_file(folder *f, const char *name, uint32_t *n) {
         (void)unlinkat(f->dir, name, 0);
     } else if (parse_file_name(name, PAGE_SUFFIX, &key) && fstatat(f->dir, name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
                S_ISREG(about.st_mode)) {
-        if (*n == f->capacity ||
-            (uint64_t)about.st_size > f->max_bytes) { /* both limits together keep the total size below 2^64 */
+        if (*n == f->capacity || (uint64_t)about.st_size > f->max_bytes) { /* ensures that the sum of sizes fits in 64 bits */
             (void)unlinkat(f->dir, name, 0);
             return;
         }
