@@ -42,7 +42,7 @@ struct fkv_cache {
 
 /* ---- plan ---- */
 
-/* Computes the size of all tables, or carves them from a block (see carve.h). */
+/* Computes the total size of the cache's tables, or carves the tables from a block of memory (see carve.h). */
 static void layout_tables(fkv_carve *carve, const fkv_shape *shape, const fkv_device *device, fkv_cache **cache) {
     fkv_cache *c = FKV_CARVE(carve, 1, fkv_cache);
     fkv_cache counting;
@@ -158,8 +158,8 @@ static uint64_t planned_bytes(const fkv_device *device, const void *options, con
     return fkv_plan_make_on(device, options, config, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
 }
 
-/* Returns the largest max_tokens for which the plan fits within the limit, or 0 if no max_tokens fits. The plan of the unchanged
- * configuration must exceed the limit. */
+/* Returns the largest value of max_tokens for which the plan fits within the limit, or 0 if there is none. The plan of the
+ * unchanged configuration must exceed the limit. */
 static uint32_t max_fitting_tokens(const fkv_device *device, const void *options, const fkv_config *config, uint64_t limit) {
     fkv_config tried = *config;
     uint32_t fits = 0;
@@ -415,7 +415,7 @@ fkv_status fkv_prefix_clear(fkv_cache *cache) {
 
 /* ---- steps ---- */
 
-/* Copies the shared pages that the step writes, and passes the rows to the device. */
+/* Makes private copies of the shared pages that the step will write, and passes the step's rows to the device. */
 static fkv_status prepare_device(fkv_cache *cache) {
     uint32_t n_copies = 0;
     const fkv_page_copy *copies = fkv_pager_step_copies(cache->pager, &n_copies);
@@ -560,7 +560,8 @@ fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows) {
     return FKV_OK;
 }
 
-/* Ends the step on the device before the pager ends it, because the device still uses page tables that the pager will release. */
+/* Ends the step on the device. Must be called before the pager ends the step, because the pager then releases page tables that
+ * the device still uses. */
 static void finish_device_step(fkv_step *step) {
     step->open = false;
     step->cache->device->step_end(step->cache->device_state);
@@ -623,7 +624,7 @@ fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_by
     return fkv_sha256_close(&sha, root->bytes);
 }
 
-/* Returns the bit of the state group, or 0 if there are no state layers. */
+/* Returns a bit mask with only the bit of the state group set, or 0 if there are no state layers. */
 static uint32_t state_bit(const fkv_cache *cache) {
     return cache->plan.state_bytes != 0 ? UINT32_C(1) << cache->plan.state_group : 0;
 }
@@ -644,14 +645,15 @@ static fkv_pack_place packed_page_place(const fkv_cache *cache, const uint32_t *
                             .logical = n_pages - 1};
 }
 
-/* Checks n_pages against the maximum length of a sequence. */
+/* Checks that n_pages does not exceed the maximum number of pages of a sequence. */
 static fkv_status check_prefix_pages(const fkv_cache *cache, uint32_t n_pages) {
     uint32_t most = cache->shape.pager.max_seq_tokens / cache->shape.config.page_tokens;
     FKV_REQUIRE(n_pages > 0 && n_pages <= most, FKV_BAD_ARGUMENT, "n_pages is %u (expected 1 to %u)", n_pages, most);
     return FKV_OK;
 }
 
-/* Packs those groups of a page that are in `wanted` and in the prefix tree. Returns FKV_GONE if there are none. */
+/* Packs a page for those groups in the mask `wanted` in which the prefix tree has the page. Returns FKV_GONE if there is no such
+ * group. */
 static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                               const fkv_page_key *key, uint32_t wanted, uint8_t *packed, uint64_t *n_bytes) {
     FKV_TRY(check_prefix_pages(cache, n_pages));

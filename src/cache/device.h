@@ -1,6 +1,7 @@
-/* Interface between a cache and the device that holds its pages. It does not include the functions that write rows and compute
- * attention. They take arrays of the device, so each device has its own public functions (fkv_write() and fkv_attend() on the
- * host, those of flatkv/mlx.h on MLX). These functions access the step through the functions at the end of this file.
+/* Interface between a cache and the device that holds its pages. The functions that write rows and compute attention are not part
+ * of this interface. They take device-specific arrays, so each device has its own public functions: fkv_write() and fkv_attend()
+ * on the host, and those of flatkv/mlx.h on MLX. These public functions access the step through the functions at the end of this
+ * file.
  *
  * The host is also a device (device_host.c). Only the host uses the cache's workers, scratch memory and CPU kernels.
  */
@@ -31,7 +32,7 @@ typedef struct fkv_device_step {
 typedef struct fkv_device {
     bool on_host;      /* true if the device uses the cache's workers, scratch memory and CPU kernels. Only such a device supports
                           fkv_write() and fkv_attend() */
-    const char *calls; /* names of the device's write and attend calls, for error messages */
+    const char *calls; /* names of the device's public write and attend functions, for error messages */
 
     /* Returns the size of the device's state. */
     uint64_t (*state_bytes)(const fkv_shape *shape);
@@ -65,7 +66,7 @@ FKV_INTERNAL fkv_status fkv_plan_make_on(const fkv_device *device, const void *o
 FKV_INTERNAL fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config,
                                           fkv_cache **cache);
 
-/* State in which a layer must be when a write or attend function is called. */
+/* State that a layer must be in when a write or attend function is called. */
 typedef enum fkv_layer_state { FKV_LAYER_ANY, FKV_LAYER_UNWRITTEN, FKV_LAYER_WRITTEN } fkv_layer_state;
 
 /* Performs the checks that are common to the write and attend functions of all devices: the step is open, its cache is on this
@@ -76,8 +77,8 @@ FKV_INTERNAL fkv_status fkv_step_check(const fkv_step *step, const fkv_device *d
 /* Returns the state of the step's device. */
 FKV_INTERNAL void *fkv_step_device_state(const fkv_step *step);
 
-/* Record that a write function, or an attend function, has completed. bytes: number of bytes of packed pages that the attend
- * function has read. */
+/* Record that the write or attend function of a layer has completed. bytes: number of packed-page bytes that attention has
+ * read. */
 FKV_INTERNAL void fkv_step_wrote(fkv_step *step, uint32_t layer);
 FKV_INTERNAL void fkv_step_attended(fkv_step *step, uint64_t bytes);
 

@@ -39,7 +39,7 @@ static void host_close(void *state) {
     fkv_map_close(host->map, host->bytes);
 }
 
-/* Not used by fkv_cache_stats(), which reports the name of the CPU kernels instead. */
+/* fkv_cache_stats() does not call this function, because on the host it reports the name of the CPU kernels instead. */
 static const char *host_name(const void *state) {
     (void)state;
     return "host";

@@ -5,7 +5,8 @@
 
 #include <math.h>
 
-/* The plan has space for the open first pages of cached prefixes: one such page for every PAGES_PER_PREFIX pages of capacity. */
+/* A cached prefix of sealed layers needs an open copy of its first page. The plan contains one such page for every
+ * PAGES_PER_PREFIX pages of capacity. */
 enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
@@ -36,7 +37,7 @@ static fkv_status check_state_layer(const fkv_layer_config *l, uint32_t layer) {
     return FKV_OK;
 }
 
-/* Checks the fields of a latent layer that have other limits in other layers. */
+/* Checks the fields of a latent layer whose limits differ from those of other layers. */
 static fkv_status check_latent_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->rope_dim % 16 == 0 && l->rope_dim <= FKV_MAX_HEAD_DIM, FKV_BAD_CONFIG,
                 "layer %u: rope_dim is %u (expected a multiple of 16, at most %d)", layer, l->rope_dim, FKV_MAX_HEAD_DIM);
@@ -144,8 +145,8 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     return FKV_OK;
 }
 
-/* Returns the number of open first pages in the plan: one per sequence, plus some for cached prefixes that no sequence uses. A
- * prefix cannot be shared without its open first page. */
+/* Returns the planned number of pages that hold the open form of a first page: one per sequence, plus some for cached prefixes
+ * that no sequence uses. A prefix cannot be shared without its first page in open form. */
 static uint64_t open_first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
 
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
@@ -187,7 +188,7 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
         }
         if (g == *state_group) pages += c->max_snapshots;
         if (g == *open_group) pages += open_first_pages(c, most);
-        pager->groups[g].n_pages = (uint32_t)pages; /* less than 2^28, because max_tokens and max_seqs are bounded */
+        pager->groups[g].n_pages = (uint32_t)pages; /* `pages` is less than 2^28, because max_tokens and max_seqs are bounded */
     }
     return FKV_OK;
 }
@@ -255,7 +256,7 @@ static void put_slab_layer(const fkv_shape *shape, const fkv_attn_layer *attn, u
     layers[shape->n_layers + n_before] = make_slab_layer(attn, &attn->open, shape->open_group);
 }
 
-/* Computes the digest of channel_bits of all calibrated layers. */
+/* Computes a digest of the channel_bits arrays of all calibrated layers. */
 static fkv_status hash_calibration(fkv_shape *shape) {
     fkv_sha256 sha;
     if (shape->n_channels == 0) return FKV_OK;
@@ -314,8 +315,8 @@ void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_
         layers->rotations = FKV_CARVE(carve, (uint64_t)shape->n_layers * FKV_N_SIDES, fkv_rotation);
 }
 
-/* Initializes the blocks of a calibrated layer's heads. *free: pointers to the unused parts of the carved arrays; each pointer is
- * advanced past the elements that this function uses. */
+/* Initializes the block layout of each KV head of a calibrated layer. *free: pointers to the unused elements of the carved
+ * arrays; each pointer is advanced past the elements that this function uses. */
 static void fill_heads(const fkv_layer_config *l, fkv_shape_layers *free, fkv_attn_layer *attn) {
     attn->head_blocks = free->head_blocks;
     for (uint32_t h = 0; h < l->n_kv_heads; h++) {

@@ -14,7 +14,7 @@
 #include "../store/slab.h"
 
 typedef struct fkv_shape {
-    fkv_config config; /* the array config.layers belongs to the caller; do not keep a pointer to it */
+    fkv_config config; /* config.layers points to an array of the caller, which may be freed after the cache is opened */
     uint32_t n_threads;
     fkv_pager_spec pager;
     uint32_t open_group;  /* the last group, which holds open pages of sealed layers; FKV_MAX_GROUPS if no layer is sealed */
@@ -22,11 +22,12 @@ typedef struct fkv_shape {
     uint32_t n_layers;
     uint64_t token_bytes;
     uint32_t n_sink_logits;                /* number of sink logits in all layers */
-    uint32_t n_head_blocks;                /* number of KV heads in all calibrated layers */
+    uint32_t n_head_blocks;                /* number of KV heads, summed over all calibrated layers */
     uint64_t n_channels;                   /* total number of channels in all KV heads of calibrated layers */
     uint8_t calibration[FKV_SHA256_BYTES]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
     uint64_t scratch_bytes;                /* scratch memory that attention needs: the maximum over all layers */
-    fkv_slab slab; /* slab.n_layers counts each sealed layer twice; fkv_shape_fill_layers() sets slab.layers */
+    fkv_slab slab; /* slab.n_layers counts each sealed layer twice, for its sealed and its open blocks; fkv_shape_fill_layers()
+                      sets slab.layers */
 } fkv_shape;
 
 /* Per-layer arrays of a cache, carved from its tables. */
@@ -59,7 +60,7 @@ FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uin
 
 FKV_INLINE bool fkv_shape_is_latent(const fkv_layer_config *layer) { return layer->rope_dim != 0; }
 
-/* Returns the codec of the V side of a block: the codec of the values, or of the RoPE channels of a latent layer. */
+/* Returns the codec of the V side of a block. The V side holds values or, in a latent layer, the RoPE channels. */
 FKV_INLINE fkv_codec_config fkv_shape_v_codec(const fkv_layer_config *layer) {
     return fkv_shape_is_latent(layer) ? (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF} : layer->v;
 }
