@@ -1,7 +1,7 @@
 /* See admission.h. */
 #include "admission.h"
 
-static const double MIN_RETRY_S = 1.0; /* the HTTP header Retry-After has a resolution of one second */
+static const double MIN_RETRY_S = 1.0; /* minimum retry delay: the HTTP header Retry-After has a resolution of one second */
 static const double MAX_RETRY_S = 600.0;
 static const double RETURN_RATE_STEP = 0.02; /* weight of the newest observation in the moving average of the return rate */
 static const double MIN_RETURN_RATE = 0.1;
@@ -39,8 +39,8 @@ typedef struct reserved_work {
     double work_s; /* expected machine time, in seconds, of the reservations that are served before the tenant's next request */
 } reserved_work;
 
-/* Estimates the reserved work, among the first `end` reservations, that delays one tenant. Tenants are served in turn, so each
- * other tenant delays this tenant by at most the amount of work that this tenant itself has reserved. */
+/* Estimates how much work among the first `end` reservations is served before the next request of `tenant`. Tenants are served in
+ * turn, so each other tenant contributes at most as much work as this tenant has itself reserved. */
 static reserved_work reserved_work_before(const fkv_admission *admission, uint32_t end, uint64_t tenant, double unit_s) {
     reserved_work own = {0};
     double all_s = 0.0;
@@ -98,7 +98,7 @@ fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_st
     const bool known = at < admission->n;
     if (known && request.now >= admission->reservations[at].retry_at)
         return admit_due_reservation(admission, queue, request, at, seconds);
-    /* the request is new, or it was retried before its retry time and is treated like a new request */
+    /* the request is new, or its client retried too early and is treated like a new one */
     const reserved_work before = reserved_work_before(admission, at, request.tenant, queue.unit_s);
     const reserved_work counted = queue.n_waiting >= (admission->max_queue + 1) / 2 ? before : (reserved_work){0};
     const bool full = queue.n_waiting + counted.n >= admission->max_queue;

@@ -1,4 +1,5 @@
-/* Output text of an answer. Complete UTF-8 characters are released; text that may be the beginning of a stop string is held back.
+/* Buffers the output text of an answer. Complete UTF-8 characters are released to the client; text that may be the beginning of a
+ * stop string is held back.
  *
  * The request owns the buffer. Before a token is added, the buffer holds at most an incomplete character or all but the last byte
  * of a stop string, so its size is known when the request is submitted.
@@ -20,9 +21,9 @@ typedef struct fkv_answer_text {
     size_t n_shown; /* number of leading bytes of `held` that the last call released */
 } fkv_answer_text;
 
-/* Appends the bytes of a token. On return, the first n_shown bytes of `held` are released; the next call drops them. If the text
- * contains a stop string, truncates the text before the first stop string in it and returns this stop string. Otherwise returns
- * NULL. */
+/* Appends the bytes of a token. On return, the first n_shown bytes of `held` are the newly released text; the next call removes
+ * them from the buffer. If the text contains a stop string, truncates the text before the first stop string in it and returns
+ * this stop string. Otherwise returns NULL. */
 const char *fkv_answer_text_add(fkv_answer_text *text, fkv_stop_list stops, const char *bytes, size_t n);
 
 /* Releases all held text at the end of an answer. */

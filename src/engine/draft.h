@@ -13,22 +13,22 @@
  */
 uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t max_tokens, uint32_t *draft);
 
-/* Acceptance statistics of one answer. */
+/* Draft acceptance statistics of one answer. */
 typedef struct fkv_draft_record {
     double acceptance; /* estimated probability that a draft token is accepted if all draft tokens before it were accepted */
-    bool has_draft;    /* true if a draft is stored after the tokens of the answer; this step may or may not verify the draft */
+    bool has_draft;    /* true if a draft is stored after the tokens of the answer, whether or not the current step verifies it */
 } fkv_draft_record;
 
 fkv_draft_record fkv_draft_record_init(void);
 
-enum { FKV_MAX_STEP_DRAFTS = 16 }; /* maximum number of draft tokens per step, over all answers */
+enum { FKV_MAX_STEP_DRAFTS = 16 }; /* maximum number of draft tokens in one step, summed over all requests */
 
-/* Draft of one answer, as input and output of fkv_draft_choose(). */
+/* Input and output of fkv_draft_choose() for the draft of one answer. */
 typedef struct fkv_draft_candidate {
     double acceptance;       /* fkv_draft_record.acceptance of the answer */
     uint32_t n_proposed;     /* number of tokens in the draft */
     uint32_t n_chosen;       /* number of leading draft tokens to verify in this step */
-    double next_probability; /* acceptance probability of the first token that is not chosen yet */
+    double next_probability; /* acceptance probability of the first draft token that has not been chosen yet */
 } fkv_draft_candidate;
 
 /* Chooses the draft tokens to verify in a step, most likely tokens first, so as to maximize the expected time saved minus the
@@ -37,8 +37,8 @@ typedef struct fkv_draft_candidate {
 uint32_t fkv_draft_choose(fkv_draft_candidate *candidates, uint32_t n_candidates, const double *extra_s, uint32_t max_tokens,
                           double token_s);
 
-/* Updates the acceptance rate. A draft that was not verified may be recorded too: its first token can be compared with the
- * sampled token at no cost. */
+/* Updates the estimated acceptance rate. Also used for drafts that were not verified: comparing the first draft token with the
+ * sampled token costs nothing. */
 void fkv_draft_update(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_accepted);
 
 #endif

@@ -21,12 +21,12 @@ struct fkv_engine {
     fkv_runner *runner;
     fkv_runner_plan plan;
     fkv_scheduler scheduler;
-    fkv_step_turns *turns; /* shared with the peers of this engine */
+    fkv_step_turns *turns; /* turn order that this engine shares with its peers */
     pthread_t thread;
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signaled when the engine thread has new work, and when it becomes idle */
-    fkv_status opened;      /* status of opening the engine; `opened` and `message` are valid once `ready` is true */
+    fkv_status opened; /* result of opening the engine on its thread; `opened` and `message` are valid once `ready` is true */
     char message[512];
     bool ready;
     bool closing;
@@ -43,7 +43,7 @@ struct fkv_engine {
     fkv_forecast forecast;
     double base_wait_s;  /* predicted queue time, in seconds, of a request that is queued after all jobs of the scheduler */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts */
-    uint32_t free_slots; /* number of answers that can start without waiting */
+    uint32_t free_slots; /* number of answers whose generation can start immediately */
     uint32_t n_listed;
     fkv_request_info listed[MAX_LISTED];
     bool pages_wanted; /* true if fkv_engine_pages() was called since `pages` was last updated */
@@ -108,7 +108,7 @@ static void retire_job(void *user, fkv_job *job) {
     fkv_job_free(job);
 }
 
-/* Fills in the statistics that change while the engine is idle. May be called from any thread. */
+/* Fills in the prefix-store statistics, which can change even while the engine is idle. May be called from any thread. */
 static void update_store_stats(const fkv_prefix_tier *tier, fkv_store_stats *stats) {
     if (tier->traffic == NULL) return;
     fkv_traffic_stats io;
@@ -141,15 +141,15 @@ static void publish_stats(fkv_engine *e) {
     e->free_slots = s->queue.n == 0 ? s->device.max_seqs - s->n_seqs : 0;
     e->n_listed = fkv_scheduler_list(s, e->listed, MAX_LISTED);
     if (e->pages_wanted ||
-        (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine does not publish the pages again until the next request */
+        (s->n_running == 0 && s->queue.n == 0)) { /* publish the pages now, because an idle engine runs no further steps */
         e->pages_wanted = false;
         e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), 0, e->pages, FKV_MAX_LISTED_PAGES);
     }
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* Waits until a page arrives from the store, but at most `seconds`, because queued requests may reach their deadline. The caller
- * must hold the lock. */
+/* Waits until a page arrives from the store, for at most `seconds` seconds. The limit is necessary because queued requests may
+ * reach their deadline. The caller must hold the lock. */
 static void wait_for_page(fkv_engine *e, double seconds) {
     double end = engine_seconds(NULL) + seconds;
     struct timespec at = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
@@ -166,12 +166,12 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
         (void)pthread_cond_wait(&e->changed, &e->lock);
     }
     if (idle && fkv_tier_asks(&e->scheduler.tier))
-        wait_for_page(e, 0.0005); /* answers of the store do not wake the engine */
+        wait_for_page(e, 0.0005); /* the store does not wake the engine when it learns which pages exist */
     else if (idle && fkv_tier_busy(&e->scheduler.tier))
         wait_for_page(e, 0.02);
     e->arrived = false;
     fkv_request_queue received = e->inbox;
-    e->stats.waiting += received.n; /* an estimate that the next publish_stats() call replaces */
+    e->stats.waiting += received.n; /* an estimate; the next publish_stats() call sets the exact value */
     e->base_wait_s += e->inbox_s;
     e->free_slots -= fkv_min_u32(e->free_slots, received.n);
     e->inbox = (fkv_request_queue){0};
@@ -211,7 +211,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    const bool windowed = is_windowed(e); /* window groups cannot always be truncated to remove a rejected draft */
+    const bool windowed = is_windowed(e); /* a windowed sequence cannot always be truncated to remove a rejected draft */
     if (windowed || e->config.draft_tokens == 0) {
         c.max_logit_rows = c.max_seqs;
         FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
@@ -300,7 +300,7 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     if (config->peer != NULL) fkv_step_turns_join(e->turns);
     e->model = model;
     e->config = *config;
-    e->config.peer = NULL; /* may be closed before this engine */
+    e->config.peer = NULL; /* the peer may be closed before this engine */
     if (e->config.runner.max_tokens == 0) e->config.runner.max_tokens = fkv_model_about(model)->context;
     fkv_admission_init(&e->admission, config->max_queue, config->max_wait_s);
     (void)pthread_mutex_init(&e->lock, NULL);
@@ -351,7 +351,7 @@ void fkv_engine_close(fkv_engine *e) {
 /* Returns the predicted queue time, in seconds, of a request submitted now. The caller holds the lock. */
 static double predicted_wait(const fkv_engine *e) { return e->inbox.n < e->free_slots ? 0.0 : e->base_wait_s + e->inbox_s; }
 
-/* Hashes of the prompt pages of a request that is being submitted. */
+/* Hashes of all full prompt pages of a request that is being submitted. */
 typedef struct prompt_pages {
     uint64_t *hashes; /* [n] */
     uint32_t n;
@@ -366,7 +366,7 @@ static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prom
                                    .learned = fkv_step_cost_ready(&e->forecast.cost)};
     const fkv_admission_request attempt = {
         .tenant = job->r.tenant, .hash = hash, .work_s = fkv_forecast_job_seconds(&e->forecast, job), .now = job->arrived_at};
-    double seconds = 5.0; /* retry delay during shutdown, in seconds, during which another server can take over */
+    double seconds = 5.0; /* retry delay during shutdown, in seconds, so that another server can take over */
     const bool ending = e->closing || e->draining;
     const fkv_admission_result result =
         ending ? FKV_ADMISSION_QUEUE_FULL : fkv_admission_decide(&e->admission, queue, attempt, &seconds);

@@ -15,7 +15,7 @@ typedef struct fkv_tenant {
     double counter;
     double weight;
     uint32_t n_live;    /* number of queued and running requests */
-    uint64_t last_used; /* logical time of the last change of n_live; the free slot with the smallest value is reused first */
+    uint64_t last_used; /* logical time at which n_live last changed; the free slot with the smallest value is reused first */
 } fkv_tenant;
 
 typedef struct fkv_fair_share {
@@ -26,7 +26,8 @@ typedef struct fkv_fair_share {
     double last_idle_counter; /* counter of the tenant that most recently became idle */
 } fkv_fair_share;
 
-/* Adds a request of the tenant and returns its slot. If all slots have active tenants, the tenant shares one of them. */
+/* Adds a request of a tenant and returns the tenant's slot. If all slots belong to other active tenants, the tenant shares one of
+ * them. */
 uint32_t fkv_fair_share_join(fkv_fair_share *share, uint64_t name, double weight);
 void fkv_fair_share_leave(fkv_fair_share *share, uint32_t slot);
 void fkv_fair_share_serve(fkv_fair_share *share, uint32_t slot, double tokens);

@@ -3,11 +3,11 @@
 
 #include <stdio.h>
 
-static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore while the compute time cannot be predicted */
-static const double ASK_AGAIN_S = 0.002;  /* a job that waits for an answer of the store is considered again within this time */
-static const double PAGE_TIME_STEP = 0.2; /* weight of the newest measurement in the moving average of the read time per page */
-static const double PAGE_TIME_DECAY =
-    0.98; /* factor applied to the read time when a restore is declined, so that a slow store is eventually tried again */
+static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore if the compute time cannot be predicted, in seconds */
+static const double ASK_AGAIN_S = 0.002;     /* polling interval while the store determines which pages it has, in seconds */
+static const double PAGE_TIME_STEP = 0.2;   /* weight of the newest measurement in the moving average of the read time per page */
+static const double PAGE_TIME_DECAY = 0.98; /* factor by which each declined restore lowers the estimated read time, so that a
+                                               slow store is eventually tried again */
 
 fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job) {
     char number[32];
@@ -24,15 +24,15 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
 
 /* ---- restores ---- */
 
-/* Returns the end of the restore: one more than end_page if a snapshot is restored after the last page. */
+/* Returns the end of the range to restore: end_page, or end_page + 1 if a snapshot is restored after the last page. */
 static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + (t->has_states ? 1 : 0); }
 
-/* Computes the key of a page of the restore, or of the snapshot after the last page. */
+/* Computes the store key of a page to restore or, for page = end_page, of the snapshot after the last page. */
 static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t page) {
     if (page < t->end_page) return t->job->keys[page];
     fkv_page_key key = {{0}};
     (void)fkv_prefix_state_key(&t->job->keys[t->end_page - 1],
-                               &key); /* fails only without SHA-256; the store then has no pages */
+                               &key); /* fails only if SHA-256 is not available; the store then has no pages */
     return key;
 }
 
@@ -124,7 +124,7 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
     finish_restore(t);
 }
 
-/* Returns true if the first group of pages has at least n free or cached pages in addition to those reserved for sequences. */
+/* Returns true if the layer group first_group has at least n free or cached pages in addition to those reserved for sequences. */
 static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     fkv_stats stats;
     if (fkv_cache_stats(t->cache, &stats) != FKV_OK) return false;
@@ -132,8 +132,8 @@ static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     return g->free + g->cached >= g->promised + n;
 }
 
-/* Returns true if the job should wait, because the store does not know yet whether it has a page. The store limits this wait;
- * MAX_FIRST_WAIT_S is a second limit, in case the store does not. */
+/* Returns true if the job should wait until the store knows whether it has the page. The store should limit this wait itself;
+ * MAX_FIRST_WAIT_S is a second limit in case it does not. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
     if (t->store.pending == NULL || !t->store.pending(t->store.self, key)) return false;
     const double now = t->seconds(t->seconds_user);
@@ -143,11 +143,11 @@ static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_ke
     return true;
 }
 
-/* Lowers *end_page to the last page boundary after first_page with a snapshot in the store, or to first_page if there is none.
- * Returns false if the job should wait for an answer of the store. */
+/* Lowers *end_page to the last page boundary whose snapshot is in the store, or to first_page if there is no such boundary after
+ * first_page. Returns false if the job should wait until the store knows which snapshots it has. */
 static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
     bool waits = false;
-    for (; *end_page > first_page; (*end_page)--) { /* asks for all snapshots before it waits for an answer */
+    for (; *end_page > first_page; (*end_page)--) { /* queries all snapshots before the job waits */
         fkv_page_key key;
         if (fkv_prefix_state_key(&job->keys[*end_page - 1], &key) != FKV_OK) continue;
         if (t->store.contains(t->store.self, &key)) break;
@@ -157,8 +157,9 @@ static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_p
 }
 
 /* Computes the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
- * layers, the snapshot after them. The result is kept in the job until first_page changes. If the store has evicted one of these
- * pages in the meantime, reading this page fails. Returns false if the job should wait for an answer of the store. */
+ * layers, the snapshot after them. The result is kept in the job until first_page changes. If the store has evicted one of
+ * these pages in the meantime, reading this page fails. Returns false if the job should wait until the store knows which pages
+ * it has. */
 static bool find_stored_pages(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
     if (job->store_checked && job->store_first == first_page) return true;
     uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
@@ -191,7 +192,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* another restore is running; the wait for it counts as waiting for the store */
+    if (fkv_tier_busy(t)) { /* another restore is running; waiting for it counts as waiting for the store */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }
@@ -215,7 +216,7 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
-/* Writes the snapshots of the job whose pages have been sent. */
+/* Writes those snapshots of the job whose preceding pages have already been sent to the store. */
 static void send_states(fkv_prefix_tier *t, fkv_job *job) {
     while (job->n_state_pages > 0) {
         const uint32_t n_pages = job->state_pages[0];

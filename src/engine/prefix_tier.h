@@ -28,7 +28,7 @@ typedef struct fkv_prefix_tier {
     fkv_cache *cache;
     uint32_t page_tokens;
     bool has_states;      /* true if the cache has state layers */
-    uint32_t first_group; /* first layer group that holds pages and not states */
+    uint32_t first_group; /* first layer group that holds keys and values instead of recurrent states */
     double (*seconds)(void *user);
     void *seconds_user;
     fkv_job *job;         /* job whose pages are being restored; NULL if there is none */
@@ -36,13 +36,13 @@ typedef struct fkv_prefix_tier {
     uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested from the store; the snapshot after the
                              last page counts as page end_page */
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
-    uint32_t end_page;    /* the store holds pages [first_page, end_page) */
+    uint32_t end_page;    /* end of the page range to restore; the store holds pages [first_page, end_page) */
     double started_at;
     double limit_s; /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
-    double page_s;  /* measured read time per restored page, in seconds; 0 if it is not known yet */
+    double page_s;  /* moving average of the time to restore one page, in seconds; 0 before the first measurement */
     bool removing;  /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
     uint32_t n_removed;  /* index of the next page to remove; valid if `removing` is true */
-    double asking_until; /* a job waits for the store to answer which pages it has; valid until this time */
+    double asking_until; /* until this time, a job is considered to be waiting for the store to report which pages it has */
     fkv_store_stats stats;
 } fkv_prefix_tier;
 
@@ -53,7 +53,8 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
 /* Returns true if reads or removals are in progress. As long as this is true, fkv_tier_poll() must be called again. */
 bool fkv_tier_busy(const fkv_prefix_tier *tier);
 
-/* Returns true if a job waits for the store to answer which pages it has. fkv_tier_delays() must then be called again soon. */
+/* Returns true if a job is waiting for the store to report which pages it has. fkv_tier_delays() must then be called again
+ * soon. */
 bool fkv_tier_asks(const fkv_prefix_tier *tier);
 
 /* Inserts pages that have arrived into the prefix tree and requests the next pages. */
@@ -66,7 +67,7 @@ bool fkv_tier_delays(fkv_prefix_tier *tier, fkv_job *job, const fkv_step_cost *c
 /* Writes pages of the job that are in the prefix tree but not in the store, until no buffer is free. */
 void fkv_tier_send(fkv_prefix_tier *tier, fkv_job *job);
 
-/* Ends the store activity of a job that is about to finish. */
+/* Ends the restore and the writes of a job that is about to finish. */
 void fkv_tier_end_job(fkv_prefix_tier *tier, fkv_job *job);
 
 #endif

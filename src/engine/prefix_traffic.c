@@ -82,8 +82,8 @@ static double io_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Waits for the next submitted slot and returns it. After the ring was closed, returns NULL; if `finish` is true, all slots that
- * were already submitted are returned first. The caller must hold the lock. */
+/* Waits for the next submitted slot and returns it. Returns NULL after the ring has been closed. If `finish` is true, the slots
+ * that were submitted before are returned first. The caller must hold the lock. */
 static io_slot *next_slot(io_ring *ring, bool finish) {
     while (ring->n_completed == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
     ring->busy = ring->n_completed < ring->n_submitted && (!ring->closing || finish);

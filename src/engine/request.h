@@ -23,8 +23,8 @@ typedef struct fkv_answer {
     uint32_t *tokens;    /* [n_prompt + max_new] prompt tokens, then generated tokens */
     uint32_t n_new;      /* number of generated tokens */
     uint32_t n_fed;      /* number of tokens in the cache */
-    uint32_t n_inserted; /* number of tokens that were in the cache at the last insertion into the prefix tree */
-    uint32_t rolling;    /* length of the answer's rolling snapshot; 0: none */
+    uint32_t n_inserted; /* number of leading tokens passed to the last insertion into the prefix tree */
+    uint32_t rolling;    /* sequence length at which the answer's rolling snapshot was taken; 0: no snapshot */
     bool finished;
     fkv_finish reason;
     fkv_answer_text text;
@@ -45,31 +45,32 @@ typedef struct fkv_job {
     double deadline_at;    /* time of the deadline; INFINITY if there is no deadline */
     uint32_t tenant_slot;  /* slot of the tenant in fkv_fair_share */
     uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
-    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, with or without a snapshot after them */
+    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, even if no snapshot follows them */
     uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
     uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
-    bool waits_for_page;   /* true if the job has waited at least once for a page that another job computes */
+    bool waits_for_page;   /* true if the job has waited at least once for a page that another job was computing */
     uint64_t skipped_turn; /* number of the last scheduler iteration (turn) in which the job was considered but not admitted */
     fkv_stop_list stops;
     uint32_t n_unfinished; /* number of answers that are not finished */
-    fkv_page_key root;     /* first key in the chain of page keys of this tenant; used only with a prefix store */
+    fkv_page_key root;     /* root key of this tenant, from which all page keys are derived; used only with a prefix store */
     fkv_page_key *keys;    /* [max_keys] keys of the pages of the prompt and answer 0; the first n_keys keys have been computed */
     uint32_t n_keys;
-    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots that are not in the store yet, as numbers of pages */
+    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots still to be written to the store, each given as the
+                                                  number of pages before it */
     uint32_t n_state_pages;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
-    double store_asked_at;   /* time since which the job waits for the store to answer which pages it has; 0: it has not waited */
-    bool restore_done;       /* true if the restore is finished or was skipped */
-    bool store_checked;      /* true after a lookup in the store, which holds pages [store_first, store_end) */
+    double store_asked_at; /* time when the job began to wait for the store to report which pages it has; 0: it has not waited */
+    bool restore_done;     /* true if the restore is finished or was skipped */
+    bool store_checked;    /* true if the store was queried; it then holds pages [store_first, store_end) */
     uint32_t store_first;
     uint32_t store_end;
     char message[512];    /* error message if the job failed */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;
 
-/* Returns a copy of the request, except for tenant_name, or NULL if out of memory. max_token_bytes: size of the longest token
- * text, in bytes. max_keys: number of page keys to allocate. */
+/* Allocates a job with a copy of the request, except for tenant_name. Returns NULL if out of memory. max_token_bytes: size of the
+ * longest token text, in bytes. max_keys: number of page keys to allocate. */
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* job may be NULL */
 

@@ -10,7 +10,7 @@
 enum {
     MIN_CHUNK = 16,         /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
     ROW_BLOCK = 16,         /* the matrix product processes rows in blocks of this size; a partial block costs more per row */
-    MIN_BLOCK_FILL = 12,    /* a partial block with at least this many rows costs as much as a full block */
+    MIN_BLOCK_FILL = 12,    /* a partial block with at least this many rows is assumed to cost as much as a full block */
     UNIT_PROMPT = 256,      /* number of prompt tokens of a typical request */
     UNIT_NEW = 256,         /* max_new of a typical request; its expected answer length is max_new * used_fraction */
     MAX_COMPARED = 16,      /* maximum number of queued jobs whose prompts are compared with a new prompt */
@@ -18,8 +18,8 @@ enum {
     SNAPSHOT_SPACING = 4096 /* long prompts keep a snapshot after each multiple of this number of tokens */
 };
 static const double SLOWDOWN_WINDOW_S =
-    30.0; /* time constant, in seconds, of the moving average of measured time / predicted time */
-static const double USED_FRACTION_STEP = 0.05; /* minimum weight of a new answer in the moving average used_fraction */
+    30.0; /* time constant, in seconds, of the decaying sums of measured and predicted times */
+static const double USED_FRACTION_STEP = 0.05; /* minimum weight of the newest answer in the moving average used_fraction */
 
 /* ---- open and validation ---- */
 
@@ -77,9 +77,9 @@ void fkv_scheduler_close(fkv_scheduler *s) {
     free(s->mask_bits);
 }
 
-/* Returns the number of tokens to reserve for a fork in addition to the shared pages: its own tokens, one page for the copy of
- * the last prompt page, and one for the page in which the answer ends. In a cache with window groups, a fork shares no pages, so
- * its reservation also includes the prompt. */
+/* Returns the reservation of a fork, in tokens: max_new tokens, one page for a private copy of the last prompt page, and one page
+ * for the partially filled page at the end of the answer. In a cache with window groups, a fork shares no pages, so the function
+ * returns the length of prompt and answer. */
 static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
     return s->device.windowed ? n_prompt + max_new : max_new + 2 * s->device.page_tokens;
 }
@@ -142,7 +142,7 @@ double fkv_scheduler_next_start(const fkv_scheduler *s) {
         running += seconds;
         if (seconds < first) first = seconds;
     }
-    double soon = first * s->n_running; /* until the first running job ends, all running jobs share the machine equally */
+    double soon = first * s->n_running; /* assumes that all running jobs share the machine equally until the first of them ends */
     return soon < running ? soon : running;
 }
 
@@ -265,7 +265,8 @@ static void end_cancelled_and_expired(fkv_scheduler *s, double now) {
 
 /* ---- admission ---- */
 
-/* Excludes the last prompt token from prefix matching, because its logits must be computed. */
+/* Returns the configuration of a job's sequence. The last prompt token is excluded from prefix matching, because its logits must
+ * be computed. */
 static fkv_seq_config prompt_config(const fkv_job *job) {
     return (fkv_seq_config){.max_tokens = job->r.n_prompt + job->r.max_new,
                             .tenant = job->r.tenant,
@@ -279,7 +280,7 @@ static uint32_t cached_tokens(const fkv_scheduler *s, const fkv_job *job) {
     return fkv_prefix_match(s->device.cache, &config, &n) == FKV_OK ? n : 0;
 }
 
-/* Returns the length of the common prompt prefix, in whole pages. */
+/* Returns the length, in tokens, of the longest common prefix of two prompts, rounded down to whole pages. */
 static uint32_t common_tokens(const fkv_scheduler *s, const fkv_job *a, const fkv_job *b) {
     uint32_t most = fkv_min_u32(a->r.n_prompt, b->r.n_prompt) - 1;
     uint32_t n = 0;
@@ -451,10 +452,10 @@ static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) 
     return n > over ? n - over : 0;
 }
 
-/* Returns true if a snapshot of the recurrent state is kept when the prompt has been computed up to `at`, a multiple of
- * page_tokens. Later prompts usually repeat this prompt, except for the last tokens, which introduce the answer. The last page
- * boundary before these tokens is therefore kept, and so are the last boundaries before the positions in the request and the end
- * of the pages that this prompt has in common with earlier prompts. Long prompts also keep a state every SNAPSHOT_SPACING tokens.
+/* Returns true if a snapshot of the recurrent state is kept at position `at` of the prompt, a multiple of page_tokens. Snapshots
+ * are kept at the last page boundary before each position that the request lists, and at the end of the pages shared with earlier
+ * prompts. Later prompts usually repeat this prompt except for the last tokens, which introduce the answer, so a snapshot is also
+ * kept at the last page boundary before those tokens. Long prompts keep an additional snapshot every SNAPSHOT_SPACING tokens.
  */
 static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at) {
     const uint32_t last = job->r.n_prompt > ANSWER_PREFIX ? job->r.n_prompt - ANSWER_PREFIX : 0;
@@ -464,7 +465,8 @@ static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at)
     return at <= last && (at + s->device.page_tokens > last || at % SNAPSHOT_SPACING == 0);
 }
 
-/* Shortens a chunk of n prompt tokens after `from`, so that it ends at the first snapshot position within it. */
+/* Returns the length of a prefill chunk that starts at prompt position `from`: n tokens, or fewer if the chunk contains a
+ * snapshot position. In that case, the chunk ends at the first such position. */
 static uint32_t cut_at_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t from, uint32_t n) {
     const uint32_t page = s->device.page_tokens;
     for (uint32_t at = (from / page + 1) * page; s->device.has_states && at < from + n; at += page)
@@ -606,8 +608,8 @@ static void start_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
         if (!job->answers[i].finished) sample_token(s, job, i, logits);
 }
 
-/* Samples the tokens of a decode row: one, plus one for each accepted draft token. Rejected draft tokens are removed from the
- * cache. */
+/* Samples the next tokens of an answer from the logits of its decode row: one token, plus one for each accepted draft token.
+ * Rejected draft tokens are removed from the cache. */
 static void sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
     fkv_answer *a = &job->answers[answer];
     const bool has_draft = a->drafts.has_draft;

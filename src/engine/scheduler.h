@@ -22,7 +22,7 @@
 typedef struct fkv_engine_device {
     void *user;
     fkv_status (*forward)(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
-    fkv_step_turns *turns; /* turns of the engines that share the cores; NULL if no other engine does */
+    fkv_step_turns *turns; /* turn order of the engines that share the CPU cores; NULL if no other engine shares them */
     double (*seconds)(void *user);
     const char *(*token_text)(void *user, uint32_t token, size_t *n_bytes);
     fkv_cache *cache;
@@ -32,7 +32,7 @@ typedef struct fkv_engine_device {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
-    bool has_states;       /* true if the cache has state layers, so that prefixes are shared only up to snapshots */
+    bool has_states;       /* true if the cache has state layers; prefixes are then shared only up to snapshots */
     bool windowed;         /* true if the cache has window groups, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
     uint32_t draft_rows;   /* number of logit rows available for all drafts of a step together */
@@ -67,11 +67,11 @@ typedef struct fkv_scheduler {
     double predicted_s;                       /* exponentially decaying sum of predicted step times, in seconds */
     double taken_s;                           /* exponentially decaying sum of measured turn times, in seconds */
     double used_fraction;                     /* moving average of (generated tokens / max_new) over finished answers */
-    double n_used_samples;                    /* number of answers averaged in used_fraction */
+    double n_used_samples;                    /* 1 plus the number of finished answers that used_fraction averages */
     fkv_prefix_tier tier;                     /* tier.traffic is NULL if there is no prefix store */
     void (*retire)(void *user, fkv_job *job); /* takes ownership of a job after its last event */
     void *retire_user;
-    fkv_engine_stats stats; /* the scheduler maintains all fields except cache and plan */
+    fkv_engine_stats stats; /* statistics; the scheduler maintains all fields except `cache` and `plan` */
 } fkv_scheduler;
 
 fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device);
@@ -85,7 +85,8 @@ void fkv_scheduler_warm_up(fkv_scheduler *s);
  * the request can never fit. May be called from any thread, because it reads only constants. */
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *request, uint32_t *max_new);
 
-/* Runs the step in s->rows during the engine's turn. *seconds receives the time of the step without the wait for the turn. */
+/* Waits for the engine's turn and runs the step described by s->rows. *seconds receives the time of the step, excluding the
+ * wait. */
 fkv_status fkv_scheduler_step(fkv_scheduler *s, uint32_t n_rows, const float **logits, double *seconds);
 
 /* Adds a job to the queue. */
@@ -94,7 +95,7 @@ void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job);
 /* Runs one turn. Returns false if there was nothing to compute. */
 bool fkv_scheduler_turn(fkv_scheduler *s);
 
-/* Snapshot of the state from which the machine time of a request is predicted. Any thread may use a copy of it. */
+/* Inputs for predicting the machine time of a request. Any thread may use a copy of this struct. */
 typedef struct fkv_forecast {
     fkv_step_cost cost;
     double slowdown;      /* ratio of measured turn time to predicted step time */

@@ -38,7 +38,7 @@ fkv_step_cost fkv_step_cost_measured(fkv_step_times t) {
     const double rows = fkv_ceil_div(t.n_rows, ROW_GROUP) * ROW_GROUP;
     double step_s =
         t.one_row_s /
-        2.0; /* default: half of the time of a one-row step is a fixed cost, and the other half is the cost of the row */
+        2.0; /* default split: half of the time of a one-row step is fixed, and the other half is the cost of the row */
     if (rows > (double)ROW_GROUP)
         step_s = t.one_row_s - (t.all_rows_s - t.one_row_s) / (rows - (double)ROW_GROUP) * (double)ROW_GROUP;
     if (step_s < 0.0) step_s = 0.0;

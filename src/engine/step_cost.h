@@ -4,8 +4,8 @@
  *
  * Decode rows are rounded up to a multiple of 4, because a matrix product with 3 rows takes as long as one with 4 rows. The
  * coefficients are fitted by recursive least squares with exponential forgetting. Negative coefficients are treated as zero, so
- * adding work never decreases a prediction. A step that took much longer than predicted (the process was stopped or the machine
- * slept) is clamped before the model learns from it.
+ * adding work never decreases a prediction. If a step took much longer than predicted, for example because the process was
+ * stopped, its time is clamped before the model learns from it.
  */
 #ifndef FKV_STEP_COST_H
 #define FKV_STEP_COST_H
@@ -37,7 +37,7 @@ typedef struct fkv_step_times {
     uint32_t n_prefill;
 } fkv_step_times;
 
-/* Returns a model that reproduces the times of a full decode step and of a prefill step. */
+/* Returns a model whose predictions match the measured times of a full decode step and of a prefill step. */
 fkv_step_cost fkv_step_cost_measured(fkv_step_times times);
 
 /* Returns the predicted time of a step, in seconds. */

@@ -1,5 +1,6 @@
-/* Turns of engines that share cores. An engine runs a step only during its turn, so that the worker threads of two engines never
- * compete for a core. Turns are granted in the order in which the engines ask for them, so a busy engine cannot starve another.
+/* Serializes the steps of engines that share CPU cores. An engine runs a step only during its turn, so the worker threads of two
+ * engines never compete for a core. Turns are granted in the order in which they are requested, so a busy engine cannot starve
+ * another.
  */
 #ifndef FKV_ENGINE_STEP_TURNS_H
 #define FKV_ENGINE_STEP_TURNS_H
@@ -8,14 +9,15 @@
 
 typedef struct fkv_step_turns fkv_step_turns;
 
-/* Creates turns with one member. Returns NULL if out of memory. */
+/* Creates a turn order with one member engine. Returns NULL if out of memory. */
 fkv_step_turns *fkv_step_turns_open(void);
 
-/* Adds or removes a member. The last member that leaves frees the turns. `turns` may be NULL in fkv_step_turns_leave(). */
+/* Add or remove a member engine. The turn order is freed when its last member leaves. `turns` may be NULL in
+ * fkv_step_turns_leave(). */
 void fkv_step_turns_join(fkv_step_turns *turns);
 void fkv_step_turns_leave(fkv_step_turns *turns);
 
-/* Waits for the caller's turn, and ends it. */
+/* fkv_step_turns_begin() waits for the caller's turn, and fkv_step_turns_end() ends the turn. */
 void fkv_step_turns_begin(fkv_step_turns *turns);
 void fkv_step_turns_end(fkv_step_turns *turns);
 

@@ -26,7 +26,7 @@ void fkv_scheduler_warm_up(fkv_scheduler *s) {
         n++;
     }
     times.n_rows = n;
-    if (n > 0 && times.n_prefill > 1 && run_warm_up_step(s, seqs, 1, 1, &times.one_row_s) && /* loads weights into memory */
+    if (n > 0 && times.n_prefill > 1 && run_warm_up_step(s, seqs, 1, 1, &times.one_row_s) && /* loads the weights into memory */
         run_warm_up_step(s, seqs, 1, times.n_prefill, &times.prefill_s) && run_warm_up_step(s, seqs, n, 1, &times.all_rows_s) &&
         run_warm_up_step(s, seqs, 1, 1, &times.one_row_s))
         s->cost = fkv_step_cost_measured(times);
