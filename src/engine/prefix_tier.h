@@ -67,7 +67,7 @@ bool fkv_tier_delays(fkv_prefix_tier *tier, fkv_job *job, const fkv_step_cost *c
 /* Writes pages of the job that are in the prefix tree but not in the store, until no buffer is free. */
 void fkv_tier_send(fkv_prefix_tier *tier, fkv_job *job);
 
-/* Ends the restore and the writes of a job that is about to finish. */
+/* Ends the restore of a job that is about to finish, and sends its remaining pages to the store while buffers are free. */
 void fkv_tier_end_job(fkv_prefix_tier *tier, fkv_job *job);
 
 #endif

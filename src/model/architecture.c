@@ -1,12 +1,12 @@
-/* The table of supported architectures; see architecture.h. A new architecture that differs only in the features of the table
- * needs one entry in the table and its model_type in files/hf_config.c. */
+/* The table of supported architectures; see architecture.h. A new architecture that the table's features describe completely
+ * needs only a table entry, and its model_type in files/hf_config.c. */
 #include "architecture.h"
 
 #include "rope_scaling.h"
 
 #include <stdio.h>
 
-/* Names of the norms before and after attention and feed-forward blocks in the safetensors files of Gemma and OLMo. */
+/* Names that the safetensors files of Gemma and OLMo use for the norms before and after attention and feed-forward blocks. */
 #define GEMMA_NORM_NAMES                                                                                                         \
     {{"post_attention_layernorm", "post_attention_norm"},                                                                        \
      {"pre_feedforward_layernorm", "ffn_norm"},                                                                                  \
@@ -24,7 +24,8 @@
     {{"attention.query_key_value", "attn_qkv"},    {"attention.dense", "attn_output"},                                           \
      {"attention.query_layernorm", "attn_q_norm"}, {"attention.key_layernorm", "attn_k_norm"},                                   \
      {"mlp.gate.gate_proj", "ffn_gate_inp"},       {"mlp.gate.expert_bias", "exp_probs_b"}}
-/* Names of the gated delta net in safetensors files. A_log has its own name, because GGUF stores -exp(A_log) as ssm_a. */
+/* Names of the gated delta net's tensors in safetensors files. A_log gets a separate internal name, because ssm_a in GGUF files
+ * means -exp(A_log). */
 #define DELTA_NET_NAMES                                                                                                          \
     {{"linear_attn.in_proj_qkv", "attn_qkv"}, {"linear_attn.in_proj_z", "attn_gate"}, {"linear_attn.in_proj_b", "ssm_beta"},     \
      {"linear_attn.in_proj_a", "ssm_alpha"},  {"linear_attn.in_proj_qkvz", "ssm_in"}, {"linear_attn.in_proj_ba", "ssm_ba"},      \
@@ -66,7 +67,7 @@
      {"mamba.out_proj", "ssm_out"},      {"feed_forward.gate_proj", "ffn_gate"},                                                 \
      {"feed_forward.up_proj", "ffn_up"}, {"feed_forward.down_proj", "ffn_down"},                                                 \
      {"pre_ff_layernorm", "ffn_norm"}}
-/* Features of Nemotron-H with and without experts. */
+/* Features shared by the Nemotron-H variants with and without experts. */
 #define NEMOTRON_FEATURES                                                                                                        \
     {.activation = FKV_RELU2,                                                                                                    \
      .plain_ffn = true,                                                                                                          \
@@ -371,7 +372,7 @@ static void complete_layer_shapes(fkv_hparams *h) {
     }
 }
 
-/* Numbers the layers of the cache, in the order of the model's layers. */
+/* Assigns cache layer numbers to the pages and states of the model's layers, in layer order. */
 static void number_cache_layers(fkv_hparams *h) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
@@ -415,7 +416,8 @@ bool fkv_architecture_has_attention(const fkv_hparams *h, uint32_t layer) {
 
 bool fkv_architecture_has_ffn(const fkv_hparams *h, uint32_t layer) { return (h->layers[layer] & FKV_LAYER_NO_FFN) == 0; }
 
-/* Returns the number of cache layers of a layer. */
+/* Returns the number of cache layers that a model layer needs: one for its keys and values and one for its recurrent state, if
+ * any. */
 static uint32_t n_stored(const fkv_hparams *h, uint32_t layer) {
     const bool has_pages = fkv_architecture_has_attention(h, layer) && h->shapes[layer].kv_layer == layer;
     return (has_pages ? 1u : 0u) + (fkv_architecture_is_recurrent(h, layer) ? 1u : 0u);
@@ -483,8 +485,8 @@ static bool has_windows(const fkv_hparams *h) {
     return has;
 }
 
-/* Centering requires that the K bias reaches the keys unnormalized, and that softmax is invariant to shifted scores. Models
- * with QK norms, soft caps or attention sinks do not meet these conditions. */
+/* Centering requires that no norm is applied after the K bias is added, and that shifting all scores does not change the softmax.
+ * Models with QK norms, soft caps or attention sinks do not meet these conditions. */
 bool fkv_architecture_centers_keys(const fkv_hparams *h) {
     const fkv_features *f = &h->features;
     return f->qkv_bias && f->qk_norm == FKV_QK_PLAIN && !f->sinks && h->softcap == 0.0f;

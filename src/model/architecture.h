@@ -22,16 +22,16 @@ typedef struct fkv_architecture {
     fkv_name_pair hf_names[FKV_MAX_OWN_NAMES]; /* tensor names that take precedence over the common names */
     bool gguf_interleaved;                     /* GGUF files interleave RoPE pairs: (2i, 2i+1) */
     bool hf_interleaved;                       /* safetensors files interleave RoPE pairs */
-    bool hf_norm_plus_one;                     /* norm weights in safetensors files must be increased by 1 */
+    bool hf_norm_plus_one;                     /* safetensors files store norm weights minus 1 */
     bool gguf_post_attn_is_ffn_norm; /* the GGUF tensor post_attention_norm is the input norm of the feed-forward block */
-    bool gguf_tiled_heads;           /* GGUF files store the value heads of a delta net in tiled order; see fkv_recurrence */
-    bool gguf_yarn_log_multiplier;   /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
-    bool divides_logits;             /* the logit scale in the file divides the logits instead of multiplying them */
-    float rope_base;                 /* RoPE base if the file does not state one; 0 means 10000 */
+    bool gguf_tiled_heads;         /* GGUF files store the value heads of a delta net in tiled order; see fkv_recurrence.tiled */
+    bool gguf_yarn_log_multiplier; /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
+    bool divides_logits;           /* logits are divided by the logit scale in the file instead of multiplied by it */
+    float rope_base;               /* RoPE base if the file does not state one; 0 means 10000 */
     float rope_base_local;   /* with separate_local_rope: default RoPE base of windowed layers; 0: the base of the other layers */
     float query_scale;       /* default attention scale; 0: 1 / sqrt(head_dim) */
-    uint32_t large_n_layers; /* GGUF models with this number of layers scale scores by 1 / sqrt(dim / n_q_heads), which GGUF does
-                                not store */
+    uint32_t large_n_layers; /* models with this number of layers scale attention scores by 1 / sqrt(dim / n_q_heads); GGUF files
+                                do not store this scale */
 } fkv_architecture;
 
 /* Returns the table entry of a GGUF architecture name, or NULL if the architecture is not supported. */
@@ -45,8 +45,8 @@ const char *fkv_architecture_names(void);
  */
 const char *fkv_architecture_refusal(const char *name);
 
-/* Sets the window and no-RoPE flags of all layers from the layer periods in the features, for files that do not list the layers
- * explicitly. Ignores layers beyond FKV_MAX_LAYERS; model.c rejects such models. */
+/* Sets the window and no-RoPE flags of all layers from the periods in the model's features (such as "every 4th layer"). Used for
+ * files that do not list the layers explicitly. Ignores layers beyond FKV_MAX_LAYERS; model.c rejects such models. */
 void fkv_architecture_set_layers(fkv_hparams *hparams);
 
 /* Completes hyperparameters after a file was read: fills in missing values and derives dependent ones. */
@@ -64,8 +64,8 @@ FKV_INLINE bool fkv_architecture_is_latent(const fkv_hparams *hparams) { return 
 /* Returns whether a layer has routed experts. */
 bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 
-/* Returns the number of layers that do not share the pages of another layer. These are the first layers of the model; the
- * remaining layers read pages of these layers. */
+/* Returns the number of layers that store their own keys and values. These are the first layers of the model; the remaining
+ * layers attend to the keys and values of these layers. */
 FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
 /* Returns whether a layer has a recurrent state. */
@@ -74,19 +74,19 @@ bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
 /* Returns whether a layer has attention. */
 bool fkv_architecture_has_attention(const fkv_hparams *hparams, uint32_t layer);
 
-/* Returns whether a layer has a feed-forward or experts. */
+/* Returns whether a layer has a feed-forward block, which may consist of experts. */
 bool fkv_architecture_has_ffn(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns the number of layers of the cache: one for each layer that stores keys and one for each recurrent state. */
 uint32_t fkv_architecture_n_cache_layers(const fkv_hparams *hparams);
 
-/* Returns the number of layers up to the last one that stores keys or a state. */
+/* Returns 1 plus the index of the last layer that stores keys or a recurrent state. */
 uint32_t fkv_architecture_n_storing_layers(const fkv_hparams *hparams);
 
 /* Returns whether the model has at least one recurrent layer. */
 bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
 
-/* Returns the number of channels of the convolution in a recurrent layer. */
+/* Returns the number of channels of a recurrent layer's convolution. */
 uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
 
 /* Returns the size, in bytes, of the recurrent state of one layer, a multiple of 64. A state consists of f32 values: first the

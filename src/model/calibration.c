@@ -16,7 +16,7 @@
 
 enum {
     VERSION = 1,
-    QUAD = 4,              /* the numbers of 4-bit channels and of 6-bit channels are multiples of this */
+    QUAD = 4,              /* the number of 4-bit channels and the number of 6-bit channels are multiples of this value */
     MAX_HEADS = 65536,     /* maximum number of KV heads per layer */
     MAX_BYTES = 256 << 20, /* largest file accepted */
     LOWEST = 2,            /* minimum number of bits per channel */
@@ -51,7 +51,7 @@ static fkv_status calibration_digest(const uint8_t *file, size_t n_bytes, uint8_
     return fkv_sha256_close(&sha, out);
 }
 
-/* Sets the pointers into c->file, for c->n_layers layers. */
+/* Sets the pointers that refer to parts of c->file. Requires c->n_layers. */
 static void set_calibration_pointers(fkv_calibration *c) {
     c->layers = (const fkv_calibration_layer *)(c->file + sizeof(file_header));
     c->both = c->file + sizeof(file_header) + (size_t)c->n_layers * sizeof *c->layers;
@@ -95,7 +95,7 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
 /* Validates one of the two bit assignments of a head: the one with the given average, 4 or 3 bits. */
 static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average, uint32_t layer, uint32_t head,
                              const char *path) {
-    uint32_t n[8] = {0}; /* number of channels, indexed by bits / 2 */
+    uint32_t n[8] = {0}; /* n[b / 2] is the number of channels with b bits */
     for (uint32_t d = 0; d < dim; d++) {
         uint32_t bits = average == 4 ? both[d] & 15u : both[d] >> 4;
         FKV_REQUIRE(
@@ -271,9 +271,9 @@ static uint8_t bits_at(uint32_t set_calibration_pointers, uint32_t n6, uint32_t 
     return set_calibration_pointers < n6 ? 6 : set_calibration_pointers < n_more - n6 ? 4 : 2;
 }
 
-/* Channels are sorted by descending cost; the first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. The number
- * of 6-bit channels determines the number of 4-bit channels, because the average is given. All possible numbers of 6-bit
- * channels are tried. */
+/* Channels are sorted by descending cost; the first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. Because the
+ * average is fixed, the number of 6-bit channels determines the number of 4-bit channels. The function therefore tries every
+ * possible number of 6-bit channels. */
 void fkv_channels_share(const double *cost, uint32_t dim, uint32_t average, uint8_t *bits) {
     uint16_t order[FKV_MAX_HEAD_DIM];
     /* number of additional bit pairs to distribute: every channel has at least one pair (2 bits) */

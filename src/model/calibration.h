@@ -45,8 +45,8 @@ fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_l
 /* Writes atomically: to path.part, then renames. Returns FKV_IO on failure. */
 fkv_status fkv_calibration_write(fkv_calibration *calibration, const char *path);
 
-/* Selects the assignment with an average of 4 or 3 bits: replaces each byte of `both` (two nibbles, one per assignment) with
- * the number of bits in that assignment. */
+/* Selects the assignment with the given average, 4 or 3 bits. Each byte of `both` holds two nibbles, one per assignment; it is
+ * replaced with the nibble of the selected assignment. */
 void fkv_calibration_choose(fkv_calibration *calibration, uint32_t average);
 
 /* Assigns 2, 4 or 6 bits to each channel of a head so that the sum of cost * 4^-bits is minimal for the given average. The

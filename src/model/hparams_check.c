@@ -1,4 +1,5 @@
-/* Validation of hyperparameters: sizes, experts, RoPE and scalars that no supported model can have are rejected. See model.h. */
+/* Validates hyperparameters: rejects sizes, expert counts, RoPE settings and scalars that no supported model can have. See
+ * model.h. */
 #include "model.h"
 
 #include <math.h>
@@ -135,8 +136,8 @@ static fkv_status check_experts(const fkv_hparams *h) {
     return h->n_experts != 0 ? check_expert_groups(h) : FKV_OK;
 }
 
-/* Checks that RoPE rotates no more dimensions than the heads of each layer have, and limits the size of the frequency tables
- * even if no layer uses RoPE. */
+/* Checks that RoPE does not rotate more dimensions than the heads of each layer have. Also limits the size of the frequency
+ * tables, even if no layer uses RoPE. */
 static fkv_status check_rope_dims(const fkv_hparams *h) {
     FKV_REQUIRE(h->rope.dim <= FKV_MAX_HEAD_DIM && h->local_rope.dim <= FKV_MAX_HEAD_DIM, FKV_UNSUPPORTED,
                 "RoPE rotates %u dimensions of a head (%u in windowed layers); at most %d are supported", h->rope.dim,

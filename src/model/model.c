@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Converts the sink logits of all layers to floats, for the cache configuration. */
+/* Reads the learned sink logits of all layers and converts them to floats for the cache configuration. */
 static fkv_status read_sinks(fkv_model *m) {
     const fkv_hparams *h = m->hparams;
     const bool is_config = fkv_weights_is_config(m->weights); /* without weights, the sink logits stay 0 */
@@ -29,7 +29,7 @@ static fkv_status open_vocabulary(fkv_model *m) {
     info->architecture = h->architecture;
     info->name = h->name != NULL ? h->name : "";
     info->tokenizer = "";
-    /* only the first chunk of a model with chunked attention is supported */
+    /* for models with chunked attention, only contexts within the first chunk are supported */
     info->context = h->attention_chunk != 0 ? fkv_min_u32(h->context, h->attention_chunk) : h->context;
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;

@@ -17,7 +17,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *q, *k, *v;
     const fkv_tensor *o;         /* [dim, H * D] */
     const fkv_tensor *attn_gate; /* [H * D, dim] */
-    const fkv_tensor *gate, *up; /* [ffn_dim, dim]; a feed-forward without a gate has only up */
+    const fkv_tensor *gate, *up; /* [ffn_dim, dim]; a feed-forward block without a gate has only `up` */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
@@ -31,22 +31,24 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *input_norm;              /* [dim] */
     const fkv_tensor *sinks;                   /* [H] */
 
-    /* Recurrent layers, which have no q, k, v and o unless attention runs in parallel. C: channels of the convolution. */
+    /* Tensors of recurrent layers. Such layers have no q, k, v and o unless attention runs in parallel. C is the number of
+     * channels of the convolution. */
     const fkv_tensor *mixer_out;      /* [dim, n_v_heads * v_dim] output projection; in a short convolution [dim, dim] */
     const fkv_tensor *mixer_out_bias; /* [dim] */
-    const fkv_tensor *mixer_in;       /* [C, dim] input of the convolution; in a short convolution [3 * dim, dim]: B, C and x */
-    const fkv_tensor *mixer_in_bias;  /* [3 * dim] */
-    const fkv_tensor *mixer_gate;     /* [n_v_heads * v_dim, dim] output gate of a delta net */
-    const fkv_tensor *mixer_fused;    /* mixer_in and mixer_gate, interleaved by key head: query, key, values, gates */
-    const fkv_tensor *alpha, *beta;   /* [n_v_heads, dim] decay and write strength of a delta net */
-    const fkv_tensor *beta_alpha;     /* beta and alpha, interleaved by key head */
-    const fkv_tensor *conv;           /* [C, n_taps] */
-    const fkv_tensor *conv_bias;      /* [C] */
-    const fkv_tensor *decay_log;      /* [n_v_heads] logarithms of the decay rates */
-    const fkv_tensor *decay;          /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
-    const fkv_tensor *alpha_bias;     /* [n_v_heads] */
-    const fkv_tensor *skip;           /* [n_v_heads] Mamba-2: factors of the inputs that are added to the outputs */
-    const fkv_tensor *mixer_norm;     /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+    const fkv_tensor *mixer_in; /* [C, dim] projection to the input of the convolution; for a short convolution, [3 * dim, dim]:
+                                   projections to B, C and x */
+    const fkv_tensor *mixer_in_bias; /* [3 * dim] */
+    const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
+    const fkv_tensor *mixer_fused;   /* mixer_in and mixer_gate in one tensor; rows of each key head: query, key, values, gates */
+    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] decay and write strength of a delta net */
+    const fkv_tensor *beta_alpha;    /* beta and alpha in one tensor, with rows grouped by key head */
+    const fkv_tensor *conv;          /* [C, n_taps] */
+    const fkv_tensor *conv_bias;     /* [C] */
+    const fkv_tensor *decay_log;     /* [n_v_heads] logarithms of the decay rates */
+    const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
+    const fkv_tensor *alpha_bias;    /* [n_v_heads] */
+    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the skip connection from input to output */
+    const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
     /* Latent attention; q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists. The
      * projections from the latent vector are either kv_b, or k_b and v_b. */
     const fkv_tensor *q_a, *q_a_bias; /* [q_dim, dim] */
@@ -55,17 +57,18 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *kv_a_bias;
     const fkv_tensor *kv_a_norm; /* [latent dim] */
     const fkv_tensor *kv_b;      /* [H * (nope_dim + v_dim), latent dim] */
-    const fkv_tensor *k_b, *v_b; /* [H * latent dim, nope_dim], transposed keys of each head; [H * v_dim, latent dim] */
-    const fkv_tensor
-        *router; /* [E, dim]; layers with a router have no gate, up and down, unless they also have a dense feed-forward */
+    const fkv_tensor *k_b, *v_b; /* k_b: [H * latent dim, nope_dim], transposed in each head; v_b: [H * v_dim, latent dim] */
+    const fkv_tensor *router; /* [E, dim]; in layers with a router, gate, up and down are NULL unless the layer also has a dense
+                                 feed-forward block */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
-    const fkv_tensor *experts_norm; /* [dim] input norm of the experts if a dense feed-forward with ffn_norm runs in parallel */
+    const fkv_tensor *experts_norm; /* [dim] input norm of the experts if they run in parallel with a dense feed-forward block,
+                                       whose input norm is ffn_norm */
     const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] norms of the outputs of the dense feed-forward and of the
                                                               experts, applied before the outputs are added */
-    const fkv_tensor *router_correction;                   /* [E] correction added to the scores when experts are selected */
-    const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert, whose matrices are gate, up and down */
+    const fkv_tensor *router_correction;                   /* [E] added to the expert scores for selection only */
+    const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert; its matrices are `gate`, `up` and `down` */
     const fkv_tensor *router_bias;             /* [E] */
-    const fkv_tensor *latent_down, *latent_up; /* [latent_dim, dim] and [dim, latent_dim] projections around the experts */
+    const fkv_tensor *latent_down, *latent_up; /* [latent_dim, dim] before the experts, [dim, latent_dim] after them */
     const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] matrices, one per expert; without a gate, gate_experts
                                                                       is NULL */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
@@ -92,7 +95,7 @@ struct fkv_model {
     float query_scale;
     fkv_layer_tensors *tensors;   /* [n_layers] */
     const fkv_tensor *embedding;  /* [n_vocab, dim] */
-    const fkv_tensor *output;     /* [n_vocab, dim]; equals embedding if the embeddings are tied */
+    const fkv_tensor *output;     /* [n_vocab, dim] output matrix; equal to `embedding` if the embeddings are tied */
     const fkv_tensor *final_norm; /* [dim] */
     const fkv_tensor *final_norm_bias;
     const fkv_tensor *output_bias; /* [n_vocab] */
@@ -102,9 +105,9 @@ struct fkv_model {
     float *sinks;                  /* [n_layers, H] learned sink logits, or NULL */
     fkv_xielu *xielu;              /* [n_layers] parameters of FKV_XIELU, or NULL */
     fkv_tensor *views;             /* [n_views] parts of fused tensors */
-    const fkv_tensor **experts;    /* storage of the expert lists of all layers */
-    uint64_t mapped_bytes;         /* size of the weights that are read from the mapped file */
-    uint64_t touched_bytes;        /* part of mapped_bytes that one token reads */
+    const fkv_tensor **experts;    /* array that holds the expert lists of all layers */
+    uint64_t mapped_bytes;         /* size of the weights that the forward pass reads from the mapped file */
+    uint64_t touched_bytes;        /* part of mapped_bytes that the forward pass of one token reads */
     uint64_t panel_bytes;          /* size of the per-thread buffers in which mapped weights are packed into panels */
     uint64_t panel_scratch_bytes;  /* part of panel_bytes that holds temporary rows */
     fkv_packed_weights *packed;    /* CPU weights, or NULL */
@@ -117,7 +120,7 @@ struct fkv_model {
 /* Returns FKV_UNSUPPORTED if a hyperparameter is out of range. */
 fkv_status fkv_hparams_check(const fkv_hparams *hparams);
 
-/* Sets the tensors of the model. Needs hparams, architecture and weights. */
+/* Finds the model's tensors and sets the tensor fields. The fields hparams, architecture and weights must be set. */
 fkv_status fkv_model_find_tensors(fkv_model *model);
 
 #endif

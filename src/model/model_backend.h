@@ -1,4 +1,5 @@
-/* The interface of a model backend: weights in the format of its matrix kernels, a cache in its memory, and a forward pass.
+/* The interface of a model backend. A backend provides weights in the format of its matrix kernels, a cache in its memory, and a
+ * forward pass.
  *
  * All other code is backend-independent: weight files, tensor checks, tokenizers, cache configuration and step bookkeeping. A
  * model is loaded for one backend, and all of its runners use that backend.
@@ -17,8 +18,8 @@ typedef struct fkv_model_backend {
     /* Computes packed_bytes and mapped_bytes of a model whose tensors have been located. Allocates nothing. */
     fkv_status (*count_weights)(fkv_model *model);
 
-    /* load_weights loads the weights and unload_weights releases them. unload_weights may also be called if loading failed or
-     * nothing was loaded. */
+    /* `load_weights` loads the weights, and `unload_weights` releases them. `unload_weights` may also be called if loading failed
+     * or nothing was loaded. */
     fkv_status (*load_weights)(fkv_model *model);
     void (*unload_weights)(fkv_model *model);
 
@@ -31,13 +32,13 @@ typedef struct fkv_model_backend {
 
     fkv_status (*plan_cache)(const fkv_config *config, fkv_plan *plan);
 
-    /* layout reserves the host-memory activations of one step (carve.h); step_bytes returns the size of all other
-     * activations. */
+    /* `layout` reserves memory for the activations of one step that are in host memory (carve.h). `step_bytes` returns the size
+     * of all other activations. */
     void (*layout)(fkv_carve *carve, fkv_runner *runner);
     uint64_t (*step_bytes)(const fkv_runner *runner, const fkv_config *cache);
 
-    /* Opens the cache and the backend state of a runner whose tables are filled. `close` may also be called after `open` has
-     * failed. */
+    /* Opens the cache and the backend's own state of a runner, whose tables are already filled. `close` may also be called after
+     * `open` has failed. */
     fkv_status (*open)(fkv_runner *runner, const fkv_config *cache);
     void (*close)(fkv_runner *runner);
 

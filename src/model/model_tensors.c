@@ -1,7 +1,7 @@
 /* Finds every tensor that the architecture needs. See model.h.
  *
- * Models with missing tensors or tensors of the wrong shape are rejected. So are models with unknown tensors, because ignoring a
- * tensor would mean computing something other than the trained model.
+ * Models with missing tensors or tensors of the wrong shape are rejected. Models with unknown tensors are rejected as well,
+ * because a model computed without one of its tensors would give wrong results.
  */
 #include "model.h"
 
@@ -16,15 +16,15 @@ enum { N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
 
 typedef struct tensor_search {
     fkv_model *model;
-    bool *used; /* [n_tensors] true for each tensor of the file that the architecture defines */
+    bool *used; /* [n_tensors] true for each tensor in the file that has been looked up; all others are unknown */
     fkv_tensor *next_view;
     const fkv_tensor **next_expert;
     uint32_t layer;
     const fkv_layer_shape *shape; /* shape of the current layer */
 } tensor_search;
 
-/* Declares a tensor of a model whose only file is config.json, unless config.json states that the model does not have this
- * tensor.
+/* Declares a tensor without data, for a model whose only file is config.json. Does nothing if config.json states that the model
+ * does not have this tensor.
  */
 static fkv_status declare_tensor(const tensor_search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
                                  const fkv_tensor **tensor) {
@@ -74,7 +74,7 @@ static bool has_layer_tensor(const tensor_search *s, const char *name) {
     return fkv_weights_find(s->model->weights, layer_name(text, s->layer, name)) != NULL;
 }
 
-/* Returns a view of n rows of a tensor. */
+/* Returns a view of n rows of a tensor, starting at row `first`. */
 static const fkv_tensor *view_rows(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
     fkv_tensor *view = s->next_view++;
     *view = fkv_tensor_rows(whole, first, n);
@@ -87,7 +87,7 @@ static fkv_status require_float_tensor(const fkv_tensor *tensor, const char *kin
     return FKV_OK;
 }
 
-/* Makes a view of n elements of a float vector. *out is set to NULL if the vector is NULL. */
+/* Makes a view of n elements of a float vector, starting at element `first`. *out is set to NULL if the vector is NULL. */
 static fkv_status view_vector(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n, const fkv_tensor **out) {
     *out = NULL;
     if (whole == NULL) return FKV_OK;
@@ -219,8 +219,8 @@ static fkv_status find_delta_net(tensor_search *s, fkv_layer_tensors *t) {
     return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->mixer_out);
 }
 
-/* Finds a vector of n values, which GGUF files store as n rows of one value or as several rows of groups. `name` is the name in
- * GGUF files, and `hf_name` the translated name in safetensors files. */
+/* Finds a vector of n values. GGUF files store it as n rows of one value, or as one row per group. `name` is the name in GGUF
+ * files, and `hf_name` the translated name in safetensors files. */
 static fkv_status find_mamba_vector(tensor_search *s, const char *name, const char *hf_name, uint32_t n, const fkv_tensor **out) {
     char text[FKV_MAX_TENSOR_NAME];
     const fkv_tensor *found = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
@@ -251,7 +251,7 @@ static fkv_status find_mamba2(tensor_search *s, fkv_layer_tensors *t) {
     t->alpha = view_rows(s, in, n_values + n_channels, r->n_v_heads);
     FKV_TRY(find_conv(s, "ssm_conv1d.weight", &t->conv));
     FKV_TRY(find_layer_tensor(s, "ssm_conv1d.bias", 1, n_channels, false, &t->conv_bias));
-    const bool has_rates = has_layer_tensor(s, "ssm_a"); /* GGUF stores the rates, and safetensors files their logarithms */
+    const bool has_rates = has_layer_tensor(s, "ssm_a"); /* GGUF stores the decay rates, safetensors their logarithms */
     FKV_TRY(find_mamba_vector(s, "ssm_a", "ssm_a_log.weight", r->n_v_heads, has_rates ? &t->decay : &t->decay_log));
     FKV_TRY(find_mamba_vector(s, "ssm_d", "ssm_d.weight", r->n_v_heads, &t->skip));
     FKV_TRY(find_layer_tensor(s, "ssm_dt.bias", 1, r->n_v_heads, true, &t->alpha_bias));
@@ -292,7 +292,7 @@ static fkv_status find_latent(tensor_search *s, fkv_layer_tensors *t) {
         FKV_TRY(find_layer_tensor(s, "attn_k_b.weight", n_heads * l->dim, l->nope_dim, true, &t->k_b));
         FKV_TRY(find_layer_tensor(s, "attn_v_b.weight", n_heads * l->v_dim, l->dim, true, &t->v_b));
     }
-    const fkv_tensor *kv_b = NULL; /* some GGUF files contain all three tensors */
+    const fkv_tensor *kv_b = NULL; /* some GGUF files contain kv_b in addition to k_b and v_b */
     FKV_TRY(find_layer_tensor(s, "attn_kv_b.weight", n_heads * (l->nope_dim + l->v_dim), l->dim, !is_split, &kv_b));
     if (!is_split) t->kv_b = kv_b;
     return FKV_OK;
@@ -309,7 +309,7 @@ static fkv_status find_attention(tensor_search *s, fkv_layer_tensors *t) {
     return find_layer_tensor(s, "attn_output.bias", 1, h->dim, false, &t->o_bias);
 }
 
-/* Finds the matrices of a feed-forward without a gate. */
+/* Finds the matrices of a feed-forward block without a gate. */
 static fkv_status find_plain_ffn(tensor_search *s, fkv_layer_tensors *t) {
     const uint32_t dim = s->model->hparams->dim;
     const uint32_t f = s->shape->ffn_dim;
@@ -344,8 +344,8 @@ static fkv_status find_shared(tensor_search *s, fkv_layer_tensors *t) {
     return find_layer_tensor(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
 }
 
-/* Finds one matrix, [n_rows, n_cols], of every expert. Experts are separate tensors, or row ranges of a stacked tensor with
- * `stride` rows per expert. */
+/* Finds one matrix (gate, up or down) of every expert: [n_rows, n_cols]. The experts are stored as separate tensors, or as row
+ * ranges of a stacked tensor with `stride` rows per expert. */
 static fkv_status find_expert_matrices(tensor_search *s, const char *part, const char *stacked, uint32_t n_rows, uint32_t n_cols,
                                        uint32_t from, uint32_t stride, const fkv_tensor ***out) {
     const uint32_t n_experts = s->model->hparams->n_experts;
@@ -367,7 +367,7 @@ static fkv_status find_expert_matrices(tensor_search *s, const char *part, const
     return FKV_OK;
 }
 
-/* Returns a view of every second column of a float tensor: [n_rows, n] */
+/* Returns a view of columns first, first + 2, ... of a float tensor: [n_rows, n] */
 static const fkv_tensor *view_every_second_column(tensor_search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
     if (whole == NULL) return NULL;
     fkv_tensor *view = s->next_view++;
@@ -427,8 +427,8 @@ static bool has_transposed_experts(const tensor_search *s) {
     return !is_usual && up->n_cols == 2 * h->expert_dim && down->n_cols == h->dim;
 }
 
-/* Finds the float experts of gpt-oss, Llama 4 and Qwen3-VL-MoE in safetensors files: transposed matrices [E, columns, rows]. Gate
- * and up are interleaved, or gate precedes up. */
+/* Finds the float experts of gpt-oss, Llama 4 and Qwen3-VL-MoE in safetensors files: transposed matrices [E, columns, rows]. The
+ * gate and up columns are interleaved, or all gate columns precede the up columns. */
 static fkv_status find_transposed_experts(tensor_search *s, bool is_interleaved, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
@@ -526,12 +526,12 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
     const bool uses_post_attn_name =
         s->model->architecture->gguf_post_attn_is_ffn_norm && !has_layer_tensor(s, "ffn_norm.weight");
     const bool has_ffn_norm = !f->no_pre_norms && !f->parallel && !f->single_blocks;
-    /* GGUF files of Falcon-H1 have a norm without a suffix */
+    /* GGUF files of Falcon-H1 store this norm under a name without the suffix ".weight" */
     const bool has_bare_name = f->parallel_mixers && has_layer_tensor(s, "ffn_norm");
     const struct {
         const char *name;
         uint32_t n_cols;
-        bool known; /* the model may have this tensor */
+        bool known; /* true if models of this architecture can have this tensor */
         bool needed;
         const fkv_tensor **out;
     } parts[] = {
@@ -565,8 +565,8 @@ static fkv_status find_norms(tensor_search *s, fkv_layer_tensors *t) {
 
 static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/* Reads the parameters of the xIELU activation of a layer: tensors in safetensors files, metadata in GGUF files. The files store
- * alpha_p and alpha_n before softplus. */
+/* Reads the xIELU parameters of a layer, which safetensors files store as tensors and GGUF files as metadata. softplus is applied
+ * to the stored alpha_p and alpha_n. */
 static fkv_status find_xielu(tensor_search *s) {
     static const char *const names[] = {"xielu_alpha_p.weight", "xielu_alpha_n.weight", "xielu_beta.weight", "xielu_eps.weight"};
     const fkv_hparams *h = s->model->hparams;
@@ -601,7 +601,7 @@ static fkv_status find_layer(tensor_search *s, fkv_layer_tensors *t) {
     return !is_mixed || h->features.parallel_experts ? find_ffn(s, t) : FKV_OK;
 }
 
-/* Finds the tensors of per-layer inputs. */
+/* Finds the tensors that compute the per-layer inputs. */
 static fkv_status find_inputs(tensor_search *s) {
     fkv_model *m = s->model;
     const uint32_t n = m->hparams->n_layers * m->hparams->input_dim;
@@ -625,7 +625,7 @@ static fkv_status find_model_tensors(tensor_search *s) {
         h->features.recurrence == FKV_SHORT_CONV && fkv_weights_find(m->weights, "token_embd_norm.weight") != NULL;
     FKV_TRY(find_tensor(s, is_lfm2 ? "token_embd_norm.weight" : "output_norm.weight", 1, h->dim, true, &m->final_norm));
     if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find_tensor(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
-    /* these tensors are not read: their values are already in the hyperparameters */
+    /* these tensors are marked as known but not read, because their values are already in the hyperparameters */
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
         FKV_TRY(find_tensor(s, factors[i], 1, h->rope.dim / 2, false, &unread));
     FKV_TRY(find_inputs(s));

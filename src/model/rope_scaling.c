@@ -20,7 +20,7 @@ static double scale_llama3(const fkv_rope *rope, const fkv_hparams *h, double fr
     return (1.0 - smooth) * frequency / (double)rope->factor + smooth * frequency;
 }
 
-/* Returns the index, as a real number, of the pair that makes `turns` rotations within the original context. */
+/* Returns the fractional index of the channel pair that completes `turns` rotations within the original context. */
 static double yarn_pair_index(const fkv_rope *rope, const fkv_hparams *h, double turns) {
     return rope->dim * log(original_context(rope, h) / (turns * 2.0 * acos(-1.0))) / (2.0 * log((double)rope->base));
 }
@@ -39,7 +39,7 @@ static void scale_yarn(const fkv_rope *rope, const fkv_hparams *h, double *frequ
 
 static double yarn_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
 
-/* Returns the factor applied to cosines and sines. */
+/* Returns the attention factor, by which the cosines and sines of RoPE are multiplied. */
 static double attention_factor(const fkv_rope *rope, const fkv_hparams *h) {
     double factor = (double)rope->factor;
     if (rope->attention_factor != 0.0f) return (double)rope->attention_factor;
