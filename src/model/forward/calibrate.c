@@ -50,7 +50,8 @@ static void add_ranges(const statistics *s, uint32_t layer, const float *k) {
     }
 }
 
-/* The first page of a sequence is never sealed, so its keys, which include attention sinks, are skipped. */
+/* Adds the queries and keys of one chunk to the statistics. Skips the keys of the first page of a sequence, because this page is
+ * never sealed and contains attention sinks. */
 static void add_observation(void *user, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position) {
     const statistics *s = user;
     size_t row = (size_t)s->layers[layer].n_kv_heads * s->layers[layer].head_dim;
@@ -58,7 +59,8 @@ static void add_observation(void *user, uint32_t layer, const float *q, const fl
     for (uint32_t t = position == 0 ? PAGE : 0; t + PAGE <= n_rows; t += PAGE) add_ranges(s, layer, k + t * row);
 }
 
-/* Only layers that store keys are included. Queries of layers that share pages are ignored. */
+/* Allocates the statistics of all layers that store keys. Queries of layers that attend to the keys of another layer are
+ * ignored. */
 static fkv_status open_statistics(const fkv_model *model, statistics *s) {
     const fkv_hparams *h = model->hparams;
     size_t n = 0;

@@ -79,14 +79,14 @@ void fkv_activate_plain(const fkv_runner *r, uint32_t layer, float *x, uint32_t 
 
 /* ---- routing ---- */
 
-/* Writes the indices of the n_used largest scores in ascending order; among equal scores the lower index wins. If a score is NaN
- * the selection is arbitrary but valid, and the row's output is NaN. */
+/* Writes the indices of the n_used experts with the largest scores, in ascending index order. Among equal scores, the lower index
+ * is selected. If a score is NaN, the selection is arbitrary but valid, and the row's output is NaN. */
 static void select_top_experts(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *selected_experts) {
     FKV_ASSERT(n_used > 0);
     uint32_t n = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t worst = 0;
-        for (uint32_t i = 1; i < n; i++) /* index of the smallest score; the last index among equal scores */
+        for (uint32_t i = 1; i < n; i++) /* finds the smallest score; among equal scores, the last one */
             if (!(scores[selected_experts[i]] > scores[selected_experts[worst]])) worst = i;
         if (n == n_used && !(scores[e] > scores[selected_experts[worst]])) continue;
         if (n == n_used) {
@@ -147,7 +147,7 @@ static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_ex
         logits[e] = 1.0f / (1.0f + expf(-logits[e]));
         if (correction != NULL) logits[e] += correction[e];
     }
-    /* Llama 4 selects experts by logit, which differs if sigmoids of large logits round to 1 */
+    /* Llama 4 selects experts by logit instead of sigmoid; the selection differs if the sigmoids of large logits round to 1 */
     if (!h->features.experts_scale_input) memcpy(scores, logits, h->n_experts * sizeof *scores);
     if (h->n_expert_groups > 1) mask_groups(h, scores);
     select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
@@ -159,10 +159,10 @@ static void route_sigmoid(const mixture *m, float *logits, uint32_t *selected_ex
     for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) routing_weights[i] /= total + 1e-20f;
 }
 
-/* Selects experts of the best groups by softmax score. */
+/* Selects the best expert groups, then the experts with the largest softmax scores in these groups. */
 static void route_grouped_softmax(const fkv_hparams *h, const float *logits, uint32_t *selected_experts, float *routing_weights) {
     float scores[FKV_MAX_EXPERTS] = {0};
-    memcpy(scores, logits, h->n_experts * sizeof *scores); /* softmax does not change the order */
+    memcpy(scores, logits, h->n_experts * sizeof *scores); /* logits can serve as scores, because softmax preserves their order */
     mask_groups(h, scores);
     select_top_experts(scores, h->n_experts, h->n_experts_used, selected_experts);
     softmax_weights(h, logits, selected_experts, routing_weights);
@@ -181,8 +181,8 @@ static void route_corrected_softmax(const mixture *m, const float *logits, uint3
     softmax_weights(h, logits, selected_experts, routing_weights);
 }
 
-/* Selects the expert with the largest logit, then the next one. Each routing weight is the expert's softmax score among the
- * experts whose logits are similar to its own and that were not selected before it. */
+/* Selects the two experts with the largest logits, one after the other. The routing weight of an expert is its softmax
+ * probability among the experts that have not been selected before it and whose logits are close to its own. */
 static void route_sparse_mixer(const mixture *m, const float *logits, uint32_t *selected_experts, float *routing_weights) {
     const fkv_hparams *h = m->r->model->hparams;
     uint32_t chosen[2] = {UINT32_MAX, UINT32_MAX};
@@ -200,7 +200,7 @@ static void route_sparse_mixer(const mixture *m, const float *logits, uint32_t *
         chosen[k] = best;
         weights[k] = 1.0f / total;
     }
-    const uint32_t first = chosen[0] < chosen[1] ? 0 : 1; /* experts are listed in ascending order */
+    const uint32_t first = chosen[0] < chosen[1] ? 0 : 1; /* the two experts are stored in ascending index order */
     for (uint32_t k = 0; k < 2; k++) {
         selected_experts[k] = chosen[k ^ first];
         routing_weights[k] = weights[k ^ first];
@@ -229,7 +229,8 @@ static void route_row(const mixture *m, uint32_t row) {
     for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) routing_weights[i] *= scales[selected_experts[i]];
 }
 
-/* Sorts the indices into selected_experts by expert with a counting sort. Rows stay in ascending order within each expert. */
+/* Fills expert_rows with the indices of all entries of selected_experts, sorted by expert with a counting sort. Within each
+ * expert, rows stay in ascending order. */
 static void sort_by_expert(const fkv_runner *r, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
     uint32_t n = n_rows * h->n_experts_used;

@@ -14,7 +14,7 @@
 #include "packed_weights.h"
 #include "runner.h"
 
-/* Computes one row of a feed-forward without a gate: x = activation(x). x: [n] */
+/* Applies the activation of a feed-forward block without a gate to one row: x = activation(x). x: [n] */
 void fkv_activate_plain(const fkv_runner *runner, uint32_t layer, float *x, uint32_t n);
 
 /* Computes gate = activation(gate) * up for one row. gate, up: [n] */
@@ -25,7 +25,7 @@ FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float 
     case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, n); break;
     case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, n); break;
     case FKV_RELU2:
-    case FKV_XIELU: FKV_ASSERT(false); break; /* only in feed-forwards without a gate: fkv_activate_plain() */
+    case FKV_XIELU: FKV_ASSERT(false); break; /* used only without a gate; see fkv_activate_plain() */
     }
 }
 
@@ -35,8 +35,8 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
 /* Selects the experts and routing weights of the first n_rows rows of h. */
 void fkv_experts_route(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
-/* Replaces the first n_rows rows of h, which must have been routed, with the output of their experts and of the shared expert.
- * Overwrites gate and up. */
+/* Replaces each of the first n_rows rows of h, which must have been routed, with the sum of the outputs of its experts and of the
+ * shared expert. Overwrites the buffers `gate` and `up`. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows);
 
 /* Called after the last layer of a step. Returns FKV_UNSUPPORTED if an expert's scales overflowed 16-bit floats in this step. */

@@ -2,15 +2,15 @@
  * tensors of its layers.
  *
  * A layer computes: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual; norm, gate and up,
- * activation, down projection (or experts, see experts.c), residual. In parallel blocks the feed-forward and Q/K/V read the
- * same input. Layers that share pages have no K and V. Layers with per-layer inputs add a third residual after the
- * feed-forward.
+ * activation, down projection (or experts, see experts.c), residual. In parallel blocks the feed-forward and Q/K/V read the same
+ * input. Layers that attend to the pages of another layer have no K and V. Layers with per-layer inputs add a third residual
+ * after the feed-forward block.
  *
  * Latent attention (latent.c) replaces Q/K/V, QK norms and RoPE, and has another projection between attention and the output
  * projection.
  *
- * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention, or run in parallel with it. Some models have layers
- * without a feed-forward, and layers that are only a feed-forward.
+ * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention, or run in parallel with it. In some models, a layer
+ * may have no feed-forward block or consist of only a feed-forward block.
  *
  * Worker threads run matrix products, attention, and the row operations between products, in blocks of rows. Each row is computed
  * independently, so a token's logits do not depend on the other rows of the step.
@@ -151,7 +151,7 @@ static bool has_gate(const pass *p) {
     return p->r->model->hparams->features.attn_gate || p->r->model->hparams->features.gate_in_q;
 }
 
-/* Separates queries and gates, which alternate by head. */
+/* Splits a row in which the query and the gate of each head alternate into queries and gates. */
 static void split_q_gate_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const uint32_t d = p->shape->head_dim;
@@ -190,7 +190,7 @@ static void heads_row(const pass *p, uint32_t row) {
 /* Zeroes the padding of a row, which may still hold values from a wider layer. */
 static void zero_padding(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
 
-/* Returns the number of values of an attention output row. */
+/* Returns the number of values in a row of the attention output, without head padding. */
 static uint32_t q_dim(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     return h->n_q_heads * fkv_architecture_v_dim(h, p->shape);
@@ -212,7 +212,8 @@ static void gather_heads_row(const pass *p, uint32_t row) {
     zero_padding(out, q_dim(p), p->q_pad);
 }
 
-/* Adds the output of a projection, in h, to the residual stream x, after the optional post-norm and residual scale. */
+/* Applies the optional post-norm and residual scale to the projection output in h, and adds the result to the residual stream
+ * x. */
 static void add_residual_row(const pass *p, uint32_t row, const float *post_norm) {
     const fkv_model *m = p->r->model;
     float *output = h_of(p, row);
@@ -230,7 +231,8 @@ static void end_row(const pass *p, uint32_t row) {
     norm_row(p, x, p->next_norm, p->next_norm_bias, h_of(p, row));
 }
 
-/* Adds the output of attention, without the norm that follows, if a recurrent layer runs in parallel. */
+/* Adds the attention output to the residual stream without a post-norm. Used if a recurrent layer runs in parallel with
+ * attention. */
 static void add_first_mixer_row(const pass *p, uint32_t row) { add_residual_row(p, row, NULL); }
 
 static void add_mixer_row(const pass *p, uint32_t row) {
@@ -346,8 +348,8 @@ static void move_row(float *rows, uint32_t stride, uint32_t to, uint32_t from) {
     memcpy(rows + (size_t)to * stride, rows + (size_t)from * stride, stride * sizeof *rows);
 }
 
-/* Compacts the rows with requested logits to the front. Rows are moved to lower indices, in ascending order, so no row is
- * overwritten before it has been moved. */
+/* Moves the rows whose logits are requested to the front. Rows move to lower indices and are processed in ascending order, so no
+ * row is overwritten before it has been moved. */
 static void keep_logit_rows(pass *p) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
@@ -383,7 +385,8 @@ static void add_mixers(const pass *p) {
     run_rows(p, add_mixer_row);
 }
 
-/* Computes activation(gate) * up, or activation(up) without a gate, from the rows of h and stores it in gate. */
+/* Computes activation(gate) * up (without a gate: activation(up)) from the rows of h, and stores the result in the buffer
+ * `gate`. */
 static void begin_ffn(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_packed_layer *l = p->layer;
@@ -408,7 +411,7 @@ static void end_ffn(const pass *p) {
     run_rows(p, add_ffn_row);
 }
 
-/* Adds the layer's per-layer input to x, after gating it with x. */
+/* Gates the layer's per-layer input with a projection of x, and adds the projected result to x. */
 static void add_input(const pass *p) {
     const fkv_runner *r = p->r;
     const uint32_t padded = fkv_packed_pad(r->model->hparams->input_dim);
@@ -420,8 +423,8 @@ static void add_input(const pass *p) {
     run_rows(p, add_input_row);
 }
 
-/* Runs the experts. In layers with a parallel dense feed-forward, the router, the experts and the feed-forward apply separate
- * norms to x, and the outputs of experts and feed-forward are added. */
+/* Runs the experts of a layer and adds their output to x. If a dense feed-forward block runs in parallel, the router, the experts
+ * and the dense block apply separate norms to x, and both outputs are added. */
 static void add_experts(const pass *p) {
     const fkv_runner *r = p->r;
     const bool has_parallel_experts = r->model->hparams->features.parallel_experts;
@@ -437,7 +440,7 @@ static void add_experts(const pass *p) {
     run_rows(p, add_ffn_row);
 }
 
-/* Runs the part of a layer after attention. */
+/* Computes the rest of a layer after attention. */
 static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
@@ -540,7 +543,7 @@ static fkv_status forward_cpu(fkv_runner *r, fkv_step *step) {
 /* Largest row widths over all layers. */
 typedef struct widths {
     uint32_t q, kv;     /* row widths including head padding */
-    uint32_t gathered;  /* width of the rows without head padding; 0 if no layer has head padding to remove */
+    uint32_t gathered;  /* width of attention output rows without head padding; 0 if no layer has head padding to remove */
     uint32_t attention; /* width of the input of the output projection */
     uint32_t ffn;
 } widths;

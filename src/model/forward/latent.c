@@ -1,5 +1,5 @@
-/* Latent attention on the CPU; see latent.h. Matrix products of heads read their input head by head, so the rows of each head are
- * gathered first. Each row is computed independently of the other rows of the step. */
+/* Latent attention on the CPU; see latent.h. The per-head matrix products read contiguous input rows of one head, so the rows of
+ * each head are gathered first. Each row is computed independently of the other rows of the step. */
 #include "latent.h"
 
 enum { ROWS_PER_ITEM = 4 };
@@ -9,8 +9,8 @@ typedef struct latent_pass {
     const fkv_packed_layer *layer;
     const fkv_latent *shape;
     uint32_t n_rows;
-    uint32_t latent_pad; /* latent channels, padded as in pages */
-    uint32_t key_pad;    /* all channels of a row in pages */
+    uint32_t latent_pad; /* number of latent channels, padded as in pages */
+    uint32_t key_pad;    /* total number of channels of a row in pages, including RoPE channels and padding */
     uint32_t rope;       /* FKV_ROPE_* */
     bool scales_queries; /* queries are multiplied by fkv_runner_temperature() */
     void (*row)(const struct latent_pass *p, uint32_t row);
@@ -18,7 +18,7 @@ typedef struct latent_pass {
 
 static uint32_t query_dim(const fkv_latent *l) { return l->nope_dim + l->rope_dim; }
 
-/* Returns the larger number of columns of the heads' matrices, padded. */
+/* Returns the padded number of columns of the wider of the two per-head matrices. */
 static uint32_t head_columns(const fkv_latent *l) { return fkv_packed_pad(fkv_max_u32(l->nope_dim, l->dim)); }
 
 uint64_t fkv_latent_layout(fkv_carve *carve, fkv_runner *r) {
@@ -77,7 +77,7 @@ static void norm_low_row(const latent_pass *p, uint32_t row) {
     memset(x + n, 0, (fkv_packed_pad(n) - n) * sizeof *x);
 }
 
-/* Writes the RoPE channels of a query or key to their place in a padded row, and rotates them. */
+/* Copies the RoPE channels of a query or key to their position in a padded row, and applies RoPE to them. */
 static void place_rope(const latent_pass *p, uint32_t row, const float *from, float *to) {
     const fkv_runner *r = p->r;
     copy_padded(from, p->shape->rope_dim, p->key_pad - p->latent_pad, to);
@@ -86,7 +86,7 @@ static void place_rope(const latent_pass *p, uint32_t row, const float *from, fl
     fkv_runner_rotate(r, to, r->cpu.cosines[p->rope] + (size_t)row * n, r->cpu.sines[p->rope] + (size_t)row * n, n);
 }
 
-/* Returns the input row of a head's matrix with n_cols columns. */
+/* Returns the input row for the product with a head's matrix, which has n_cols columns. */
 static float *head_row(const latent_pass *p, uint32_t head, uint32_t row, uint32_t n_cols) {
     return p->r->cpu.latent_heads + ((size_t)head * p->n_rows + row) * n_cols;
 }

@@ -16,14 +16,15 @@
 #include "packed_weights.h"
 #include "runner.h"
 
-/* Reserves the buffers of latent attention (carve.h). Returns the number of bytes that `input` needs for the products of heads.
+/* Reserves the buffers of latent attention (carve.h). Returns the number of bytes that the buffer `input` needs for the per-head
+ * matrix products.
  */
 uint64_t fkv_latent_layout(fkv_carve *carve, fkv_runner *runner);
 
-/* Computes the queries, in `q`, and the rows to store, in `k`, from the normalized rows in `h`. */
+/* Computes the queries and the rows to store in the cache from the normalized rows in `h`. Writes them to `q` and `k`. */
 void fkv_latent_prepare(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t index);
 
-/* Computes the input of the output projection, in latent_out, from the first n_rows rows of `attended`. */
+/* Computes the input of the output projection from the first n_rows rows of `attended`, and writes it to latent_out. */
 void fkv_latent_finish(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
 #endif

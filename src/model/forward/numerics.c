@@ -3,14 +3,14 @@
 
 #include <stdio.h>
 
-/* Returns the class of an instruction set. */
+/* Returns the name of the class of instruction sets that compute the same bits as `isa`. */
 static const char *class_name(fkv_isa isa) {
     return isa == FKV_ISA_AVX512VNNI || isa == FKV_ISA_AMX ? "int8dot" : fkv_isa_name(isa);
 }
 
 /* Returns the part of the identity that depends on the machine and not on the instruction set. The int8dot kernels use VRCP14PS,
  * an approximation that processors of different vendors may round differently. The forward pass calls functions of the C library
- * (cos(), sin(), expf()), and the library of Apple rounds some results differently. */
+ * (cos(), sin(), expf()), and Apple's C library rounds some results differently. */
 static const char *platform_suffix(fkv_isa isa) {
     if (FKV_OS_APPLE) return " apple";
     if (isa != FKV_ISA_AVX512VNNI && isa != FKV_ISA_AMX) return "";

@@ -144,7 +144,7 @@ static fkv_status pack_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     FKV_TRY(pack_matrix(p, t->router, &layer->router));
     for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
         uint64_t largest = 0;
-        if (parts[part].tensors == NULL) continue; /* experts without a gate */
+        if (parts[part].tensors == NULL) continue; /* the experts have no gate matrices */
         for (uint32_t e = 0; e < n; e++) {
             fkv_matrix counted;
             uint64_t bytes = fkv_tensor_stored_bytes(parts[part].tensors[e]);
@@ -195,14 +195,14 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     return FKV_OK;
 }
 
-/* Returns the kind of the matrices that are made from rows of kv_b. Quantized rows are decoded to f32, because transposed
- * matrices need other groups. */
+/* Returns the matrix kind of the per-head projections that are extracted from kv_b. Quantized rows are decoded to f32, because
+ * their quantization groups do not fit the transposed matrix. */
 static fkv_matrix_kind decoded_kind(const fkv_tensor *tensor) {
     return tensor->type == FKV_TENSOR_F16 ? FKV_MATRIX_F16 : tensor->type == FKV_TENSOR_BF16 ? FKV_MATRIX_BF16 : FKV_MATRIX_F32;
 }
 
-/* Sets a row of a float matrix, without loss because the numbers have the matrix's type. numbers: [n], zero-padded here. scratch:
- * [n_cols]
+/* Sets a row of a float matrix. The conversion is exact, because all values are representable in the matrix's type. numbers: [n]
+ * values, which are zero-padded to n_cols; scratch: [n_cols]
  */
 static void set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbers, uint32_t n, float *scratch) {
     memset(scratch, 0, matrix->n_cols * sizeof *scratch);
@@ -213,8 +213,8 @@ static void set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbe
     fkv_matrix_set_floats(matrix, row, scratch);
 }
 
-/* Splits the rows of one head of kv_b into the transposed keys and the values. rows: scratch for [nope_dim + v_dim, latent dim]
- * floats, followed by two padded rows */
+/* Splits one head's rows of kv_b into the transposed key projection and the value projection. rows: scratch for [nope_dim +
+ * v_dim, latent dim] floats, followed by two padded rows */
 static void split_head(const packing *p, const fkv_tensor *kv_b, uint32_t head, float *rows, fkv_matrix *k, fkv_matrix *v) {
     const fkv_latent *l = &p->model->hparams->latent;
     const uint32_t n_rows = l->nope_dim + l->v_dim;
@@ -228,7 +228,7 @@ static void split_head(const packing *p, const fkv_tensor *kv_b, uint32_t head, 
     for (uint32_t i = 0; i < l->v_dim; i++) set_decoded_row(v, i, rows + (size_t)(l->nope_dim + i) * l->dim, l->dim, scratch);
 }
 
-/* Packs the projections of all heads from kv_b. */
+/* Packs the per-head key and value projections that kv_b contains. */
 static fkv_status pack_kv_b(packing *p, const fkv_tensor *kv_b, fkv_packed_layer *layer) {
     const fkv_hparams *h = p->model->hparams;
     const fkv_latent *l = &h->latent;

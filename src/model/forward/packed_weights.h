@@ -28,37 +28,37 @@ typedef struct fkv_packed_layer {
     fkv_matrix mixer_out;
     fkv_matrix alpha, beta, beta_alpha;
     float *mixer_in_bias, *mixer_out_bias;
-    float *conv;          /* [n_taps, C] taps, transposed */
-    float *conv_bias;     /* [C] or NULL */
-    float *decay;         /* [n_v_heads] negated decay rates */
-    float *alpha_bias;    /* [n_v_heads] */
-    float *skip;          /* [n_v_heads] */
-    float *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
-    fkv_matrix q_a, kv_a; /* latent attention; see fkv_layer_tensors */
-    fkv_matrix *k_up,
-        *v_up; /* [H] matrices of each head: [latent dim, nope_dim] transposed keys, and [v_dim, latent dim] values */
-    float *q_a_bias, *kv_a_bias;       /* [q_dim], [latent dim + rope_dim] */
-    float *q_a_norm, *kv_a_norm;       /* [q_dim], [latent dim] */
+    float *conv;                 /* [n_taps, C] transposed taps of the convolution */
+    float *conv_bias;            /* [C] or NULL */
+    float *decay;                /* [n_v_heads] negated decay rates */
+    float *alpha_bias;           /* [n_v_heads] */
+    float *skip;                 /* [n_v_heads] */
+    float *mixer_norm;           /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
+    fkv_matrix q_a, kv_a;        /* latent attention; see fkv_layer_tensors */
+    fkv_matrix *k_up, *v_up;     /* [H] matrices, one per head: transposed key projection [latent dim, nope_dim], value projection
+                                    [v_dim, latent dim] */
+    float *q_a_bias, *kv_a_bias; /* [q_dim], [latent dim + rope_dim] */
+    float *q_a_norm, *kv_a_norm; /* [q_dim], [latent dim] */
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */
     float *router_norm;                /* [dim] norm of the router's input, or NULL if the router reads the experts' input */
     float *expert_scales;              /* [E] factors applied to the routing weights */
     float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
-    float *router_correction;          /* [E] correction added to the scores when experts are selected, or NULL */
-    fkv_matrix shared_gate;            /* [1, dim] gate of the shared expert */
-    float *router_bias;                /* [E] */
-    fkv_matrix latent_down, latent_up; /* [latent_dim, dim] and [dim, latent_dim] */
-    fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; gate, up and down contain the shared expert or
-                                                             the parallel feed-forward, if the layer has one */
+    float *router_correction;                                  /* [E] added to the expert scores for selection only, or NULL */
+    fkv_matrix shared_gate;                                    /* [1, dim] gate of the shared expert */
+    float *router_bias;                                        /* [E] */
+    fkv_matrix latent_down, latent_up;                         /* [latent_dim, dim] and [dim, latent_dim] */
+    fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; `gate`, `up` and `down` hold the shared expert or
+                                                             the parallel dense feed-forward block, if the layer has one */
     float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */
     float *down_experts_bias;                             /* [E, dim] */
 } fkv_packed_layer;
 
 struct fkv_packed_weights {
     fkv_packed_layer *layers; /* [n_layers] */
-    fkv_matrix *experts;      /* storage of the layers' expert matrices, or NULL */
-    fkv_matrix *heads;        /* storage of the layers' matrices of latent heads, or NULL */
+    fkv_matrix *experts;      /* array that holds the expert matrices of all layers, or NULL */
+    fkv_matrix *heads;        /* array that holds the per-head matrices of latent attention in all layers, or NULL */
     float *final_norm;        /* [dim] */
     float *final_norm_bias;   /* [dim] or NULL */
     float *output_bias;       /* [n_vocab] or NULL */

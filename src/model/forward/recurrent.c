@@ -13,8 +13,8 @@
  * The output is rms_norm(o * silu(gate)), normalized in groups of channels. Falcon-H1 scales the projections and the output, and
  * may gate after the norm or not normalize at all.
  *
- * Value channels are rows of S and independent of each other, so a work item is a block
- * of value channels of one head and sequence, whose states stay in the L1 cache for all tokens of the step.
+ * The rows of S (value channels) are independent of each other. A work item therefore computes a block of rows for one head of
+ * one sequence, and these rows stay in the L1 cache for all tokens of the step.
  */
 #include "recurrent.h"
 
@@ -22,14 +22,14 @@
 
 enum { ROWS_PER_ITEM = 4, CHANNELS_PER_ITEM = 256, VALUES_PER_ITEM = 32 };
 
-static const float L2_EPS = 1e-6f; /* added to the sum of squares, with the same value as in transformers */
+static const float L2_EPS = 1e-6f; /* epsilon added to the sum of squares; the same value as in transformers */
 
 typedef struct mixer {
     fkv_runner *r;
     const fkv_packed_layer *layer;
     uint32_t n_channels;  /* channels of the convolution */
-    uint32_t in_width;    /* row width of mixer_in */
-    uint32_t pad;         /* row width of mixed */
+    uint32_t in_width;    /* row width of the buffer mixer_in */
+    uint32_t pad;         /* row width of the buffer `mixed` */
     uint32_t n_per_seq;   /* work items per sequence */
     uint64_t conv_offset; /* offset of the convolution's inputs in a state, in floats */
     size_t values_offset; /* index of the first value in a row of mixer_in */
@@ -76,7 +76,7 @@ static void run_row_item(void *context, uint32_t item, uint32_t thread) {
     for (uint32_t row = item * ROWS_PER_ITEM; row < end; row++) m->row(m, row);
 }
 
-/* Runs a function on every token of the step. */
+/* Calls a function for every token of the step, on the worker threads. */
 static void run_rows(mixer *m, void (*row)(const mixer *m, uint32_t row)) {
     m->row = row;
     fkv_workers_run(m->r->cpu.workers, run_row_item, m, fkv_ceil_div(m->r->n_tokens, ROWS_PER_ITEM));
@@ -88,7 +88,7 @@ static void run_sequences(mixer *m, fkv_work_fn work, uint32_t n_per_seq) {
     fkv_workers_run(m->r->cpu.workers, work, m, n_per_seq * m->r->n_rows);
 }
 
-/* The part of a sequence's rows that one work item processes. */
+/* A work item: the tokens of one sequence, and the index of the item within the sequence. */
 typedef struct seq_item {
     const fkv_state_row *state;
     uint32_t first, end; /* tokens of the sequence: rows [first, end) of the step */
@@ -157,7 +157,7 @@ static void pad_row(const mixer *m, uint32_t row) {
 
 static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/* Separates the rows of a fused projection, which are grouped by key head: query, key, values of the head, gates of the head. */
+/* Splits an output row of the fused projection into queries, keys, values and gates. The row is grouped by key head. */
 static void split_fused_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     const uint32_t n_values = s->n_v_heads / s->n_k_heads * s->v_dim; /* per key head */
@@ -185,7 +185,7 @@ static void split_beta_alpha_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Converts alpha to the step size, stored in beta, and to the decay of the state. */
+/* Computes the step size and the decay of the state from alpha. Stores the step size in beta. */
 static void gate_mamba_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     float *decay = m->r->cpu.decay + (size_t)row * s->n_v_heads;
@@ -198,7 +198,7 @@ static void gate_mamba_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Converts alpha to the decay of the state, and beta to a sigmoid. */
+/* Computes the decay of the state from alpha, and applies the sigmoid to beta. */
 static void gate_state_row(const mixer *m, uint32_t row) {
     const uint32_t n = m->r->model->hparams->recurrence.n_v_heads;
     float *decay = m->r->cpu.decay + (size_t)row * n;

@@ -26,7 +26,7 @@ fkv_runner_config fkv_runner_config_default(void) {
                                .max_snapshots = FKV_SNAPSHOTS_AUTO};
 }
 
-/* Returns the default number of snapshots: as many as need AUTO_BYTES, within limits. */
+/* Returns the default number of snapshots: as many as fit in AUTO_BYTES, clamped to a minimum and a maximum. */
 static uint32_t auto_snapshots(const fkv_model *model) {
     enum { LEAST = 8, MOST = 64, AUTO_BYTES = 512 << 20 };
     if (model->info.state_bytes == 0) return 0;
@@ -74,7 +74,7 @@ fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t capac
     return fkv_calibration_default_path(model->path, path, capacity);
 }
 
-/* Points every layer's channel_bits into the calibration, after checking that the calibration belongs to this model. */
+/* Checks that the calibration belongs to this model, and sets every layer's channel_bits to its part of the calibration. */
 static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *calibration, uint32_t average, uint32_t n_layers,
                                     fkv_layer_config *layers, const char *path) {
     FKV_REQUIRE(memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,
@@ -96,8 +96,8 @@ static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *cal
     return FKV_OK;
 }
 
-/* Makes a calibration for planning only. The size of pages depends only on the average number of bits, not on the bits of
- * individual channels. For an average of 4, all channels have 4 bits. For an average of 3, groups of four 2-bit channels
+/* Makes up a calibration that is used only for planning. The size of pages depends only on the average number of bits, not on the
+ * bits of individual channels. For an average of 4, all channels have 4 bits. For an average of 3, groups of four 2-bit channels
  * alternate with groups of four 4-bit channels. */
 static fkv_status assume_calibration(const fkv_model *model, uint32_t average, uint32_t n_layers, fkv_layer_config *layers,
                                      fkv_calibration *calibration) {
@@ -249,7 +249,7 @@ static fkv_status make_runner_plan(const fkv_model *model, const fkv_runner_conf
     return FKV_OK;
 }
 
-/* A validated and planned configuration. */
+/* A validated configuration together with its memory plan. */
 typedef struct runner_setup {
     fkv_runner_config config; /* with defaults filled in */
     fkv_layer_config layers[FKV_MAX_LAYERS];
@@ -259,7 +259,7 @@ typedef struct runner_setup {
     uint64_t map_bytes;
 } runner_setup;
 
-/* Validates and plans a configuration. The caller closes the setup, even after a failure. */
+/* Validates a configuration and computes its memory plan. The caller closes the setup, even after a failure. */
 static fkv_status open_setup(const fkv_model *model, const fkv_runner_config *config, runner_setup *setup) {
     *setup = (runner_setup){.config = *config};
     FKV_TRY(configure_runner(model, &setup->config, setup->layers, &setup->calibration, &setup->cache));
@@ -281,8 +281,8 @@ fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config 
 
 /* ---- open and close ---- */
 
-/* Computes the plan of a smaller context. Lowers max_step_tokens and max_logit_rows to `tokens` if they are larger. Returns
- * UINT64_MAX if the configuration is invalid. */
+/* Returns the number of bytes that the plan of a smaller context needs. Lowers max_step_tokens and max_logit_rows to `tokens` if
+ * they are larger. Returns UINT64_MAX if the configuration is invalid. */
 static uint64_t bytes_of_context(const fkv_model *model, const fkv_runner_config *config, const fkv_config *cache_config,
                                  uint32_t tokens) {
     fkv_runner_config c = *config;
@@ -368,7 +368,7 @@ uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
 float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
     const fkv_hparams *h = runner->model->hparams;
     if (h->temperature == 0.0f) return 1.0f;
-    /* number of complete blocks of temperature_context tokens before the position */
+    /* number of complete blocks of temperature_context tokens that precede the position */
     const uint32_t n_contexts = (position + h->temperature_of_no_rope) / h->temperature_context;
     return 1.0f + h->temperature * logf(1.0f + (float)n_contexts);
 }

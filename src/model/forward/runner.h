@@ -33,14 +33,14 @@ typedef struct fkv_cpu_runner {
     float *gathered;  /* [T, padded H * D] attention output without head padding, or NULL if no layer needs it */
     float *inputs;    /* [T, n_layers * input_dim] per-layer inputs, or NULL */
     float *looked_up; /* [T, n_layers * input_dim] per-layer token embeddings, or NULL */
-    void *input;      /* activations in the format of the matrix kernels */
+    void *input;      /* input activations of a matrix product, in the format of the matrix kernels */
     float *q_gate;    /* [T, H * 2 * D] queries and gates of gated attention, or NULL */
 
     /* Buffers of latent attention, NULL for models without it. */
     float *latent_q;     /* [T, H * (nope_dim + rope_dim)] queries before absorption */
     float *latent_low;   /* [T, padded q_dim] latent vectors of the queries */
     float *latent_kv;    /* [T, latent dim + rope_dim] */
-    float *latent_heads; /* [H, T, padded nope_dim or latent dim] inputs of the heads' matrices */
+    float *latent_heads; /* [H, T, padded nope_dim or latent dim] inputs of the per-head matrix products */
     float *attended;     /* [T, H, head_pad] output of attention */
     float *latent_out;   /* [T, padded H * v_dim] input of the output projection */
 
@@ -49,14 +49,14 @@ typedef struct fkv_cpu_runner {
     float *mixer_in;       /* [T, channels] input of the convolution, later its output */
     float *mixed;          /* [T, padded output width] gates, later the input of the output projection */
     float *decay, *beta;   /* [T, n_v_heads] decay and write strength of a delta net */
-    float *mixer_fused;    /* [T, rows of the fused projection] fused projections, or NULL */
+    float *mixer_fused;    /* [T, rows of the fused projection] output of the fused projection, or NULL */
 
     /* Expert buffers, NULL for models without experts. */
     float *router;              /* [T, E] router logits */
     float *routing_weights;     /* [T, n_experts_used] routing weights */
     uint32_t *selected_experts; /* [T, n_experts_used] indices of the selected experts, in ascending order */
     uint32_t *expert_rows;      /* [T * n_experts_used] indices into selected_experts, sorted by expert */
-    uint32_t *expert_from;      /* [E + 1] index in expert_rows at which the entries of each expert begin */
+    uint32_t *expert_from;      /* [E + 1] index of each expert's first entry in expert_rows */
     float *expert_in;           /* [T, expert_pad] input of one expert, later its output */
     float *expert_sum;          /* [T, expert_pad] weighted sum of expert outputs */
     float *latent;              /* [T, expert_pad] projected inputs of the experts, or NULL */

@@ -8,7 +8,8 @@ enum { FKV_COLUMN_ALIGN = 32 };
 
 FKV_INLINE uint32_t fkv_packed_pad(uint32_t n) { return (uint32_t)fkv_align_up(n, FKV_COLUMN_ALIGN); }
 
-/* Sets the kind, sizes and code table of a tensor's matrix, but no panels or rows. Columns are padded to a multiple of 32. */
+/* Sets the kind, sizes and code table of the matrix for a tensor, but not its panels or rows. Columns are padded to a multiple of
+ * 32. */
 fkv_status fkv_tensor_matrix_shape(const fkv_tensor *tensor, fkv_matrix *matrix);
 
 /* Returns the scratch bytes needed to convert a row of n_cols columns. */

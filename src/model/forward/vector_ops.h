@@ -62,7 +62,7 @@ typedef struct fkv_vector_ops {
 /* Returns the operations for an instruction set. This machine must support the instruction set; FKV_ISA_AUTO is not allowed. */
 const fkv_vector_ops *fkv_vector_ops_for(fkv_isa isa);
 
-/* Tables of operations, one for each set of compiler flags. */
+/* Tables of operations, one for each instruction set that vector_ops_body.h is compiled for. */
 extern const fkv_vector_ops fkv_vector_ops_plain;
 extern const fkv_vector_ops fkv_vector_ops_avx2;
 extern const fkv_vector_ops fkv_vector_ops_avx512;

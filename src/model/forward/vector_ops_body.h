@@ -51,8 +51,8 @@ static void row_add(float *FKV_RESTRICT x, const float *FKV_RESTRICT y, uint32_t
     for (uint32_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-/* Computes e^x as 2^k times a polynomial of the remainder, which vectorizes, unlike a call to expf(). x is clamped to the range
- * in which 2^k is finite and normal. */
+/* Computes e^x as 2^k times a polynomial in the remainder. Unlike a call to expf(), this code vectorizes. x is clamped to the
+ * range in which 2^k is finite and normal. */
 FKV_INLINE float exponential(float x) {
     const float log2e = 0x1.715476p+0f;
     const float ln2_high = 0x1.62e4p-1f;
@@ -77,7 +77,7 @@ static void silu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uin
     for (uint32_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
-/* (1 + tanh(u)) / 2 = 1 / (1 + e^(-2 u)) */
+/* Uses the identity (1 + tanh(u)) / 2 = 1 / (1 + e^(-2 u)). */
 static void gelu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uint32_t n) {
     const float twice_sqrt_2_over_pi = 0x1.988454p+0f;
     for (uint32_t i = 0; i < n; i++) {
@@ -114,7 +114,7 @@ static void l2_norm(float *x, float eps, float scale, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-/* Channels are processed in blocks whose sums stay in registers. */
+/* Processes channels in blocks whose accumulators stay in registers. */
 static void conv_step(float *window, const float *x, const float *taps, uint32_t stride, const float *bias, uint32_t n_taps,
                       uint32_t n, float *out) {
     for (uint32_t from = 0; from < n; from += LANES) {
