@@ -1,10 +1,10 @@
 /* The forward pass on MLX, for every architecture: the counterpart of the CPU's forward pass (../forward/forward.c). It builds
  * lazy operations that are evaluated once, at the end of the step. The host reads no results before the logits are complete.
  *
- * The residual stream and all values between two matrix products are f32. Matrix products with half floats, and on a GPU also
- * those with codes, take f16 rows, accumulate in f32 and return f16. Normalized rows fit the range of f16. The input of the
- * down projection may exceed that range. Each of its rows is therefore divided by the largest magnitude of the row before the
- * product.
+ * The residual stream and all values between two matrix products are f32. Products with half-precision matrices, and on a GPU
+ * also products with quantized matrices, take f16 rows, accumulate in f32 and return f16. Normalized rows fit the range of f16.
+ * The input of the down projection may exceed that range. Each of its rows is therefore divided by the largest magnitude of the
+ * row before the product.
  *
  * RoPE angles are computed on the host in double, because MLX's own RoPE multiplies in f32, with an error of 0.01 radians at
  * position 131072. A channel pair is treated as a complex number, so its rotation is one complex multiplication.
@@ -23,7 +23,7 @@ typedef struct pass {
     fkv_mlx_graph *g;
     fkv_step *step;
     const fkv_array_layer *layer;
-    const fkv_layer_shape *shape; /* state of the current layer: */
+    const fkv_layer_shape *shape; /* shape of the current layer */
     uint32_t index;
     int n_pairs;
     mlx_array angles;       /* RoPE factors, complex [T, 1, n_pairs, 1]; empty if the layer has no RoPE */
@@ -52,7 +52,7 @@ static mlx_array product(const pass *p, rows x, const fkv_array_matrix *m) {
     return m->rows == MLX_FLOAT16 ? fkv_mlx_astype(p->g, out, MLX_FLOAT32) : out;
 }
 
-/* Multiplies rows of any magnitude: [T, C] -> [T, R], f32. */
+/* Multiplies rows, whose values may exceed the range of f16, by a matrix: [T, C] -> [T, R], f32. */
 static mlx_array product_of_large(const pass *p, mlx_array x, const fkv_array_matrix *m) {
     if (m->rows != MLX_FLOAT16) return product(p, (rows){x, x}, m);
     mlx_array size = fkv_model_op_row_size(p->g, x);
@@ -74,7 +74,8 @@ static mlx_array norm_array(const pass *p, mlx_array x, mlx_array weight, mlx_ar
     return fkv_model_op_layer_norm(p->g, x, weight, bias, h->norm_eps);
 }
 
-/* Multiplies normalized rows. If the model has no norms before its products, the rows may have any magnitude. */
+/* Multiplies the input rows of a layer by a matrix. The rows are normalized, except in models without norms before their
+ * products. In such models, the values may exceed the range of f16. */
 static mlx_array product_of_input(const pass *p, rows x, const fkv_array_matrix *m) {
     return p->r->model->hparams->features.no_pre_norms ? product_of_large(p, x.full, m) : product(p, x, m);
 }
@@ -141,7 +142,7 @@ static mlx_array gather_heads(const pass *p, mlx_array heads) {
 
 /* ---- layers ---- */
 
-/* Writes keys and values to pages. */
+/* Computes the keys and values of a layer and writes them to pages. */
 static fkv_status write_kv(const pass *p, rows in) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
@@ -177,7 +178,7 @@ static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx
     return FKV_OK;
 }
 
-/* Adds the output of a projection to x, after the optional norm and scale. */
+/* Applies the optional post-norm and residual scale to the projection output `given`, and adds the result to x. */
 static mlx_array add_given(const pass *p, mlx_array x, mlx_array given, mlx_array post_norm) {
     mlx_array added = norm_array(p, given, post_norm, (mlx_array){NULL});
     return fkv_mlx_add(p->g, x, fkv_model_op_scale(p->g, added, p->r->model->residual_scale));
@@ -261,7 +262,8 @@ static mlx_array keep_expert_groups(const pass *p, mlx_array scores) {
     return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, lowest, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
 }
 
-/* Returns the softmax score of the largest of the scores, over the scores similar to it: [T, 1]. logits: [T, E], all logits. */
+/* Returns the softmax probability of the largest score among the scores whose logits are close to it: [T, 1]. logits: [T, E], the
+ * logits without masking. */
 static mlx_array similar_share(const pass *p, mlx_array scores, mlx_array logits) {
     mlx_array largest = fkv_mlx_max_last(p->g, scores);
     mlx_array scale = fkv_mlx_maximum(p->g, fkv_model_op_abs(p->g, logits), largest);
@@ -300,7 +302,8 @@ static routed route(const pass *p, rows in) {
     return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
 }
 
-/* Multiplies rows of any magnitude by the matrices of their experts and adds biases: [T, 1 or k, 1, C] -> f32 [T, k, 1, R]. */
+/* Multiplies rows, whose values may exceed the range of f16, by the matrices of their experts and adds biases: [T, 1 or k, 1, C]
+ * -> f32 [T, k, 1, R]. */
 static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stack *m, mlx_array bias, mlx_array experts) {
     bool is_half = m->rows == MLX_FLOAT16;
     mlx_array size = is_half ? fkv_model_op_row_size(p->g, x) : (mlx_array){NULL};
@@ -314,7 +317,7 @@ static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stac
     return fkv_mlx_add(p->g, out, fkv_mlx_reshape(p->g, taken, FKV_MLX_SHAPE(p->n_rows, k, 1, mlx_array_shape(bias)[1])));
 }
 
-/* Computes the output of the routed experts: [T, dim] -> [T, dim]. read: rows that the router reads. */
+/* Computes the output of the routed experts: [T, dim] -> [T, dim]. read: input rows of the router. */
 static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
@@ -332,7 +335,7 @@ static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     return fkv_model_op_sum_second(p->g, fkv_mlx_multiply(p->g, given, shares));
 }
 
-/* Computes a dense feed-forward. */
+/* Computes a dense feed-forward block. */
 static mlx_array run_ffn(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     rows in = row_slice(p, x);
@@ -345,7 +348,7 @@ static mlx_array run_ffn(const pass *p, mlx_array x) {
     return plus(p, product_of_large(p, both, &l->down), l->down_bias);
 }
 
-/* Computes the output of a layer's experts and of its shared feed-forward. */
+/* Computes the sum of the outputs of a layer's routed experts and its shared expert. */
 static mlx_array run_mixture(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     mlx_array given = run_experts(p, x, x);
@@ -358,8 +361,8 @@ static mlx_array run_mixture(const pass *p, mlx_array x) {
     return fkv_mlx_add(p->g, given, shared);
 }
 
-/* Computes experts in parallel with a dense feed-forward. The router and the inputs and outputs of both paths have separate
- * norms. */
+/* Computes the experts and a dense feed-forward block in parallel. The router, and the inputs and outputs of both branches, have
+ * separate norms. */
 static mlx_array run_beside(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
     const float of_router = 1.0f / sqrtf((float)p->r->model->hparams->dim);
@@ -454,7 +457,7 @@ static mlx_array logits_of(const pass *p, mlx_array x) {
     return fkv_model_op_scale(p->g, capped, h->final_softcap);
 }
 
-/* Looks up one row of a table for each token. */
+/* Looks up each token's row in an embedding table. */
 static mlx_array look_up_rows(const pass *p, const fkv_array_matrix *m) {
     mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
     if (!m->is_coded) return fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);

@@ -47,7 +47,7 @@ static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
     return rows + (attention > rows ? attention : rows) + logits;
 }
 
-/* Returns the limit of MLX's buffer cache between steps. */
+/* Returns the size limit of MLX's buffer cache between steps, in bytes. */
 static uint64_t cached_bytes(uint64_t active) { return active / 2; }
 
 static uint64_t array_step_bytes(const fkv_runner *r, const fkv_config *cache) {
@@ -76,7 +76,7 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
 
 static fkv_status plan_cache(const fkv_config *config, fkv_plan *plan) { return fkv_mlx_plan_make(config, NULL, plan); }
 
-/* The kernels of MLX depend on its version, on the device and on the GPU's architecture. */
+/* Writes the identity of MLX's arithmetic, which depends on the MLX version, the device and the GPU architecture. */
 static fkv_status array_numerics(fkv_isa isa, char text[32]) {
     (void)isa;
     mlx_device device;

@@ -1,5 +1,5 @@
-/* Data of a runner on MLX in addition to the common runner: a stream, constants, and host buffers for the values that are
- * uploaded in each step. MLX allocates and releases everything else.
+/* The MLX-specific part of a runner: a stream, constants, and host buffers for the values that are uploaded in each step. MLX
+ * allocates and releases everything else.
  */
 #ifndef FKV_ARRAY_RUNNER_H
 #define FKV_ARRAY_RUNNER_H
@@ -14,7 +14,7 @@ typedef struct fkv_turn {
 
 struct fkv_array_runner {
     fkv_mlx_graph graph;
-    size_t step_bytes;         /* number of bytes that a step may allocate in addition to the memory in use before the step */
+    size_t step_bytes;         /* number of bytes that a step may allocate beyond the memory in use before the step */
     size_t cache_limit_before; /* previous limit of MLX's buffer cache, restored at close */
     bool cache_limit_is_set;
     mlx_array embedding_scale;       /* scale of the embeddings; empty if the scale is 1 */

@@ -13,8 +13,9 @@ enum { GROUP = 32, WORD_BITS = 32 };
 
 /* ---- representation of a tensor ---- */
 
-/* Returns the bits per code, or 0 for half floats. Types with groups of 16 become half floats, because MLX has no affine groups
- * of 16. Codes of table formats are converted to 8 bits. */
+/* Returns the number of bits per code, or 0 if the tensor is converted to half-precision floats. Types with groups of 16 are
+ * converted to half precision, because MLX has no affine groups of 16. Codes of table formats are converted to 8-bit affine
+ * codes. */
 static int code_bits(const fkv_tensor *tensor) {
     if (tensor->bits != 0) return (int)tensor->bits;
     uint32_t group = 0;
@@ -154,7 +155,7 @@ typedef struct staging {
 
 static fkv_status said(bool good) { return good ? FKV_OK : fkv_mlx_failed("loading weights"); }
 
-/* Creates an array from host memory. */
+/* Creates an MLX array with a copy of host memory. */
 static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, uint64_t n_cols, mlx_dtype type) {
     const int shape[] = {(int)n_rows, (int)n_cols};
     *array = mlx_array_new_data(data, shape, 2, type);
@@ -198,7 +199,7 @@ static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *
     for (uint32_t i = 0; i < n; i++) ((uint16_t *)table)[at + i] = fkv_f32_to_f16(numbers[i]);
 }
 
-/* Converts codes of the form scale * table[code] to bytes of the form scale * byte + bias. */
+/* Converts table codes to affine codes: scale * table[code] becomes scale * byte + bias. */
 static void find_tensor_array(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
     for (uint32_t i = 0; i < n_cols; i++) codes[i] = (uint8_t)(table[codes[i]] + 128);
     for (uint32_t g = 0; g < n_cols / GROUP; g++) biases[g] = -128 * scales[g];
@@ -325,7 +326,7 @@ static fkv_status load_floats(const fkv_tensor *tensor, mlx_array *array) {
     return status;
 }
 
-/* Loads one matrix of an expert, whose columns may be strided in the file. */
+/* Loads one matrix of an expert. The columns of the matrix may be strided in the file. */
 static fkv_status load_expert(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
     fkv_tensor gathered;
     void *bytes = NULL;

@@ -14,9 +14,9 @@
 typedef struct fkv_array_matrix {
     mlx_dtype rows; /* row type of the product: MLX_FLOAT16 or MLX_FLOAT32 */
     bool is_coded;
-    fkv_mlx_affine affine; /* quantized: 32-bit words of codes [R, C * bits / 32], scales and biases [R, C / 32] */
+    fkv_mlx_affine affine; /* quantized matrix: codes in 32-bit words [R, C * bits / 32], scales and biases [R, C / 32] */
     mlx_array halves;      /* otherwise: [R, C] */
-    mlx_array across;      /* not quantized: [C, R], a transposed view of the matrix */
+    mlx_array across;      /* unquantized matrix: [C, R], a transposed view */
 } fkv_array_matrix;
 
 /* One matrix (gate, up or down) of all experts of a layer. Every array has a leading expert dimension: [E, ...]. Float matrices
@@ -52,7 +52,7 @@ struct fkv_array_weights {
     mlx_array final_norm_bias;
     mlx_array output_bias; /* [n_vocab] */
     fkv_array_matrix output;
-    fkv_array_matrix own_embedding; /* empty if the output matrix is the embedding */
+    fkv_array_matrix own_embedding; /* embedding matrix; empty if the output matrix is also the embedding matrix */
     fkv_array_matrix inputs; /* table of per-layer token embeddings; the fields whose names begin with `inputs` are empty if the
                                 model has no per-layer inputs */
     fkv_array_matrix inputs_proj;

@@ -17,7 +17,7 @@ mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weigh
 mlx_array fkv_model_op_abs(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_model_op_expm1(fkv_mlx_graph *g, mlx_array a);
 
-/* Multiplies a by a number; returns a itself if the number is 1. */
+/* Multiplies `a` by `factor`. Returns `a` itself if the factor is 1. */
 mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor);
 
 /* Returns the largest magnitude of each row, at least the smallest normal float: [.., n] -> [.., 1]. */
