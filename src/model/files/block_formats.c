@@ -61,7 +61,7 @@ static void unpack_q4_1(const uint8_t *block, uint8_t *codes, float *scales, flo
     unpack_nibbles(block + 4, 16, codes, codes + 16);
 }
 
-/* Unpacks 32 fifth bits followed by nibbles. */
+/* Unpacks 32 5-bit codes, which are stored as 32 high bits followed by 32 nibbles. */
 static void unpack_fives(const uint8_t *bytes, uint8_t *codes) {
     uint32_t fifth;
     memcpy(&fifth, bytes, sizeof fifth);
@@ -88,8 +88,8 @@ static void unpack_q8_0(const uint8_t *block, uint8_t *codes, float *scales, flo
 }
 
 /* Unpacks the 6-bit scales and minima of Q4_K and Q5_K. The first four scales and the first four minima are each stored in the
- * low 6 bits of one of the first eight bytes. The low nibbles of the others are in the last four bytes, and their high bits are
- * the top 2 bits of the first eight bytes. */
+ * low 6 bits of one of the first eight bytes. The low nibbles of the remaining four scales and four minima are in the last four
+ * bytes, and their high bits are the top 2 bits of the first eight bytes. */
 static void unpack_k_scales(const uint8_t *block, float *scales, float *biases) {
     const float d = half_at(block);
     const float d_min = half_at(block + 2);
@@ -172,8 +172,8 @@ static void unpack_tq2_0(const uint8_t *block, uint8_t *codes, float *scales, fl
     unpack_pairs(block, codes);
 }
 
-/* Unpacks n bytes of n_digits base-3 digits each. A byte b stores the digits of the fraction b / 256. Writes the first digits
- * of all bytes, then the second digits, and so on. */
+/* Unpacks n bytes, each of which encodes n_digits base-3 digits: the leading base-3 digits of the fraction b / 256, where b is
+ * the byte. Writes the first digits of all bytes, then the second digits, and so on. */
 static uint8_t *unpack_ternary_digits(const uint8_t *bytes, uint32_t n, uint32_t n_digits, uint8_t *codes) {
     for (uint32_t digit = 0, power = 1; digit < n_digits; digit++, power *= 3)
         for (uint32_t i = 0; i < n; i++) *codes++ = (uint8_t)((bytes[i] * power & 255) * 3 >> 8);

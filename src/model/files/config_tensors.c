@@ -1,7 +1,7 @@
 /* Declares the tensors of a model whose config.json is its only file; see config_tensors.h.
  *
- * Types are estimates. MLX quantizes all matrices; AWQ, GPTQ and FP8 quantize the projections of the layers; MXFP4 quantizes
- * experts. Settings of individual modules in config.json are ignored.
+ * Tensor types are estimates. It is assumed that MLX quantizes all matrices, that AWQ, GPTQ and FP8 quantize the projections of
+ * the layers, and that MXFP4 quantizes the experts. Settings of individual modules in config.json are ignored.
  */
 #include "config_tensors.h"
 

@@ -71,8 +71,8 @@ static fkv_status get_per_layer_u32(const fkv_gguf_values *values, fkv_weights *
     return FKV_OK;
 }
 
-/* Reads the number of KV heads of models in which 0 KV heads mark a recurrent layer, and sets the flags of these layers. All
- * other layers must have the same number of KV heads. */
+/* Reads the number of KV heads, for models in which a layer with 0 KV heads is recurrent, and marks these layers as recurrent.
+ * All other layers must have the same number of KV heads. */
 static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     const arch_key key = full_key(weights, "attention.head_count_kv");
@@ -96,7 +96,8 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
     return FKV_OK;
 }
 
-/* Reads the feed-forward dimensions of models whose layers are either mixers or feed-forwards: 0 for a mixer. */
+/* Reads the feed-forward dimension of each layer, for models in which a layer is either a mixer or a feed-forward block. A mixer
+ * has dimension 0. */
 static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     const arch_key key = full_key(weights, "feed_forward_length");
@@ -123,7 +124,8 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
 
 /* ---- sections ---- */
 
-/* Returns whether the file describes latent attention of an architecture whose GGUF files are supported. */
+/* Returns whether the file's model has latent attention and belongs to an architecture for which latent attention is supported in
+ * GGUF files. */
 static bool is_latent_file(const fkv_gguf_values *values, const fkv_weights *weights) {
     return strcmp(weights->architecture, "deepseek2") == 0 &&
            fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
@@ -160,7 +162,7 @@ static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *w
     FKV_TRY(get_floats(values, weights, &multiplier, 1));
     double factor = 1.0;
     if (h->rope.scaling == FKV_ROPE_YARN && log_multiplier > 0.0f) {
-        /* the converter writes 0.1 * mscale_all_dim; as in llama.cpp, mscale has the same value */
+        /* the converter writes 0.1 * mscale_all_dim; as in llama.cpp, mscale is set to mscale_all_dim */
         h->rope.mscale = h->rope.mscale_all = 10.0f * log_multiplier;
         factor = 1.0 + (double)log_multiplier * log(fmax((double)h->rope.factor, 1.0));
     }
@@ -193,8 +195,8 @@ static bool bytes_equal(fkv_bytes text, const char *word) {
     return text.size == strlen(word) && memcmp(text.data, word, text.size) == 0;
 }
 
-/* As in llama.cpp, yarn_log_multiplier means mscale_all_dim, mscale is 1, and the resulting factor is multiplied by
- * attn_factor. Architectures without mscale_all_dim ignore yarn_log_multiplier. */
+/* Sets the YaRN attention factor as in llama.cpp: mscale_all_dim is yarn_log_multiplier, mscale is 1, and the resulting factor is
+ * multiplied by attn_factor. Architectures without mscale_all_dim ignore yarn_log_multiplier. */
 static void set_yarn_attention(fkv_rope *rope, float log_multiplier, float attn_factor) {
     const float log_factor = logf(fmaxf(rope->factor, 1));
     if (log_multiplier > 0) {
@@ -287,7 +289,7 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     const fkv_recurrence_kind kind = weights->hparams.features.recurrence;
     const struct {
         const char *key;
-        bool is_known; /* read by read_gguf_latent() or read_gguf_recurrence() */
+        bool is_known; /* true if read_gguf_latent() or read_gguf_recurrence() reads the key */
     } others[] = {{"attention.kv_lora_rank", is_latent_file(values, weights)},
                   {"ssm.state_size", kind == FKV_DELTA_NET || kind == FKV_MAMBA2}};
     fkv_hparams *h = &weights->hparams;
@@ -321,14 +323,15 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
                     full_key(weights, others[i].key).text, number, values->path);
     }
     if (!is_latent_file(values, weights)) return FKV_OK;
-    /* files of GLM-4.7-Flash that were written before this key existed; as in llama.cpp, their sizes identify them */
+    /* old files of GLM-4.7-Flash do not have this key; as in llama.cpp, they are recognized by their layer count and vocabulary
+     * size */
     enum { GLM_LAYERS = 47, GLM_VOCAB = 154880 };
     if (gating == 0 && h->n_layers == GLM_LAYERS && h->n_vocab == GLM_VOCAB) h->features.sigmoid_router = true;
     h->features.groups_by_max = !h->features.sigmoid_router;
     return FKV_OK;
 }
 
-/* Marks the layers without experts in models with experts in every n-th layer. */
+/* In models that have experts in every n-th layer, marks the other layers as dense. */
 static fkv_status read_expert_interval(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     uint32_t step = 1;
@@ -339,8 +342,8 @@ static fkv_status read_expert_interval(const fkv_gguf_values *values, fkv_weight
     return FKV_OK;
 }
 
-/* Sets the attention of Llama 4, which GGUF files do not store. As in llama.cpp, a window of 0 means full attention with RoPE in
- * all layers, and the model with 128 experts has no norms of queries and keys. */
+/* Sets the attention parameters of Llama 4 that GGUF files do not store. As in llama.cpp, a window of 0 means full attention with
+ * RoPE in all layers, and the model with 128 experts has no QK norms. */
 static fkv_status set_llama4(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     enum { CHUNK = 8192, N_EXPERTS_WITHOUT_NORMS = 128 };
@@ -385,12 +388,12 @@ static fkv_status read_xielu(const fkv_gguf_values *values, fkv_weights *weights
     return FKV_OK;
 }
 
-/* Sets the fields of Mamba-2 layers. head_count_kv states the recurrent layers. */
+/* Reads the fields of Mamba-2 layers. head_count_kv determines which layers are recurrent. */
 static fkv_status read_gguf_mamba(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     fkv_recurrence *r = &h->recurrence;
     const bool is_granite = !h->features.single_blocks && !h->features.parallel_mixers;
-    bool has_rope = h->features.parallel_mixers; /* Granite has a key for "the model was trained with RoPE" */
+    bool has_rope = h->features.parallel_mixers; /* Granite files have a key that states whether the model uses RoPE */
     if (is_granite) FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
     FKV_REQUIRE(!is_granite || r->n_k_heads == 1, FKV_UNSUPPORTED,
                 "%s is %u: Mamba layers with several groups are not supported for granitehybrid: %s",
@@ -404,8 +407,8 @@ static fkv_status read_gguf_mamba(const fkv_gguf_values *values, fkv_weights *we
     return get_arch_u32(values, weights, "moe_latent_size", &h->latent_dim);
 }
 
-/* Reads the shape of recurrent layers, and the layers that are recurrent if head_count_kv does not state them. model.c checks the
- * values. */
+/* Reads the shape of recurrent layers. Also determines which layers are recurrent, unless head_count_kv states this. model.c
+ * checks the values. */
 static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     fkv_recurrence *r = &h->recurrence;

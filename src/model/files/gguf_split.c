@@ -76,8 +76,8 @@ static fkv_status first_part_path(const char *path, char out[MAX_PATH]) {
     return FKV_OK;
 }
 
-/* Sets features that GGUF metadata does not state but tensors show: the QK norms of Command-R+ and GLM-4.5/4.6, and the attention
- * biases of models in which they are optional. */
+/* Sets features that follow from the presence of tensors, because GGUF metadata does not state them: the QK norms of Command-R+
+ * and GLM-4.5/4.6, and the attention biases of models in which they are optional. */
 static void detect_features(fkv_weights *weights) {
     fkv_features *f = &weights->hparams.features;
     const bool is_glm = strcmp(weights->architecture, "glm4moe") == 0;

@@ -277,7 +277,8 @@ static fkv_status reject_unsupported_fields(const config_reader *r) {
     return reject_unsupported_options(r);
 }
 
-/* If biases are optional, attention_bias states whether the model has them (qkv_bias in Qwen2-MoE). */
+/* For architectures in which attention biases are optional, reads attention_bias (qkv_bias in Qwen2-MoE), which states whether
+ * the model has them. */
 static fkv_status read_biases(const config_reader *r) {
     static const struct {
         const char *type;
@@ -472,8 +473,8 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
 }
 
 /* Only GLM, phi3, models with delta nets and the model types with rotates_partly support partial rotation of a head. For all
- * other model types with plain RoPE, partial_rotary_factor is ignored, as in transformers. With scaled RoPE they are rejected,
- * because transformers cannot run such models either. */
+ * other model types with plain RoPE, partial_rotary_factor is ignored, as in transformers. Models with both scaled RoPE and
+ * partial_rotary_factor are rejected, because transformers cannot run them either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0 ||
                               fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET ||
@@ -495,7 +496,7 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
 
 static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     fkv_hparams *h = r->h;
-    /* default fraction of rotated dimensions, as in transformers */
+    /* `rotary` is the fraction of each head's dimensions that RoPE rotates; its default is the same as in transformers */
     float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : r->h->features.recurrence == FKV_DELTA_NET ? 0.25f : 1.0f;
     uint32_t rotary_dim = 0;
     FKV_TRY(get_u32(r->root, "rotary_dim", r->path, &rotary_dim));
@@ -520,7 +521,7 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
 
 /* ---- layers ---- */
 
-/* Returns the name of recurrent layers in layer_types, or NULL if the architecture has none. */
+/* Returns the word that marks a recurrent layer in layer_types, or NULL if the architecture has no recurrent layers. */
 static const char *recurrent_layer_type(const config_reader *r) {
     switch (r->h->features.recurrence) {
     case FKV_SHORT_CONV: return "conv";
@@ -635,7 +636,8 @@ static void set_dense_layer(fkv_hparams *h, uint32_t layer, bool is_dense) {
     if (is_dense && layer < FKV_MAX_LAYERS) h->layers[layer] |= FKV_LAYER_DENSE;
 }
 
-/* Reads a list of layer indices, which either are the only layers with experts or the only layers without. */
+/* Reads a list of layer indices: the only layers without experts if lists_dense is true, otherwise the only layers with
+ * experts. */
 static fkv_status read_layer_list(const config_reader *r, const char *key, bool lists_dense) {
     const json_t *list = get_field(r->root, key);
     const size_t n = json_array_size(list);
@@ -653,7 +655,7 @@ static fkv_status read_layer_list(const config_reader *r, const char *key, bool 
     return FKV_OK;
 }
 
-/* Reads mlp_layer_types: "dense" or "sparse" for each layer. */
+/* Reads the list mlp_layer_types, in which the entry of a layer is "dense" or "sparse" (with experts). */
 static fkv_status read_mlp_types(const config_reader *r) {
     const json_t *types = get_field(r->root, "mlp_layer_types");
     if (types == NULL) return FKV_OK;
@@ -698,7 +700,7 @@ static fkv_status read_dense_layers(const config_reader *r) {
     return read_mlp_types(r);
 }
 
-/* Reads the attention of Llama 4: chunks, norms of queries and keys, and the temperature of layers without RoPE. */
+/* Reads the attention parameters of Llama 4: chunk size, QK norms, and the query temperature of layers without RoPE. */
 static fkv_status read_llama4(const config_reader *r) {
     fkv_hparams *h = r->h;
     bool qk_norm = false;
@@ -740,7 +742,8 @@ static fkv_status check_per_layer_config(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Sets the shapes of windowed layers, of layers that share pages, and of layers with a double-wide feed-forward. */
+/* Sets the shapes of windowed layers, of layers that attend to another layer's keys and values, and of layers with a double-width
+ * feed-forward block. */
 static fkv_status read_layer_shapes(const config_reader *r) {
     fkv_hparams *h = r->h;
     bool wide = false;
@@ -854,7 +857,7 @@ static fkv_status read_gemma4_heads(config_reader *r) {
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
     json_t *list = json_object_get(r->root, "per_layer_config");
-    if (!json_is_object(list)) { /* the original form of Gemma 4 configs */
+    if (!json_is_object(list)) { /* true for configs in the original format of Gemma 4 */
         if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
         return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
     }
@@ -884,8 +887,8 @@ static fkv_status read_sizes(config_reader *r) {
     return read_gemma4_heads(r);
 }
 
-/* Reads the fields that matter only if no weight files exist: tensor type, tied embeddings and biases. Omitted fields default
- * to the values that transformers uses. */
+/* Reads the fields that are used only if there are no weight files: tensor type, tied embeddings and biases. Omitted fields
+ * default to the values that transformers uses. */
 static fkv_status read_declared(const json_t *root, const hf_model_type *model, const char *path, fkv_weights *weights) {
     static const char *const tied_types[] = {"gemma", "cohere", "smollm3", "ernie4_5", "starcoder2"};
     static const char *const biased_types[] = {"glm", "glm4", "seed_oss", "gpt_oss"};

@@ -9,8 +9,8 @@
 /* Returns whether models of this model_type have latent attention. */
 bool fkv_hf_is_latent(const char *type);
 
-/* Reads the shape of latent attention, the attention scale, and the expert routing and the scalars of these model types. Must be
- * called after RoPE and experts have been read. Does nothing for other model types. hparams_check.c checks the values. */
+/* For model types with latent attention, reads its shape and scale, the expert routing, and the scale factors of the model type.
+ * Does nothing for other model types. Must be called after RoPE and experts have been read. hparams_check.c checks the values. */
 fkv_status fkv_hf_read_latent(const json_t *root, const char *type, const char *path, fkv_hparams *hparams);
 
 #endif

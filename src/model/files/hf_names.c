@@ -94,7 +94,7 @@ static const char *skip_prefix(const char *text, const char *prefix) {
     return strncmp(text, prefix, n) == 0 ? text + n : NULL;
 }
 
-/* Returns whether a tensor belongs to the vision or audio part of a multimodal model, or to layers that predict further tokens.
+/* Returns whether a tensor belongs to the vision or audio part of a multimodal model, or to multi-token prediction layers.
  */
 static bool is_unused_tensor(const char *name) {
     static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
@@ -115,7 +115,7 @@ static const char *inner_name(const char *name) {
     return name;
 }
 
-/* Returns the GGUF suffix of a name (".weight", ".bias" or ".scale"), also for tensors without such a suffix in the file. *n
+/* Returns the GGUF suffix for a tensor name: ".weight", ".bias" or ".scale". Some names in the file have no such suffix. *n
  * receives the length of the name before the suffix. Returns NULL if the suffix is unknown. */
 static const char *name_suffix(const char *name, size_t *n) {
     static const struct {

@@ -54,8 +54,8 @@ static fkv_status read_factors(const json_t *root, const char *key, const char *
     return FKV_OK;
 }
 
-/* Reads the factors of Falcon-H1. The factors of queries and keys are part of the attention scale, and those of the input and
- * output of attention scale the values. */
+/* Reads the scale factors of Falcon-H1. The factors of queries and keys become part of the attention scale. The factors of the
+ * attention input and output become part of the value scale. */
 static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     bool has_norm = false;
@@ -85,7 +85,8 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
     h->down_scale = ffn[1];
     h->value_scale = attention_in * attention_out;
     h->query_scale = h->head_dim > 0 ? attention_in * attention_in * key / sqrtf((float)h->head_dim) : 0;
-    /* MLX folders contain the input scale of queries and keys, but not the scales of keys and values */
+    /* in folders converted by MLX, the query and key weights already include the input factor; the factors of keys and values
+     * remain */
     h->mlx_scales = (fkv_mlx_scales){.query_scale = h->head_dim > 0 ? key / sqrtf((float)h->head_dim) : 0,
                                      .value_scale = attention_in,
                                      .logit_scale = h->logit_scale};
@@ -97,7 +98,7 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
     return FKV_OK;
 }
 
-/* Returns the list or the string that states the kinds of layers of Nemotron-H. *n receives the number of layers. */
+/* Returns the JSON list or string that states the kind of each layer of Nemotron-H. *n receives the number of layers. */
 static const json_t *single_blocks(const json_t *root, size_t *n) {
     const json_t *kinds = get_field(root, "layers_block_type");
     if (kinds == NULL) kinds = get_field(root, "hybrid_override_pattern");
@@ -150,7 +151,7 @@ static void set_single_blocks(const json_t *root, fkv_hparams *h) {
     }
 }
 
-/* Reads the head dimension of Mamba-2 layers, which may be "auto", and the fields of single families. */
+/* Reads the head dimension of Mamba-2 layers, which may be "auto", and the fields that only some model families have. */
 static fkv_status read_mamba(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     uint32_t expand = 2;
@@ -196,7 +197,7 @@ fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hpar
     return get_field(root, "layer_types") == NULL ? read_recurrent_layers(root, path, h) : FKV_OK;
 }
 
-/* Reads the shared expert and the projections around the experts of Nemotron-H. */
+/* Reads the dimensions of Nemotron-H's shared expert and of the projections before and after its routed experts. */
 fkv_status fkv_hf_read_nemotron_experts(const json_t *root, const char *path, fkv_hparams *h) {
     if (!h->features.single_blocks) return FKV_OK;
     h->shared_dim = 0;

@@ -11,8 +11,8 @@ typedef struct fkv_hf_traits {
     const char *renames;    /* JSON object that maps fields of this model type to their common names; NULL: none */
     const char *fields;     /* supported fields that other model types must not set, separated by spaces */
     bool rotates_partly;    /* partial_rotary_factor is supported */
-    bool has_list_values;   /* renamed fields may be lists with equal values */
-    bool has_shared_expert; /* layers with experts have one shared expert with the dimension of an expert */
+    bool has_list_values;   /* renamed fields may be lists whose elements are all equal */
+    bool has_shared_expert; /* layers with experts have one shared expert, with the same dimension as a routed expert */
 } fkv_hf_traits;
 
 /* An option for which only one value is implemented. */

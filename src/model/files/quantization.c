@@ -15,8 +15,8 @@ static const char *const METHOD_HINT = "convert the model with mlx_lm.convert, o
 typedef struct mode {
     const char *name;
     fkv_tensor_type type;
-    uint32_t bits;  /* 0: the config states the value */
-    uint32_t group; /* 0: the config states the value */
+    uint32_t bits;  /* 0 if the config states the value */
+    uint32_t group; /* 0 if the config states the value */
 } mode;
 
 static const mode MODES[] = {{"affine", FKV_TENSOR_MLX_AFFINE, 0, 0},

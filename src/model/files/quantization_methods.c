@@ -132,7 +132,7 @@ static fkv_status check_order(const fkv_tensor *part, uint32_t n_cols, uint32_t 
     return FKV_OK;
 }
 
-/* Computes the shape of a layer from the shape of its packed words. */
+/* Computes the shape of a linear layer from the shape of the tensor that holds its packed codes. */
 static fkv_status linear_shape(const fkv_tensor *words, const struct fkv_quantization *q, const char *path, uint64_t *n_rows,
                                uint64_t *n_cols) {
     const bool is_awq = q->type == FKV_TENSOR_AWQ;

@@ -331,7 +331,7 @@ static fkv_status open_shards(fkv_weights *weights, const char *folder, file_lis
     return status;
 }
 
-/* Removes the scales of Falcon-H1 that the weights of a folder converted by MLX already contain. */
+/* Removes the scale factors of Falcon-H1 that are already multiplied into the weights of a folder converted by MLX. */
 static void drop_folded_scales(fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     if (!h->features.parallel_mixers) return;
@@ -342,8 +342,8 @@ static void drop_folded_scales(fkv_weights *weights) {
     h->value_scale = h->mlx_scales.value_scale;
 }
 
-/* In folders converted by MLX, 1 is already added to norm weights of models with convolutions, the weights of Falcon-H1 are
- * scaled, and the taps of a convolution are not the last dimension. The last property identifies such folders. */
+/* Detects folders of models with convolutions that were converted by MLX: the last dimension of a convolution's weights is then
+ * not the taps. In such folders, norm weights already include the added 1, and the weights of Falcon-H1 are already scaled. */
 static void detect_mlx_folder(fkv_weights *weights) {
     bool is_mlx = false;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {
@@ -373,7 +373,7 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     FKV_TRY(join_path(folder, "config.json", path));
     FKV_TRY(fkv_weights_map(weights, path, &config));
     FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));
-    /* weights are checked before the vocabulary, because an incomplete download usually lacks the weights */
+    /* check for weight files before reading the vocabulary, because an incomplete download usually lacks the weights */
     FKV_TRY(require_weight_files(folder));
     FKV_TRY(fkv_vocab_folder_read(fkv_weights_vocab_target(weights), folder));
     name_after_folder(weights, folder);

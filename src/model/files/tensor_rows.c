@@ -68,7 +68,7 @@ static void block_floats(const fkv_block_format *format, uint32_t n_cols, const 
     }
 }
 
-/* Converts n floats, which may be unaligned. */
+/* Converts n values of a float type, which may be unaligned, to floats. */
 static void plain_floats(fkv_type type, const uint8_t *numbers, float *out, uint32_t n) {
     const size_t bytes = fkv_type_bytes(type);
     if ((uintptr_t)numbers % bytes == 0)

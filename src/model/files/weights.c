@@ -1,8 +1,8 @@
 /* Format-independent part of weight files: mappings, tensor tables, lookup by name, identity, and release of mapped pages.
  *
- * This file makes the checks that apply to all formats: tensor shapes must match the block size of their type, tensor sizes
- * must fit in 64 bits, names must be unique, and tensors must not overlap. Files are mapped, not copied. Truncating a file
- * while it is open raises SIGBUS; changing its contents changes weights, but never causes out-of-bounds access.
+ * This file performs the checks that apply to all formats: tensor shapes must match the block size of their type, tensor sizes
+ * must fit in 64 bits, names must be unique, and tensors must not overlap. Files are mapped, not copied. Truncating a file while
+ * it is open raises SIGBUS; changing its contents changes weights, but never causes out-of-bounds access.
  */
 #include "weights_state.h"
 
@@ -313,7 +313,7 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     add_u32(sha, h->window);
     add_u32(sha, h->temperature_context);
     add_flag(sha, h->norm_plus_one);
-    /* these fields are hashed only if used, which keeps the hashes of all other models unchanged */
+    /* these fields are hashed only if the model uses them, which keeps the hashes of all other models unchanged */
     const bool has_shared = h->shared_dim != 0 || h->features.sigmoid_router;
     if (has_shared) {
         const uint32_t mixture[] = {h->shared_dim, h->n_dense, h->n_expert_groups, h->n_expert_groups_used,

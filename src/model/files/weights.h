@@ -109,7 +109,7 @@ typedef struct fkv_rope {
     float attention_factor;     /* factor applied to cosines and sines; 0: derived from the scaling factor */
     float low_freq, high_freq;  /* llama3 */
     float beta_fast, beta_slow; /* yarn */
-    float mscale, mscale_all;   /* yarn; 0: not specified */
+    float mscale, mscale_all;   /* yarn: mscale and mscale_all_dim; 0: not specified */
     bool yarn_unrounded;        /* yarn: the bounds of the interpolation ramp are not rounded to integers */
     uint32_t dim;               /* number of rotated dimensions per head; 0: not specified */
     uint32_t original_context;  /* original training length, in tokens; 0: the model's context length */
@@ -131,7 +131,7 @@ typedef enum fkv_qk_norm {
     FKV_QK_NORM_UNWEIGHTED
 } fkv_qk_norm;
 
-/* Recurrences: sequence mixers that replace attention in some layers of a model. Their memory is a state of fixed size. */
+/* Kinds of recurrent layers. A recurrent layer replaces attention, and its memory of a sequence is a state of fixed size. */
 typedef enum fkv_recurrence_kind {
     FKV_RECURRENCE_NONE,
     FKV_SHORT_CONV, /* gated short convolution (LFM2) */
@@ -146,13 +146,13 @@ typedef struct fkv_recurrence {
                                       the number of groups of B and C, and n_v_heads the number of heads */
     uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
     float min_step, max_step;      /* Mamba-2: limits of the step size; max_step 0: no upper limit */
-    uint32_t n_norm_groups;        /* Mamba-2: groups of channels whose outputs are normalized; 0: no output norm */
-    bool norm_may_miss;            /* Mamba-2: outputs are normalized only if the file has the weights of the norm */
-    bool norms_before_gate;        /* Mamba-2: outputs are normalized before they are gated, otherwise after */
-    float in_scales[5];            /* Mamba-2: factors of gates, values, keys, queries and step sizes before the convolution; all
-                                      0: no scaling */
-    float out_scale;               /* Mamba-2: factor applied to the output; 0 means 1 */
-    bool tiled; /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
+    uint32_t n_norm_groups; /* Mamba-2: number of channel groups that the output norm normalizes separately; 0: no output norm */
+    bool norm_may_miss;     /* Mamba-2: outputs are normalized only if the file has the weights of the norm */
+    bool norms_before_gate; /* Mamba-2: outputs are normalized before they are gated; false: after */
+    float in_scales[5];     /* Mamba-2: factors of gates, values, keys, queries and step sizes before the convolution; all
+                               0: no scaling */
+    float out_scale;        /* Mamba-2: factor applied to the output; 0 means 1 */
+    bool tiled;             /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
 } fkv_recurrence;
 
 /* Shape of multi-head latent attention (MLA). Keys and values of all heads are projections of one latent vector per token, and
@@ -173,19 +173,19 @@ typedef struct fkv_features {
     fkv_norm_kind norm;
     fkv_qk_norm qk_norm;      /* norms applied to q and k */
     bool qk_norm_after_rope;  /* q and k are normalized after RoPE; otherwise before RoPE */
-    bool attn_gate;           /* the output of attention is multiplied by the sigmoid of a projection of its input */
-    bool plain_ffn;           /* feed-forwards and experts have no gate: down(activation(up(x))) */
-    bool no_pre_norms;        /* attention and feed-forward read the residual stream without normalizing it */
+    bool attn_gate;           /* the attention output is multiplied by the sigmoid of a projection of the attention input */
+    bool plain_ffn;           /* feed-forward blocks and experts have no gate: down(activation(up(x))) */
+    bool no_pre_norms;        /* attention and feed-forward blocks read the residual stream without normalizing it */
     bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
     bool parallel;            /* attention and feed-forward read the same normalized input */
     bool qkv_bias;            /* biases of q, k and v are required; otherwise they are optional */
     bool window_sinks;        /* if `sinks` is also set, only windowed layers have attention sinks */
     bool sinks;               /* every query head has an attention sink (learned extra logit) */
-    bool parallel_experts;    /* experts run in parallel with a dense feed-forward, each with separate norms */
+    bool parallel_experts;    /* experts run in parallel with a dense feed-forward block, and both have separate norms */
     bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
     bool sigmoid_router;      /* expert scores are sigmoids; otherwise a softmax over all experts */
-    bool groups_by_max;       /* the score of an expert group is its largest score instead of the sum of its two largest ones */
-    bool sparse_mixer;        /* two experts per token, each weighted by a softmax over the experts with similar logits */
+    bool groups_by_max;       /* the score of an expert group is its largest expert score instead of the sum of the two largest */
+    bool sparse_mixer;        /* each token uses two experts, each weighted by a softmax over the experts with similar logits */
     bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
     bool separate_local_rope; /* windowed layers have a separate, unscaled RoPE */
     bool no_rope_full;        /* full-attention layers have no RoPE */
@@ -197,7 +197,7 @@ typedef struct fkv_features {
     bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
     bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
     bool parallel_mixers;     /* recurrent layers also have attention, which reads the same input */
-    bool single_blocks;       /* a layer is either a mixer (attention or recurrent) or a feed-forward, with one norm */
+    bool single_blocks;       /* a layer is either a mixer (attention or recurrent) or a feed-forward block, and has one norm */
     fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
@@ -212,22 +212,23 @@ enum {
     FKV_LAYER_WINDOW = 1,
     FKV_LAYER_NO_ROPE = 2,
     FKV_LAYER_DENSE = 4,     /* dense layer in a model whose other layers have experts */
-    FKV_LAYER_RECURRENT = 8, /* a recurrent state, instead of attention or in parallel with it (parallel_mixers) */
-    FKV_LAYER_NO_MIXER = 16, /* only a feed-forward */
-    FKV_LAYER_NO_FFN = 32    /* only attention or a recurrent state */
+    FKV_LAYER_RECURRENT = 8, /* layer with a recurrent state, instead of attention or in parallel with it (parallel_mixers) */
+    FKV_LAYER_NO_MIXER = 16, /* layer that consists of only a feed-forward block */
+    FKV_LAYER_NO_FFN = 32    /* layer without a feed-forward block */
 };
 
 /* Shape of one layer. */
 typedef struct fkv_layer_shape {
-    uint32_t n_kv_heads, head_dim, ffn_dim; /* 0: the model's value */
-    uint32_t kv_layer; /* index of the layer whose pages are read: its own, or that of an earlier layer if pages are shared */
+    uint32_t n_kv_heads, head_dim, ffn_dim; /* 0: the value in fkv_hparams */
+    uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: its own or an earlier layer */
     uint32_t page_layer, state_layer; /* index in the cache of the pages that the layer reads, and of its recurrent state */
 } fkv_layer_shape;
 
-/* Scales of a folder converted by MLX, whose weights already contain all other scales of Falcon-H1. */
+/* Scale factors of Falcon-H1 that still apply if the folder was converted by MLX. All other factors are already multiplied into
+ * the weights. */
 typedef struct fkv_mlx_scales {
     float query_scale, value_scale; /* see fkv_hparams */
-    float logit_scale;              /* of a model with tied embeddings */
+    float logit_scale;              /* used only if the embeddings are tied */
 } fkv_mlx_scales;
 
 /* Hyperparameters of a model. Strings live as long as the weights. */
@@ -236,15 +237,16 @@ typedef struct fkv_hparams {
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
     uint32_t v_dim;              /* dimension of a value head, at most the head dimension; 0: the head dimension */
-    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and share the pages of an
-                                    earlier layer of their kind */
+    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and instead attend to those of
+                                    an earlier layer of their kind */
     uint32_t input_dim;          /* dimension of per-layer inputs; 0: none */
     uint32_t n_experts, n_experts_used; /* 0: dense feed-forward */
     uint32_t expert_dim;                /* feed-forward dimension of an expert; 0: ffn_dim */
     uint32_t latent_dim;                /* experts read and write a projection of this dimension; 0: no projection */
     uint32_t shared_dim;                /* feed-forward dimension of the shared expert; 0: none */
     uint32_t n_dense;                   /* number of leading layers without experts */
-    uint32_t n_expert_groups;           /* experts are selected from the best n_expert_groups_used groups; 0: no groups */
+    uint32_t n_expert_groups; /* number of expert groups; experts are selected from the best n_expert_groups_used groups; 0: no
+                                 groups */
     uint32_t n_expert_groups_used;
     float experts_scale; /* factor applied to routing weights; 0 means 1 */
     uint32_t n_next;     /* number of multi-token prediction layers after the last layer; they are ignored */
@@ -256,21 +258,21 @@ typedef struct fkv_hparams {
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
     fkv_recurrence recurrence; /* shape of the layers with FKV_LAYER_RECURRENT */
-    fkv_latent latent;         /* latent attention of all layers; their shapes have one KV head with the latent channels */
-    float softcap;             /* soft cap for attention scores; 0: none */
-    float final_softcap;       /* soft cap for logits; 0: none */
-    float query_scale;         /* factor applied to attention scores; 0: not specified */
-    float embedding_scale;     /* factor applied to embeddings; 0 means 1 */
-    float residual_scale; /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
-    float logit_scale;    /* factor applied to logits; 0 means 1 */
+    fkv_latent latent;   /* shape of latent attention; the shapes of all layers then have one KV head with latent.dim channels */
+    float softcap;       /* soft cap for attention scores; 0: none */
+    float final_softcap; /* soft cap for logits; 0: none */
+    float query_scale;   /* factor applied to attention scores; 0: not specified */
+    float embedding_scale; /* factor applied to embeddings; 0 means 1 */
+    float residual_scale;  /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
+    float logit_scale;     /* factor applied to logits; 0 means 1 */
     float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
     uint32_t temperature_context;
-    bool temperature_of_no_rope;  /* only layers without RoPE scale queries, with position + 1 instead of position */
+    bool temperature_of_no_rope;  /* only layers without RoPE scale queries, and they use position + 1 instead of position */
     uint32_t attention_chunk;     /* some layers attend within chunks of this number of tokens; 0: none */
     const float *xielu;           /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
     float mixer_jitter;           /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
     float value_scale;            /* factor applied to values; 0 means 1 */
-    fkv_mlx_scales mlx_scales;    /* replace the scales of this struct if the folder was converted by MLX */
+    fkv_mlx_scales mlx_scales;    /* replacements for the scales in this struct if the folder was converted by MLX */
     float gate_scale, down_scale; /* factors applied to the gate and to the output of a feed-forward; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */

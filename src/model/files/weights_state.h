@@ -45,7 +45,8 @@ bool fkv_ends_with(const char *text, const char *end);
 /* Allocates empty weights with default hyperparameters. Returns NULL if out of memory. */
 fkv_weights *fkv_weights_new(void);
 
-/* Returns the destination of a vocabulary reader. The hyperparameters must be set: n_vocab limits the vocabulary. */
+/* Returns the destination for a vocabulary reader. The hyperparameters must be set, because n_vocab limits the size of the
+ * vocabulary. */
 fkv_vocab_target fkv_weights_vocab_target(fkv_weights *weights);
 
 /* Maps a regular file read-only; fkv_weights_close() unmaps it. */
@@ -54,7 +55,7 @@ fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *m
 /* Allocates zeroed memory that lives as long as the weights. Returns NULL if out of memory. */
 void *fkv_weights_keep(fkv_weights *weights, size_t bytes);
 
-/* Reserves n_more zeroed tensors; *first is the first of them. The reader increments n_tensors itself. */
+/* Reserves space for n_more zeroed tensors; *first points to the first of them. The caller increments n_tensors. */
 fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first);
 
 /* Sets name, type, shape and derived fields of a tensor. dims: [n_dims], the contiguous dimension last; all other dimensions are
