@@ -124,7 +124,7 @@ static jinja_value fail_operands(jinja_context *c, jinja_string name, const jinj
                           fkv_jinja_kind_name(b));
 }
 
-enum { MAX_POWER = 1000 }; /* a larger exponent overflows unless the base is 0, 1 or -1 */
+enum { MAX_POWER = 1000 }; /* exponents above this limit overflow unless the base is 0, 1 or -1 */
 
 /* Applies an operator to integers, with division rounded down as in Python. Returns false on overflow. b must not be 0 for a
  * division, nor negative for a power. */
@@ -325,7 +325,7 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     if (caller != NULL) fkv_jinja_bind(c, &scope, caller->node->name, given);
     jinja_writer w = {.c = c};
     jinja_scope *kept =
-        fkv_jinja_take(c, 1, sizeof *kept); /* on the heap: macros defined in the body may use the scope after the call */
+        fkv_jinja_take(c, 1, sizeof *kept); /* allocated, because macros defined in the body may use this scope after the call */
     if (kept == NULL) return fkv_jinja_undefined();
     *kept = scope;
     fkv_jinja_run(c, macro->node->body, kept, &w);
@@ -344,7 +344,8 @@ static jinja_value eval_call(jinja_context *c, const jinja_node *node, jinja_sco
                           callee.kind == JINJA_UNDEFINED ? "undefined" : fkv_jinja_kind_name(&callee));
 }
 
-/* Evaluates a chain of filters. body: in a filter block, the input of the innermost filter; NULL for filters in an expression. */
+/* Evaluates a chain of filters. body: rendered text of a filter block, which is the input of the first filter; NULL for filters
+ * in an expression. */
 static jinja_value eval_filter(jinja_context *c, const jinja_node *node, jinja_scope *scope, const jinja_value *body) {
     jinja_value a;
     if (body != NULL)

@@ -20,7 +20,7 @@ struct jinja_loop {
 
 struct jinja_macro {
     const jinja_node *node;
-    jinja_scope *scope; /* scope of the definition */
+    jinja_scope *scope; /* scope in which the macro was defined */
 };
 
 /* Evaluated arguments of a call, with positional arguments first. */
@@ -46,7 +46,7 @@ void fkv_jinja_bind(jinja_context *c, jinja_scope *scope, jinja_string name, jin
 jinja_value fkv_jinja_attribute(jinja_context *c, const jinja_value *a, jinja_string name);
 jinja_value fkv_jinja_item(jinja_context *c, const jinja_value *a, const jinja_value *key);
 
-/* Creates the value of a built-in function that is not yet bound to an object. */
+/* Creates a value for the built-in function `name`. The function is not yet bound to an object. */
 jinja_value fkv_jinja_bound(jinja_context *c, jinja_string name);
 
 /* Records a failure with the message '"A" is undefined and has no WHAT "NAME"', where A is the name of the undefined value a. */

@@ -52,8 +52,8 @@ typedef struct sort_key {
     jinja_value item;
 } sort_key;
 
-/* Returns the sort key of an item: the item itself, or the named attribute. Strings are converted to lowercase unless
- * case_sensitive is set. */
+/* Returns the sort key of an item: the item itself, or one of its attributes if a name is given. Strings are converted to
+ * lowercase unless case_sensitive is set. */
 static jinja_value sort_key_of(jinja_context *c, const jinja_value *item, const jinja_value *attribute, bool case_sensitive) {
     jinja_value key = *item;
     if (attribute != NULL && attribute->kind == JINJA_STRING) key = attribute_path(c, item, attribute->as.string);
@@ -545,7 +545,7 @@ typedef enum test_kind {
     TEST_EVEN,
     TEST_UPPER,
     TEST_LOWER,
-    /* tests with an argument */
+    /* tests that take an argument */
     TEST_DIVISIBLE,
     TEST_EQUAL,
     TEST_UNEQUAL,
@@ -623,7 +623,7 @@ static bool test_one(jinja_context *c, test_kind kind, const jinja_value *a) {
     case TEST_NONE: return a->kind == JINJA_NONE;
     case TEST_STRING: return a->kind == JINJA_STRING;
     case TEST_MAPPING: return a->kind == JINJA_DICT && !a->as.dict->is_namespace;
-    case TEST_SEQUENCE: /* every value with a length and items is a sequence, including dicts and undefined */
+    case TEST_SEQUENCE: /* every value that has a length and items counts as a sequence, including dicts and undefined */
     case TEST_ITERABLE: return fkv_jinja_has_length(a);
     case TEST_NUMBER: return fkv_jinja_number(a, &x);
     case TEST_INTEGER: return a->kind == JINJA_INT;

@@ -215,7 +215,7 @@ static void lex_operator(lexer *l, uint32_t *depth) {
 
 /* Lexes the content of a tag. Starts after {{ or {% and stops after the closing }} or %}. */
 static void lex_tag(lexer *l, const char *close, bool trims) {
-    uint32_t depth = 0; /* number of open brackets, because "}}" may close two dicts instead of the tag */
+    uint32_t depth = 0; /* number of open brackets; within brackets, "}}" closes two dicts and does not end the tag */
     while (!l->c->failed) {
         skip_blanks(l);
         if (l->at >= l->n_bytes) {

@@ -105,7 +105,7 @@ static jinja_node **append_argument(parser *p, jinja_node **tail, jinja_string n
     return &argument->next;
 }
 
-/* Parses arguments after "(", up to ")". An argument after "*" or "**" gets the operator as its name. */
+/* Parses arguments after "(", up to ")". An unpacked argument (*args or **kwargs) gets "*" or "**" as its name. */
 static jinja_node *parse_arguments(parser *p) {
     jinja_node *first = NULL;
     jinja_node **tail = &first;

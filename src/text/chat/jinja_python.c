@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_NESTING = 100 }; /* limit on nested lists and dicts, because a list may contain itself */
+enum { MAX_NESTING = 100 }; /* maximum nesting depth of lists and dicts; bounds the recursion if a list contains itself */
 
 const char *fkv_jinja_kind_name(const jinja_value *v) {
     switch (v->kind) {
@@ -423,7 +423,7 @@ const jinja_value *fkv_jinja_get_named(jinja_context *c, const jinja_dict *dict,
     return fkv_jinja_get(c, dict, fkv_jinja_of_string(name));
 }
 
-/* Returns whether Python could hash the key. Lists and dicts are not hashable, so a dict never contains itself through a key. */
+/* Returns whether Python could hash the key. Lists and dicts are not hashable, so a dict can never be part of its own keys. */
 static bool is_hashable(jinja_context *c, const jinja_value *key, uint32_t depth) {
     if (key->kind == JINJA_DICT) return key->as.dict->is_namespace;
     if (key->kind != JINJA_LIST) return true;

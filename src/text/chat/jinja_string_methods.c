@@ -68,7 +68,7 @@ static void split_at(jinja_context *c, jinja_value list, jinja_string s, jinja_s
     append_part(c, list, s, begin, s.n_bytes);
 }
 
-/* Returns the byte offset after the last white-space character, or 0 if there is none. */
+/* Returns the offset of the first byte after the last white-space character, or 0 if there is no white space. */
 static size_t last_word(jinja_context *c, jinja_string s) {
     for (size_t at = s.n_bytes; at > 0 && fkv_jinja_charge(c, JINJA_WORK_ITEM);) {
         size_t end = at--;

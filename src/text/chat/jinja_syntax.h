@@ -56,14 +56,14 @@ typedef enum jinja_node_kind {
     JINJA_NODE_SLICE,     /* slice a[b:c:d]; `b`, `c` and `d` may be NULL */
     JINJA_NODE_CALL,      /* a(args) */
     JINJA_NODE_FILTER,  /* filter `name` applied to `a`, as in a | name(args); `a` is NULL if the input is the body of a block */
-    JINJA_NODE_TEST,    /* a is name(args) */
+    JINJA_NODE_TEST,    /* test `name` applied to `a`, as in "a is name(args)" */
     JINJA_NODE_UNARY,   /* unary operator `name` ("not", "-" or "+") applied to the operand `a` */
     JINJA_NODE_BINARY,  /* a name b */
     JINJA_NODE_COMPARE, /* a chain of comparisons; `a` is the first operand, and `args` has one node per comparison with its
                            operator (`name`) and right operand (`a`) */
     JINJA_NODE_CHOICE,  /* conditional expression (b if a else c); `c` is NULL if there is no else branch */
-    JINJA_NODE_ARGUMENT /* call argument with the value `a`; `name` is the keyword, "*" or "**", or "" for a positional argument.
-                           Or a dict entry with the key `a` and the value `b` */
+    JINJA_NODE_ARGUMENT /* call argument with the value `a`, whose `name` is its keyword, "*" or "**", or "" if positional; or
+                           dict entry with the key `a` and the value `b` */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;

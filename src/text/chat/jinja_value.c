@@ -118,7 +118,7 @@ size_t fkv_jinja_char_bytes(jinja_string s, size_t at) {
     size_t n = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
     for (size_t i = 1; i < n; i++)
         if (at + i >= s.n_bytes || ((uint8_t)s.text[at + i] & 0xc0) != 0x80)
-            return 1; /* text that is not UTF-8: every byte counts as a character */
+            return 1; /* invalid UTF-8: every byte counts as one character */
     return n;
 }
 

@@ -1,7 +1,7 @@
 /* Values of the template language (a subset of Jinja), and the context of one rendering with its memory and limits.
  *
  * Strings carry a mark for each byte: 1 if the caller provided the byte, 0 if the template wrote it. Every operation preserves
- * the marks, so that the tokenizer can distinguish a role written by the template from one typed by a user.
+ * the marks, so that the tokenizer can distinguish a special token written by the template from the same text typed by a user.
  *
  * All memory comes from one arena. The context records the first failure; after a failure, every operation returns undefined and
  * loops end, so callers need to check for a failure only once.
@@ -45,7 +45,7 @@ typedef struct jinja_value {
         bool truth;
         int64_t integer;
         double real;
-        jinja_string string; /* string, or the name that was not found if the value is undefined */
+        jinja_string string; /* string value; if the value is undefined, the name that was not found */
         jinja_list *list;
         jinja_dict *dict;
         jinja_loop *loop;
@@ -72,7 +72,7 @@ struct jinja_dict {
 
 struct jinja_bound {
     jinja_string name;
-    jinja_value object; /* object to which a method is bound; undefined for a global function */
+    jinja_value object; /* object to which the method is bound; undefined for a global function */
 };
 
 typedef struct jinja_chunk jinja_chunk;
@@ -99,9 +99,9 @@ jinja_value fkv_jinja_fail(jinja_context *c, const char *format, ...) FKV_PRINTF
  * runs much longer than its limit allows. */
 bool fkv_jinja_charge(jinja_context *c, uint64_t work);
 
-/* Costs in work units. The constants are charged per evaluated node, handled list element, function name lookup, and conversion
- * of a number to or from text. fkv_jinja_copy_work() returns the cost of copying or comparing bytes, fkv_jinja_walk_work() that
- * of decoding them as characters. */
+/* Costs in work units. The constants are the costs of evaluating a node, handling a list element, looking up a function by name,
+ * and converting a number to or from text. fkv_jinja_copy_work() returns the cost of copying or comparing bytes,
+ * fkv_jinja_walk_work() that of decoding them as characters. */
 enum { JINJA_WORK_NODE = 32, JINJA_WORK_ITEM = 16, JINJA_WORK_TABLE = 128, JINJA_WORK_NUMBER_TEXT = 512 };
 FKV_INLINE uint64_t fkv_jinja_copy_work(size_t n_bytes) { return n_bytes / 4; }
 FKV_INLINE uint64_t fkv_jinja_walk_work(size_t n_bytes) { return (uint64_t)n_bytes * 8; }
@@ -123,7 +123,7 @@ typedef struct jinja_writer {
 } jinja_writer;
 
 void fkv_jinja_write(jinja_writer *w, jinja_string s);
-void fkv_jinja_write_text(jinja_writer *w, const char *text); /* text of the template */
+void fkv_jinja_write_text(jinja_writer *w, const char *text); /* writes text as if it came from the template */
 jinja_string fkv_jinja_written(const jinja_writer *w);
 
 /* ---- constructors ---- */
@@ -139,13 +139,13 @@ FKV_INLINE jinja_value fkv_jinja_float(double x) { return (jinja_value){.kind = 
 FKV_INLINE jinja_value fkv_jinja_of_string(jinja_string s) { return (jinja_value){.kind = JINJA_STRING, .as.string = s}; }
 jinja_value fkv_jinja_list(jinja_context *c, bool is_tuple);
 jinja_value fkv_jinja_dict(jinja_context *c, bool is_namespace);
-jinja_value fkv_jinja_pair_of(jinja_context *c, jinja_value a, jinja_value b); /* a tuple (a, b) */
+jinja_value fkv_jinja_pair_of(jinja_context *c, jinja_value a, jinja_value b); /* returns the tuple (a, b) */
 void fkv_jinja_append(jinja_context *c, jinja_value list, jinja_value item);
 
 /* ---- strings ---- */
 
 size_t fkv_jinja_n_chars(jinja_context *c, jinja_string s);
-size_t fkv_jinja_byte_of_char(jinja_context *c, jinja_string s, size_t n); /* byte offset of character n, or of the end of s */
+size_t fkv_jinja_byte_of_char(jinja_context *c, jinja_string s, size_t n); /* byte offset of character n, or s.n_bytes */
 size_t fkv_jinja_char_bytes(jinja_string s, size_t at);                    /* length of the character at byte `at` */
 uint32_t fkv_jinja_char(jinja_string s, size_t at);
 jinja_string fkv_jinja_part(jinja_string s, size_t begin, size_t end); /* bytes [begin, end) */
@@ -185,7 +185,8 @@ void fkv_jinja_write_str(jinja_writer *w, const jinja_value *v);
 void fkv_jinja_write_repr(jinja_writer *w, const jinja_value *v);
 jinja_string fkv_jinja_str(jinja_context *c, const jinja_value *v);
 
-/* Returns the elements of an iterable: characters, items or keys. Undefined has no elements. Fails for all other values. */
+/* Returns the elements of an iterable: characters, items or keys. Returns an empty list for undefined, and fails for all other
+ * values. */
 jinja_list *fkv_jinja_items(jinja_context *c, const jinja_value *v);
 /* Returns the number of elements, or -1 if the value has no length. */
 int64_t fkv_jinja_length(jinja_context *c, const jinja_value *v);

@@ -10,9 +10,9 @@ enum {
     MAX_PARSE_BYTES = 64 << 20,
     MAX_PARSE_DEPTH = 200,
     MAX_RENDER_BYTES = 256 << 20,
-    MAX_RENDER_DEPTH = 600, /* rendering at this depth needs about 300 KiB of stack */
+    MAX_RENDER_DEPTH = 600, /* rendering at this nesting depth needs about 300 KiB of stack */
     MAX_RENDER_BYTES_PER_INPUT_BYTE = 32,
-    MAX_RENDER_WORK = 1000000000, /* work units; about a second of rendering */
+    MAX_RENDER_WORK = 1000000000, /* limit in work units, equivalent to about 1 s of rendering */
     MAX_RENDER_WORK_PER_INPUT_BYTE = 256
 };
 
@@ -45,7 +45,8 @@ void fkv_template_close(fkv_template *chat) {
 
 /* ---- input ---- */
 
-/* Returns the size of the input, which determines the limits: the bytes of all strings, plus a constant for each value. */
+/* Returns the input size, from which the rendering limits are derived: the bytes of all strings, plus a constant for each value.
+ */
 static size_t json_size(const json_t *json) {
     enum { VALUE_BYTES = 16 };
     size_t size = VALUE_BYTES;

@@ -73,7 +73,7 @@ fkv_tool_syntax fkv_reply_tools_of(fkv_bytes chat_template, bool (*has_token)(co
 
 /* ---- text and reasoning ---- */
 
-/* Returns whether a call may start without a tag. Small models sometimes omit the tag, and the Llama syntax has none. */
+/* Returns whether a tool call may start without a tag. Small models sometimes omit the tag, and the Llama syntax has no tag. */
 static bool may_be_bare(const fkv_reply *r) {
     return r->tools != NULL && (r->syntax == FKV_TOOLS_LLAMA || r->syntax == FKV_TOOLS_JSON);
 }
@@ -128,7 +128,7 @@ static void process_held(fkv_reply *r, bool at_end) {
             const reply_state *before = r->state;
             reply_raw_add(r, r->hold, r->n_hold);
             r->n_hold = 0;
-            if (r->state == before) m->found(r); /* otherwise the raw buffer was full, so the tool call became text */
+            if (r->state == before) m->found(r); /* if the state changed, the raw buffer was full and the tool call became text */
             return;
         }
         if (partial && !at_end) return;
@@ -136,7 +136,8 @@ static void process_held(fkv_reply *r, bool at_end) {
         memmove(r->hold, r->hold + 1, --r->n_hold);
         const reply_state *before = r->state;
         reply_raw_add(r, &first, 1);
-        if (r->state == before) before->byte(r, first); /* otherwise the raw buffer was full, so the tool call became text */
+        if (r->state == before)
+            before->byte(r, first); /* if the state changed, the raw buffer was full and the tool call became text */
     }
 }
 
@@ -194,7 +195,7 @@ static void resume_from_prompt(fkv_reply *r, const reply_setup *setup, const rea
         const char *message = memmem(at, (size_t)(end - at), "<|message|>", strlen("<|message|>"));
         if (message != NULL && message + strlen("<|message|>") != end) return;
         if ((size_t)(end - at) >= sizeof r->header)
-            return; /* the text is too long to be a header, so it would be emitted as reply text */
+            return; /* too long for a header; feeding it to the parser would emit it as reply text */
         feed_bytes(r, at, (size_t)(end - at));
         r->n_given = r->n_header;
         return;
@@ -270,7 +271,7 @@ fkv_reply_syntax fkv_reply_detect_syntax(const fkv_tokenizer *tokenizer, fkv_byt
                               .tools = fkv_reply_tools_of(chat_template, has_token, tokenizer)};
 }
 
-/* Size of the end of the prompt that fkv_reply_open() examines, in bytes. */
+/* Number of bytes at the end of the prompt that fkv_reply_open() examines. */
 enum { PROMPT_TAIL = 512 };
 
 static size_t prompt_tail(const fkv_tokenizer *tokenizer, const uint32_t *tokens, size_t n_tokens, char *out) {

@@ -140,7 +140,7 @@ static const reply_state GLM_VALUE = {.byte = reply_value_byte,
 
 static void found_arg_value(fkv_reply *r) {
     reply_value_begin(r);
-    r->one_value = true; /* newlines belong to the value */
+    r->one_value = true; /* a newline after the opening tag belongs to the value */
     r->state = &GLM_VALUE;
 }
 
@@ -305,7 +305,7 @@ static void gemma_close(fkv_reply *r) {
     r->in_key = false;
     if (--r->depth > 0) return;
     reply_call_end(r, true);
-    r->state = &GEMMA_ARGS; /* accepts only white space and the closing tag */
+    r->state = &GEMMA_ARGS; /* this state now accepts only white space and the closing tag */
 }
 
 static void gemma_args(fkv_reply *r, char c) {

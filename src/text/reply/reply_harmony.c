@@ -1,6 +1,6 @@
 /* Harmony (gpt-oss): a reply is a sequence of messages, <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL
- * <|constrain|>json<|message|>...<|end|>. A message with a recipient is a call; for other messages, the channel distinguishes
- * reasoning from text. See reply_parts.h.
+ * <|constrain|>json<|message|>...<|end|>. A message with a recipient is a tool call. The channel of any other message tells
+ * whether it is reasoning or text. See reply_parts.h.
  */
 #include "reply_parts.h"
 

@@ -1,5 +1,5 @@
-/* Event output of the reply parser. Collects complete UTF-8 characters into events of one kind, and holds back the bytes of a
- * tool call until its name is known. See reply_parts.h.
+/* Event output of the reply parser. Each event contains complete UTF-8 characters of one kind of content. The module holds back
+ * the bytes of a tool call until its name is known. See reply_parts.h.
  */
 #include "reply_parts.h"
 
@@ -85,7 +85,7 @@ void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text) {
     for (; *text != 0; text++) reply_put(r, kind, *text);
 }
 
-/* ---- white space between parts ---- */
+/* ---- white space around text, reasoning and tool calls ---- */
 
 bool reply_is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
@@ -205,7 +205,7 @@ void reply_args(fkv_reply *r, char c) {
     r->has_args = true;
     if (r->phase == CALL_NAMED)
         reply_put(r, FKV_REPLY_ARGUMENTS, c);
-    else if (r->n_args < REPLY_HELD) /* `raw` has the same capacity and overflows before `args` */
+    else if (r->n_args < REPLY_HELD) /* `raw` has the same capacity as `args` and overflows first */
         r->args[r->n_args++] = c;
 }
 

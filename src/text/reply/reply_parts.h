@@ -107,7 +107,7 @@ struct fkv_reply {
     int json_role; /* meaning of the current JSON value, such as name or arguments */
     bool bare;     /* true if the call started without a marker */
     bool has_args;
-    bool one_value; /* true after an argument value has started; the exact meaning depends on the syntax */
+    bool one_value; /* true after an argument value has started; each syntax uses this flag differently */
     bool as_string;
     bool newline;
     bool in_key;
@@ -161,15 +161,15 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
 void reply_put(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text);
 void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind,
-                      char c); /* holds back white space, which is dropped if no other text follows it in the part */
+                      char c); /* holds back white space, and drops it unless more text of this kind follows */
 void reply_release_space(fkv_reply *r, fkv_reply_kind kind);
 void reply_flush(fkv_reply *r);      /* emits complete characters */
 void reply_put_end(fkv_reply *r);    /* emits all pending output, with U+FFFD for an incomplete character */
-void reply_part_ended(fkv_reply *r); /* drops white space at the end of a part and at the start of the next part */
+void reply_part_ended(fkv_reply *r); /* drops white space between text, reasoning and tool calls */
 
 /* ---- calls (reply_out.c) */
 bool reply_is_space(char c);
-const json_t *reply_tool(const fkv_reply *r); /* schema of the called function; NULL if the function is unknown */
+const json_t *reply_tool(const fkv_reply *r); /* returns the schema of the called function; NULL if the function is unknown */
 void reply_word_add(reply_word *word, char c);
 void reply_call_open(fkv_reply *r, const char *marker); /* starts a call and holds back its marker */
 void reply_raw_add(fkv_reply *r, const char *bytes, size_t n);
@@ -195,11 +195,12 @@ extern const reply_state REPLY_JSON_CALLS; /* parses a sequence or list of call 
 extern const reply_state REPLY_JSON_ARGS;  /* parses the arguments of a named call */
 
 /* ---- arguments that are not JSON (reply_values.c) */
-void reply_value_begin(fkv_reply *r); /* writes the key and starts the value of the key */
+void reply_value_begin(fkv_reply *r); /* writes the key and starts its value */
 void reply_value_byte(fkv_reply *r, char c);
 void reply_value_end(fkv_reply *r);
-void reply_values_end(fkv_reply *r);                        /* ends the arguments and the call */
-const char *reply_python_value(const char *text, size_t n); /* JSON literal for True, False or None; otherwise NULL */
+void reply_values_end(fkv_reply *r); /* ends the arguments and the call */
+const char *reply_python_value(const char *text,
+                               size_t n); /* returns the JSON literal for True, False or None, or NULL for any other text */
 
 /* ---- calls by syntax (reply_calls.c) */
 void reply_found_json_tag(fkv_reply *r);

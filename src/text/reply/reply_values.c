@@ -1,8 +1,8 @@
 /* Non-JSON arguments of tool calls: keys with plain-text values. The arguments are forwarded as one JSON object.
  *
- * If the schema of the tool declares a string, the value is forwarded as it arrives. Any other value is held until it ends. If
- * such a value is valid JSON, it is then copied. Any other text, and any value that exceeds the buffer, becomes a string. See
- * reply_parts.h.
+ * If the tool schema declares a parameter as a string, its value is forwarded as it arrives. Any other value is held until it
+ * ends. If such a value is valid JSON, it is then copied. Any other text, and any value that exceeds the buffer, becomes a
+ * string. See reply_parts.h.
  */
 #include "reply_parts.h"
 

@@ -19,7 +19,7 @@ enum {
     BLOCK_BYTES = 1 << 14,
 };
 
-static const uint32_t WON = UINT32_C(1) << 31; /* flag bit in contest_arrays.nodes; its value is larger than every node number */
+static const uint32_t WON = UINT32_C(1) << 31; /* flag bit in contest_arrays.nodes, larger than any node number */
 
 /* ---- automaton ------------------------------------------------------------------------------------------- */
 
@@ -253,7 +253,7 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
     }
     FKV_TRY(contest_decide(scan, start, end));
     bool decided = contest_next(scan, hit);
-    FKV_ASSERT(decided); /* holds because the best token is always chosen */
+    FKV_ASSERT(decided); /* contest_decide() always chooses at least the token with the highest precedence */
     (void)decided;
     return FKV_OK;
 }

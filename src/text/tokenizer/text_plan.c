@@ -125,7 +125,7 @@ typedef struct match_scan {
     const char *text; /* the input text, or a substitute that PCRE2 accepts; see fkv_utf8_pcre_text() */
     size_t n_bytes;
     size_t at;          /* position at which the search continues */
-    size_t end_of_last; /* an empty match at this position is ignored */
+    size_t end_of_last; /* an empty match at this position, the end of the previous match, is ignored */
 } match_scan;
 
 static fkv_status regex_find(match_scan *scan, size_t *start, size_t *end) {

@@ -9,12 +9,12 @@
 
 typedef struct fkv_text_plan fkv_text_plan;
 
-/* Returns FKV_UNSUPPORTED for a pattern that cannot be translated for PCRE2 or that PCRE2 rejects. The strings of the steps must
- * outlive the plan. fkv_text_plan_close() accepts NULL. */
+/* Compiles the steps. Returns FKV_UNSUPPORTED for a pattern that cannot be translated for PCRE2 or that PCRE2 rejects. The
+ * strings of the steps must outlive the plan. fkv_text_plan_close() accepts NULL. */
 fkv_status fkv_text_plan_open(const fkv_text_steps *steps, fkv_text_plan **plan);
 void fkv_text_plan_close(fkv_text_plan *plan);
 
-/* Receives a piece. is_first: the piece starts the whole text. The bytes are valid during the call. */
+/* Receives a piece. is_first: true for the first piece of the whole text. The bytes are valid during the call. */
 typedef fkv_status (*fkv_piece_fn)(void *context, const char *text, size_t n_bytes, bool is_first);
 
 typedef struct fkv_text_run {

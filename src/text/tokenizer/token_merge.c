@@ -1,4 +1,4 @@
-/* Merge loop of both tokenizers. See token_merge.h.
+/* Merge loop of the BPE and SentencePiece tokenizers. See token_merge.h.
  *
  * A queue entry is rank << 32 | left, so entries are ordered by rank and then by position. An entry is stale if the pair that
  * starts at `left` no longer exists or has another rank. Two entries with equal rank and equal `left` are interchangeable,

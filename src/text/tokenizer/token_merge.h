@@ -28,17 +28,19 @@ typedef struct fkv_symbol {
     uint32_t prev; /* previous symbol; FKV_NO_SYMBOL for the first symbol */
     uint32_t next; /* next symbol; n_bytes for the last symbol */
     uint32_t id;   /* vocabulary id */
-    uint32_t rank; /* rank of the pair with the next symbol; FKV_NO_MERGE if they cannot be merged */
+    uint32_t rank; /* merge rank of this symbol and the next symbol; FKV_NO_MERGE if they cannot be merged */
     uint32_t merged_id;
 } fkv_symbol;
 
-/* Sets rank and merged_id of symbols[left] if it can be merged with the next symbol, which ends at byte `end`. */
+/* Looks up whether symbols[left] can be merged with the next symbol, which ends at byte `end`. If so, sets its rank and
+ * merged_id.
+ */
 typedef void (*fkv_pair_rank_fn)(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end);
 
 typedef struct fkv_token_merge {
     fkv_symbol *symbols; /* [n_bytes] */
     uint64_t *heap;      /* [2 n_bytes] */
-    uint64_t *chunks;    /* [n_chunks] blocks for the sorted runs of a long text; see token_merge.c */
+    uint64_t *chunks;    /* [n_chunks] chunks for the sorted runs of a long text; see token_merge.c */
     uint32_t n_chunks;
     uint32_t n_bytes;
     fkv_scratch scratch;

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 
 enum {
-    MAX_TOKENS = 1 << 21, /* maximum number of tokens, and of merges: eight times the size of the largest known vocabulary */
+    MAX_TOKENS =
+        1 << 21, /* maximum number of tokens and maximum number of merges: eight times the size of the largest known vocabulary */
     MAX_TEXT_BYTES = 1 << 30,
 };
 

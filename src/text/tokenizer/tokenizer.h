@@ -8,8 +8,8 @@
 
 typedef struct fkv_tokenizer fkv_tokenizer;
 
-/* Returns FKV_UNSUPPORTED for an unknown tokenizer model or pre-tokenizer; the message names it. The source must outlive the
- * tokenizer. */
+/* Opens a tokenizer. Returns FKV_UNSUPPORTED for an unknown tokenizer model or pre-tokenizer, which the error message names. The
+ * source must outlive the tokenizer. */
 fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **tokenizer);
 void fkv_tokenizer_close(fkv_tokenizer *tokenizer);
 

@@ -20,10 +20,9 @@ typedef struct byte_table {
 
 struct fkv_bpe {
     byte_table table;
-    bool drops_bytes;          /* true if bytes without a token are removed before merging, as tokenizer.json requires */
-    uint32_t byte_symbol[256]; /* initial symbol of each byte */
-    uint32_t byte_tokens[256]
-                        [2]; /* tokens that together encode a byte whose symbol is not a token; unused entries are FKV_NO_TOKEN */
+    bool drops_bytes;             /* true if bytes without a token are removed before merging, as tokenizer.json requires */
+    uint32_t byte_symbol[256];    /* initial symbol of each byte */
+    uint32_t byte_tokens[256][2]; /* tokens that encode a byte whose own symbol is not a token; unused entries are FKV_NO_TOKEN */
 };
 
 /* ---- byte-to-unicode table ------------------------------------------------------------------------------------- */

@@ -15,7 +15,7 @@ typedef struct fkv_mapped {
 typedef struct fkv_file_arena {
     fkv_mapped *maps; /* [n_maps] */
     uint32_t n_maps;
-    void **blocks; /* [n_blocks] allocated by fkv_file_arena_alloc() */
+    void **blocks; /* [n_blocks] heap blocks allocated by fkv_file_arena_alloc() */
     uint32_t n_blocks;
 } fkv_file_arena;
 

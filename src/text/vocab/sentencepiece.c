@@ -77,7 +77,7 @@ static uint32_t token_or_none(uint64_t value) {
 }
 
 static fkv_status read_trainer(proto p, fkv_vocab_source *vocab) {
-    uint64_t type = TYPE_UNIGRAM; /* default of the format */
+    uint64_t type = TYPE_UNIGRAM; /* default value in sentencepiece_model.proto */
     while (p.at < p.end) {
         proto_field field;
         FKV_TRY(read_proto_field(&p, &field));
@@ -93,7 +93,7 @@ static fkv_status read_trainer(proto p, fkv_vocab_source *vocab) {
 }
 
 static fkv_status read_normalizer(proto p, fkv_vocab_source *vocab) {
-    bool drops_spaces = true; /* default of the format */
+    bool drops_spaces = true; /* default value in sentencepiece_model.proto */
     bool escapes = true;
     while (p.at < p.end) {
         proto_field field;
@@ -174,7 +174,7 @@ fkv_status fkv_sentencepiece_read(fkv_vocab_target target, const uint8_t *bytes,
                 "out of memory allocating %llu pieces: %s", (unsigned long long)n, path);
     vocab->bos = 1;
     vocab->eos = 2;
-    vocab->unk = 0; /* default of the format */
+    vocab->unk = 0; /* default value in sentencepiece_model.proto */
     FKV_TRY(read_model_fields(p, target, &tables, (uint32_t)n));
     vocab->model = (fkv_bytes){.data = "llama", .size = 5};
     vocab->tokens = tables.tokens;

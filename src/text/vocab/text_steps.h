@@ -36,9 +36,9 @@ typedef enum fkv_split_behavior {
 
 typedef struct fkv_text_step {
     fkv_text_step_kind kind;
-    fkv_bytes pattern; /* replace, split: non-empty */
+    fkv_bytes pattern; /* pattern of a replace or split step; not empty */
     bool is_regex;     /* the pattern is a regular expression in Oniguruma syntax; if false, it is literal text */
-    bool invert;       /* split: treat the text between the matches as the matches, and the matches as the text between them */
+    bool invert;       /* split: swap the roles of the matches and the text between them */
     bool only_first;   /* prepend: insert `text` only before the first piece of the whole text */
     fkv_split_behavior behavior;
     fkv_bytes text;

@@ -27,7 +27,7 @@ typedef struct json_file {
         scan; /* scanner of the whole file; scan.n_copies is the number of used bytes in its buffer for unescaped strings */
     fkv_bytes top[N_TOP];
     fkv_bytes model[N_MODEL];
-    json_t *parts[N_TOP]; /* parts parsed with jansson */
+    json_t *parts[N_TOP]; /* parts of the file that jansson parses */
     uint64_t n_ids;       /* largest token id plus 1 */
     uint32_t n_tokens;    /* the smaller of n_ids and the vocabulary size of the model */
     fkv_bytes *tokens;    /* [n_tokens] */

@@ -50,7 +50,7 @@ typedef struct fkv_vocab_source {
                                       `merges` contains both */
     uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN if unset */
     uint32_t suffix;               /* token that FKV_TOKENIZE_EOS appends to a text; FKV_NO_TOKEN if there is none */
-    uint32_t n_ends;               /* additional end-of-text tokens, from lists in eos_token_id */
+    uint32_t n_ends;               /* number of additional end-of-text tokens, which come from lists in eos_token_id */
     uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;
     bool add_space_prefix; /* SentencePiece; default true */
