@@ -93,8 +93,8 @@ static size_t max_members(const json_t *value) {
     return most;
 }
 
-/* Writes a rule for JSON on one line with fixed spacing. If arbitrary whitespace were allowed, some models would generate spaces
- * forever. */
+/* Writes a grammar rule that accepts only single-line JSON with fixed spacing. If arbitrary whitespace were allowed, some models
+ * would generate spaces forever. */
 static bool put_schema(FILE *out, const json_t *schema, bool of_arguments, char *error) {
     size_t members = max_members(schema);
     if (members > MAX_MEMBERS)
@@ -143,7 +143,7 @@ static bool put_call_rule(FILE *out, const answer_marks *m, const call_form *for
     return good;
 }
 
-/* Writes the rules `call` (a call of one of the tools) and `calls` (one or more calls, if the request allows more than one). */
+/* Writes the rules `call` (a call to one of the tools) and `calls` (one or more calls, if the request allows more than one). */
 static bool put_calls(FILE *out, const api_request *api, const answer_marks *m, char *error) {
     const json_t *tools = json_object_get(api->conversation, "tools");
     const call_form *form = call_form_of(m);
@@ -247,7 +247,7 @@ static bool is_space(const fkv_model *model, uint32_t token) {
     return true;
 }
 
-/* Returns the reasoning markers if the prompt allows the model to reason before the answer. */
+/* Returns the tokens that enclose reasoning, if the prompt allows the model to reason before the answer. */
 static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax syntax, const uint32_t *prompt, size_t n) {
     static const struct {
         fkv_reasoning_syntax syntax;
@@ -263,7 +263,7 @@ static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax
         grammar_thinking t = {.open = one_token(model, marks[i].open), .close = one_token(model, marks[i].close)};
         if (t.open == FKV_NO_TOKEN || t.close == FKV_NO_TOKEN) return none;
         t.opened = n > 0 && prompt[n - 1] == t.open;
-        return n > 0 && prompt[n - 1] == t.close ? none : t; /* the template has closed the reasoning block already */
+        return n > 0 && prompt[n - 1] == t.close ? none : t; /* the chat template has already closed the reasoning block */
     }
     return none;
 }

@@ -14,13 +14,14 @@
 typedef struct answer_marks {
     fkv_reply_syntax syntax;
     grammar_thinking thinking;
-    bool chat; /* true if the model has a chat template, so that tool calls are parsed */
+    bool chat; /* true if the model has a chat template; tool calls are parsed only in this case */
     uint32_t (*token_of)(const void *user, const char *text); /* returns the special token with this text, or FKV_NO_TOKEN */
     bool (*is_token)(const void *user, const char *text);     /* returns true if the text is a single token, special or not */
     const void *user;
 } answer_marks;
 
-/* Returns true if the request constrains its answer. *param receives the name of the constraining request field. */
+/* Returns true if the request constrains the format of its answer. *param receives the name of the request field that sets the
+ * constraint. */
 bool answer_rules_wanted(const api_request *api, const char **param);
 
 /* Returns the grammar rules, which the caller frees. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES] if the constraint

@@ -89,7 +89,7 @@ json_t *api_json(const char *body, size_t n, char *error, size_t n_error) {
     return (void)snprintf(error, n_error, "the body must be a JSON object"), NULL;
 }
 
-/* Returns the field, or NULL if it is missing or null. */
+/* Returns the field, or a NULL pointer if the field is missing or has the JSON value null. */
 static json_t *field(const json_t *object, const char *name) {
     json_t *value = json_object_get(object, name);
     return json_is_null(value) ? NULL : value;
@@ -396,8 +396,9 @@ static bool read_tools(api_request *r) {
     return good;
 }
 
-/* Decides whether the answer continues the last message, which must then be from the assistant. If so, moves its text from the
- * conversation to r->final_text. The template then renders the start of a new answer, to which the text is appended. */
+/* Decides whether the answer continues the last message, which must be an assistant message. If so, moves the text of this
+ * message from the conversation to r->final_text. The template then renders the start of a new answer, to which the text is
+ * appended. */
 static bool read_continuation(api_request *r, json_t *messages) {
     const size_t n = json_array_size(messages);
     const json_t *last = json_array_get(messages, n - 1);
@@ -472,8 +473,8 @@ static bool read_logprobs(api_request *r) {
     return true;
 }
 
-/* Reads the requested output format, which is {"type": "json_schema", "json_schema": {"schema": ...}} or has `schema` at the top
- * level. */
+/* Reads the requested output format. The schema is in {"type": "json_schema", "json_schema": {"schema": ...}} or directly in the
+ * field `schema` of the format. */
 static bool read_format(api_request *r) {
     bool messages = r->kind == API_MESSAGES;
     const char *name = messages ? "output_config" : "response_format";
@@ -598,7 +599,7 @@ static bool read_completion_prompt(api_request *r) {
     return true;
 }
 
-/* Reads the fields of llama.cpp's /infill API: input_prefix, input_suffix, input_extra, and prompt, which is the start of the
+/* Reads the fields of llama.cpp's /infill API: input_prefix, input_suffix, input_extra and prompt. The prompt is the start of the
  * answer. */
 static bool read_infill(api_request *r) {
     static const char *const names[] = {"input_prefix", "input_suffix", "prompt"};

@@ -17,7 +17,7 @@ enum {
     API_MAX_PARTS = 4096,
     API_MAX_CHOICES = 64,
     API_MAX_FILES = 256,
-    API_MAX_ECHO = 64 << 10, /* size of the request fields that a reply of the Responses API repeats, in bytes of JSON */
+    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes of JSON, of the request fields that a Responses API reply repeats */
     API_MAX_METADATA = 16,   /* limits of OpenAI */
     API_MAX_METADATA_NAME = 64,
     API_MAX_METADATA_VALUE = 512
@@ -40,13 +40,13 @@ typedef struct api_request {
     json_t *conversation; /* template variables of a chat request, such as "messages" and "tools"; NULL: a completion request */
     json_t *final_text; /* start of the answer, from a conversation that ends with an assistant message; NULL if there is none */
     const json_t *prompts[API_MAX_CHOICES]; /* prompts of a completion request: strings or arrays of tokens, owned by root */
-    uint32_t n_prompts;                     /* 1 for a conversation */
+    uint32_t n_prompts;                     /* number of prompts; 1 for a conversation */
     const json_t *suffix; /* string that follows the answer (fill-in-the-middle), owned by root; NULL if there is none */
     const json_t *middle; /* infill: start of the answer, owned by root; NULL if there is none */
     const json_t *extra;  /* infill: array of other files, {"filename", "text"}, owned by root; NULL if there are none */
     bool echo;            /* true if the answer starts with the prompt */
     bool only_loads;      /* Ollama: true if the request has no prompt and only asks to load the model */
-    bool unloads;         /* Ollama: keep_alive is 0 */
+    bool unloads;         /* Ollama: true if keep_alive is 0, which asks the server to unload the model */
     bool parse_special;   /* recognize special tokens in the prompt text of a completion request */
     bool stream;
     bool include_usage;
@@ -56,7 +56,7 @@ typedef struct api_request {
     fkv_logit_bias bias[API_MAX_BIASES];
     const char *stops[FKV_MAX_STOPS];
     uint32_t n_stops;
-    char *stop_text; /* memory of the stop strings that api_request_detach() has copied */
+    char *stop_text; /* buffer that holds the stop strings copied by api_request_detach() */
     bool logprobs;
     uint32_t n_top;
     bool ignore_end;
@@ -76,7 +76,7 @@ typedef struct api_request {
  * while it is in use. */
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *request);
 
-/* Like api_request_parse() for a body that api_json() has parsed. Takes ownership of root. */
+/* Like api_request_parse(), but for a body that api_json() has already parsed. Takes ownership of root. */
 bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 

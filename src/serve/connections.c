@@ -30,17 +30,17 @@ enum {
 };
 static const double LINGER_S = 1.0; /* time, in seconds, that a client has to read an error reply */
 
-/* Input of a connection. evbuffer callbacks refer to it, so it does not move. */
+/* Input of a connection. evbuffer callbacks refer to it, so its address must not change. */
 typedef struct validated_input {
     struct bufferevent *io;
     http_filter *filter;
     struct evbuffer *raw; /* received bytes that have not been validated yet */
     bool busy;            /* true while the input callback itself changes the input buffer */
     uint64_t n_replied;   /* number of replies sent */
-    int error;            /* HTTP status of the first violation; 0 if there was none */
+    int error;            /* HTTP status of the reply to the first protocol violation; 0 if there was none */
     const char *message;
     double rejected_at;  /* time when the error reply was sent; 0 if none was sent */
-    size_t n_discarded;  /* bytes received after the violation */
+    size_t n_discarded;  /* number of bytes received after the violation */
     double header_since; /* time when the first bytes of the current incomplete header arrived; 0 if there is none */
 } validated_input;
 
@@ -214,7 +214,7 @@ static void on_tick(evutil_socket_t fd, short what, void *user) {
     for (uint32_t i = 0; i < c->n; i++) {
         const entry *e = &c->entries[i];
         if (is_overdue(c, e, now))
-            (void)shutdown(bufferevent_getfd(e->io), SHUT_RDWR); /* makes evhttp detect the end of the connection */
+            (void)shutdown(bufferevent_getfd(e->io), SHUT_RDWR); /* makes evhttp notice that the connection has ended */
     }
 }
 

@@ -226,7 +226,7 @@ static void prepare_ollama(exchange *x, bool single) {
     if (good && truncate != NULL && !json_is_boolean(truncate))
         good = fail(x, 400, "truncate", "truncate: expected true or false");
     job.truncates = truncate == NULL || json_is_true(truncate);
-    (void)json_object_del(job.root, "encoding_format"); /* not part of this API */
+    (void)json_object_del(job.root, "encoding_format"); /* encoding_format is not part of Ollama's API */
     if (good && read_options(&job) && run_job(&job)) finish_ollama_reply(&job, single);
     free_job(&job);
 }

@@ -61,7 +61,7 @@ static void free_exchange(exchange *x) {
     free(x);
 }
 
-/* Cancels all jobs in the engine. Their DONE records are still delivered. */
+/* Cancels all engine jobs of the exchange. The engine still delivers a DONE record for each job. */
 static void cancel_jobs(exchange *x) {
     for (uint32_t i = 0; i < x->n_jobs; i++)
         if (x->jobs[i].in_engine) fkv_engine_cancel(x->m->engine, x->jobs[i].id);
@@ -121,7 +121,7 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* large: up to 21 JSON objects per token */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -158,7 +158,7 @@ void exchange_cancel_all(server *s) {
 typedef struct event_record {
     fkv_event_kind kind;
     uint32_t job;    /* index of the job */
-    uint32_t answer; /* index in the exchange */
+    uint32_t answer; /* index of the answer in the exchange */
     uint32_t token;
     fkv_finish reason;
     uint32_t n_prompt;
@@ -314,7 +314,7 @@ static void handle_record(exchange *x, const event_record *r, const char *data) 
     }
     if (r->kind == FKV_EVENT_DONE) {
         job->in_engine = false;
-        if (r->reason >= FKV_FINISH_CANCELLED && x->reason < FKV_FINISH_CANCELLED) { /* only the first failure is reported */
+        if (r->reason >= FKV_FINISH_CANCELLED && x->reason < FKV_FINISH_CANCELLED) { /* only the first failed job is reported */
             x->reason = r->reason;
             (void)snprintf(x->failure, sizeof x->failure, "%.*s", (int)r->n_message, stop + r->n_stop);
             if (r->reason == FKV_FINISH_FAILED) cancel_jobs(x);
@@ -496,7 +496,7 @@ static void free_reply_text(const void *data, size_t n, void *user) {
     free((void *)data);
 }
 
-/* Sends the reply that the preparation has produced. */
+/* Sends the reply that the worker thread has prepared. */
 static void send_prepared(exchange *x) {
     struct evhttp_request *req = x->req;
     x->req = NULL;

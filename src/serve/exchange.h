@@ -113,11 +113,11 @@ struct exchange {
     grammar *rules; /* grammar of the answers; NULL if they are not constrained */
     char id[40];
     int64_t created;
-    fkv_finish reason; /* finish reason of the exchange: FKV_FINISH_END, or the reason why a job failed */
-    char failure[512]; /* message of the failed job */
+    fkv_finish reason; /* finish reason of the exchange: FKV_FINISH_END, or the finish reason of the job that failed */
+    char failure[512]; /* error message of the failed job */
     bool streaming;    /* true after the response headers of a stream were sent */
     double arrived_at;
-    double waited_s; /* time in the queue; the maximum over all jobs */
+    double waited_s; /* time in the queue, in seconds: the longest of all jobs */
     double first_at; /* time of the first token; 0 if there is none yet */
     double last_at;  /* time of the last token */
     uint32_t n_prompt;
@@ -163,7 +163,7 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
  * large job of the worker pool; if false, it is a large job only if the body is large. */
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
 
-/* Returns the number of answers of all prompts. */
+/* Returns the total number of answers to all prompts. */
 static inline uint32_t exchange_choices(const exchange *x) { return x->n_jobs * x->api.n; }
 
 /* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.

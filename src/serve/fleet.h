@@ -16,7 +16,7 @@ json_t *fleet_model_info(const served_model *m);
  * connect to another server. */
 void fleet_add_headers(const server *s, struct evhttp_request *req);
 
-/* Adds the headers of a complete answer: its cached prompt tokens and its time in the queue. */
+/* Adds the headers of a complete answer: the number of cached prompt tokens and the time that the request was queued. */
 void fleet_add_answer_headers(const exchange *x);
 
 #endif

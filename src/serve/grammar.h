@@ -20,8 +20,8 @@ typedef struct grammar grammar;             /* grammar state of one request */
 /* Returns true if the build has llguidance and grammar_open() accepts rules. */
 bool grammar_supports_rules(void);
 
-/* Sets the time limit of later compilations, which is GRAMMAR_COMPILE_SECONDS by default. With 0, every compilation exceeds the
- * limit. Used by tests. */
+/* Sets the time limit for grammar compilations, in seconds. The default is GRAMMAR_COMPILE_SECONDS. With 0, every compilation
+ * exceeds the limit. Used by tests. */
 void grammar_set_compile_seconds(uint32_t seconds);
 
 /* Creates the vocabulary index of a model. The model must outlive the index. Returns NULL if memory runs out. */

@@ -1,4 +1,4 @@
-/* Constrained decoding without llguidance: the only grammar is one JSON object. See grammar.h.
+/* Constrained decoding without llguidance: the only supported grammar is a single JSON object without a schema. See grammar.h.
  *
  * The maker sorts the tokens by their bytes and stores the length of the prefix that each token shares with its predecessor. A
  * mask is computed in one pass over the sorted tokens, in which the validator reads a common prefix only once.

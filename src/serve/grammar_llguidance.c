@@ -226,8 +226,8 @@ static bool is_past(struct timespec end) {
     return now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec);
 }
 
-/* Waits for the compilation and frees the job if it takes too long; an unfinished job is freed by the compiling thread. Returns
- * true if the compilation finished within the limit. */
+/* Waits for the compilation. Returns true if it finished within the limit, and the caller then frees the job. Otherwise this
+ * function frees a finished job, and the compiling thread frees an unfinished one. */
 static bool wait_for_compilation(compile_job *job, pthread_t thread, uint32_t seconds) {
     struct timespec end;
     (void)clock_gettime(CLOCK_MONOTONIC, &end);
@@ -341,7 +341,7 @@ const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, ui
         for (uint32_t i = 0; i < g->maker->n_end; i++) bits[g->maker->end[i] / 32] &= ~(UINT32_C(1) << g->maker->end[i] % 32);
         return NULL;
     }
-    if (good && g->maker->n_end == 0 && llg_matcher_is_stopped(a->matcher)) return NULL; /* the text is complete */
+    if (good && g->maker->n_end == 0 && llg_matcher_is_stopped(a->matcher)) return NULL; /* the constrained text is complete */
     good = good && llg_matcher_compute_mask_into(a->matcher, bits, n_bytes) == 0;
     if (good && n_tokens == 0 && g->thinking.open != FKV_NO_TOKEN) allow_token(bits, g->thinking.open);
     if (good) return NULL;

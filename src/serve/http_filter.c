@@ -165,7 +165,7 @@ static int end_header(http_filter *f) {
 
 /* ---- chunks ---- */
 
-/* Parses the line before a chunk and writes it to `out` without extensions. */
+/* Parses the line with the size of a chunk, and writes the line to `out` without chunk extensions. */
 static int read_chunk_size(http_filter *f, const char *line, size_t n, struct evbuffer *out) {
     size_t digits = 0;
     size_t size = 0;

@@ -14,7 +14,7 @@ enum {
     STATE_FIRST_ITEM, /* after [ */
     STATE_AFTER_VALUE,
     STATE_STRING,
-    STATE_CONTINUATION, /* inside of a UTF-8 character */
+    STATE_CONTINUATION, /* inside a UTF-8 character */
     STATE_ESCAPE,
     STATE_HEX,
     STATE_LITERAL,
@@ -68,8 +68,8 @@ static bool begin_string(json_text *t, bool key) {
     return go(t, STATE_STRING);
 }
 
-/* Begins a UTF-8 character of several bytes. The range of the second byte excludes overlong forms, surrogates and characters
- * above U+10FFFF. */
+/* Begins a multi-byte UTF-8 character. The range of the second byte excludes overlong forms, surrogates and characters above
+ * U+10FFFF. */
 static bool begin_character(json_text *t, unsigned char byte) {
     if (byte < 0xc2 || byte > 0xf4) return false;
     t->count = byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;

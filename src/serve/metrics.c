@@ -17,7 +17,7 @@ void metric_add(metric_histogram *h, double seconds) {
     h->n++;
 }
 
-/* Prefix of metric names and labels of all samples, such as {"flatkv", ""} or {"vllm", "model_name=\"a\""}. */
+/* Metric-name prefix and labels that all samples of a scope share, such as {"flatkv", ""} or {"vllm", "model_name=\"a\""}. */
 typedef struct metric_scope {
     const char *prefix;
     const char *labels;
@@ -86,7 +86,7 @@ static double cache_usage(const fkv_engine_stats *s) {
     return usage > 1.0 ? 1.0 : usage;
 }
 
-/* One model with the scope of its samples. */
+/* A model, with the metric-name prefix and labels of its samples. */
 typedef struct labelled_model {
     metric_scope scope;
     char label[MAX_LABEL]; /* such as model_name="a"; empty if the samples have no such label */
@@ -98,7 +98,7 @@ typedef struct labelled_model {
 static void format_model_label(const char *model, char label[MAX_LABEL]) {
     size_t at = (size_t)snprintf(label, MAX_LABEL, "model_name=\"");
     for (const char *c = model; *c != 0; c++) {
-        if (at + 4 > MAX_LABEL) { /* an escaped character, the quote and the null terminator */
+        if (at + 4 > MAX_LABEL) { /* room for an escaped character, the quote and the null terminator */
             label[0] = 0;
             return;
         }
@@ -120,7 +120,8 @@ static labelled_model *label_models(const metrics_model *models, uint32_t n_mode
     return all;
 }
 
-/* Writes the first n_values values of all models. Prometheus requires that all samples of a metric are adjacent. */
+/* For each of the first n_values metrics, writes one sample per model. Prometheus requires that all samples of a metric are
+ * adjacent. */
 static void write_model_values(struct evbuffer *out, const labelled_model *models, uint32_t n_models, size_t n_values) {
     for (size_t i = 0; i < n_values; i++) {
         const metric_value *first = &models[0].values[i];
@@ -295,7 +296,7 @@ void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t 
         (void)evbuffer_add_printf(out, " 1\n");
     }
     write_finish_reasons(out, all, n_models);
-    const metric_scope whole = {"vllm", n_models == 1 ? all[0].label : ""}; /* the latencies of several models are not separate */
+    const metric_scope whole = {"vllm", n_models == 1 ? all[0].label : ""}; /* latencies are recorded for all models together */
     write_latencies(out, &whole, m);
     free(all);
 }

@@ -7,8 +7,8 @@
 /* Returns the state of one model, shown by the memory view. resident_bytes: anonymous memory of the process. */
 json_t *page_state(const server *s, const served_model *m, uint64_t resident_bytes);
 
-/* Returns the properties of a model (/props) and its running requests (/slots) in the format of llama.cpp. A slot stands for one
- * of the answers that can be decoded at the same time; flatkv assigns no memory to a slot. */
+/* Returns the properties of a model (/props) and its running requests (/slots) in the format of llama.cpp. The number of slots is
+ * the number of answers that can be decoded at the same time. Unlike in llama.cpp, no memory belongs to a slot. */
 json_t *props_state(const served_model *m);
 json_t *slots_state(const served_model *m);
 

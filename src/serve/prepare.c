@@ -74,7 +74,7 @@ static bool make_rules(exchange *x) {
     return x->rules != NULL;
 }
 
-/* Returns a copy of the prompt text for `echo`, which puts the prompt before each answer. */
+/* Returns a copy of the prompt text, which precedes each answer if the client requested `echo`. */
 static struct evbuffer *prompt_echo(const exchange *x, uint32_t index) {
     struct evbuffer *text = evbuffer_new();
     const json_t *prompt = x->api.prompts[index];

@@ -135,8 +135,8 @@ static size_t common_prefix(const prompt_tokens *a, const prompt_tokens *b) {
     return n;
 }
 
-/* Appends the length of the prompt's prefix that contains only the first n_messages messages. Does nothing if the template
- * rejects such a conversation. */
+/* Appends the number of tokens in the prompt prefix that ends after the first n_messages messages. Does nothing if the template
+ * cannot render these messages alone. */
 static void add_mark(const fkv_model *model, const api_request *r, size_t n_messages, prompt_tokens *out) {
     api_request shorter = {.conversation = json_copy(r->conversation)};
     json_t *messages = json_array();
@@ -170,7 +170,8 @@ static void find_marks(const fkv_model *model, const api_request *r, prompt_toke
 
 /* ---- fill-in-the-middle ---- */
 
-/* Special tokens around the text before and after the gap. The answer follows the last token. */
+/* Special tokens of fill-in-the-middle prompts. They mark the text before the gap, the text after the gap, and the start of the
+ * answer. */
 typedef struct fim_marks {
     uint32_t prefix;
     uint32_t suffix;
@@ -222,8 +223,8 @@ static fkv_status append_marked(const fkv_model *model, uint32_t mark, const jso
     return status;
 }
 
-/* The prompt consists of the other files, each preceded by its name, then the text before the gap, the text after the gap and the
- * start of the answer. Client text never becomes a special token. */
+/* Builds a fill-in-the-middle prompt: the other files, each preceded by its name, then the text before the gap, the text after
+ * the gap and the start of the answer. Client text never becomes a special token. */
 static fkv_status fim_tokens(const fkv_model *model, const api_request *r, const json_t *prefix, size_t max_bytes,
                              prompt_tokens *out) {
     fim_marks marks;

@@ -607,7 +607,7 @@ bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, ui
     for (uint32_t i = 0; i < n_subjects; i++) good = served_model_open(&subjects[i], &s->models[s->n_models++]) && good;
     s->pool = worker_pool_open();
     if (s->pool == NULL || !good) return false;
-    s->base_bytes = base_bytes + resident_bytes() - before; /* includes the vocabulary indexes */
+    s->base_bytes = base_bytes + resident_bytes() - before; /* includes the memory of the vocabulary indexes */
     print_address(s);
     return run_loop(s);
 }

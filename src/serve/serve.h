@@ -27,10 +27,10 @@ typedef struct serve_config {
     double ping_s;            /* seconds between keep-alive comments in a stream */
     double drain_s;           /* seconds after SIGTERM in which requests are still accepted while /ready reports 503; 0: none */
     double shutdown_s;        /* grace period for running requests after the listener is closed, in seconds */
-    double max_wait_s;        /* the server is not ready while its predicted queueing time exceeds this; 0: no limit */
-    int busy_status;          /* HTTP status of a request that is rejected because of overload: 429 or 503 */
-    bool vllm_metrics;        /* /metrics also contains the metrics of vLLM under their original names */
-    const char *server_name;  /* value of the header x-flatkv-server, or NULL for no header */
+    double max_wait_s; /* /ready reports 503 while the predicted queueing time exceeds this number of seconds; 0: no limit */
+    int busy_status;   /* HTTP status of a request that is rejected because of overload: 429 or 503 */
+    bool vllm_metrics; /* /metrics also contains the metrics of vLLM under their original names */
+    const char *server_name; /* value of the header x-flatkv-server, or NULL for no header */
 } serve_config;
 
 serve_config serve_config_default(void);
