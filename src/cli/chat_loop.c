@@ -11,7 +11,7 @@ typedef struct chat_loop {
     conversation *c;
     chat_settings *settings;
     line_input *in;
-    text_buffer again; /* message that a command sends instead of the user; empty if there is none */
+    text_buffer again; /* message that a slash command submits for the user; empty if there is none */
     bool over;         /* /bye was typed */
 } chat_loop;
 

@@ -28,7 +28,7 @@ void chat_add(chat *c, const char *role, const char *bytes, size_t n);
 void chat_pop(chat *c); /* removes the last message */
 
 /* Removes the last user message and the answers that follow it. Appends the text of the user message to `text`, which may be
- * NULL. Returns false if there is none, or if it contains the document. */
+ * NULL. Returns false if there is no user message, or if the last user message contains the document. */
 bool chat_undo(chat *c, text_buffer *text);
 
 /* Calls show() for each message except the system message. */
@@ -36,7 +36,7 @@ void chat_each(const chat *c, void (*show)(void *user, const char *role, const c
 
 void chat_clear(chat *c);                         /* removes all messages but keeps the system message */
 void chat_set_system(chat *c, const char *text);  /* "" removes the system message */
-void chat_replace(chat *c, const void *messages); /* copies a JSON array */
+void chat_replace(chat *c, const void *messages); /* replaces all messages with a copy of a JSON array */
 
 /* Adds a user message that contains a document and a question about it. The tokens up to the end of the document do not depend on
  * the question. If the document is empty, the saved prefix in `base` is used instead. */

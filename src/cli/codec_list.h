@@ -1,6 +1,6 @@
-/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4", optionally followed by ":none", ":k",
- * ":v" or ":kv", as in "4/4g32:none", which overrides whether keys (k) and values (v) are rotated. Commands that compare codecs
- * accept a list, such as "16/16,8/4,sealed"; all other commands accept one codec.
+/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4". An optional suffix ":none", ":k", ":v"
+ * or ":kv", as in "4/4g32:none", states whether keys (k), values (v) or both are rotated. Commands that compare codecs accept a
+ * list, such as "16/16,8/4,sealed"; all other commands accept one codec.
  */
 #ifndef FKV_CLI_CODEC_LIST_H
 #define FKV_CLI_CODEC_LIST_H
@@ -14,7 +14,7 @@ enum { MAX_CODECS = 32, CODEC_NAME = 40 };
 typedef struct codec_choice {
     fkv_codec_config k;
     fkv_codec_config v;
-    fkv_rotate rotate; /* effective rotation; does not include keys or values whose codec never rotates */
+    fkv_rotate rotate; /* effective rotation; excludes keys or values whose codec never rotates */
 } codec_choice;
 
 typedef struct codec_list {

@@ -11,21 +11,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Minimum number of tokens that stay free for an answer. */
+/* Returns the minimum number of tokens that must stay free for an answer. */
 static uint32_t min_answer_tokens(const conversation *c) {
     uint32_t eighth = c->generation->session->max_tokens / 8;
     return eighth < 64 ? eighth : 64;
 }
 
-/* ---- marks of turns in plain text ---- */
+/* ---- start positions of turns in plain text ---- */
 
 static void forget_marks(conversation *c) {
     c->marks.n = 0;
     c->lines.n = 0;
 }
 
-/* Removes the mark of the last turn and appends the user's message to `text`, which may be NULL. Returns the number of tokens
- * before the turn, or UINT32_MAX if there is no mark. */
+/* Removes the recorded start of the last turn and appends the user's message to `text`, which may be NULL. Returns the number of
+ * tokens before the turn, or UINT32_MAX if no start is recorded. */
 static uint32_t pop_mark(conversation *c, text_buffer *text) {
     if (c->marks.n < 2) return UINT32_MAX;
     c->marks.n -= 2;
@@ -204,7 +204,7 @@ static bool undo_plain_text(conversation *c, text_buffer *text) {
     generation *g = c->generation;
     const uint32_t mark = pop_mark(c, text);
     if (mark > c->fed.n || session_truncate(g->session, mark) != EXIT_GOOD) return false;
-    c->fed.n = mark; /* plain_next_tokens() feeds the tokens that the session lost in addition */
+    c->fed.n = mark; /* if the session became shorter than this, plain_next_tokens() feeds the missing tokens again */
     generation_clear(g);
     g->last_is_fed = true;
     return true;
@@ -234,7 +234,7 @@ void conversation_show(const conversation *c) {
     }
     const generation *g = c->generation;
     text_stream out = text_stream_open(stderr);
-    const size_t n_unfed = !g->last_is_fed && g->tokens.n > 0 ? 1 : 0; /* the last token of the last answer */
+    const size_t n_unfed = !g->last_is_fed && g->tokens.n > 0 ? 1 : 0; /* 1 if the last answer token is not cached */
     for (size_t i = 0; i < c->fed.n + n_unfed; i++) {
         size_t n = 0;
         const uint32_t token = i < c->fed.n ? c->fed.tokens[i] : g->tokens.tokens[g->tokens.n - 1];

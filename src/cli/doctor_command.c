@@ -1,7 +1,7 @@
 /* flatkv doctor: checks this machine and the installed program, and prints a page for bug reports.
  *
- * Each line is a check. A problem makes the exit code EXIT_FAILED; a note describes a limitation that does not prevent flatkv
- * from working.
+ * Each printed line is the result of one check. A problem makes the exit code EXIT_FAILED; a note describes a limitation that
+ * does not prevent flatkv from working.
  */
 #include "../hub/hub_place.h"
 #include "../kit/numbers.h"
@@ -56,7 +56,7 @@ static void report(doctor *d, const char *name, finding kind, const char *format
     kit_json_close(d->json);
 }
 
-/* Reads the first line of a file of the system. Returns false if it does not exist. */
+/* Reads the first line of a system file. Returns false if the file does not exist. */
 static bool read_line(const char *path, char *line, int capacity) {
     FILE *file = fopen(path, "r");
     if (file == NULL) return false;
@@ -103,7 +103,7 @@ static void check_huge_pages(doctor *d) {
 static void check_limits(doctor *d) {
     struct rlimit files;
     struct rlimit space;
-    enum { NEEDED_FILES = 8 + 256 + 64 + 32 }; /* flatkv serve with its default options */
+    enum { NEEDED_FILES = 8 + 256 + 64 + 32 }; /* number of open files that flatkv serve needs with its default options */
     char line[64];
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         const bool enough = files.rlim_max == RLIM_INFINITY || files.rlim_max >= NEEDED_FILES;
@@ -138,7 +138,8 @@ static void check_kernels(doctor *d) {
     }
 }
 
-/* Lets the needle model recall a fact. Returns an exit code. *found: the answer was right. */
+/* Tests whether the bundled needle model can recall a fact from its context. Returns an exit code. *found receives true if the
+ * answer was correct. */
 static int recall_fact(bool *found) {
     static const char prompt[] = "The pass key of Ostirawex is 2718281. It was raining.\nQuestion: What is the pass key of "
                                  "Ostirawex?\nAnswer: The pass key of Ostirawex is ";

@@ -1,4 +1,5 @@
-/* flatkv bench flat: fills a context and checks that the memory of the process equals the plan from open to the last token.
+/* flatkv bench flat: fills a context and checks that the process memory equals the plan, from opening the cache to the last
+ * token.
  *
  * This file runs a model that reads a book. flat_cache.c fills a cache without a model. memory_line.h defines the measurement.
  * Weights are reported separately, because the measurement starts when the runner is opened. All buffers of the benchmark are

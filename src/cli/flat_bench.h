@@ -10,7 +10,7 @@ typedef struct flat_options {
     const char *svg;    /* NULL: no plot */
     uint32_t layers;    /* 0: run a model */
     const char *heads;  /* shape "Q/KV/DIM" of a cache without a model: query heads, KV heads, head dimension */
-    bool skip_capacity; /* true if the decode times at two capacities are not compared */
+    bool skip_capacity; /* true to skip the comparison of decode times at two capacities */
 } flat_options;
 
 /* Fills a cache without a model (flat_cache.c). Returns an exit code. */

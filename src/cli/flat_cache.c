@@ -1,4 +1,4 @@
-/* flatkv bench flat without a model: fills a cache that is as large as that of a whole model. The K and V rows are random. Three
+/* flatkv bench flat without a model: fills a cache as large as the cache of a complete model. The K and V rows are random. Three
  * properties are checked.
  *
  * Memory: resident memory equals the plan after open and does not change until the cache is full (memory_line.h). The system's
@@ -75,8 +75,7 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t
-        attending_layer; /* counter whose value modulo the number of layers selects the layer that attends in the next step */
+    uint32_t attending_layer; /* counter that selects the layer that attends in the next step, modulo the number of layers */
     double fill_seconds;
     double open_seconds;
 
@@ -246,8 +245,8 @@ static uint64_t packed_bytes_read(const cache_run *r) {
     return stats.packed_bytes_read;
 }
 
-/* Returns the packed bytes that a decode step reads. In a sealed layer, the first page and the span of the current token are
- * open; the last group of the plan contains the open pages. */
+/* Returns the packed bytes that a decode step reads. In a sealed layer, the first page and the pages in the span of the current
+ * token are read in open form. The last group of the plan contains the open pages. */
 static uint64_t visible_bytes(const cache_run *r) {
     uint32_t page = fkv_config_default().page_tokens;
     if (r->codec->k.kind != FKV_CODEC_SEALED) return r->plan.token_bytes * r->length;

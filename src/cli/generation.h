@@ -22,7 +22,7 @@ typedef struct generation {
     fkv_sampler *sampler;
     uint32_t max_new;
     bool ignore_end;     /* continue after end tokens */
-    bool plain;          /* true if the whole reply is treated as text, without parsing reasoning and tool calls */
+    bool plain;          /* true if the reply is treated as plain text, without parsing reasoning and tool calls */
     bool hide_reasoning; /* true if reasoning and tool calls are not printed */
     const char *const *stop;
     uint32_t n_stop;

@@ -13,7 +13,7 @@ typedef struct heat_map {
     const char *note;
     const uint32_t *lengths; /* [n_lengths] tokens */
     uint32_t n_lengths;
-    const double *depths; /* [n_depths] 0 to 1 */
+    const double *depths; /* [n_depths] depth of each row, from 0 to 1 */
     uint32_t n_depths;
     const double *shares; /* [n_depths, n_lengths] recall of each cell, from 0 to 1 */
 } heat_map;

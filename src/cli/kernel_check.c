@@ -1,4 +1,5 @@
-/* See kernel_check.h. The rows are pseudo-random with a standard deviation near 1, in a prefill step and single decode steps. */
+/* See kernel_check.h. The check runs a prefill step and single-token decode steps over pseudo-random rows with a standard
+ * deviation near 1. */
 #include "kernel_check.h"
 
 #include <math.h>
@@ -97,7 +98,7 @@ kernel_result kernel_check(const char *codec, double limit) {
     fkv_config c = fkv_config_default();
     c.n_layers = 1;
     c.max_tokens = TOKENS;
-    c.page_tokens = 16; /* so that most pages are sealed */
+    c.page_tokens = 16; /* small pages, so that most of them are sealed */
     c.rotate = FKV_ROTATE_KV;
     c.layer.n_q_heads = H;
     c.layer.n_kv_heads = G;

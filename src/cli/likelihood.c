@@ -1,10 +1,10 @@
-/* See likelihood.h. Inner loops run over LANES independent sums so that compilers vectorize them. */
+/* See likelihood.h. Inner loops update LANES independent sums, so that compilers can vectorize the loops. */
 #include "likelihood.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 512 }; /* each block is summed in LANES float sums; the block sums are added in double precision */
+enum { LANES = 16, BLOCK = 512 }; /* blocks are summed in LANES float sums, and block sums in double */
 
 /* Computes exp(x) for x <= 0: splits off a power of two, then evaluates a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
  * For inputs below -87, the result is 1.6e-38, which is negligible in a sum whose largest term is 1. */

@@ -20,7 +20,8 @@ likelihood likelihood_of(const float *logits, uint32_t n, float *exps);
 /* Returns the negative log-likelihood of a token. */
 double likelihood_nll(const likelihood *l, const float *logits, uint32_t token);
 
-/* Returns the Kullback-Leibler divergence of q from the reference p, in nats. p_exps: output of likelihood_of(). */
+/* Returns the Kullback-Leibler divergence of the distribution q from the reference distribution p, in nats. p_exps: output of
+ * likelihood_of(). */
 double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_exps, const likelihood *q, const float *q_logits,
                      uint32_t n);
 

@@ -23,8 +23,7 @@ typedef struct llama_peer_config {
 /* Starts the process, which loads the model and fills its cache. Returns NULL after printing an error. */
 llama_peer *llama_peer_open(const llama_peer_config *config);
 
-/* Measures the rates of one prefill and of the decode steps after it, in tokens per second. Returns false after printing an
- * error. */
+/* Measures one prefill and the decode steps after it, in tokens per second. Returns false after printing an error. */
 bool llama_peer_measure(llama_peer *peer, double *prefill_tps, double *decode_tps);
 
 void llama_peer_close(llama_peer *peer); /* peer may be NULL */

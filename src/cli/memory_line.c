@@ -76,7 +76,8 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy) {
 
 /* ---- 16-bit comparison ---- */
 
-/* Returns the page bytes of a 16-bit cache for `tokens` tokens. Uses a plan, which limits windowed layers to their window. */
+/* Returns the size of all pages of a 16-bit cache with `tokens` tokens. The size comes from a plan, so windowed layers count only
+ * their window. */
 static double session_pages_16bit(const void *user, uint32_t tokens) {
     const session_shape *of = user;
     fkv_runner_config wide = *of->config;

@@ -1,8 +1,9 @@
-/* Memory of the process while a context fills: sampled after every step, compared with the plan, printed and plotted.
+/* Measures the process memory while a context fills. Memory is sampled after every step, compared with the plan, printed and
+ * plotted.
  *
- * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan from open to end. On MLX,
- * the values are MLX's own counters. Active memory equals the size of the pages from open to end, and its recorded peak does not
- * exceed the plan.
+ * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan as long as the cache is
+ * open. On MLX, the values are MLX's own counters. Active memory equals the size of the pages as long as the cache is open, and
+ * its recorded peak does not exceed the plan.
  *
  * In addition to the measured line, the plot shows two computed lines, labelled as such: a 16-bit cache that grows with the
  * tokens, and the same cache plus the score matrix of one chunk, which unfused attention allocates.
@@ -21,8 +22,8 @@ typedef struct memory_line {
     fkv_backend backend;
     double before;     /* memory in use before the cache or runner was opened */
     double plan_bytes; /* size of the whole plan, in bytes */
-    double held_bytes; /* number of planned bytes that are in use from open to end: the whole plan on the CPU, only the pages on
-                          MLX */
+    double held_bytes; /* number of planned bytes in use as long as the cache is open: the whole plan on the CPU, only the pages
+                          on MLX */
     double *tokens;    /* [n] tokens in the cache */
     double *bytes;     /* [n] bytes of memory in use, minus `before` */
     size_t n;
@@ -48,8 +49,8 @@ typedef struct memory_verdict {
     double peak_bytes; /* on the CPU, the highest sample; on MLX, the peak counter, which also covers the time between samples */
     double end_bytes;
     double cached_bytes; /* memory in MLX's buffer cache at the end, not included in end_bytes */
-    bool is_plan; /* true if the memory after open is within 1 % of held_bytes (not checked if `lazy`), and the peak and cached
-                     memory do not exceed the plan */
+    bool is_plan; /* true if the memory after opening the cache is within 1 % of held_bytes (not checked if `lazy`), and neither
+                     the peak nor the cached memory exceeds the plan */
     bool stays;   /* true if every sample is within 1 MiB of the first sample; always true if `lazy` */
     bool flat;    /* is_plan and stays */
     bool lazy;
@@ -62,7 +63,7 @@ typedef struct memory_comparison {
     double (*pages_16bit)(const void *user,
                           uint32_t tokens); /* returns the size, in bytes, of a 16-bit cache that holds `tokens` tokens */
     const void *user;
-    uint32_t n_q_heads; /* number of query heads, which together with `chunk` determines the size of a layer's f32 score matrix */
+    uint32_t n_q_heads; /* number of query heads; with `chunk`, it determines the size of the f32 score matrix of a layer */
     uint32_t chunk;
 } memory_comparison;
 

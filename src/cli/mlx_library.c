@@ -26,8 +26,7 @@ static int fail_unavailable(const char *why) {
         why, MLXC);
 }
 
-/* Loads mlx-c with global symbols, so that the dynamic linker resolves the dependency of libflatkv_mlx on mlx-c to the loaded
- * library. */
+/* Loads mlx-c with global symbols, so that libflatkv_mlx, which depends on mlx-c, uses the loaded library. */
 static int load_mlxc(const char *folder) {
     char path[PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/%s", folder, MLXC) >= PATH_BYTES)

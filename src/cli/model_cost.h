@@ -6,7 +6,7 @@
 
 typedef struct model_cost {
     bool loads;
-    fkv_status status; /* reason why the model cannot be loaded */
+    fkv_status status; /* FKV_OK, or the reason why the model cannot be loaded */
     char architecture[32];
     uint32_t trained;       /* trained context, in tokens */
     uint32_t context;       /* context size of the estimate, in tokens: the trained context, but at most 32768 */

@@ -94,7 +94,7 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
     return present;
 }
 
-/* Returns whether a word that is not an existing path ends like a file name. */
+/* Returns whether a word that is not an existing path looks like a file name, judging by its suffix. */
 static bool looks_like_path(const char *word) {
     static const char *const ends[] = {".gguf", ".json", ".safetensors", ".fkv", ".bin", ".txt"};
     size_t n = strlen(word);
@@ -127,7 +127,7 @@ int model_fail_unnamed(void) {
                                 "smollm2' to download a small model and then use -m smollm2");
 }
 
-/* Reports that several models in the cache match, and how to name each. */
+/* Reports that several models in the cache match the name, and how to select each of them. */
 static int fail_ambiguous(const char *word, const hub_name *name, const model_files *found) {
     char names[2048] = "";
     size_t n = 0;

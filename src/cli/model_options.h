@@ -10,7 +10,7 @@ typedef struct model_options {
     int device;              /* fkv_backend */
     uint32_t context;        /* 0: not given */
     const char *codec_names; /* value of --codecs */
-    bool compares;           /* --codecs accepts a list */
+    bool compares;           /* true if --codecs accepts a list */
     codec_list codecs;       /* parsed codecs; before parsing, the default codec */
     char codecs_help[640];
     const char *calibration; /* value of --calibration; NULL: use the calibration file next to the model */
@@ -42,7 +42,8 @@ void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models);
 /* Like kit_options_parse(), but also parses the values of --codecs and --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
-/* Replaces the command's default codec by 8 bits if the model has latent attention, whose pages cannot be sealed. */
+/* Replaces the command's default codec with an 8-bit codec if the model has latent attention, because latent pages cannot be
+ * sealed. */
 void model_options_adapt(model_options *o, const fkv_model *model);
 
 /* Loads the model, without its weights if plan_only is set, and calls model_options_adapt(). Returns an exit code. */

@@ -1,5 +1,4 @@
-/* Internal declarations of flatkv niah, shared by the single-fact grid and the many-facts test.
- */
+/* Internal declarations of flatkv niah, shared by the test of single facts (the grid) and the test of many facts. */
 #ifndef FKV_CLI_NIAH_H
 #define FKV_CLI_NIAH_H
 
@@ -18,7 +17,7 @@ typedef struct niah_options {
     const char *line;
     uint32_t n_depths;
     uint32_t n_haystacks; /* number of haystacks; 0 selects the default, which is 1 for the grid and 3 for many facts */
-    uint32_t n_facts;     /* 0: run the grid */
+    uint32_t n_facts;     /* number of planted facts; 0: test single facts (the grid) */
     uint32_t n_asked;
     bool together; /* true if the facts of all depths are planted in one haystack */
 } niah_options;

@@ -14,7 +14,7 @@
 #include <string.h>
 
 typedef struct question {
-    token_list question; /* the question, with all tokens between the previous answer and this answer */
+    token_list question; /* the question, including all tokens between the previous answer and the answer to this question */
     token_list answer;
 } question;
 
@@ -136,7 +136,7 @@ static void planted_free(const niah *n, planted *p) {
 
 /* ---- questions ---- */
 
-/* Feeds all but the last token of the question, then its last token and the answer in one step. The logits of this step give the
+/* Feeds all but the last token of the question. Then feeds its last token and the answer in one step, whose logits give the
  * likelihood of the answer. */
 static int ask_question(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];

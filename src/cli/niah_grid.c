@@ -1,7 +1,7 @@
 /* Grid of flatkv niah: recall of one fact for each depth and context length.
  *
- * By default each haystack contains one fact. Cells run from the deepest fact to the shallowest, because the text before a
- * shallower fact is already cached: the sequence is truncated at the fact, and only the text after it is prefilled.
+ * By default each haystack contains one fact. The cells of a column run from the deepest fact to the shallowest, because the text
+ * before a shallower fact is already cached: the sequence is truncated at the fact, and only the text after it is prefilled.
  *
  * With --together one haystack contains the facts of all depths, and each question is asked at its end independently of the
  * others. The text is prefilled once per length, and the other facts act as distractors.
@@ -40,7 +40,7 @@ typedef struct grid {
 typedef struct stack {
     token_list begin; /* tokens that precede `body`, such as the start of a chat message */
     token_list body;  /* excerpt of the book */
-    token_list rest;  /* complete input of a cell. With --together, the input that all cells share, without the questions */
+    token_list rest;  /* complete input of a cell; with --together, the input that all cells share, without the questions */
     size_t kept;      /* length of the prefix of `body` that is in the session's cache */
 } stack;
 
@@ -273,8 +273,8 @@ static void print_grid(const grid *g, const codec_choice *codec) {
 
 /* ---- run ---- */
 
-/* Estimates the number of tokens to feed, for the progress bar. The deepest cell feeds the whole haystack, every other cell the
- * part after its fact. */
+/* Estimates the number of tokens to feed, for the progress bar. The cell with the deepest fact feeds the whole haystack. Every
+ * other cell feeds only the text after its fact. */
 static uint64_t tokens_to_feed(const niah *n) {
     double total = 0;
     for (uint32_t l = 0; l < n->n_lengths; l++) {

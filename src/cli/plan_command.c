@@ -24,7 +24,7 @@ typedef struct plan_options {
     uint32_t seqs;
     uint64_t machine;
     double gpu_share;   /* fraction of the machine's memory that --device mlx may use; 0: default */
-    double weight_bits; /* 0: from config.json */
+    double weight_bits; /* bits per weight; 0: as stated in config.json */
 } plan_options;
 
 /* Subject of the plan: a model, or a cache of a given shape. */
@@ -52,7 +52,7 @@ static bool is_bounded(const subject *s) { return s->o->model.max_kv != 0; }
 
 static bool is_config(const subject *s) { return s->model != NULL && fkv_model_about(s->model)->config_only; }
 
-/* Scales the weight size to --weight-bits per parameter if the model consists of a config.json alone. */
+/* Scales the weight size to --weight-bits per parameter if only the config.json of the model is available. */
 static void scale_weights(const subject *s, fkv_runner_plan *plan) {
     if (!is_config(s) || !(s->o->weight_bits > 0) || weights_of(plan) == 0) return;
     double wanted = (double)fkv_model_about(s->model)->n_parameters * s->o->weight_bits / 8;
@@ -204,7 +204,8 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
         printf("the model was trained for %u tokens; longer contexts degrade its answers\n", trained);
 }
 
-/* Sealed layers keep the newest pages of every sequence open, with 8 bits per value. In short sequences, most pages are open. */
+/* Suggests 8/4 if it needs less memory. This happens in short sequences, because sealed layers keep the newest pages of every
+ * sequence open, with 8 bits per value. */
 static void suggest_smaller_codecs(const subject *s, const fkv_runner_plan *plan) {
     const fkv_layer_config usual = fkv_config_default().layer; /* 8/4 */
     const codec_choice rows = {.k = usual.k, .v = usual.v};

@@ -1,9 +1,9 @@
 /* flatkv ppl: perplexity of a text, and KL divergence of packed caches from a 16-bit cache.
  *
  * The text is tokenized once and split into non-overlapping windows. Each window is prefilled in chunks, so later chunks attend
- * to packed history. The second half of each window is scored, as in llama.cpp, so every scored token has at least half a window
- * of context. Each codec has its own session with the same model, called a lane; --kl adds a lane with a 16-bit reference cache.
- * All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
+ * to packed keys and values. The second half of each window is scored, as in llama.cpp, so every scored token has at least half a
+ * window of context. Each codec has its own session with the same model, called a lane; --kl adds a lane with a 16-bit reference
+ * cache. All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
  *
  * After Ctrl-C the completed windows are reported. The only buffers are one row of exponentials, and one divergence value per
  * scored token and lane. Logits are not copied.

@@ -9,7 +9,7 @@
 
 typedef struct progress_bar {
     const char *what; /* name of the operation */
-    uint64_t first;   /* tokens that were done before the operation started */
+    uint64_t first;   /* number of tokens that were already processed when the operation started */
     uint64_t done;    /* tokens, including `first` */
     uint64_t total;   /* tokens, including `first` */
     double start;     /* kit_seconds() at progress_begin() */

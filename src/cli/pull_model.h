@@ -15,7 +15,7 @@ typedef struct pull_choice {
     hub_listing listing;
     hub_variants variants;
     const hub_variant *variant; /* the chosen model */
-    model_cost cost;            /* of the chosen model */
+    model_cost cost;            /* memory that the chosen model needs */
     uint64_t available_bytes;   /* memory that the model may use */
     const char *available_source;
     bool fits;
@@ -38,8 +38,8 @@ void pull_choice_free(pull_choice *choice);
 int pull_fetch(hub_session *session, pull_choice *choice, uint32_t n_connections, bool verify, char path[MODEL_PATH],
                uint64_t *downloaded);
 
-/* Offers to download a model that -m names but the cache lacks, if standard input and standard error are a terminal. Returns
- * EXIT_GOOD if there is nothing to download, or after the download. */
+/* Offers to download the model that -m names if it is not in the cache, and standard input and standard error are terminals.
+ * Returns EXIT_GOOD if there is nothing to download, or after the download. */
 int pull_offer(const char *word);
 
 enum { PULL_CONNECTIONS = 8 };

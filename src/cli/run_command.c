@@ -191,7 +191,7 @@ static int make_prompt(run *r, const prompt_parts *parts) {
 
 enum { MAX_CONVERSATION = 32768 }; /* maximum default context size of a conversation */
 
-/* Prints which part of the prompt --max-kv makes the model forget. */
+/* Prints which prompt tokens the model can no longer see because of --max-kv. */
 static void report_forgotten(const run *r) {
     const model_options *o = &r->o->model;
     const uint64_t kept = (uint64_t)o->max_kv + o->n_sinks;

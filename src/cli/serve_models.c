@@ -49,10 +49,10 @@ static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n
     c.runner = model_options_runner(&slot->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each answer uses one row */
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each request uses one row */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
     const uint32_t drafted =
-        (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 answers, drafts rarely help */
+        (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 concurrent requests, drafts rarely help */
     c.runner.max_logit_rows = o->parallel + (drafted < spare ? drafted : spare);
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
@@ -74,13 +74,14 @@ static fkv_status configure_embedder(const serve_models *s, model_slot *slot) {
     return fkv_codec_parse("16/16", &c->k, &c->v);
 }
 
-/* Returns the number of cache tokens that the options ask for. */
+/* Returns the number of cache tokens that the options request. */
 static uint64_t wanted_tokens(const serve_models *s, const model_slot *slot) {
     if (s->options.context != 0) return s->options.context;
     return (uint64_t)fkv_model_about(slot->model)->context * s->engine.parallel;
 }
 
-/* Plans all models with `share` SHARE_STEPS-ths of the tokens that they ask for. *total receives the sum. */
+/* Plans all models, each with share / SHARE_STEPS of its requested number of tokens. *total receives the planned bytes of all
+ * models. */
 static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
     *total = 0;
     for (uint32_t i = 0; i < s->n; i++) {

@@ -30,7 +30,7 @@ typedef struct engine_options {
 /* One model. */
 typedef struct model_slot {
     const char *word;      /* value of -m */
-    model_options options; /* options of all models, adapted to this model */
+    model_options options; /* options given on the command line, adapted to this model */
     const char *name;      /* name in requests and replies */
     fkv_model *model;
     fkv_engine *engine;
@@ -41,7 +41,7 @@ typedef struct model_slot {
 } model_slot;
 
 typedef struct serve_models {
-    model_options options; /* options of all models, before they are adapted to a model; `model` is ignored */
+    model_options options; /* options given on the command line, before they are adapted to a model; `model` is ignored */
     engine_options engine;
     model_slot slots[SERVE_MAX_MODELS];
     uint32_t n;

@@ -187,7 +187,7 @@ static int time_depth(const speed_bench *b, model_session *s, uint32_t depth, ra
     const uint32_t counts[2] = {b->o->n_prompt, b->o->n_new};
     double rate = 0.0;
     int code = go_to_depth(b, s, depth);
-    if (code == EXIT_GOOD) code = time_tokens(b, s, 1, false, &rate); /* wakes the threads and touches the weights */
+    if (code == EXIT_GOOD) code = time_tokens(b, s, 1, false, &rate); /* warm-up: wakes the threads and touches the weights */
     for (uint32_t test = 0; test < 2; test++) {
         for (uint32_t i = 0; i < b->o->n_repeats && counts[test] > 0 && code == EXIT_GOOD; i++) {
             code = go_to_depth(b, s, depth);
