@@ -6,14 +6,14 @@
 
 enum { MAX_DIMENSIONS = 8, TYPE_STRING = 8, TYPE_ARRAY = 9 };
 
-/* Size of each scalar value type; 0: strings and arrays. */
+/* Size of each GGUF value type, in bytes; 0 for strings and arrays. */
 static const uint8_t TYPE_BYTES[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 typedef struct reader {
     const uint8_t *bytes;
     size_t n;
     size_t at;
-    gguf_header state; /* result; remains GGUF_HEADER_COMPLETE until a read fails */
+    gguf_header state; /* parsing result; GGUF_HEADER_COMPLETE until a read fails */
 } reader;
 
 /* Advances by `count` bytes. The count comes from the file and may have any value. */

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef enum gguf_header {
-    GGUF_HEADER_COMPLETE,  /* the header ends within the bytes */
+    GGUF_HEADER_COMPLETE,  /* the given bytes contain the whole header */
     GGUF_HEADER_TRUNCATED, /* more bytes are needed */
     GGUF_HEADER_INVALID,   /* not a GGUF file, or a version or value type that is not supported */
 } gguf_header;

@@ -21,8 +21,8 @@ typedef struct hub_cache {
     int lock;              /* descriptor of the lock file that prevents two concurrent pulls of the repository; -1: none */
 } hub_cache;
 
-/* Writes the snapshot folder of a repository: the commit in refs/main, or the folder of all snapshots if refs/main is missing.
- * Returns false if the repository is not in the cache. */
+/* Writes the path of a repository's snapshot: the folder of the commit in refs/main, or the parent folder of all snapshots if
+ * refs/main is missing. Returns false if the repository is not in the cache. */
 bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]);
 
 /* Creates the folders of a repository and waits until no other process is pulling it. `stop` is polled while waiting. Returns an
@@ -31,7 +31,7 @@ int hub_cache_open(const char *repo, bool (*stop)(void), hub_cache *cache);
 void hub_cache_close(hub_cache *cache);
 
 /* Takes the lock that huggingface_hub holds while it writes a blob. Returns a descriptor, -1 if another program holds the lock,
- * or -2 if the file system has no locks. */
+ * or -2 if the file system does not support locks. */
 int hub_cache_lock_blob(const hub_cache *cache, const hub_file *file);
 
 /* Writes the path of a blob, with a suffix. Returns `path`. */

@@ -34,7 +34,7 @@ typedef struct job {
         uint32_t n_failures; /* number of consecutive failures without received data */
         uint32_t n_redirects;
         double retry_at;
-    } *attempts; /* one for each part */
+    } *attempts; /* retry state of each part */
 } job;
 
 /* One transfer. */
@@ -106,7 +106,7 @@ static void open_job(download *d, job *j) {
         end_with(d, code);
         return;
     }
-    if (hub_cache_has(d->cache, j->file)) { /* the program that held the lock has completed the file */
+    if (hub_cache_has(d->cache, j->file)) { /* the program that held the lock has downloaded the file */
         finish_job(d, j);
         return;
     }

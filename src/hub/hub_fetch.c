@@ -13,7 +13,7 @@
 #include <strings.h>
 #include <time.h>
 
-/* Body of an answer in memory, which is allocated as the data arrives. */
+/* Response body in memory. The buffer grows as data arrives. */
 typedef struct memory_sink {
     hub_bytes *out;
     size_t capacity;
@@ -37,7 +37,7 @@ int hub_session_open(hub_session *session, bool (*stop)(void)) {
     if (code == EXIT_GOOD) code = hub_token(session->token, session->token_source);
     if (code != EXIT_GOOD) return code;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return kit_fail(EXIT_FAILED, "cannot initialize libcurl");
-    (void)signal(SIGPIPE, SIG_IGN); /* libcurl then reports a closed connection as a transfer error */
+    (void)signal(SIGPIPE, SIG_IGN); /* after this call, libcurl reports a closed connection as a transfer error */
     session->connection = curl_easy_init();
     return session->connection != NULL ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot initialize libcurl");
 }

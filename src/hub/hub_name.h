@@ -30,8 +30,8 @@ void hub_folder_name(const char *repo, char folder[HUB_REPO + 16]);
 
 enum { HUB_REVISION = 128 };
 
-/* Returns whether the text can be a branch, tag or commit: components of letters, digits, ".", "_" and "-" with slashes between
- * them, fewer than HUB_REVISION characters, none of them starting with a dot. */
+/* Returns whether the text can be a branch, tag or commit. It must have fewer than HUB_REVISION characters and consist of
+ * components separated by slashes. Components contain only letters, digits, ".", "_" and "-", and do not start with a dot. */
 bool hub_revision_is_valid(const char *text);
 
 /* Returns whether the revision is a complete commit. */

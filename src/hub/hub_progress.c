@@ -13,9 +13,9 @@ static const double REDRAW_INTERVAL = 0.15; /* seconds */
 static const double LINE_INTERVAL = 10;
 static const double NOTE_INTERVAL = 3;
 static const double RATE_INTERVAL = 0.5;
-static const double RATE_WEIGHT = 0.2;            /* of the newest interval */
+static const double RATE_WEIGHT = 0.2;            /* weight of the newest interval in the smoothed rate */
 static const uint64_t MIN_RATE_BYTES = 256 << 10; /* number of bytes needed to estimate the rate */
-static const double MAX_SECONDS_LEFT = 360000;    /* a longer remaining time is not shown */
+static const double MAX_SECONDS_LEFT = 360000;    /* longest remaining time that is shown, in seconds */
 
 hub_progress hub_progress_begin(uint64_t total) {
     double now = kit_seconds();

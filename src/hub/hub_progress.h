@@ -14,7 +14,7 @@ typedef struct hub_progress {
     double noted;       /* kit_seconds() when the last note was printed */
     uint64_t next_line; /* number of complete bytes at which the next line is printed, if standard error is not a terminal */
     double rate;        /* bytes per second, smoothed */
-    uint64_t rate_from; /* fetched bytes and kit_seconds() when the rate was last updated */
+    uint64_t rate_from; /* number of fetched bytes, and kit_seconds(), when the rate was last updated */
     double rate_time;
     bool terminal;
     bool drawn; /* the terminal shows a progress line that must be erased */

@@ -82,7 +82,7 @@ static size_t on_body(char *bytes, size_t size, size_t n_items, void *user) {
         return 0;
     }
     r->received += wanted;
-    return wanted; /* less than n, which ends the transfer, if the server sends more than was requested */
+    return wanted; /* if the server sends too much, this value is less than n, which ends the transfer */
 }
 
 static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
@@ -205,12 +205,12 @@ hub_outcome hub_request_end(hub_request *r, CURLcode result) {
     if (result == CURLE_WRITE_ERROR) {
         if (r->received == 0 && r->discarded > 0) return end_body(r);
         if (r->received >= r->limit && !r->whole && r->status == 200)
-            return HUB_DONE; /* the requested range is the start of the file */
+            return HUB_DONE; /* the server ignored the range, but the requested bytes are at the start of the file */
         if (r->received >= r->limit) {
             (void)snprintf(r->problem, sizeof r->problem, "the server sent more than the %" PRIu64 " bytes expected", r->limit);
             return HUB_FAILED;
         }
-        return HUB_FAILED; /* on_body() has stated the reason */
+        return HUB_FAILED; /* on_body() has set r->problem */
     }
     if (r->problem[0] == 0) (void)snprintf(r->problem, sizeof r->problem, "%s", curl_easy_strerror(result));
     return is_temporary(result) ? HUB_TRY_AGAIN : HUB_FAILED;

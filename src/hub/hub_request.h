@@ -32,7 +32,7 @@ typedef struct hub_request {
     bool is_hub;         /* true if the address is on the hub itself, so that the token is sent */
     uint64_t from;       /* first byte to read */
     uint64_t limit;      /* maximum number of bytes to read */
-    bool exact;          /* fewer bytes are a failure */
+    bool exact;          /* true if receiving fewer bytes than `limit` is a failure */
     bool whole;          /* true to request the whole file without a range; `from` must then be 0 */
     uint64_t file_bytes; /* expected size of the whole file, in bytes; UINT64_MAX if it is unknown */
     hub_sink sink;
@@ -43,9 +43,9 @@ typedef struct hub_request {
     uint64_t range_from;
     uint64_t range_total;
     bool no_ranges;
-    uint64_t discarded;                  /* bytes of an error's body */
+    uint64_t discarded;                  /* number of bytes received in the body of an error response */
     char code[64];                       /* X-Error-Code of the hub: RepoNotFound, GatedRepo, ... */
-    long status;                         /* 0 before an answer */
+    long status;                         /* HTTP status; 0 until a response has arrived */
     double wait;                         /* seconds; from Retry-After */
     char problem[CURL_ERROR_SIZE + 256]; /* reason for a failure, used in messages */
 } hub_request;

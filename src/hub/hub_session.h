@@ -23,8 +23,8 @@ typedef struct hub_bytes {
     size_t n;
 } hub_bytes;
 
-/* Opens a session from the environment. Connects to nothing. Returns an exit code. hub_session_close() may be called even after a
- * failure. */
+/* Opens a session with settings from environment variables. Does not connect to the hub. Returns an exit code.
+ * hub_session_close() may be called even after a failure. */
 int hub_session_open(hub_session *session, bool (*stop)(void));
 void hub_session_close(hub_session *session);
 

@@ -147,7 +147,7 @@ static bool same_stem(const char *a, const char *b) {
 }
 
 static void find_gguf(const hub_listing *listing, hub_variants *found) {
-    const char *before = NULL; /* first part of the last variant */
+    const char *before = NULL; /* path of the first file of the current variant */
     for (uint32_t i = 0; i < listing->n_files; i++) {
         const char *path = listing->files[i].path;
         if (!hub_is_gguf_model(path)) continue;

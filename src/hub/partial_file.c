@@ -133,7 +133,7 @@ bool partial_file_write(partial_file *p, uint32_t part, const char *bytes, size_
     return true;
 }
 
-/* Returns the end of the contiguous start of the file. */
+/* Returns the number of contiguous bytes at the start of the file that have been received. */
 static uint64_t contiguous(const partial_file *p) {
     for (uint32_t i = 0; i < p->n_parts; i++)
         if (p->parts[i].at < p->parts[i].until) return p->parts[i].at;

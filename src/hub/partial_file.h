@@ -1,8 +1,9 @@
 /* A file that is being downloaded in parts, in the same folder as its final place in the cache. A state file records how many
- * bytes of each part are complete, so that an interrupted download resumes. The digest is computed over the contiguous start of
- * the file while later parts are still arriving.
+ * bytes of each part are complete, so that an interrupted download resumes. The digest is computed over the contiguous bytes at
+ * the start of the file while later parts are still arriving.
  *
- * Invariants: from <= at <= until in every part; the parts cover the file in order; hashed <= the contiguous start of the file.
+ * Invariants: from <= at <= until in every part; the parts cover the file in order; `hashed` is at most the number of contiguous
+ * bytes at the start of the file.
  */
 #ifndef FKV_HUB_PARTIAL_FILE_H
 #define FKV_HUB_PARTIAL_FILE_H
@@ -13,7 +14,7 @@
 typedef struct file_part {
     uint64_t from;
     uint64_t until;
-    uint64_t at; /* bytes from..at are complete */
+    uint64_t at; /* bytes from `from` up to `at` are complete */
 } file_part;
 
 typedef struct partial_file {
@@ -57,7 +58,7 @@ int partial_file_finish(partial_file *p, bool *matches);
 /* Saves the state and closes the file. */
 void partial_file_close(partial_file *p);
 
-/* Returns the number of bytes on disk of an earlier, interrupted download of a file. */
+/* Returns the number of bytes that an earlier, interrupted download of the file left on disk. */
 uint64_t partial_file_stored(const hub_cache *cache, const hub_file *file);
 
 #endif

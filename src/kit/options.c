@@ -154,7 +154,7 @@ bool kit_can_write(const char *path) {
     }
     const char *slash = strrchr(path, '/');
     size_t n = slash == NULL ? 0 : slash == path ? 1 : (size_t)(slash - path);
-    if (n >= sizeof folder) return true; /* the path is too long to check here; opening the file reports the error */
+    if (n >= sizeof folder) return true; /* the path is too long to check here; opening the file later reports the error */
     memcpy(folder, path, n);
     folder[n] = 0;
     if (access(n > 0 ? folder : ".", W_OK | X_OK) == 0) return true;

@@ -37,7 +37,7 @@ typedef struct scale {
     double bottom; /* value at `from`: 0 on a linear axis, positive on a logarithmic axis */
     double top;    /* value at `to` */
     double step;   /* difference between consecutive ticks on a linear axis, or their ratio on a logarithmic axis */
-    double unit;   /* labels show values divided by this number, a power of 1024 */
+    double unit;   /* divisor for axis labels, a power of 1024 */
     const char *suffix;
     double from; /* pixels */
     double to;   /* pixels */

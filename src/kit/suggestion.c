@@ -8,7 +8,7 @@ enum { MAX_LETTERS = 32 }; /* words longer than this are not compared */
 
 static unsigned min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 
-/* Levenshtein distance, with one row of the dynamic-programming table in memory. */
+/* Returns the Levenshtein distance. Keeps only one row of the dynamic-programming table in memory. */
 static unsigned edit_distance(const char *a, size_t n_a, const char *b, size_t n_b) {
     unsigned row[MAX_LETTERS + 1];
     for (size_t j = 0; j <= n_b; j++) row[j] = (unsigned)j;

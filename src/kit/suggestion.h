@@ -1,5 +1,5 @@
-/* "Did you mean": finds the known word closest to a mistyped one. Candidates are offered one by one; the first of several equally
- * close candidates is kept.
+/* "Did you mean": finds the known word closest to a mistyped one. Candidates are offered one by one. Among equally close
+ * candidates, the first one is kept.
  */
 #ifndef KIT_SUGGESTION_H
 #define KIT_SUGGESTION_H
@@ -7,7 +7,7 @@
 typedef struct suggestion {
     const char *typed;
     const char *best;  /* closest candidate so far; NULL if no candidate is close enough */
-    unsigned distance; /* edit distance of `best` */
+    unsigned distance; /* edit distance between `best` and the typed word */
 } suggestion;
 
 /* Makes `word` the best candidate if its edit distance to the typed word is at most a third of the length of `word` and smaller
