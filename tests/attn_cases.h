@@ -13,7 +13,8 @@ typedef struct attn_shape {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t rope_dim; /* RoPE channels of a latent layer; 0: the layer is not latent. The codec of the latent is that of K. */
+    uint32_t rope_dim; /* number of RoPE channels of a latent layer; 0 if the layer is not latent. The latent channels use the K
+                          codec */
 } attn_shape;
 
 typedef struct attn_codec {
@@ -103,8 +104,8 @@ typedef struct attn_fixture {
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
     float sink_logits[MAX_CASE_HEADS];
-    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* block layout of each head if keys are calibrated, with random channel bits;
-                                                    `layer` points here */
+    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* block layout of each head, for calibrated keys with random channel bits;
+                                                    `layer` points to this array */
     fkv_channel_order orders[MAX_CALIBRATED_HEADS];
     uint16_t channels[MAX_CALIBRATED_HEADS][FKV_MAX_HEAD_DIM];
     uint32_t n_new;   /* number of new tokens, T */
@@ -117,8 +118,8 @@ typedef struct attn_fixture {
     uint64_t kv_bytes; /* number of packed bytes read in one pass over all tokens */
 } attn_fixture;
 
-/* Returns false if the case is impossible, because the group size does not divide the head dimension. Rotates K or V if its codec
- * requires a rotation. */
+/* Builds the input of a case. Returns false if the case is impossible, because the group size does not divide the head dimension.
+ * Rotates K or V if its codec requires a rotation. */
 bool attn_fixture_open(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
                        uint64_t seed);
 

@@ -69,8 +69,8 @@ fkv_stats cache_fixture_stats(const cache_fixture *w);
 
 /* ---- reference ---- */
 
-/* Generates one row, rounded to the row type. row: [D], or [D + R] for the keys and queries of a latent layer, whose value is the
- * beginning of its key */
+/* Generates one row, rounded to the row type. row: [D], or [D + R] for the keys and queries of a latent layer. The value row of a
+ * latent layer is the first D values of its key. */
 void cache_fixture_row(const cache_fixture *w, cache_side side, uint32_t token, uint32_t position, uint32_t layer, uint32_t head,
                        float *row);
 

@@ -33,8 +33,8 @@ void golden_model_close(golden_model *golden); /* deletes the folder */
 /* Generates the values of one tensor of a golden model. out: [n] */
 void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n);
 
-/* Returns the relative L2 error of the embedding of all tokens, with all dimensions and with half of them, or 0 if the golden
- * file has no embedding. */
+/* Computes the embedding of all tokens twice: with all dimensions and with half of them. Returns the larger relative L2 error, or
+ * 0 if the golden file has no embedding. */
 double golden_model_embedding_distance(const golden_model *golden, const fkv_model *model, uint32_t chunk);
 
 /* Returns the relative L2 error of the logits over the positions stored in the golden file. Runs the tokens in chunks, except for

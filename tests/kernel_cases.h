@@ -82,8 +82,8 @@ enum { N_KERNEL_CASES_ALONE = 3 };
 static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
 enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 
-/* Numbers of the kernels that are tested in addition to the CUDA kernels, which fkv_kernel lists: the Metal variants, prefill in
- * plain loops, and prefill by blocks whose partner block never runs. */
+/* Kernels that are tested in addition to the CUDA kernels of fkv_kernel: the Metal variants, prefill in plain loops, and prefill
+ * by blocks whose partner block never runs. */
 enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
 
 /* Index of the first case with a sealed layer. The prefill of sealed layers uses warpgroups. */
@@ -93,9 +93,9 @@ enum { FIRST_SEALED_CASE = 35 };
  * time, so the partner of a pair never runs concurrently, and the blocks must detect that. */
 enum { LONE_PREFILL_CASE = 42 };
 
-/* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases, and Metal decode only for shapes
- * for which Metal would use this kernel. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they
- * are compiled for only a few cases. */
+/* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases. Metal decode is compiled only for
+ * the shapes for which Metal uses it. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they are
+ * compiled for only a few cases. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
     enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* values of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;

@@ -65,8 +65,8 @@ static void put_warpgroup_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_prefill_wgmma, file);
 }
 
-/* Writes the Hopper prefill for pairs of blocks. The source states a number of multiprocessors at which the kernel expects both
- * blocks of a pair to run at the same time. */
+/* Writes the Hopper prefill for pairs of blocks. The number of multiprocessors in the source makes the kernel expect that both
+ * blocks of a pair run at the same time. */
 static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
     put_number(file, "PREFILL_SHARERS", 2);
     put_number(file, "HOST_PROCESSORS", 132);
@@ -101,7 +101,7 @@ static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) 
 }
 
 /* Writes the kernels that follow the decode source: Hopper prefill, Metal decode and prefill, and prefill in plain loops with
- * Metal's launch shape. For a sealed layer, the decode source already contains the plain rows and tiles, so they are not written
+ * Metal's launch shape. For a sealed layer, the decode source already contains plain_rows and plain_tile, so they are not written
  * again. */
 static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_hopper_prefill(file, layer);
@@ -128,7 +128,8 @@ static bool is_ordering_input(const char *name) {
     return strcmp(name, "after") == 0 || strcmp(name, "after_open") == 0 || strcmp(name, "after_ring") == 0;
 }
 
-/* Writes one kernel of the entry function. number: a value of fkv_kernel, or one of the additional kernels in kernel_cases.h. */
+/* Writes the part of the entry function that runs one kernel. number: a value of fkv_kernel, or one of the additional kernels in
+ * kernel_cases.h. */
 static void put_entry(FILE *file, int number, bool sealed) {
     static const char *const metal[N_KERNEL_ENTRIES] = {
         [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",

@@ -22,8 +22,8 @@ typedef struct model_spec {
     uint32_t window;  /* gemma3 only */
     uint32_t pattern; /* gemma3 only: every pattern-th layer has full attention */
     bool tied;
-    uint32_t bound; /* used only by the reference pass: number of tokens that each layer sees in addition to the sinks; 0 if it
-                       sees all tokens */
+    uint32_t bound; /* used only by the reference pass: number of recent tokens that each layer sees in addition to the sinks; 0
+                       if each layer sees all tokens */
     uint32_t n_sinks;
 } model_spec;
 

@@ -1,4 +1,4 @@
-/* Pager model: predicts the state of the pager from tokens and write numbers. See pager_model.h. */
+/* Reference model of the pager: predicts which write each token slot must contain. See pager_model.h. */
 #include "pager_model_state.h"
 
 #include <stdarg.h>
@@ -251,7 +251,7 @@ uint32_t model_shadows(const pager_model *m, shadow *shadows) {
     return n;
 }
 
-/* `without`: root of a subtree that is treated as removed, or FKV_NO_NODE. */
+/* Counts the pages of the full-attention group by use. without: root of a subtree that is treated as removed, or FKV_NO_NODE. */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
     balance b = {0};
     uint32_t refs[MAX_PAGES] = {0};
@@ -292,7 +292,7 @@ bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_se
         if (g == m->n_full) continue;
         fkv_window_pages one = fkv_pager_window_pages(&m->spec, g);
         uint32_t rest = fkv_min_u32(one.rest, model_pages(m, max_tokens));
-        bool is_state = g == m->n_state; /* a step holds two states, regardless of the sequence length */
+        bool is_state = g == m->n_state; /* a step needs two state pages per sequence, regardless of the sequence length */
         uint32_t most = is_state ? one.most : fkv_min_u32(one.most, model_pages(m, max_tokens));
         for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
             if (!m->seqs[s].open || &m->seqs[s] == instead) continue;

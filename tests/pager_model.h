@@ -25,7 +25,7 @@ typedef struct pager_choices {
 pager_choices pager_choices_seeded(uint64_t seed);
 pager_choices pager_choices_of(const uint8_t *bytes, size_t n_bytes);
 bool pager_choices_left(const pager_choices *choices);
-uint32_t pager_choose(pager_choices *choices, uint32_t n); /* returns 0 .. n - 1 */
+uint32_t pager_choose(pager_choices *choices, uint32_t n); /* returns a number from 0 to n - 1 */
 
 typedef struct pager_model_spec {
     const char *name;
@@ -50,7 +50,7 @@ const char *pager_model_fault(const pager_model *model);
 typedef struct pager_model_tally {
     uint64_t opened, shared, refused, forked, truncated, truncate_refused, gone, inserted, cleared, filled, closed;
     uint64_t committed, aborted, copies, bad_calls, contradicted, reserved, reserve_refused, closed_in_step, matched;
-    uint64_t snapshots, to_snapshot; /* number of states stored in the tree, and of truncations to such a state */
+    uint64_t snapshots, to_snapshot; /* number of snapshots stored in the tree, and number of truncations to a snapshot */
 } pager_model_tally;
 
 const pager_model_tally *pager_model_tallied(const pager_model *model);

@@ -26,10 +26,10 @@ typedef struct model_seq {
     uint32_t text;    /* number of the text from which the next tokens of the sequence are taken */
     uint32_t n_known; /* number of tokens found in the prefix tree when the sequence was opened; their pages stay in the tree */
     uint32_t tokens[MAX_TOKENS];
-    uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i + 1] depends on tokens 0 .. i, and prefix[0] on the tenant */
+    uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i] is a hash of the tenant and the first i tokens */
     uint64_t writes[FKV_MAX_GROUPS]
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
-    uint32_t state_len;          /* number of tokens after which the sequence's state in the state group was computed */
+    uint32_t state_len;          /* number of tokens at which the sequence's state in the state group was computed */
     uint64_t state_write;        /* write number of this state */
     bool spare[MAX_TOKENS]; /* per logical page: true if the groups with spare pages hold the page, even if no query needs it */
 } model_seq;
@@ -76,8 +76,8 @@ bool model_fault(pager_model *m, const char *format, ...) FKV_PRINTF(2, 3); /* s
 void model_snapshot(pager_model *m);
 bool model_unchanged(pager_model *m); /* compares every byte of the pager with the snapshot */
 
-/* Checks that aborting a step in which sequences were closed leaves the same state, slot by slot, as closing the sequences
- * outside of a step. */
+/* Checks that aborting a step in which sequences were closed gives the same state, slot by slot, as closing these sequences
+ * without a step. */
 bool model_check_closed_only(pager_model *m);
 
 /* Checks the returned status. A failed call must leave the pager unchanged. */

@@ -171,7 +171,8 @@ static uint32_t blocking_node(const pager_model *m, const shadow *shadows, uint3
     return without;
 }
 
-/* Returns true if the sequence holds everything that a sequence of its first n_tokens tokens needs. */
+/* Returns true if the sequence still holds the pages and the recurrent state that it needs after truncation to n_tokens tokens.
+ */
 static bool can_truncate(const pager_model *m, const model_seq *q, uint32_t n_tokens) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
         for (uint32_t i = 0; g != m->n_state && i < n_tokens && i < q->len; i++)
@@ -181,7 +182,8 @@ static bool can_truncate(const pager_model *m, const model_seq *q, uint32_t n_to
     return model_has_state(m, q, n_tokens);
 }
 
-/* Checks fkv_pager_reachable() against the model: the result is n_tokens or the largest page boundary that can be reached. */
+/* Checks fkv_pager_reachable() against the model: the result is n_tokens, or else the largest page boundary to which the sequence
+ * can be truncated. */
 static bool reachable_agrees(pager_model *m, const model_seq *q, uint32_t n_tokens) {
     uint32_t expected = n_tokens;
     uint32_t length = 0;
@@ -487,7 +489,8 @@ static bool match_in_step(pager_model *m, pager_choices *choices) {
     return true;
 }
 
-/* Removes the sequences that were closed during the step. Returns the number of their tokens in the step. */
+/* Removes the sequences that were closed during the step. Returns the number of new tokens that these sequences had in the step.
+ */
 static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_rows) {
     uint32_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++)

@@ -72,7 +72,8 @@ static void run(const fkv_cpu_kernels *kernels, const attn_fixture *w, const fkv
     free(scratch);
 }
 
-/* Runs each row alone, each token alone, and the whole step with other numbers of threads. All outputs must be bit-identical. */
+/* Repeats the step with each sequence alone, with each token alone, and with other numbers of threads. All outputs must be
+ * bit-identical. */
 static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_fixture *w, const uint8_t *together,
                             fkv_workers *const *workers, uint32_t n_workers) {
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
@@ -251,7 +252,7 @@ static void runs_of_sealed_pages(fkv_isa only) {
         for (size_t s = 0; s < sizeof run_shapes / sizeof run_shapes[0]; s++) {
             attn_case c = {.shape = run_shapes[s], .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
             c.rows[0] = (attn_mix){900 + 64 * (uint32_t)s, 2};
-            c.rows[1] = (attn_mix){255 + 64 * (codec % 3), 1}; /* the row has three to five full pages */
+            c.rows[1] = (attn_mix){255 + 64 * (codec % 3), 1}; /* the sequence has three to five full pages */
             c.opens = (codec + s) % 2 == 0;
             check_case(&c, only);
             c.outliers = true;
@@ -480,7 +481,7 @@ static void negative_scales_are_read(fkv_isa only) {
     static const uint32_t tokens[] = {3, 62, 63, 130, 201};
     for (uint32_t i = 0; i < 6; i++) {
         attn_case c = {.shape = {6, 1, 96}, .codec = 13 + i / 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
-        c.rows[0] = (attn_mix){200, i % 2 == 0 ? 1 : 3}; /* decode-sized and prefill-sized */
+        c.rows[0] = (attn_mix){200, i % 2 == 0 ? 1 : 3}; /* alternates between decode-sized and prefill-sized steps */
         attn_fixture w;
         if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 11)) continue;
         for (uint32_t t = 0; t < 2 * sizeof tokens / sizeof tokens[0]; t++) {
@@ -567,7 +568,7 @@ static void masked_tokens_change_nothing(fkv_isa only) {
         c.n_sinks = 3;
         c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
         c.page_type = i / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
-        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* decode-sized and prefill-sized */
+        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* alternates between decode-sized and prefill-sized steps */
         attn_fixture w;
         if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 9)) continue;
         float *clean = allocate((size_t)w.n_new * c.shape.n_q_heads * 64 * sizeof(float));

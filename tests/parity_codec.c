@@ -2,10 +2,10 @@
  * file) and encodes all rows.
  *
  * Codes, scales and biases must be identical for each bit width, group, 16-bit type and head dimension. Rows stored in 16 bits
- * must round-trip unchanged. Decoding differs by design: MLX computes scale * code and then adds the bias, rounding each to the
- * 16-bit type, whereas this codec computes one float. Each of MLX's two roundings contributes at most half a 16-bit ulp, so the
- * results differ by at most one ulp of the largest value in the sum. Values for which MLX overflows to infinity stay finite in
- * this codec. Rotations must be bit-identical to those that the script computes.
+ * must round-trip unchanged. Decoding differs by design: MLX rounds both scale * code and the sum with the bias to the 16-bit
+ * type, whereas this codec computes the result in float. Each of MLX's two roundings contributes at most half a 16-bit ulp, so
+ * the results differ by at most one ulp of the largest value in the sum. Values for which MLX overflows to infinity stay finite
+ * in this codec. Rotations must be bit-identical to those that the script computes.
  *
  * Does not use the check library, because this program is cross-compiled and run under an emulator.
  *

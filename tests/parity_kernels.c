@@ -178,7 +178,8 @@ static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel 
     entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), in, out);
 }
 
-/* queries: largest number of queries per work item; the decode kernel of `entry` was compiled for this number. */
+/* Runs the decode kernels. queries: largest number of queries per work item, for which the decode kernel of `entry` was compiled.
+ */
 static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_fixture *w, const fkv_attn_row *rows,
                    uint32_t n_rows, const void *q, void *out) {
     const fkv_attn_layer *layer = &w->layer;
@@ -329,7 +330,7 @@ static void check_alone(const answer *a, variant v) {
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical for single tokens", 0);
 }
 
-/* alone: if true, also checks that running each token alone gives bit-identical outputs. */
+/* Checks all decode variants of a case. alone: if true, also checks that running each token alone gives bit-identical outputs. */
 static void check_decode_variants(uint32_t i, const attn_fixture *w, bool alone) {
     answer a = answer_open(i, w, w->c.n_rows);
     for (size_t k = 0; k < sizeof decode_variants / sizeof decode_variants[0]; k++) {
@@ -365,7 +366,8 @@ static void check_decode(uint32_t i, fkv_workers *workers) {
 
 /* ---- prefill ---- */
 
-/* decoded: outputs of the decode work items, which the kernel copies to `out`; NULL if the step has no decode work items. */
+/* Runs the prefill kernel. decoded: outputs of the decode work items, which the kernel copies to `out`; NULL if the step has no
+ * decode work items. */
 static void prefill(uint32_t i, variant v, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
                     const void *decoded, void *out) {
     uint32_t tile_queries = fkv_prefill_queries(v.shape, layer);
@@ -446,8 +448,9 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
     if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* the history has more pages than the ring buffer of prefill_share.h */
     uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
-    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
-                                         : c.rows[0].n_tokens}; /* a row of two tiles, unless a tile has more than 32 queries */
+    c.rows[1] =
+        (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                 : c.rows[0].n_tokens}; /* this sequence fills two tiles if a tile has at most 32 queries */
     c.rows[2] = (attn_mix){5, 2};
     attn_fixture w;
     if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

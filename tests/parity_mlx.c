@@ -388,7 +388,7 @@ static void check_answer(const attn_fixture *w, mlx_array out) {
     free(queries);
 }
 
-/* spoilt: true if some rows of the history contain NaN. */
+/* Runs one case and checks its pages and outputs. spoilt: true if some rows of the history contain NaN. */
 static void check_case_as(const attn_case *given, bool spoilt) {
     attn_fixture w;
     if (!attn_fixture_open_keeping(&w, given, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) return;

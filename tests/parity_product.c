@@ -322,8 +322,6 @@ static void shares_an_input(void) {
     for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_fixture_close(&w[i]);
 }
 
-/* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. In a row of
- * weights, it must affect the output of that row for every token and no other output. */
 /* Tests that products of heads, each with its own matrix and activations, are bit-identical to separate products. */
 static void products_of_heads(void) {
     enum { HEADS = 3, ROWS = 40, COLS = 64, MOST_TOKENS = 37, STRIDE = HEADS * (ROWS + 5) };
@@ -372,6 +370,8 @@ static void products_of_heads(void) {
     }
 }
 
+/* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. In a row of
+ * weights, it must affect the outputs of that row for all tokens and no other outputs. */
 static void nan_and_infinity_propagate(void) {
     enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
     for (size_t k = 0; k < N_KINDS; k++) {

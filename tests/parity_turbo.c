@@ -22,7 +22,7 @@ static void count(bool good, const char *what, const fkv_codec *codec, uint32_t 
     if (!good) printf("FAIL %s: type %d, D %u, %u bits, row %u\n", what, (int)codec->type, codec->dim, codec->bits, row);
 }
 
-/* by: kernels that encode the rows; NULL selects the plain codec. */
+/* Checks the encoded and decoded form of one row. by: kernels that encode the row; NULL selects the plain codec. */
 static void check_row(const fkv_codec *codec, const fkv_cpu_kernels *by, const float *x, const uint8_t *codes,
                       const uint8_t *scale, uint32_t row) {
     uint8_t bytes[FKV_MAX_HEAD_DIM];

@@ -20,7 +20,7 @@
 #define TEST_EVERY 3
 #else
 #define TEST_SANITIZED 0
-#ifndef TEST_EVERY /* set by the build if it is emulated */
+#ifndef TEST_EVERY /* defined by the build system if the tests run in an emulator */
 #define TEST_EVERY 1
 #endif
 #endif

@@ -169,7 +169,7 @@ uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_
 void stress_tree_offer(stress_cache *c, const stress_seq *seq, uint32_t n_tokens) {
     uint32_t page_tokens = c->config.base.page_tokens;
     for (uint32_t end = page_tokens; end <= n_tokens; end += page_tokens) add_chain(&c->offered, stress_seq_chain(c, seq, end));
-    /* the tree stores the state of the sequence, which exists only at its length */
+    /* a sequence has only the state after its last token, which the tree stores as a snapshot */
     if (c->config.n_states > 0 && n_tokens == seq->n && n_tokens > 0 && n_tokens % page_tokens == 0)
         add_chain(&c->snapped, stress_seq_chain(c, seq, n_tokens));
     stress_tree_settle(c);

@@ -21,7 +21,7 @@ typedef struct stress_seq {
     uint32_t document;  /* number of the document that the next tokens are taken from */
 } stress_seq;
 
-/* A set of chain hashes. */
+/* A set of chain hashes, each of which covers a token and its whole history. */
 typedef struct stress_chains {
     uint64_t *chains;
     uint32_t n, most;
@@ -37,7 +37,7 @@ typedef struct stress_cache {
     fkv_seq closed;           /* ID of a closed sequence */
     stress_chains offered;    /* chain hash of the last token of each page that was inserted into the tree */
     stress_chains snapped;    /* chain hash of the last token before each snapshot that was inserted into the tree */
-    bool exact;               /* true if the tree still holds everything that was inserted */
+    bool exact;               /* true if the tree still holds all prefixes and snapshots that were inserted */
     fkv_stats expected_stats; /* expected statistics; operations update the predictable counters */
 } stress_cache;
 
@@ -68,8 +68,8 @@ uint32_t stress_cache_pinned(const stress_cache *cache);
  * needs: rows that have left its window, or the open form of a page. */
 bool stress_is_gone(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
-/* Updates open_from after a step. The span of the token that is one page before the end of the sequence, and all later pages,
- * keep their open form. */
+/* Updates open_from after a step. Take the token that is one page before the end of the sequence: all pages from the start of its
+ * span on keep their open form. */
 void stress_seq_grown(const stress_cache *cache, stress_seq *seq);
 
 /* Drops the open forms of all pages except page 0 and the pages in the span of the next token. */
@@ -85,7 +85,7 @@ void stress_tree_clear(stress_cache *cache);
 /* Returns whether the tree may have a snapshot after the first n tokens of the sequence. */
 bool stress_was_snapped(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
-/* Clears cache->exact if the pool may no longer have enough pages for everything that was inserted. */
+/* Clears cache->exact if the pool may no longer have enough pages for all inserted prefixes. */
 void stress_tree_settle(stress_cache *cache);
 
 uint32_t stress_document_token(const stress_config *config, uint32_t document, uint32_t position);

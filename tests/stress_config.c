@@ -207,7 +207,7 @@ static void draw_numbers(stress_random *r, stress_config *c) {
     c->query_size = stress_chance(r, 70) ? 1 : log_uniform(r, 0.1f, 8);
 }
 
-/* Returns the codec of open rows in a sealed layer: 8 bits if a group divides the head dimension, otherwise 16. */
+/* Returns the codec of open rows in a sealed layer: 8 bits if a group size divides the head dimension, otherwise 16 bits. */
 static fkv_codec_config open_codec(uint32_t dim) {
     if (dim % 32 != 0) return (fkv_codec_config){.bits = 16};
     return (fkv_codec_config){.bits = 8, .group = dim % 64 == 0 ? 64 : 32};

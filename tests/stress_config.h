@@ -1,4 +1,4 @@
-/* Random configurations: everything that the library accepts, at sizes small enough for the reference. */
+/* Random configurations of everything that the library accepts, at sizes small enough for the reference. */
 #ifndef FKV_STRESS_CONFIG_H
 #define FKV_STRESS_CONFIG_H
 
@@ -36,13 +36,13 @@ extern const stress_domain STRESS_DOMAIN;
 /* Distribution of the row values. Each kind also includes the rows of the previous kinds. */
 typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
-    STRESS_OUTLIERS, /* additionally rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants
-                        and tiny values */
-    STRESS_EXTREME   /* additionally saturated rows, infinities and NaN */
+    STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
+                        values */
+    STRESS_EXTREME   /* also saturated rows, infinities and NaN */
 } stress_numbers;
 
-/* Layers have two numbers. In the test, attention layers come first and state layers follow. In the cache, state layers have any
- * place, and layer i of the test is layer at[i] of the cache. */
+/* Layers are numbered in two ways. In the test, attention layers come first, followed by state layers. In the cache, state layers
+ * may be anywhere: layer i of the test is layer at[i] of the cache. */
 typedef struct stress_config {
     fkv_config base; /* n_layers counts attention layers; layers are filled in by stress_config_of() */
     fkv_layer_config layers[STRESS_MAX_LAYERS];
@@ -50,7 +50,7 @@ typedef struct stress_config {
     uint32_t state_bytes[STRESS_MAX_STATES];
     uint32_t at[STRESS_MAX_ALL_LAYERS];
     fkv_layer_config all_layers[STRESS_MAX_ALL_LAYERS];     /* layers of the cache */
-    bool one_layer;                                         /* all layers use base.layer */
+    bool one_layer;                                         /* true if all layers use base.layer */
     stress_codec codec[STRESS_MAX_LAYERS][STRESS_N_SIDES];  /* codecs with which rows are first written */
     stress_codec sealed[STRESS_MAX_LAYERS][STRESS_N_SIDES]; /* codecs of sealed pages, for sealed layers */
     stress_numbers numbers;
@@ -69,7 +69,7 @@ uint32_t stress_isas(fkv_isa isas[STRESS_MAX_ISAS]);
 
 void stress_config_draw(stress_random *r, const fkv_isa *isas, uint32_t n_isas, stress_config *config);
 
-/* Returns the config in the library's format. It contains pointers into `config`. */
+/* Returns the config in the library's format. The result contains pointers into `config`. */
 fkv_config stress_config_of(const stress_config *config);
 
 /* Draws a config with the same identity but different sizes, so that caches of the two configs can exchange page files. */

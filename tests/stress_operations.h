@@ -1,4 +1,4 @@
-/* Operations of the stress test: one random call or one random step, whose results are all checked. */
+/* Operations of the stress test: each call runs one random operation or one random step and checks all results. */
 #ifndef FKV_STRESS_OPERATIONS_H
 #define FKV_STRESS_OPERATIONS_H
 

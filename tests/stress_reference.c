@@ -415,7 +415,7 @@ static double slack_of(const question *x) {
 typedef struct distance {
     double error; /* L2 norm of the difference between output and reference */
     double size;  /* L2 norm of the reference */
-    bool nan;     /* the output contains a NaN */
+    bool nan;     /* true if the output contains a NaN */
     bool reference_nan;
     bool hidden_nan; /* true if a value is NaN in the reference but not in the output */
 } distance;
@@ -522,7 +522,8 @@ void stress_check_answer(stress_fixture *w, stress_token *const *history, uint32
     }
     question x = {.fixture = w, .history = history, .n = n, .layer = layer};
     for (x.head = 0; x.head < l->n_q_heads; x.head++) check_head(&x, answer + x.head * (bytes / l->n_q_heads));
-    if (has_nan(w->config->base.row_type, answer, (size_t)l->n_q_heads * l->head_dim)) return; /* NaN has many bit patterns */
+    if (has_nan(w->config->base.row_type, answer, (size_t)l->n_q_heads * l->head_dim))
+        return; /* NaN has many bit patterns, so NaN outputs are not compared */
     if (token->answers[layer] != 0)
         stress_fail("layer %u position %u: the output is correct but not bit-identical to an earlier output of the same history",
                     layer, token->position);

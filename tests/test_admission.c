@@ -42,8 +42,8 @@ START_TEST(new_requests_leave_capacity_for_rejected_ones) {
     fkv_admission_init(&admission, 4, 0.0);
     for (uint64_t i = 0; i < 4; i++) ck_assert_int_eq(ask(1, i, 0.0, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
     ck_assert_int_eq(ask(1, 10, 0.5, 2, &seconds), FKV_ADMISSION_QUEUE_FULL);
-    ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds),
-                     FKV_ADMISSION_ADMITTED); /* a new request is admitted despite the reservations, to keep the engine busy */
+    ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds), FKV_ADMISSION_ADMITTED); /* a new request is admitted despite the reservations
+                                                                               of rejected requests, to keep the engine busy */
     ck_assert_int_eq(ask(2, 12, 0.5, 3, &seconds), FKV_ADMISSION_ADMITTED); /* the request of tenant 2 is not delayed */
     ck_assert_int_eq(ask(2, 13, 0.5, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
     ck_assert_double_eq(seconds, 2.0); /* tenant 2 does not wait for the reservations of tenant 1 */
@@ -76,7 +76,7 @@ START_TEST(reservations_are_bounded_and_expire) {
         ck_assert_int_eq(ask(0, i, 0.0, 1, &seconds), FKV_ADMISSION_QUEUE_FULL);
         ck_assert(seconds >= 1.0 && seconds <= 600.0);
     }
-    ck_assert_uint_eq(admission.n, FKV_MAX_TENANT_RESERVATIONS); /* the remaining reservations are kept for other tenants */
+    ck_assert_uint_eq(admission.n, FKV_MAX_TENANT_RESERVATIONS); /* the other reservation slots stay free for other tenants */
     for (uint64_t i = 0; i < 3 * FKV_MAX_RESERVATIONS; i++) (void)ask(1 + i % 3, i, 0.0, 1, &seconds);
     ck_assert_uint_eq(admission.n, FKV_MAX_RESERVATIONS);
     ck_assert_int_eq(ask(0, 9999, 0.0, 0, &seconds),
@@ -167,7 +167,8 @@ static void arrive(client *c, double now) {
     c->returns_at = now + ceil(seconds) + 0.2 * random_one();
 }
 
-/* Running clients share the machine. A client whose request is done submits a new request immediately. */
+/* Advances the simulated server. Running clients share the machine, and a client whose request is done submits a new request
+ * immediately. */
 static void serve(double now) {
     const uint32_t n = count(RUNNING);
     for (client *c = crowd; c < crowd + CLIENTS; c++) {

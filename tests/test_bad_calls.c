@@ -293,7 +293,7 @@ static void flip_byte(const char *from, const char *to, long at) {
 }
 
 static void make_files(stage *s) {
-    enum { VERSION_AT = 8 }; /* after the magic number */
+    enum { VERSION_AT = 8 }; /* offset of the version number, which follows the magic number */
     fkv_config config = good_config();
     save_as(&config, s->tokens, s->good, "good.fkv");
     config.weights_id[31] = 1;
@@ -472,7 +472,7 @@ START_TEST(null_is_allowed_where_documented) {
     ck_ok(fkv_prefix_insert(w.cache, seq, (const uint32_t[]){0}, 0));
     fkv_step *step = NULL;
     ck_ok(fkv_step_begin(w.cache, ROWS({seq, 3}), 1, &step));
-    cache_fixture_close(&w); /* closes the cache with open sequences and an open step */
+    cache_fixture_close(&w); /* closes the cache while sequences and a step are open */
     for (int status = -70; status <= 0; status++) ck_assert_ptr_nonnull(fkv_status_name((fkv_status)status));
     ck_assert_str_eq(fkv_status_name(FKV_FILE_FOREIGN), "FKV_FILE_FOREIGN");
 }

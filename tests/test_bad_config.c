@@ -1,6 +1,6 @@
-/* Invalid configurations: every check of fkv_plan_make() and fkv_cache_open(), as a table of fields, each of which is set to one
- * invalid value, and a few cases that involve several fields. Both calls must reject each configuration with the same status and
- * a message, and must write nothing. Sizes that exceed the memory of the machine or 64 bits are rejected too. */
+/* Tests every check of a configuration in fkv_plan_make() and fkv_cache_open(). A table lists fields with one invalid value each,
+ * and a few cases involve several fields. Both calls must reject each configuration with the same status and a message, and must
+ * write nothing. Sizes that exceed the memory of the machine or 64 bits are rejected too. */
 #include "cache_fixture.h"
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* Checks that the outputs of a token, in every layer, depend only on the token itself and the tokens before it, bit for bit.
+/* Checks that the outputs of a token, in every layer, are bit-identical whenever the token and all tokens before it are the same.
  *
  * The reference is one sequence, one token per step, one thread. Every other way of reaching the same tokens (chunks, batches,
  * threads, forks, shared prefixes, files, truncated and aborted steps, reused pages) is compared with the reference by memcmp,

@@ -216,7 +216,7 @@ START_TEST(lazy_cache_does_not_populate_its_page_tables) {
     ck_ok(fkv_seq_open(cache, &(fkv_seq_config){.max_tokens = 64}, &seq, NULL));
     uint64_t opened = cache_anonymous_bytes() - before;
     printf("lazy: %" PRIu64 " of %" PRIu64 " table bytes resident after the first sequence\n", opened, plan.tables_bytes);
-    ck_assert_uint_lt(opened, 48 * MIB); /* the pool and the prefix tree for 65536 pages, and one page-table row */
+    ck_assert_uint_lt(opened, 48 * MIB); /* fits the pool and tree for 65536 pages and one page-table row */
     ck_assert(fkv_cache_consistent(cache));
     fkv_cache_close(cache);
 }
@@ -464,7 +464,7 @@ START_TEST(statistics_are_exact_over_a_scripted_run) {
 END_TEST
 
 START_TEST(window_group_holds_a_bounded_number_of_pages) {
-    /* a sequence holds at most the sink page and the pages that 47 tokens (of the window and a step) can touch */
+    /* a sequence holds at most the sink page and the pages that 47 tokens (the window and one step) can overlap */
     enum { CAP = 5, PAGES = 2 * CAP };
     fkv_config config = small_config();
     config.layer.window = 32;
@@ -530,7 +530,7 @@ START_TEST(attention_reads_the_packed_bytes_of_visible_tokens_once) {
     fkv_plan plan = plan_of(&config);
     uint64_t read = bytes_of_decode(&config, 240);
     ck_assert_uint_ge(read, 44 * plan.token_bytes);
-    /* whole pages are read at both ends of the visible range, but no pages of the masked history */
+    /* at both ends of the visible range, whole pages are read; fully masked pages are not read */
     ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes);
 }
 END_TEST

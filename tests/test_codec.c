@@ -361,16 +361,16 @@ START_TEST(codec_names_are_parsed_and_keep_unnamed_groups) {
     const struct {
         const char *text;
         uint32_t k_bits, v_bits, k_group, v_group;
-    } good[] = {{"8/4", 8, 4, 64, 128},
-                {"16/16", 16, 16, 64, 128},
-                {"8", 8, 8, 64, 128},
-                {"4g32", 4, 4, 32, 32},
-                {"2/16", 2, 16, 64, 128},
-                {"4/4g32", 4, 4, 32, 32},
-                {"16/2g64", 16, 2, 64, 64},
-                {"8/16g128", 8, 16, 128, 128},
-                {"8/8g4294967295", 8, 8, UINT32_MAX,
-                 UINT32_MAX} /* whether the group size is valid is checked only by fkv_codec_make() */};
+    } good[] = {
+        {"8/4", 8, 4, 64, 128},
+        {"16/16", 16, 16, 64, 128},
+        {"8", 8, 8, 64, 128},
+        {"4g32", 4, 4, 32, 32},
+        {"2/16", 2, 16, 64, 128},
+        {"4/4g32", 4, 4, 32, 32},
+        {"16/2g64", 16, 2, 64, 64},
+        {"8/16g128", 8, 16, 128, 128},
+        {"8/8g4294967295", 8, 8, UINT32_MAX, UINT32_MAX} /* only fkv_codec_make() checks whether the group size is valid */};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         fkv_codec_config k = {.group = 64};
         fkv_codec_config v = {.group = 128};

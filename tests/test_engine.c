@@ -1,5 +1,5 @@
-/* Scheduling rules of the engine, with an arithmetic model and a simulated clock that only steps advance: admission, order, fair
- * shares, pages and the end of answers.
+/* Scheduling rules of the engine, with a simple arithmetic function as the model and a simulated clock that advances only in
+ * steps: admission, order, fair shares, pages and the end of answers.
  *
  * The next token is a function of the last token and its position, so every text is known without the engine. Sequences and pages
  * are those of a real cache.
@@ -720,7 +720,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* set for both rounds, so that the model generates the same repetitive text in both */
+    drafts = true; /* set in both rounds, so that the model generates the same repetitive text */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
         open_fixture(&w, &config);

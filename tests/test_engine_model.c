@@ -196,7 +196,7 @@ START_TEST(engines_that_share_cores_give_the_same_texts_and_close_in_any_order) 
         check_same(&alone[k % 2], &together[k % 2][k / 2], 0, "next to a busy engine");
     }
     check_empty(engines[0]);
-    fkv_engine_close(engines[0]); /* the peer of engines[1] */
+    fkv_engine_close(engines[0]); /* closes the peer of engines[1] */
     events_init(&together[1][0]);
     fkv_request r = request_of(prompts[1], &together[1][0]);
     ck_ok(fkv_engine_submit(engines[1], &r, &id, NULL));
@@ -210,7 +210,7 @@ END_TEST
 typedef struct turn_taker {
     fkv_step_turns *turns;
     _Atomic uint32_t *n_inside;
-    uint32_t *n_turns; /* protected by the turns alone */
+    uint32_t *n_turns; /* not locked: only the thread whose turn it is uses this counter */
     bool overlapped;
 } turn_taker;
 
@@ -240,7 +240,7 @@ START_TEST(turns_of_engines_never_overlap) {
         fkv_step_turns_join(turns);
         ck_assert_int_eq(pthread_create(&threads[i], NULL, take_turns, &takers[i]), 0);
     }
-    fkv_step_turns_leave(turns); /* the threads are still members */
+    fkv_step_turns_leave(turns); /* the other threads have joined and still take turns */
     for (uint32_t i = 0; i < N; i++) {
         ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
         ck_assert(!takers[i].overlapped);
@@ -386,7 +386,7 @@ START_TEST(one_request_repairs_all_damaged_pages_of_its_prompt) {
 END_TEST
 
 static fkv_status slow_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
-    const struct timespec time = {.tv_sec = 1}; /* computing a page takes only milliseconds */
+    const struct timespec time = {.tv_sec = 1}; /* reading a page takes a second, although computing it takes only milliseconds */
     const fkv_prefix_store *inner = self;
     (void)nanosleep(&time, NULL);
     return inner->read(inner->self, key, packed, capacity, n_bytes);

@@ -1,5 +1,5 @@
-/* The engine with models that have recurrent layers: in a conversation, a turn that is added, regenerated or whose answer is
- * shortened computes only its new tokens and at most 80 more, and the answers do not depend on the cache.
+/* The engine with models that have recurrent layers: in a conversation, a new turn, a regenerated turn and a turn after a
+ * shortened answer compute only their new tokens and at most 80 others. The answers do not depend on the cache.
  */
 #include "golden_models.h"
 #include "model_fixture.h"
@@ -63,7 +63,7 @@ static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
     return engine;
 }
 
-/* Submits a request and waits for its answer. mark: length of the prompt's prefix before the last user message; 0: unknown */
+/* Submits a request and waits for its answer. mark: number of prompt tokens before the last user message; 0: unknown */
 static void ask_marked(fkv_engine *engine, const uint32_t *prompt, uint32_t n_prompt, uint32_t mark, reply *r) {
     memset(r, 0, sizeof *r);
     (void)pthread_mutex_init(&r->lock, NULL);
@@ -119,7 +119,7 @@ static void run_chat(const char *name, const fkv_model *model, uint32_t kept, ui
     static reply fresh;
     fkv_engine *engine = open_engine(model, 8);
     c = (chat){.seed = kept + n_intro};
-    uint32_t n_known = 0; /* tokens of the prompt that the engine has computed before, as prompt or as answer */
+    uint32_t n_known = 0; /* number of prompt tokens that the engine has already computed, in a prompt or in an answer */
     add_random(&c, 300);  /* system prompt */
     for (uint32_t turn = 0; turn < N_TURNS; turn++) {
         add_random(&c, N_USER);
@@ -223,8 +223,8 @@ static void run_branches(const char *name, const fkv_model *model) {
     fkv_engine_close(engine);
 }
 
-/* The second of several prompts with a common beginning leaves a snapshot where they diverge, so the third computes nothing
- * twice, although all prompts continue with many different tokens. */
+/* The second of several prompts with a common beginning leaves a snapshot at the point where they diverge. The third prompt
+ * therefore recomputes no shared tokens, although all prompts continue with many different tokens. */
 static void run_junction(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
@@ -246,9 +246,9 @@ END_TEST
 START_TEST(branches_share_the_snapshot_of_their_prompt) { with_models(run_branches); }
 END_TEST
 
-/* A conversation of LONG_TURNS turns whose reasoning is removed. Then a message in the middle is edited, the edited turn is
- * regenerated, and several branches begin at that message. Returns the largest number of tokens that a turn computes in addition
- * to its new tokens. */
+/* Runs a conversation of LONG_TURNS turns whose reasoning is removed. Then edits a message in the middle, regenerates the edited
+ * turn, and starts several branches at that message. Returns the largest number of tokens that a turn computes in addition to its
+ * new tokens. */
 static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
     static chat c;
     static reply r;

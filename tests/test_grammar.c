@@ -102,7 +102,7 @@ START_TEST(random_answers_without_a_schema_are_objects) {
             const bool ending = random_below(&random, 4) == 0 || n > 60;
             tokens[n] = ending && closed != FKV_NO_TOKEN ? closed : draw(g, 0, tokens, n, &random, &why);
             if (tokens[n] == FKV_NO_TOKEN) break;
-            text[n] = (char)tokens[n]; /* the tokens of the needle model are characters */
+            text[n] = (char)tokens[n]; /* each token of the needle model is one byte */
         }
         text[n] = 0;
         json_error_t error_of_value;
@@ -154,7 +154,7 @@ START_TEST(random_answers_match_the_schema) {
 }
 END_TEST
 
-/* In both builds, an object may follow the reasoning. */
+/* With and without llguidance, an object may follow the reasoning. */
 START_TEST(object_begins_after_the_reasoning) {
     static uint32_t bits[4096];
     char error[GRAMMAR_ERROR_BYTES];
@@ -260,7 +260,7 @@ START_TEST(compilation_beyond_its_time_limit_is_rejected) {
     open_maker();
     ck_assert_int_eq(GRAMMAR_COMPILE_SECONDS, 5); /* documented in docs/serving.md */
     grammar_set_compile_seconds(0);
-    for (int i = 0; i < 20; i++) { /* compilations that continue after the limit also count toward the limit of the server */
+    for (int i = 0; i < 20; i++) { /* at most MAX_ABANDONED compilations keep running after the time limit */
         ck_assert_ptr_null(grammar_open(maker, rules, AT_ONCE, 1, error));
         ck_assert_msg(strstr(error, "takes longer than 0 s") != NULL || strstr(error, "still compiling earlier schemas") != NULL,
                       "%s", error);

@@ -56,7 +56,7 @@ static uint8_t *outputs_of(fkv_codec_config codec, uint32_t n_threads, fkv_rotat
     return outputs;
 }
 
-/* Codecs, and the largest relative L2 error of an output row that their quantization causes with random rows. */
+/* Codecs, each with the largest relative L2 error that its quantization causes in the output rows of random inputs. */
 static const struct {
     fkv_codec_config codec;
     fkv_rotate rotate;
@@ -113,7 +113,7 @@ START_TEST(outputs_are_bit_identical_for_any_chunking_and_thread_count) {
 }
 END_TEST
 
-/* Forks, truncates, aborts and batches sequences, and moves one through a page file, and compares every output. */
+/* Forks, truncates, aborts and batches sequences, reloads one sequence from a page file, and compares every output. */
 START_TEST(outputs_are_bit_identical_after_fork_truncation_and_reload) {
     uint32_t tokens[N_TOKENS];
     char path[512];

@@ -663,7 +663,7 @@ START_TEST(errors_inside_mlx_return_a_status_with_the_mlx_message) {
     ck_status(fkv_mlx_graph_status(&graph, "a bad build"), FKV_DEVICE);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "a bad build: MLX error: [reshape]"));
     ck_ok(fkv_mlx_graph_status(&graph, "the next build"));
-    /* an MLX call of the program itself fails, which would end the process without an error handler */
+    /* an MLX call made by the program itself fails; without an error handler, this would end the process */
     mlx_array out = mlx_array_new();
     ck_assert_int_ne(mlx_matmul(&out, x, x, device().stream), 0);
     ck_assert_ptr_nonnull(strstr(fkv_mlx_last_error(), "matmul"));

@@ -2,7 +2,7 @@
  * expected status and must not affect live sequences.
  *
  * In addition to the golden files, tests every flipped bit of a file, every truncated length, and values that can occur only in a
- * header that was made by hand.
+ * hand-crafted header.
  */
 #include "golden_cases.h"
 #include "page_file_fixture.h"

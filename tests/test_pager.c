@@ -422,7 +422,7 @@ START_TEST(long_sequence_never_exceeds_its_page_cap) {
 }
 END_TEST
 
-/* Counts the pages that a step touches at every sequence length, and returns the largest count. */
+/* For each sequence length, counts the pages that a step uses. Returns the largest count. */
 static uint32_t most_pages_by_counting(const fkv_pager_spec *spec, uint32_t group) {
     const fkv_group_spec *g = &spec->groups[group];
     uint32_t most = 0;

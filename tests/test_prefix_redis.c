@@ -17,7 +17,7 @@
 
 enum { CAPACITY = 1000 };
 
-/* ---- a server that answers every command with the same bytes ---- */
+/* ---- a fake server that answers every command with the same bytes ---- */
 
 typedef struct fake_server {
     int listener;
@@ -116,7 +116,7 @@ START_TEST(hostile_replies_are_refused) {
         if (i < N_OF(REPLIES))
             open_fake(&f, REPLIES[i].bytes, REPLIES[i].n_bytes, true);
         else
-            open_fake(&f, endless, sizeof endless, true); /* a line without an end */
+            open_fake(&f, endless, sizeof endless, true); /* a line that never ends */
         fkv_prefix_store store = open_store(f.path, 60.0);
         const fkv_page_key key = {{(uint8_t)i}};
         uint64_t n_bytes = 0;
@@ -142,11 +142,11 @@ START_TEST(silent_server_is_not_used_and_costs_no_time) {
     fkv_prefix_store store = open_store(f.path, 0.05);
     const fkv_page_key key = {{1}};
     fkv_prefix_store_stats stats;
-    ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE); /* ends at the deadline */
+    ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE); /* the call ends at its deadline */
     store.stats(store.self, &stats);
     ck_assert_uint_eq(stats.n_unavailable, 1);
     ck_assert(!store.contains(store.self, &key));
-    ck_assert(!store.pending(store.self, &key)); /* nobody waits for a server that does not respond */
+    ck_assert(!store.pending(store.self, &key)); /* no request waits for a server that does not respond */
     ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
     ck_status(store.write(store.self, &key, packed, sizeof packed), FKV_BUSY);
     store.close(store.self);

@@ -198,7 +198,7 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
     ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    other.tokens[5] ^= 1; /* wrong tokens for a correct key, which no valid caller would pass */
+    other.tokens[5] ^= 1; /* wrong tokens for a correct key, which only an incorrect caller would pass */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
     memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* the bytes of another page, as in a renamed file */

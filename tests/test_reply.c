@@ -1,4 +1,4 @@
-/* Streamed replies: each family's syntax is parsed identically for any division of the stream. */
+/* Streamed replies: the syntax of each model family is parsed identically, however the stream is divided into chunks. */
 #include "reply_events.h"
 #include "test.h"
 
@@ -217,8 +217,8 @@ static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u
 
 static size_t random_part(void *state) { return 1 + (next_random(state) >> 16) % 9; }
 
-/* Concatenates parts of all cases, so that every parser gets unexpected input, and requires the same events for any division of
- * the stream. */
+/* Concatenates parts of all cases, so that every parser gets unexpected input, and requires the same events however the stream is
+ * divided into chunks. */
 START_TEST(mixed_replies_are_parsed_identically_for_any_division) {
     enum { ROUNDS = 4000, ROOM = 600 };
     json_t *tools = json_loads(TOOLS, 0, NULL);
@@ -305,8 +305,8 @@ static void nothing(void *user, const fkv_reply_event *event) {
     (void)event;
 }
 
-/* Stop strings end a reply for any division of the stream. Text that could be the beginning of a stop string is returned if no
- * stop string follows. */
+/* Stop strings end a reply, however the stream is divided into chunks. Text that could be the beginning of a stop string is
+ * returned if no stop string follows. */
 START_TEST(stop_strings_end_a_reply) {
     static const struct {
         const char *stops[2];

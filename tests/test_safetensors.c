@@ -166,7 +166,8 @@ START_TEST(gemma_4_layers_have_individual_shapes_in_both_spellings) {
 }
 END_TEST
 
-/* As in transformers, Llama ignores the field if RoPE is plain and fails if RoPE is scaled; the default for GLM is 0.5. */
+/* As in transformers, Llama ignores partial_rotary_factor if RoPE is not scaled and fails if RoPE is scaled; the default for GLM
+ * is 0.5. */
 START_TEST(partial_rotary_factor_is_model_specific) {
     static const struct {
         const char *inner;

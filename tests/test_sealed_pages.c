@@ -89,7 +89,7 @@ START_TEST(truncate_works_within_a_page_or_to_a_span_boundary) {
     open_sealed(&w, tokens);
     fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
     const uint32_t length = 196;
-    /* take the token that is one page before the end: all pages from the start of its span on are open */
+    /* the pages from `held` on are open: the span of the token that is one page before the end, and later pages */
     const uint32_t held = (length - PAGE) / SPAN * SPAN;
     cache_fixture_run(&w, seq, tokens, 0, length, 40, NULL);
     ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE);

@@ -395,7 +395,7 @@ START_TEST(page_files_store_the_state) {
     }
     fkv_config config = state_config(4);
     fkv_cache *other = NULL;
-    layers[2].state_bytes += 64; /* another size of state */
+    layers[2].state_bytes += 64; /* a layer with a different state size */
     ck_ok(fkv_cache_open(&config, &other));
     ck_status(fkv_seq_load(other, &(fkv_seq_config){.max_tokens = 256}, path, &t.seq), FKV_FILE_FOREIGN);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "state_bytes of layer 2"));
@@ -468,7 +468,7 @@ typedef struct fixture {
     uint64_t random;
     state_seq seqs[MAX_SEQS];
     uint32_t n_seqs;
-    uint32_t n_shared, n_to_snapshot; /* how often prefixes were shared and snapshots reached */
+    uint32_t n_shared, n_to_snapshot; /* number of shared prefixes, and number of truncations to a snapshot */
 } fixture;
 
 static uint32_t below(fixture *f, uint32_t n) { return (uint32_t)(mix(f->random++) >> 33) % n; }

@@ -93,7 +93,7 @@ static uint32_t find(const fkv_vocab_source *source, const char *data, size_t si
     return FKV_NO_TOKEN;
 }
 
-/* Cuts every occurrence of a token out of the raw ranges. */
+/* Splits the raw ranges at every occurrence of a token. */
 static void cut(stretches *all, const char *text, fkv_bytes what, uint32_t token) {
     static stretches before;
     before.n = all->n;
