@@ -87,7 +87,7 @@ typedef struct attn_case {
     bool outliers; /* true if a few channels are 20 times larger than the others, as in real keys */
     uint32_t n_rows;
     attn_mix rows[MAX_MIX];
-    float scale; /* scale of the scores; 0 means 1 / sqrt(D) */
+    float scale; /* factor by which scores are multiplied; 0 means 1 / sqrt(D) */
     attn_sizes q;
     attn_sizes k;
     attn_sizes v;
@@ -111,7 +111,7 @@ typedef struct attn_fixture {
     uint32_t n_new;   /* number of new tokens, T */
     uint8_t *pages;   /* the slab */
     uint8_t *open;    /* slab of open pages, with the same page indices as `pages`; NULL if there are no open pages */
-    uint32_t *tables; /* page tables of all rows */
+    uint32_t *tables; /* page tables of all sequences */
     void *q;          /* [T, H, D + R] */
     void *k[MAX_MIX]; /* K values of each sequence, [start + n_tokens, G, D + R]; NULL unless they are kept */
     void *v[MAX_MIX];

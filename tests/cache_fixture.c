@@ -40,7 +40,7 @@ void cache_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens) {
 static uint16_t to_f16(float x) {
     uint16_t sign = signbit(x) ? 0x8000 : 0;
     int exponent = 0;
-    float fraction = frexpf(fabsf(x), &exponent); /* in [0.5, 1) */
+    float fraction = frexpf(fabsf(x), &exponent); /* value in [0.5, 1) */
     if (x == 0.0f) return sign;
     if (exponent < -13) return (uint16_t)(sign | (uint16_t)rintf(ldexpf(fabsf(x), 24)));
     return (uint16_t)(sign | (uint16_t)((exponent + 14) * 1024 + (int)rintf(fraction * 2048.0f) - 1024));

@@ -11,7 +11,7 @@
 
 /* clang-format off */
 const golden_case GOLDEN_CASES[] = {
-    /* not a page file */
+    /* files that are not page files */
     {"empty", true, GOLDEN_LOOK, FKV_FILE_FORMAT, "not a page file", .resize = true, .length = 0},
     {"cut_in_magic", true, GOLDEN_LOOK, FKV_FILE_FORMAT, "not a page file", .resize = true, .length = 5},
     {"bad_magic", true, GOLDEN_LOOK, FKV_FILE_FORMAT, "not a page file", .patches = {FLIP(0, 0x80)}},
@@ -59,7 +59,7 @@ const golden_case GOLDEN_CASES[] = {
     {"foreign_heads", false, GOLDEN_LOAD, FKV_FILE_FOREIGN, "n_kv_heads of layer 0 is 2 in the file but 1 in this cache", .patches = {SET32(288, 2), SET64(24, 6144)}, .resize = true, .length = 6144, .fix_crcs = true, .fix_digest = true},
     {"foreign_window", false, GOLDEN_LOAD, FKV_FILE_FOREIGN, "window of layer 0 is 100 in the file but 0 in this cache", .patches = {SET32(296, 100)}, .fix_digest = true},
 
-    /* impossible values with valid checksums */
+    /* files with impossible values but valid checksums */
     {"hostile_file_bytes", true, GOLDEN_LOOK, FKV_FILE_DAMAGED, "expected 18446744073709551615", .patches = {SET64(24, UINT64_MAX)}, .fix_digest = true},
     {"hostile_tokens", true, GOLDEN_LOOK, FKV_FILE_DAMAGED, "4294967295 tokens", .patches = {SET32(64, UINT32_MAX)}, .fix_digest = true},
     {"hostile_tokens_and_offsets", true, GOLDEN_LOOK, FKV_FILE_DAMAGED, "4294967295 tokens", .patches = {SET32(64, UINT32_MAX), SET64(40, 17179869520), SET64(48, 17179873280)}, .fix_digest = true},

@@ -35,7 +35,7 @@ typedef struct golden_case {
     golden_patch patches[GOLDEN_PATCHES];
     bool resize; /* true if the file is resized to `length` after the patches */
     uint32_t length;
-    bool fix_crcs; /* recompute the page checksums */
+    bool fix_crcs; /* true if the page checksums are recomputed after the patches */
     bool fix_digest;
 } golden_case;
 

@@ -18,7 +18,7 @@ typedef struct golden_model {
     uint32_t tokens[GOLDEN_MAX_TOKENS];
     uint32_t max_tokens; /* context length of the runner, in tokens */
     uint32_t n_rows;
-    uint32_t rows[GOLDEN_MAX_ROWS];               /* positions with known logits */
+    uint32_t rows[GOLDEN_MAX_ROWS];               /* positions whose logits are known */
     float logits[GOLDEN_MAX_ROWS * GOLDEN_VOCAB]; /* [n_rows, GOLDEN_VOCAB] */
     char folder[512];                             /* folder with config.json and safetensors files */
 } golden_model;

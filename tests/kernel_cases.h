@@ -22,7 +22,7 @@ static const attn_case kernel_cases[] = {
     {{6, 2, 64}, 2, 16, 7, 4, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 2, {{100, 1}, {14, 8}}, .sinks = 2},
     {{2, 1, 128}, 7, 64, 200, 16, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .sinks = 8},
     {{3, 1, 64}, 8, 32, 65, 70, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}},
-    /* other bit widths and group sizes */
+    /* codecs with other bit widths and group sizes */
     {{4, 1, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{130, 1}}},
     {{4, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 1, {{90, 1}}},
     {{8, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{33, 1}}},
@@ -40,7 +40,7 @@ static const attn_case kernel_cases[] = {
     {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
     {{2, 2, 16}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{300, 1}}},
     {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
-    /* 16-bit values with a window */
+    /* codecs with 16-bit values, in layers with a window */
     {{5, 1, 128}, 0, 32, 40, 4, 50, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}},
     /* codebook codes (TurboQuant) */
     {{4, 1, 128}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 2, {{130, 1}, {61, 5}}},

@@ -29,7 +29,7 @@ typedef struct model_spec {
 
 typedef struct model_tensor {
     char name[96];
-    uint32_t n_rows; /* 0 for a vector */
+    uint32_t n_rows; /* number of rows; 0 for a vector */
     uint32_t n_cols;
     float *numbers;
 } model_tensor;
@@ -43,7 +43,7 @@ typedef struct model_fixture {
 
 /* Generates random values for every tensor of the spec. A test may modify the values until it calls model_fixture_write(). */
 void model_fixture_make(model_fixture *w, const model_spec *spec, uint64_t seed);
-void model_fixture_free(model_fixture *w); /* also deletes the folder */
+void model_fixture_free(model_fixture *w); /* frees the fixture and deletes its folder */
 
 model_tensor *model_fixture_tensor(model_fixture *w, const char *name); /* returns NULL if the tensor does not exist */
 void model_fixture_drop(model_fixture *w, const char *name);

@@ -80,7 +80,7 @@ const char *file_fixture_folder(void);
 /* Returns the path of `name` in the temporary folder. The string stays valid until the process ends. Supports up to 64 different
  * names. */
 const char *file_fixture_path(const char *name);
-void file_fixture_remove_folder(void); /* deletes the folder and its files; call last */
+void file_fixture_remove_folder(void); /* deletes the folder and its files; must be called last */
 
 size_t file_fixture_read_file(const char *path, uint8_t *bytes, size_t capacity);
 void file_fixture_write_file(const char *path, const uint8_t *bytes, size_t n);

@@ -29,7 +29,7 @@ uint32_t pager_choose(pager_choices *choices, uint32_t n); /* returns a number f
 
 typedef struct pager_model_spec {
     const char *name;
-    bool one_bucket; /* makes all hashes of the prefix tree collide */
+    bool one_bucket; /* true to make all hashes of the prefix tree collide */
     fkv_pager_spec spec;
 } pager_model_spec;
 

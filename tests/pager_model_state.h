@@ -38,8 +38,8 @@ struct pager_model {
     fkv_pager_spec spec;
     fkv_pager *pager;
     uint8_t *block;
-    uint8_t *snapshot; /* copy of the block before the operation */
-    uint8_t *aside;    /* second copy of the block, for checks that compare or restore its state */
+    uint8_t *snapshot; /* copy of the pager's memory block, made before the operation */
+    uint8_t *aside;    /* second copy of the pager's memory block, for checks that compare or restore it */
     size_t block_bytes;
     uint32_t n_full;  /* index of the full-attention group, or n_groups if there is none */
     uint32_t n_state; /* index of the state group, or n_groups if there is none */

@@ -232,7 +232,7 @@ static void latent_layers(fkv_isa only) {
 static void long_histories(fkv_isa only) {
     attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
     c.rows[0] = (attn_mix){5000, 1};
-    c.rows[1] = (attn_mix){8188, 8}; /* splits double in length at token 8192 */
+    c.rows[1] = (attn_mix){8188, 8}; /* attention splits double in length at token 8192 */
     c.rows[2] = (attn_mix){300, 3};
     check_case(&c, only);
     c.window = 600;

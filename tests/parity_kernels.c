@@ -120,9 +120,9 @@ typedef struct answer {
     const attn_fixture *w;
     uint32_t i;       /* index of the case */
     size_t n;         /* number of output values */
-    float *reference; /* reference [T, H, D] */
-    uint8_t *got;     /* output [T, H, D] in the row type */
-    uint8_t *also;    /* output [T, H, D] of a second run */
+    float *reference; /* reference outputs [T, H, D] */
+    uint8_t *got;     /* kernel outputs [T, H, D] in the row type */
+    uint8_t *also;    /* kernel outputs [T, H, D] of a second run */
 } answer;
 
 static answer answer_open(uint32_t i, const attn_fixture *w, uint32_t n_rows) {
@@ -410,8 +410,8 @@ static void check_chunks(const answer *a, variant v) {
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical in chunks", 0);
 }
 
-/* Checks the prefill outputs of the first two rows. A kernel that also copies decode outputs must copy those of the third row,
- * for which this test passes arbitrary values. chunks: if true, also checks the first row in two chunks. */
+/* Checks the prefill outputs of the first two rows. A kernel that also copies decode outputs must copy the outputs of the third
+ * row, for which this test passes arbitrary values. chunks: if true, also checks the first row in two chunks. */
 static void check_prefill_variants(uint32_t i, const attn_fixture *w, bool chunks) {
     answer a = answer_open(i, w, 2);
     size_t number = fkv_type_bytes(w->c.row_type);

@@ -58,7 +58,7 @@ static void report(bool good, const attn_case *c, const char *what, double value
 
 static mlx_dtype dtype_of(fkv_type type) { return type == FKV_F32 ? MLX_FLOAT32 : type == FKV_F16 ? MLX_FLOAT16 : MLX_BFLOAT16; }
 
-/* rows: [n, heads, D] */
+/* Returns rows as an MLX array. rows: [n, heads, D] */
 static mlx_array array_of(const void *rows, uint32_t n, uint32_t heads, uint32_t dim, fkv_type type) {
     return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, (int)dim}, 3, dtype_of(type));
 }
@@ -88,7 +88,7 @@ static fkv_config config_of(const attn_case *c, const attn_fixture *w) {
                                       .channel_bits = bits_of(c, w)};
     config.page_type = c->page_type;
     config.rotate = c->rotate;
-    config.rotation_seed = 11; /* same seed as in attn_fixture_open() */
+    config.rotation_seed = 11; /* must equal the seed in attn_fixture_open() */
     config.page_tokens = c->page_tokens;
     config.max_seqs = c->n_rows;
     config.max_step_tokens = MAX_STEP_TOKENS;
@@ -107,7 +107,7 @@ static size_t kv_row_bytes(const attn_case *c) {
     return (size_t)c->shape.n_kv_heads * c->shape.head_dim * fkv_type_bytes(c->row_type);
 }
 
-/* Writes tokens [from, from + n) of row r. */
+/* Writes tokens [from, from + n) of sequence r. */
 static void write_tokens(fkv_step *step, const attn_fixture *w, uint32_t r, uint32_t from, uint32_t n) {
     const attn_case *c = &w->c;
     const size_t at = from * kv_row_bytes(c);
@@ -118,7 +118,7 @@ static void write_tokens(fkv_step *step, const attn_fixture *w, uint32_t r, uint
     (void)mlx_array_free(v);
 }
 
-/* Writes the history of each row separately, in chunks. */
+/* Writes the history of each sequence separately, in chunks. */
 static void write_histories(fkv_cache *cache, const attn_fixture *w, fkv_seq *seqs) {
     fkv_step *step = NULL;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
@@ -268,8 +268,8 @@ static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
     return file_bytes();
 }
 
-/* Compares the page file of a sealed layer with that of a cache on the host. On a GPU, a rotation may change a value slightly, so
- * that it rounds to another code; the norm of the row then changes too. */
+/* Compares the page file of a sealed layer with the file that a cache on the host saves. On a GPU, a rotation may change a value
+ * slightly, so that it rounds to another code; the norm of the row then changes too. */
 static void check_host_bytes(const attn_fixture *w, uint32_t r, const uint8_t *file) {
     uint8_t *host = host_file(w, r);
     fkv_file_header header;

@@ -19,7 +19,7 @@
 static const double PRODUCT_TOLERANCE = 2e-4;
 
 static const float UNTOUCHED = 12345.0f; /* value of output elements that must not be written */
-enum { MARGIN = 3 };                     /* number of unused floats after each row of the output and of the activations */
+enum { MARGIN = 3 };                     /* number of unused floats after each row of outputs and activations */
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
@@ -206,7 +206,7 @@ static void clear(const product_fixture *w, float *out) {
     for (size_t i = 0; i < (size_t)w->n_tokens * w->out_stride; i++) out[i] = UNTOUCHED;
 }
 
-/* Runs tokens [token, token + n_tokens) in one call. */
+/* Multiplies the activations of tokens [token, token + n_tokens) in one call. */
 static void run(const product_fixture *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
     fkv_product p = {&w->m, w->bias, out + (size_t)token * w->out_stride, w->out_stride};
     fkv_product_run(workers_of(n_threads), isa, &p, 1, w->x + (size_t)token * w->x_stride, n_tokens, w->x_stride, w->input);
@@ -331,7 +331,7 @@ static void products_of_heads(void) {
         fkv_matrix matrices[HEADS];
         for (uint32_t h = 0; h < HEADS; h++) {
             product_fixture_open(&w[h], &kinds[k], ROWS, COLS, MOST_TOKENS, false);
-            uint64_t state = h; /* every head has other weights and activations */
+            uint64_t state = h; /* every head has different weights and activations */
             memset(w[h].m.panels, 0, fkv_matrix_bytes(&w[h].m));
             for (uint32_t r = 0; r < ROWS; r++) set_random_row(&w[h].m, r, &state, w[h].weights + (size_t)r * COLS);
             for (uint32_t t = 0; t < MOST_TOKENS; t++)
@@ -383,7 +383,7 @@ static void nan_and_infinity_propagate(void) {
             if (what == 3) {
                 float numbers[COLS];
                 uint8_t codes[COLS] = {0};
-                memset(numbers, 0xff, sizeof numbers); /* NaN in each of the three types */
+                memset(numbers, 0xff, sizeof numbers); /* all bits set: NaN in each of the three types */
                 if (w.m.group != 0)
                     (void)fkv_matrix_set_codes(&w.m, BAD_ROW, codes, numbers, numbers);
                 else

@@ -17,7 +17,7 @@ typedef struct stress_seq {
     uint32_t n_shared; /* number of leading tokens whose pages are in the prefix tree */
     uint32_t n_prompt; /* length of the prompt */
     uint32_t open_from; /* sealed layers only: index of the first page, not counting page 0, that still has its open form */
-    bool closing;       /* closed during the current step */
+    bool closing;       /* true if the sequence was closed during the current step */
     uint32_t document;  /* number of the document that the next tokens are taken from */
 } stress_seq;
 
@@ -34,7 +34,7 @@ typedef struct stress_cache {
     fkv_plan plan;
     stress_seq seqs[STRESS_MAX_SEQS];
     uint32_t n_seqs;
-    fkv_seq closed;           /* ID of a closed sequence */
+    fkv_seq closed;           /* ID of a sequence that was closed, for calls that must fail */
     stress_chains offered;    /* chain hash of the last token of each page that was inserted into the tree */
     stress_chains snapped;    /* chain hash of the last token before each snapshot that was inserted into the tree */
     bool exact;               /* true if the tree still holds all prefixes and snapshots that were inserted */

@@ -47,7 +47,7 @@ uint32_t stress_isas(fkv_isa isas[STRESS_MAX_ISAS]) {
     return n;
 }
 
-/* Draws from a log-uniform distribution over low .. high. */
+/* Draws a value from a log-uniform distribution between low and high. */
 static float log_uniform(stress_random *r, float low, float high) {
     return (float)(exp(stress_uniform(r) * log((double)high / (double)low)) * (double)low);
 }
@@ -146,7 +146,7 @@ static void draw_states(stress_random *r, stress_config *c) {
     c->n_states = stress_chance(r, 30) ? stress_between(r, 1, STRESS_MAX_STATES) : 0;
     const uint32_t n = c->base.n_layers + c->n_states;
     for (uint32_t i = 0; i < n; i++) c->at[i] = i;
-    for (uint32_t i = c->base.n_layers; i < n; i++) { /* inserts the layer at a random place */
+    for (uint32_t i = c->base.n_layers; i < n; i++) { /* inserts the layer at a random position */
         const uint32_t place = stress_between(r, 0, i);
         for (uint32_t k = 0; k < i; k++) c->at[k] += c->at[k] >= place;
         c->at[i] = place;

@@ -1,4 +1,4 @@
-/* Random configurations of everything that the library accepts, at sizes small enough for the reference. */
+/* Draws random configurations from the whole range that the library accepts, at sizes small enough for the reference. */
 #ifndef FKV_STRESS_CONFIG_H
 #define FKV_STRESS_CONFIG_H
 
@@ -15,7 +15,7 @@ enum {
     STRESS_MAX_ISAS = 8
 };
 
-/* Ranges of the random values: everything that the library accepts, except for known limitations. */
+/* Ranges of the random values: the whole range that the library accepts, except for known limitations. */
 typedef struct stress_domain {
     float softcap_least, softcap_most;
     float scale_least, scale_most;
@@ -38,7 +38,7 @@ typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
     STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
                         values */
-    STRESS_EXTREME   /* also saturated rows, infinities and NaN */
+    STRESS_EXTREME   /* also saturated rows, infinities and NaNs */
 } stress_numbers;
 
 /* Layers are numbered in two ways. In the test, attention layers come first, followed by state layers. In the cache, state layers
@@ -78,7 +78,7 @@ void stress_config_sibling(stress_random *r, const stress_config *config, stress
 /* Draws a config whose identity differs in one field. */
 void stress_config_foreign(stress_random *r, const stress_config *config, stress_config *other);
 
-/* Returns the number of multiplications of one query token against one cached token, over all layers. */
+/* Returns the number of multiplications for one pair of a query token and a cached token, over all layers. */
 uint64_t stress_token_work(const stress_config *config);
 
 bool stress_layer_is_sealed(const stress_config *config, uint32_t layer);

@@ -8,7 +8,7 @@
 
 enum { STRESS_K = 0, STRESS_V = 1, STRESS_Q = 2, STRESS_N_SIDES = 2, STRESS_PARTS = 3, STRESS_SPAN = 4 };
 
-/* Codec of K or of V in one layer. */
+/* Codec of the keys or values of one layer. */
 typedef struct stress_codec {
     fkv_codec_kind kind; /* never FKV_CODEC_AUTO */
     uint32_t bits;
@@ -40,7 +40,7 @@ void stress_decode(const stress_codec *codec, const uint8_t *bytes, float *x);
  * do not encode single rows. */
 bool stress_is_sealed(const stress_codec *codec);
 
-/* Returns the size in bytes of one part of a page of any kind, before padding. */
+/* Returns the unpadded size, in bytes, of one part of a page. The page may be of any kind. */
 size_t stress_page_part_bytes(const stress_codec *codec, uint32_t part, uint32_t page_tokens);
 
 /* Seals a page. x: [T, D], the decoded open rows; part: three zeroed buffers. */
@@ -59,7 +59,7 @@ float stress_from_half(fkv_type type, uint16_t half);
 
 uint32_t stress_crc32c(const uint8_t *bytes, size_t n);
 
-/* Hashes two byte ranges in sequence. */
+/* Hashes the concatenation of two byte ranges. */
 void stress_sha256(const uint8_t *first, size_t n_first, const uint8_t *second, size_t n_second, uint8_t digest[32]);
 
 #endif

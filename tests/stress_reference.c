@@ -191,7 +191,7 @@ stress_token *stress_token_with_nan(stress_fixture *w, uint64_t before, uint32_t
     uint8_t *bytes = token->bytes + w->bytes_at[layer][side] + (size_t)head * stress_row_bytes(codec);
     at += stress_below(&r, stress_part_bytes(codec, part) / 2) * 2;
     bytes[at] = 0xff;
-    bytes[at + 1] = 0x7f; /* NaN in either type */
+    bytes[at + 1] = 0x7f; /* makes the value NaN in both 16-bit types */
     stress_decode(codec, bytes, token->stored + w->stored_at[layer][side] + (size_t)head * codec->dim);
     return token;
 }
@@ -381,7 +381,7 @@ static double bias_error(const question *x, const float *k) {
  * ask() stored. */
 static double slack_of(const question *x) {
     const fkv_layer_config *l = &x->fixture->config->layers[x->layer];
-    double largest = 0; /* largest error of any score */
+    double largest = 0; /* largest error of any attention score */
     double of_query = query_error(x);
     double values = 0; /* sum p |v| */
     double norms = 0;  /* sum |v| */

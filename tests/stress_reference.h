@@ -38,9 +38,9 @@ typedef struct stress_fixture {
     double *weights; /* [longest history] */
     uint64_t memory;
     uint64_t n_answers;    /* number of query-head rows compared with the reference */
-    uint64_t n_sealed;     /* query-head rows that read a sealed page */
-    uint64_t n_calibrated; /* query-head rows that read a sealed page with calibrated keys */
-    uint64_t n_turbo;      /* query-head rows that read TurboQuant codes */
+    uint64_t n_sealed;     /* number of query-head rows that read a sealed page */
+    uint64_t n_calibrated; /* number of query-head rows that read a sealed page with calibrated keys */
+    uint64_t n_turbo;      /* number of query-head rows that read TurboQuant codes */
     uint64_t n_same;       /* number of outputs that were bit-identical to an earlier output of the same token */
     uint64_t n_slack;      /* query-head rows that matched only with the additional tolerance for ill-conditioned sums */
     uint64_t n_beyond;     /* query-head rows that were not compared, because their scores overflow a float */
@@ -71,7 +71,7 @@ const uint8_t *stress_sealed_block(stress_fixture *fixture, stress_token *const 
                                    uint32_t head);
 size_t stress_sealed_block_bytes(const stress_config *config, uint32_t layer);
 
-/* Checks the output of the last of `n` tokens in one layer against the reference, and requires it to be bit-identical to earlier
+/* Checks one layer's output for the last of `n` tokens against the reference. The output must also be bit-identical to earlier
  * outputs of the same token. answer: [H, D] in the row type */
 void stress_check_answer(stress_fixture *fixture, stress_token *const *history, uint32_t n, uint32_t layer,
                          const uint8_t *answer);

@@ -41,7 +41,7 @@ size_t stress_page_part_bytes(const stress_codec *c, uint32_t part, uint32_t pag
 /* ---- code positions ---- */
 
 typedef struct place {
-    size_t at; /* byte offset in the codes of the page */
+    size_t at; /* byte offset within the codes of the page */
     uint32_t shift;
 } place;
 

@@ -58,7 +58,7 @@ START_TEST(wait_beyond_the_bound_is_rejected_and_honoured_later) {
     double seconds = 0.0;
     fkv_admission_init(&admission, 100, 10.0);
     ck_assert_int_eq(ask(0, 1, 0.0, 30, &seconds),
-                     FKV_ADMISSION_ADMITTED); /* admitted, because the engine cannot estimate the wait yet */
+                     FKV_ADMISSION_ADMITTED); /* the request is admitted, because the engine cannot estimate the wait yet */
     ck_assert_int_eq(ask(0, 1, 1.0, 30, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
     ck_assert_double_eq(seconds, 15.0);
     ck_assert_int_eq(ask(0, 1, 2.0, 30, &seconds),
@@ -98,7 +98,7 @@ typedef struct client {
     uint64_t hash;
     double returns_at;
     double asked_at;
-    double left_s; /* remaining work in seconds */
+    double left_s; /* remaining work of the request, in seconds */
     double refused_at;
     double retry_s; /* retry time in seconds; 0 if the request was not rejected */
     uint32_t n_rejected;

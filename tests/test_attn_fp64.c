@@ -180,7 +180,7 @@ static fkv_config config_of(const attention_case *m) {
     return config;
 }
 
-/* Returns the relative L2 error of the outputs of tokens [from, to) of one layer against the reference. */
+/* Returns the relative L2 error of one layer's outputs for tokens [from, to) against the reference. */
 static double error_of(const cache_fixture *w, const uint32_t *tokens, const uint8_t *outputs, uint32_t from, uint32_t to,
                        uint32_t layer, double tolerance, const char *name) {
     const fkv_layer_config *l = cache_fixture_layer(w, layer);

@@ -49,7 +49,7 @@ static fkv_config good_config(void) {
 typedef struct stage {
     cache_fixture w;
     cache_fixture other;
-    fkv_cache *cache; /* same as w.cache */
+    fkv_cache *cache; /* the cache under test, same as w.cache */
     fkv_seq live;     /* sequence that holds LIVE_TOKENS tokens; its max_tokens is LIVE_MOST */
     fkv_seq roomy;    /* empty sequence; its max_tokens is ROOMY_MOST */
     fkv_seq closed;
@@ -77,7 +77,7 @@ typedef enum moment {
     IDLE,
     BEGUN,     /* a one-token step of `live` is open, and no layer is written */
     HALF,      /* a one-token step of `live` is open, and only layer 0 of the two layers is written */
-    WRITTEN,   /* both layers are written */
+    WRITTEN,   /* a one-token step of `live` is open, and both layers are written */
     COMMITTED, /* s->step is the handle of a finished step */
     ABORTED,
     CROWDED,  /* max_seqs sequences are open */
@@ -87,7 +87,7 @@ typedef enum moment {
 #define ROWS(...) ((const fkv_row[]){__VA_ARGS__})
 #define SEQ(...) (&(fkv_seq_config){__VA_ARGS__})
 
-/* Columns: name, state, status, call. */
+/* Table columns: name, state of the cache, expected status, call. */
 #define BAD_CALLS(ROW)                                                                                                           \
     /* null pointers */                                                                                                          \
     ROW(plan_null_config, IDLE, BAD_ARGUMENT, fkv_plan_make(NULL, &(fkv_plan){0}))                                               \
@@ -135,7 +135,7 @@ typedef enum moment {
     ROW(file_tokens_null_path, IDLE, BAD_ARGUMENT, fkv_file_tokens(NULL, s->strange, 1, &s->out_n))                              \
     ROW(file_tokens_null_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, NULL, 1, &s->out_n))                               \
     ROW(file_tokens_null_n_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, s->strange, 1, NULL))                            \
-    /* values out of range */                                                                                                    \
+    /* arguments with values out of range */                                                                                     \
     ROW(seq_open_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_seq_open(s->cache, SEQ(.max_tokens = 0), &s->out_seq, &s->out_n))        \
     ROW(seq_open_prompt_null, IDLE, BAD_ARGUMENT,                                                                                \
         fkv_seq_open(s->cache, SEQ(.max_tokens = 9, .n_prompt = 3), &s->out_seq, &s->out_n))                                     \
@@ -165,7 +165,7 @@ typedef enum moment {
         fkv_seq_load(s->cache, SEQ(.max_tokens = 64, .prompt = s->tokens, .n_prompt = 5), s->good, &s->out_seq))                 \
     ROW(load_prompt_null, IDLE, BAD_ARGUMENT,                                                                                    \
         fkv_seq_load(s->cache, SEQ(.max_tokens = 64, .n_prompt = 64), s->good, &s->out_seq))                                     \
-    /* unknown or closed sequences */                                                                                            \
+    /* calls with unknown or closed sequences */                                                                                 \
     ROW(fork_closed, IDLE, BAD_SEQ, fkv_seq_fork(s->cache, s->closed, LIVE_MOST, &s->out_seq))                                   \
     ROW(reserve_closed, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->closed, LIVE_MOST))                                          \
     ROW(reserve_foreign, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->foreign, LIVE_MOST))                                        \

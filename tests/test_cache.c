@@ -421,7 +421,7 @@ START_TEST(statistics_are_exact_over_a_scripted_run) {
     fkv_seq d = 0;
     ck_ok(
         fkv_seq_open(w.cache, &(fkv_seq_config){.max_tokens = 48, .tenant = 1, .prompt = tokens, .n_prompt = 40}, &d, &n_shared));
-    ck_assert_uint_eq(n_shared, 0); /* another tenant shares nothing */
+    ck_assert_uint_eq(n_shared, 0); /* sequences of different tenants share no pages */
     check_group(&w, "d of another tenant", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 4});
     ck_ok(fkv_seq_close(w.cache, d));
     ck_ok(fkv_seq_close(w.cache, c));

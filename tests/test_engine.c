@@ -36,7 +36,7 @@ typedef struct fixture {
     float rows[STEP_TOKENS * 16];
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
-    bool broken;     /* makes the device fail */
+    bool broken;     /* true to make the device fail */
     double stopped;  /* seconds for which the process is suspended in the next step */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
 } fixture;
@@ -383,7 +383,7 @@ START_TEST(recent_prompts_predict_the_cached_prefix) {
     ck_assert_uint_eq(fkv_recent_match(&recent, hashes[0], 10), 0);
     fkv_recent_add(&recent, hashes[0], 10);
     ck_assert_uint_eq(fkv_recent_match(&recent, hashes[0], 10), 10);
-    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[1], 10), 0); /* tenants do not share prefixes */
+    ck_assert_uint_eq(fkv_recent_match(&recent, hashes[1], 10), 0); /* prefixes are not shared between tenants */
     prompt[4 * PAGE + 5]++;
     (void)fkv_prefix_hashes(1, prompt, N_OF(prompt), PAGE, hashes[2]);
     ck_assert_uint_eq(fkv_recent_match(&recent, hashes[2], 10), 4);
@@ -400,7 +400,7 @@ START_TEST(warm_up_measures_the_device_before_the_first_request) {
         fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_rows = MAX_SEQS, .history = (double)MAX_SEQS * 20.0});
     const double prefill = fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_prefill = 64, .history = 64 * 32.0});
     printf("predicted %.2f ms per decode step and %.2f ms per prefill step\n", decode * 1e3, prefill * 1e3);
-    ck_assert_double_eq_tol(decode, 0.002 + 0.0004 * (double)MAX_SEQS, 0.001); /* step costs simulated by fake_forward() */
+    ck_assert_double_eq_tol(decode, 0.002 + 0.0004 * (double)MAX_SEQS, 0.001); /* fake_forward() simulates these costs */
     ck_assert_double_eq_tol(prefill, 0.002 + 0.0005 * 64, 0.005);
     ck_assert_uint_eq(w.scheduler.stats.steps, 0);
     close_fixture(&w);

@@ -348,7 +348,7 @@ START_TEST(folder_is_not_shared_between_kernels_that_compute_different_bits) {
     static events shared;
     uint32_t prompt[PROMPT];
     model_book_tokens(81, prompt, PROMPT);
-    (void)ask_folder(prompt, "a", &alone); /* fills the folder with pages of the best kernels */
+    (void)ask_folder(prompt, "a", &alone); /* fills the folder with pages of the fastest kernels */
     the_isa = FKV_ISA_SCALAR;
     (void)ask_once(NULL, prompt, "a", &alone);
     fkv_engine_stats stats = ask_folder(prompt, "a", &shared);
@@ -531,7 +531,7 @@ START_TEST(drafts_do_not_change_the_text) {
         fkv_engine *engine = open_engine(3);
         for (uint32_t i = 0; i < N; i++) {
             fkv_request r = request_of(prompts[i], &all[i]);
-            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* samples with the same seed in both runs */
+            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* a third of the requests sample, with the same seed in both runs */
             r.n = i == 1 ? 2 : 1;
             events_init(&all[i]);
             ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
@@ -630,7 +630,7 @@ START_TEST(full_queue_reports_when_to_retry) {
     model_book_tokens(0, prompt, PROMPT);
     fkv_engine_config c = fkv_engine_config_default();
     fkv_engine *engine = open_engine(1);
-    fkv_engine_close(engine); /* opening this engine has loaded the model */
+    fkv_engine_close(engine); /* opened only to load the model */
     c.runner.max_tokens = 1024;
     c.runner.max_seqs = c.runner.max_logit_rows = 1;
     c.max_queue = 2;

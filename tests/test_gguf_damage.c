@@ -355,7 +355,7 @@ END_TEST
 
 START_TEST(tensor_beyond_the_file_is_rejected) {
     one_tensor("x", GGML_F32, 256, 1, 0);
-    fkv_weights_close(read_good(&shared)); /* the tensor fits exactly */
+    fkv_weights_close(read_good(&shared)); /* a tensor that ends exactly at the end of the file is accepted */
     one_tensor("x", GGML_F32, 257, 1, 0);
     ck_rejected(&shared, FKV_FILE_DAMAGED, "x needs 1028 bytes at offset 0, but the data section has only 1024");
     one_tensor("x", GGML_F32, 256, 1, 32);

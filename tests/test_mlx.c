@@ -76,7 +76,7 @@ typedef struct pair {
 typedef struct pair_seq {
     fkv_seq host;
     fkv_seq mlx;
-    uint64_t seed; /* seed of its rows */
+    uint64_t seed; /* seed of the sequence's rows */
     uint32_t length;
 } pair_seq;
 

@@ -150,7 +150,7 @@ START_TEST(errors_inside_mlx_return_a_status) {
     ck_assert_ptr_null(fkv_model_op_sigmoid(&g, joined).ctx);
     ck_status(fkv_mlx_graph_status(&g, "a step"), FKV_DEVICE);
     ck_assert_msg(strstr(fkv_message(), "concatenate") != NULL, "\"%s\" does not contain MLX's message", fkv_message());
-    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* the graph is still usable */
+    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* the graph is still usable after the failure */
     fkv_mlx_graph_release(&g, 0);
     (void)mlx_stream_free(g.stream);
     (void)mlx_device_free(device);

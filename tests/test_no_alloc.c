@@ -57,7 +57,7 @@ typedef struct counters {
 #ifdef FKV_HAVE_JEMALLOC
 
 static uint64_t control(const char *name) {
-    uint64_t value = 0; /* all counters read here have 64 bits */
+    uint64_t value = 0; /* every counter that is read here has 64 bits */
     size_t size = sizeof value;
     if (mallctl(name, &value, &size, NULL, 0) != 0 || size != sizeof value) abort();
     return value;
@@ -110,7 +110,7 @@ static void expect(tally *t, fkv_status got, fkv_status expected) {
 typedef struct file_paths {
     char saved[512];
     char missing[512];
-    char unfinished[512]; /* file name that a save must reject */
+    char unfinished[512]; /* file name that fkv_seq_save() must reject */
 } file_paths;
 
 static void make_paths(file_paths *paths) {

@@ -397,8 +397,9 @@ END_TEST
 /* A save to the path `a` first writes to `a.part`, and would overwrite a page file that had been saved under the name `a.part`.
  */
 START_TEST(names_ending_in_part_are_rejected) {
-    static const char *const names[] = {"kept.fkv.part", ".part",
-                                        "kept.fkv.PART"}; /* upper case too, because some file systems ignore case */
+    static const char *const names[] = {
+        "kept.fkv.part", ".part",
+        "kept.fkv.PART"}; /* names in upper case are rejected too, because some file systems ignore case */
     file_fixture w;
     file_fixture_open(&w, &FILE_FIXTURE_SMALL, 0);
     const fkv_seq seq = file_fixture_fill(&w, 1, 10, 10);

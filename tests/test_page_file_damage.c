@@ -218,8 +218,8 @@ END_TEST
 START_TEST(bytes_in_unused_slots_do_not_reach_the_pages) {
     const char *path = file_fixture_path("smuggled.fkv");
     size_t n = file_fixture_read_file(golden_path("small"), bytes, sizeof bytes);
-    memset(bytes + 4096 + 32 * FILE_FIXTURE_SMALL_TOKENS, 0x66, 32 * 6); /* K codes of unused slots */
-    memset(bytes + 4096 + 512 + 32, 0x66, 32);                           /* padding between K scales and K biases */
+    memset(bytes + 4096 + 32 * FILE_FIXTURE_SMALL_TOKENS, 0x66, 32 * 6); /* overwrites the K codes of unused slots */
+    memset(bytes + 4096 + 512 + 32, 0x66, 32); /* overwrites the padding between K scales and K biases */
     file_fixture_fix_crcs(bytes, n);
     file_fixture_fix_digest(bytes, n);
     file_fixture_write_file(path, bytes, n);

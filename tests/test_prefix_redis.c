@@ -24,7 +24,7 @@ typedef struct fake_server {
     char path[100];
     const char *reply;
     size_t n_reply;
-    bool closes; /* closes the connection after the reply */
+    bool closes; /* true if the server closes the connection after the reply */
     pthread_t thread;
 } fake_server;
 
@@ -116,7 +116,7 @@ START_TEST(hostile_replies_are_refused) {
         if (i < N_OF(REPLIES))
             open_fake(&f, REPLIES[i].bytes, REPLIES[i].n_bytes, true);
         else
-            open_fake(&f, endless, sizeof endless, true); /* a line that never ends */
+            open_fake(&f, endless, sizeof endless, true); /* the server sends a line that never ends */
         fkv_prefix_store store = open_store(f.path, 60.0);
         const fkv_page_key key = {{(uint8_t)i}};
         uint64_t n_bytes = 0;

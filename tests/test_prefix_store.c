@@ -409,7 +409,7 @@ START_TEST(folder_keeps_pages_across_restarts_within_its_limit) {
     uint32_t n_parts = 0;
     for (uint32_t i = 0; i < WRITTEN; i++) {
         ck_ok(write_number(&s, i));
-        ck_ok(write_number(&s, i)); /* a second write has no effect */
+        ck_ok(write_number(&s, i)); /* writing a page again has no effect */
         s.stats(s.self, &stats);
         ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);
         ck_assert_uint_le(stats.bytes, BOUND);
@@ -482,7 +482,7 @@ START_TEST(folder_that_other_users_can_write_to_is_rejected) {
     ck_assert_int_eq(chmod(folder_path(), 0755), 0);
     (void)snprintf(link, sizeof link, "%s-link", folder_path());
     ck_assert_int_eq(symlink(folder_path(), link), 0);
-    ck_ok(fkv_prefix_folder_open(link, 1 << 20, &s)); /* a symbolic link that the user created */
+    ck_ok(fkv_prefix_folder_open(link, 1 << 20, &s)); /* opens the folder through a symbolic link that the user created */
     s.close(s.self);
     if (geteuid() == 0) {
         char slash[220];

@@ -78,7 +78,7 @@ static fkv_weights *opened(const char *config, const part *parts) {
 #define AWQ "\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 32"
 #define FP8 "\"quant_method\": \"fp8\", \"weight_block_size\": [16, 16]"
 
-/* Parts of weights with 64 columns and 16 rows. */
+/* Tensors that together represent a quantized weight with 64 columns and 16 rows. */
 static const part GPTQ_PARTS[] = {{".qweight", "I32", 8, 16}, {".qzeros", "I32", 2, 2}, {".scales", "F16", 2, 16}, {0}};
 static const part AWQ_PARTS[] = {{".qweight", "I32", 64, 2}, {".qzeros", "I32", 2, 2}, {".scales", "F16", 2, 16}, {0}};
 static const part FP8_PARTS[] = {{".weight", "F8_E4M3", 16, 64}, {".weight_scale_inv", "F32", 1, 4}, {0}};

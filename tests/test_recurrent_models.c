@@ -95,7 +95,7 @@ START_TEST(logits_do_not_depend_on_the_batch) {
             uint32_t owners[3];
             uint32_t n_rows = 0;
             const float *logits = NULL;
-            for (uint32_t s = 0; s < 3; s++) { /* chunks of different sizes, in a changing order */
+            for (uint32_t s = 0; s < 3; s++) { /* chunk sizes and the order of sequences vary */
                 const uint32_t seq = (s + turn) % 3;
                 uint32_t n = seq == 0 ? 1 + turn % 5 : seq == 1 ? 17 : 40;
                 if (n > N - done[seq]) n = N - done[seq];

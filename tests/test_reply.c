@@ -124,7 +124,7 @@ static const reply_case CASES[] = {
     {NO_R, ARG_KEYS, "", "<tool_call>f</tool_call>", "C(f)A({})E"},
     {NO_R, ARG_KEYS, "", "<tool_call>f<arg_key>a</arg_key><arg_value>{\"b\": null}</arg_value></tool_call>",
      "C(f)A({\"a\": {\"b\": null}})E"},
-    /* JSON without the tag */
+    /* tool call in JSON without the surrounding tag */
     {THINK, JSON, "", "<think>t</think>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"x\"}}",
      "R(t)C(weather)A({\"city\": \"x\"})E", true},
     {NO_R, JSON, "", "\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>", "C(weather)A({})E", true},

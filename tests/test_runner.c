@@ -56,7 +56,7 @@ static void check_plain(const model_spec *spec, fkv_runner_config config) {
 
 static const model_spec SPECS[] = {
     {"llama", 2, 64, 128, 4, 2, 16, .tied = true},
-    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* no size is a multiple of 32 */
+    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* no dimension is a multiple of 32 */
     {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false},
     {"qwen3", 2, 64, 128, 4, 4, 64, .tied = true},
     {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},
@@ -120,9 +120,9 @@ START_TEST(heads_not_divisible_by_a_group_are_padded_in_pages) {
 }
 END_TEST
 
-/* As in Qwen2, a slowly rotating pair of channels in each head has a bias hundreds of times larger than the rest. If the biases
- * were part of the quantized keys, they would determine the scale of their group of 8-bit codes, and only a few levels would
- * remain for the other channels. */
+/* As in Qwen2, a slowly rotating pair of channels in each head has a bias hundreds of times larger than other channels. If the
+ * biases were part of the quantized keys, they would determine the scale of their group of 8-bit codes, and only a few levels
+ * would remain for the other channels. */
 START_TEST(large_key_biases_do_not_reduce_precision) {
     model_spec spec = {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false};
     model_fixture w;
@@ -176,7 +176,7 @@ START_TEST(chunked_attention_is_limited_to_one_chunk) {
     ck_assert_uint_eq(fkv_model_about(model)->context, 256);
     ck_status(fkv_runner_open(model, &config, &runner), FKV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "chunks of 256 tokens"));
-    config.max_tokens = 0; /* the longest supported context */
+    config.max_tokens = 0; /* 0 selects the longest supported context */
     ck_ok(fkv_runner_open(model, &config, &runner));
     fkv_runner_close(runner);
     fkv_model_close(model);

@@ -385,7 +385,7 @@ START_TEST(unsupported_configs_are_rejected) {
          "'linear_attention'"},
         {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", FKV_FILE_FORMAT,
          "sliding_window is not set"},
-        /* accepted here, but rejected by model.c */
+        /* this reader accepts the value, and model.c rejects it */
         {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 4000000000", FKV_OK, ""},
         {"\"model_type\": \"smollm3\", \"num_hidden_layers\": 4000000000, \"no_rope_layers\": [1]", FKV_FILE_FORMAT,
          "no_rope_layers"},
@@ -658,7 +658,7 @@ START_TEST(index_selects_the_files_and_must_match_them) {
     write_shard("a.safetensors", EMBD, 16);
     write_shard("b.safetensors", NORM, 16);
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\"}}");
-    fkv_weights *weights = open_folder(); /* file b is ignored */
+    fkv_weights *weights = open_folder(); /* file b is not read */
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
     fkv_weights_close(weights);
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\", "

@@ -92,8 +92,8 @@ START_TEST(top_p_keeps_the_smallest_sufficient_set) {
 }
 END_TEST
 
-/* After top-k keeps two tokens, their probabilities are renormalized: that of the first token becomes 0.4 / 0.65, which alone
- * exceeds top_p = 0.6. */
+/* After top-k has kept two tokens, their probabilities are renormalized. The first token then has probability 0.4 / 0.65, which
+ * alone exceeds top_p = 0.6. */
 START_TEST(top_p_applies_after_top_k) {
     uint32_t counts[N];
     const bool one[N] = {[1] = true};

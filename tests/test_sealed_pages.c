@@ -98,7 +98,7 @@ START_TEST(truncate_works_within_a_page_or_to_a_span_boundary) {
     ck_assert_uint_eq(cache_fixture_length(&w, seq), length);
     ck_ok(fkv_seq_truncate(w.cache, seq, length - PAGE));
     ck_ok(fkv_seq_truncate(w.cache, seq, held + 1));
-    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE); /* the previous span cannot be reopened */
+    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE); /* the open form of the previous span is gone */
     ck_ok(fkv_seq_truncate(w.cache, seq, held - SPAN));
     ck_ok(fkv_seq_truncate(w.cache, seq, 7)); /* the first page is always open */
     cache_fixture_run(&w, seq, tokens, 7, SPAN + PAGE - 7, 11, NULL);

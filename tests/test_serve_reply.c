@@ -78,7 +78,7 @@ START_TEST(ollama_response_has_calls_as_objects) {
 }
 END_TEST
 
-/* The fields of an Ollama request become those of a chat request. */
+/* Fields of an Ollama request are converted to the fields of a chat request. */
 START_TEST(ollama_messages_become_a_template_conversation) {
     static const char body[] =
         "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"hm\","

@@ -54,7 +54,7 @@ START_TEST(slab_larger_than_64_bits_is_rejected_with_its_sizes) {
     s.slab.group_pages[1] = UINT32_MAX;
     ck_status(fkv_slab_layout(&s.slab), FKV_BAD_CONFIG);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "4294967295"));
-    s.slab.group_pages[1] = 1; /* the bytes of one layer of this size fit in 64 bits, but those of two layers do not */
+    s.slab.group_pages[1] = 1; /* the size of one such layer fits in 64 bits, but the size of two layers does not */
     ck_ok(fkv_slab_layout(&s.slab));
     s.layers[2].n_heads = UINT32_MAX;
     s.layers[2].block_bytes = UINT32_MAX;

@@ -1,6 +1,6 @@
 /* Tests of state layers through the public header. The state of a layer is a hash of the sequence's tokens that fills the whole
- * block, so a state of other tokens, of another layer or of another sequence is always detected. The hash is computed from the
- * state that the cache returns and from the new tokens, and compared with a hash of all tokens.
+ * block, so a state that belongs to other tokens, another layer or another sequence is always detected. The hash is computed from
+ * the state that the cache returns and from the new tokens, and compared with a hash of all tokens.
  */
 #include "cache_fixture.h"
 #include "sanitized.h"
@@ -443,7 +443,7 @@ START_TEST(packed_states_restore_a_prefix) {
     ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &keys[N_PAGES - 1], pages[N_PAGES - 1], n_bytes[N_PAGES - 1]),
               FKV_FILE_FOREIGN);
     ck_status(fkv_prefix_unpack(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_FILE_FOREIGN);
-    for (uint64_t at = 0; at < n_state; at += 97) { /* every damaged byte is detected */
+    for (uint64_t at = 0; at < n_state; at += 97) { /* damage is detected in every tested byte */
         state[at] ^= 0x20;
         ck_assert_int_ne(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_OK);
         state[at] ^= 0x20;

@@ -154,7 +154,7 @@ END_TEST
 
 /* Expressions that have few nodes but require a lot of work. Each is evaluated in a loop and must exceed the work limit. */
 static const char *const costly[] = {
-    /* scans and comparisons of strings */
+    /* expressions that scan or compare strings */
     "s | length == 0", "s == t", "s < t", "s.center(5) == s", "'b' in s", "needle in s", "d[t]", "t in d", "blanks | trim",
     "blanks.strip()", "s.strip(t)", "s[999990]", "s[999990:]", "s.find('b')", "s.rfind('b')", "s.rfind(needle)", "s.count('b')",
     "s.count('a')", "s.startswith(t)", "s.endswith(t)", "s.startswith(e)", "s.isalpha()", "s.rsplit('b', 1)", "s.split('b')",

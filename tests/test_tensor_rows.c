@@ -114,9 +114,9 @@ START_TEST(gguf_rows_are_bit_identical_to_the_gguf_package) {
     ck_assert_mem_eq(bytes, "FKVROWS", 8);
     uint32_t n_cases = 0;
     const uint8_t *at = read_u32s(bytes + 8, &n_cases, 1);
-    ck_assert_uint_eq(n_cases, FKV_N_BLOCK_TYPES - 1); /* all block types except F32 */
+    ck_assert_uint_eq(n_cases, FKV_N_BLOCK_TYPES - 1); /* all block types except F32 are tested */
     for (uint32_t c = 0; c < n_cases; c++) {
-        uint32_t head[4]; /* type, n_rows, n_cols, row_bytes */
+        uint32_t head[4]; /* header of a case: type, n_rows, n_cols, row_bytes */
         at = read_u32s(at, head, 4);
         const fkv_tensor tensor = {
             .type = (fkv_tensor_type)head[0], .n_rows = head[1], .n_cols = head[2], .data = at, .row_bytes = head[3]};

@@ -522,7 +522,7 @@ START_TEST(qwen_and_command_r_normalize_to_nfc) {
     static const char *const pairs[][2] = {
         {"Citta\u0300 e\u0300 gia\u0300", "Citt\u00e0 \u00e8 gi\u00e0"},
         {"\u1112\u1161\u11ab", "\ud55c"},  /* decomposed Hangul */
-        {"a\u0301\u0323", "\u1ea1\u0301"}, /* combining marks in another order */
+        {"a\u0301\u0323", "\u1ea1\u0301"}, /* combining marks in non-canonical order */
         {"\u212b", "\u00c5"},              /* singleton decomposition */
         {"\u304b\u3099x", "\u304cx"},      /* kana */
         {"\xff"

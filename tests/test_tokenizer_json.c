@@ -199,7 +199,7 @@ START_TEST(control_tokens_are_distinguished_from_tags) {
         &it, vectors,
         "[{\"id\":400,\"content\":\"</s>\",\"special\":false},{\"id\":401,\"content\":\"<|user|>\",\"special\":false}]");
     ck_assert_uint_eq(fkv_tokenizer_ends(it.tokenizer, end), 0);
-    ck_assert_uint_eq(count_tokens(&it, "</s>", FKV_TOKENIZE_PLAIN), 1); /* </s> is also an HTML tag */
+    ck_assert_uint_eq(count_tokens(&it, "</s>", FKV_TOKENIZE_PLAIN), 1); /* users may write the HTML tag </s> */
     ck_assert_uint_eq(count_tokens(&it, "<|user|>", FKV_TOKENIZE_SPECIAL), 1);
     ck_assert_uint_gt(count_tokens(&it, "<|user|>", FKV_TOKENIZE_PLAIN), 1); /* users cannot write role tokens */
     close_text(&it);
@@ -468,7 +468,7 @@ START_TEST(accompanying_files_set_bos_eos_and_the_template) {
     folder_open();
     write_text("tokenizer.json", text);
     fkv_weights *weights = folder_read(FKV_OK);
-    ck_assert_uint_eq(weights->vocab.bos, 400); /* BOS token from the post-processor */
+    ck_assert_uint_eq(weights->vocab.bos, 400); /* the BOS token comes from the post-processor */
     ck_assert(weights->vocab.add_bos);
     ck_assert_uint_eq(weights->vocab.eos, FKV_NO_TOKEN);
     fkv_weights_close(weights);
@@ -497,7 +497,7 @@ START_TEST(accompanying_files_set_bos_eos_and_the_template) {
     write_text("tokenizer_config.json", "{\"chat_template\": \"one\"}");
     weights = folder_read(FKV_OK);
     ck_bytes(weights->vocab.chat_template, "one");
-    ck_assert_uint_eq(weights->vocab.eos, 401); /* EOS token from the generation config */
+    ck_assert_uint_eq(weights->vocab.eos, 401); /* the EOS token comes from the generation config */
     fkv_weights_close(weights);
     write_text("generation_config.json",
                "{\"eos_token_id\": [401, 1, 2, 2, 3, 4, 5, 6, 7, 8, -1, 9, 10, 11, 12, 13, 14, 15, 16]}");

@@ -210,7 +210,7 @@ START_TEST(convolution_reads_and_shifts_its_window) {
             ck_assert_double_eq_tol((double)out[i], sum, 1e-6);
         }
     }
-    ck_assert(memcmp(window, inputs[6], sizeof window) == 0); /* the last TAPS - 1 inputs */
+    ck_assert(memcmp(window, inputs[6], sizeof window) == 0); /* after 9 tokens, the window holds the last TAPS - 1 inputs */
 }
 END_TEST
 

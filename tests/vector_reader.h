@@ -1,4 +1,4 @@
-/* Reads the files of test vectors written by scripts/make-*-vectors, which contain integers and arrays one after the other. */
+/* Reads the files of test vectors written by scripts/make-*-vectors, which contain a sequence of integers and arrays. */
 #ifndef FKV_VECTOR_READER_H
 #define FKV_VECTOR_READER_H
 

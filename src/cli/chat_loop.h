@@ -7,7 +7,7 @@
 
 typedef struct chat_settings {
     fkv_sampler_config sampling;     /* changed by /set */
-    const fkv_runner_config *runner; /* configuration of the open runner */
+    const fkv_runner_config *runner; /* configuration with which the runner was opened */
 } chat_settings;
 
 /* Runs until the input ends or the user types /bye. Ctrl-C stops an answer. Between answers, Ctrl-C ends the loop if the input is

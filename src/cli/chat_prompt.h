@@ -15,7 +15,7 @@ typedef enum chat_think { CHAT_THINK_DEFAULT, CHAT_THINK_OFF, CHAT_THINK_ON } ch
 typedef struct chat {
     const fkv_model *model;
     void *messages;   /* JSON array */
-    chat_think think; /* value of enable_thinking for templates that read it */
+    chat_think think; /* value of the template variable enable_thinking */
     bool has_cut;     /* chat_add_document() was called */
     token_list base;  /* tokens of a saved prefix; if not empty, they replace all tokens up to the end of the document */
 } chat;
@@ -35,7 +35,7 @@ bool chat_undo(chat *c, text_buffer *text);
 void chat_each(const chat *c, void (*show)(void *user, const char *role, const char *content), void *user);
 
 void chat_clear(chat *c);                         /* removes all messages but keeps the system message */
-void chat_set_system(chat *c, const char *text);  /* "" removes the system message */
+void chat_set_system(chat *c, const char *text);  /* sets the system message; "" removes it */
 void chat_replace(chat *c, const void *messages); /* replaces all messages with a copy of a JSON array */
 
 /* Adds a user message that contains a document and a question about it. The tokens up to the end of the document do not depend on

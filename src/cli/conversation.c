@@ -67,7 +67,7 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     token_list_add(&kept, c->next.tokens, c->next.n);
     c->next.n = 0;
     c->fed.n = 0;
-    forget_marks(c); /* earlier turns are no longer complete */
+    forget_marks(c); /* the dropped tokens include earlier turns, which can no longer be undone */
     token_list_add(&c->next, kept.tokens, kept.n);
     token_list_free(&kept);
     return session_truncate(s, 0);

@@ -17,7 +17,7 @@ typedef struct conversation {
     token_list fed;    /* tokens in the session's cache */
     token_list next;   /* tokens of the current turn that are not in the cache yet */
     token_list marks;  /* plain text: for each turn that can be undone, the number of tokens before it and its start in `lines` */
-    text_buffer lines; /* plain text: the user's messages in these turns */
+    text_buffer lines; /* plain text: the user's messages in the turns that can be undone */
 } conversation;
 
 /* Appends the generated answer to the conversation. */
@@ -31,7 +31,7 @@ int conversation_turn(conversation *c, const char *bytes, size_t n);
 bool conversation_undo(conversation *c, text_buffer *text);
 
 void conversation_show(const conversation *c); /* prints all turns */
-void conversation_clear(conversation *c);      /* keeps the system message */
+void conversation_clear(conversation *c);      /* removes all messages except the system message */
 
 /* Save and load the pages in NAME.fkv and the messages in NAME.json, readable by the owner only. A suffix .fkv or .json of `name`
  * is ignored. Loading recomputes nothing. Both return an exit code; a failed load leaves the messages of the current conversation

@@ -80,7 +80,7 @@ typedef struct cache_run {
     double open_seconds;
 
     memory_line line;
-    uint64_t before_bytes; /* anonymous memory before open */
+    uint64_t before_bytes; /* anonymous memory before the cache was opened */
     double high_water;     /* high-water mark minus before_bytes; NAN: not recorded by the system */
     double *steps_ms;      /* write times of the steps since the previous depth was measured */
     size_t n_steps;
@@ -358,8 +358,7 @@ static capacity_result compare_capacities(cache_run *r) {
             (void)lane_decode(&small, &r->data);
             (void)lane_decode(&large, &r->data);
         }
-        for (int i = round * CAPACITY_STEPS; i < (round + 1) * CAPACITY_STEPS;
-             i++) { /* the two caches take turns running first */
+        for (int i = round * CAPACITY_STEPS; i < (round + 1) * CAPACITY_STEPS; i++) { /* the order of the two caches alternates */
             if (i % 2 == 0) small.ms[i] = lane_decode(&small, &r->data);
             large.ms[i] = lane_decode(&large, &r->data);
             if (i % 2 == 1) small.ms[i] = lane_decode(&small, &r->data);

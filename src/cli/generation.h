@@ -21,7 +21,7 @@ typedef struct generation {
     model_session *session;
     fkv_sampler *sampler;
     uint32_t max_new;
-    bool ignore_end;     /* continue after end tokens */
+    bool ignore_end;     /* true to continue generating after end tokens */
     bool plain;          /* true if the reply is treated as plain text, without parsing reasoning and tool calls */
     bool hide_reasoning; /* true if reasoning and tool calls are not printed */
     const char *const *stop;
@@ -36,7 +36,7 @@ typedef struct generation {
     bool last_is_fed; /* true if the last generated token is in the session's cache */
     double seconds;   /* total time of the decode steps, in seconds */
     uint32_t n_steps;
-    int shown; /* fkv_reply_kind of the most recently printed text */
+    int shown; /* fkv_reply_kind of the text printed last */
 } generation;
 
 /* Generates an answer. prompt: [n_prompt] tokens in the session's cache; logits: logits of the last prompt token. Returns an exit

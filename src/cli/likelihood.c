@@ -63,7 +63,7 @@ static uint32_t argmax_logits(const float *logits, uint32_t n) {
     for (uint32_t i = whole; i < n; i++) max = max < logits[i] ? logits[i] : max;
     for (uint32_t i = 0; i < n; i++)
         if (logits[i] == max) return i;
-    return 0; /* all logits are NaN */
+    return 0; /* reached only if all logits are NaN */
 }
 
 likelihood likelihood_of(const float *logits, uint32_t n, float *exps) {

@@ -8,7 +8,7 @@
 typedef struct line_input line_input;
 
 typedef enum line_answer {
-    LINE_TURN,        /* one line, or several lines between """ */
+    LINE_TURN,        /* a line was read, or several lines between """ and """ */
     LINE_END,         /* end of input */
     LINE_INTERRUPTED, /* Ctrl-C: the typed text was discarded */
 } line_answer;

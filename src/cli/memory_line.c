@@ -97,7 +97,7 @@ memory_comparison memory_comparison_of_session(const session_shape *of) {
                                .chunk = of->config->max_step_tokens};
 }
 
-/* Returns the size of the f32 score matrix of one layer, for all query heads and one chunk of queries. */
+/* Returns the size, in bytes, of one layer's f32 score matrix for all query heads and one query chunk. */
 static double score_bytes(const memory_comparison *wide, double tokens) { return tokens * wide->n_q_heads * wide->chunk * 4; }
 
 /* ---- output ---- */

@@ -7,8 +7,8 @@
 #include <stddef.h>
 
 /* Loads libflatkv_mlx and registers FKV_BACKEND_MLX. Searches the folder of the program (build tree) and the installed library
- * folder. The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code; the error says what to
- * install. */
+ * folder. The environment variable FLATKV_MLX sets the folder that contains libmlxc. Returns an exit code. On failure, the
+ * printed error names the missing software. */
 int mlx_library_load(void);
 
 /* Returns whether the library can be loaded. Writes its path, or the reason why not, to text[capacity]. Prints nothing. */

@@ -1,4 +1,4 @@
-/* Internal declarations of flatkv niah, shared by the test of single facts (the grid) and the test of many facts. */
+/* Internal declarations of flatkv niah, shared by the grid of single facts and the many-fact test. */
 #ifndef FKV_CLI_NIAH_H
 #define FKV_CLI_NIAH_H
 

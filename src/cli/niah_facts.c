@@ -18,7 +18,7 @@ typedef struct question {
     token_list answer;
 } question;
 
-/* Tokens of one haystack. */
+/* A haystack with its planted facts and questions, as tokens. */
 typedef struct planted {
     fact *facts;           /* [n_facts]; questions are asked about the first n_asked facts */
     token_list *sentences; /* [n_facts] */

@@ -39,9 +39,9 @@ typedef struct grid {
 /* Tokens of one haystack for one context length. */
 typedef struct stack {
     token_list begin; /* tokens that precede `body`, such as the start of a chat message */
-    token_list body;  /* excerpt of the book */
+    token_list body;  /* excerpt of the book, in which the facts are planted */
     token_list rest;  /* complete input of a cell; with --together, the input that all cells share, without the questions */
-    size_t kept;      /* length of the prefix of `body` that is in the session's cache */
+    size_t kept;      /* number of leading `body` tokens that are in the session's cache */
 } stack;
 
 static int add_sentence(const grid *g, const cell *c, token_list *list) {

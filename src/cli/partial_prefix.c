@@ -20,7 +20,8 @@ uint32_t partial_prefix_load(const char *file, model_session *s, const token_lis
         const fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = prompt->tokens, .n_prompt = (uint32_t)prompt->n};
         fkv_status status = fkv_seq_load(s->cache, &config, path, &s->seq);
         if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
-        const size_t most = n_prefix < prompt->n ? n_prefix : prompt->n - 1; /* computes at least one token for its logits */
+        const size_t most =
+            n_prefix < prompt->n ? n_prefix : prompt->n - 1; /* computes at least the last token, for its logits */
         if (status == FKV_OK && s->length > most && session_truncate(s, (uint32_t)most) != EXIT_GOOD) status = FKV_GONE;
         if (status == FKV_OK)
             (void)fprintf(stderr, "[continuing after %u tokens saved in %s]\n", s->length, path);

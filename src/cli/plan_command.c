@@ -37,7 +37,7 @@ typedef struct subject {
     pull_choice remote; /* the model on a hub, if it is not on this machine */
 } subject;
 
-/* The memory available to a plan. */
+/* Memory into which a plan must fit. */
 typedef struct budget {
     uint64_t bytes; /* without weights */
     uint64_t whole; /* including weights */

@@ -41,7 +41,7 @@ static void print_choice(const pull_choice *c) {
     if (!c->fits) (void)kit_fail(0, "warning: the model does not fit in the memory of this machine");
 }
 
-/* Prints all models of the repository. */
+/* Prints all models that the repository contains. */
 static void print_list(const pull_choice *c) {
     char size[32];
     for (uint32_t i = 0; i < c->variants.n; i++) {

@@ -19,7 +19,7 @@ typedef struct pull_choice {
     uint64_t available_bytes;   /* memory that the model may use */
     const char *available_source;
     bool fits;
-    char reason[256];        /* why this model was chosen */
+    char reason[256];        /* reason why this model was chosen */
     char folder[MODEL_PATH]; /* temporary folder; "": none */
     char head[MODEL_PATH];   /* file in the temporary folder with the header or config.json of the chosen model, for
                                 fkv_model_load() with plan_only */

@@ -43,8 +43,8 @@ typedef struct run {
     bool has_chat;
     chat chat; /* used if has_chat */
     token_list prompt;
-    size_t n_prefix;   /* prompt tokens that --save-prefix saves */
-    uint32_t n_loaded; /* tokens whose pages were loaded from a file */
+    size_t n_prefix;   /* number of prompt tokens that --save-prefix saves */
+    uint32_t n_loaded; /* number of tokens whose pages were loaded from a file */
     model_session session;
     generation generation;
     fkv_runner_config runner;
@@ -66,7 +66,7 @@ static void sample_memory(run *r) {
 
 /* The parts of a prompt are tokenized separately, so that the tokens of a document do not depend on the question. */
 typedef struct prompt_parts {
-    text_buffer document; /* -f or standard input */
+    text_buffer document; /* document, read from the file of -f or from standard input */
     text_buffer question; /* -p */
 } prompt_parts;
 

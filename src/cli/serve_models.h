@@ -9,7 +9,7 @@
 #include "../serve/serve.h"
 #include "model_options.h"
 
-/* Options of all engines. */
+/* Options that apply to all engines. */
 typedef struct engine_options {
     uint32_t parallel;
     uint32_t queue;
@@ -31,7 +31,7 @@ typedef struct engine_options {
 typedef struct model_slot {
     const char *word;      /* value of -m */
     model_options options; /* options given on the command line, adapted to this model */
-    const char *name;      /* name in requests and replies */
+    const char *name;      /* model name in requests and replies */
     fkv_model *model;
     fkv_engine *engine;
     fkv_runner *embedder;

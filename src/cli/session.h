@@ -16,7 +16,7 @@ typedef struct model_session {
     uint32_t max_tokens;
     uint32_t chunk;
     uint32_t page_tokens;
-    uint32_t length; /* tokens in the sequence */
+    uint32_t length; /* number of tokens in the sequence */
 
     void (*after_step)(void *user); /* optional callback that is called after every step; may be NULL */
     void *after_step_user;

@@ -1,4 +1,4 @@
-/* flatkv bench: prefill and decode rates of a model by codec, number of threads and depth (number of cached tokens).
+/* flatkv bench: prefill and decode rates of a model for each codec, thread count and depth (number of cached tokens).
  *
  * One repetition of a test truncates the cache to the depth and then times one call. Prompts are random tokens, because rates do
  * not depend on the text. --compare llama.cpp measures the same tests with llama.cpp (llama_peer.h).
@@ -315,7 +315,7 @@ static int run_speed_bench(speed_bench *b) {
 }
 
 int bench_speed(int argc, char **argv) {
-    static speed_options o; /* static, because its codec list is large */
+    static speed_options o; /* static, because it contains a large codec list */
     o = (speed_options){.model = model_options_default(),
                         .n_prompt = 512,
                         .n_new = 128,
@@ -353,7 +353,7 @@ int bench_speed(int argc, char **argv) {
     code = check_speed_options(&o);
     if (code != EXIT_GOOD) return code;
     cli_catch_interrupts();
-    static speed_bench b; /* static, because its path is large */
+    static speed_bench b; /* static, because it contains a long path buffer */
     b = (speed_bench){.o = &o, .name = o.model.model};
     code = run_speed_bench(&b);
     fkv_model_close(b.model);

@@ -9,7 +9,7 @@
 
 typedef enum gguf_header {
     GGUF_HEADER_COMPLETE,  /* the given bytes contain the whole header */
-    GGUF_HEADER_TRUNCATED, /* more bytes are needed */
+    GGUF_HEADER_TRUNCATED, /* the header continues after the given bytes */
     GGUF_HEADER_INVALID,   /* not a GGUF file, or a version or value type that is not supported */
 } gguf_header;
 

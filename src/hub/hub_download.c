@@ -24,11 +24,11 @@ typedef struct job {
     const hub_file *file;
     job_state state;
     partial_file partial; /* valid while open */
-    char *url;            /* address at the hub */
+    char *url;            /* address of the file on the hub */
     char *storage;        /* address that the hub redirects to; NULL: unknown */
     bool whole;           /* true if the server does not support range requests, so that the file is one part */
     bool restarted;       /* true if the download was repeated once because of a wrong digest */
-    double retry_lock;    /* kit_seconds() of the next attempt to lock the blob */
+    double retry_lock;    /* kit_seconds() value at which locking the blob is tried again */
     struct attempt {
         bool active;
         uint32_t n_failures; /* number of consecutive failures without received data */
@@ -60,7 +60,7 @@ typedef struct download {
     uint64_t fetched;    /* bytes received */
     double hold_until;   /* no transfer starts before this time, because the server asked for a pause */
     hub_progress progress;
-    int code; /* EXIT_GOOD until an error ends the download */
+    int code; /* exit code of the download; EXIT_GOOD until an error occurs */
 } download;
 
 static void end_with(download *d, int code) {
@@ -146,7 +146,7 @@ static void advance_job(download *d, job *j, bool *pending) {
         restart_job(d, j);
     } else {
         hub_progress_end(&d->progress);
-        (void)partial_file_restart(&j->partial, PARTIAL_PART_BYTES); /* a later download must not continue from wrong data */
+        (void)partial_file_restart(&j->partial, PARTIAL_PART_BYTES); /* a later download must not resume from corrupt data */
         end_with(d, kit_fail(EXIT_FAILED,
                              "the checksum of %s is still wrong after a second download: the file on the server is damaged, or a "
                              "proxy changes it",

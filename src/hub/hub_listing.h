@@ -15,7 +15,7 @@ enum { HUB_COMMIT = 41, HUB_DIGEST = 65, HUB_MAX_FILES = 32768, HUB_MAX_LISTING_
 #define HUB_MAX_FILE_BYTES ((uint64_t)1 << 50)
 
 typedef struct hub_file {
-    char *path;          /* relative to the repository */
+    char *path;          /* path of the file in the repository */
     uint64_t bytes;      /* size */
     char id[HUB_DIGEST]; /* name of the blob in the cache, in hex: the SHA-256 of a large file, or git's SHA-1 of a small file */
     bool is_large;       /* true if the file is stored outside of git (LFS, Xet); its id is then a SHA-256 */

@@ -13,7 +13,7 @@ typedef struct hub_progress {
     double shown;       /* kit_seconds() when the last line was printed; 0 if there is none yet */
     double noted;       /* kit_seconds() when the last note was printed */
     uint64_t next_line; /* number of complete bytes at which the next line is printed, if standard error is not a terminal */
-    double rate;        /* bytes per second, smoothed */
+    double rate;        /* smoothed rate, in bytes per second */
     uint64_t rate_from; /* number of fetched bytes, and kit_seconds(), when the rate was last updated */
     double rate_time;
     bool terminal;

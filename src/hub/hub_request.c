@@ -27,7 +27,7 @@ static bool same_origin(const char *a, const char *b) {
 
 /* ---- callbacks of libcurl ---- */
 
-/* Parses "bytes 0-99/1234". */
+/* Parses a Content-Range value such as "bytes 0-99/1234". */
 static void read_content_range(hub_request *r, const char *value) {
     char *end = NULL;
     value += strspn(value, " \t");

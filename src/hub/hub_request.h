@@ -30,7 +30,7 @@ typedef struct hub_request {
     struct curl_slist *headers;
     char *url;
     bool is_hub;         /* true if the address is on the hub itself, so that the token is sent */
-    uint64_t from;       /* first byte to read */
+    uint64_t from;       /* offset of the first byte to read */
     uint64_t limit;      /* maximum number of bytes to read */
     bool exact;          /* true if receiving fewer bytes than `limit` is a failure */
     bool whole;          /* true to request the whole file without a range; `from` must then be 0 */
@@ -46,11 +46,11 @@ typedef struct hub_request {
     uint64_t discarded;                  /* number of bytes received in the body of an error response */
     char code[64];                       /* X-Error-Code of the hub: RepoNotFound, GatedRepo, ... */
     long status;                         /* HTTP status; 0 until a response has arrived */
-    double wait;                         /* seconds; from Retry-After */
-    char problem[CURL_ERROR_SIZE + 256]; /* reason for a failure, used in messages */
+    double wait;                         /* delay that the server requests in Retry-After, in seconds */
+    char problem[CURL_ERROR_SIZE + 256]; /* reason for the failure, for error messages */
 } hub_request;
 
-/* Prepares a request. The request owns copies of its strings; `easy` may be reused by several requests, one after another. */
+/* Prepares a request. The request owns copies of its strings; `easy` may be reused by later requests. */
 void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, const char *url);
 
 /* Evaluates the response after libcurl has finished the transfer with the code `result`. */

@@ -7,7 +7,7 @@
 #include "hub_cache.h"
 
 typedef struct hub_session {
-    char endpoint[HUB_ENDPOINT]; /* without a trailing slash */
+    char endpoint[HUB_ENDPOINT]; /* address of the hub, without a trailing slash */
     char token[HUB_TOKEN];       /* access token, sent only to the endpoint's host and port; "" if there is none */
     char token_source[HUB_PATH];
     const char *revision; /* branch, tag or commit to list; see hub_revision_is_valid() */
@@ -17,7 +17,7 @@ typedef struct hub_session {
     void *connection;     /* of hub_fetch.c */
 } hub_session;
 
-/* Bytes in memory; free() releases them. */
+/* Bytes in memory, which the caller frees with free(). */
 typedef struct hub_bytes {
     char *bytes;
     size_t n;
@@ -28,8 +28,8 @@ typedef struct hub_bytes {
 int hub_session_open(hub_session *session, bool (*stop)(void));
 void hub_session_close(hub_session *session);
 
-/* Reads the listing of a repository at session->revision. Returns an exit code; the errors for missing, gated and renamed models
- * say what to do. The caller frees the listing. */
+/* Reads the listing of a repository at session->revision. Returns an exit code; errors about missing, gated and renamed models
+ * explain what the user can do. The caller frees the listing. */
 int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing);
 
 /* Reads `n` bytes of a file, starting at offset `from`, or fewer if the file ends earlier. Returns an exit code. */

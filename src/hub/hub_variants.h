@@ -9,11 +9,11 @@
 #include "hub_listing.h"
 
 typedef struct hub_variant {
-    bool is_folder;        /* safetensors with config.json; otherwise GGUF */
+    bool is_folder;        /* true for a safetensors folder with config.json, false for GGUF */
     char label[HUB_QUANT]; /* quantization of a GGUF model, such as "Q4_K_M". If the file name states no quantization, or if
                               several models have the same quantization, the label is the file name without ".gguf". "" for a
                               folder */
-    bool is_wide;          /* GGUF with 16 or 32 bits per weight */
+    bool is_wide;          /* true for a GGUF model with 16 or 32 bits per weight */
     uint32_t *files; /* indices into the listing: the parts of a GGUF model in order, or the files of a folder, starting with
                         config.json */
     uint32_t n_files;

@@ -21,11 +21,11 @@ typedef struct partial_file {
     const hub_cache *cache;
     const hub_file *file;
     int fd;   /* -1: closed */
-    int lock; /* lock of the blob; negative: none */
+    int lock; /* descriptor of the blob's lock file; negative: none */
     file_part *parts;
     uint32_t n_parts;
     hub_digest *digest;
-    uint64_t hashed; /* bytes added to the digest */
+    uint64_t hashed; /* number of bytes added to the digest */
     double saved;    /* kit_seconds() when the state was last saved */
 } partial_file;
 

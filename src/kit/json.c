@@ -15,7 +15,7 @@
 enum { MAX_DEPTH = 16 };
 
 struct kit_json {
-    FILE *file; /* memory stream over text */
+    FILE *file; /* memory stream that writes to `text` */
     char *text;
     size_t n_bytes;
     int depth;

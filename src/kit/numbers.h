@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-double kit_seconds(void); /* monotonic clock, in seconds */
+double kit_seconds(void); /* returns the time of a monotonic clock, in seconds */
 
 typedef struct kit_spread {
     double p10;
@@ -24,6 +24,6 @@ double kit_quantile(const double *sorted, size_t n, double q);
 void kit_sort(double *values, size_t n); /* ascending */
 
 uint64_t kit_random(uint64_t *state);                        /* splitmix64 */
-void kit_gaussian(uint64_t *state, size_t n, float *values); /* approximately Gaussian: mean 0, standard deviation 1 */
+void kit_gaussian(uint64_t *state, size_t n, float *values); /* writes approximately normal values (mean 0, variance 1) */
 
 #endif

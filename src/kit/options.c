@@ -188,7 +188,7 @@ static const kit_option *find_option(const getopt_tables *j, int code) {
 }
 
 static void report_bad_option(const getopt_tables *j, const char *typed, bool no_value) {
-    char name[64] = ""; /* the name in --name=value */
+    char name[64] = ""; /* the option name in an argument of the form --name=value */
     if (strncmp(typed, "--", 2) == 0) (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(typed + 2, "="), typed + 2);
     suggestion near = {.typed = name};
     char hint[96];

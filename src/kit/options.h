@@ -38,7 +38,7 @@ typedef struct kit_option {
     void *target;
     uint64_t max;
     const char *value; /* placeholder for the argument in --help, or the words to choose from, as in "none|k|v|kv" */
-    const char *help;  /* may span several lines */
+    const char *help;  /* help text, which may span several lines */
 } kit_option;
 
 /* Entry that starts a group of options in --help. */

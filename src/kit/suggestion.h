@@ -10,8 +10,8 @@ typedef struct suggestion {
     unsigned distance; /* edit distance between `best` and the typed word */
 } suggestion;
 
-/* Makes `word` the best candidate if its edit distance to the typed word is at most a third of the length of `word` and smaller
- * than the distance of the best candidate so far. */
+/* Makes `word` the best candidate if its edit distance to the typed word is at most a third of its own length and less than the
+ * distance of the current best candidate. */
 void suggestion_offer(suggestion *near, const char *word);
 
 /* Writes " (did you mean PREFIXWORD?)", or "" if no candidate is close enough. Returns `out`. */

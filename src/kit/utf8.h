@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-extern const char UTF8_REPLACEMENT[]; /* U+FFFD, 3 bytes */
+extern const char UTF8_REPLACEMENT[]; /* UTF-8 encoding of U+FFFD, 3 bytes long */
 
 /* Returns the length of the character at `bytes`, of which n > 0 bytes are available. Returns 0 if the bytes are not valid UTF-8,
  * or -1 if they are an incomplete character. */

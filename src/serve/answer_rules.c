@@ -75,8 +75,8 @@ static void put_mark(FILE *out, const answer_marks *m, const char *text) {
         put_literal(out, text);
 }
 
-/* Returns the number of members of the largest object in the value. The size of the rules for optional properties grows
- * quadratically with this number. The recursion is bounded by the nesting limit of requests. */
+/* Finds the object with the most members in a JSON value and returns its number of members. The size of the rules for optional
+ * properties grows quadratically with this number. The recursion is bounded by the nesting limit of requests. */
 static size_t max_members(const json_t *value) {
     size_t most = json_object_size(value);
     size_t i;

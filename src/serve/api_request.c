@@ -308,7 +308,7 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
     (void)json_object_set_new(whole, "content", join_texts(json_object_get(whole, "content"), ""));
     bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty) return add_turn(out, whole); /* the message is appended after its tool results */
+    if (good && !empty) return add_turn(out, whole); /* the message follows the tool results that it contains */
     json_decref(whole);
     return good;
 }
@@ -588,7 +588,7 @@ static bool read_completion_prompt(api_request *r) {
     r->suffix = field(r->root, "suffix");
     if (r->suffix != NULL && !json_is_string(r->suffix)) return invalid(r, "suffix", "suffix: expected a string");
     if (json_string_length(r->suffix) == 0) r->suffix = NULL;
-    r->parse_special = true; /* same default as in llama.cpp and vLLM */
+    r->parse_special = true; /* recognized by default, as in llama.cpp and vLLM */
     r->n_prompts = 0;
     if (!read_bool(r, "parse_special", &r->parse_special)) return false;
     if (!json_is_string(first) && !json_is_array(first)) return add_prompt(r, prompt);

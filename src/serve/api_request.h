@@ -67,7 +67,7 @@ typedef struct api_request {
     bool forced_call;        /* true if the answer must be a tool call */
     bool one_call;           /* true if the answer may contain at most one tool call */
     const char *forced_name; /* name of the required tool, or NULL if any tool may be called */
-    char param[32];          /* name of the invalid field */
+    char param[32];          /* name of the invalid request field */
     char error[240];         /* error message */
 } api_request;
 

@@ -315,7 +315,7 @@ static void on_rejected_connection(evutil_socket_t listening, short what, void *
     connections *c = user;
     (void)what;
     remove_closed(c);
-    if (c->n < c->max) return; /* the listener will accept the connection */
+    if (c->n < c->max) return; /* there is room again, so the listener accepts the connection */
     int fd = accept(listening, NULL, NULL);
     if (fd < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) pause_accepting(c, errno);

@@ -34,7 +34,7 @@ void connections_close(connections *c);
 void connections_request_received(connections *c, struct evhttp_request *req);
 void connections_reply_sent(connections *c, struct evhttp_request *req);
 
-/* Stops accepting and rejecting connections. */
+/* Stops listening: connections are neither accepted nor rejected from now on. */
 void connections_stop_listening(connections *c);
 
 uint32_t connections_count(connections *c);

@@ -76,7 +76,7 @@ static void on_close(struct evhttp_connection *connection, void *user) {
     x->req = NULL;
     detach_connection(x);
     if (evhttp_request_get_connection(req) == NULL)
-        evhttp_send_reply_end(req); /* evhttp does not free a partially sent reply itself */
+        evhttp_send_reply_end(req); /* evhttp does not free a partially sent reply, so this code ends it */
     if (x->n_in_engine > 0)
         cancel_jobs(x);
     else if (x->preparing)
@@ -121,7 +121,7 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* large: up to 21 JSON objects per token */
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -158,7 +158,7 @@ void exchange_cancel_all(server *s) {
 typedef struct event_record {
     fkv_event_kind kind;
     uint32_t job;    /* index of the job */
-    uint32_t answer; /* index of the answer in the exchange */
+    uint32_t answer; /* index of the answer within the exchange */
     uint32_t token;
     fkv_finish reason;
     uint32_t n_prompt;
@@ -390,7 +390,7 @@ bool exchange_open_parsers(exchange *x) {
         *r = (answer_parser){.x = x, .answer = i};
         c.tools = text;
         c.n_tools = text != NULL ? strlen(text) : 0;
-        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* the request has no tools */
+        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the reply has no tool calls */
         c.prompt = x->jobs[0].prompt.tokens;
         c.n_prompt = x->jobs[0].prompt.n;
         c.stop = x->api.stops; /* the parser matches stop strings as well, because it also sees the special tokens of reasoning
@@ -433,7 +433,7 @@ static void start_stream(exchange *x) {
     if (x->ping != NULL) (void)event_add(x->ping, &every);
 }
 
-/* Implements fkv_mask_fn; user is the job. */
+/* Implements fkv_mask_fn. user: the job. */
 static const char *mask_of_job(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                                uint32_t n_vocab) {
     const prompt_job *job = user;
@@ -534,7 +534,7 @@ static void finish_preparation(exchange *x) {
 static void run_preparation(void *user) {
     exchange *x = user;
     if (!atomic_load_explicit(&x->abandoned, memory_order_relaxed)) x->prepare(x);
-    if (x->body != NULL) evbuffer_free(x->body); /* freed on this thread, because freeing megabytes takes long */
+    if (x->body != NULL) evbuffer_free(x->body); /* freed on the worker thread, because freeing megabytes takes long */
     x->body = NULL;
 }
 

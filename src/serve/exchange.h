@@ -24,7 +24,7 @@ typedef struct exchange exchange;
 
 struct server {
     served_model models[SERVE_MAX_MODELS];
-    uint32_t n_models; /* 0 while the models are loading */
+    uint32_t n_models; /* number of models; 0 while they are loading */
     uint64_t base_bytes;
     worker_pool *pool;
     serve_config config;
@@ -39,7 +39,7 @@ struct server {
     metrics metrics;
     uint64_t next_seed;
     int64_t started_at; /* Unix time */
-    exchange *open;     /* list of all exchanges */
+    exchange *open;     /* list of all open exchanges */
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
@@ -51,13 +51,13 @@ struct server {
     bool wake_pending; /* true if the pipe contains a byte; protected by the lock */
 };
 
-/* Kinds of answer parts. */
+/* Kinds of parts that make up an answer. */
 typedef enum part_kind { PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END } part_kind;
 
 enum { MAX_PARTS = 64 };
 
 typedef struct answer_part {
-    part_kind kind; /* PART_TEXT, PART_REASONING or PART_CALL */
+    part_kind kind; /* kind of the part: PART_TEXT, PART_REASONING or PART_CALL */
     char *name;
     struct evbuffer *bytes;
 } answer_part;
@@ -75,7 +75,7 @@ typedef struct answer_out {
 /* One prompt of an exchange, submitted to the engine as one request. */
 typedef struct prompt_job {
     exchange *x;
-    prompt_tokens prompt;  /* freed after submission, because the engine has a copy */
+    prompt_tokens prompt;  /* tokens of the prompt; freed after submission, because the engine has a copy */
     struct evbuffer *echo; /* prompt text that precedes the answers; NULL if the client did not ask for it */
     uint32_t first_answer; /* index of the job's first answer in the exchange */
     uint64_t id;           /* request number in the engine */
@@ -92,7 +92,7 @@ struct exchange {
     struct event *closed;
     struct event *ping;
     worker_job work;
-    void (*prepare)(exchange *x); /* runs on a worker thread; see prepare.h */
+    void (*prepare)(exchange *x); /* prepares the request on a worker thread; see prepare.h */
     bool preparing;               /* true while a worker thread owns body, jobs, error, text, api, rules and answers[].parser */
     _Atomic bool abandoned;       /* true if the client disconnected while the exchange was being prepared */
     struct evbuffer *body;
@@ -119,7 +119,7 @@ struct exchange {
     double arrived_at;
     double waited_s; /* time in the queue, in seconds: the longest of all jobs */
     double first_at; /* time of the first token; 0 if there is none yet */
-    double last_at;  /* time of the last token */
+    double last_at;  /* time of the last generated token */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
@@ -207,7 +207,7 @@ void reply_failed(exchange *x, const char *message); /* ends a stream with an er
 bool reply_is_lines(const exchange *x);
 
 /* ---- llama.cpp's API (llama_reply.c) ---- */
-void llama_part(exchange *x, const char *bytes, size_t n); /* sends an event of a stream */
+void llama_part(exchange *x, const char *bytes, size_t n); /* sends text as an event of a stream */
 json_t *llama_answer(exchange *x);                         /* returns the complete reply, or the last event of a stream */
 
 /* ---- Ollama API (ollama_reply.c) ---- */

@@ -15,7 +15,7 @@
 enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400, GRAMMAR_COMPILE_SECONDS = 5 };
 
 typedef struct grammar_maker grammar_maker; /* vocabulary of a model, indexed for token masks */
-typedef struct grammar grammar;             /* grammar state of one request */
+typedef struct grammar grammar;             /* compiled grammar with the parser state of each answer of a request */
 
 /* Returns true if the build has llguidance and grammar_open() accepts rules. */
 bool grammar_supports_rules(void);
@@ -41,7 +41,7 @@ typedef struct grammar_thinking {
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error);
 void grammar_close(grammar *g); /* g may be NULL */
 
-/* Implements fkv_mask_fn; user is the grammar. */
+/* Implements fkv_mask_fn. user: the grammar. */
 const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                          uint32_t n_vocab);
 

@@ -13,10 +13,10 @@
 enum { MAX_TOKEN_BYTES = 255, MAX_LEADING_SPACES = 2 };
 
 typedef struct sorted_token {
-    const char *bytes; /* owned by the model */
+    const char *bytes; /* bytes of the token, owned by the model */
     uint32_t token;
     uint8_t n_bytes;
-    uint8_t n_shared; /* length of the common prefix with the preceding token */
+    uint8_t n_shared; /* length of the prefix that the token shares with the preceding token */
 } sorted_token;
 
 struct grammar_maker {
@@ -25,7 +25,7 @@ struct grammar_maker {
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
     uint32_t n_tokens;
-    sorted_token tokens[]; /* tokens with text, except end tokens */
+    sorted_token tokens[]; /* all tokens that have text, except end tokens */
 };
 
 typedef struct answer_state {
@@ -132,7 +132,7 @@ static bool consume_token(const grammar *g, answer_state *a, uint32_t token) {
 }
 
 static void allow_json(const grammar_maker *m, const json_text *text, uint32_t *bits) {
-    json_text states[MAX_TOKEN_BYTES + 1]; /* states[i]: after the first i bytes of the current token */
+    json_text states[MAX_TOKEN_BYTES + 1]; /* states[i]: validator state after the first i bytes of the current token */
     size_t n_valid = 0;                    /* number of accepted bytes of the current token */
     states[0] = *text;
     for (uint32_t i = 0; i < m->n_tokens; i++) {

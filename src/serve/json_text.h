@@ -20,7 +20,7 @@ typedef struct json_text {
     uint8_t state;
     uint8_t count; /* counter whose meaning depends on the state: leading spaces left, bytes of a number or literal, hexadecimal
                       digits, or UTF-8 continuation bytes */
-    uint8_t low;   /* range of the next UTF-8 continuation byte */
+    uint8_t low;   /* smallest allowed value of the next UTF-8 continuation byte */
     uint8_t high;
     uint8_t word; /* index of the literal: true, false or null */
     bool in_key;  /* true if the current string is an object key */

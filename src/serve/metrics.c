@@ -1,4 +1,4 @@
-/* See metrics.h. The metric names are those of vLLM with another prefix, so vLLM dashboards work after the prefix is changed. */
+/* See metrics.h. Metric names equal those of vLLM except for the prefix, so vLLM dashboards work after the prefix is changed. */
 #include "metrics.h"
 
 #include <inttypes.h>

@@ -5,9 +5,9 @@
 #include <stddef.h>
 
 typedef struct page_file {
-    const char *path; /* "/" for index.html, otherwise "/page/NAME" */
-    const char *type; /* value of Content-Type */
-    const char *etag; /* quoted prefix of the SHA-256 of the bytes */
+    const char *path; /* path of the request: "/" for index.html, otherwise "/page/NAME" */
+    const char *type; /* value of the Content-Type header */
+    const char *etag; /* ETag: prefix of the SHA-256 of the file, in quotes */
     const unsigned char *bytes;
     size_t n_bytes;
 } page_file;

@@ -103,7 +103,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
         fail(x, 400, "prompt", "the prompt is empty");
     else if (prompt->n > UINT32_MAX)
         fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
-    else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* the engine rejects longer prompts */
+    else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* not copied for longer prompts, which the engine rejects */
         x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;
 }

@@ -544,7 +544,7 @@ static bool start_loading_loop(server *s) {
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = event_base_once(s->base, s->wake[0], EV_READ, on_time_is_up, s, NULL) == 0 ? 0 : ENOMEM;
     if (code == 0) code = pthread_create(&s->loading_thread, NULL, run_loading_loop, s);
-    if (code != 0) errno = code; /* reported by the caller */
+    if (code != 0) errno = code; /* the caller reports errno */
     s->is_loading = code == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s->is_loading;

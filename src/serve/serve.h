@@ -19,7 +19,7 @@ typedef struct serve_config {
     uint32_t n_keys;
     bool has_admin_key; /* true if the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
     const char *cors;   /* origin whose pages may use the server, or "*" for all; NULL: only the server's own page */
-    bool any_host;      /* accept any Host header when there are no keys */
+    bool any_host;      /* true to accept any Host header if no keys are configured */
     size_t max_body;    /* maximum size of a request body, in bytes */
     size_t max_unread;  /* number of unsent bytes at which a slow client is disconnected */
     uint32_t max_connections; /* maximum number of open connections */
@@ -50,7 +50,7 @@ typedef struct serve_subject {
     fkv_engine *engine;
     const char *model_name; /* model name in /v1/models and in replies */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
-    uint32_t parallel;      /* number of answers decoded at the same time */
+    uint32_t parallel;      /* number of sequences that are decoded concurrently */
     uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
 } serve_subject;
 
@@ -59,6 +59,6 @@ typedef struct serve_subject {
  * Returns false if out of memory. */
 bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, uint64_t base_bytes);
 
-void serve_close(server *s); /* call before closing the engines; s may be NULL */
+void serve_close(server *s); /* must be called before the engines are closed; s may be NULL */
 
 #endif

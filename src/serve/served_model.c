@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NORMALIZED_RATIO = 4 }; /* assumed maximum of (length of a text) / (length of the text after normalization) */
+enum { NORMALIZED_RATIO = 4 }; /* assumed upper bound on the ratio of text length to normalized text length */
 
 /* Returns an upper bound on the size, in bytes, of a prompt that fits into the context. The bound assumes that every token is the
  * longest token of the vocabulary. NORMALIZED_RATIO accounts for tokenizers whose normalization shortens the text. */

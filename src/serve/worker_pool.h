@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct worker_job {
-    void (*run)(void *user);  /* runs on a worker thread */
+    void (*run)(void *user);  /* called on a worker thread */
     void (*done)(void *user); /* called on the thread that ran or discarded the job; after this call, the pool no longer accesses
                                  the job */
     void *user;

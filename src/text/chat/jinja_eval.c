@@ -88,7 +88,7 @@ static jinja_value slice_of(jinja_context *c, const jinja_value *a, const jinja_
     if (!slice_bound(c, part[0], n, step, false, &start) || !slice_bound(c, part[1], n, step, true, &stop) || c->failed)
         return fkv_jinja_undefined();
     if (is_substring) return substring(c, a->as.string, start, stop);
-    if (items == NULL) return fkv_jinja_undefined(); /* out of memory, which the context has already recorded */
+    if (items == NULL) return fkv_jinja_undefined(); /* out of memory; the failure has been recorded */
     jinja_value list = fkv_jinja_list(c, a->kind == JINJA_LIST && a->as.list->is_tuple);
     jinja_writer w = {.c = c};
     for (int64_t i = start; (step > 0 ? i < stop : i > stop) && fkv_jinja_charge(c, JINJA_WORK_ITEM); i += step) {

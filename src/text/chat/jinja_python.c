@@ -208,7 +208,7 @@ static void write_quoted_string(jinja_writer *w, jinja_string s) {
     char quote = has_single && !has_double ? '"' : '\'';
     const jinja_string mark = {&quote, NULL, 1, false};
     fkv_jinja_write(w, mark);
-    size_t plain = 0; /* first byte not yet written */
+    size_t plain = 0; /* offset of the first byte not yet written */
     if (!fkv_jinja_charge(w->c, fkv_jinja_walk_work(s.n_bytes))) return;
     for (size_t at = 0; at < s.n_bytes && !w->c->failed;) {
         size_t n = fkv_jinja_char_bytes(s, at);
@@ -299,7 +299,7 @@ jinja_string fkv_jinja_str(jinja_context *c, const jinja_value *v) {
 
 static void write_json_string(jinja_writer *w, jinja_string s, bool ascii) {
     fkv_jinja_write_text(w, "\"");
-    size_t plain = 0; /* first byte not yet written */
+    size_t plain = 0; /* offset of the first byte not yet written */
     if (!fkv_jinja_charge(w->c, fkv_jinja_walk_work(s.n_bytes))) return;
     for (size_t at = 0; at < s.n_bytes && !w->c->failed;) {
         size_t n = fkv_jinja_char_bytes(s, at);

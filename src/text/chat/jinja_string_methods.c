@@ -423,7 +423,7 @@ static jinja_value pad_string(jinja_context *c, jinja_string s, const jinja_argu
     int64_t width = args->value[0].as.integer;
     int64_t n = width > 0 ? width - (int64_t)fkv_jinja_n_chars(c, s) : 0;
     if (n <= 0) return fkv_jinja_of_string(s);
-    int64_t before = !left ? 0 : right ? n / 2 + (n & width & 1) : n; /* rounds like Python's str.center() */
+    int64_t before = !left ? 0 : right ? n / 2 + (n & width & 1) : n; /* rounds in the same way as Python's str.center() */
     jinja_writer w = {.c = c};
     for (int64_t i = 0; i < before && !c->failed; i++) fkv_jinja_write(&w, fill);
     fkv_jinja_write(&w, s);

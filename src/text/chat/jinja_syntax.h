@@ -24,7 +24,7 @@ typedef enum jinja_token_kind {
 typedef struct jinja_token {
     jinja_token_kind kind;
     uint32_t line;
-    jinja_string text; /* string literals are unquoted and unescaped */
+    jinja_string text; /* text of the token; string literals are unquoted and unescaped */
 } jinja_token;
 
 /* Returns the tokens of a template, terminated by JINJA_TOKEN_END, or NULL after a failure. */
@@ -75,7 +75,7 @@ struct jinja_node {
     jinja_node *a, *b, *c, *d;
     jinja_node *args;      /* linked by next */
     jinja_node *target;    /* assignment target: a node of kind NAME, ATTRIBUTE (of a namespace) or TUPLE (of targets) */
-    jinja_node *body;      /* statements, linked by next */
+    jinja_node *body;      /* statements of the body, a list linked by `next` */
     jinja_node *otherwise; /* statements of the else branch */
     jinja_node *next;
 };

@@ -82,7 +82,7 @@ typedef struct jinja_context {
     size_t n_bytes, max_bytes;
     uint64_t work, max_work; /* work done so far and the work limit, in units of about a nanosecond; see fkv_jinja_charge() */
     uint32_t depth, max_depth;
-    uint32_t line; /* template line of the current node */
+    uint32_t line; /* template line of the node being evaluated */
     int64_t now;   /* see fkv_template_input */
     bool has_now;
     bool failed;
@@ -146,21 +146,21 @@ void fkv_jinja_append(jinja_context *c, jinja_value list, jinja_value item);
 
 size_t fkv_jinja_n_chars(jinja_context *c, jinja_string s);
 size_t fkv_jinja_byte_of_char(jinja_context *c, jinja_string s, size_t n); /* byte offset of character n, or s.n_bytes */
-size_t fkv_jinja_char_bytes(jinja_string s, size_t at);                    /* length of the character at byte `at` */
+size_t fkv_jinja_char_bytes(jinja_string s, size_t at);                    /* returns the length of the character at byte `at` */
 uint32_t fkv_jinja_char(jinja_string s, size_t at);
 jinja_string fkv_jinja_part(jinja_string s, size_t begin, size_t end); /* bytes [begin, end) */
-bool fkv_jinja_same(jinja_context *c, jinja_string a, jinja_string b); /* compares bytes and ignores marks */
+bool fkv_jinja_same(jinja_context *c, jinja_string a, jinja_string b); /* compares the bytes and ignores the marks */
 bool fkv_jinja_is(jinja_string a, const char *text);
 size_t fkv_jinja_find(jinja_context *c, jinja_string s, jinja_string what,
-                      size_t from); /* byte offset, or SIZE_MAX if not found */
+                      size_t from); /* returns the byte offset, or SIZE_MAX if not found */
 bool fkv_jinja_is_space(uint32_t character);
 jinja_string fkv_jinja_strip(jinja_context *c, jinja_string s, const jinja_string *chars, bool left,
-                             bool right); /* chars: characters to remove; NULL: white space */
+                             bool right); /* removes the characters in `chars`, or white space if chars is NULL */
 /* Converts the first letter of each word, or only the first letter of the string, to uppercase. Converts all other letters to
  * lowercase. */
 jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_word);
 jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most);
-/* printf-style formatting with %s, %d, %i, %r and %%. */
+/* Formats values like Python's % operator, with %s, %d, %i, %r and %%. */
 jinja_string fkv_jinja_formatted(jinja_context *c, jinja_string format, const jinja_value *values, size_t n_values);
 jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s); /* escapes HTML */
 jinja_string fkv_jinja_case(jinja_context *c, jinja_string s, bool upper);

@@ -17,7 +17,7 @@ enum {
 };
 
 struct fkv_template {
-    jinja_context c; /* owns the syntax tree */
+    jinja_context c; /* context whose arena holds the syntax tree */
     const jinja_node *nodes;
 };
 

@@ -107,7 +107,7 @@ static int role_of(const fkv_reply *r) {
     return arguments && !r->has_args ? ROLE_ARGS : ROLE_OTHER;
 }
 
-/* Handles the first byte of the value of a key. */
+/* Handles the first byte of a key's value. */
 static void begin_json_value(fkv_reply *r, char c) {
     r->json_role = role_of(r);
     r->json_state = IN_VALUE;

@@ -176,7 +176,7 @@ void reply_raw_add(fkv_reply *r, const char *bytes, size_t n);
 void reply_call_fail(fkv_reply *r);
 void reply_call_named(fkv_reply *r);
 void reply_call_end(fkv_reply *r, bool complete);
-void reply_call_over(fkv_reply *r);    /* called after the closing tag of a call */
+void reply_call_over(fkv_reply *r);    /* must be called after the closing tag of a call */
 void reply_args(fkv_reply *r, char c); /* adds a byte of the arguments, which are held back until the name is known */
 void reply_args_text(fkv_reply *r, const char *text);
 void reply_args_quoted(fkv_reply *r, char c); /* adds a byte of the arguments, escaped for a JSON string */

@@ -36,7 +36,7 @@ typedef struct fkv_special_token {
     bool hidden; /* control token, matched only on request */
 } fkv_special_token;
 
-/* Sorts `tokens` in place. fkv_special_tokens_close() accepts a zeroed struct. */
+/* Builds the automaton. Sorts `tokens` in place. fkv_special_tokens_close() accepts a zeroed struct. */
 fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_special_token *tokens, uint32_t n_tokens);
 void fkv_special_tokens_close(fkv_special_tokens *specials);
 

@@ -23,7 +23,7 @@ typedef struct fkv_text_run {
     fkv_piece_fn normalized; /* optional callback that receives the normalized text and must call fkv_text_run_rest() to run the
                                 remaining steps */
     void *context;
-    fkv_scratch scratch[FKV_MAX_TEXT_STEPS];   /* output of each step */
+    fkv_scratch scratch[FKV_MAX_TEXT_STEPS];   /* output buffer of each step */
     fkv_scratch pcre_text[FKV_MAX_TEXT_STEPS]; /* text as passed to PCRE2; see fkv_utf8_pcre_text() */
     fkv_scratch repaired;
     uint64_t n_input;                      /* total size of all input texts of this run, in bytes */

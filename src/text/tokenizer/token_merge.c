@@ -71,7 +71,7 @@ fkv_status fkv_token_merge_prepare(fkv_token_merge *merge, uint32_t n_bytes) {
 typedef struct sorted_run {
     uint32_t first, last; /* chunks */
     uint32_t at, end;     /* index of the first value in chunk `first`, and index after the last value in chunk `last` */
-    uint64_t largest;     /* the value added last */
+    uint64_t largest;     /* the value that was added last */
 } sorted_run;
 
 typedef struct pair_queue {

@@ -246,7 +246,7 @@ static void list_specials(const fkv_tokenizer *tokenizer, bool normalized, speci
         fkv_bytes text = tokenizer->source->tokens[i];
         bool is_normalized = (token_flags_of(tokenizer, i) & FKV_TOKEN_NORMALIZED) != 0;
         if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) == 0 || text.size == 0 || is_normalized != normalized) continue;
-        if (fkv_vocab_map_find(&tokenizer->map, text.data, text.size) != i) continue; /* duplicate of another token */
+        if (fkv_vocab_map_find(&tokenizer->map, text.data, text.size) != i) continue; /* another token has the same text */
         list->tokens[list->n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
     }
 }

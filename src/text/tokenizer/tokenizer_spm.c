@@ -17,7 +17,7 @@ enum { MIN_NEIGHBOUR_BITS = 1 << 12, MAX_NEIGHBOUR_BITS = 1 << 22 };
 struct fkv_spm {
     uint32_t byte_token[256];  /* token of each byte; FKV_NO_TOKEN if there is none */
     uint64_t *neighbours;      /* [n_neighbour_bits / 64] */
-    uint32_t n_neighbour_bits; /* a power of two */
+    uint32_t n_neighbour_bits; /* size of the bit set, a power of two */
 };
 
 static const char SPACE[] = "\xe2\x96\x81";
@@ -120,7 +120,7 @@ typedef struct piece_view {
 static uint32_t rank_of_score(float score) {
     uint32_t bits = 0;
     if (score != score) return FKV_NO_MERGE - 1;
-    score += 0.0f; /* -0 and 0 must have equal ranks */
+    score += 0.0f; /* turns -0 into +0, so that both have equal ranks */
     memcpy(&bits, &score, sizeof bits);
     return bits >> 31 != 0 ? bits : ~(bits | UINT32_C(1) << 31);
 }

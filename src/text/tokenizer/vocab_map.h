@@ -10,7 +10,7 @@
 #include "../vocab/vocab_source.h"
 
 enum {
-    FKV_MAX_TOKEN_BYTES = 1024, /* longest supported string of a vocabulary */
+    FKV_MAX_TOKEN_BYTES = 1024, /* maximum length of a vocabulary string */
     FKV_MAP_MAX_PROBES = 128,
 };
 
@@ -37,8 +37,8 @@ void fkv_vocab_map_close(fkv_vocab_map *map);
  */
 fkv_status fkv_vocab_map_add(fkv_vocab_map *map, fkv_bytes string, uint32_t id, uint32_t *kept);
 
-/* Return the id of a string, or of the concatenation of left and right. Return FKV_NO_TOKEN if the map does not contain the
- * string. */
+/* Return the id of a string: `data`, or `left` followed by `right`. Return FKV_NO_TOKEN if the map does not contain the string.
+ */
 uint32_t fkv_vocab_map_find(const fkv_vocab_map *map, const char *data, size_t size);
 uint32_t fkv_vocab_map_find_joined(const fkv_vocab_map *map, fkv_bytes left, fkv_bytes right);
 

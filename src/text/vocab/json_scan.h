@@ -20,9 +20,10 @@ typedef struct fkv_json_scan {
  * object, fkv_json_scan_key() reads the key next. */
 fkv_status fkv_json_scan_next(fkv_json_scan *scan, char open, bool is_first, bool *more);
 
-fkv_status fkv_json_scan_key(fkv_json_scan *scan, fkv_bytes *key);       /* reads the key and the colon */
-fkv_status fkv_json_scan_string(fkv_json_scan *scan, fkv_bytes *string); /* unescaped UTF-8, not 0-terminated */
-fkv_status fkv_json_scan_number(fkv_json_scan *scan, uint64_t *number);  /* non-negative integer below 10^18 */
+fkv_status fkv_json_scan_key(fkv_json_scan *scan, fkv_bytes *key); /* reads a key and the following colon */
+fkv_status fkv_json_scan_string(fkv_json_scan *scan,
+                                fkv_bytes *string); /* reads a string as unescaped UTF-8 that is not 0-terminated */
+fkv_status fkv_json_scan_number(fkv_json_scan *scan, uint64_t *number); /* reads a non-negative integer below 10^18 */
 fkv_status fkv_json_scan_skip(fkv_json_scan *scan,
                               fkv_bytes *span); /* skips a value of any type without validating its content */
 char fkv_json_scan_peek(fkv_json_scan *scan);   /* returns the first character of the next value, or 0 at the end of the text */

@@ -27,7 +27,7 @@ typedef enum fkv_text_step_kind {
 
 /* How a split treats the matches of its pattern. */
 typedef enum fkv_split_behavior {
-    FKV_SPLIT_ISOLATED, /* each match becomes a separate piece */
+    FKV_SPLIT_ISOLATED, /* each match of the pattern becomes a separate piece */
     FKV_SPLIT_REMOVED,
     FKV_SPLIT_WITH_PREVIOUS, /* a match is merged with the preceding piece, unless that piece is a match */
     FKV_SPLIT_WITH_NEXT,     /* a match is merged with the following piece, unless that piece is a match */
