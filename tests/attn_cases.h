@@ -1,5 +1,5 @@
-/* Attention case table, shared by the parity tests and bench_attn: shapes, codecs, masks and batches of rows, and a small fixture
- * (pages, page tables, random rows) that runs one case.
+/* Table of attention cases, shared by the parity tests and bench_attn. A case has a shape, a codec, a mask and a batch of rows. A
+ * small fixture (pages, page tables, random rows) runs one case.
  */
 #ifndef FKV_ATTN_CASES_H
 #define FKV_ATTN_CASES_H
@@ -70,8 +70,8 @@ enum { MAX_MIX = 6, MAX_CASE_HEADS = 128, MAX_CALIBRATED_HEADS = 8 };
 /* Scale factors for the values of Q, K or V. A factor of 0 means 1. */
 typedef struct attn_sizes {
     float gain; /* scale factor for all values */
-    float peak; /* one channel is replaced with its absolute value multiplied by this factor; for Q, only in every second row, so
-                   that rows with and without a peak occur */
+    float peak; /* factor for one channel, which is replaced with its absolute value times this factor; for Q, only in every
+                   second row, so that rows with and without a peak occur */
 } attn_sizes;
 
 typedef struct attn_case {
@@ -128,7 +128,7 @@ bool attn_fixture_open_keeping(attn_fixture *fixture, const attn_case *c, const 
                                uint64_t seed);
 void attn_fixture_close(attn_fixture *fixture);
 
-/* Sets up only the layer, without pages or rows. The fixture owns the layer's rotations. */
+/* Sets up only the layer of the fixture, without pages or rows. The fixture owns the layer's rotations. */
 bool attn_fixture_describe(attn_fixture *fixture, const attn_case *c);
 
 uint64_t attn_random(uint64_t *state);

@@ -27,7 +27,7 @@ typedef struct cache_fixture {
     uint64_t seed;  /* seed of the generated rows */
     float outliers; /* factor by which two channels of every key are larger than the others; 1 if there are no outlier channels */
     size_t output_bytes; /* size of one token's outputs over all layers, in bytes */
-    uint8_t *rows[3];    /* K, V and Q rows of one layer of a step */
+    uint8_t *rows[3];    /* K, V and Q rows of one layer in a step */
     uint8_t *out;
 } cache_fixture;
 

@@ -1,4 +1,4 @@
-/* Random per-channel bit widths for calibrated keys, covering all valid combinations. */
+/* Draws random per-channel bit widths for calibrated keys. All valid combinations can occur. */
 #ifndef FKV_TEST_CHANNEL_BITS_H
 #define FKV_TEST_CHANNEL_BITS_H
 

@@ -18,7 +18,7 @@ enum { GOLDEN_PATCHES = 3, GOLDEN_BYTES = 32 * 1024 };
 typedef struct golden_patch {
     uint32_t offset;
     uint32_t n_bytes; /* patch length in bytes; 0 if there is no patch */
-    bool flip;        /* XOR the bytes with `value` instead of overwriting them */
+    bool flip;        /* true to XOR the bytes with `value`, false to overwrite them */
     uint64_t value;   /* value to write or XOR: its lowest n_bytes bytes, little-endian */
 } golden_patch;
 
@@ -28,8 +28,8 @@ typedef enum golden_reader { GOLDEN_LOOK, GOLDEN_VERIFY, GOLDEN_LOAD } golden_re
 typedef struct golden_case {
     const char *name;
     bool committed;
-    golden_reader noticed_by; /* first reader that detects the damage: fkv_file_inspect() without verification, with verification,
-                                 or only the loader */
+    golden_reader noticed_by; /* first reader that detects the damage: fkv_file_inspect() without verification, fkv_file_inspect()
+                                 with verification, or only the loader */
     fkv_status status;
     const char *says; /* part of the expected error message; NULL if the message is not checked */
     golden_patch patches[GOLDEN_PATCHES];

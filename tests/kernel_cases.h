@@ -53,8 +53,8 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 64}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{300, 1}}},
     {{8, 1, 256}, 13, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
-    /* sealed layers: work items that cross a page boundary, several splits, windows, heads that occupy half a cache line, V with
-       an affine codec */
+    /* sealed layers with work items that cross a page boundary, several splits, windows, heads that occupy half a cache line, and
+     * affine V codecs */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{1290, 1}, {61, 5}, {700, 1}}, .opens = true},
     {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{300, 1}, {31, 2}}, .sinks = 2, .opens = true},
     {{8, 1, 64}, 18, 64, 150, 70, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .opens = true},
@@ -62,7 +62,7 @@ static const attn_case kernel_cases[] = {
     {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {60, 4}}, .opens = true},
     {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
     {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
-    /* kernels that keep queries in registers; three pipeline stages of pages, whose buffers fill the shared memory completely */
+    /* kernels that keep queries in registers, and kernels whose three-stage page buffers fill the shared memory completely */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
     {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     /* sealed layers that Metal decodes with simdgroups: several queries, wide heads, pages of 16 to 64 tokens, each bit width */
@@ -74,8 +74,8 @@ static const attn_case kernel_cases[] = {
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
-/* Number of cases, from the start of the table, whose decode kernel is also compiled for work items with a single query, which
- * have fewer rows per block. */
+/* Number of cases, from the start of the table, whose decode kernel is also compiled for work items with a single query. Such
+ * kernels have fewer rows per block. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
 /* Soft caps tested in every case that has a soft cap. The smallest makes all scores equal; the largest has no effect. */
@@ -103,7 +103,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
-    if (kernel_cases[i].opens) /* open rows are written in the same way as with the 8/8 codec */
+    if (kernel_cases[i].opens) /* open rows are written exactly as with the 8/8 codec */
         return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
                (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||

@@ -13,8 +13,7 @@
 
 #include "../src/pager/pager.h"
 
-/* Source of random choices: the given bytes until they are used up, or, if `bytes` is NULL, a random generator, which never ends.
- */
+/* Source of random choices: the given bytes until they are used up. If `bytes` is NULL, a random generator that never ends. */
 typedef struct pager_choices {
     const uint8_t *bytes;
     size_t n_bytes;

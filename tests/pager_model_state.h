@@ -1,4 +1,4 @@
-/* Shared state of the model and its operations; tests include pager_model.h only. */
+/* State shared by the pager model and its operations. Tests include only pager_model.h. */
 #ifndef FKV_TEST_PAGER_MODEL_STATE_H
 #define FKV_TEST_PAGER_MODEL_STATE_H
 
@@ -17,7 +17,7 @@ typedef struct written {
 
 typedef struct model_seq {
     bool open;
-    bool closing; /* closed during the current step; its pages are held until the step ends */
+    bool closing; /* true if the sequence was closed during the current step; its pages are held until the step ends */
     fkv_seq seq;
     uint32_t slot;
     uint64_t tenant;
@@ -31,7 +31,8 @@ typedef struct model_seq {
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
     uint32_t state_len;          /* number of tokens at which the sequence's state in the state group was computed */
     uint64_t state_write;        /* write number of this state */
-    bool spare[MAX_TOKENS]; /* per logical page: true if the groups with spare pages hold the page, even if no query needs it */
+    bool spare[MAX_TOKENS]; /* for each logical page, true if the groups with spare pages hold the page even though no query needs
+                               it */
 } model_seq;
 
 struct pager_model {

@@ -1,4 +1,4 @@
-/* Random operations on the pager and its model, each with the result that the model predicts. See pager_model.h. */
+/* Random operations on the pager. Each operation also predicts the result with the model. See pager_model.h. */
 #include "pager_model_state.h"
 
 /* ---- operations ---- */
@@ -366,7 +366,7 @@ static uint32_t choose_rows(pager_model *m, pager_choices *choices, fkv_row *row
         const model_seq *q = &m->seqs[(first + s) % m->spec.max_seqs];
         if (!q->open || (skip > 0 && pager_choose(choices, skip + 1) == 0)) continue;
         uint32_t n_tokens = 1 + pager_choose(choices, model_one_in(choices, 3) ? m->spec.max_step_tokens : 5);
-        /* many steps end at a page boundary, where the state of a sequence can be stored */
+        /* many chunks end at a page boundary, where the state of a sequence can be stored */
         if (m->n_state < m->spec.n_groups && model_one_in(choices, 2))
             n_tokens = m->spec.page_tokens - q->len % m->spec.page_tokens;
         if (!careless) n_tokens = fkv_min_u32(n_tokens, fkv_min_u32(left, q->max_tokens - q->len));

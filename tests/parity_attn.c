@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Allows for kernels that accumulate in float, while the reference accumulates in double, with scores of up to a few tens and
- * histories of up to a few thousand tokens. */
+/* Allows for kernels that accumulate in float, whereas the reference accumulates in double. Scores are at most a few tens, and
+ * histories have at most a few thousand tokens. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
@@ -197,8 +197,8 @@ static void every_length_and_mask(fkv_isa only) {
     }
 }
 
-/* Tests latent layers: every codec that encodes single rows, the shapes of published models and odd ones, masks, and histories
- * with several splits. */
+/* Tests latent layers with every codec that encodes single rows, with the shapes of published models and unusual shapes, with
+ * masks, and with histories of several splits. */
 static void latent_layers(fkv_isa only) {
     static const attn_shape latent_shapes[] = {
         {16, 1, 512, 64}, {5, 1, 256, 32}, {40, 1, 64, 16}, {3, 1, 96, 48}, {128, 1, 32, 16}};
@@ -244,8 +244,8 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
-/* Tests histories with several splits and with enough sealed pages for kernels that process many pages at once. Some queries
- * require the float path. */
+/* Tests histories with several splits and with enough sealed pages for kernels that process many pages at once. Some queries have
+ * a peak, which requires the float path instead of integer dot products. */
 static void runs_of_sealed_pages(fkv_isa only) {
     static const attn_shape run_shapes[] = {{4, 1, 128}, {8, 2, 128}, {3, 3, 64}, {2, 1, 96}, {4, 1, 256}, {4, 2, 512}};
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < N_ATTN_CODECS; codec++) {
@@ -435,7 +435,7 @@ static bool all_finite(const float *x, size_t n) {
     return true;
 }
 
-/* A NaN or infinity in a query or a page must turn exactly the outputs that depend on it into NaN. */
+/* A NaN or infinity in a query or a page must turn all outputs that depend on it into NaN, and no other outputs. */
 static void nan_and_infinity_propagate(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
     fkv_workers *workers = workers_of(1);
@@ -557,7 +557,7 @@ static void check_poison(const fkv_cpu_kernels *kernels, const attn_fixture *w, 
 static void masked_tokens_change_nothing(fkv_isa only) {
     static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12, 14, 16, FIRST_SEALED_CODEC};
     /* codecs: 16/16, 8/8, 8/4, 4/4, 2/2, 2/16, tq3, 8/tq4, s4/s4 */
-    /* poisoned tokens: a sink, and tokens before all windows, before some windows, and after some queries */
+    /* poisoned tokens: a sink, a token before all windows, tokens before some windows, and a token after some queries */
     static const uint32_t tokens[] = {1, 20, 140, 150, 204};
     /* NaN, then infinity (f16 pages) or 2^127 (bf16 pages) */
     static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}};

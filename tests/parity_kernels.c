@@ -39,7 +39,7 @@ kernel_entry kernel_case_2_alone;
 static kernel_entry *const entries_alone[N_KERNEL_CASES_ALONE] = {kernel_case_0_alone, kernel_case_1_alone, kernel_case_2_alone};
 _Static_assert(KERNEL_SIMDGROUP_DECODE == (int)FKV_N_KERNELS, "additional kernels follow those of fkv_kernel");
 
-/* A kernel variant: its number in the entry function, and the device whose launch shape it uses. */
+/* A kernel variant: its number in the entry function, and the device whose grid and block sizes it uses. */
 typedef struct variant {
     const char *name;
     int kernel;
@@ -115,7 +115,7 @@ static bool spoil(const attn_fixture *w, uint32_t n_rows) {
     return any;
 }
 
-/* Outputs of the first n_rows rows of a case, and the corresponding reference outputs. */
+/* Outputs of the first n_rows sequences of a case, and the corresponding reference outputs. */
 typedef struct answer {
     const attn_fixture *w;
     uint32_t i;       /* index of the case */

@@ -134,13 +134,13 @@ static void write_histories(fkv_cache *cache, const attn_fixture *w, fkv_seq *se
     }
 }
 
-/* Runs the step of the case over all rows and returns its output. */
+/* Runs the step of the case over all sequences and returns its output. */
 static mlx_array run_step(fkv_cache *cache, const attn_fixture *w, const fkv_seq *seqs) {
     const attn_case *c = &w->c;
     fkv_row rows[MAX_MIX];
     fkv_step *step = NULL;
     for (uint32_t r = 0; r < c->n_rows; r++) rows[r] = (fkv_row){seqs[r], w->rows[r].n_tokens};
-    /* K and V of the new tokens of all rows */
+    /* K and V of the new tokens of all sequences */
     uint8_t *side[FKV_N_SIDES];
     for (int s = 0; s < FKV_N_SIDES; s++) {
         side[s] = malloc(w->n_new * kv_row_bytes(c));
@@ -428,7 +428,7 @@ static void every_codec_and_shape(void) {
     }
 }
 
-/* Tests sealed layers with every bit width and shape. The queries are in the first pages, at page boundaries, in windows, and in
+/* Tests sealed layers with every bit width and shape, and queries in the first pages, at page boundaries, in windows and in
  * several tiles. */
 static void sealed_layers(void) {
     const uint32_t n_codecs = mlx_config.way == FKV_MLX_FUSED ? FIRST_CALIBRATED_CODEC : N_ATTN_CODECS;

@@ -25,7 +25,7 @@ typedef struct options {
     fkv_backend backend;
     bool json;
     const char *gguf; /* folder of the GGUF files; NULL to test the safetensors files */
-    uint32_t share;   /* if n_shares > 0, only every n_shares-th model is tested, starting with number `share` */
+    uint32_t share;   /* if n_shares > 0, only every n_shares-th model is tested, starting with model number `share` */
     uint32_t n_shares;
     bool any_name;
     const char *const *names; /* names of the models to test, NULL-terminated */

@@ -298,8 +298,8 @@ static void every_kind_and_shape(void) {
     }
 }
 
-/* Multiplies by four matrices of different kinds and sizes in one call. Each product must be bit-identical to the product
- * computed alone. */
+/* Multiplies one input by four matrices of different kinds and sizes in one call. Each product must be bit-identical to the
+ * product computed alone. */
 static void shares_an_input(void) {
     enum { COLS = 320, TOKENS = 21 };
     product_fixture w[FKV_MAX_PRODUCTS];
@@ -403,7 +403,7 @@ static void nan_and_infinity_propagate(void) {
     }
 }
 
-/* Tests activations that are all zero, and magnitudes over almost the whole float range. */
+/* Tests activations that are all zero, and activations of almost any float magnitude. */
 static void ends_of_the_range(void) {
     enum { TOKENS = 19 };
     static const float sizes[] = {0.0f, 1e-38f, 1e-30f, 1e-20f, 1e20f, 1e36f};
@@ -425,7 +425,7 @@ static void ends_of_the_range(void) {
                         double reference = (w.reference[t * 64 + r] - (double)w.bias[r]) * (double)sizes[s];
                         double off = (double)w.out[t * w.out_stride + r] - (double)w.bias[r] - reference;
                         error += off * off;
-                        /* adding a bias of about 1 rounds away outputs that are much smaller than 1 */
+                        /* outputs much smaller than 1 are lost to rounding when a bias of about 1 is added */
                         size += reference * reference + 1e-3;
                     }
                 }

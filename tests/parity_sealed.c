@@ -290,8 +290,8 @@ static void random_blocks(void) {
     }
 }
 
-/* A huge row of keys must not change the sealed form of the other rows: seals a page with such a row, and the same page with a
- * copy of another row in its place. */
+/* A huge key row must not change the sealed form of the other rows. Seals a page with a huge row, and the same page with the huge
+ * row replaced by a copy of another row. */
 static void huge_rows(void) {
     static const uint32_t dims[] = {64, 80, 128};
     static const float sizes[] = {3e3f, -1e4f, 6e4f, -1e6f, 1e8f, 1e30f, INFINITY, -INFINITY};

@@ -35,7 +35,7 @@ static inline void events_take(void *user, const fkv_reply_event *event) {
     reply_events *e = user;
     bool is_call = event->kind == FKV_REPLY_CALL;
     bool of_call = event->kind == FKV_REPLY_ARGUMENTS || event->kind == FKV_REPLY_CALL_END;
-    if (e->in_call != of_call) abort(); /* the events of a call must not be interrupted by other events */
+    if (e->in_call != of_call) abort(); /* events of a tool call must not be interleaved with other events */
     e->in_call = is_call || event->kind == FKV_REPLY_ARGUMENTS;
     bool joins = (int)event->kind == e->last && !is_call && event->kind != FKV_REPLY_CALL_END;
     if (joins)

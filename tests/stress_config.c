@@ -126,7 +126,8 @@ static void draw_window(stress_random *r, uint32_t page_tokens, fkv_layer_config
 static void draw_layers(stress_random *r, stress_config *c) {
     fkv_layer_config *first = &c->layers[0];
     bool varied = stress_chance(r, 35);
-    uint32_t windowed = stress_below(r, 3); /* 0: no layer has a window; 1: all layers have one; 2: some layers have one */
+    uint32_t windowed =
+        stress_below(r, 3); /* 0: no layer has a window; 1: all layers have a window; 2: some layers have a window */
     memset(c->layers, 0, sizeof c->layers);
     draw_shape(r, c, first);
     draw_scores(r, first);
@@ -141,7 +142,7 @@ static void draw_layers(stress_random *r, stress_config *c) {
     c->one_layer = !varied && windowed != 2;
 }
 
-/* Draws the state layers and their places among the attention layers. */
+/* Draws the state layers and their positions among the attention layers. */
 static void draw_states(stress_random *r, stress_config *c) {
     c->n_states = stress_chance(r, 30) ? stress_between(r, 1, STRESS_MAX_STATES) : 0;
     const uint32_t n = c->base.n_layers + c->n_states;
@@ -174,7 +175,7 @@ uint64_t stress_token_work(const stress_config *c) {
     return work;
 }
 
-/* Draws the sizes. Two caches may differ in size and still load each other's page files. */
+/* Draws the cache sizes. Two caches may differ in size and still load each other's page files. */
 static void draw_sizes(stress_random *r, stress_config *c) {
     uint64_t most = MOST_FLOATS / token_floats(c);
     if (most > MOST_WORK / stress_token_work(c)) most = MOST_WORK / stress_token_work(c);
@@ -278,7 +279,7 @@ void stress_config_sibling(stress_random *r, const stress_config *c, stress_conf
     draw_sizes(r, sibling);
 }
 
-/* Changes the identity of a layer: adds heads or, if the layer has calibrated keys, changes their channel bits. */
+/* Changes the identity of a layer: adds heads or, if the keys are calibrated, changes their channel bits. */
 static void change_heads(stress_random *r, fkv_layer_config *l) {
     static layer_bits others;
     const uint8_t *bits = l->channel_bits;

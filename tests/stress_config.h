@@ -22,18 +22,18 @@ typedef struct stress_domain {
     float key_outlier_most, query_outlier_most; /* largest scale of outlier channels, relative to the other channels */
     float query_most;                           /* largest value in a saturated query row */
     float bf16_most;                            /* largest saturated value in bf16 pages */
-    bool bias_apart; /* true if the tolerance allows for the rounding errors of kernels with integer dot products, which add large
-                        key-bias terms that later cancel */
+    bool bias_apart; /* true if the tolerance allows for the rounding errors of kernels with integer dot products; their large
+                        key-bias terms later cancel */
     bool zero_rows;  /* true if rows of zeros are generated; set to false, because AVX2 negates their biases at 4 bits or fewer */
     bool nan_outside_windows; /* true if NaN rows are loaded into layers with windows, where a masked NaN must not affect the
                                  output */
-    bool pins_are_harmless;   /* true if the test may assume that pinned pages never cause a rejection; set to false, because they
-                                 can */
+    bool pins_are_harmless; /* true if the test may assume that pinned pages never cause a rejection; set to false, because pinned
+                               pages can cause one */
 } stress_domain;
 
 extern const stress_domain STRESS_DOMAIN;
 
-/* Distribution of the row values. Each kind also includes the rows of the previous kinds. */
+/* Distribution of the row values. Each kind also includes the rows of all earlier kinds. */
 typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
     STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny

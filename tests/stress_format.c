@@ -79,7 +79,7 @@ static uint32_t hadamard_block(uint32_t dim) {
     return block;
 }
 
-/* Rotates in binary32, in the operation order that the format specifies. */
+/* Rotates a row in binary32, in the order of operations that the format specifies. */
 static void rotate_stored(const stress_codec *c, float *x) {
     uint32_t block = hadamard_block(c->dim);
     for (uint32_t d = 0; d < c->dim; d++) x[d] *= c->sign[d];
@@ -331,7 +331,7 @@ uint32_t stress_crc32c(const uint8_t *bytes, size_t n) {
 
 static uint32_t rotated_right(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
-/* FIPS 180-4: the constants are the first fractional bits of the square and cube roots of primes. */
+/* SHA-256 constants (FIPS 180-4): the first fractional bits of the square and cube roots of primes. */
 static uint32_t root_bits(uint32_t prime, bool cube) {
     double root = cube ? cbrt((double)prime) : sqrt((double)prime);
     return (uint32_t)((root - floor(root)) * 0x1p32);

@@ -85,7 +85,7 @@ static void open_seq(stress_run *l, stress_cache *c) {
     stress_expect(fkv_prefix_match(c->cache, &config, &predicted), FKV_OK, "match");
     fkv_status status = fkv_seq_open(c->cache, &config, &number, &n_shared);
     if (!stress_admitted(l, c, config.max_tokens, status, "open")) {
-        if (c->n_seqs > 0 && stress_chance(r, 60)) close_seq(l, c); /* closes a sequence to make space for the next one */
+        if (c->n_seqs > 0 && stress_chance(r, 60)) close_seq(l, c); /* closes a sequence to make room for the next one */
         return;
     }
 

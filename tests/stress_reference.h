@@ -42,9 +42,9 @@ typedef struct stress_fixture {
     uint64_t n_calibrated; /* number of query-head rows that read a sealed page with calibrated keys */
     uint64_t n_turbo;      /* number of query-head rows that read TurboQuant codes */
     uint64_t n_same;       /* number of outputs that were bit-identical to an earlier output of the same token */
-    uint64_t n_slack;      /* query-head rows that matched only with the additional tolerance for ill-conditioned sums */
-    uint64_t n_beyond;     /* query-head rows that were not compared, because their scores overflow a float */
-    double worst;          /* largest relative L2 error of a row that matched without the additional tolerance */
+    uint64_t n_slack;  /* number of query-head rows that matched only with the additional tolerance for ill-conditioned sums */
+    uint64_t n_beyond; /* number of query-head rows that were not compared, because their scores overflow a float */
+    double worst;      /* largest relative L2 error of a row that matched without the additional tolerance */
 } stress_fixture;
 
 void stress_fixture_open(stress_fixture *fixture, const stress_config *config, uint32_t most_tokens);

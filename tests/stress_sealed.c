@@ -80,14 +80,14 @@ static uint32_t get_code(const stress_codec *c, const uint8_t *codes, uint32_t t
 typedef struct channel_order {
     uint32_t before[DIGITS]; /* number of digits in all earlier planes; a plane holds one 2-bit digit of each channel that has
                                 such a digit */
-    uint16_t place[FKV_MAX_HEAD_DIM]; /* position of each channel in the order of descending bit width */
+    uint16_t place[FKV_MAX_HEAD_DIM]; /* rank of each channel when sorted by descending bit width */
 } channel_order;
 
 static uint32_t bits_of_channel(const stress_codec *c, uint32_t channel) {
     return is_calibrated(c) ? c->channel_bits[channel] : c->bits;
 }
 
-/* Orders the channels by descending bit width, and by index where the widths are equal. */
+/* Sorts the channels by descending bit width, and channels of equal width by index. */
 static channel_order order_of(const stress_codec *c) {
     channel_order order = {.before = {0, c->dim}};
     uint16_t at = 0;
@@ -137,7 +137,8 @@ static float get_number(const stress_codec *c, const uint8_t *bytes, uint32_t i)
 
 /* ---- keys ---- */
 
-/* Rounds to the page type and then to seven significant bits. float16 scales are rounded to multiples of at least 2^-20. */
+/* Rounds a scale to the page type and then to seven significant bits. float16 scales are rounded to multiples of 2^-20 or of a
+ * larger power of two. */
 static float seven_bits(const stress_codec *c, float scale) {
     float x = stress_from_half(c->type, stress_to_half(c->type, scale));
     if (x < SMALLEST) return 0;

@@ -1,5 +1,5 @@
-/* Steps of the stress test: any mix of prefill chunks and decode rows, layers in any order, attention in some or all layers,
- * calls that are invalid during a step, then commit or abort.
+/* Steps of the stress test. A step has any mix of prefill chunks and decode rows, layers in any order, attention in some or all
+ * layers, and calls that are invalid during a step. Then it is committed or aborted.
  */
 #include "stress_operations.h"
 
@@ -72,7 +72,7 @@ static void gather_rows(stress_run *l, const plan *p, uint32_t layer, uint32_t w
 
 static bool is_state(const stress_run *l, uint32_t layer) { return layer >= l->config.base.n_layers; }
 
-/* The state after the first n tokens of a sequence is a hash of these tokens, repeated with other seeds. */
+/* The state after the first n tokens of a sequence consists of hashes of these tokens with different seeds. */
 static uint64_t state_word(uint64_t chain, uint32_t layer, size_t i) { return stress_mix(stress_mix(chain, layer + 100), i); }
 
 static bool is_state_of(const uint8_t *state, uint64_t chain, uint32_t layer, size_t n_words) {

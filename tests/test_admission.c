@@ -1,5 +1,5 @@
-/* Engine admission: which requests are admitted, the retry times of rejected requests, and whether clients that respect their
- * retry times are served as predicted.
+/* Tests of engine admission: which requests are admitted, the retry times of rejected requests, and whether clients that respect
+ * their retry times are served as predicted.
  */
 #include "../src/engine/admission.h"
 #include "test.h"
@@ -105,7 +105,7 @@ typedef struct client {
 } client;
 
 static client crowd[CLIENTS];
-/* time at which the engine has measured its speed; until then, predictions are too low by a factor of UNLEARNED */
+/* time at which the engine has learned its speed; earlier predictions are too low by a factor of UNLEARNED */
 static double learned_at;
 static uint64_t state;
 

@@ -1,4 +1,4 @@
-/* Response formats in requests and the grammar rules derived from them, without the grammar library. */
+/* Tests the response formats in requests and the grammar rules derived from them, without the grammar library. */
 #include "../src/serve/answer_rules.h"
 #include "test.h"
 

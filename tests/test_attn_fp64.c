@@ -202,7 +202,7 @@ static double error_of(const cache_fixture *w, const uint32_t *tokens, const uin
     return error;
 }
 
-/* Runs two sequences of different tokens in one batch, in chunks and then one token at a time. */
+/* Runs two sequences with different tokens in one batch, first in chunks and then one token at a time. */
 START_TEST(outputs_match_attention_over_the_unquantized_rows) {
     for (size_t i = 0; i < N_OF(ATTENTION_CASES); i++) {
         const attention_case *m = &ATTENTION_CASES[i];

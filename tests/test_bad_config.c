@@ -256,7 +256,7 @@ START_TEST(sizes_beyond_any_machine_are_rejected) {
 }
 END_TEST
 
-/* Uses slabs whose size in bytes barely fits in 64 bits, so that adding the sizes of the other memory blocks overflows. */
+/* Uses slabs whose size in bytes barely fits in 64 bits, so that the total with all other memory overflows. */
 START_TEST(plans_slightly_beyond_64_bits_are_rejected) {
     fkv_config config = plain_config();
     config.max_seqs = 1;

@@ -447,7 +447,7 @@ enum { MOST_ITEMS = 1000, MOST_THREADS = 8 };
 
 typedef struct tally {
     _Atomic uint32_t runs[MOST_ITEMS];
-    uint32_t plain[MOST_ITEMS]; /* written by items with ordinary stores, which must be visible to the caller after the run */
+    uint32_t plain[MOST_ITEMS]; /* written by work items without atomics; the caller must see the values after the run */
     _Atomic bool bad_thread;
     uint32_t n_threads;
     uint32_t stamp;
@@ -493,7 +493,7 @@ static fkv_workers *workers_begin(uint32_t n_threads) {
 
 static void workers_end(fkv_workers *workers) {
     fkv_workers_close(workers);
-    free(workers); /* the workers struct is at the start of its block */
+    free(workers); /* the workers struct is at the start of its memory block */
 }
 
 START_TEST(every_item_runs_once_in_every_job) {

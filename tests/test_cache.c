@@ -324,7 +324,7 @@ START_TEST(failed_system_allocation_is_an_error_and_leaks_nothing) {
     stacks.n_threads = 250;
     const fkv_config *wanted[] = {&slab, &tables, &stacks};
     const char *words[] = {"cannot map", "cannot map",
-                           ""}; /* in the last case, either a thread or its stack cannot be created, with different messages */
+                           ""}; /* in the last case, either a thread or its stack cannot be created, so the message varies */
     if (!can_measure_memory()) return;
     for (size_t i = 0; i < N_OF(wanted); i++) {
         fkv_config config = *wanted[i];
@@ -546,7 +546,7 @@ START_TEST(pages_are_packed_and_have_no_unpacked_copy) {
     ck_assert_uint_eq(plan.group_pages[0], unpacked.group_pages[0]);
     ck_assert_uint_eq(plan.token_bytes, 2 * 2 * (64 + 4 + 32 + 4));
     ck_assert_uint_eq(unpacked.token_bytes, 2 * 2 * (128 + 128));
-    /* apart from the slab, both plans have the same size, so there is no unpacked copy */
+    /* apart from the slab, both plans have the same size, so neither has an unpacked copy of the pages */
     ck_assert_uint_eq(plan.total_bytes - plan.slab_bytes, unpacked.total_bytes - unpacked.slab_bytes);
 }
 END_TEST

@@ -1,5 +1,5 @@
-/* Calibration: channels whose errors cost more get more bits, files that are written can be read back unchanged, and invalid
- * files are rejected with a message that names the field and the reason.
+/* Tests of calibration: channels whose errors cost more get more bits, written files are read back unchanged, and invalid files
+ * are rejected with a message that names the field and the reason.
  */
 #include "../src/base/checksum.h"
 #include "../src/model/calibration.h"

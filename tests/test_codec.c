@@ -865,7 +865,7 @@ START_TEST(inverse_rotation_restores_the_row_and_norms_are_kept) {
 END_TEST
 
 START_TEST(rotation_preserves_dot_products) {
-    const double ROUNDING = 1e-6; /* rounding error, relative to the product of the two norms */
+    const double ROUNDING = 1e-6; /* rounding error relative to the product of the two vector norms */
     random_state d = random_new(9);
     for (uint32_t dim = 16; dim <= MAX_DIM; dim += 16) {
         float q[MAX_DIM];

@@ -37,11 +37,11 @@ typedef struct fixture {
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
     bool broken;     /* true to make the device fail */
-    double stopped;  /* seconds for which the process is suspended in the next step */
+    double stopped;  /* number of seconds that the process appears suspended in the next step */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
 } fixture;
 
-static bool drafts; /* true if fixtures that are opened from now on use drafts; the generated texts then mostly repeat */
+static bool drafts; /* true if fixtures opened from now on use drafts; the model then generates mostly repetitive text */
 
 static uint32_t next_token(uint32_t token, uint32_t position) {
     if (drafts) return (token + (position % 11 == 0 ? 2 : 1)) % 7;
@@ -299,7 +299,7 @@ static void random_stress(uint64_t seed) {
     (void)run_all(&w);
     for (uint32_t i = 0; i < n; i++) {
         ck_assert_msg(all[i].job == NULL, "request %u never finished", i);
-        /* not checked for cancelled requests, because with drafts, the answers of a request advance at different speeds */
+        /* not checked for cancelled requests, because drafts make the answers of a request advance at different speeds */
         if (all[i].reason == FKV_FINISH_LENGTH && !all[i].cancelled && isinf(all[i].deadline_at))
             for (uint32_t k = 0; k < all[i].n; k++) ck_assert_uint_eq(all[i].n_new[k], all[i].max_new);
     }
@@ -554,7 +554,8 @@ START_TEST(stop_strings_end_the_text_before_them) {
 }
 END_TEST
 
-/* Compares the detection of random two-letter stop strings with their definition, for random divisions of a text into tokens. */
+/* For random two-letter stop strings and random divisions of a text into tokens, compares the detected stop with the definition
+ * of a stop string. */
 START_TEST(held_text_is_what_could_become_a_stop_string) {
     uint64_t random = 9;
     for (uint32_t round = 0; round < 20000; round++) {
@@ -689,8 +690,8 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
 }
 END_TEST
 
-/* A prefill chunk that is limited by the step's time budget must end at a multiple of the row block, regardless of the decode
- * rows in the step. */
+/* If the time budget of a step limits a prefill chunk, the total number of rows in the step, including decode rows, must be a
+ * multiple of the row block. */
 START_TEST(prefill_chunks_are_multiples_of_the_row_block) {
     static fixture w;
     fkv_engine_config config = quick_config();

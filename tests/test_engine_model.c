@@ -1,5 +1,5 @@
-/* The engine with its thread and the needle model: outputs are bit-identical regardless of concurrent requests, requests and
- * cancellations may come from many threads, and all memory is released.
+/* Tests of the engine with its thread and the needle model: outputs are bit-identical regardless of concurrent requests, requests
+ * and cancellations may come from many threads, and all memory is released.
  */
 #include "../src/engine/step_turns.h"
 #include "model_fixture.h"
@@ -438,7 +438,7 @@ START_TEST(store_slower_than_computing_is_not_used) {
         if (i == 0) model_book_tokens(500, other, PROMPT);
         fkv_request r = request_of(other, &warm);
         r.tenant_name = "a";
-        r.tenant = i; /* each tenant number has its own prefix tree, but all have the same tenant name */
+        r.tenant = i; /* each tenant number has its own prefix tree, but all tenants have the same name */
         events_init(&warm);
         ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
         events_wait(&warm);
@@ -545,8 +545,8 @@ START_TEST(drafts_do_not_change_the_text) {
     for (uint32_t i = 0; i < N; i++) check_same(&plain[i], &drafted[i], 0, "with drafts");
     check_same(&plain[1], &drafted[1], 1, "a fork with drafts");
     printf("%u of %u drafted tokens were accepted\n", (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
-    ck_assert_uint_le(stats.accepted_tokens, stats.drafted_tokens); /* how many drafts are tried depends on measured times;
-                                                                       test_engine checks the number with a simulated clock */
+    ck_assert_uint_le(stats.accepted_tokens, stats.drafted_tokens); /* the number of tried drafts depends on measured times;
+                                                                       test_engine checks it with a simulated clock */
 }
 END_TEST
 

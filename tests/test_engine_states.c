@@ -1,5 +1,5 @@
-/* The engine with models that have recurrent layers: in a conversation, a new turn, a regenerated turn and a turn after a
- * shortened answer compute only their new tokens and at most 80 others. The answers do not depend on the cache.
+/* Tests of the engine with models that have recurrent layers: in a conversation, a new turn, a regenerated turn and a turn after
+ * a shortened answer compute only their new tokens and at most 80 others. The answers do not depend on the cache.
  */
 #include "golden_models.h"
 #include "model_fixture.h"
@@ -200,7 +200,7 @@ static void run_edits(const char *name, const fkv_model *model) {
 START_TEST(an_edited_turn_computes_only_its_new_tokens) { with_models(run_edits); }
 END_TEST
 
-/* Many long answers leave one rolling snapshot each, so they do not evict the snapshot of the prompt that they share. */
+/* Many long answers leave one rolling snapshot each, so they do not evict the snapshot of their shared prompt. */
 static void run_branches(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
@@ -284,7 +284,8 @@ static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
 static void run_long_chats(const char *name, const fkv_model *model) {
     (void)name;
     ck_assert_uint_le(run_long_chat(model, 40), MAX_REPEATED);
-    /* with few snapshots, the older ones are further apart; without thinning, the edited turn would compute its whole prompt */
+    /* with few snapshots, older snapshots are kept at larger distances; otherwise the edited turn would compute its whole prompt
+     */
     ck_assert_uint_le(run_long_chat(model, 11), 2 * MAX_REPEATED);
 }
 
@@ -319,7 +320,7 @@ static fkv_engine *open_stored_engine(const fkv_model *model, const fkv_prefix_s
 }
 
 /* After a restart, pages and snapshots are restored from a prefix folder. The next turn of a conversation and a regenerated turn
- * compute only their new tokens, and their answers are those of an engine without a store. */
+ * compute only their new tokens, and their answers equal the answers of an engine without a store. */
 static void run_restart(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;

@@ -1,4 +1,4 @@
-/* Valid GGUF files, read from memory and from the file system, and the identity of weights. */
+/* Tests of valid GGUF files, read from memory and from the file system, and of the weights ID. */
 #include "gguf_maker.h"
 #include "page_file_fixture.h"
 
@@ -150,8 +150,9 @@ START_TEST(gemma_has_windows_and_two_ropes) {
 }
 END_TEST
 
-/* The expected attention factor of YaRN is that of llama.cpp (llama-context.cpp): (0.1 * ln(factor) + 1) / (0.1 * multiplier *
- * ln(factor) + 1). The multiplier is used for mistral3 only. */
+/* The expected attention factor of YaRN is the same as in llama.cpp (llama-context.cpp): (0.1 * ln(factor) + 1) / (0.1 *
+ * multiplier
+ * * ln(factor) + 1). The multiplier is used for mistral3 only. */
 START_TEST(yarn_log_multiplier_is_mscale_all_dim) {
     static const struct {
         const char *architecture;
@@ -220,7 +221,9 @@ static void llama4_keys(uint32_t n_experts) {
     key_u32(&shared, "llama4.interleave_moe_layer_step", 2);
 }
 
-/* GGUF files of Llama 4 do not store the attention chunks, the QK norms, the RoPE pattern and the attention temperature. */
+/* GGUF files of Llama 4 do not store the attention chunk size, the use of QK norms, the RoPE pattern or the attention
+ * temperature.
+ */
 START_TEST(attention_of_llama4_follows_the_number_of_experts_and_the_window) {
     for (unsigned i = 0; i < 3; i++) {
         llama4_keys(i == 1 ? 128 : 16);

@@ -1,5 +1,5 @@
-/* GGUF files with one wrong value, truncated files, and models that would run incorrectly: each is rejected with a message that
- * names the error and its location, without allocating more memory than the file size justifies. */
+/* Tests GGUF files with one wrong value, truncated files, and models that would run incorrectly. Each is rejected with a message
+ * that names the error and its location, without allocating more memory than the file size justifies. */
 #include "gguf_maker.h"
 
 #include <inttypes.h>

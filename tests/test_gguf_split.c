@@ -1,4 +1,4 @@
-/* Models that are split into several GGUF files, GGUF files of version 2, and files that contain only a vocabulary. */
+/* Tests models that are split into several GGUF files, GGUF files of version 2, and files that contain only a vocabulary. */
 #include "gguf_maker.h"
 #include "page_file_fixture.h"
 
@@ -60,7 +60,7 @@ START_TEST(any_part_opens_the_whole_model) {
         tensor(&shared, name, GGML_F32, 8, 1 + i, 32 * (1 + i));
     }
     fkv_weights *weights = read_good(&shared);
-    /* use the same bytes as in the split files, where the data of each part starts again with 0, 1, 2, and so on (modulo 113) */
+    /* uses the same bytes as in the split files, where the data of each part starts again with 0, 1, 2, and so on (modulo 113) */
     for (uint32_t i = 0; i < N_PARTS; i++) {
         uint8_t *data = (uint8_t *)(uintptr_t)fkv_weights_tensor(weights, i)->data;
         for (uint32_t b = 0; b < 32 * (1 + i); b++) data[b] = (uint8_t)(b % 113);
@@ -192,7 +192,7 @@ START_TEST(file_can_set_sampling_parameters) {
 }
 END_TEST
 
-/* A vocabulary file may have any layer sizes and an unknown architecture. */
+/* A vocabulary file may have arbitrary layer sizes and an unknown architecture. */
 START_TEST(vocabulary_file_tokenizes_but_does_not_run) {
     vocab_keys(&shared);
     fkv_model *model = load_vocab(&shared);

@@ -1,5 +1,7 @@
-/* Grammars over the vocabulary of the needle model: random answers drawn from the allowed tokens match the schema, and hostile
- * schemas are rejected. Builds without llguidance support only JSON objects without a schema, so they skip the other tests. */
+/* Tests grammars with the vocabulary of the needle model: random answers drawn from the allowed tokens match the schema, and
+ * hostile schemas are rejected. Builds without llguidance support only JSON objects without a schema, so they skip the other
+ * tests.
+ */
 #include "../src/serve/grammar.h"
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* Names, listings and file selection of src/hub. Downloads are tested by hub_test.py. */
+/* Tests the names, listings and file selection of src/hub. hub_test.py tests downloads. */
 #include "../src/hub/gguf_header.h"
 #include "../src/hub/hub_cache.h"
 #include "../src/hub/hub_place.h"

@@ -1,5 +1,5 @@
-/* The JSON validator of builds without llguidance: it accepts every object of its subset of JSON, rejects other texts at the
- * first wrong byte, and accepts only prefixes of texts that jansson can parse. */
+/* Tests the JSON validator of builds without llguidance. It accepts every object in its subset of JSON, rejects other texts at
+ * the first wrong byte, and accepts only prefixes of texts that jansson can parse. */
 #include "../src/serve/json_text.h"
 #include "test.h"
 
@@ -71,7 +71,7 @@ START_TEST(nesting_is_limited) {
 }
 END_TEST
 
-/* Random walks: a complete text is valid JSON, and from every state some byte is accepted until the text is complete. */
+/* Adds random bytes. A complete text must be valid JSON, and in every earlier state some byte must be accepted. */
 START_TEST(random_texts_are_valid_json) {
     uint64_t random = 3;
     size_t n_complete = 0;

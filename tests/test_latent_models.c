@@ -1,5 +1,5 @@
-/* Models with latent attention: logits are bit-identical however tokens are chunked, batched and distributed over threads, and
- * after forks, truncation, prefix sharing and page files. parity_models compares the same models with transformers.
+/* Tests of models with latent attention: logits are bit-identical however tokens are chunked, batched and distributed over
+ * threads, and after forks, truncation, prefix sharing and page files. parity_models compares the same models with transformers.
  */
 #include "cache_fixture.h"
 #include "golden_models.h"
@@ -55,7 +55,7 @@ static void check_logits(const char *name, const char *what, uint32_t from, uint
                   "%s: %s changes logits in [%u, %u)", name, what, from, to);
 }
 
-/* Runs tokens [from, to) of the golden model, which follow the tokens of the sequence. */
+/* Appends tokens [from, to) of the golden model to the sequence. */
 static void run_part(fkv_runner *runner, fkv_seq seq, uint32_t from, uint32_t to, uint32_t chunk) {
     model_run(runner, seq, golden.tokens + from, to - from, chunk, GOLDEN_VOCAB, got + (size_t)from * GOLDEN_VOCAB);
 }

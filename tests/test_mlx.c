@@ -433,8 +433,8 @@ START_TEST(batched_forked_and_reloaded_outputs_are_bit_identical) {
 }
 END_TEST
 
-/* Tests decode blocks of 4, 8 and 16 rows, and prefill tiles that begin at other positions. GPU only, because MLX's CPU products
- * may sum in another order with more rows. */
+/* Tests decode blocks of 4, 8 and 16 rows, and prefill tiles that begin at other positions. Runs only on a GPU, because MLX's CPU
+ * matrix products may sum in another order if there are more rows. */
 START_TEST(outputs_with_other_queries_of_the_sequence_are_bit_identical) {
     enum { LENGTH = 1100, CHUNK = 40 };
     for (layer_set set = AFFINE; set < N_LAYER_SETS && on_gpu(); set++) {

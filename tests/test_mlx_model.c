@@ -145,7 +145,7 @@ START_TEST(errors_inside_mlx_return_a_status) {
     mlx_array tall = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 3, 2), MLX_FLOAT32);
     ck_ok(fkv_mlx_graph_status(&g, "uploads"));
     mlx_array joined = fkv_model_op_beside(
-        &g, wide, tall); /* concatenates the columns of arrays with two and with three rows, which MLX rejects */
+        &g, wide, tall); /* concatenates the columns of two arrays with different numbers of rows, which MLX rejects */
     ck_assert_ptr_null(joined.ctx);
     ck_assert_ptr_null(fkv_model_op_sigmoid(&g, joined).ctx);
     ck_status(fkv_mlx_graph_status(&g, "a step"), FKV_DEVICE);

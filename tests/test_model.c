@@ -1,5 +1,5 @@
-/* Loading models: the reported properties are correct, and models with missing, misshapen or unused tensors are rejected with a
- * message that names the tensor. */
+/* Tests of loading models: the reported properties are correct, and models with missing, misshapen or unused tensors are rejected
+ * with a message that names the tensor. */
 #include "../src/model/model_backend.h"
 #include "cache_fixture.h"
 #include "model_fixture.h"
@@ -169,7 +169,7 @@ START_TEST(unavailable_backend_is_rejected) {
 }
 END_TEST
 
-/* Loads a config.json from tests/data/configs, without weights, for planning. */
+/* Loads a config.json from tests/data/configs for planning, without weights. */
 static fkv_model *load_config(const char *name) {
     char path[256];
     fkv_model *model = NULL;

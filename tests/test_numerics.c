@@ -1,5 +1,6 @@
-/* Tests of the numerics identity: instruction sets with the same identity compute bit-identical pages, the pages of each class
- * are pinned, and instruction sets with different identities share neither packed pages nor page files.
+/* Tests of the numerics identity: instruction sets with the same identity compute bit-identical pages, the pages of each class of
+ * instruction sets equal stored digests, and instruction sets with different identities share neither packed pages nor page
+ * files.
  */
 #include "../src/base/checksum.h"
 #include "../src/model/forward/numerics.h"

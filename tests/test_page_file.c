@@ -1,4 +1,4 @@
-/* Saving and loading page files: restored contents, exact bytes, and the state after a failed save. Damaged files are in
+/* Tests of saving and loading page files: restored contents, exact bytes, and the state after a failed save. Damaged files are in
  * test_page_file_damage.c, killed saves in test_page_file_kill.c.
  */
 #include "page_file_fixture.h"
@@ -152,7 +152,7 @@ START_TEST(file_bytes_depend_only_on_the_sequence) {
         file_fixture_open(&a, &SPECS[s], 0);
         file_fixture_open(&b, &SPECS[s], 0xaa);
         ck_ok(file_fixture_save(&a, file_fixture_fill(&a, 3, 37, 37), 3, 37, clean));
-        const fkv_seq other = file_fixture_fill(&b, 8, 50, 50); /* a closed sequence leaves its rows in the pages that it frees */
+        const fkv_seq other = file_fixture_fill(&b, 8, 50, 50); /* freed pages still contain the rows of the closed sequence */
         (void)file_fixture_fill(&b, 9, 5, 5);
         ck_ok(fkv_pager_close(b.pager, other));
         ck_ok(file_fixture_save(&b, file_fixture_fill(&b, 3, 37, 37), 3, 37, dirty));

@@ -301,7 +301,7 @@ START_TEST(plan_beyond_the_limits_of_the_format_is_rejected) {
     ck_assert_ptr_nonnull(strstr(fkv_message(), "exceed the maximum file size"));
     for (uint32_t l = 0; l < FKV_MAX_LAYERS; l++) layers[l].window = UINT32_MAX - l % 8, layers[l].n_sinks = UINT32_MAX;
     ck_status(fkv_file_plan_make(&header, layers, "huge windows", &plan), FKV_FILE_DAMAGED);
-    header.n_tokens = 0; /* a plan without pages is never too large */
+    header.n_tokens = 0; /* a file without tokens has no pages, so it is never too large */
     ck_ok(fkv_file_plan_make(&header, layers, "huge and empty", &plan));
     ck_assert_uint_eq(plan.n_pages, 0);
     ck_assert_uint_eq(plan.file_bytes, plan.data_offset);
@@ -344,7 +344,8 @@ START_TEST(plan_page_sizes_match_the_format_document) {
 END_TEST
 
 START_TEST(plan_has_exactly_the_pages_visible_to_a_query) {
-    /* definition: a page is saved if a query at position n_tokens sees one of its tokens or writes its own token to the page */
+    /* definition: a page is saved if a query at position n_tokens sees one of its tokens, or if the query's own token belongs to
+     * the page */
     for (uint32_t window = 0; window <= 70; window += 7) {
         for (uint32_t n_sinks = 0; n_sinks <= (window == 0 ? 0u : 40u); n_sinks += 8) {
             fkv_file_layer layer = {1, 64, window, n_sinks, {8, 64}, {4, 64}};

@@ -269,7 +269,7 @@ START_TEST(longest_row_writes_in_place_when_only_rows_hold_the_page) {
     ck_assert_uint_ne(page_of(pager, c, 0, 1), tail);
     ck_ok(fkv_pager_step_abort(pager));
 
-    /* if a sequence of the same length that is not in the step also reads the page, every row of the step copies the page */
+    /* a sequence of the same length outside of the step also reads the page, so every row of the step copies the page */
     fkv_seq d = fork_seq(pager, b, 64);
     ck_ok(fkv_pager_step_begin(pager, rows, 3));
     (void)fkv_pager_step_copies(pager, &n);

@@ -57,7 +57,7 @@ static void check_logits(const char *name, const char *what, uint32_t from, uint
     ck_assert_msg(memcmp(got + at, expected + at, bytes) == 0, "%s: %s changes logits in [%u, %u)", name, what, from, to);
 }
 
-/* Runs tokens [from, to) of the golden model, which follow the tokens of the sequence. */
+/* Appends tokens [from, to) of the golden model to the sequence. */
 static void run_part(fkv_runner *runner, fkv_seq seq, uint32_t from, uint32_t to, uint32_t chunk) {
     model_run(runner, seq, golden.tokens + from, to - from, chunk, GOLDEN_VOCAB, got + (size_t)from * GOLDEN_VOCAB);
 }

@@ -1,5 +1,5 @@
-/* Sealed pages in a cache: the form in which a query reads each page, how far a sequence can be truncated, plan sizes and page
- * files. Bit-identical outputs are tested in test_bit_identical.c, attention results in test_attn_fp64.c.
+/* Tests of sealed pages in a cache: the form in which a query reads each page, how far a sequence can be truncated, plan sizes
+ * and page files. test_bit_identical.c tests that outputs are bit-identical, and test_attn_fp64.c tests attention results.
  */
 #include "cache_fixture.h"
 #include "channel_bits.h"

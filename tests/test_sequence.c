@@ -332,8 +332,8 @@ static fkv_pager *second_pager(void **block) {
     return pager;
 }
 
-/* Keeps one sequence open in each of two pagers while others are opened and closed. The global counter of sequences is set to
- * values near 2^8, 2^16 and so on, where IDs with fewer bits would be reused.
+/* Keeps one sequence open in each of two pagers while others are opened and closed. The global sequence counter is set to values
+ * near 2^8, 2^16 and so on, where narrower IDs would wrap around and be reused.
  */
 START_TEST(sequence_ids_are_unique_across_pagers_and_never_reused) {
     void *block = NULL;

@@ -1,4 +1,4 @@
-/* The server while its model is loading: it listens on its address and answers requests with 503. */
+/* Tests the server while its model is loading: it listens on its address and answers requests with 503. */
 #include "../src/serve/serve.h"
 #include "test.h"
 

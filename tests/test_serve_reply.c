@@ -1,4 +1,4 @@
-/* API responses, built from text, reasoning and tool calls that the test provides instead of a model. */
+/* Tests API responses, built from text, reasoning and tool calls that the test provides instead of a model. */
 #include "../src/serve/exchange.h"
 #include "test.h"
 

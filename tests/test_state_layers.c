@@ -80,7 +80,7 @@ typedef struct new_tokens {
     uint32_t n; /* number of new tokens, stored in seq->tokens after the existing tokens */
 } new_tokens;
 
-/* Runs one step. Every state that the step reads must be the hash of the tokens that the sequence has. */
+/* Runs one step. Every state that the step reads must be the hash of all tokens of its sequence. */
 static void run_step(fkv_cache *cache, const new_tokens *chunks, uint32_t n_chunks, bool commit) {
     static float rows[MAX_STEP * 64];
     fkv_row step_rows[MAX_SEQS];
@@ -257,7 +257,7 @@ START_TEST(truncate_reaches_snapshots_and_reports_the_nearest) {
     append(cache, &s, 32);
     ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 64));
     append(cache, &s, 37);
-    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 101)); /* no snapshot, because the length is not a page boundary */
+    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, 101)); /* no snapshot is stored, because the length is not a page boundary */
     ck_status(fkv_seq_truncate(cache, s.seq, 96), FKV_GONE);
     ck_assert_msg(strstr(fkv_message(), "truncate to 64 tokens, the nearest shorter length with a stored state") != NULL, "%s",
                   fkv_message());
@@ -297,7 +297,7 @@ START_TEST(prefixes_are_shared_up_to_a_snapshot) {
     append(cache, &a, 32);
     ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 32));
     append(cache, &a, 48);
-    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* no snapshot: the state after 64 tokens no longer exists */
+    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* not stored: the state after 64 tokens no longer exists */
     open_state_seq(cache, &b, 1, 80, 32);
     check_state(cache, &b);
     append(cache, &b, 30);
@@ -346,7 +346,7 @@ START_TEST(dropped_snapshots_are_gone_unless_a_sequence_uses_them) {
     open_state_seq(cache, &a, 1, 0, 0);
     append(cache, &a, 32);
     ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 32));
-    ck_ok(fkv_snapshot_drop(cache, 0, a.tokens, 32)); /* the live state of the sequence is not dropped */
+    ck_ok(fkv_snapshot_drop(cache, 0, a.tokens, 32)); /* dropping the snapshot does not drop the current state of the sequence */
     open_state_seq(cache, &b, 1, 33, 32);
     ck_ok(fkv_seq_close(cache, b.seq));
     append(cache, &a, 5);

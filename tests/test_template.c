@@ -1,5 +1,5 @@
-/* Chat templates: rendering matches jinja2, text from the user stays marked as user text through every operation, and hostile
- * templates stop at the limits on work and memory.
+/* Tests of chat templates: rendering matches jinja2, text from the user stays marked as user text through every operation, and
+ * hostile templates stop at the limits on work and memory.
  */
 #include "../src/text/chat/template.h"
 #include "test.h"
@@ -115,7 +115,7 @@ START_TEST(template_text_is_not_marked) {
 }
 END_TEST
 
-/* Each template must be rejected within the limits on time and memory. */
+/* Templates that must be rejected within the limits on time and memory. */
 static const char *const hostile[] = {
     "{% for a in range(100000000) %}x{% endfor %}",
     "{% for a in range(3000) %}{% for b in range(3000) %}{% for c in range(3000) %}{% endfor %}{% endfor %}{% endfor %}",

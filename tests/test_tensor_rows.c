@@ -1,6 +1,6 @@
-/* Tensor rows: decoded values are bit-identical to those of an independent implementation, and the error of packing a row into
- * codes with 16-bit scales and biases is bounded. Inner loops call the slow check macros only for values that have already failed
- * a test. */
+/* Tests of tensor rows: decoded values are bit-identical to the values of an independent implementation, and the error of packing
+ * a row into codes with 16-bit scales and biases is bounded. Inner loops call the slow check macros only for values that have
+ * already failed a test. */
 #include "test.h"
 
 #include "../src/base/float16.h"
@@ -12,7 +12,8 @@
 
 enum { MAX_COLS = 512, MAX_ROW_BYTES = 2048, N_ROUNDS = 400 };
 
-/* Half the distance between adjacent float16 values: relative to the value for normal values, and absolute for denormals. */
+/* Rounding error of float16, half the distance between adjacent values: relative for normal values, and absolute for denormals.
+ */
 static const double HALF_ROUNDING = 0x1p-11;
 static const double HALF_FLOOR = 0x1p-25;
 /* Bound on the packing error of the K formats (Q2_K to Q6_K), in units of the distance between adjacent codes (steps). In Q6_K,
@@ -319,7 +320,7 @@ static loss measure(const format *f, float largest) {
     return worst;
 }
 
-START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* the bound of Q5_K, which has more codes, is 1/32 of a step */
+START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* the bound of Q5_K, which has more codes, is twice as large */
     for (uint32_t k = FIRST_K; k < FIRST_TABLE; k++) {
         const loss worst = measure(&QUANTIZED[k], 4);
         printf("%s: the largest error is 1/%.0f of a step and %.2f of its bound\n", fkv_tensor_type_name(QUANTIZED[k].type),
@@ -348,8 +349,8 @@ START_TEST(table_formats_lose_no_more_than_their_scale) {
 }
 END_TEST
 
-/* Tests scales from 2^-128 to 2^127. Those within the f16 range are exact. Smaller scales are rounded to the nearest f16 value,
- * and larger ones overflow. */
+/* Tests scales from 2^-128 to 2^127. Scales within the f16 range are exact. Smaller scales are rounded to the nearest f16 value,
+ * and larger scales overflow. */
 START_TEST(power_of_two_scales_are_packed_without_loss) {
     for (uint32_t e = 0; e < 256; e++) {
         uint8_t row[17] = {(uint8_t)e, 0xf7};
@@ -372,7 +373,7 @@ END_TEST
 enum {
     MAPPED_ROWS = 40,
     MAPPED_TOKENS = 19
-}; /* 40 rows are two and a half panels of 16 rows; 19 tokens are one block of 16 tokens and 3 more tokens */
+}; /* 40 rows fill two and a half panels of 16 rows; 19 tokens fill one block of 16 tokens and part of a second block */
 
 static void *allocate(uint64_t bytes) {
     void *block = aligned_alloc(64, (size_t)fkv_align_up(bytes + 1, 64));

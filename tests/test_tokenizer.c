@@ -1,5 +1,5 @@
-/* Tokenizers: stored results of llama.cpp and Hugging Face for each pre-tokenizer and for SentencePiece, random small
- * vocabularies against a naive model, detokenized texts, rejected vocabularies, and worst-case texts.
+/* Tests tokenizers against stored results of llama.cpp and Hugging Face for each pre-tokenizer and for SentencePiece, and random
+ * small vocabularies against a naive tokenizer. Also tests detokenization, rejected vocabularies and worst-case texts.
  */
 #include "../src/model/files/weights_state.h"
 #include "../src/text/chat/chat.h"
@@ -115,7 +115,8 @@ static int check_vectors(const fkv_tokenizer *tokenizer, const char *cases, cons
     return index;
 }
 
-/* gpt-2, smollm and llama-bpe: results of llama.cpp; the others: results of Hugging Face (scripts/make-tokenizer-vectors). */
+/* The expected tokens come from llama.cpp for gpt-2, smollm and llama-bpe, and from Hugging Face for all others
+ * (scripts/make-tokenizer-vectors). */
 START_TEST(every_pre_tokenizer_matches_its_reference) {
     static const char *const names[] = {"gpt-2",  "smollm",  "llama-bpe", "qwen2",          "qwen35",      "command-r", "tekken",
                                         "gpt-4o", "kimi-k2", "dbrx",      "deepseek-coder", "deepseek-v3", "default"};
@@ -378,7 +379,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)(random_state >> 33) % n;
 }
 
-/* Generates strings over few letters, so that they overlap and merge. */
+/* Generates strings from only a few letters, so that the strings overlap and merge. */
 static fkv_bytes random_string(char *room, uint32_t n_letters, uint32_t max_letters, bool wide) {
     static const char *const wide_letters[] = {"\xe2\x96\x81", " ", "\xc3\xa9", "\xc3", "\xf0\x9f"};
     size_t n = 0;

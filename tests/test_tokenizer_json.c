@@ -1,5 +1,6 @@
-/* tokenizer.json, tokenizer.model and accompanying files: every construct tokenizes as in Hugging Face tokenizers
- * (scripts/make-tokenizer-vectors), unsupported constructs are rejected by name, and the settings in a model folder take effect.
+/* Tests of tokenizer.json, tokenizer.model and accompanying files: every construct gives the same tokens as in Hugging Face
+ * tokenizers (scripts/make-tokenizer-vectors), unsupported constructs are rejected by name, and the settings in a model folder
+ * take effect.
  */
 #include "../src/model/files/weights_state.h"
 #include "../src/text/tokenizer/tokenizer.h"
@@ -146,7 +147,7 @@ START_TEST(tokens_of_either_kind_give_the_original_text) {
 }
 END_TEST
 
-/* User text cannot become a control token, not even one that matches after normalization. */
+/* User text cannot become a control token, not even a token that is matched after normalization. */
 START_TEST(marked_text_gives_no_control_token) {
     json_t *vectors = vectors_load();
     json_t *one = json_deep_copy(find_named(vectors, "flags"));

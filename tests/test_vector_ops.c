@@ -1,4 +1,5 @@
-/* Vector operations between matrix products: close to double precision, and bit-identical on all supported instruction sets.
+/* Tests the vector operations between matrix products. Results are close to double precision, and bit-identical on all supported
+ * instruction sets.
  */
 #include "../src/base/cpu.h"
 #include "../src/base/workers.h"
@@ -91,7 +92,7 @@ static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, 
     }
 }
 
-/* Computes the outputs of run_delta() in double precision, with the equations in the order of their definition. */
+/* Computes the outputs of run_delta() in double precision, directly from the equations that define the delta rule. */
 static void reference_delta(uint32_t k_dim, float *outputs) {
     static double state[N_VALUES][MAX_K];
     float k[MAX_K];

@@ -1,5 +1,5 @@
-/* Small vocabularies made from random choices or a fuzzer's bytes, and a naive reference tokenizer: it splits the text at special
- * tokens, one token at a time, and rescans all pairs for every merge.
+/* Builds small vocabularies from random choices or from a fuzzer's bytes, and defines a naive reference tokenizer. It splits the
+ * text at special tokens, one token at a time, and rescans all pairs for every merge.
  */
 #ifndef FKV_TOKENIZER_MODEL_H
 #define FKV_TOKENIZER_MODEL_H

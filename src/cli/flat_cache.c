@@ -54,7 +54,7 @@ typedef struct step_data {
     float *v;        /* [POOL_TOKENS, G, D] */
     float *q;        /* [STEP_TOKENS, H, D] */
     float *out;      /* [STEP_TOKENS, H, D] */
-    uint32_t *first; /* [tokens] for each token, the position of the first token of the step that wrote it */
+    uint32_t *first; /* [tokens] for each token, the first position of the step that wrote the token */
     double *scores;  /* [tokens] */
 } step_data;
 

@@ -378,8 +378,8 @@ static budget find_budget(const subject *s, const fkv_runner_plan *plan) {
     const uint64_t GB = (uint64_t)1 << 30;
     static char source[96];
     budget b = {0};
-    uint64_t weights = plan->packed_bytes; /* on this machine, weights in mapped files are held by the page cache and are
-                                              therefore not counted */
+    uint64_t weights =
+        plan->packed_bytes; /* on this machine, mapped weight files are in the page cache and are therefore not counted */
     if (s->o->machine != 0) {
         b.whole = usable_memory(s->o);
         (void)snprintf(source, sizeof source, "usable memory of a %.4g GB machine", (double)s->o->machine / (double)GB);

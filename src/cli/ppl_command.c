@@ -56,7 +56,7 @@ typedef struct ppl {
     fkv_model *model;
     const fkv_model_info *about;
     token_list text;
-    lane lanes[MAX_CODECS + 1]; /* with --kl, lane 0 is the reference */
+    lane lanes[MAX_CODECS + 1]; /* one lane per codec; with --kl, lane 0 is the reference */
     uint32_t n_lanes;
     uint32_t n_windows;
     uint64_t n_scored;

@@ -154,7 +154,7 @@ static void report_store(const fkv_store_stats *stats, const char *folder) {
                   kit_bytes(stats->usage.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->usage.memory, buffers));
 }
 
-/* Prints one line for each model and the sum of all models. */
+/* Prints the planned memory of each model and the total. */
 static void report_plan(const serve_models *s) {
     uint64_t total = 0;
     uint64_t weights = 0;

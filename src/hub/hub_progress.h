@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct hub_progress {
-    uint64_t total;     /* number of bytes, including those from an earlier, interrupted download */
+    uint64_t total;     /* size of the download in bytes, including data from an earlier, interrupted download */
     uint64_t done;      /* bytes */
     double shown;       /* kit_seconds() when the last line was printed; 0 if there is none yet */
     double noted;       /* kit_seconds() when the last note was printed */

@@ -13,7 +13,7 @@ typedef struct hub_session {
     const char *revision; /* branch, tag or commit to list; see hub_revision_is_valid() */
     long stall_seconds;   /* seconds without data after which a transfer has failed */
     uint32_t n_tries;     /* maximum number of consecutive attempts without progress for each request */
-    bool (*stop)(void);   /* polled several times per second; true ends the operation with EXIT_INTERRUPTED */
+    bool (*stop)(void);   /* polled several times per second; returning true ends the operation with EXIT_INTERRUPTED */
     void *connection;     /* of hub_fetch.c */
 } hub_session;
 

@@ -25,7 +25,7 @@ typedef struct plot_axis {
     const char *label;
     const char *const *suffixes;
     size_t n_suffixes;
-    bool is_log; /* logarithmic, for positive values; a linear axis starts at 0 */
+    bool is_log; /* true for a logarithmic axis, which needs positive values; a linear axis starts at 0 */
 } plot_axis;
 
 typedef struct plot {

@@ -43,7 +43,7 @@ struct server {
     uint32_t n_open;
     uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
-    bool leaving; /* SIGTERM was received; requests are still accepted, but load balancers should use other servers */
+    bool leaving; /* true after SIGTERM: requests are still accepted, but load balancers should use other servers */
     bool draining;
     bool ending;              /* true after the event loop has ended; remaining requests are answered with 503 */
     pthread_t loading_thread; /* runs the event loop until the model is loaded */
