@@ -17,7 +17,7 @@
 #define TEST_EVERY 12
 #elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #define TEST_SANITIZED 1
-#define TEST_EVERY 3
+#define TEST_EVERY 6
 #else
 #define TEST_SANITIZED 0
 #ifndef TEST_EVERY /* defined by the build system if the tests run in an emulator */

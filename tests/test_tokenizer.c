@@ -3,6 +3,7 @@
  */
 #include "../src/model/files/weights_state.h"
 #include "../src/text/chat/chat.h"
+#include "sanitized.h"
 #include "test.h"
 #include "tokenizer_model.h"
 
@@ -400,7 +401,7 @@ START_TEST(random_vocabularies_tokenize_as_the_naive_model) {
     static char room[MODEL_MAX_TOKENS + MODEL_MAX_MERGES][32];
     static char text[MODEL_MAX_TEXT];
     int n_refused = 0;
-    for (uint64_t seed = 1; seed <= 2000; seed++) {
+    for (uint64_t seed = 1; seed <= (TEST_SANITIZED ? 500 : 2000); seed++) {
         tokenizer_fixture fixture = {0};
         fkv_vocab_source *source = &fixture.source;
         random_state = seed;
@@ -600,7 +601,7 @@ END_TEST
 
 /* A tokenizer with quadratic run time would need days for these texts. */
 START_TEST(long_runs_are_tokenized_in_linear_time) {
-    enum { N = 250000 };
+    enum { N = TEST_SANITIZED ? 50000 : 250000 };
     static const char *const runs[] = {"a",
                                        " ",
                                        "\n",
