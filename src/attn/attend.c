@@ -29,7 +29,7 @@
 
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
-    SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile: smaller tiles cost more than the additional parallelism gains */
+    SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the overhead of smaller tiles outweighs the parallelism */
     ITEMS_PER_THREAD = 3,    /* if a step has fewer work items per thread, it uses smaller query tiles and splits decode tiles */
     SHORTEST_RUN = 4         /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };

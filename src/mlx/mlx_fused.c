@@ -164,7 +164,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
-/* Writes all values on which the grid sizes and array shapes of a step depend to *form. */
+/* Writes to *form all values that determine the grid sizes and array shapes of a step. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
     const uint32_t *words = layer->header;
     const uint32_t of[FKV_MLX_FORM_WORDS] = {

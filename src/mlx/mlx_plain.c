@@ -335,8 +335,8 @@ static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin,
 
     mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
     if (hides(b, begin, end)) {
-        /* A weight of 0 does not cancel a non-finite value. The score of such a token is set to NaN instead, which masked()
-         * removes for queries that do not see the token. */
+        /* A softmax weight of 0 does not cancel a non-finite value. Such values are therefore replaced with 0, and the scores of
+         * their tokens are set to NaN. masked() removes the NaN for queries for which the token is masked. */
         mlx_array odd = v->take_odd(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V]);
         scores = masked(b, fkv_mlx_add(g, scores, fkv_mlx_transpose(g, odd, FKV_MLX_SHAPE(0, 2, 1))), begin, end);
     }

@@ -123,7 +123,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Writes the values of a step table that determine the grid sizes and array shapes of the step to form: [FKV_MLX_FORM_WORDS]. */
+/* Writes to form: [FKV_MLX_FORM_WORDS] the step-table values that determine the grid sizes and array shapes of a step. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);
 
 /* fkv_mlx_fused_copy() copies a page. fkv_mlx_fused_put() writes n 16-bit words to the pool, starting at word `at`, and waits

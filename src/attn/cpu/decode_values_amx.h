@@ -19,7 +19,7 @@ enum { MAX_STRIP_GROUPS = 4 };
 typedef struct decode_weights {
     alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
-    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of p * offset */
+    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of (softmax weight p) * offset */
     alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * zero code */
 } decode_weights;
 

@@ -399,7 +399,7 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     uint32_t first = group * j->group_steps;
     value_turn before = turn_at(j, of_blocks, first, 0, 0);
     value_turn now = before;
-    uint32_t n_rows = 0; /* rows of the previous iteration */
+    uint32_t n_rows = 0; /* number of rows in the previous iteration */
     uint32_t set = 0;
     fkv_tiles_see_stores();
     value_step(j, 1, &before, 0, &now, true); /* there is no previous iteration, so the stored dot products are ignored */

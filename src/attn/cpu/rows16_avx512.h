@@ -148,7 +148,7 @@ typedef struct row_weights {
     alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) float step[BLOCK_ROWS];
-    alignas(64) float offset[BLOCK_ROWS]; /* sum over tokens of p * offset */
+    alignas(64) float offset[BLOCK_ROWS]; /* sum over tokens of (softmax weight p) * offset */
     alignas(64) int32_t zero[BLOCK_ROWS]; /* sum over tokens of weight * zero code */
 } row_weights;
 

@@ -54,8 +54,8 @@ typedef struct sealed_run {
     sealed_levels_tile levels;
 } sealed_run;
 
-/* One turn (loop iteration). queries, scores, weights and values point to the block of the page that the step of this name
- * processes, or are NULL if the step has no page. */
+/* State of one turn (loop iteration). The fields queries, scores, weights and values point to the page block that the step of the
+ * same name processes, or are NULL if that step has no page in this turn. */
 typedef struct run_turn {
     uint32_t t; /* index, within the run, of the page that the step `weights` processes */
     const uint8_t *queries;

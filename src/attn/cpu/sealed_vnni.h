@@ -247,7 +247,7 @@ FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, uint
         for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
 }
 
-/* Values of a tile as signed codebook levels: for each unit, quads of tokens at their quad_place(). */
+/* Values of a tile as signed codebook levels. For each unit, quad k of the tokens is at index quad_place(k). */
 typedef struct sealed_levels_tile {
     alignas(64) int8_t at[FKV_MAX_HEAD_DIM / 16][FKV_TILE_TOKENS / 4][64];
 } sealed_levels_tile;

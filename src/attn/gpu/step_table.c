@@ -177,7 +177,8 @@ static void write_tile(const fkv_attn_row *row, uint32_t r, uint32_t first, uint
     s->n_tiles++;
 }
 
-/* Adds the pages that the new tokens of this row fill. These pages are sealed before any query reads them in sealed form. */
+/* Adds the pages that the new tokens of this row fill to the list of pages to seal. These pages are sealed before any query reads
+ * them in sealed form. */
 static void write_seals(const fkv_step_plan *plan, const fkv_attn_row *row, sections *s, uint32_t *words) {
     if (!plan->sealed) return;
     uint32_t first = fkv_attn_first_to_seal(row, plan->page_tokens);

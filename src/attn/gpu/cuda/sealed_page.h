@@ -108,8 +108,8 @@ FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[
  * codes, combined from the high and low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
-/* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code without a sign bit, and 0 for
- * other codes. sd_minus() expects codes with inverted sign bits. It gives -level - 1 for each code whose original sign bit is
+/* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code whose sign bit is clear, and 0
+ * for other codes. sd_minus() expects codes with inverted sign bits. It gives -level - 1 for each code whose original sign bit is
  * set, and -1 for other codes. */
 FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
 FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
