@@ -1,8 +1,8 @@
 /* Converts codebook codes (TurboQuant) to signed bytes with byte permutes. Each nibble of a permute's selector chooses one of
  * eight bytes, so codes are first expanded to nibbles:
  *
- *     2 bits  every other code of a word, then the remaining codes after a shift
- *     3 bits  as for 2 bits, and a permute then inserts the high bits
+ *   2 bits  every other code of a word, then the remaining codes after a shift
+ *   3 bits  as for 2 bits, and a permute then inserts the high bits
  *   4 bits  as stored
  *
  * A nibble above 7 yields the sign of the byte that its lower three bits select. 4-bit codes are therefore looked up in two
