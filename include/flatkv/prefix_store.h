@@ -33,8 +33,9 @@ typedef struct fkv_page_key {
 
 /* ---- packed pages -------------------------------------------------------------------------------------------- */
 
-/* Computes the root key of a tenant, which is a digest of the cache's configuration and the tenant's name. It is the parent key
- * of the first page of each of the tenant's prompts. name: [n_bytes] arbitrary bytes, which cannot be recovered from the key. */
+/* Computes the root key of a tenant, which is a digest of the cache's configuration and the tenant's name. The first page of
+ * every prompt of the tenant has the root key as its parent key. name: [n_bytes] arbitrary bytes, which cannot be recovered from
+ * the key. */
 FKV_API fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_bytes, fkv_page_key *root);
 
 /* Computes the key of a page that contains `tokens`. `above` is the key of the preceding page, or a root key for the first page

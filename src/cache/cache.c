@@ -493,7 +493,7 @@ void fkv_step_attended(fkv_step *step, uint64_t bytes) {
     atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) + bytes, memory_order_relaxed);
 }
 
-/* Checks that the layer has the kind that a call requires: a recurrent state, or keys and values. */
+/* Checks that the layer is of the kind that a function requires: a state layer, or a layer with keys and values. */
 static fkv_status check_layer_kind(const fkv_step *step, uint32_t layer, bool is_state, const char *call) {
     const fkv_cache *cache = step->cache;
     const bool found = cache->shape.slab.layers[layer].group == cache->shape.state_group;
@@ -652,8 +652,8 @@ static fkv_status check_prefix_pages(const fkv_cache *cache, uint32_t n_pages) {
     return FKV_OK;
 }
 
-/* Packs a page for those groups in the mask `wanted` in which the prefix tree has the page. Returns FKV_GONE if there is no such
- * group. */
+/* Packs a prefix-tree page, including every group of the mask `wanted` in which the tree has the page. Returns FKV_GONE if there
+ * is no such group. */
 static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                               const fkv_page_key *key, uint32_t wanted, uint8_t *packed, uint64_t *n_bytes) {
     FKV_TRY(check_prefix_pages(cache, n_pages));

@@ -6,7 +6,7 @@
 static const double FORGETTING_FACTOR = 0.98;
 /* Initial coefficients: 10 ms per step, 1 ms per decode row, 1 ms per prefill token. They are conservative, and measurements
  * quickly replace them. However, while all measured steps have the same number of rows, the cost per step and the cost per row
- * cannot be told apart, so their initial ratio remains. */
+ * cannot be distinguished, so their initial ratio remains. */
 static const double INITIAL_SECONDS[FKV_COST_TERMS] = {0.010, 0.001, 0.001, 0.0};
 /* Once MIN_STEPS steps have been measured, a measured time is limited to this multiple of the predicted time before it updates
  * the model. */

@@ -92,7 +92,7 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
     return FKV_OK;
 }
 
-/* Validates one of the two bit assignments of a head: the one with the given average, 4 or 3 bits. */
+/* Validates the bit assignment of a head that has the given average, 4 or 3 bits. */
 static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average, uint32_t layer, uint32_t head,
                              const char *path) {
     uint32_t n[8] = {0}; /* n[b / 2] is the number of channels with b bits */
@@ -276,7 +276,7 @@ static uint8_t bits_at(uint32_t set_calibration_pointers, uint32_t n6, uint32_t 
  * possible number of 6-bit channels. */
 void fkv_channels_share(const double *cost, uint32_t dim, uint32_t average, uint8_t *bits) {
     uint16_t order[FKV_MAX_HEAD_DIM];
-    /* number of additional bit pairs to distribute: every channel has at least one pair (2 bits) */
+    /* number of bit pairs to distribute, in addition to the one pair (2 bits) that every channel has */
     uint32_t n_more = dim * (average - LOWEST) / 2;
     uint32_t best = 0;
     double least = INFINITY;

@@ -49,8 +49,8 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *alpha_bias;    /* [n_v_heads] */
     const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the skip connection from input to output */
     const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
-    /* Latent attention; q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists. The
-     * projections from the latent vector are either kv_b, or k_b and v_b. */
+    /* Tensors of latent attention. q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists.
+     * The projections from the latent vector are either kv_b, or k_b and v_b. */
     const fkv_tensor *q_a, *q_a_bias; /* [q_dim, dim] */
     const fkv_tensor *q_a_norm;       /* [q_dim] */
     const fkv_tensor *kv_a;           /* [latent dim + rope_dim, dim] */
@@ -63,8 +63,8 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
     const fkv_tensor *experts_norm; /* [dim] input norm of the experts if they run in parallel with a dense feed-forward block,
                                        whose input norm is ffn_norm */
-    const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] norms of the outputs of the dense feed-forward and of the
-                                                              experts, applied before the outputs are added */
+    const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] output norms of the dense feed-forward block and of the
+                                                              experts, applied before the two outputs are added */
     const fkv_tensor *router_correction;                   /* [E] added to the expert scores for selection only */
     const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert; its matrices are `gate`, `up` and `down` */
     const fkv_tensor *router_bias;             /* [E] */

@@ -71,7 +71,7 @@ typedef struct fkv_node {
     uint32_t next;                  /* next node in the hash bucket */
     uint32_t hash;                  /* hash of tenant, parent and tokens; its low bits select the bucket */
     uint32_t used;                  /* bit g is set if the node's page in group g has refs > 1 */
-    uint32_t pages[FKV_MAX_GROUPS]; /* page of each group; may be FKV_NO_PAGE in a window group */
+    uint32_t pages[FKV_MAX_GROUPS]; /* the node's page in each group; may be FKV_NO_PAGE in a window group */
     bool live;
 } fkv_node;
 
@@ -153,7 +153,7 @@ struct fkv_pager {
     uint32_t n_seqs;         /* number of open sequences, including those that will be released at the end of the step */
     uint32_t *slots;         /* [max_seqs] stack of slot indices; the free slots are slots[n_seqs .. max_seqs) */
     uint32_t n_slots_used;   /* slots [n_slots_used, max_seqs) have never been used; new slots are used in ascending order */
-    uint32_t *audit;         /* [2, n_audit] scratch memory of fkv_pager_consistent() */
+    uint32_t *audit;         /* [2, n_audit] scratch memory for fkv_pager_consistent() */
     uint32_t n_audit;        /* number of pages in the largest pool */
     fkv_sequence *sequences; /* [max_seqs] */
     fkv_group groups[FKV_MAX_GROUPS];

@@ -7,8 +7,8 @@
 void fkv_pool_layout(fkv_carve *carve, fkv_pool *pool, uint32_t n_pages);
 void fkv_pool_reset(fkv_pool *pool); /* makes all pages free; page 0 will be allocated first */
 
-/* Adds the given differences to refs and tails of a page. All changes of refs and tails use this function. A page that loses its
- * last reference is pushed onto the free list. Only the page on top of the free list can gain its first reference. */
+/* Adds the given differences to refs and tails of a page. All changes of refs and tails must use this function. A page that loses
+ * its last reference is pushed onto the free list. Only the page on top of the free list can gain its first reference. */
 void fkv_pool_change(fkv_pool *pool, uint32_t page, int d_refs, int d_tails);
 
 /* Allocates a page and sets its refs to 1. The free list must not be empty. */

@@ -163,7 +163,7 @@ static void unpin_node(fkv_tree *tree, uint32_t node) {
     }
 }
 
-/* Records whether a sequence references the node's page of a group. */
+/* Records whether a sequence references the node's page in the given group. */
 static void set_used(fkv_pager *pager, uint32_t node, uint32_t group, bool used) {
     fkv_tree *tree = &pager->tree;
     uint32_t bit = UINT32_C(1) << group;

@@ -317,7 +317,7 @@ static fkv_status folder_write(void *self, const fkv_page_key *key, const uint8_
 
 /* ---- open and close ---- */
 
-/* Sets the modification times of used files in LRU order, for the next open. */
+/* Sets the modification times of used files so that the next open can restore the LRU order. */
 static void save_lru_order(folder *f) {
     char name[NAME_BYTES];
     for (int32_t at = f->oldest; at != NO_ENTRY; at = f->entries[at].younger) {

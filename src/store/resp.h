@@ -44,7 +44,7 @@ typedef enum fkv_resp_kind {
     FKV_RESP_BULK = '$'
 } fkv_resp_kind;
 
-/* First line of a reply. */
+/* Parsed first line of a reply. */
 typedef struct fkv_resp_reply {
     fkv_resp_kind kind;
     int64_t number; /* value of an integer reply, or length of a bulk string; -1 if the requested value does not exist */
@@ -73,7 +73,7 @@ bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline);
 /* Reads the next n bytes of a bulk string. */
 bool fkv_resp_receive_bytes(fkv_resp *c, void *bytes, size_t n, double deadline);
 
-/* Reads the line end after a bulk string. */
+/* Reads the line terminator (CRLF) after a bulk string. */
 bool fkv_resp_receive_end(fkv_resp *c, double deadline);
 
 #endif

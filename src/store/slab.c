@@ -14,7 +14,7 @@ fkv_status fkv_slab_layout(fkv_slab *slab) {
         fkv_slab_layer *layer = &slab->layers[l];
         FKV_ASSERT(layer->group < slab->n_groups);
         const uint32_t n_pages = slab->group_pages[layer->group];
-        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* cannot overflow: both factors have 32 bits */
+        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* the product of two 32-bit factors cannot overflow */
         uint64_t *page_bytes = &slab->group_page_bytes[layer->group];
         uint64_t layer_bytes = 0;
         layer->offset = used;

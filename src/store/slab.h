@@ -55,7 +55,7 @@ typedef struct fkv_slab {
     uint32_t n_layers;
     uint32_t n_groups;
     uint32_t group_pages[FKV_MAX_GROUPS];
-    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* sum over the group's layers of n_heads * block_bytes */
+    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* n_heads * block_bytes, summed over the layers of the group */
     fkv_slab_layer *layers;                    /* [n_layers] entries; those for open blocks of sealed layers come last */
 } fkv_slab;
 

@@ -13,7 +13,7 @@
 
 enum { FKV_TILE_HEIGHT = 16, FKV_TILE_BYTES = 64 /* per row */ };
 
-/* Operand layout of ldtilecfg. */
+/* Memory operand of the LDTILECFG instruction. */
 typedef struct fkv_tile_shapes {
     uint8_t palette;
     uint8_t start_row;

@@ -183,7 +183,8 @@ static fkv_status add_defaults(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Returns the value of a field, or the first element of a list with equal values. Returns NULL if the elements differ. */
+/* Returns the value itself or, if it is a list whose elements are all equal, the first element. Returns NULL if the elements
+ * differ. */
 static json_t *uniform_value(json_t *value) {
     for (size_t i = 1; i < json_array_size(value); i++)
         if (!json_equal(json_array_get(value, i), json_array_get(value, 0))) return NULL;

@@ -107,7 +107,7 @@ static const json_t *single_blocks(const json_t *root, size_t *n) {
 }
 
 /* Returns the kind of a layer of Nemotron-H as a letter of hybrid_override_pattern: M (recurrent), * (attention), - (dense
- * feed-forward) or E (experts). Returns 0 if the kind is unknown. */
+ * feed-forward block) or E (experts). Returns 0 if the kind is unknown. */
 static char block_kind(const json_t *kinds, size_t layer) {
     static const struct {
         const char *name;

@@ -5,7 +5,7 @@
 
 enum { WORD_BITS = 32, AWQ_ROWS = 8 };
 
-/* Position of the code of each of 8 rows in a 32-bit word of AWQ. */
+/* For each of 8 rows, the position of its code within a 32-bit AWQ word. */
 static const uint8_t AWQ_POSITIONS[AWQ_ROWS] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 static uint32_t word_at(const uint8_t *words, uint64_t i) {

@@ -135,7 +135,8 @@ fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *nam
     return describe_codes(match, tensor->row_bytes * 8, name, path, tensor);
 }
 
-/* Returns the tensor whose name differs from that of `tensor` only in the suffix after the last dot, or NULL. */
+/* Returns the tensor that has the same name as `tensor` except for the suffix `end` after the last dot. Returns NULL if there is
+ * none. */
 static fkv_tensor *find_part(fkv_weights *weights, const fkv_tensor *tensor, const char *end) {
     char name[FKV_MAX_TENSOR_NAME];
     const char *dot = strrchr(tensor->name, '.');

@@ -92,7 +92,7 @@ static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, co
 typedef struct part_name {
     const char *end;   /* name suffix of the part in the file */
     const char *whole; /* name suffix, in the file, of the weight to which the part belongs */
-    const char *part;  /* suffix of the part in fkv_weights, in place of ".weight" */
+    const char *part;  /* suffix that replaces ".weight" in the part's internal name */
 } part_name;
 
 static const part_name PARTS[] = {
@@ -114,7 +114,8 @@ static bool is_activation_scale(const fkv_weights *weights, const char *hf_name)
     return is_fp8 && (fkv_ends_with(hf_name, ".activation_scale") || fkv_ends_with(hf_name, ".input_scale"));
 }
 
-/* Derives the name of a part from that of its weight. Returns false if the weight's name is unknown. */
+/* Derives the internal name of a part, such as its scales, from the name of the weight. Returns false if the weight's name is
+ * unknown. */
 static bool translate_part_name(const fkv_weights *weights, const char *hf_name, const part_name *part,
                                 char name[FKV_MAX_TENSOR_NAME]) {
     char weight[FKV_MAX_TENSOR_NAME];

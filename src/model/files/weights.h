@@ -82,7 +82,7 @@ typedef struct fkv_tensor {
     uint64_t scale_row_bytes;   /* stride between rows of scales, in bytes */
 
     /* AWQ, GPTQ and FP8: rows are not contiguous. */
-    const struct fkv_linear_codes *linear; /* NULL for all other types; otherwise row_bytes is the average size of a row */
+    const struct fkv_linear_codes *linear; /* NULL for all other types; if not NULL, row_bytes is the average size of a row */
     uint32_t first_row;                    /* index of the first row of a view */
 } fkv_tensor;
 
@@ -159,11 +159,11 @@ typedef struct fkv_recurrence {
  * all heads share one key part with RoPE. */
 typedef struct fkv_latent {
     uint32_t dim;      /* number of latent channels; 0: the model has no latent attention */
-    uint32_t rope_dim; /* query and key channels with RoPE */
-    uint32_t nope_dim; /* query and key channels of a head without RoPE */
-    uint32_t v_dim;    /* value channels of a head */
+    uint32_t rope_dim; /* number of query and key channels with RoPE */
+    uint32_t nope_dim; /* number of query and key channels per head without RoPE */
+    uint32_t v_dim;    /* number of value channels per head */
     uint32_t q_dim;    /* dimension of the latent vector of the queries; 0: queries are projected directly */
-    float norm_eps;    /* epsilon of the norms of the latent vectors; 0: that of the other norms */
+    float norm_eps;    /* norm epsilon for latent vectors; 0: the same as for the other norms */
 } fkv_latent;
 
 enum { FKV_MAX_TAPS = 8, FKV_MAX_STATE_DIM = 256 };
@@ -176,8 +176,8 @@ typedef struct fkv_features {
     bool attn_gate;           /* the attention output is multiplied by the sigmoid of a projection of the attention input */
     bool plain_ffn;           /* feed-forward blocks and experts have no gate: down(activation(up(x))) */
     bool no_pre_norms;        /* attention and feed-forward blocks read the residual stream without normalizing it */
-    bool post_norms;          /* the outputs of attention and feed-forward are normalized before the residual addition */
-    bool parallel;            /* attention and feed-forward read the same normalized input */
+    bool post_norms;          /* the outputs of attention and feed-forward blocks are normalized before the residual addition */
+    bool parallel;            /* attention and feed-forward blocks read the same normalized input */
     bool qkv_bias;            /* biases of q, k and v are required; otherwise they are optional */
     bool window_sinks;        /* if `sinks` is also set, only windowed layers have attention sinks */
     bool sinks;               /* every query head has an attention sink (learned extra logit) */
@@ -240,7 +240,7 @@ typedef struct fkv_hparams {
     uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and instead attend to those of
                                     an earlier layer of their kind */
     uint32_t input_dim;          /* dimension of per-layer inputs; 0: none */
-    uint32_t n_experts, n_experts_used; /* 0: dense feed-forward */
+    uint32_t n_experts, n_experts_used; /* 0: all feed-forward blocks are dense */
     uint32_t expert_dim;                /* feed-forward dimension of an expert; 0: ffn_dim */
     uint32_t latent_dim;                /* experts read and write a projection of this dimension; 0: no projection */
     uint32_t shared_dim;                /* feed-forward dimension of the shared expert; 0: none */
@@ -273,7 +273,7 @@ typedef struct fkv_hparams {
     float mixer_jitter;           /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
     float value_scale;            /* factor applied to values; 0 means 1 */
     fkv_mlx_scales mlx_scales;    /* replacements for the scales in this struct if the folder was converted by MLX */
-    float gate_scale, down_scale; /* factors applied to the gate and to the output of a feed-forward; 0 means 1 */
+    float gate_scale, down_scale; /* factors applied to the gate and to the output of a feed-forward block; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

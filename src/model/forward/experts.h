@@ -1,5 +1,5 @@
-/* Mixture-of-experts feed-forward: a router scores the experts, each row uses the n_experts_used experts with the best scores,
- * and their outputs are summed with routing weights.
+/* Mixture-of-experts feed-forward block. A router scores the experts, each row uses the n_experts_used experts with the best
+ * scores, and the outputs of these experts are summed with routing weights.
  *
  * Scores are a softmax over all experts or a sigmoid of each logit. Experts are selected by score plus an optional learned
  * correction; some models first select groups of experts. Routing weights are the scores of the selected experts; some models
@@ -35,8 +35,8 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
 /* Selects the experts and routing weights of the first n_rows rows of h. */
 void fkv_experts_route(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
-/* Replaces each of the first n_rows rows of h, which must have been routed, with the sum of the outputs of its experts and of the
- * shared expert. Overwrites the buffers `gate` and `up`. */
+/* Replaces each of the first n_rows rows of h with the sum of the outputs of its experts and the shared expert. The rows must
+ * have been routed. Overwrites the buffers `gate` and `up`. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows);
 
 /* Called after the last layer of a step. Returns FKV_UNSUPPORTED if an expert's scales overflowed 16-bit floats in this step. */

@@ -2,9 +2,9 @@
  * tensors of its layers.
  *
  * A layer computes: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual; norm, gate and up,
- * activation, down projection (or experts, see experts.c), residual. In parallel blocks the feed-forward and Q/K/V read the same
- * input. Layers that attend to the pages of another layer have no K and V. Layers with per-layer inputs add a third residual
- * after the feed-forward block.
+ * activation, down projection (or experts, see experts.c), residual. In parallel blocks, the feed-forward block and Q/K/V read
+ * the same input. Layers that attend to the pages of another layer have no K and V. Layers with per-layer inputs add a third
+ * residual after the feed-forward block.
  *
  * Latent attention (latent.c) replaces Q/K/V, QK norms and RoPE, and has another projection between attention and the output
  * projection.
@@ -38,8 +38,8 @@ typedef struct pass {
     const fkv_layer_shape *shape;
     uint32_t index;
     uint32_t head_pad;     /* head dimension, padded as in pages */
-    uint32_t q_pad;        /* H * D, padded: number of columns of the output projection */
-    uint32_t ffn_pad;      /* ffn_dim, padded: number of columns of the down projection */
+    uint32_t q_pad;        /* padded H * D, the number of columns of the output projection */
+    uint32_t ffn_pad;      /* padded ffn_dim, the number of columns of the down projection */
     bool needs_gather;     /* head padding must be removed before the output projection */
     bool k_is_v;           /* V is a copy of K before norm and RoPE */
     uint32_t rope;         /* FKV_ROPE_* */
@@ -237,7 +237,7 @@ static void add_first_mixer_row(const pass *p, uint32_t row) { add_residual_row(
 
 static void add_mixer_row(const pass *p, uint32_t row) {
     add_residual_row(p, row, p->layer->post_attn_norm);
-    /* in parallel blocks, the feed-forward has already read the input that it shares with attention */
+    /* in parallel blocks, the feed-forward block has already read the input that it shares with attention */
     if (p->r->model->hparams->features.parallel) return;
     if (!fkv_architecture_has_ffn(p->r->model->hparams, p->index))
         end_row(p, row);
@@ -544,7 +544,7 @@ static fkv_status forward_cpu(fkv_runner *r, fkv_step *step) {
 typedef struct widths {
     uint32_t q, kv;     /* row widths including head padding */
     uint32_t gathered;  /* width of attention output rows without head padding; 0 if no layer has head padding to remove */
-    uint32_t attention; /* width of the input of the output projection */
+    uint32_t attention; /* input width of the output projection */
     uint32_t ffn;
 } widths;
 

@@ -1,9 +1,9 @@
 /* Identity of the CPU backend's arithmetic, which is stored with pages (fkv_config.numerics).
  *
- * Instruction sets with the same identity compute bit-identical keys and values for the same tokens, whatever the number of
- * threads and the division into steps. AVX-512 VNNI and AMX form one class, because both compute exact integer dot products,
- * followed by identical float operations. All other instruction sets add floats in a different order, so each of them is a
- * separate class. test_numerics compares the pages of the members of each class, and pins their bytes.
+ * Instruction sets with the same identity compute bit-identical keys and values for the same tokens, for any number of threads
+ * and any division into steps. AVX-512 VNNI and AMX form one class, because both compute exact integer dot products, followed by
+ * identical float operations. All other instruction sets add floats in a different order, so each of them is a separate class.
+ * test_numerics compares the pages of the members of each class, and pins their bytes.
  */
 #ifndef FKV_NUMERICS_H
 #define FKV_NUMERICS_H

@@ -65,7 +65,7 @@ struct fkv_packed_weights {
     fkv_matrix output;        /* [n_vocab, dim]; also the embedding if the embeddings are tied */
     fkv_matrix inputs_proj;   /* [n_layers * input_dim, dim]; the per-layer token embeddings stay in the mapped file */
     float *inputs_norm;       /* [input_dim] */
-    float *ones;              /* [largest head_dim] all ones, the weights of norms without learned weights; or NULL */
+    float *ones;              /* [largest head_dim] ones, used as the weights of norms without learned weights; or NULL */
     void *map;                /* mapping of info.packed_bytes bytes */
 };
 

@@ -96,9 +96,9 @@ static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *cal
     return FKV_OK;
 }
 
-/* Makes up a calibration that is used only for planning. The size of pages depends only on the average number of bits, not on the
- * bits of individual channels. For an average of 4, all channels have 4 bits. For an average of 3, groups of four 2-bit channels
- * alternate with groups of four 4-bit channels. */
+/* Creates a placeholder calibration that is used only for planning. The size of pages depends only on the average number of bits,
+ * not on the bits of individual channels. For an average of 4, all channels have 4 bits. For an average of 3, groups of four
+ * 2-bit channels alternate with groups of four 4-bit channels. */
 static fkv_status assume_calibration(const fkv_model *model, uint32_t average, uint32_t n_layers, fkv_layer_config *layers,
                                      fkv_calibration *calibration) {
     enum { QUAD = 4, BITS_OF_EVEN_QUADS = 2 << 4 | 4, BITS_OF_ODD_QUADS = 4 << 4 | 4 };
@@ -251,7 +251,7 @@ static fkv_status make_runner_plan(const fkv_model *model, const fkv_runner_conf
 
 /* A validated configuration together with its memory plan. */
 typedef struct runner_setup {
-    fkv_runner_config config; /* with defaults filled in */
+    fkv_runner_config config; /* the caller's configuration with defaults filled in */
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_config cache;
     fkv_calibration calibration;
@@ -297,8 +297,8 @@ static uint64_t bytes_of_context(const fkv_model *model, const fkv_runner_config
     return make_runner_plan(model, &c, &cache, &plan, &map_bytes) == FKV_OK ? plan.total_bytes : UINT64_MAX;
 }
 
-/* Returns the largest context, a multiple of page_tokens below max_tokens, whose plan fits the limit. Returns 0 if not even one
- * page fits. Uses a binary search over the number of pages, because plans grow with the context. */
+/* Returns the largest context, a multiple of page_tokens below max_tokens, whose plan fits within the limit. Returns 0 if not
+ * even one page fits. Uses a binary search over the number of pages, because plans grow with the context. */
 static uint32_t largest_context(const fkv_model *model, const fkv_runner_config *c, const fkv_config *cache, uint64_t limit) {
     uint32_t fits = 0;
     uint32_t exceeds = c->max_tokens / c->page_tokens + 1;

@@ -61,7 +61,7 @@ typedef struct fkv_cpu_runner {
     float *expert_sum;          /* [T, expert_pad] weighted sum of expert outputs */
     float *latent;              /* [T, expert_pad] projected inputs of the experts, or NULL */
     uint32_t expert_pad;        /* dim_pad, or the padded latent_dim if that is larger */
-    float *dense;               /* [T, dim_pad] output of the parallel dense feed-forward, or NULL */
+    float *dense;               /* [T, dim_pad] output of the parallel dense feed-forward block, or NULL */
     float *shared_gate_logits;  /* [T] gate logits of the shared expert */
     fkv_panel_room room;        /* per-thread buffers for expert panels */
 } fkv_cpu_runner;
@@ -70,7 +70,7 @@ typedef struct fkv_array_runner fkv_array_runner;
 
 struct fkv_runner {
     const fkv_model *model;
-    fkv_runner_config config; /* with defaults filled in */
+    fkv_runner_config config; /* the caller's configuration with defaults filled in */
     fkv_cache *cache;
     const fkv_vector_ops *ops;
     uint64_t bytes; /* size of the memory mapping of the runner, which starts with this struct */
@@ -91,7 +91,7 @@ struct fkv_runner {
     uint32_t *tokens;     /* [T] */
     uint32_t *positions;  /* [T] */
     uint32_t *logit_rows; /* [T] indices of the rows whose logits are requested, in ascending order */
-    uint32_t n_rows;      /* number of entries in rows */
+    uint32_t n_rows;      /* number of entries in `rows` */
     uint32_t n_tokens;
     uint32_t n_logit_rows;
 

@@ -372,8 +372,8 @@ static mlx_array run_beside(const pass *p, mlx_array x) {
     return fkv_mlx_add(p->g, dense, given);
 }
 
-/* Adds the output of the feed-forward to x, the residual stream after attention. before: input of the layer, which a parallel
- * block reads again. */
+/* Adds the output of the feed-forward block to x, the residual stream after attention. before: input of the layer, which the
+ * feed-forward block reads if it is parallel to attention. */
 static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
     if (l->router_scale.ctx != NULL) return add_given(p, x, run_beside(p, x), l->post_ffn_norm);

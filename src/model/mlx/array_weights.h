@@ -35,9 +35,9 @@ typedef struct fkv_array_layer {
     mlx_array post_attn_norm, post_ffn_norm;
     mlx_array input_norm, out_scale;
     fkv_array_matrix router;               /* [E, dim] */
-    fkv_array_matrix shared_gate;          /* [1, dim] gate of the shared feed-forward, or empty */
+    fkv_array_matrix shared_gate;          /* [1, dim] gate of the shared expert, or empty */
     mlx_array router_correction;           /* [E] */
-    mlx_array router_scale, expert_scales; /* [dim] and [E]; empty unless experts run in parallel with a dense feed-forward */
+    mlx_array router_scale, expert_scales; /* [dim] and [E]; empty unless the layer has both experts and a parallel dense block */
     mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim]; empty under the same condition as router_scale */
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
