@@ -54,9 +54,9 @@ extern "C" {
 
 enum {
     FKV_MAX_LAYERS = 512,
-    FKV_MAX_GROUPS = 8, /* layer groups: one per distinct (window, n_sinks) pair, and one for all state layers */
+    FKV_MAX_GROUPS = 8, /* limit on layer groups: one per distinct (window, n_sinks) pair, and one for all state layers */
     FKV_MAX_HEAD_DIM = 512,
-    FKV_MAX_HEADS_PER_KV = 128, /* query heads that share one KV head */
+    FKV_MAX_HEADS_PER_KV = 128, /* maximum number of query heads that share one KV head */
     FKV_MAX_STATE_BYTES = 1073741824
 };
 

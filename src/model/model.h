@@ -40,7 +40,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *mixer_in_bias; /* [3 * dim] */
     const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
     const fkv_tensor *mixer_fused;   /* mixer_in and mixer_gate in one tensor; rows of each key head: query, key, values, gates */
-    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] decay and write strength of a delta net */
+    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] projections to the decay and write strength of a delta net */
     const fkv_tensor *beta_alpha;    /* beta and alpha in one tensor, with rows grouped by key head */
     const fkv_tensor *conv;          /* [C, n_taps] */
     const fkv_tensor *conv_bias;     /* [C] */

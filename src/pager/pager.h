@@ -16,9 +16,9 @@
  * (fkv_state_move), regardless of the number of tokens in the row. Commit releases `from`, and abort releases `to`, so forks,
  * snapshots and aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) *
  * page_tokens tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group
- * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. If a state
- * is needed, the least useful snapshot is evicted (see prefix_tree.c). Its age counts from the last time a sequence used this
- * snapshot; using a deeper snapshot of the same path does not count as a use.
+ * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. If no page
+ * of this group is free, the least useful snapshot is evicted (see prefix_tree.c). Its age counts from the last time a sequence
+ * used this snapshot; using a deeper snapshot of the same path does not count as a use.
  *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,

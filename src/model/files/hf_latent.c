@@ -1,4 +1,4 @@
-/* Reads latent attention from a config.json; see hf_latent.h. */
+/* Reads the latent-attention fields of a config.json; see hf_latent.h. */
 #include "hf_latent.h"
 
 #include "hf_fields.h"
