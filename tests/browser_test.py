@@ -44,7 +44,11 @@ def browsing(width=1280, height=1000, mobile=False, dark=False):
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         yield browser
     finally:
+        # Without the timer, quit() can wait 10 minutes for a driver that hangs on a busy machine.
+        timer = threading.Timer(60, browser.service.process.kill)
+        timer.start()
         browser.quit()
+        timer.cancel()
 
 
 def until(browser, script, what, seconds=600):
