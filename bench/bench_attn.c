@@ -459,7 +459,7 @@ int main(int argc, char **argv) {
 #ifdef FKV_BENCH_MLX
         return bench_attn_mlx(argc, argv);
 #else
-        kit_die(EXIT_USAGE, "this build has no MLX device: run scripts/get-mlx and build with -DFKV_MLX=ON");
+        kit_die(EXIT_USAGE, "this build does not include the MLX backend: run scripts/get-mlx and build with -DFKV_MLX=ON");
 #endif
     }
     attn_options_parse(&o, argc, argv);

@@ -1,4 +1,4 @@
-/* bench_attn --device mlx: times attention on the MLX device next to MLX's own attention in the same process.
+/* bench_attn --device mlx: times attention on the MLX backend next to MLX's own attention in the same process.
  *
  * Results are verified first. The reference result is computed by MLX: it quantizes and dequantizes the same rows that flatkv
  * writes on the device, and computes attention in float32. A result outside the tolerance is not timed.
@@ -380,7 +380,7 @@ static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
 
 /* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
-    static fkv_mlx_state state; /* device state with its own graph, which the next call releases */
+    static fkv_mlx_state state; /* has its own graph; each call releases the arrays of the previous call */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
     fkv_mlx_graph_release(&state.graph, 0);
@@ -438,7 +438,8 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
-/* Like as_stored(), but for codecs with rotation: the rows are rotated, encoded, decoded and rotated back on the host. */
+/* Returns rows as pages store them, for codecs with rotation. The rows are rotated, encoded, decoded and rotated back on the
+ * host. */
 static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -705,7 +706,7 @@ static const char *case_help(void) {
 
 static void parse(mlx_bench *b, int argc, char **argv) {
     static const char usage[] = "usage: bench_attn --device mlx [options]\n"
-                                "Verifies and times attention on the MLX device and MLX's own attention, chained and single.\n"
+                                "Verifies and times attention on the MLX backend and MLX's own attention, chained and single.\n"
                                 "Exit status: 0 success, 1 wrong result, 2 invalid usage.\n";
     bool no_peers = false;
     bool quick = false;

@@ -1,4 +1,4 @@
-/* bench_attn --device mlx: compares attention on the MLX device with MLX's own attention. */
+/* bench_attn --device mlx: compares attention on the MLX backend with MLX's own attention. */
 #ifndef FKV_BENCH_ATTN_MLX_H
 #define FKV_BENCH_ATTN_MLX_H
 

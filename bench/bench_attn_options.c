@@ -14,7 +14,7 @@ static const char default_codecs[] = "16/16,8/8,8/4,4/4,4/2";
 
 static const char usage[] =
     "usage: bench_attn [options]                 CPU kernels on pages of random rows\n"
-    "       bench_attn --device mlx [options]    the MLX device; --device mlx --help lists its options\n"
+    "       bench_attn --device mlx [options]    the MLX backend; --device mlx --help lists its options\n"
     "Times write, decode and prefill over packed pages for each codec and shape, after comparing their results with the reference.\n"
     "Exit status: 0 success, 1 wrong result, 2 invalid usage, 3 out of memory.\n";
 

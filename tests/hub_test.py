@@ -181,7 +181,7 @@ def another_revision_is_downloaded():
 
 def a_folder_is_downloaded_and_runs():
     with Place(some__needle=needle()) as place:
-        out, err = place.pull(NAME, words=["safetensors", "of memory are available", f"flatkv run -m {NAME} -i"])
+        out, err = place.pull(NAME, words=["safetensors", "of memory is available", f"flatkv run -m {NAME} -i"])
         expect(out == place.path(SNAPSHOTS, place.hub.repositories[NAME].commit) + "\n", out)
         expect(place.check() == {"config.json", "lexicon.json", "needle.safetensors"}, place.check())
         before = len(place.hub.requests)

@@ -1,4 +1,4 @@
-/* Compares the MLX device with the CPU codec and the scalar attention reference over the attention case table: written pages are
+/* Compares the MLX backend with the CPU codec and the scalar attention reference over the attention case table: written pages are
  * read back through a page file and compared byte by byte, and outputs are compared with the reference over the same pages.
  *
  * On MLX's CPU backend every byte must be identical. On a GPU, where the order of additions in a rotation and the rounding of a

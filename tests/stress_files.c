@@ -236,12 +236,13 @@ static void check_file(stress_run *l, const stress_file *file) {
     if (info.n_tokens != file->n || info.n_layers != l->fixture.n_layers || info.file_bytes != n ||
         info.first_layer.head_dim != first->head_dim || info.first_layer.k.bits != first->k.bits ||
         info.page_type != l->config.base.page_type || info.rotate != l->config.base.rotate)
-        stress_fail("fkv_file_inspect() differs from the saved sequence");
+        stress_fail("the result of fkv_file_inspect() does not match the saved sequence");
     uint32_t n_tokens = 0;
     uint32_t some = file->n < 100 ? file->n : 100;
     stress_expect(fkv_file_tokens(file->path, l->ids, some, &n_tokens), FKV_OK, "file tokens");
     for (uint32_t i = 0; i < some; i++)
-        if (l->ids[i] != file->tokens[i]->id || n_tokens != file->n) stress_fail("the file has wrong tokens");
+        if (l->ids[i] != file->tokens[i]->id || n_tokens != file->n)
+            stress_fail("the tokens in the file do not match the saved sequence");
 }
 
 void stress_save(stress_run *l, stress_cache *c) {

@@ -525,7 +525,7 @@ void stress_check_answer(stress_fixture *w, stress_token *const *history, uint32
     if (has_nan(w->config->base.row_type, answer, (size_t)l->n_q_heads * l->head_dim))
         return; /* NaN has many bit patterns, so NaN outputs are not compared */
     if (token->answers[layer] != 0)
-        stress_fail("layer %u position %u: the output is correct but not bit-identical to an earlier output of the same history",
+        stress_fail("layer %u position %u: the output is correct but not bit-identical to an earlier output for the same history",
                     layer, token->position);
     token->answers[layer] = bits;
 }

@@ -515,7 +515,7 @@ START_TEST(existing_part_file_is_replaced_or_rejected) {
     ck_assert(!exists(path));
     ck_assert_uint_eq(file_fixture_read_file(victim, file_a, sizeof file_a), sizeof precious);
 
-    /* a part file left by a killed save is longer than the new file and world-readable */
+    /* Simulates the part file of a save that was killed. The part file is longer than the new file, and all users can read it. */
     memset(file_a, 0xcc, 100000);
     file_fixture_write_file(part, file_a, 100000);
     ck_assert_int_eq(chmod(part, 0666), 0);

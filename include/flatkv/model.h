@@ -157,13 +157,14 @@ FKV_API const char *fkv_token_text(const fkv_model *model, uint32_t token, bool 
 FKV_API fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
                                      uint32_t *tokens, size_t capacity, size_t *n_tokens);
 
-/* Like fkv_chat_tokenize(), but returns the rendered text. given: [capacity] or NULL; given[i] is set to 1 if byte i of the
- * text comes from the conversation, and to 0 if it comes from the template. */
+/* Renders a conversation with the model's chat template, without tokenizing the result. Otherwise works in the same way as
+ * fkv_chat_tokenize(). given: [capacity] or NULL; given[i] is set to 1 if byte i of the text comes from the conversation, and to
+ * 0 if it comes from the template. */
 FKV_API fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
                                    char *text, uint8_t *given, size_t capacity, size_t *n_text);
 
-/* Like fkv_tokenize() with FKV_TOKENIZE_SPECIAL, but recognizes special tokens only in bytes whose given[i] is 0.
- * given: [n_bytes] */
+/* Tokenizes text as fkv_tokenize() does with FKV_TOKENIZE_SPECIAL, but recognizes special tokens only in bytes whose given[i] is
+ * 0. given: [n_bytes] */
 FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes,
                                       uint32_t *tokens, size_t capacity, size_t *n_tokens);
 

@@ -60,7 +60,8 @@ FKV_API fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const ui
 FKV_API fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key);
 
 /* Packs the snapshot of the recurrent state after page n_pages - 1 of the prompt `tokens`. key: the snapshot's key from
- * fkv_prefix_state_key(). Returns FKV_GONE if there is no such snapshot. Otherwise like fkv_prefix_pack(). */
+ * fkv_prefix_state_key(). Returns FKV_GONE if there is no such snapshot. Otherwise works in the same way as
+ * fkv_prefix_pack(). */
 FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                          const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 

@@ -1,4 +1,4 @@
-/* flatkv._native: extension module for the stable ABI that contains libflatkv and its MLX device. Python calls most C functions
+/* flatkv._native: extension module for the stable ABI that contains libflatkv and its MLX backend. Python calls most C functions
  * through ctypes (flatkv/_library.py). This file has the functions with mx.array arguments or results, which run for every layer
  * of every step.
  *

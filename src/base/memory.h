@@ -22,7 +22,7 @@ FKV_INTERNAL void fkv_map_close(void *map, uint64_t bytes);
 /* For tests: returns the sum of fkv_map_rounded() over the sizes of all open maps of this process. Thread-safe. */
 uint64_t fkv_map_live_bytes(void);
 
-/* Like fkv_memory_available(), but prepends `root` to every path, for tests. */
+/* For tests: computes fkv_memory_available(), with `root` prepended to every path that is read. */
 uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

@@ -61,7 +61,7 @@ typedef struct fkv_device {
 
 extern const fkv_device fkv_device_host;
 
-/* Like fkv_plan_make() and fkv_cache_open(), but for the given device. */
+/* Implement fkv_plan_make() and fkv_cache_open() for the given device. */
 FKV_INTERNAL fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan);
 FKV_INTERNAL fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config,
                                           fkv_cache **cache);

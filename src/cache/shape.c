@@ -165,8 +165,8 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
         uint32_t g = find_layer_group(pager, l);
         if (g < pager->n_groups) continue;
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
-                    "layer %u adds another (window, n_sinks) pair, but the layers may have at most %d distinct pairs, of which "
-                    "state layers count as one",
+                    "layer %u adds another (window, n_sinks) pair, but the layers may have at most %d distinct pairs; all "
+                    "state layers together count as one pair",
                     i, FKV_MAX_GROUPS);
         pager->groups[g] = (fkv_group_spec){.window = l->window, .n_sinks = l->n_sinks};
         if (fkv_shape_is_state(l)) {

@@ -39,7 +39,7 @@ void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
 /* Makes -m repeatable: its values are stored in `models` instead of model_options.model. */
 void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models);
 
-/* Like kit_options_parse(), but also parses the values of --codecs and --calibration. */
+/* Calls kit_options_parse(), then parses the value of --codecs and checks that it allows --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Replaces the command's default codec with an 8-bit codec if the model has latent attention, because latent pages cannot be

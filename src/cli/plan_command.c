@@ -408,7 +408,7 @@ static int fail_to_fit(const subject *s, const fkv_runner_plan *plan, const budg
     if (s->o->machine != 0 && weights > b->whole)
         return kit_fail(
             EXIT_NO_FIT,
-            "the weights alone need %s, but %s are available (%s): use a smaller model, fewer bits per weight, or a larger machine",
+            "the weights alone need %s, but only %s is available (%s): use a smaller model, fewer bits per weight, or a larger machine",
             kit_bytes(weights, needs), kit_bytes(b->whole, has), b->source);
     const codec_choice *codec = &s->o->model.codecs.codecs[0];
     const bool is_latent = s->model != NULL && fkv_model_about(s->model)->latent_dim != 0;
@@ -420,7 +420,7 @@ static int fail_to_fit(const subject *s, const fkv_runner_plan *plan, const budg
                         s->n_tokens, longest, fewer_bits);
     return kit_fail(
         EXIT_NO_FIT,
-        "the plan does not fit even with the shortest context: it needs %s%s, but %s are available; use a smaller model%s, or "
+        "the plan does not fit even with the shortest context: it needs %s%s, but only %s is available; use a smaller model%s, or "
         "lower --chunk or --seqs",
         kit_bytes(plan->total_bytes, needs), s->model != NULL ? " in addition to the weights" : "", kit_bytes(b->bytes, has),
         fewer_bits);

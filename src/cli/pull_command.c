@@ -36,7 +36,7 @@ static void print_choice(const pull_choice *c) {
         (void)kit_fail(0, "warning: flatkv cannot run this model: %s", c->cost.reason);
         return;
     }
-    (void)fprintf(stderr, "needs %s with %u tokens of context; %s of memory are available\n",
+    (void)fprintf(stderr, "needs %s with %u tokens of context; %s of memory is available\n",
                   kit_bytes(c->cost.total_bytes, needs), c->cost.context, kit_bytes(c->available_bytes, has));
     if (!c->fits) (void)kit_fail(0, "warning: the model does not fit in the memory of this machine");
 }

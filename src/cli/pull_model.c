@@ -225,7 +225,7 @@ static int check_choice(const pull_choice *c) {
         return EXIT_GOOD; /* a quantization that the user names is downloaded even if it does not fit */
     return kit_fail(
         EXIT_NO_FIT,
-        "%s does not fit: %s%sneeds %s with %u tokens of context, but %s are available (%s); %suse --force to download "
+        "%s does not fit: %s%sneeds %s with %u tokens of context, but only %s is available (%s); %suse --force to download "
         "it anyway",
         c->listing.repo, v->label, v->is_folder ? "it " : " ", kit_bytes(c->cost.total_bytes, needs), c->cost.context,
         kit_bytes(c->available_bytes, has), c->available_source,

@@ -286,10 +286,9 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     const fkv_runner_config *c = &config->runner;
     FKV_REQUIRE(config->draft_tokens <= FKV_MAX_DRAFT, FKV_BAD_CONFIG, "draft_tokens is %u: at most %d is allowed",
                 config->draft_tokens, FKV_MAX_DRAFT);
-    FKV_REQUIRE(
-        (uint64_t)c->max_seqs + config->draft_tokens <= c->max_logit_rows, FKV_BAD_CONFIG,
-        "max_logit_rows is %u, but %u concurrent answers with %u draft tokens each need more logit rows: raise max_logit_rows",
-        c->max_logit_rows, c->max_seqs, config->draft_tokens);
+    FKV_REQUIRE((uint64_t)c->max_seqs + config->draft_tokens <= c->max_logit_rows, FKV_BAD_CONFIG,
+                "max_logit_rows is %u, but it must be at least max_seqs + draft_tokens (%u + %u)", c->max_logit_rows, c->max_seqs,
+                config->draft_tokens);
     fkv_engine *e = calloc(1, sizeof *e);
     FKV_REQUIRE(e != NULL, FKV_NO_MEMORY, "out of memory allocating the engine");
     e->turns = config->peer != NULL ? config->peer->turns : fkv_step_turns_open();

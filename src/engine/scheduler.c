@@ -34,9 +34,10 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
                 "max_queue, max_tenants and default_new must be at least 1");
     FKV_REQUIRE(config->max_wait_s >= 0.0 && config->ageing_s >= 0.0 && config->output_weight >= 0.0, FKV_BAD_CONFIG,
                 "max_wait_s, ageing_s and output_weight must not be negative");
-    FKV_REQUIRE(d->max_step_tokens > d->max_seqs, FKV_BAD_CONFIG,
-                "max_step_tokens is %u, which leaves no tokens for prefill in a step with %u answers: raise max_step_tokens",
-                d->max_step_tokens, d->max_seqs);
+    FKV_REQUIRE(
+        d->max_step_tokens > d->max_seqs, FKV_BAD_CONFIG,
+        "max_step_tokens is %u, which leaves no tokens for prefill in a step that decodes %u sequences: raise max_step_tokens",
+        d->max_step_tokens, d->max_seqs);
     s->config = *config;
     s->device = *d;
     s->cost = fkv_step_cost_init();

@@ -16,7 +16,7 @@
 enum { LONGEST_NAME = 1400 }; /* maximum length of a path below the repository's folder, with commit, file name and suffixes */
 
 static int fail_path(const char *what, const char *path) {
-    return kit_fail(EXIT_FAILED, "cannot %s %s: %s", what, path, strerror(errno));
+    return kit_fail(EXIT_FAILED, "%s %s: %s", what, path, strerror(errno));
 }
 
 /* Creates a folder and its parents. */
@@ -27,7 +27,7 @@ static int make_folder(const char *folder) {
         if (*p != '/' && *p != 0) continue;
         char end = *p;
         *p = 0;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST) return fail_path("create the folder", path);
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) return fail_path("cannot create the folder", path);
         if (end == 0) return EXIT_GOOD;
         *p = end;
     }
@@ -136,7 +136,7 @@ int hub_cache_check_space(const hub_cache *cache, uint64_t bytes) {
     char has[32];
     struct statvfs about;
     if (bytes == 0) return EXIT_GOOD;
-    if (statvfs(cache->folder, &about) != 0) return fail_path("read the free space of", cache->folder);
+    if (statvfs(cache->folder, &about) != 0) return fail_path("cannot read the free space of", cache->folder);
     uint64_t unit = about.f_frsize;
     uint64_t free_bytes = unit != 0 && about.f_bavail > UINT64_MAX / unit ? UINT64_MAX : (uint64_t)about.f_bavail * unit;
     if (bytes <= free_bytes && MARGIN <= free_bytes - bytes) return EXIT_GOOD;
@@ -175,9 +175,9 @@ static int link_file(const hub_cache *cache, const hub_listing *listing, const h
     if (code != EXIT_GOOD) return code;
     (void)hub_cache_blob(cache, file, ".flatkv-link", made);
     (void)unlink(made);
-    if (symlink(target, made) != 0) return fail_path("create the symbolic link", made);
+    if (symlink(target, made) != 0) return fail_path("cannot create the symbolic link", made);
     if (rename(made, path) == 0) return EXIT_GOOD;
-    code = fail_path("create the symbolic link", path);
+    code = fail_path("cannot create the symbolic link", path);
     (void)unlink(made);
     return code;
 }
@@ -196,7 +196,7 @@ static int write_ref(const hub_cache *cache, const char *revision, const char *c
     FILE *file = fopen(made, "w");
     bool good = file != NULL && fputs(commit, file) >= 0;
     good = file != NULL && fclose(file) == 0 && good;
-    return good && rename(made, path) == 0 ? EXIT_GOOD : fail_path("write", path);
+    return good && rename(made, path) == 0 ? EXIT_GOOD : fail_path("cannot write", path);
 }
 
 int hub_cache_publish(const hub_cache *cache, const hub_listing *listing, const char *revision, const uint32_t *files,

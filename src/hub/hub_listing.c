@@ -78,15 +78,15 @@ static bool parse_root(const json_t *root, hub_listing *listing, char error[HUB_
     const json_t *siblings = json_object_get(root, "siblings");
     hub_name name;
     if (id == NULL || !hub_name_parse(id, &name) || name.quant[0] != 0) {
-        (void)snprintf(error, HUB_ERROR, "the answer has no valid model name (\"id\")");
+        (void)snprintf(error, HUB_ERROR, "the response has no valid model name (\"id\")");
         return false;
     }
     if (!copy_digest(json_object_get(root, "sha"), HUB_COMMIT - 1, listing->commit)) {
-        (void)snprintf(error, HUB_ERROR, "the answer has no valid commit (\"sha\")");
+        (void)snprintf(error, HUB_ERROR, "the response has no valid commit (\"sha\")");
         return false;
     }
     if (!json_is_array(siblings)) {
-        (void)snprintf(error, HUB_ERROR, "the answer has no list of files (\"siblings\")");
+        (void)snprintf(error, HUB_ERROR, "the response has no list of files (\"siblings\")");
         return false;
     }
     memcpy(listing->repo, name.repo, sizeof listing->repo);
@@ -100,9 +100,9 @@ bool hub_listing_parse(const char *json, size_t n_bytes, hub_listing *listing, c
     json_t *root = n_bytes <= HUB_MAX_LISTING_BYTES ? json_loadb(json, n_bytes, 0, &problem) : NULL;
     if (root == NULL) {
         if (n_bytes > HUB_MAX_LISTING_BYTES)
-            (void)snprintf(error, HUB_ERROR, "the answer has more than %d bytes", HUB_MAX_LISTING_BYTES);
+            (void)snprintf(error, HUB_ERROR, "the response has more than %d bytes", HUB_MAX_LISTING_BYTES);
         else
-            (void)snprintf(error, HUB_ERROR, "the answer is not JSON: %.200s", problem.text);
+            (void)snprintf(error, HUB_ERROR, "the response is not JSON: %.200s", problem.text);
         return false;
     }
     bool good = parse_root(root, listing, error);

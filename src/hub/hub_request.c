@@ -143,7 +143,7 @@ void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, c
     set_headers(r);
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static bool is_temporary(CURLcode result) {
     switch (result) {
@@ -267,7 +267,7 @@ int hub_request_fail(const hub_request *r, const char *repo, const char *what) {
                         "%.*s limits the number of requests (HTTP status 429): wait %.0f s and run the command again%s", n, host,
                         r->wait > 0 ? r->wait : 60, r->session->token[0] == 0 ? ", or set HF_TOKEN for a higher limit" : "");
     if (r->status >= 500)
-        return kit_fail(EXIT_FAILED, "%.*s cannot answer at the moment (%s): run the command again later to continue", n, host,
+        return kit_fail(EXIT_FAILED, "%.*s is temporarily unavailable (%s): run the command again later to continue", n, host,
                         r->problem);
     if (r->status == 0)
         return kit_fail(EXIT_FAILED, "cannot reach %.*s: %s; check the network, the proxy settings and HF_ENDPOINT", n, host,

@@ -1,5 +1,5 @@
-/* The MLX device: pools, step tables, access to page bytes for copies and files, and the public functions of flatkv/mlx.h.
- * mlx_plain.c and mlx_fused.c implement write and attend.
+/* MLX implementation of fkv_device: pools, step tables, access to page bytes for copies and files, and the public functions of
+ * flatkv/mlx.h. mlx_plain.c and mlx_fused.c implement write and attend.
  */
 #include "mlx_state.h"
 
@@ -10,7 +10,7 @@
 
 /* ---- state ---- */
 
-/* Lays out the state of the MLX device with `carve` (carve.h): counts bytes and, if `carve` has a base address, assigns
+/* Lays out the state of the MLX backend with `carve` (carve.h): counts bytes and, if `carve` has a base address, assigns
  * addresses. */
 static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
     fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);

@@ -192,7 +192,7 @@ static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) 
     return fkv_mlx_where(g, fkv_mlx_less(g, half, fkv_mlx_number(g, FKV_SEALED_SMALLEST)), fkv_mlx_number(g, 0.0f), half);
 }
 
-/* Like rounded(), but additionally rounds to seven significant bits. */
+/* Rounds scales with rounded(), and then to seven significant bits. */
 static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
     const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the value of the lowest bit that is kept */
     const uint16_t kept = (uint16_t)~(2 * half - 1);

@@ -1,4 +1,4 @@
-/* State of the MLX device for one cache, stored in the tables of the cache. The arrays belong to MLX.
+/* State of the MLX backend for one cache, stored in the tables of the cache. The arrays belong to MLX.
  *
  * A pool contains the same bytes as the slab of a host cache, as 16-bit words: [P, G, block.bytes / 2]. P is the number of pages.
  * In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can write in

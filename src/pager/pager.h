@@ -30,8 +30,8 @@
  *     promised = sum over sequences (pages(max_tokens) - pages in its table) + sum over pages copies(page)
  *     copies(page) = tails == 0 ? 0 : tails == refs ? tails - 1 : tails
  * where tails is the number of sequences that have the page as their partially filled last page and may still write to it. Each
- * of these sequences writes to a private copy. If nothing else references the page, the last of these sequences needs no copy. In
- * a window group,
+ * of these sequences writes to a private copy, except that the last of them writes to the page itself if nothing else references
+ * the page. In a window group,
  *     promised = sum over sequences rest + min(step, sum over sequences (cap - rest)) - pages held by sequences
  *     rest = min(pages(max_tokens), n_rest)
  *     cap = min(pages(max_tokens), n_fixed + n_ring)
@@ -131,8 +131,8 @@ bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32
  * for group g) and in no other group. */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
-/* Like fkv_pager_prefix_begin(), but inserts only a snapshot: a page of the state group for a node that is already in the tree.
- */
+/* Inserts a snapshot (a page of the state group) into a node that is already in the tree. Otherwise works in the same way as
+ * fkv_pager_prefix_begin(). */
 fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                  uint32_t pages[FKV_MAX_GROUPS]);
 

@@ -200,7 +200,7 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n);
 /* Called at the end of every function that modifies the pager. Replenishes the free list and publishes the counters. If
  * FKV_DEEP_CHECKS is defined, also checks all invariants. */
 void fkv_pager_settle(fkv_pager *pager);
-/* Like fkv_pager_settle(), but does not replenish the free list. Used while a step is open. */
+/* Publishes the counters without replenishing the free list. Used instead of fkv_pager_settle() while a step is open. */
 void fkv_pager_publish(fkv_pager *pager);
 
 /* ---- sequence.c ---- */

@@ -37,9 +37,9 @@ void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t pa
 /* Removes the page of `group` from a node. In the full group, the caller must remove the node as well. */
 void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group);
 
-/* Like fkv_pool_change(), for pages that may be in the tree. Also updates busy counts, heaps and n_idle. In a window group, the
- * tree drops its reference to a page if all other references belong to sequences that may write to the page. The last of these
- * sequences then needs no copy. */
+/* Calls fkv_pool_change(). If the page is in the tree, also updates busy counts, heaps and n_idle. In a window group, the tree
+ * drops its reference to a page if all other references belong to sequences that can still append to the page. The last of these
+ * sequences can then write to the page itself instead of to a copy. */
 void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails);
 
 void fkv_tree_evict_oldest(fkv_pager *pager);               /* requires an idle leaf */

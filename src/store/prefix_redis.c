@@ -295,7 +295,7 @@ static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, ui
     return true;
 }
 
-/* Like current_answer(), but queues an existence query if nothing is known about the page. The caller holds the lock. */
+/* Returns current_answer(). Queues an existence query if nothing is known about the page. The caller holds the lock. */
 static answer_state ask_for(redis_store *s, const fkv_page_key *key) {
     const answer_state state = current_answer(s, key);
     if (state != ANSWER_UNKNOWN || server_of(s, key)->is_down || !add_task(s, TASK_ASK, key, 0)) return state;

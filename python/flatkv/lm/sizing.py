@@ -67,7 +67,7 @@ def sized_options(layers: list[KVLayer], options: Options, context: int = DEFAUL
     least, most = -(-min(MIN_TOKENS, context) // page), -(-context * options.max_contexts // page)
     if needed(least) > budget:
         raise DoesNotFit("FKV_NO_MEMORY", f"a pool of {least * page} tokens needs {bytes_text(needed(least))}, but only {bytes_text(budget)} can be "
-                         f"reserved ({bytes_text(available)} are available); use a smaller model or codec, raise the memory limit, or free memory")
+                         f"reserved ({bytes_text(available)} is available); use a smaller model or codec, raise the memory limit, or free memory")
     while least < most:
         middle = (least + most + 1) // 2
         if needed(middle) <= budget:

@@ -181,7 +181,7 @@ FKV_INLINE float *scores_at(const decode_score_job *j, score_step s) {
     return j->scores + (size_t)s.first * FKV_TILE_TOKENS + s.block * LANE_TOKENS;
 }
 
-/* Like add_scores(), but loads the scores from memory and stores them afterwards. */
+/* Loads scores from memory, adds the dot products of a step with add_scores(), and stores the scores. */
 FKV_INLINE void add_scores_in_memory(const decode_score_job *j, score_step s, const token_sums *sums, uint32_t n_rows) {
     __mmask16 later = s.chunk == 0 ? 0 : 0xffff;
     float *to = scores_at(j, s);

@@ -140,10 +140,10 @@ typedef struct decode_value_job {
     strip_place place;
     token_affine affine;
     decode_weights weights;
-    /* Codes as quads (dwords with one byte of each of four tokens), for 16 row bytes per vector; quad k is at index
-     * quad_place(k). 4-bit codes are not split into nibbles: vectors 0-3 hold whole bytes, and vectors 4-7 hold the same bytes
-     * with the low nibble cleared. The dot product of the low nibbles is the difference between the other two.
-     */
+    /* Codes as quads: dwords with one byte of each of four tokens. A vector covers 16 consecutive bytes of each token's row. Quad
+     * k is at index quad_place(k). 4-bit codes are not split into nibbles. Instead, vectors 0-3 hold whole bytes, and vectors 4-7
+     * hold the same bytes with the low nibble cleared. The dot product of the low nibbles is the dot product of the whole bytes
+     * minus that of the bytes with the low nibble cleared. */
     alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
     decode_value_sums sums[2]; /* dot products of the current and the previous vector of codes */
 } decode_value_job;

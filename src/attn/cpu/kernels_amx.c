@@ -370,8 +370,8 @@ FKV_INLINE void multiply_weights(uint32_t sums) {
     }
 }
 
-/* Like score_byte(): for one byte of the weights, starts the dot products of the next iteration, stores those of this iteration,
- * and adds half of the previous iteration's rows to the output. */
+/* For one byte of the weights, starts the dot products of the next iteration, stores those of this iteration, and adds half of
+ * the previous iteration's rows to the output. */
 FKV_INLINE void start_value_byte(value_job *j, uint32_t set, uint32_t byte, const value_turn *before, uint32_t n_rows) {
     zero_block_sums((1 - set) * 2 + byte);
     multiply_weights((1 - set) * 2 + byte);

@@ -70,7 +70,7 @@ static void tile_lanes(tile *t, const fkv_codec *codec, const uint8_t *const par
     }
 }
 
-/* Like tile_open(), with scales and biases in the layout [groups, FKV_TILE_TOKENS]. */
+/* Opens a tile as tile_open() does, but stores scales and biases in the layout [groups, FKV_TILE_TOKENS]. */
 static void int_tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                           uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
@@ -142,7 +142,7 @@ FKV_INLINE __m512i count_small(__m512i n, vf x) {
     return _mm512_mask_add_epi32(n, _mm512_cmplt_epu32_mask(size, limit), n, one);
 }
 
-/* Quantizes one query row to bytes. Returns whether the float kernels should compute the row. This is the case if at least an
+/* Quantizes one query row to bytes. Returns whether the float kernels should process the row. This is the case if at least an
  * eighth of its values are small (nonzero, but below 1/1024 of the largest value), or if all values are so small that the inverse
  * of the step would overflow. */
 static bool prepare_row(const fkv_codec *codec, const float *row, const int_queries *iq, uint32_t r) {

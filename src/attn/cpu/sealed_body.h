@@ -121,8 +121,8 @@ FKV_INLINE sealed_span sealed_span_at(const fkv_codec *codec, uint32_t c) {
     return (sealed_span){digits > 1 ? codec->channels->n[digits - 1] : codec->dim, 1u << (2 * digits - 1)};
 }
 
-/* Loads the scales and biases of a page, adjusted to the midpoint of the codes and to the factor VF_BYTE_UNIT of
- * vf_load_byte(). */
+/* Loads the scales and biases of a page. The biases compensate for the midpoint that is subtracted from every code, and the
+ * scales include the factor VF_BYTE_UNIT that vf_load_byte() requires. */
 FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *restrict scales,
                                   float *restrict biases) {
     widen_halves(codec->type, part[FKV_PART_SCALES], codec->dim, scales);

@@ -47,8 +47,9 @@ FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     return place / 16 * 16 + byte * 4 + quad % 4;
 }
 
-/* Quantizes one query row to base-256 digits (signed bytes). The digits of a value are `digit` bytes apart. Returns whether the
- * float kernels should compute the row. */
+/* Quantizes one query row to base-256 digits (signed bytes). Digit i of a value is stored i * `digit` bytes after its
+ * digit 0. Returns true if the float kernels should process the row, because its values are nonzero but so small that the inverse
+ * of the step would overflow. */
 static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *step, int8_t *to, size_t digit) {
     alignas(64) float x[FKV_MAX_HEAD_DIM];
     vf max = vf_set(0.0f);

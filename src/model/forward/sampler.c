@@ -188,7 +188,7 @@ static fkv_status find_best(const fkv_sampler *s, const float *logits, uint32_t 
     return FKV_OK;
 }
 
-/* Like find_best(), but for the logits after biases and penalties. */
+/* Finds the token with the largest logit after biases and penalties. */
 static fkv_status find_best_adjusted(const fkv_sampler *s, uint32_t *best) {
     uint32_t found = s->ops->largest(s->adjusted, s->n_vocab);
     FKV_REQUIRE(found < s->n_vocab && isfinite(s->adjusted[found]), FKV_BAD_ARGUMENT, "biases and penalties exclude every token");

@@ -272,7 +272,7 @@ static mlx_array similar_share(const pass *p, mlx_array scores, mlx_array logits
     return fkv_mlx_max_last(p->g, fkv_model_op_softmax(p->g, fkv_mlx_where(p->g, is_far, number(p, -INFINITY), scores)));
 }
 
-/* Like route_sparse_mixer() on the CPU. */
+/* Selects the same experts as route_sparse_mixer() of the CPU backend, with the same routing weights. */
 static routed route_sparse_mixer(const pass *p, mlx_array logits) {
     mlx_array first = fkv_model_op_largest(p->g, logits, p->n_rows, 1);
     mlx_array others = fkv_model_op_exclude(p->g, logits, first);

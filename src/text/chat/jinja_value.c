@@ -42,7 +42,8 @@ bool fkv_jinja_charge(jinja_context *c, uint64_t work) {
         c->work += work;
         return true;
     }
-    fkv_jinja_fail(c, "rendering exceeds its work limit of %llu units", (unsigned long long)c->max_work);
+    fkv_jinja_fail(c, "rendering the template exceeds the work limit of %llu units (about 1 ns each)",
+                   (unsigned long long)c->max_work);
     return false;
 }
 
@@ -50,7 +51,7 @@ void *fkv_jinja_take(jinja_context *c, size_t n, size_t bytes) {
     uint64_t wanted = 0;
     if (c->failed) return NULL;
     if (fkv_mul_overflows(n, bytes, &wanted) || wanted > c->max_bytes || c->n_bytes + wanted > c->max_bytes) {
-        fkv_jinja_fail(c, "rendering exceeds its memory limit of %zu bytes", c->max_bytes);
+        fkv_jinja_fail(c, "the template exceeds the memory limit of %zu bytes", c->max_bytes);
         return NULL;
     }
     wanted = fkv_align_up(wanted, sizeof(max_align_t));

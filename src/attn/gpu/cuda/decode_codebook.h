@@ -62,7 +62,7 @@ FKV_FN void dc_value_halves(fkv_u32 bytes, fkv_u32 &first, fkv_u32 &second) {
     }
 }
 
-/* Like dc_value_quad(), for codebook codes. */
+/* Implements dc_value_quad() for codebook codes. */
 FKV_FN void dc_book_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::bits == 4) {
         FKV_UNROLL

@@ -1,9 +1,9 @@
 /* Code shared by the tensor-core decode kernels decode_mma.h (rows of codes) and decode_sealed.h (sealed pages): layout of blocks
  * and warps, pages of the split, loading of queries, and storing of partial results.
  *
- * A block has DC_STREAMS streams, which process the tiles of the split in round-robin order. Each stream keeps its own softmax
- * state. The states are combined in stream order at the end. A stream has one warp per slab (128 or 64 channels). The warps of a
- * stream add their scores through shared memory in slab order.
+ * The warps of a block form DC_STREAMS groups, called streams, which process the tiles of the split in round-robin order. Each
+ * stream keeps its own softmax state. The states are combined in stream order at the end. A stream has one warp per slab (128 or
+ * 64 channels). The warps of a stream add their scores through shared memory in slab order.
  */
 /* ---- block layout ---- */
 

@@ -27,8 +27,8 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
     }
 }
 
-/* Converts four channels of tokens a and b to code - middle code in fp16. Token a is in the lower 16 bits of each result word,
- * and token b in the upper 16 bits. The four channels occupy 8, 4, 2 or 1 bytes of each token. */
+/* Converts four channels of tokens a and b to fp16. The middle code is subtracted from every code. Token a is in the lower 16
+ * bits of each result word, and token b in the upper 16 bits. The four channels occupy 8, 4, 2 or 1 bytes of each token. */
 FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::is_book) {
         dc_book_quad(a, b, quad, to);

@@ -7,10 +7,10 @@
  * pages are multiplied in one matrix product. The keys of a page are divided by a power of two, the unit of the page, which keeps
  * them in the range of fp16; the softmax multiplies the scores by this unit.
  *
- * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels. The bits
- * of a level, read as an fp16 value, represent level * 2^-24. The softmax weights, not the levels, are multiplied by the norms of
- * the tokens. The values in shared memory therefore have only seven significant bits, which saves power. If a page has norms of 2
- * or more, its norms are divided by a power of two, and its levels are multiplied by the same power.
+ * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels. Read as
+ * an fp16 subnormal, the bits of a level represent level * 2^-24. The softmax weights, not the levels, are multiplied by the
+ * norms of the tokens. The values in shared memory therefore have only seven significant bits, which saves power. If a page has
+ * norms of 2 or more, its norms are divided by a power of two, and its levels are multiplied by the same power.
  *
  * Open pages (the first page and the pages of the queries' own span) are read value by value. Each K value is split into two fp16
  * values, which are used in two matrix products. Each V value is rounded to one fp16 value.
@@ -40,10 +40,10 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* Weights are multiples of 2^-PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
- * levels are stored as multiples of 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 - 13 - 7).
- * Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is also correct for
- * open pages. */
+/* Weights are multiplied by 2^PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
+ * a level is stored as the fp16 value level * 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 -
+ * 13 - 7). Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is also
+ * correct for open pages. */
 constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
 constexpr float PF_VALUE_UNIT = 16.0f;
 constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
@@ -286,8 +286,8 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
     v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
-/* Stores the values of eight tokens in one channel. The bits of a level and its sign form an fp16 value, which is a multiple of
- * 2^-24. */
+/* Stores the values of eight tokens in one channel. The low byte of an fp16 value is a level, and its high byte contains
+ * only the sign, so the value is an fp16 subnormal equal to level * 2^-24. */
 template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,

@@ -256,7 +256,7 @@ FKV_FN void pf_clear_stages(fkv_shared s) {
         *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
 }
 
-constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are multiples of 2^-PF_WEIGHT_EXPONENT */
+constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are multiplied by 2^PF_WEIGHT_EXPONENT */
 constexpr float PF_VALUE_UNIT = 1.0f;     /* factor by which output sums are multiplied */
 
 /* Interface to prefill_feed.h. The pf_take functions read the packed keys or values of a tile into registers, and the pf_put

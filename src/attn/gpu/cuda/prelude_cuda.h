@@ -135,9 +135,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
  * the numbers of the selected bytes. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
-/* Like fkv_permute(), but a nibble above 7 selects the sign of a byte, replicated to eight bits. The nibble's lower three bits
- * are the number of that byte.
- */
+/* Selects bytes in the same way as fkv_permute(). If the highest bit of a nibble is set, the sign bit of the selected byte is
+ * replicated to all eight bits. */
 FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u32 x;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(order));

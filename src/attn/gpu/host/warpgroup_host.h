@@ -45,7 +45,7 @@ FKV_FN float fkv_host_operand_at(const fkv_host_exchanged *all, fkv_u32 row, fkv
     return fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
 }
 
-/* Like fkv_wg_scores(), with the operand q in registers. */
+/* Computes the same products as fkv_wg_scores(), with the operand q in registers. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at) {
     const fkv_host_exchanged *all = fkv_host_exchange(q, 4);
     fkv_u32 lane = s.index % 32;
