@@ -10,46 +10,86 @@
 #include <flatkv/prefix_store.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 enum { CAPACITY = 1000 };
 
-/* ---- a fake server that answers every command with the same bytes ---- */
+/* ---- a fake server that answers every command of a kind with the same bytes ---- */
+
+enum { MAX_CONNECTIONS = 64 };
 
 typedef struct fake_server {
     int listener;
     char path[100];
-    const char *reply;
+    const char *reply; /* reply to all other commands */
     size_t n_reply;
-    bool closes; /* true if the server closes the connection after the reply */
+    bool closes;               /* true if the server closes the connection after this reply */
+    const char *command_reply; /* reply to PING and SET; NULL: like other commands */
     pthread_t thread;
+    pthread_t threads[MAX_CONNECTIONS]; /* [n_threads] one thread per connection */
+    size_t n_threads;
 } fake_server;
 
-static void serve_connection(const fake_server *f, int fd) {
-    char bytes[4096];
-    for (ssize_t n = read(fd, bytes, sizeof bytes); n > 0; n = read(fd, bytes, sizeof bytes)) {
-        size_t n_commands = 0;
-        for (ssize_t i = 0; i + 1 < n; i++) n_commands += bytes[i] == '*' && (i == 0 || bytes[i - 1] == '\n');
-        for (size_t i = 0; i < n_commands; i++)
-            if (f->n_reply > 0 && write(fd, f->reply, f->n_reply) < 0) break;
-        if (f->closes) break;
+typedef struct fake_connection {
+    const fake_server *server;
+    int fd;
+} fake_connection;
+
+/* Reads one command: an array of bulk strings. Stores the first one in `name`. Returns false at the end of the connection. */
+static bool read_command(FILE *in, char *name, size_t size) {
+    char line[64];
+    if (fgets(line, sizeof line, in) == NULL || line[0] != '*') return false;
+    const long n = strtol(line + 1, NULL, 10);
+    for (long i = 0; i < n; i++) {
+        if (fgets(line, sizeof line, in) == NULL || line[0] != '$') return false;
+        const long n_bytes = strtol(line + 1, NULL, 10) + 2;
+        for (long at = 0; at < n_bytes; at++) {
+            const int byte = fgetc(in);
+            if (byte == EOF) return false;
+            if (i == 0 && (size_t)at + 1 < size) name[at] = at + 2 < n_bytes ? (char)byte : 0;
+        }
     }
-    (void)close(fd);
+    return true;
 }
 
-static void *run_fake(void *user) {
-    const fake_server *f = user;
-    for (int fd = accept(f->listener, NULL, NULL); fd >= 0; fd = accept(f->listener, NULL, NULL)) serve_connection(f, fd);
+static void *serve_connection(void *user) {
+    const fake_connection c = *(fake_connection *)user;
+    const fake_server *f = c.server;
+    char name[16] = "";
+    FILE *in = fdopen(c.fd, "r");
+    free(user);
+    while (read_command(in, name, sizeof name)) {
+        const bool is_other = f->command_reply == NULL || (strcmp(name, "PING") != 0 && strcmp(name, "SET") != 0);
+        const char *reply = is_other ? f->reply : f->command_reply;
+        const size_t n_reply = is_other ? f->n_reply : strlen(reply);
+        if (n_reply > 0 && write(c.fd, reply, n_reply) < 0) break;
+        if (is_other && f->closes) break;
+    }
+    (void)fclose(in);
     return NULL;
 }
 
-static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool closes) {
+static void *run_fake(void *user) {
+    fake_server *f = user;
+    for (int fd = accept(f->listener, NULL, NULL); fd >= 0; fd = accept(f->listener, NULL, NULL)) {
+        fake_connection *c = malloc(sizeof *c);
+        if (c == NULL || f->n_threads == MAX_CONNECTIONS) abort();
+        *c = (fake_connection){.server = f, .fd = fd};
+        if (pthread_create(&f->threads[f->n_threads++], NULL, serve_connection, c) != 0) abort();
+    }
+    return NULL;
+}
+
+static void open_fake_with(fake_server *f, const char *reply, size_t n_reply, bool closes, const char *command_reply) {
     static int number;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    *f = (fake_server){.reply = reply, .n_reply = n_reply, .closes = closes};
+    (void)signal(SIGPIPE, SIG_IGN); /* the store may close a connection before the reply */
+    *f = (fake_server){.reply = reply, .n_reply = n_reply, .closes = closes, .command_reply = command_reply};
     (void)snprintf(f->path, sizeof f->path, "/tmp/flatkv_fake_%d_%d", (int)getpid(), number++);
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", f->path);
     f->listener = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -59,20 +99,56 @@ static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool cl
     ck_assert_int_eq(pthread_create(&f->thread, NULL, run_fake, f), 0);
 }
 
+static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool closes) {
+    open_fake_with(f, reply, n_reply, closes, NULL);
+}
+
 static void close_fake(fake_server *f) {
     (void)shutdown(f->listener, SHUT_RDWR);
     (void)pthread_join(f->thread, NULL);
+    for (size_t i = 0; i < f->n_threads; i++) (void)pthread_join(f->threads[i], NULL); /* the store has closed its connections */
     (void)close(f->listener);
     (void)unlink(f->path);
 }
 
-static fkv_prefix_store open_store(const char *path, double timeout_s) {
+/* Lines that a store has logged, joined. */
+typedef struct store_log {
+    pthread_mutex_t lock;
+    char text[4000];
+} store_log;
+
+static void add_line(void *user, const char *line) {
+    store_log *log = user;
+    (void)pthread_mutex_lock(&log->lock);
+    const size_t n = strlen(log->text);
+    (void)snprintf(log->text + n, sizeof log->text - n, "%s\n", line);
+    (void)pthread_mutex_unlock(&log->lock);
+}
+
+static size_t count_text(const char *text, const char *part) {
+    size_t n = 0;
+    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part)) n++;
+    return n;
+}
+
+static fkv_prefix_store open_logged_store(const char *path, double timeout_s, const char *password, store_log *log) {
     char url[200];
     fkv_prefix_store store;
     (void)snprintf(url, sizeof url, "redis://unix:%s", path);
-    const fkv_prefix_redis_config config = {.url = url, .timeout_s = timeout_s};
+    const fkv_prefix_redis_config config = {
+        .url = url, .timeout_s = timeout_s, .password = password, .log = log != NULL ? add_line : NULL, .log_user = log};
     ck_ok(fkv_prefix_redis_open(&config, &store));
     return store;
+}
+
+static fkv_prefix_store open_store(const char *path, double timeout_s) { return open_logged_store(path, timeout_s, NULL, NULL); }
+
+static void pause_briefly(void) { (void)usleep(1000); }
+
+static uint32_t count_unavailable(const fkv_prefix_store *store) {
+    fkv_prefix_store_stats stats;
+    store->stats(store->self, &stats);
+    return stats.n_unavailable;
 }
 
 #define REPLY(text) {text, sizeof text - 1}
@@ -94,6 +170,8 @@ static const struct {
     REPLY("$40\r\nFKVR\1\0\0\0aaaaaaaaaaaabbbbccccccccccccccccXX"),
     REPLY("$4x\r\n"),
     REPLY("$\r\n"),
+    REPLY("$5\0\r\nshort\r\n"),
+    REPLY("\0\r\n"),
     REPLY("\r\n"),
     REPLY("\n"),
     REPLY("*1\r\n$4\r\nPONG\r\n"),
@@ -149,6 +227,75 @@ START_TEST(silent_server_is_not_used_and_costs_no_time) {
     ck_assert(!store.pending(store.self, &key)); /* no request waits for a server that does not respond */
     ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
     ck_status(store.write(store.self, &key, packed, sizeof packed), FKV_BUSY);
+    store.close(store.self);
+    close_fake(&f);
+}
+END_TEST
+
+/* A question that is not answered in time is not asked again while it is outstanding, so that the wait for it ends. */
+START_TEST(wait_for_an_answer_is_limited) {
+    fake_server f;
+    open_fake(&f, "", 0, false);
+    fkv_prefix_store store = open_store(f.path, 1.0);
+    const fkv_page_key key = {{1}};
+    (void)store.contains(store.self, &key);
+    while (store.pending(store.self, &key)) pause_briefly();
+    for (int i = 0; i < 3; i++) {
+        ck_assert(!store.contains(store.self, &key));
+        ck_assert(!store.pending(store.self, &key));
+    }
+    store.close(store.self);
+    close_fake(&f);
+}
+END_TEST
+
+/* The server answers PING and SET, but closes the connection after every other command. */
+START_TEST(outage_is_logged_once_and_ends_with_a_written_page) {
+    uint8_t packed[CAPACITY] = {0};
+    uint64_t n_bytes = 0;
+    fake_server f;
+    store_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    open_fake_with(&f, "", 0, true, "+OK\r\n");
+    fkv_prefix_store store = open_logged_store(f.path, 60.0, NULL, &log);
+    const fkv_page_key key = {{1}};
+    for (int i = 0; i < 2; i++) {
+        ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
+        ck_assert_uint_eq(count_unavailable(&store), 1);
+        while (count_unavailable(&store) > 0) pause_briefly(); /* until a probe succeeds */
+    }
+    ck_ok(store.write(store.self, &key, packed, sizeof packed));
+    store.close(store.self);
+    close_fake(&f);
+    ck_assert_msg(count_text(log.text, "not reachable") == 1 && count_text(log.text, "in use again") == 1, "%s", log.text);
+}
+END_TEST
+
+START_TEST(password_is_not_logged) {
+    static const char reply[] = "-ERR AUTH sesame called without any password configured\r\n";
+    uint8_t packed[CAPACITY];
+    uint64_t n_bytes = 0;
+    fake_server f;
+    store_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    open_fake(&f, reply, sizeof reply - 1, false);
+    fkv_prefix_store store = open_logged_store(f.path, 60.0, "sesame", &log);
+    const fkv_page_key key = {{1}};
+    ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
+    ck_assert(strstr(fkv_message(), "sesame") == NULL);
+    store.close(store.self);
+    close_fake(&f);
+    ck_assert_msg(count_text(log.text, "not used: ERR\n") == 1 && count_text(log.text, "sesame") == 0, "%s", log.text);
+}
+END_TEST
+
+/* An error reply to a question stops the use of the server, also if the server reports that its memory is full. */
+START_TEST(error_reply_to_a_question_is_a_failure) {
+    fake_server f;
+    open_fake(&f, "-OOM command not allowed\r\n", 26, false);
+    fkv_prefix_store store = open_store(f.path, 60.0);
+    const fkv_page_key key = {{1}};
+    ck_assert(!store.contains(store.self, &key));
+    while (count_unavailable(&store) == 0) pause_briefly();
+    ck_assert(!store.contains(store.self, &key) && !store.pending(store.self, &key));
     store.close(store.self);
     close_fake(&f);
 }
@@ -225,4 +372,5 @@ START_TEST(cipher_matches_published_vectors) {
 END_TEST
 
 TEST_MAIN("prefix_redis", cipher_matches_published_vectors, invalid_configurations_are_rejected, hostile_replies_are_refused,
-          silent_server_is_not_used_and_costs_no_time)
+          silent_server_is_not_used_and_costs_no_time, wait_for_an_answer_is_limited,
+          outage_is_logged_once_and_ends_with_a_written_page, password_is_not_logged, error_reply_to_a_question_is_a_failure)

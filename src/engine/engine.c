@@ -4,14 +4,13 @@
  * a step, a callback or an allocation. The scheduler is used by the engine thread alone, except for the constants that
  * fkv_scheduler_check() reads.
  */
+#include "../base/timed_wait.h"
 #include "admission.h"
 #include "recent_prefixes.h"
 #include "scheduler.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { MAX_LISTED = 256 }; /* maximum number of requests that fkv_engine_requests() returns */
 
@@ -72,9 +71,7 @@ fkv_engine_config fkv_engine_config_default(void) {
 
 static double engine_seconds(void *user) {
     (void)user;
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return fkv_seconds_now();
 }
 
 static fkv_status run_forward(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
@@ -151,9 +148,8 @@ static void publish_stats(fkv_engine *e) {
 /* Waits until a page arrives from the store, for at most `seconds` seconds. The limit is necessary because queued requests may
  * reach their deadline. The caller must hold the lock. */
 static void wait_for_page(fkv_engine *e, double seconds) {
-    double end = engine_seconds(NULL) + seconds;
-    struct timespec at = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
-    while (e->inbox.n == 0 && !e->closing && !e->arrived && pthread_cond_timedwait(&e->changed, &e->lock, &at) == 0) {
+    const double end = engine_seconds(NULL) + seconds;
+    while (e->inbox.n == 0 && !e->closing && !e->arrived && fkv_cond_wait_until(&e->changed, &e->lock, end)) {
     }
 }
 
@@ -303,11 +299,7 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     if (e->config.runner.max_tokens == 0) e->config.runner.max_tokens = fkv_model_about(model)->context;
     fkv_admission_init(&e->admission, config->max_queue, config->max_wait_s);
     (void)pthread_mutex_init(&e->lock, NULL);
-    pthread_condattr_t monotonic;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&e->changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    fkv_cond_init(&e->changed);
     fkv_status status = start_engine_thread(e);
     if (status != FKV_OK) {
         (void)pthread_cond_destroy(&e->changed);
@@ -321,11 +313,10 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
 }
 
 bool fkv_engine_drain(fkv_engine *e, double seconds) {
-    double end = engine_seconds(NULL) + (seconds > 0.0 ? seconds : 0.0);
-    struct timespec at = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
+    const double end = engine_seconds(NULL) + (seconds > 0.0 ? seconds : 0.0);
     (void)pthread_mutex_lock(&e->lock);
     e->draining = true;
-    while (e->n_live > 0 && pthread_cond_timedwait(&e->changed, &e->lock, &at) == 0) {
+    while (e->n_live > 0 && fkv_cond_wait_until(&e->changed, &e->lock, end)) {
     }
     bool done = e->n_live == 0;
     (void)pthread_mutex_unlock(&e->lock);

@@ -11,22 +11,22 @@
  * their callers, with deadlines.
  *
  * Failures: after a failure, a server is not used until a probe of the background thread succeeds. Meanwhile its pages count as
- * missing, and writes to it are dropped. Each page belongs to one server, chosen by rendezvous hashing, so adding or losing one
- * of n servers moves 1/n of the pages.
+ * missing, and writes to it are dropped. An outage lasts until a page has been read or written. During an outage, failures are
+ * logged once, and the time between a failure and the next probe grows. Each page belongs to one server, chosen by rendezvous
+ * hashing, so adding or losing one of n servers moves 1/n of the pages.
  *
  * Expiry: a page expires DEPTH_SECONDS earlier for each page that precedes it in its prompt. With the eviction policy
  * volatile-ttl, Redis therefore evicts the ends of prompts first. All memory is allocated at open.
  */
 #include "../base/memory.h"
 #include "../base/page_cipher.h"
+#include "../base/timed_wait.h"
 #include "page_file_format.h"
 #include "prefix_pack.h"
 #include "resp.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum {
     MAX_SERVERS = 16,
@@ -36,6 +36,7 @@ enum {
     RING_ENTRIES = 4096, /* capacity of the ring of existence queries and expiry refreshes for the background thread */
     BATCH = 128,         /* maximum number of commands in one pipeline */
     CHUNK_BYTES = 64 * 1024,
+    MIN_SAMPLE_BYTES = 64 * 1024,                 /* smaller values do not count as measurements of the rate */
     NAME_TEXT_BYTES = 6 + 2 * FKV_PAGE_KEY_BYTES, /* length of a Redis key */
     VALUE_HEADER_BYTES = 20,
     VALUE_OVERHEAD = VALUE_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
@@ -52,10 +53,12 @@ static const double DEFAULT_TIMEOUT_S = 0.1; /* timeout for connecting, existenc
 static const double PENDING_SHARE = 0.2;     /* fraction of the timeout for which an unanswered query counts as pending */
 static const double WRITE_S = 1.0;           /* fixed part of the timeout for a write; the expected transfer time is added */
 static const double FIRST_RATE = 20e6;       /* assumed transfer rate, in bytes per second, before the first measurement */
+static const double MIN_RATE = 1e6;          /* lower limit of the assumed transfer rate */
 static const double RATE_STEP = 0.2;         /* weight of the newest measurement in the moving average of the transfer rate */
+static const double MIN_SAMPLE_S = 1e-3;     /* shorter reads do not count as measurements of the transfer rate */
 static const double FOUND_S = 10.0;          /* time, in seconds, for which a cached "page exists" result is trusted */
 static const double MISSING_S = 2.0;
-static const double PROBE_S = 0.5; /* time, in seconds, between a failure and the first probe */
+static const double PROBE_S = 0.5; /* time, in seconds, between the first failure of an outage and the first probe */
 static const double MAX_PROBE_S = 8.0;
 static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server that rejects the login or a command */
 static const double FULL_PAUSE_S = 1.0;     /* pause in writes, in seconds, after a server has reported that its memory is full */
@@ -65,7 +68,7 @@ typedef enum answer_state { ANSWER_UNKNOWN, ANSWER_PENDING, ANSWER_FOUND, ANSWER
 typedef struct answer {
     uint8_t key[ANSWER_KEY_BYTES];
     answer_state state;
-    double at; /* fkv_resp_now() */
+    double at; /* fkv_seconds_now() */
 } answer;
 
 typedef enum task_kind { TASK_ASK, TASK_REFRESH } task_kind;
@@ -85,11 +88,11 @@ typedef struct redis_server {
     fkv_resp writer;
     bool is_down;
     double probe_at;
-    double probe_s;    /* current interval between probes, in seconds */
+    double probe_s;    /* time between the next failure and its probe, in seconds */
     double full_until; /* time before which no pages are written to the server */
     bool full_is_logged;
-    bool refusal_is_logged;
-    double rate; /* measured transfer rate, in bytes per second */
+    bool outage_is_logged; /* a failure has been logged, and no page has been read or written since then */
+    double rate;           /* measured transfer rate, in bytes per second */
 } redis_server;
 
 typedef struct redis_store {
@@ -173,49 +176,6 @@ static void log_line(const redis_store *s, const redis_server *server, const cha
     s->log(s->log_user, line);
 }
 
-/* Stops using a server after a failed command. */
-static void mark_down(redis_store *s, redis_server *server, fkv_resp_failure failure) {
-    const double now = fkv_resp_now();
-    (void)pthread_mutex_lock(&s->lock);
-    const bool was_down = server->is_down;
-    if (!was_down) {
-        server->is_down = true;
-        server->probe_s = PROBE_S;
-        server->probe_at = now + PROBE_S;
-        (void)pthread_cond_signal(&s->changed);
-    }
-    (void)pthread_mutex_unlock(&s->lock);
-    if (!was_down)
-        log_line(s, server,
-                 failure == FKV_RESP_TIMEOUT    ? "no reply before the deadline; pages are computed until the server responds"
-                 : failure == FKV_RESP_PROTOCOL ? "invalid reply; pages are computed until the server responds"
-                                                : "not reachable; pages are computed until the server responds");
-}
-
-/* Handles an error reply. If the server rejects the login or a command, it is no longer used. If its memory is full, only writes
- * are paused. */
-static void handle_error_reply(redis_store *s, redis_server *server, const char *text) {
-    char line[FKV_RESP_LINE_BYTES + 100];
-    const bool full = strncmp(text, "OOM", 3) == 0;
-    const bool busy = strncmp(text, "LOADING", 7) == 0 || strncmp(text, "BUSY", 4) == 0;
-    const double now = fkv_resp_now();
-    (void)pthread_mutex_lock(&s->lock);
-    bool *logged = full ? &server->full_is_logged : &server->refusal_is_logged;
-    const bool is_new = !*logged;
-    *logged = true;
-    if (full) {
-        server->full_until = now + FULL_PAUSE_S;
-    } else {
-        server->is_down = true;
-        server->probe_s = busy ? PROBE_S : REFUSED_PROBE_S;
-        server->probe_at = now + server->probe_s;
-    }
-    (void)pthread_mutex_unlock(&s->lock);
-    if (!is_new) return;
-    (void)snprintf(line, sizeof line, full ? "pages are not written, because the server is full: %s" : "not used: %s", text);
-    log_line(s, server, line);
-}
-
 static bool is_usable(redis_store *s, const redis_server *server) {
     (void)pthread_mutex_lock(&s->lock);
     const bool usable = !server->is_down;
@@ -223,9 +183,69 @@ static bool is_usable(redis_store *s, const redis_server *server) {
     return usable;
 }
 
+/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds, or if probe_s is 0, after a time
+ * that grows during an outage. Logs the reason if it is the first one of an outage. */
+static void stop_using(redis_store *s, redis_server *server, double probe_s, const char *reason) {
+    bool is_new = false;
+    (void)pthread_mutex_lock(&s->lock);
+    if (!server->is_down || probe_s > 0.0) {
+        server->is_down = true;
+        if (probe_s > 0.0) server->probe_s = probe_s;
+        server->probe_at = fkv_seconds_now() + server->probe_s;
+        is_new = !server->outage_is_logged;
+        server->outage_is_logged = true;
+        (void)pthread_cond_signal(&s->changed);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    if (is_new) log_line(s, server, reason);
+}
+
+static void mark_down(redis_store *s, redis_server *server, fkv_resp_failure failure) {
+    stop_using(s, server, 0.0,
+               failure == FKV_RESP_TIMEOUT    ? "no reply before the deadline; pages are computed until the server responds"
+               : failure == FKV_RESP_PROTOCOL ? "invalid reply; pages are computed until the server responds"
+                                              : "not reachable; pages are computed until the server responds");
+}
+
+/* Handles an error reply: the server is not used until it accepts commands again. */
+static void handle_error_reply(redis_store *s, redis_server *server, const char *text) {
+    char line[FKV_RESP_LINE_BYTES + 100];
+    const bool busy = strncmp(text, "LOADING", 7) == 0 || strncmp(text, "BUSY", 4) == 0;
+    (void)snprintf(line, sizeof line, "not used: %s", text);
+    stop_using(s, server, busy ? PROBE_S : REFUSED_PROBE_S, line);
+}
+
+/* Handles an error reply to a write. A server without free memory only stops writes. */
+static void handle_write_error(redis_store *s, redis_server *server, const char *text) {
+    char line[FKV_RESP_LINE_BYTES + 100];
+    if (strncmp(text, "OOM", 3) != 0) {
+        handle_error_reply(s, server, text);
+        return;
+    }
+    (void)pthread_mutex_lock(&s->lock);
+    const bool is_new = !server->full_is_logged;
+    server->full_is_logged = true;
+    server->full_until = fkv_seconds_now() + FULL_PAUSE_S;
+    (void)pthread_mutex_unlock(&s->lock);
+    (void)snprintf(line, sizeof line, "pages are not written, because the server is full: %s", text);
+    if (is_new) log_line(s, server, line);
+}
+
+/* Ends an outage after a page has been read or written. */
+static void note_success(redis_store *s, redis_server *server) {
+    (void)pthread_mutex_lock(&s->lock);
+    const bool ends = server->outage_is_logged && !server->is_down; /* another thread may have seen a new failure */
+    if (!server->is_down) {
+        server->outage_is_logged = false;
+        server->probe_s = PROBE_S;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    if (ends) log_line(s, server, "in use again");
+}
+
 /* Connects and logs in, unless the connection is already open and idle. */
 static bool ensure_connected(redis_store *s, redis_server *server, fkv_resp *c) {
-    const double deadline = fkv_resp_now() + s->timeout_s;
+    const double deadline = fkv_seconds_now() + s->timeout_s;
     fkv_resp_reply reply;
     if (fkv_resp_is_idle(c)) return true; /* otherwise the server was restarted or has closed the connection */
     if (!fkv_resp_connect(c, &server->address, deadline)) return false;
@@ -233,6 +253,7 @@ static bool ensure_connected(redis_store *s, redis_server *server, fkv_resp *c) 
     struct iovec part = {.iov_base = s->login, .iov_len = s->n_login};
     if (!fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline)) return false;
     if (reply.kind == FKV_RESP_STATUS) return true;
+    reply.text[strcspn(reply.text, " ")] = 0; /* the rest of the reply may contain the password */
     handle_error_reply(s, server, reply.text);
     fkv_resp_close(c);
     c->failure = FKV_RESP_NONE; /* already reported */
@@ -267,7 +288,7 @@ static answer *find_answer(redis_store *s, const fkv_page_key *key, bool add) {
 static void set_answer(redis_store *s, const fkv_page_key *key, answer_state state) {
     answer *a = find_answer(s, key, true);
     a->state = state;
-    a->at = fkv_resp_now();
+    a->at = fkv_seconds_now();
 }
 
 static void note_answer(redis_store *s, const fkv_page_key *key, answer_state state) {
@@ -276,12 +297,12 @@ static void note_answer(redis_store *s, const fkv_page_key *key, answer_state st
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns what is known about the existence of a page, or ANSWER_UNKNOWN if the cached result is too old. The caller holds the
- * lock. */
+/* Returns what is known about the existence of a page, or ANSWER_UNKNOWN if the cached result or the unanswered query is too old.
+ * The caller holds the lock. */
 static answer_state current_answer(redis_store *s, const fkv_page_key *key) {
     const answer *a = find_answer(s, key, false);
     if (a == NULL) return ANSWER_UNKNOWN;
-    const double age = fkv_resp_now() - a->at;
+    const double age = fkv_seconds_now() - a->at;
     const double limit = a->state == ANSWER_FOUND     ? FOUND_S
                          : a->state == ANSWER_MISSING ? MISSING_S
                                                       : PENDING_SHARE * s->timeout_s;
@@ -291,14 +312,18 @@ static answer_state current_answer(redis_store *s, const fkv_page_key *key) {
 /* Adds a task for the background thread. Drops it if the ring is full. The caller holds the lock. */
 static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, uint32_t depth) {
     if (s->n_tasks == RING_ENTRIES) return false;
+    if (s->n_tasks == 0) (void)pthread_cond_signal(&s->changed);
     s->tasks[(s->first_task + s->n_tasks++) % RING_ENTRIES] = (task){.key = *key, .kind = kind, .depth = depth};
     return true;
 }
 
-/* Returns current_answer(). Queues an existence query if nothing is known about the page. The caller holds the lock. */
+/* Like current_answer(), but queues an existence query if nothing is known about the page and no query is outstanding. The
+ * caller holds the lock. */
 static answer_state ask_for(redis_store *s, const fkv_page_key *key) {
     const answer_state state = current_answer(s, key);
-    if (state != ANSWER_UNKNOWN || server_of(s, key)->is_down || !add_task(s, TASK_ASK, key, 0)) return state;
+    const answer *a = find_answer(s, key, false);
+    if (state != ANSWER_UNKNOWN || (a != NULL && a->state == ANSWER_PENDING)) return state;
+    if (server_of(s, key)->is_down || !add_task(s, TASK_ASK, key, 0)) return ANSWER_UNKNOWN;
     set_answer(s, key, ANSWER_PENDING);
     return ANSWER_PENDING;
 }
@@ -309,7 +334,6 @@ static bool redis_contains(void *self, const fkv_page_key *key) {
     redis_store *s = self;
     (void)pthread_mutex_lock(&s->lock);
     const bool there = ask_for(s, key) == ANSWER_FOUND && !server_of(s, key)->is_down;
-    (void)pthread_cond_signal(&s->changed);
     (void)pthread_mutex_unlock(&s->lock);
     return there;
 }
@@ -326,7 +350,6 @@ static void redis_expect(void *self, const fkv_page_key *keys, uint32_t n) {
     redis_store *s = self;
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < n; i++) (void)ask_for(s, &keys[i]);
-    (void)pthread_cond_signal(&s->changed);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -335,7 +358,6 @@ static void redis_touch(void *self, const fkv_page_key *keys, uint32_t n) {
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < n; i++)
         if (current_answer(s, &keys[i]) == ANSWER_FOUND) (void)add_task(s, TASK_REFRESH, &keys[i], i);
-    (void)pthread_cond_signal(&s->changed);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -362,7 +384,7 @@ static bool run_pipeline(redis_store *s, redis_server *server, uint32_t n_tasks)
             n_bytes += (size_t)snprintf(at, room, "*3\r\n$7\r\nPEXPIRE\r\n$%d\r\n%s\r\n$%zu\r\n%s\r\n", NAME_TEXT_BYTES,
                                         s->names[i], strlen(ms), ms);
     }
-    const double deadline = fkv_resp_now() + s->timeout_s;
+    const double deadline = fkv_seconds_now() + s->timeout_s;
     struct iovec part = {.iov_base = s->commands, .iov_len = n_bytes};
     if (n_sent == 0) return true;
     if (!fkv_resp_send(c, &part, 1, deadline)) return false;
@@ -382,35 +404,42 @@ static bool run_pipeline(redis_store *s, redis_server *server, uint32_t n_tasks)
     return true;
 }
 
+/* Removes the unanswered existence queries of the batch from the table, so that they can be queued again. */
+static void forget_queries(redis_store *s, uint32_t n_tasks) {
+    (void)pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < n_tasks; i++) {
+        answer *a = s->batch[i].kind == TASK_ASK ? find_answer(s, &s->batch[i].key, false) : NULL;
+        if (a != NULL && a->state == ANSWER_PENDING) a->state = ANSWER_UNKNOWN;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
 static void run_tasks(redis_store *s, uint32_t n_tasks) {
-    for (uint32_t i = 0; i < n_tasks; i++)
-        if (make_name(s, &s->batch[i].key, s->names[i]) != FKV_OK) return;
-    for (uint32_t i = 0; i < s->n_servers; i++) {
+    bool named = true;
+    for (uint32_t i = 0; i < n_tasks && named; i++) named = make_name(s, &s->batch[i].key, s->names[i]) == FKV_OK;
+    for (uint32_t i = 0; i < s->n_servers && named; i++) {
         redis_server *server = &s->servers[i];
         if (is_usable(s, server) && !run_pipeline(s, server, n_tasks)) (void)connection_failed(s, server, &server->asker);
     }
+    forget_queries(s, n_tasks);
 }
 
 /* Sends PING to a server that has failed, and uses the server again if it replies. */
 static void probe_server(redis_store *s, redis_server *server) {
     static const char ping[] = "*1\r\n$4\r\nPING\r\n";
-    const double deadline = fkv_resp_now() + s->timeout_s;
     struct iovec part = {.iov_base = (void *)(uintptr_t)ping, .iov_len = sizeof ping - 1};
     fkv_resp_reply reply = {0};
     fkv_resp_close(&server->asker); /* late replies may still arrive on the old connection */
-    const bool replied = ensure_connected(s, server, &server->asker) && fkv_resp_send(&server->asker, &part, 1, deadline) &&
+    const bool connected = ensure_connected(s, server, &server->asker);
+    const double deadline = fkv_seconds_now() + s->timeout_s;
+    const bool replied = connected && fkv_resp_send(&server->asker, &part, 1, deadline) &&
                          fkv_resp_receive(&server->asker, &reply, deadline) && reply.kind != FKV_RESP_ERROR;
     (void)pthread_mutex_lock(&s->lock);
-    if (replied) {
-        server->is_down = false;
-        server->refusal_is_logged = false;
-    } else {
-        const double next = 2.0 * server->probe_s;
-        if (server->asker.failure == FKV_RESP_TIMEOUT) server->probe_s = next < MAX_PROBE_S ? next : MAX_PROBE_S;
-        server->probe_at = fkv_resp_now() + server->probe_s;
-    }
+    server->is_down = !replied;
+    if (replied || server->asker.failure == FKV_RESP_TIMEOUT)
+        server->probe_s = 2.0 * server->probe_s < MAX_PROBE_S ? 2.0 * server->probe_s : MAX_PROBE_S;
+    server->probe_at = fkv_seconds_now() + server->probe_s;
     (void)pthread_mutex_unlock(&s->lock);
-    if (replied) log_line(s, server, "in use again");
 }
 
 /* Waits until there is a task or the next probe is due. The caller holds the lock. */
@@ -420,9 +449,8 @@ static void wait_for_tasks(redis_store *s) {
         if (s->servers[i].is_down && (until == 0.0 || s->servers[i].probe_at < until)) until = s->servers[i].probe_at;
     if (until == 0.0) {
         (void)pthread_cond_wait(&s->changed, &s->lock);
-    } else if (until > fkv_resp_now()) {
-        const struct timespec at = {.tv_sec = (time_t)until, .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
-        (void)pthread_cond_timedwait(&s->changed, &s->lock, &at);
+    } else if (until > fkv_seconds_now()) {
+        (void)fkv_cond_wait_until(&s->changed, &s->lock, until);
     }
 }
 
@@ -436,7 +464,7 @@ static void *run_background(void *user) {
             s->batch[n] = s->tasks[s->first_task];
             s->first_task = (s->first_task + 1) % RING_ENTRIES;
         }
-        const double now = fkv_resp_now();
+        const double now = fkv_seconds_now();
         bool probe[MAX_SERVERS] = {false};
         for (uint32_t i = 0; i < s->n_servers; i++) probe[i] = s->servers[i].is_down && s->servers[i].probe_at <= now;
         (void)pthread_mutex_unlock(&s->lock);
@@ -472,10 +500,19 @@ static double time_for_bytes(redis_store *s, const redis_server *server, uint64_
 }
 
 static void note_rate(redis_store *s, redis_server *server, uint64_t n_bytes, double seconds) {
-    if (seconds <= 0.0) return;
+    if (n_bytes < MIN_SAMPLE_BYTES || seconds < MIN_SAMPLE_S) return;
     (void)pthread_mutex_lock(&s->lock);
     server->rate += RATE_STEP * ((double)n_bytes / seconds - server->rate);
+    if (server->rate < MIN_RATE) server->rate = MIN_RATE;
     (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* Handles a failed transfer of a page. After a timeout, the next transfer has more time. */
+static fkv_status transfer_failed(redis_store *s, redis_server *server, const fkv_resp *c) {
+    (void)pthread_mutex_lock(&s->lock);
+    if (c->failure == FKV_RESP_TIMEOUT) server->rate = server->rate > 2.0 * MIN_RATE ? 0.5 * server->rate : MIN_RATE;
+    (void)pthread_mutex_unlock(&s->lock);
+    return connection_failed(s, server, c);
 }
 
 /* Receives the n_value bytes of a value and decrypts the page. */
@@ -492,12 +529,13 @@ static fkv_status receive_page(redis_store *s, redis_server *server, const char 
                         VALUE_OVERHEAD, (unsigned long long)capacity + VALUE_OVERHEAD);
     }
     const uint64_t n_page = n_value - VALUE_OVERHEAD;
-    const double start = fkv_resp_now();
+    const double start = fkv_seconds_now();
     const double deadline = start + s->timeout_s + time_for_bytes(s, server, n_value);
     if (!fkv_resp_receive_bytes(c, header, sizeof header, deadline) || !fkv_resp_receive_bytes(c, packed, n_page, deadline) ||
         !fkv_resp_receive_bytes(c, tag, sizeof tag, deadline) || !fkv_resp_receive_end(c, deadline))
-        return connection_failed(s, server, c);
-    note_rate(s, server, n_value, fkv_resp_now() - start);
+        return transfer_failed(s, server, c);
+    note_rate(s, server, n_value, fkv_seconds_now() - start);
+    note_success(s, server);
     uint32_t version = 0;
     memcpy(&version, header + 4, sizeof version);
     if (memcmp(header, VALUE_MAGIC, 4) != 0 || version != VALUE_VERSION) { /* perhaps written by another version of flatkv */
@@ -527,7 +565,7 @@ static fkv_status redis_read(void *self, const fkv_page_key *key, uint8_t *packe
     (void)pthread_mutex_lock(&s->read_lock);
     fkv_status status = FKV_OK;
     const bool connected = ensure_connected(s, server, c);
-    const double deadline = fkv_resp_now() + s->timeout_s;
+    const double deadline = fkv_seconds_now() + s->timeout_s;
     if (!connected || !fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline)) {
         status = connection_failed(s, server, c);
     } else if (reply.kind == FKV_RESP_ERROR) {
@@ -548,7 +586,7 @@ static fkv_status redis_read(void *self, const fkv_page_key *key, uint8_t *packe
 static bool send_page(redis_store *s, redis_server *server, const char *name, const uint8_t *packed, uint64_t n_bytes,
                       fkv_status *status) {
     fkv_resp *c = &server->writer;
-    const double deadline = fkv_resp_now() + WRITE_S + time_for_bytes(s, server, n_bytes);
+    const double deadline = fkv_seconds_now() + WRITE_S + time_for_bytes(s, server, n_bytes);
     uint8_t header[VALUE_HEADER_BYTES];
     uint8_t tag[FKV_CIPHER_TAG_BYTES];
     uint8_t bound[NAME_TEXT_BYTES + 8];
@@ -581,7 +619,7 @@ static bool send_page(redis_store *s, redis_server *server, const char *name, co
 /* Returns whether pages can be written to the server now. */
 static bool accepts_writes(redis_store *s, const redis_server *server) {
     (void)pthread_mutex_lock(&s->lock);
-    const bool accepts = !server->is_down && fkv_resp_now() >= server->full_until;
+    const bool accepts = !server->is_down && fkv_seconds_now() >= server->full_until;
     (void)pthread_mutex_unlock(&s->lock);
     return accepts;
 }
@@ -597,17 +635,18 @@ static fkv_status redis_write(void *self, const fkv_page_key *key, const uint8_t
     (void)pthread_mutex_lock(&s->write_lock);
     fkv_status status = FKV_OK;
     bool done = ensure_connected(s, server, c) && send_page(s, server, name, packed, n_bytes, &status) &&
-                fkv_resp_receive(c, &reply, fkv_resp_now() + WRITE_S);
+                fkv_resp_receive(c, &reply, fkv_seconds_now() + WRITE_S);
     if (status != FKV_OK) {
         fkv_resp_close(c); /* the value was not sent completely */
     } else if (!done) {
-        status = connection_failed(s, server, c);
+        status = transfer_failed(s, server, c);
     } else if (reply.kind == FKV_RESP_ERROR) {
-        handle_error_reply(s, server, reply.text);
+        handle_write_error(s, server, reply.text);
         status = fkv_fail(FKV_IO, "the prefix store %s refused a page: %s", server->address.name, reply.text);
     }
     (void)pthread_mutex_unlock(&s->write_lock);
     if (status != FKV_OK) return status;
+    note_success(s, server);
     (void)pthread_mutex_lock(&s->lock);
     server->full_is_logged = false;
     set_answer(s, key, ANSWER_FOUND);
@@ -625,10 +664,13 @@ static void redis_remove(void *self, const fkv_page_key *key) {
     if (!is_usable(s, server) || make_name(s, key, name) != FKV_OK) return;
     const int n = snprintf(command, sizeof command, "*2\r\n$6\r\nUNLINK\r\n$%d\r\n%s\r\n", NAME_TEXT_BYTES, name);
     struct iovec part = {.iov_base = command, .iov_len = (size_t)n};
-    const double deadline = fkv_resp_now() + 2.0 * s->timeout_s;
     (void)pthread_mutex_lock(&s->read_lock);
-    if (!ensure_connected(s, server, c) || !fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline))
+    const bool connected = ensure_connected(s, server, c);
+    const double deadline = fkv_seconds_now() + s->timeout_s;
+    if (!connected || !fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline))
         (void)connection_failed(s, server, c);
+    else if (reply.kind == FKV_RESP_ERROR)
+        handle_error_reply(s, server, reply.text);
     (void)pthread_mutex_unlock(&s->read_lock);
     note_answer(s, key, ANSWER_MISSING);
 }
@@ -697,7 +739,8 @@ static fkv_status parse_url(redis_store *s, const char *url, const char *passwor
         FKV_REQUIRE(n < sizeof address, FKV_BAD_ARGUMENT, "the address of a Redis server is too long");
         (void)snprintf(address, sizeof address, "%.*s", (int)n, at);
         redis_server *server = &s->servers[s->n_servers++];
-        *server = (redis_server){.asker = {.fd = -1}, .reader = {.fd = -1}, .writer = {.fd = -1}, .rate = FIRST_RATE};
+        *server = (redis_server){
+            .asker = {.fd = -1}, .reader = {.fd = -1}, .writer = {.fd = -1}, .probe_s = PROBE_S, .rate = FIRST_RATE};
         FKV_TRY(fkv_resp_resolve(address, &server->address));
         for (const char *c = address; *c != 0; c++) server->hash = mix_bits(server->hash * 257 + (unsigned char)*c);
         at += n + (at[n] == ',');
@@ -746,11 +789,7 @@ fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_pref
     s->timeout_s = config->timeout_s > 0.0 ? config->timeout_s : DEFAULT_TIMEOUT_S;
     s->log = config->log;
     s->log_user = config->log_user;
-    pthread_condattr_t monotonic;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&s->changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    fkv_cond_init(&s->changed);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_mutex_init(&s->read_lock, NULL);
     (void)pthread_mutex_init(&s->write_lock, NULL);

@@ -13,14 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
-
-double fkv_resp_now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- addresses ---- */
 
@@ -36,8 +29,9 @@ static fkv_status resolve_unix(const char *path, fkv_resp_address *address) {
     FKV_REQUIRE(path[0] != 0 && strlen(path) < sizeof u.sun_path, FKV_BAD_ARGUMENT,
                 "invalid path of a Unix socket: expected 1 to %zu bytes: %s", sizeof u.sun_path - 1, path);
     memcpy(u.sun_path, path, strlen(path) + 1);
-    memcpy(&address->address, &u, sizeof u);
-    address->n_bytes = sizeof u;
+    memcpy(&address->addresses[0], &u, sizeof u);
+    address->n_bytes[0] = sizeof u;
+    address->n = 1;
     address->is_loopback = true;
     return FKV_OK;
 }
@@ -59,9 +53,12 @@ fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address) {
     struct addrinfo *found = NULL;
     const int code = getaddrinfo(host, port + 1, &hints, &found);
     FKV_REQUIRE(code == 0, FKV_IO, "cannot resolve the Redis server %s: %s", text, gai_strerror(code));
-    memcpy(&address->address, found->ai_addr, found->ai_addrlen);
-    address->n_bytes = found->ai_addrlen;
-    address->is_loopback = is_loopback(found->ai_addr);
+    address->is_loopback = true;
+    for (const struct addrinfo *a = found; a != NULL && address->n < FKV_RESP_MAX_ADDRESSES; a = a->ai_next) {
+        memcpy(&address->addresses[address->n], a->ai_addr, a->ai_addrlen);
+        address->n_bytes[address->n++] = a->ai_addrlen;
+        address->is_loopback = address->is_loopback && is_loopback(a->ai_addr);
+    }
     freeaddrinfo(found);
     return FKV_OK;
 }
@@ -83,7 +80,7 @@ static bool fail(fkv_resp *c, fkv_resp_failure failure) {
 /* Waits until the socket is ready. */
 static bool wait_ready(fkv_resp *c, short events, double deadline) {
     for (;;) {
-        const double left = deadline - fkv_resp_now();
+        const double left = deadline - fkv_seconds_now();
         if (left <= 0.0) return fail(c, FKV_RESP_TIMEOUT);
         struct pollfd p = {.fd = c->fd, .events = events};
         const int n = poll(&p, 1, left > 1e6 ? INT_MAX : (int)(left * 1e3) + 1);
@@ -98,25 +95,33 @@ bool fkv_resp_is_idle(const fkv_resp *c) {
     return recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
-bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline) {
+static bool connect_to(fkv_resp *c, const struct sockaddr_storage *address, socklen_t n_bytes, double deadline) {
     const int one = 1;
-    fkv_resp_close(c);
     c->failure = FKV_RESP_NONE;
-    c->fd = socket(address->address.ss_family, SOCK_STREAM, 0);
+    c->fd = socket(address->ss_family, SOCK_STREAM, 0);
     if (c->fd < 0) return fail(c, FKV_RESP_CLOSED);
     (void)fcntl(c->fd, F_SETFD, FD_CLOEXEC);
     (void)fcntl(c->fd, F_SETFL, O_NONBLOCK);
 #ifdef SO_NOSIGPIPE
     (void)setsockopt(c->fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif
-    if (address->address.ss_family != AF_UNIX) (void)setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(c->fd, (const struct sockaddr *)(const void *)&address->address, address->n_bytes) == 0) return true;
+    if (address->ss_family != AF_UNIX) (void)setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(c->fd, (const struct sockaddr *)(const void *)address, n_bytes) == 0) return true;
     if (errno != EINPROGRESS) return fail(c, FKV_RESP_CLOSED);
     if (!wait_ready(c, POLLOUT, deadline)) return false;
     int error = 0;
     socklen_t n = sizeof error;
     if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error != 0) return fail(c, FKV_RESP_CLOSED);
     return true;
+}
+
+bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline) {
+    fkv_resp_close(c);
+    for (uint32_t i = 0; i < address->n; i++) {
+        const double now = fkv_seconds_now(); /* each address has an equal share of the remaining time */
+        if (connect_to(c, &address->addresses[i], address->n_bytes[i], now + (deadline - now) / (address->n - i))) return true;
+    }
+    return false;
 }
 
 bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadline) {
@@ -126,19 +131,21 @@ bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadlin
     enum { FLAGS = 0 };
 #endif
     while (n_parts > 0) {
+        if (parts->iov_len == 0) { /* sent completely */
+            parts++;
+            n_parts--;
+            continue;
+        }
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)n_parts};
         ssize_t n = sendmsg(c->fd, &message, FLAGS);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return fail(c, FKV_RESP_CLOSED);
         if (n < 0 && !wait_ready(c, POLLOUT, deadline)) return false;
-        while (n > 0) {
-            const size_t sent = (size_t)n < parts->iov_len ? (size_t)n : parts->iov_len;
-            parts->iov_base = (char *)parts->iov_base + sent;
-            parts->iov_len -= sent;
+        for (int i = 0; i < n_parts && n > 0; i++) {
+            const size_t sent = (size_t)n < parts[i].iov_len ? (size_t)n : parts[i].iov_len;
+            parts[i].iov_base = (char *)parts[i].iov_base + sent;
+            parts[i].iov_len -= sent;
             n -= (ssize_t)sent;
-            if (parts->iov_len > 0) break;
-            parts++;
-            n_parts--;
         }
     }
     return true;
@@ -165,7 +172,7 @@ static bool receive_line(fkv_resp *c, char line[FKV_RESP_LINE_BYTES], double dea
         }
         const char byte = c->in[c->at++];
         if (byte == '\n') break;
-        if (length + 1 == FKV_RESP_LINE_BYTES) return fail(c, FKV_RESP_PROTOCOL);
+        if (byte == 0 || length + 1 == FKV_RESP_LINE_BYTES) return fail(c, FKV_RESP_PROTOCOL);
         line[length++] = byte;
     }
     if (length < 2 || line[length - 1] != '\r') return fail(c, FKV_RESP_PROTOCOL);

@@ -1,24 +1,26 @@
 /* A client connection to a Redis or Valkey server (RESP2), over TCP or a Unix socket.
  *
- * Every call has a deadline, measured on the clock of fkv_resp_now(), for the whole call rather than for each system call. After
- * a failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values are
- * sent from and received into the caller's memory. A connection allocates no memory and must be used by one thread at a time.
+ * Every call has a deadline, measured on the clock of fkv_seconds_now(), for the whole call rather than for each system call.
+ * After a failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values
+ * are sent from and received into the caller's memory. A connection allocates no memory and must be used by one thread at a time.
  */
 #ifndef FKV_RESP_H
 #define FKV_RESP_H
 
-#include "../base/base.h"
+#include "../base/timed_wait.h"
 
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { FKV_RESP_LINE_BYTES = 256, FKV_RESP_MAX_PARTS = 8 };
+enum { FKV_RESP_LINE_BYTES = 256, FKV_RESP_MAX_ADDRESSES = 4 };
 
+/* Address of a server. A host name may have several socket addresses; connecting tries them in order. */
 typedef struct fkv_resp_address {
-    struct sockaddr_storage address;
-    socklen_t n_bytes;
+    struct sockaddr_storage addresses[FKV_RESP_MAX_ADDRESSES];
+    socklen_t n_bytes[FKV_RESP_MAX_ADDRESSES];
+    uint32_t n;
     char name[80];    /* for messages */
-    bool is_loopback; /* a loopback address or a Unix socket */
+    bool is_loopback; /* all addresses are loopback addresses or Unix sockets */
 } fkv_resp_address;
 
 /* Reason for the most recent failure on a connection. */
@@ -51,16 +53,14 @@ typedef struct fkv_resp_reply {
     char text[FKV_RESP_LINE_BYTES]; /* text of a status or error reply, with unprintable bytes replaced */
 } fkv_resp_reply;
 
-/* Returns the monotonic time in seconds. */
-double fkv_resp_now(void);
-
 /* Parses "unix:PATH" or resolves "HOST:PORT". May block while the name is resolved. */
 fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address);
 
 /* Returns true if the connection is open and no data from the server is waiting to be read. */
 bool fkv_resp_is_idle(const fkv_resp *c);
 
-/* Connects to a server. Returns false on failure. On entry, *c must be a closed connection, or zeroed except for fd = -1. */
+/* Connects to the first address that accepts the connection. Returns false on failure. On entry, *c must be a closed connection,
+ * or zeroed except for fd = -1. */
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline);
 void fkv_resp_close(fkv_resp *c);
 
