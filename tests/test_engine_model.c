@@ -512,6 +512,59 @@ START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
 }
 END_TEST
 
+/* A store that needs one step to look up a page: the first contains() for a key returns false, and the answer is pending. The
+ * very first lookup is not pending, so that the request computes its pages. */
+static struct {
+    fkv_page_key asked;
+    uint32_t n_looks;
+    bool pending;
+    _Atomic uint32_t n_writes;
+} late;
+
+static bool late_look(void *self, const fkv_page_key *key) {
+    const bool is_known = memcmp(&late.asked, key, sizeof *key) == 0;
+    late.asked = *key;
+    late.pending = late.n_looks > 0 && !is_known;
+    return late.n_looks++ > 0 && is_known && inner_look(self, key);
+}
+
+static bool late_pending(void *self, const fkv_page_key *key) {
+    (void)self;
+    return late.pending && memcmp(&late.asked, key, sizeof *key) == 0;
+}
+
+static fkv_status counted_write(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
+    late.n_writes++;
+    return inner_write(self, key, packed, n_bytes);
+}
+
+START_TEST(pages_are_not_written_while_the_store_looks_them_up) {
+    static events cold;
+    static events warm;
+    uint32_t prompt[PROMPT];
+    static fkv_prefix_store inner;
+    model_book_tokens(82, prompt, PROMPT);
+    (void)ask_folder(prompt, "a", &cold);
+    ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
+    const fkv_prefix_store store = {.self = &inner,
+                                    .contains = late_look,
+                                    .pending = late_pending,
+                                    .read = inner_read,
+                                    .write = counted_write,
+                                    .touch = inner_used,
+                                    .stats = inner_figures};
+    (void)ask_once(&store, prompt, "a", &warm);
+    check_same(&cold, &warm, 0, "with a store that answers late");
+    ck_assert_uint_eq(warm.n_cached, 0);
+    ck_assert_uint_eq(late.n_writes, 0);
+    late.n_looks = 0;
+    (void)ask_once(&store, prompt, "b", &warm); /* pages that the store does not have are written */
+    ck_assert_uint_gt(late.n_writes, 0);
+    inner.close(inner.self);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
 /* ---- drafts ---- */
 
 START_TEST(drafts_do_not_change_the_text) {
@@ -668,6 +721,6 @@ TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
           engines_that_share_cores_give_the_same_texts_and_close_in_any_order, turns_of_engines_never_overlap,
           one_request_repairs_all_damaged_pages_of_its_prompt,
           prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
-          store_is_not_queried_in_every_step_for_a_waiting_request, drafts_do_not_change_the_text,
-          requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,
+          store_is_not_queried_in_every_step_for_a_waiting_request, pages_are_not_written_while_the_store_looks_them_up,
+          drafts_do_not_change_the_text, requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,
           full_queue_reports_when_to_retry)

@@ -403,8 +403,7 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
         fkv_job_free(job);
         return fkv_fail(FKV_UNSUPPORTED, "the prefix store requires SHA-256, which is not available: disable the prefix store");
     }
-    const fkv_prefix_store *store = &e->scheduler.tier.store;
-    if (job->n_keys > 0 && store->expect != NULL) store->expect(store->self, job->keys, job->n_keys);
+    fkv_tier_announce(&e->scheduler.tier, job);
     job->arrived_at = engine_seconds(NULL);
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
     const uint64_t hash = fkv_job_hash(job);

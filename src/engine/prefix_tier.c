@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+enum { ANNOUNCED_STATES = 32 }; /* maximum number of snapshot keys that are announced to the store in one call */
+
 static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore if the compute time cannot be predicted, in seconds */
 static const double ASK_AGAIN_S = 0.002;     /* polling interval while the store determines which pages it has, in seconds */
 static const double PAGE_TIME_STEP = 0.2;   /* weight of the newest measurement in the moving average of the read time per page */
@@ -20,6 +22,18 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
         job->n_keys = i + 1;
     }
     return FKV_OK;
+}
+
+void fkv_tier_announce(const fkv_prefix_tier *t, const fkv_job *job) {
+    fkv_page_key states[ANNOUNCED_STATES];
+    if (t->store.expect == NULL || job->n_keys == 0) return;
+    t->store.expect(t->store.self, job->keys, job->n_keys);
+    for (uint32_t i = 0; t->has_states && i < job->n_keys; i += ANNOUNCED_STATES) {
+        uint32_t n = 0;
+        for (; n < ANNOUNCED_STATES && i + n < job->n_keys; n++)
+            if (fkv_prefix_state_key(&job->keys[i + n], &states[n]) != FKV_OK) return;
+        t->store.expect(t->store.self, states, n);
+    }
 }
 
 /* ---- restores ---- */
@@ -132,12 +146,20 @@ static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     return g->free + g->cached >= g->promised + n;
 }
 
-/* Returns true if the job should wait until the store knows whether it has the page. The store should limit this wait itself;
- * MAX_FIRST_WAIT_S is a second limit in case it does not. */
+static bool is_pending(const fkv_prefix_tier *t, const fkv_page_key *key) {
+    return t->store.pending != NULL && t->store.pending(t->store.self, key);
+}
+
+/* Returns true if the job should wait until the store knows whether it has the page. Announces all keys when the wait begins, so
+ * that the job does not wait for them one after another. The store should limit this wait itself; MAX_FIRST_WAIT_S is a second
+ * limit in case it does not. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
-    if (t->store.pending == NULL || !t->store.pending(t->store.self, key)) return false;
+    if (!is_pending(t, key)) return false;
     const double now = t->seconds(t->seconds_user);
-    if (job->store_asked_at == 0.0) job->store_asked_at = now;
+    if (job->store_asked_at == 0.0) {
+        job->store_asked_at = now;
+        fkv_tier_announce(t, job);
+    }
     if (now - job->store_asked_at >= MAX_FIRST_WAIT_S) return false;
     t->asking_until = now + ASK_AGAIN_S;
     return true;
@@ -216,14 +238,16 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
-/* Writes those snapshots of the job whose preceding pages have already been sent to the store. */
-static void send_states(fkv_prefix_tier *t, fkv_job *job) {
+/* Writes those snapshots of the job whose preceding pages have already been sent to the store. If is_last is false, snapshots
+ * that the store still looks up are kept for later. */
+static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     while (job->n_state_pages > 0) {
         const uint32_t n_pages = job->state_pages[0];
         fkv_page_key key;
         uint64_t n_bytes = 0;
         if (n_pages > job->n_sent) return;
         if (fkv_prefix_state_key(&job->keys[n_pages - 1], &key) == FKV_OK && !t->store.contains(t->store.self, &key)) {
+            if (!is_last && is_pending(t, &key)) return;
             uint8_t *packed = fkv_traffic_buffer(t->traffic);
             if (packed == NULL) return;
             if (fkv_prefix_pack_state(t->cache, job->r.tenant, job->answers[0].tokens, n_pages, &key, packed, &n_bytes) == FKV_OK)
@@ -234,20 +258,26 @@ static void send_states(fkv_prefix_tier *t, fkv_job *job) {
     }
 }
 
-void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
-    if (t->traffic == NULL) return;
+/* Writes the pages and snapshots of the job that the store does not have. Returns early if the store does not know yet whether it
+ * has a page, unless is_last is true. */
+static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     const fkv_answer *a = &job->answers[0];
     uint32_t n_pages = a->n_inserted / t->page_tokens;
     for (; job->n_sent < n_pages && extend_keys(t, job); job->n_sent++) {
         const fkv_page_key *key = &job->keys[job->n_sent];
         if (t->store.contains(t->store.self, key)) continue;
+        if (!is_last && is_pending(t, key)) return;
         uint64_t n_bytes = 0;
         uint8_t *packed = fkv_traffic_buffer(t->traffic);
         if (packed == NULL) return;
         if (fkv_prefix_pack(t->cache, job->r.tenant, a->tokens, job->n_sent + 1, key, packed, &n_bytes) == FKV_OK)
             fkv_traffic_send(t->traffic, key, n_bytes);
     }
-    send_states(t, job);
+    send_states(t, job, is_last);
+}
+
+void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
+    if (t->traffic != NULL) send_pages(t, job, false);
 }
 
 void fkv_tier_end_job(fkv_prefix_tier *t, fkv_job *job) {
@@ -255,7 +285,7 @@ void fkv_tier_end_job(fkv_prefix_tier *t, fkv_job *job) {
     if (t->job == job) finish_restore(t);
     const uint32_t rolling = job->answers[0].rolling / t->page_tokens;
     if (rolling > 0 && job->n_state_pages < FKV_MAX_STATES_SENT) job->state_pages[job->n_state_pages++] = rolling;
-    fkv_tier_send(t, job);
+    send_pages(t, job, true);
     t->stats.unsent_pages += job->answers[0].n_inserted / t->page_tokens - job->n_sent;
     t->store.touch(t->store.self, job->keys, job->n_sent);
 }

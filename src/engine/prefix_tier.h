@@ -2,7 +2,8 @@
  * a request is admitted. Runs on the engine thread.
  *
  * Writes: full pages of the prompt and of the first answer are written to the store once the prefix tree holds them, unless the
- * store already has them. If no buffer is free, the write is retried after the next step, as long as the request runs.
+ * store already has them. If no buffer is free, or if the store does not know yet whether it has the page, the write is retried
+ * after the next step, as long as the request runs.
  *
  * If the cache has state layers, the snapshots of the prompt are written as well, and the last snapshot of the answer when the
  * request ends. Pages are restored only up to a snapshot in the store, and the snapshot is restored after them.
@@ -50,6 +51,10 @@ typedef struct fkv_prefix_tier {
  * any thread, because it reads only constants of the cache. */
 fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job);
 
+/* Announces to the store that it will be asked for the pages of the job's prompt and the snapshots after them. May be called from
+ * any thread. */
+void fkv_tier_announce(const fkv_prefix_tier *tier, const fkv_job *job);
+
 /* Returns true if reads or removals are in progress. As long as this is true, fkv_tier_poll() must be called again. */
 bool fkv_tier_busy(const fkv_prefix_tier *tier);
 
@@ -64,7 +69,8 @@ void fkv_tier_poll(fkv_prefix_tier *tier);
  * be up to date. */
 bool fkv_tier_delays(fkv_prefix_tier *tier, fkv_job *job, const fkv_step_cost *cost);
 
-/* Writes pages of the job that are in the prefix tree but not in the store, until no buffer is free. */
+/* Writes pages of the job that are in the prefix tree but not in the store, until no buffer is free or the store does not know
+ * yet whether it has a page. */
 void fkv_tier_send(fkv_prefix_tier *tier, fkv_job *job);
 
 /* Ends the restore of a job that is about to finish, and sends its remaining pages to the store while buffers are free. */
