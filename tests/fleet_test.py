@@ -337,6 +337,14 @@ def redis_errors_are_logged_once():
         assert errors.count("OOM") == 1, errors
 
 
+def empty_secrets_are_rejected():
+    for option in ("--prefix-password-file", "--prefix-secret-file"):
+        done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", "-c", "8K", "--prefix-redis", "redis://127.0.0.1:1", option, os.devnull],
+                              capture_output=True, check=False, timeout=600)
+        assert done.returncode == 2 and b"is empty" in done.stderr, (option, done)
+
+
 if __name__ == "__main__":
     run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
-         changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once])
+         changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once,
+         empty_secrets_are_rejected])

@@ -192,29 +192,44 @@ static void log_to_stderr(void *user, const char *line) {
 
 static bool has_store(const serve_models *s) { return s->engine.prefix_dir != NULL || s->engine.prefix_redis != NULL; }
 
+/* Reads the first line of a file, which must not be empty. *password points into `text`. Returns an exit code. */
+static int read_password(text_buffer *text, const char *path, const char **password) {
+    const int code = text_read(text, path);
+    if (code != EXIT_GOOD) return code;
+    text_add(text, "", 0); /* an empty file does not allocate the buffer */
+    *password = strtok(text->bytes, "\r\n");
+    return *password != NULL ? EXIT_GOOD : kit_fail(EXIT_USAGE, "the password file %s is empty: expected a line of text", path);
+}
+
+static int read_secret(text_buffer *text, const char *path) {
+    const int code = text_read(text, path);
+    if (code != EXIT_GOOD || text->n > 0) return code;
+    return kit_fail(EXIT_USAGE, "the secret file %s is empty: expected at least 16 random bytes", path);
+}
+
 /* Opens the prefix store that the options select, if any. Returns an exit code. */
 static int open_store(serve_models *s) {
     const engine_options *o = &s->engine;
-    text_buffer password = {0};
+    text_buffer text = {0};
     text_buffer secret = {0};
+    const char *password = NULL;
     fkv_status status = FKV_OK;
     int code = EXIT_GOOD;
     if (o->prefix_dir != NULL) status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &s->store);
-    if (o->prefix_redis != NULL && o->prefix_password_file != NULL) code = text_read(&password, o->prefix_password_file);
+    if (o->prefix_redis != NULL && o->prefix_password_file != NULL)
+        code = read_password(&text, o->prefix_password_file, &password);
     if (o->prefix_redis != NULL && o->prefix_secret_file != NULL && code == EXIT_GOOD)
-        code = text_read(&secret, o->prefix_secret_file);
+        code = read_secret(&secret, o->prefix_secret_file);
     if (o->prefix_redis != NULL && code == EXIT_GOOD) {
-        text_add(&password, "", 1);
         const fkv_prefix_redis_config config = {.url = o->prefix_redis,
-                                                .password =
-                                                    o->prefix_password_file != NULL ? strtok(password.bytes, "\r\n") : NULL,
+                                                .password = password,
                                                 .secret = (const uint8_t *)secret.bytes,
                                                 .n_secret = secret.n,
                                                 .timeout_s = o->prefix_timeout_ms * 1e-3,
                                                 .log = log_to_stderr};
         status = fkv_prefix_redis_open(&config, &s->store);
     }
-    text_free(&password);
+    text_free(&text);
     text_free(&secret);
     return code == EXIT_GOOD && status != FKV_OK ? cli_fail_status(status) : code;
 }
