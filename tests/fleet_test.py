@@ -56,27 +56,38 @@ def until_idle(control):
     raise AssertionError("HAProxy does not become idle")
 
 
-@contextlib.contextmanager
-def balancing(*ports):
-    """Runs HAProxy in front of two servers. Yields its port and the path of its control socket once it forwards requests."""
+def start_balancer(folder, control, ports):
+    """Starts HAProxy on a free port. Returns the process and the port, or None if HAProxy ended, because another program may take the port first."""
     port = free_port()
     text = documented_configuration()
     for written, real in (("8080", port), ("8101", ports[0]), ("8102", ports[1])):
         assert text.count(f"127.0.0.1:{written}") == 1, text
         text = text.replace(f"127.0.0.1:{written}", f"127.0.0.1:{real}")
-    with tempfile.TemporaryDirectory(prefix="flatkv-fleet-") as folder, tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:
-        control = os.path.join(folder, "control")
+    path = os.path.join(folder, "haproxy.cfg")
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text.replace("global\n", f"global\n  stats socket {control}\n"))
-        file.flush()
-        process = subprocess.Popen([HAPROXY, "-db", "-f", file.name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([HAPROXY, "-db", "-f", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 600
+    while process.poll() is None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if ask(port, "GET", "/ready")[0] == 200 and os.path.exists(control):
+                return process, port
+        if time.monotonic() >= end:
+            process.kill()
+            raise AssertionError("HAProxy does not forward requests")
+        time.sleep(0.02)
+    return None
+
+
+@contextlib.contextmanager
+def balancing(*ports):
+    """Runs HAProxy in front of two servers. Yields its port and the path of its control socket once it forwards requests."""
+    with tempfile.TemporaryDirectory(prefix="flatkv-fleet-") as folder:
+        control = os.path.join(folder, "control")
+        started = next(filter(None, (start_balancer(folder, control, ports) for _ in range(5))), None)
+        assert started is not None, "HAProxy ended at every start"
+        process, port = started
         try:
-            end = time.monotonic() + 600
-            while True:
-                assert process.poll() is None and time.monotonic() < end, process.returncode
-                with contextlib.suppress(OSError):
-                    if ask(port, "GET", "/ready")[0] == 200:
-                        break
-                time.sleep(0.02)
             yield port, control
         finally:
             process.terminate()
