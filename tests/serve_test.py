@@ -1231,10 +1231,10 @@ def draining_server_serves_until_its_time_is_up():
         server.stop(again=False)
     with serving("-c", "8K", "--drain-seconds", "0.2") as server:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=1200)) for i in range(3)]
-            server.until(lambda f: f["num_requests_running"] == 3, "not all requests are running")
+            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=250)) for i in range(3)]
+            server.until(lambda f: f["requests_total"] == 3, "not all requests are accepted")
             server.process.send_signal(signal.SIGTERM)
-            assert all(a.result()["usage"]["completion_tokens"] == 1200 for a in asks)
+            assert all(a.result()["usage"]["completion_tokens"] == 250 for a in asks)
         server.stop(again=False)
 
 
@@ -1271,10 +1271,10 @@ def balancers_find_metrics_and_descriptions():
 def sigterm_finishes_running_requests():
     with serving("-c", "8K") as server:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=1200)) for i in range(3)]
-            server.until(lambda f: f["num_requests_running"] == 3, "not all requests are running")
+            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=250)) for i in range(3)]
+            server.until(lambda f: f["requests_total"] == 3, "not all requests are accepted")
             server.process.send_signal(signal.SIGTERM)
-            assert all(a.result()["usage"]["completion_tokens"] == 1200 for a in asks)
+            assert all(a.result()["usage"]["completion_tokens"] == 250 for a in asks)
         errors = server.stop(again=False)
         assert BOOK[:20] not in errors, errors
 
