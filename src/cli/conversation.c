@@ -24,53 +24,73 @@ static void forget_marks(conversation *c) {
     c->lines.n = 0;
 }
 
-/* Removes the recorded start of the last turn and appends the user's message to `text`, which may be NULL. Returns the number of
- * tokens before the turn, or UINT32_MAX if no start is recorded. */
-static uint32_t pop_mark(conversation *c, text_buffer *text) {
-    if (c->marks.n < 2) return UINT32_MAX;
-    c->marks.n -= 2;
-    const size_t start = c->marks.tokens[c->marks.n + 1];
+/* Records the start of a turn with the user's message `bytes`. */
+static void add_mark(conversation *c, const char *bytes, size_t n) {
+    const uint32_t mark[2] = {(uint32_t)c->fed.n, (uint32_t)c->lines.n};
+    token_list_add(&c->marks, mark, 2);
+    text_add(&c->lines, bytes, n);
+}
+
+/* Truncates the conversation to the tokens before the last turn, and then removes the recorded start of the turn. Appends the
+ * user's message to `text`, which may be NULL. Returns false and changes nothing if no start is recorded or if the session cannot
+ * be truncated. */
+static bool remove_last_turn(conversation *c, text_buffer *text) {
+    generation *g = c->generation;
+    if (c->marks.n < 2) return false;
+    const uint32_t mark = c->marks.tokens[c->marks.n - 2];
+    const size_t start = c->marks.tokens[c->marks.n - 1];
+    /* The session may already be shorter, because sealed pages can be truncated only at certain boundaries. */
+    if (mark < g->session->length && session_truncate(g->session, mark) != EXIT_GOOD) return false;
     if (text != NULL) text_add(text, c->lines.bytes + start, c->lines.n - start);
     c->lines.n = start;
-    return c->marks.tokens[c->marks.n];
+    c->marks.n -= 2;
+    c->fed.n = mark; /* if the session is shorter than this, plain_next_tokens() feeds the missing tokens again */
+    generation_clear(g);
+    g->last_is_fed = true;
+    return true;
 }
 
 /* ---- turn tokens ---- */
 
-/* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. */
+/* Appends the last token of the last answer to `fed` if the session did not get it. */
+static void add_last_token(conversation *c) {
+    generation *g = c->generation;
+    if (!g->last_is_fed && g->tokens.n > 0) token_list_add(&c->fed, g->tokens.tokens + g->tokens.n - 1, 1);
+    g->last_is_fed = true;
+}
+
+/* Removes all tokens except the last `keep` from the conversation and empties the session. */
+static int drop_first_tokens(conversation *c, size_t keep) {
+    keep = keep < c->fed.n ? keep : c->fed.n;
+    memmove(c->fed.tokens, c->fed.tokens + c->fed.n - keep, keep * sizeof *c->fed.tokens);
+    c->fed.n = keep;
+    forget_marks(c); /* the dropped tokens include earlier turns, which can no longer be undone */
+    return session_truncate(c->generation->session, 0);
+}
+
+/* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. Stores the
+ * tokens of the conversation that are missing from the session, followed by those of the line, in `next`. */
 static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
-    const generation *g = c->generation;
-    model_session *s = g->session;
-    c->next.n = 0;
-    if (c->fed.n > s->length) { /* after conversation_undo(), the cache may be shorter than the text */
-        token_list_add(&c->next, c->fed.tokens + s->length, c->fed.n - s->length);
-        c->fed.n = s->length;
-    }
-    if (!g->last_is_fed && g->tokens.n > 0) token_list_add(&c->next, g->tokens.tokens + g->tokens.n - 1, 1);
-    bool first = s->length == 0 && c->next.n == 0;
-    const uint32_t mark[2] = {s->length + (uint32_t)c->next.n, (uint32_t)c->lines.n};
-    token_list_add(&c->marks, mark, 2);
-    text_add(&c->lines, bytes, n);
+    model_session *s = c->generation->session;
+    token_list added = {0};
     text_buffer line = {0};
+    add_last_token(c);
+    add_mark(c, bytes, n);
     text_add(&line, bytes, n);
     text_add(&line, "\n", 1);
-    int code = token_list_add_text(&c->next, s->model, line.bytes, line.n, first ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN);
+    int code = token_list_add_text(&added, s->model, line.bytes, line.n, c->fed.n == 0 ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN);
     text_free(&line);
-    if (code != EXIT_GOOD || c->next.n + s->length <= s->max_tokens || s->length == 0 || c->next.n > s->max_tokens / 2)
-        return code;
-    (void)fprintf(stderr, "[the context of %u tokens is full: its first half was dropped; use -c to reserve more]\n",
-                  s->max_tokens);
-    token_list kept = {0};
-    size_t keep = s->max_tokens / 2 - c->next.n;
-    keep = keep < c->fed.n ? keep : c->fed.n;
-    token_list_add(&kept, c->fed.tokens + c->fed.n - keep, keep);
-    token_list_add(&kept, c->next.tokens, c->next.n);
+    if (code == EXIT_GOOD && c->fed.n > 0 && c->fed.n + added.n > s->max_tokens && added.n <= s->max_tokens / 2) {
+        (void)fprintf(stderr, "[the context of %u tokens is full: its first half was dropped; use -c to reserve more]\n",
+                      s->max_tokens);
+        code = drop_first_tokens(c, s->max_tokens / 2 - added.n);
+        add_mark(c, bytes, n);
+    }
     c->next.n = 0;
-    c->fed.n = 0;
-    forget_marks(c); /* the dropped tokens include earlier turns, which can no longer be undone */
-    token_list_add(&c->next, kept.tokens, kept.n);
-    token_list_free(&kept);
-    return session_truncate(s, 0);
+    if (c->fed.n > s->length) token_list_add(&c->next, c->fed.tokens + s->length, c->fed.n - s->length);
+    token_list_add(&c->next, added.tokens, added.n);
+    token_list_free(&added);
+    return code;
 }
 
 /* Truncates the session to the longest common prefix of its cached tokens and `all`. Stores the remaining tokens of `all`, at
@@ -136,12 +156,14 @@ static void report_turn(conversation *c) {
                   (unsigned)(100 * (uint64_t)s->length / s->max_tokens));
 }
 
-/* Feeds n tokens of `next`, starting at index `from`, and appends them to the list of fed tokens. */
+/* Feeds n tokens of `next`, starting at index `from`, and appends those that are new to the list of fed tokens. */
 static int feed_tokens(conversation *c, size_t from, size_t n, const float **logits, progress_bar *progress) {
     model_session *s = c->generation->session;
     const uint32_t before = s->length;
     const int code = session_feed(s, c->next.tokens + from, n, logits, progress);
-    token_list_add(&c->fed, c->next.tokens + from, s->length - before);
+    const size_t n_listed = c->fed.n > before ? c->fed.n - before : 0; /* tokens that the session had lost */
+    const size_t n_fed = s->length - before;
+    if (n_fed > n_listed) token_list_add(&c->fed, c->next.tokens + from + n_listed, n_fed - n_listed);
     return code;
 }
 
@@ -194,24 +216,14 @@ int conversation_turn(conversation *c, const char *bytes, size_t n) {
     else if (code == EXIT_GOOD)
         code = generate_answer(c);
     if (code != EXIT_GOOD && c->chat != NULL) chat_pop(c->chat);
-    if (code != EXIT_GOOD && c->chat == NULL) (void)pop_mark(c, NULL);
+    if (code != EXIT_GOOD && c->chat == NULL) (void)remove_last_turn(c, NULL);
     return code;
 }
 
 /* ---- undo and history ---- */
 
-static bool undo_plain_text(conversation *c, text_buffer *text) {
-    generation *g = c->generation;
-    const uint32_t mark = pop_mark(c, text);
-    if (mark > c->fed.n || session_truncate(g->session, mark) != EXIT_GOOD) return false;
-    c->fed.n = mark; /* if the session became shorter than this, plain_next_tokens() feeds the missing tokens again */
-    generation_clear(g);
-    g->last_is_fed = true;
-    return true;
-}
-
 bool conversation_undo(conversation *c, text_buffer *text) {
-    return c->chat != NULL ? chat_undo(c->chat, text) : undo_plain_text(c, text);
+    return c->chat != NULL ? chat_undo(c->chat, text) : remove_last_turn(c, text);
 }
 
 static void show_message(void *user, const char *role, const char *content) {
@@ -293,8 +305,25 @@ static bool write_private_json(const json_t *value, const char *path) {
     return good;
 }
 
-int conversation_save(const conversation *c, const char *name) {
+/* Feeds the tokens of a plain-text conversation that are missing from the session: the last token of the last answer, and tokens
+ * that the session lost when a turn was undone. */
+static int feed_missing_tokens(conversation *c) {
+    model_session *s = c->generation->session;
+    if (c->chat != NULL) return EXIT_GOOD;
+    if (c->fed.n < s->max_tokens) add_last_token(c);
+    if (c->fed.n <= s->length) return EXIT_GOOD;
+    progress_bar progress = progress_begin("prefill", s->length, c->fed.n);
+    const int code = session_feed(s, c->fed.tokens + s->length, c->fed.n - s->length, NULL, &progress);
+    progress_end(&progress);
+    if (code != EXIT_INTERRUPTED) return code;
+    if (c->terminal) cli_clear_interrupt();
+    return kit_fail(code, "interrupted: the conversation was not saved");
+}
+
+int conversation_save(conversation *c, const char *name) {
     const model_session *s = c->generation->session;
+    const int fed = feed_missing_tokens(c);
+    if (fed != EXIT_GOOD) return fed;
     if (s->length == 0) return kit_fail(EXIT_FAILED, "nothing to save: the conversation is empty");
     char *pages = file_name(name, ".fkv");
     char *words = file_name(name, ".json");

@@ -14,7 +14,7 @@ typedef struct conversation {
     const char *model; /* value of -m */
     bool terminal;     /* true if notices for an interactive user are printed */
     bool warned;       /* true after the user was warned that the context is nearly full */
-    token_list fed;    /* tokens in the session's cache */
+    token_list fed;    /* tokens of the conversation; the session's cache has the first session->length of them */
     token_list next;   /* tokens of the current turn that are not in the cache yet */
     token_list marks;  /* plain text: for each turn that can be undone, the number of tokens before it and its start in `lines` */
     text_buffer lines; /* plain text: the user's messages in the turns that can be undone */
@@ -36,7 +36,7 @@ void conversation_clear(conversation *c);      /* removes all messages except th
 /* Save and load the pages in NAME.fkv and the messages in NAME.json, readable by the owner only. A suffix .fkv or .json of `name`
  * is ignored. Loading recomputes nothing. Both return an exit code; a failed load leaves the messages of the current conversation
  * unchanged. */
-int conversation_save(const conversation *c, const char *name);
+int conversation_save(conversation *c, const char *name);
 int conversation_load(conversation *c, const char *name);
 
 void conversation_free(conversation *c);

@@ -152,7 +152,8 @@ bool line_input_can_edit(const line_input *in) { return in->editor != NULL; }
 
 void line_input_prefill(line_input *in, const char *text, size_t n) {
     char *line = kit_alloc(n + 1);
-    for (size_t i = 0; i < n; i++) line[i] = text[i] == '\n' || text[i] == '\r' ? ' ' : text[i];
+    for (size_t i = 0; i < n; i++) /* libedit would execute control characters as key bindings */
+        line[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
     line[n] = 0;
     push_text(in, line);
     free(line);

@@ -21,7 +21,8 @@ bool line_input_is_terminal(const line_input *in);
 /* Returns whether line_input_prefill() has an effect. It needs a terminal with line editing. */
 bool line_input_can_edit(const line_input *in);
 
-/* Inserts this text at the start of the next line, where the user can edit it. Line breaks become spaces. */
+/* Inserts this text at the start of the next line, where the user can edit it. Control characters become
+ * spaces. */
 void line_input_prefill(line_input *in, const char *text, size_t n);
 
 line_answer line_input_read(line_input *in, text_buffer *turn);

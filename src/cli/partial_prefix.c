@@ -14,19 +14,29 @@ static char *partial_path(const char *file) {
     return path;
 }
 
+/* Loads up to `most` tokens of `path` into the session. Returns NULL, or the reason for which no sequence was opened. */
+static const char *load_partial(const char *path, model_session *s, const token_list *prompt, size_t most) {
+    const fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = prompt->tokens, .n_prompt = (uint32_t)prompt->n};
+    fkv_status status = fkv_seq_load(s->cache, &config, path, &s->seq);
+    if (status != FKV_OK) return fkv_message();
+    status = fkv_seq_length(s->cache, s->seq, &s->length);
+    if (status == FKV_OK && s->length > most && session_truncate(s, (uint32_t)most) != EXIT_GOOD) status = FKV_GONE;
+    if (status == FKV_OK && s->length > 0) return NULL;
+    (void)fkv_seq_close(s->cache, s->seq);
+    s->length = 0;
+    return "it cannot be truncated to the prefix of this command";
+}
+
 uint32_t partial_prefix_load(const char *file, model_session *s, const token_list *prompt, size_t n_prefix) {
     char *path = partial_path(file);
     if (access(path, F_OK) == 0) {
-        const fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = prompt->tokens, .n_prompt = (uint32_t)prompt->n};
-        fkv_status status = fkv_seq_load(s->cache, &config, path, &s->seq);
-        if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
         const size_t most =
             n_prefix < prompt->n ? n_prefix : prompt->n - 1; /* computes at least the last token, for its logits */
-        if (status == FKV_OK && s->length > most && session_truncate(s, (uint32_t)most) != EXIT_GOOD) status = FKV_GONE;
-        if (status == FKV_OK)
+        const char *reason = load_partial(path, s, prompt, most);
+        if (reason == NULL)
             (void)fprintf(stderr, "[continuing after %u tokens saved in %s]\n", s->length, path);
         else
-            (void)fprintf(stderr, "[%s is ignored: %s]\n", path, fkv_message());
+            (void)fprintf(stderr, "[%s is ignored: %s]\n", path, reason);
     }
     free(path);
     return s->length;
