@@ -47,7 +47,9 @@ typedef struct fkv_engine_config {
     uint32_t draft_tokens;
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
-     * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. */
+     * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. The
+     * I/O buffers of the engine (fkv_engine_buffer_bytes()) count towards runner.memory_limit; the memory of the store does
+     * not. */
     const fkv_prefix_store *store;
 
     /* Another open engine that uses the same CPU cores, or NULL. Engines linked in this way take turns: their steps never
@@ -59,6 +61,9 @@ typedef struct fkv_engine_config {
 /* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted
  * wait, 64 tenants, 1024 new tokens per answer, and the K8/V4 codec, which shares prefixes at page granularity. */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
+
+/* Returns the size of the I/O buffers that an engine with a prefix store allocates in addition to plan->total_bytes. */
+FKV_API uint64_t fkv_engine_buffer_bytes(const fkv_runner_plan *plan, uint32_t page_tokens);
 
 /* Opens a runner, starts the engine thread, and times a few steps to initialize the predictions of step times. The caller keeps
  * ownership of the model and closes it after closing the engine. */

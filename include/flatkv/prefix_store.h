@@ -45,6 +45,9 @@ FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tok
 /* Returns an upper bound on the size of a packed page or a packed snapshot of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
+/* Returns fkv_prefix_packed_bytes() of a cache that is opened with this plan and pages of page_tokens tokens. */
+FKV_API uint64_t fkv_prefix_plan_bytes(const fkv_plan *plan, uint32_t page_tokens);
+
 /* Packs page n_pages - 1 of the prompt `tokens`. The page must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
  * [fkv_prefix_packed_bytes()]. *n_bytes receives the number of bytes written. Returns FKV_GONE if the page is not in the
  * tree. */

@@ -629,12 +629,18 @@ static uint32_t state_bit(const fkv_cache *cache) {
     return cache->plan.state_bytes != 0 ? UINT32_C(1) << cache->plan.state_group : 0;
 }
 
-uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache) {
-    if (cache == NULL) return 0;
-    const uint32_t state = state_bit(cache);
-    const uint64_t page = fkv_pack_bytes(&cache->shape.slab, ((UINT32_C(1) << FKV_MAX_GROUPS) - 1) & ~state);
-    const uint64_t of_state = state != 0 ? fkv_pack_bytes(&cache->shape.slab, state) : 0;
+uint64_t fkv_prefix_plan_bytes(const fkv_plan *plan, uint32_t page_tokens) {
+    if (plan == NULL || plan->n_groups > FKV_MAX_GROUPS) return 0;
+    fkv_slab slab = {.page_tokens = page_tokens, .n_groups = plan->n_groups};
+    memcpy(slab.group_page_bytes, plan->group_page_bytes, sizeof slab.group_page_bytes);
+    const uint32_t state = plan->state_bytes != 0 ? UINT32_C(1) << plan->state_group : 0;
+    const uint64_t page = fkv_pack_bytes(&slab, ((UINT32_C(1) << FKV_MAX_GROUPS) - 1) & ~state);
+    const uint64_t of_state = state != 0 ? fkv_pack_bytes(&slab, state) : 0;
     return page > of_state ? page : of_state;
+}
+
+uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache) {
+    return cache != NULL ? fkv_prefix_plan_bytes(&cache->plan, cache->shape.config.page_tokens) : 0;
 }
 
 static fkv_pack_place packed_page_place(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages,

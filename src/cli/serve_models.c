@@ -42,6 +42,15 @@ int serve_models_name(serve_models *s, const kit_texts *words, const kit_texts *
 
 /* ---- plan ---- */
 
+static bool has_store(const serve_models *s) { return s->engine.prefix_dir != NULL || s->engine.prefix_redis != NULL; }
+
+/* Returns the memory of the open prefix store, which all models share, or 0 if there is none. */
+static uint64_t store_memory(const serve_models *s) {
+    fkv_prefix_store_stats stats = {0};
+    if (s->store.stats != NULL) s->store.stats(s->store.self, &stats);
+    return stats.memory;
+}
+
 /* Writes the engine configuration for a cache of n_tokens tokens. */
 static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n_tokens) {
     const engine_options *o = &s->engine;
@@ -59,6 +68,7 @@ static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n
     c.max_wait_s = o->max_wait;
     c.default_new = o->default_new;
     if (s->n > 1) c.runner.memory_limit = 0; /* the limit applies to all models together */
+    if (c.runner.memory_limit > store_memory(s)) c.runner.memory_limit -= store_memory(s);
     slot->config = c;
 }
 
@@ -81,24 +91,26 @@ static uint64_t wanted_tokens(const serve_models *s, const model_slot *slot) {
 }
 
 /* Plans all models, each with share / SHARE_STEPS of its requested number of tokens. *total receives the planned bytes of all
- * models. */
+ * models and of the prefix store. */
 static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
-    *total = 0;
+    *total = store_memory(s);
     for (uint32_t i = 0; i < s->n; i++) {
         model_slot *slot = &s->slots[i];
-        fkv_runner_plan plan;
+        fkv_runner_plan plan = {0};
         const uint64_t wanted = wanted_tokens(s, slot);
         const uint64_t least = wanted < MIN_TOKENS ? wanted : MIN_TOKENS;
         const uint64_t n_tokens = wanted * share / SHARE_STEPS;
         configure_engine(s, slot, n_tokens > least ? n_tokens : least);
         fkv_status status = fkv_runner_plan_make(slot->model, &slot->config.runner, &plan);
+        if (status != FKV_OK) return status;
         slot->planned_bytes = plan.total_bytes;
-        if (status == FKV_OK && s->engine.embeddings) {
+        if (has_store(s)) *total += fkv_engine_buffer_bytes(&plan, slot->config.runner.page_tokens);
+        if (s->engine.embeddings) {
             status = configure_embedder(s, slot);
             if (status == FKV_OK) status = fkv_runner_plan_make(slot->model, &slot->embed_config, &plan);
+            if (status != FKV_OK) return status;
             slot->planned_bytes += plan.total_bytes;
         }
-        if (status != FKV_OK) return status;
         *total += slot->planned_bytes;
     }
     return FKV_OK;
@@ -113,6 +125,10 @@ static int plan_models(serve_models *s) {
     char allowed[32];
     fkv_status status = plan_share(s, SHARE_STEPS, &total);
     if (status != FKV_OK) return cli_fail_status(status);
+    if (limit != 0 && store_memory(s) >= limit)
+        return kit_fail(EXIT_FAILED, "the prefix store needs %s of memory, but --memory allows %s: raise --memory%s",
+                        kit_bytes(store_memory(s), needed), kit_bytes(limit, allowed),
+                        s->engine.prefix_dir != NULL ? " or lower --prefix-disk" : "");
     if (s->n == 1 || limit == 0 || total <= limit) return EXIT_GOOD;
     if (s->options.context != 0)
         return kit_fail(EXIT_FAILED,
@@ -156,7 +172,7 @@ static void report_store(const fkv_store_stats *stats, const char *folder) {
 
 /* Prints the planned memory of each model and the total. */
 static void report_plan(const serve_models *s) {
-    uint64_t total = 0;
+    uint64_t total = store_memory(s);
     uint64_t weights = 0;
     char bytes[32];
     char weight_bytes[32];
@@ -176,7 +192,7 @@ static void report_plan(const serve_models *s) {
         if (slot->embedder != NULL)
             (void)fprintf(stderr, "%s%sembeddings of up to %u tokens, %s\n", s->n > 1 ? slot->name : "", s->n > 1 ? ": " : "",
                           slot->embed_config.max_tokens, kit_bytes(slot->planned_bytes - stats.plan.total_bytes, bytes));
-        total += slot->planned_bytes;
+        total += slot->planned_bytes + stats.store.buffer_bytes;
         weights += stats.plan.packed_bytes + stats.plan.mapped_bytes;
     }
     if (s->n == 1) return;
@@ -189,8 +205,6 @@ static void log_to_stderr(void *user, const char *line) {
     (void)user;
     (void)fprintf(stderr, "%s\n", line);
 }
-
-static bool has_store(const serve_models *s) { return s->engine.prefix_dir != NULL || s->engine.prefix_redis != NULL; }
 
 /* Reads the first line of a file, which must not be empty. *password points into `text`. Returns an exit code. */
 static int read_password(text_buffer *text, const char *path, const char **password) {
@@ -259,8 +273,8 @@ static fkv_status open_engines(serve_models *s) {
 
 int serve_models_open(serve_models *s) {
     int code = load_models(s);
+    if (code == EXIT_GOOD) code = open_store(s); /* its memory is part of the plan */
     if (code == EXIT_GOOD) code = plan_models(s);
-    if (code == EXIT_GOOD) code = open_store(s);
     if (code != EXIT_GOOD) return code;
     fkv_status status = open_engines(s);
     if (status != FKV_OK) return cli_fail_status(status);

@@ -184,6 +184,21 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
     return running;
 }
 
+uint64_t fkv_engine_buffer_bytes(const fkv_runner_plan *plan, uint32_t page_tokens) {
+    return plan != NULL ? fkv_traffic_bytes(fkv_prefix_plan_bytes(&plan->cache, page_tokens)) : 0;
+}
+
+/* Reduces the memory limit of the runner by the size of the I/O buffers. */
+static fkv_status reserve_buffers(const fkv_engine *e, fkv_runner_config *c) {
+    if (e->config.store == NULL || c->memory_limit == 0) return FKV_OK;
+    const uint64_t buffers = fkv_engine_buffer_bytes(&e->plan, c->page_tokens);
+    FKV_REQUIRE(buffers < c->memory_limit, FKV_NO_MEMORY,
+                "the I/O buffers of the prefix store need %llu bytes, but memory_limit allows %llu in total",
+                (unsigned long long)buffers, (unsigned long long)c->memory_limit);
+    c->memory_limit -= buffers;
+    return FKV_OK;
+}
+
 static fkv_status open_tier(fkv_engine *e) {
     fkv_prefix_tier *tier = &e->scheduler.tier;
     if (e->config.store == NULL) return FKV_OK;
@@ -194,7 +209,7 @@ static fkv_status open_tier(fkv_engine *e) {
                               .first_group = e->plan.cache.state_bytes != 0 && e->plan.cache.state_group == 0 ? 1 : 0,
                               .seconds = engine_seconds};
     uint64_t packed_bytes = fkv_prefix_packed_bytes(tier->cache);
-    tier->stats.buffer_bytes = fkv_traffic_bytes(packed_bytes);
+    tier->stats.buffer_bytes = fkv_engine_buffer_bytes(&e->plan, e->config.runner.page_tokens);
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
 }
 
@@ -212,6 +227,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
         c.max_logit_rows = c.max_seqs;
         FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
     }
+    FKV_TRY(reserve_buffers(e, &c));
     FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
     fkv_engine_device d = {.user = e,
                            .forward = run_forward,

@@ -79,9 +79,15 @@ static void write_latencies(struct evbuffer *out, const metric_scope *scope, con
     write_histogram(out, scope, "request_queue_time_seconds", "Time that a request spent in the queue.", &m->queue);
 }
 
+/* Returns the statistics of the first group that has pages of keys and values. The state group has recurrent states instead. */
+static const fkv_group_stats *first_page_group(const fkv_engine_stats *s) {
+    const bool is_state = s->plan.cache.state_bytes != 0 && s->plan.cache.state_group == 0;
+    return &s->cache.groups[is_state && s->cache.n_groups > 1 ? 1 : 0];
+}
+
 /* Returns the fraction of pages that are in use or reserved. */
 static double cache_usage(const fkv_engine_stats *s) {
-    const fkv_group_stats *g = &s->cache.groups[0];
+    const fkv_group_stats *g = first_page_group(s);
     const double usage = g->pages > 0 ? (double)(g->held + g->promised) / g->pages : 0.0;
     return usage > 1.0 ? 1.0 : usage;
 }
@@ -166,27 +172,35 @@ static void write_page_metrics(struct evbuffer *out, const labelled_model *model
     }
 }
 
-/* Copies the metrics of the prefix store. Returns their number. */
+/* Writes the metrics of the prefix store itself, which all models share. Redis reports no pages and no size. */
+static void write_store_usage(struct evbuffer *out, const fkv_prefix_store_stats *u) {
+    const metric_value values[] = {
+        {"prefix_store_pages", "gauge", "Pages in a prefix store on disk.", (double)u->pages},
+        {"prefix_store_bytes", "gauge", "Size of a prefix store on disk, in bytes.", (double)u->bytes},
+        {"prefix_store_max_bytes", "gauge", "Maximum size of a prefix store on disk, in bytes.", (double)u->max_bytes},
+        {"prefix_store_memory_bytes", "gauge", "Memory of the prefix store: its index or its connections.", (double)u->memory},
+        {"prefix_store_evictions_total", "counter", "Pages evicted from a prefix store on disk.", (double)u->evicted},
+        {"prefix_store_refused_values_total", "counter", "Values that failed authentication or have an unknown format.",
+         (double)u->refused},
+        {"prefix_store_unavailable_servers", "gauge", "Servers of the prefix store that do not respond.",
+         (double)u->n_unavailable},
+    };
+    write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
+}
+
+/* Copies the metrics of a model's requests to the prefix store. Returns their number. */
 static size_t store_values(const fkv_store_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
-        {"prefix_store_pages", "gauge", "Prefix pages on disk.", (double)s->usage.pages},
-        {"prefix_store_bytes", "gauge", "Bytes of prefix pages on disk.", (double)s->usage.bytes},
-        {"prefix_store_max_bytes", "gauge", "Maximum size of the prefix store on disk, in bytes.", (double)s->usage.max_bytes},
-        {"prefix_store_evictions_total", "counter", "Pages evicted from disk.", (double)s->usage.evicted},
-        {"prefix_store_read_pages_total", "counter", "Pages restored from disk after verification.", (double)s->read_pages},
-        {"prefix_store_read_bytes_total", "counter", "Bytes restored from disk.", (double)s->read_bytes},
+        {"prefix_store_read_pages_total", "counter", "Pages restored after verification.", (double)s->read_pages},
+        {"prefix_store_read_bytes_total", "counter", "Bytes restored from the prefix store.", (double)s->read_bytes},
         {"prefix_store_read_seconds_total", "counter", "Time that requests waited for restores.", s->read_seconds},
-        {"prefix_store_written_pages_total", "counter", "Pages written to disk.", (double)s->written_pages},
+        {"prefix_store_written_pages_total", "counter", "Pages written to the prefix store.", (double)s->written_pages},
         {"prefix_store_write_seconds_total", "counter", "Time spent writing pages.", s->write_seconds},
         {"prefix_store_failed_writes_total", "counter", "Failed page writes.", (double)s->failed_writes},
-        {"prefix_store_unsent_pages_total", "counter", "Pages not written because the disk was too slow.",
+        {"prefix_store_unsent_pages_total", "counter", "Pages not written because the prefix store was too slow.",
          (double)s->unsent_pages},
         {"prefix_store_damaged_pages_total", "counter", "Pages that failed verification and were removed.",
          (double)s->damaged_pages},
-        {"prefix_store_refused_values_total", "counter", "Values that failed authentication or have an unknown format.",
-         (double)s->usage.refused},
-        {"prefix_store_unavailable_servers", "gauge", "Servers of the prefix store that do not respond.",
-         (double)s->usage.n_unavailable},
         {"prefix_store_declined_total", "counter", "Restores skipped because computing was predicted to be faster.",
          (double)s->declined},
         {"prefix_store_late_total", "counter", "Restores abandoned because they took longer than computing.", (double)s->late},
@@ -224,7 +238,7 @@ static size_t engine_values(const fkv_engine_stats *s, metric_value out[MAX_VALU
         {"page_copies_total", "counter", "Pages copied on write.", (double)s->cache.page_copies},
         {"cache_consistent", "gauge", "1 if the page accounting was consistent when the engine was last idle.", s->consistent},
         {"planned_bytes", "gauge", "Planned memory: cache, activations and buffers.",
-         (double)(s->plan.total_bytes + s->store.buffer_bytes + s->store.usage.memory)},
+         (double)(s->plan.total_bytes + s->store.buffer_bytes)},
     };
     _Static_assert(sizeof values / sizeof values[0] <= MAX_VALUES, "raise MAX_VALUES");
     memcpy(out, values, sizeof values);
@@ -257,7 +271,10 @@ void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_mod
     write_finish_reasons(out, all, n_models);
     write_page_metrics(out, all, n_models);
     for (uint32_t i = 0; i < n_models; i++) n_values = store_values(&all[i].stats->store, all[i].values);
-    if (models[0].stats.store.usage.memory > 0) write_model_values(out, all, n_models, n_values);
+    if (models[0].stats.store.usage.memory > 0) {
+        write_store_usage(out, &models[0].stats.store.usage);
+        write_model_values(out, all, n_models, n_values);
+    }
     write_latencies(out, &FLATKV, m);
     free(all);
 }
@@ -291,7 +308,7 @@ void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t 
     for (uint32_t i = 0; i < n_models; i++) {
         const fkv_engine_stats *s = all[i].stats;
         (void)snprintf(blocks, sizeof blocks, "block_size=\"%u\",num_gpu_blocks=\"%u\"", s->page_tokens,
-                       s->cache.groups[0].pages);
+                       first_page_group(s)->pages);
         write_name(out, &all[i].scope, "cache_config_info", "", blocks);
         (void)evbuffer_add_printf(out, " 1\n");
     }

@@ -43,10 +43,12 @@ static json_t *map_json(const served_model *m) {
     return json_pack("{s:s, s:s}", "states", states, "tenants", tenants);
 }
 
+/* Returns the planned memory of a model, in bytes. The memory of the prefix store, which all models share, is part of base_bytes.
+ */
 static double planned_bytes(const served_model *m) {
     fkv_engine_stats e;
     fkv_engine_stats_now(m->engine, &e);
-    return (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.usage.memory);
+    return (double)(e.plan.total_bytes + e.store.buffer_bytes);
 }
 
 /* Returns the planned memory of all models except m, in bytes. */
