@@ -654,6 +654,10 @@ def a_sliding_window_continues_past_its_size():
 def a_plan_above_the_limit_is_rejected():
     refused(NO_FIT, ["--memory allows 10.0 MB", "lower -c from 32768"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
     refused(NO_FIT, ["--threads or --parallel"], "serve", "-m", "needle", "--memory", "1000000")
+    with tempfile.TemporaryDirectory() as folder:
+        serve = ["serve", "-m", "needle", "--port", "0", "--prefix-dir", os.path.join(folder, "prefixes")]
+        refused(NO_FIT, ["lower -c from 65536 to", "[--memory includes"], *serve, "-c", "64K", "--memory", "64M")
+        refused(FAILED, ["lower --prefix-disk"], *serve, "--memory", "1M")
     refused(USAGE, ["lower -c, --seqs or --chunk"], "plan", "--layers", "512", "--heads", "55699/55699/512", "-c", "315843840",
             "--codecs", "16/16")
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")

@@ -93,7 +93,8 @@ static uint64_t wanted_tokens(const serve_models *s, const model_slot *slot) {
 /* Plans all models, each with share / SHARE_STEPS of its requested number of tokens. *total receives the planned bytes of all
  * models and of the prefix store. */
 static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
-    *total = store_memory(s);
+    s->store_bytes = store_memory(s);
+    *total = 0;
     for (uint32_t i = 0; i < s->n; i++) {
         model_slot *slot = &s->slots[i];
         fkv_runner_plan plan = {0};
@@ -104,7 +105,7 @@ static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
         fkv_status status = fkv_runner_plan_make(slot->model, &slot->config.runner, &plan);
         if (status != FKV_OK) return status;
         slot->planned_bytes = plan.total_bytes;
-        if (has_store(s)) *total += fkv_engine_buffer_bytes(&plan, slot->config.runner.page_tokens);
+        if (has_store(s)) s->store_bytes += fkv_engine_buffer_bytes(&plan, slot->config.runner.page_tokens);
         if (s->engine.embeddings) {
             status = configure_embedder(s, slot);
             if (status == FKV_OK) status = fkv_runner_plan_make(slot->model, &slot->embed_config, &plan);
@@ -113,6 +114,7 @@ static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
         }
         *total += slot->planned_bytes;
     }
+    *total += s->store_bytes;
     return FKV_OK;
 }
 
@@ -277,7 +279,12 @@ int serve_models_open(serve_models *s) {
     if (code == EXIT_GOOD) code = plan_models(s);
     if (code != EXIT_GOOD) return code;
     fkv_status status = open_engines(s);
-    if (status != FKV_OK) return cli_fail_status(status);
+    if (status != FKV_OK) code = cli_fail_status(status);
+    if (status == FKV_NO_MEMORY && s->options.memory != 0 && s->store_bytes != 0) {
+        char bytes[32];
+        (void)fprintf(stderr, "[--memory includes %s for the prefix store and its buffers]\n", kit_bytes(s->store_bytes, bytes));
+    }
+    if (code != EXIT_GOOD) return code;
     report_plan(s);
     return EXIT_GOOD;
 }

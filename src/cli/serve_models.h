@@ -46,7 +46,8 @@ typedef struct serve_models {
     model_slot slots[SERVE_MAX_MODELS];
     uint32_t n;
     fkv_prefix_store store;
-    uint64_t base_bytes; /* anonymous process memory before the engines were opened */
+    uint64_t store_bytes; /* planned memory of the prefix store and of the buffers of all engines for it */
+    uint64_t base_bytes;  /* anonymous process memory before the engines were opened */
 } serve_models;
 
 /* Sets the models and their names. words: values of -m; aliases: values of --alias, in the order of the models. Returns an exit
