@@ -671,21 +671,29 @@ def memory_view_shows_page_states_live():
     with admin_key() as option, serving("-c", "4K", "--parallel", "4", "--api-key", KEYS[0], "--api-key", KEYS[1], *option) as server, browsing() as browser:
         first, second = ({"Authorization": "Bearer " + key} for key in KEYS)
         browser.get(f"http://127.0.0.1:{server.port}/")
+        until(browser, "document.getElementById('key-dialog').open", "no key is requested")  # the page has opened its database
         browser.execute_script("sessionStorage.setItem('flatkv-key', arguments[0])", ADMIN_KEY)
         browser.get("about:blank")
         open_page(browser, server.port, "#memory")
         n_pages = until(browser, "document.querySelectorAll('#map i').length", "there is no page map")
         assert cells(browser) == {"free": n_pages} and n_pages >= 64, cells(browser)
-        asks = [threading.Thread(target=server.post, args=("/v1/chat/completions", chat(BOOK[:400], max_tokens=2500, n=1), first)),
-                threading.Thread(target=server.post, args=("/v1/chat/completions", chat(BOOK[700:1100], max_tokens=500), second))]
-        for ask in asks:
-            ask.start()
-        until(browser, "document.querySelectorAll('#map .promised').length > 0 && document.querySelectorAll('#map .private').length > 0", "no pages are promised and held")
-        until(browser, "document.getElementById('map').classList.contains('tenants')", "two keys do not have two colours")
-        colours = browser.execute_script("return [...new Set([...document.querySelectorAll('#map .private, #map .pinned, #map .cached')].map(i => i.style.getPropertyValue('--own')))]")
-        assert len(colours) == 2, colours
-        for ask in asks:
-            ask.join()
+        is_seen = threading.Event()
+
+        def ask(text, max_tokens, headers):  # until the page, which may be slow, has shown the pages of a running request
+            while not is_seen.is_set():
+                server.post("/v1/chat/completions", chat(text, max_tokens=max_tokens), headers)
+
+        asks = [threading.Thread(target=ask, args=(BOOK[:400], 2500, first)), threading.Thread(target=ask, args=(BOOK[700:1100], 500, second))]
+        for thread in asks:
+            thread.start()
+        try:
+            until(browser, "document.querySelectorAll('#map .promised').length > 0 && document.querySelectorAll('#map .private').length > 0", "no pages are promised and held")
+            until(browser, "document.getElementById('map').classList.contains('tenants')", "two keys do not have two colours")
+            until(browser, "new Set([...document.querySelectorAll('#map .private, #map .pinned, #map .cached')].map(i => i.style.getPropertyValue('--own'))).size == 2", "there are not two colours")
+        finally:
+            is_seen.set()
+            for thread in asks:
+                thread.join()
         until(browser, "document.querySelectorAll('#map .cached').length > 0 && document.querySelectorAll('#map .private').length == 0", "prefixes are not cached")
         server.post("/v1/chat/completions", chat(BOOK[2000:5500], max_tokens=100), first)
         until(browser, "document.querySelectorAll('#map .evicted').length > 0", "evicted pages are not shown")

@@ -27,7 +27,11 @@ export async function openStore() {
       opening.result.createObjectStore("list", {keyPath: "id"});
       opening.result.createObjectStore("conversations", {keyPath: "id"});
     };
+    // A page that the browser freezes while it creates the tables would block all later pages for minutes.
+    const abandon = () => opening.readyState === "pending" && opening.transaction?.abort();
+    addEventListener("pagehide", abandon);
     database = await finished(opening);
+    removeEventListener("pagehide", abandon);
     database.onversionchange = () => database.close();
   } catch {
     database = null;
