@@ -693,35 +693,43 @@ fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const 
     return pack_groups(cache, tenant, tokens, n_pages, key, state_bit(cache), packed, n_bytes);
 }
 
+/* Verifies a packed page and reads which layer groups it contains. */
+static fkv_status check_packed_page(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key,
+                                    const uint8_t *packed, uint64_t n_bytes, uint32_t *groups) {
+    FKV_TRY(check_prefix_pages(cache, n_pages));
+    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
+    return fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, groups);
+}
+
+/* Copies a packed page into the pages that the pager has prepared, and adds them to the prefix tree if this succeeds. */
+static fkv_status read_packed_page(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t groups,
+                                   const uint8_t *packed, const uint32_t *pages) {
+    fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
+    fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
+    return status;
+}
+
 fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key,
                              const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack: cache, tokens, key or packed is NULL");
-    FKV_TRY(check_prefix_pages(cache, n_pages));
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];
-    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
-    FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
+    FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
     FKV_REQUIRE((groups & state_bit(cache)) == 0 && fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
                 "packed page mismatch: the page contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
     FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
-    fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
-    fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
-    return status;
+    return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
 }
 
 fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                    const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack_state: cache, tokens, key or packed is NULL");
-    FKV_TRY(check_prefix_pages(cache, n_pages));
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];
-    fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
-    FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
+    FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
     FKV_REQUIRE(groups == state_bit(cache) && groups != 0, FKV_FILE_FOREIGN, "packed page mismatch: not a packed state");
     FKV_TRY(fkv_pager_state_begin(cache->pager, tenant, tokens, n_pages, pages));
-    fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
-    fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
-    return status;
+    return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
 }

@@ -317,8 +317,8 @@ static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, ui
     return true;
 }
 
-/* Like current_answer(), but queues an existence query if nothing is known about the page and no query is outstanding. The
- * caller holds the lock. */
+/* Returns current_answer(). Queues an existence query if nothing is known about the page and no query is outstanding. The caller
+ * holds the lock. */
 static answer_state ask_for(redis_store *s, const fkv_page_key *key) {
     const answer_state state = current_answer(s, key);
     const answer *a = find_answer(s, key, false);
