@@ -54,7 +54,7 @@ typedef struct fkv_engine_config {
 
     /* Another open engine that uses the same CPU cores, or NULL. Engines linked in this way take turns: their steps never
      * overlap, so their worker threads do not compete for cores. Predicted waiting times include the time spent waiting for a
-     * turn. The peer may be closed before this engine. */
+     * turn. The other engine may be closed before this engine. */
     fkv_engine *peer;
 } fkv_engine_config;
 
@@ -81,7 +81,7 @@ FKV_API void fkv_engine_close(fkv_engine *engine);
 typedef enum fkv_event_kind {
     FKV_EVENT_STARTED = 0,  /* the request was admitted; n_cached prompt tokens come from the prefix cache */
     FKV_EVENT_TOKEN = 1,    /* a new token of an answer */
-    FKV_EVENT_ANSWERED = 2, /* an answer is complete; carries its finish reason and the remaining text */
+    FKV_EVENT_ANSWERED = 2, /* an answer is complete; the event contains the answer's finish reason and remaining text */
     FKV_EVENT_DONE = 3      /* all answers are complete; this is the last event of the request */
 } fkv_event_kind;
 
@@ -109,12 +109,12 @@ typedef struct fkv_event {
     size_t n_text;
     fkv_finish reason;   /* ANSWERED, DONE */
     const char *stop;    /* in an ANSWERED event: the stop string that was found, or NULL */
-    const char *message; /* reason for FKV_FINISH_FAILED, or NULL */
+    const char *message; /* error message if the finish reason is FKV_FINISH_FAILED, otherwise NULL */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;         /* number of tokens generated so far for this answer; in a DONE event, summed over all answers */
     float logprob;          /* in a TOKEN event: log probability of the token; valid only if logprobs were requested */
-    const fkv_logprob *top; /* [n_top] most likely tokens, most likely first */
+    const fkv_logprob *top; /* [n_top] most likely tokens, by decreasing probability */
     uint32_t n_top;
     double waited_s; /* time that the request spent in the queue, in seconds */
 } fkv_event;
@@ -146,8 +146,7 @@ typedef struct fkv_request {
     uint32_t n_stops;
     bool ignore_end; /* keep generating after an end-of-text token */
     bool logprobs;   /* report log probabilities */
-    uint32_t n_top;  /* number of alternative tokens to report for each generated token, most likely first; used only if logprobs
-                        is true */
+    uint32_t n_top;  /* number of most likely tokens to report with each generated token; used only if logprobs is true */
     uint64_t tenant;
     const char *tenant_name; /* name that identifies the tenant in the prefix store across restarts; only its hash is stored;
                                 NULL: the tenant number identifies the tenant */
@@ -184,7 +183,7 @@ typedef struct fkv_store_stats {
     uint64_t unsent_pages;  /* pages not written because no buffer became free before the request ended */
     uint64_t damaged_pages; /* pages that failed verification and were removed */
     uint64_t declined;      /* requests whose pages were not restored because recomputing them was predicted to be faster */
-    uint64_t late;          /* requests that stopped waiting for stored pages because recomputing was predicted to be faster */
+    uint64_t late;          /* requests that stopped waiting for stored pages, because recomputing was predicted to be faster */
     uint64_t buffer_bytes;  /* size of the I/O buffers, which are allocated at open and are not part of the plan */
 } fkv_store_stats;
 

@@ -54,7 +54,7 @@ extern "C" {
 
 enum {
     FKV_MAX_LAYERS = 512,
-    FKV_MAX_GROUPS = 8, /* limit on layer groups: one per distinct (window, n_sinks) pair, and one for all state layers */
+    FKV_MAX_GROUPS = 8, /* maximum number of layer groups: one for each (window, n_sinks) pair, and one for all state layers */
     FKV_MAX_HEAD_DIM = 512,
     FKV_MAX_HEADS_PER_KV = 128, /* maximum number of query heads that share one KV head */
     FKV_MAX_STATE_BYTES = 1073741824
@@ -129,7 +129,7 @@ typedef enum fkv_codec_kind {
     FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
     FKV_CODEC_SEALED = 3,    /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
     FKV_CODEC_SEALED_V = 4,  /* V of sealed layers; 4, 3 or 2 bits: one norm per row and a fixed codebook; V should be rotated */
-    FKV_CODEC_TURBO = 5,     /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; K or V must be rotated */
+    FKV_CODEC_TURBO = 5,     /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; rotation is required */
     FKV_CODEC_CALIBRATED = 6 /* K only; sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
 } fkv_codec_kind;
 
@@ -151,7 +151,7 @@ typedef struct fkv_codec_info {
     uint32_t group;        /* number of channels that share a scale; 0 if the codec has no groups */
     uint32_t dim_multiple; /* the head dimension must be a multiple of this number */
     bool rotates;          /* rotation improves accuracy */
-    bool needs_rotation;   /* rotation is required: a configuration without it is rejected */
+    bool needs_rotation;   /* configurations without rotation are rejected */
 } fkv_codec_info;
 
 /* Looks up the properties of a codec. Returns FKV_BAD_CONFIG if no codec has this kind, bit width and group size. */
@@ -171,9 +171,9 @@ typedef struct fkv_layer_config {
                                  scaling and soft-capping, that contributes to the softmax denominator but has no value row. Page
                                  files do not store the sink logits; weights_id identifies them. */
 
-    /* [n_kv_heads, head_dim] bits of each key channel: 2, 4 or 6; copied. Required if K is FKV_CODEC_CALIBRATED, otherwise
-     * NULL. In every head, the average number of bits must be k.bits, the number of 4-bit channels must be a multiple of 4, and
-     * so must the number of 6-bit channels. Page files store a hash of this array. */
+    /* [n_kv_heads, head_dim] bits of each key channel: 2, 4 or 6; copied. Required if K is FKV_CODEC_CALIBRATED, otherwise NULL.
+     * In every head, the average number of bits must be k.bits, and the number of 4-bit channels and the number of 6-bit channels
+     * must be multiples of 4. Page files store a hash of this array. */
     const uint8_t *channel_bits;
 
     /* Size in bytes of one sequence's recurrent state in a state layer: a multiple of 64, at most FKV_MAX_STATE_BYTES. In a state
@@ -424,7 +424,7 @@ FKV_API fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, cons
  * q: [T, H, D + R], out: [T, H, D]; out must not overlap q. */
 FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out);
 
-/* Recurrent state of one row of a step in one state layer. */
+/* Addresses of the recurrent states that one row of a step reads and writes in one state layer. */
 typedef struct fkv_state_row {
     const void *in; /* [state_bytes] state before the row's tokens; NULL if the sequence is empty */
     void *out;      /* [state_bytes] receives the state after the row's tokens; its previous contents are undefined */

@@ -90,7 +90,7 @@ typedef struct fkv_model_info {
     uint32_t head_dim;
     uint32_t window;      /* window size, in tokens, of layers with sliding-window attention; 0: there are no such layers */
     uint64_t state_bytes; /* size of the recurrent states of one sequence in all layers; 0: no layer is recurrent */
-    uint32_t latent_dim;  /* latent channels of multi-head latent attention (MLA); 0: the model has none. n_kv_heads is then 1 */
+    uint32_t latent_dim;  /* number of latent channels, if the model has multi-head latent attention (MLA); otherwise 0 */
     uint32_t context;     /* context length the model was trained for, in tokens */
     uint32_t n_vocab;
     uint32_t bos;   /* beginning-of-sequence token, or FKV_NO_TOKEN */
@@ -104,7 +104,7 @@ typedef struct fkv_model_info {
     uint8_t weights_id[32]; /* SHA-256 of hyperparameters, tensor shapes and samples of the tensor data */
     char rope_id[64]; /* description of the position encoding, stored in page files; a page file can be loaded only into a cache
                          with an equal rope_id */
-    bool config_only; /* loaded from a config.json file: no weights and no tokenizer */
+    bool config_only; /* true if the model was loaded from a config.json file, without weights and tokenizer */
 } fkv_model_info;
 
 /* Returns the properties of a model. The pointer and its strings are valid until fkv_model_close(). */

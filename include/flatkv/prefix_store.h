@@ -68,8 +68,8 @@ FKV_API fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *
 FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                          const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
-/* Verifies a packed snapshot, then inserts it into the prefix tree, which must contain the pages before it. Otherwise like
- * fkv_prefix_unpack(). */
+/* Verifies a packed snapshot, then inserts it into the prefix tree, which must contain the pages before it. Otherwise works in
+ * the same way as fkv_prefix_unpack(). */
 FKV_API fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                            const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
