@@ -1,6 +1,5 @@
 /* Condition variables with timed waits on the monotonic clock. On Apple systems, a condition variable cannot be bound to a clock,
- * so the remaining time is used instead.
- */
+ * so waits use a relative timeout instead. */
 #ifndef FKV_TIMED_WAIT_H
 #define FKV_TIMED_WAIT_H
 

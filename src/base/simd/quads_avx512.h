@@ -8,8 +8,8 @@
 
 enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* a unit has 32 consecutive values of a row */
 
-/* LARGEST is the largest magnitude of a rounded value x / step: 127 * 256. A row whose values are all below SMALLEST is treated
- * as 0, because the inverse of its step would overflow. */
+/* Values x are divided by a quantization step and rounded. LARGEST is the largest magnitude of the result: 127 * 256. A row whose
+ * magnitudes are all below SMALLEST is treated as 0, because the reciprocal of its step would overflow. */
 static const float LARGEST = 32512.0f;
 static const float SMALLEST = 1e-30f;
 
@@ -33,10 +33,10 @@ FKV_INLINE int32_t dword(const int8_t *p) {
     return x;
 }
 
-/* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. The result for
- * row r and vector i is added to the accumulator in lane r of even[i] + odd[i]. The counts are compile-time constants, and
- * integer sums are exact in any order. Additions to one register form a dependency chain. Callers with few accumulators therefore
- * pass separate registers for odd quads; all others pass odd = even. */
+/* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. Quads are
+ * accumulated alternately in even[i] and odd[i]: the dot product for row r and vector i is the sum of their lanes r. The counts
+ * are compile-time constants. Additions to one register form a dependency chain. Callers with few accumulators therefore pass
+ * separate registers for odd quads; all others pass odd = even. Integer sums are exact in any order. */
 FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
                           __m512i *odd) {
     FKV_UNROLL

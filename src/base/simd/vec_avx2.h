@@ -1,4 +1,5 @@
-/* Vector primitives for AVX2, FMA and F16C: 8 floats. kernels_body.h and vec_avx512.h describe their contracts. */
+/* Vector primitives for AVX2 with FMA and F16C, with 8 floats per vector. kernels_body.h and vec_avx512.h document the functions.
+ */
 #ifndef FKV_VEC_AVX2_H
 #define FKV_VEC_AVX2_H
 

@@ -1,5 +1,5 @@
-/* Vector primitives for AVX-512 (F, BW, VL, DQ): 16 floats. The comments in this file also apply to the primitives of the same
- * name for the other instruction sets; see also kernels_body.h. */
+/* Vector primitives for AVX-512 (F, BW, VL, DQ), with 16 floats per vector. The comments in this file also apply to the
+ * primitives of the same name for the other instruction sets; see also kernels_body.h. */
 #ifndef FKV_VEC_AVX512_H
 #define FKV_VEC_AVX512_H
 
@@ -36,7 +36,8 @@ FKV_INLINE float vf_reduce_add(vf a) {
 FKV_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
 FKV_INLINE float vf_reduce_min(vf a) { return _mm512_reduce_min_ps(a); }
 
-/* Stores out[i] = sum of the lanes of a[i], i < BLOCK_TOKENS, with a 4x4 lane transpose and three additions. */
+/* Stores the sum of the lanes of a[i] to out[i], i < BLOCK_TOKENS. Adds the four vectors while transposing them, instead of
+ * reducing each one. */
 FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
@@ -54,14 +55,14 @@ FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* Shifts 16 dwords right by `shift`, applies the mask, and converts the results to floats. */
+/* Loads 16 dwords, shifts them right by `shift`, ANDs them with `mask`, and converts the results to floats. */
 FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
     __m512i dwords = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
     out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
-/* Extracts byte `byte` (0 is the lowest) of each of 16 dwords and converts it, as a signed integer times 2^24, to a float. The
- * caller multiplies the result by VF_BYTE_UNIT. */
+/* Extracts byte `byte` (0 is the lowest) of each of 16 dwords as a signed integer and converts it to a float that is 2^24 times
+ * too large. The caller multiplies the result by VF_BYTE_UNIT. */
 static const float VF_BYTE_UNIT = 0x1p-24f;
 FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
     __m512i to_high =
@@ -88,7 +89,8 @@ FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     _mm512_storeu_si512(bytes, _mm512_shuffle_epi8(all, _mm512_loadu_si512(bytes)));
 }
 
-/* For each of 64 bytes, looks up the four bits at `shift` (0 or 4) in a table of bytes. out is 64-byte aligned. */
+/* Extracts the four bits at `shift` (0 or 4) of each of 64 bytes and writes the table entries with these indices to out, which is
+ * 64-byte aligned. */
 FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
     __m512i codes = _mm512_and_si512(_mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift), _mm512_set1_epi8(15));
     __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
@@ -151,7 +153,7 @@ FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale)
     return a;
 }
 
-/* Decodes 16 codes with a codebook. `plane` points to the third bits of 3-bit codes, which are stored separately. */
+/* Decodes 16 codes with a codebook. `plane` points to the highest bits of 3-bit codes, which are stored separately. */
 FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
                         vf out[UNIT_VECS]) {
     (void)value;

@@ -1,4 +1,4 @@
-/* Vector primitives for NEON (aarch64): 4 floats. kernels_body.h and vec_avx512.h describe their contracts. */
+/* Vector primitives for NEON (aarch64), with 4 floats per vector. kernels_body.h and vec_avx512.h document the functions. */
 #ifndef FKV_VEC_NEON_H
 #define FKV_VEC_NEON_H
 

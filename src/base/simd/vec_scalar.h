@@ -1,5 +1,5 @@
-/* Vector primitives in portable C: 4 floats, for machines without vector kernels. kernels_body.h and vec_avx512.h describe their
- * contracts. */
+/* Vector primitives in portable C, with 4 floats per vector, for machines without vector kernels. kernels_body.h and vec_avx512.h
+ * document the functions. */
 #ifndef FKV_VEC_SCALAR_H
 #define FKV_VEC_SCALAR_H
 
