@@ -46,7 +46,7 @@ typedef struct kit_option {
 
 /* Stores each value of the command line in the target of its option. Returns true on success. Returns false and sets *code to the
  * exit code if --help was printed or the command line is invalid; in the latter case an error has been printed. --help prints
- * `usage`, then the tables in order. */
+ * `usage`, then the options in table order. */
 bool kit_options_parse(const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Sets the last line of every --help text. The string must remain valid while options are parsed. */
