@@ -80,7 +80,7 @@ FKV_API void fkv_engine_close(fkv_engine *engine);
 
 typedef enum fkv_event_kind {
     FKV_EVENT_STARTED = 0,  /* the request was admitted; n_cached prompt tokens come from the prefix cache */
-    FKV_EVENT_TOKEN = 1,    /* a new token of an answer */
+    FKV_EVENT_TOKEN = 1,    /* a token was generated for an answer */
     FKV_EVENT_ANSWERED = 2, /* an answer is complete; the event contains the answer's finish reason and remaining text */
     FKV_EVENT_DONE = 3      /* all answers are complete; this is the last event of the request */
 } fkv_event_kind;
@@ -96,7 +96,7 @@ typedef enum fkv_finish {
 
 typedef struct fkv_logprob {
     uint32_t token;
-    float logprob; /* natural logarithm of the probability, before sampling options and masks */
+    float logprob; /* natural logarithm of the token's probability before sampling options and masks are applied */
 } fkv_logprob;
 
 /* An event and everything it points to are valid only during the callback. */
@@ -151,7 +151,7 @@ typedef struct fkv_request {
     const char *tenant_name; /* name that identifies the tenant in the prefix store across restarts; only its hash is stored;
                                 NULL: the tenant number identifies the tenant */
     double weight;           /* fair-share weight of the tenant; 0 means 1 */
-    int32_t priority;        /* higher priorities run first within a tenant */
+    int32_t priority;        /* a tenant's requests with higher priority run first */
     double deadline_s;       /* deadline in seconds after submission; 0: none */
     fkv_mask_fn mask;        /* or NULL */
     void *mask_user;
@@ -196,11 +196,11 @@ typedef struct fkv_engine_stats {
     uint64_t refused_busy;    /* requests rejected with FKV_BUSY */
     uint64_t refused_size;    /* requests rejected with FKV_POOL_FULL */
     uint64_t finished[6];     /* number of finished answers for each value of fkv_finish */
-    uint64_t prompt_tokens;   /* prompt tokens of admitted requests: cached plus computed */
+    uint64_t prompt_tokens;   /* prompt tokens of admitted requests, both cached and computed */
     uint64_t cached_tokens;   /* prompt tokens found in the prefix tree */
     uint64_t computed_tokens; /* prompt tokens computed so far */
     uint64_t new_tokens;      /* generated tokens */
-    uint64_t drafted_tokens;  /* draft tokens verified by the model */
+    uint64_t drafted_tokens;  /* draft tokens that the model has checked, whether accepted or rejected */
     uint64_t accepted_tokens; /* draft tokens accepted */
     uint64_t page_waits;      /* requests that waited for a page that another request was computing */
     uint64_t steps;
@@ -209,7 +209,7 @@ typedef struct fkv_engine_stats {
     double step_seconds;         /* total time of all steps */
     double predicted_seconds;    /* total predicted time of all steps */
     double predicted_wait_s;     /* predicted queue time of a request submitted now */
-    uint32_t max_request_tokens; /* maximum sum of prompt tokens and new tokens per request */
+    uint32_t max_request_tokens; /* maximum number of tokens per request, including the prompt */
     uint32_t default_new;
     uint32_t max_tokens; /* cache capacity */
     uint32_t page_tokens;

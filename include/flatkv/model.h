@@ -112,9 +112,9 @@ FKV_API const fkv_model_info *fkv_model_about(const fkv_model *model);
 
 typedef struct fkv_model_layer {
     uint32_t n_kv_heads;
-    uint32_t head_dim; /* latent attention: number of latent channels */
-    uint32_t rope_dim; /* latent attention: number of RoPE channels that are stored with the latent channels; otherwise 0 */
-    uint32_t window;   /* sliding window; 0: full attention */
+    uint32_t head_dim; /* dimension of a KV head; in a layer with latent attention, the number of latent channels */
+    uint32_t rope_dim; /* number of RoPE channels stored with the latent channels; 0 in a layer without latent attention */
+    uint32_t window;   /* size of the sliding window, in tokens; 0: full attention */
     uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: the layer itself, or an earlier layer if
                           this layer stores none */
     uint64_t state_bytes; /* size of the layer's recurrent state per sequence; 0: none. Layers without attention have no KV heads
@@ -282,7 +282,7 @@ typedef struct fkv_runner_config {
     uint32_t page_tokens;
     uint32_t max_snapshots; /* maximum number of recurrent states in the prefix tree (see fkv_config), ignored for models without
                                recurrent layers. FKV_SNAPSHOTS_AUTO: as many as fit in 512 MiB, but at least 8 and at most 64 */
-    uint32_t n_threads;     /* 0: one thread per core */
+    uint32_t n_threads;     /* number of threads; 0: one per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
     bool embeddings;        /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
@@ -299,8 +299,8 @@ FKV_API fkv_runner_config fkv_runner_config_default(void);
  * backend allocates total_bytes in fkv_runner_open(). MLX allocates the cache in fkv_runner_open() and the activations in each
  * step. On MLX, activations_bytes is an upper bound that includes MLX's buffer cache. */
 typedef struct fkv_runner_plan {
-    uint64_t total_bytes; /* on the CPU, the anonymous resident memory of the runner; with `lazy`, pages become resident on first
-                             use */
+    uint64_t total_bytes; /* equals the anonymous resident memory of the runner on the CPU; with `lazy`, pages become resident on
+                             first use */
     uint64_t activations_bytes; /* buffers of one step, logits included; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
     uint64_t mapped_bytes;  /* size of the weights that are read directly from the mapped file: experts, and the embedding matrix
@@ -350,7 +350,7 @@ FKV_API fkv_status fkv_embed(fkv_runner *runner, const uint32_t *tokens, uint32_
 typedef struct fkv_calibrate_config {
     const uint32_t *tokens; /* [n_tokens] sample text, at least 2048 tokens; only full windows of 2048 tokens are used */
     size_t n_tokens;
-    uint32_t n_threads; /* 0: one thread per core */
+    uint32_t n_threads; /* number of threads; 0: one per core */
 
     /* Callback that is called after every window, or NULL. If the callback returns false, fkv_calibrate() writes nothing and
      * returns FKV_BAD_STATE. */

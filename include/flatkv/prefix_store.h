@@ -45,7 +45,7 @@ FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tok
 /* Returns an upper bound on the size of a packed page or a packed snapshot of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
-/* Returns fkv_prefix_packed_bytes() of a cache that is opened with this plan and pages of page_tokens tokens. */
+/* Returns the value of fkv_prefix_packed_bytes() for a cache opened with this plan and page_tokens tokens per page. */
 FKV_API uint64_t fkv_prefix_plan_bytes(const fkv_plan *plan, uint32_t page_tokens);
 
 /* Packs page n_pages - 1 of the prompt `tokens`. The page must be in the prefix tree. tokens: [n_pages * page_tokens]; packed:
