@@ -18,12 +18,12 @@ typedef struct fkv_cipher {
 } fkv_cipher;
 
 fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_BYTES], bool encrypts);
-void fkv_cipher_close(fkv_cipher *cipher); /* a zeroed cipher is allowed */
+void fkv_cipher_close(fkv_cipher *cipher); /* the struct may be all zeros */
 
 /* Fills a nonce with random bytes. */
 fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]);
 
-/* Begins a message. bound: [n_bound] bytes that are authenticated but not part of the message. */
+/* Begins a message. bound: [n_bound] additional bytes that are authenticated but not encrypted (AAD) */
 fkv_status fkv_cipher_begin(fkv_cipher *cipher, const uint8_t nonce[FKV_CIPHER_NONCE_BYTES], const void *bound, size_t n_bound);
 
 /* Encrypts or decrypts the next n bytes. in and out may be equal; n must be less than 2^31. */
