@@ -1,6 +1,5 @@
-/* See plot.h. Layout: one frame of fixed size, the legend in two columns above it, and end values at the right, spread apart
- * vertically so that they do not overlap.
- */
+/* See plot.h. Layout: one frame of fixed size, the legend in two columns above it, and the last value of each line at the right.
+ * These values are spread apart vertically so that they do not overlap. */
 #include "plot.h"
 
 #include "svg.h"
@@ -12,7 +11,7 @@
 enum { WIDTH = 960, MAX_LINES = 16 };
 
 static const double LEFT = 84;
-static const double RIGHT = 862; /* right edge of the frame; end values are printed to the right of it */
+static const double RIGHT = 862; /* right edge of the frame; the last value of each line is printed to the right of it */
 static const double TOP_WITHOUT_LEGEND = 92;
 static const double LEGEND_ROW = 22;
 static const double LEGEND_COLUMN = 400;
@@ -21,7 +20,7 @@ static const double BELOW_FRAME = 86;
 static const double MAX_TICKS = 8;
 static const double MAX_LOG_TICKS = 11;
 static const double DOT = 3.5;      /* radius */
-static const double LABEL_GAP = 17; /* minimum vertical distance between two end values */
+static const double LABEL_GAP = 17; /* minimum vertical distance between the values printed at line ends */
 
 static const char *const token_suffixes[] = {"", "K", "M", "G"};
 static const char *const byte_suffixes[] = {" B", " KiB", " MiB", " GiB", " TiB"};

@@ -9,8 +9,8 @@
 
 extern const char UTF8_REPLACEMENT[]; /* UTF-8 encoding of U+FFFD, 3 bytes long */
 
-/* Returns the length of the character at `bytes`, of which n > 0 bytes are available. Returns 0 if the bytes are not valid UTF-8,
- * or -1 if they are an incomplete character. */
+/* Returns the length of the character that starts at `bytes`, where n > 0 bytes are available. Returns 0 if the bytes are not
+ * valid UTF-8, or -1 if they are an incomplete character. */
 int utf8_length(const char *bytes, size_t n);
 
 /* Returns the code point of a valid character of `length` bytes. */
