@@ -1,8 +1,9 @@
 /* bench_attn: times writes and attention for each codec and shape, without the pager and the cache.
  *
- * Results are verified before they are timed. A write must produce the bytes of the codec's plain encoder. A decode query must
- * agree with the scalar reference over the whole history. Every prefill query must be bit-identical to the same query
- * computed alone, and the results of the first, middle and last query must agree with the reference.
+ * Every operation is verified before it is timed. A write must produce the same bytes as the codec's plain encoder. The output of
+ * a decode query must agree with the scalar reference over the whole history. The output of every prefill query must be
+ * bit-identical to the output of the same query computed alone, and the outputs of the first, middle and last query must agree
+ * with the reference.
  *
  * Each round visits all codecs, so that noise affects all codecs equally. Before every call, the read bandwidth is measured by
  * streaming a buffer several times larger than the last-level cache. Streaming also evicts the packed history from the CPU
@@ -38,7 +39,7 @@ enum {
 /* State of one measured codec for the current shape. */
 typedef struct subject {
     uint32_t codec;
-    attn_fixture world;         /* contains n_queries new tokens; the last one is the decode query */
+    attn_fixture world;         /* fixture with n_queries new tokens; the last token is the decode query */
     fkv_attn_layer write_layer; /* the same layer with separate pages, so that timed writes do not change the cached tokens */
     uint64_t slab_bytes;
     uint64_t write_slab_bytes;
@@ -341,7 +342,7 @@ static void run_rounds(bench *b, attn_op what, uint32_t t) {
         *r = (result){b->c, what, attn_codecs[s->codec].name, b->options->threads[t], .n_rounds = n_rounds, .speedup = NAN};
         r->n_tokens = what == OP_WRITE ? b->n_written : what == OP_DECODE ? 1 : b->options->n_queries;
         r->right = check(b, s, what, b->workers[t], &r->error);
-        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* not timed; also warms up the caches and threads */
+        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* not timed; warms up caches and threads */
     }
     for (uint32_t round = 0; round < n_rounds; round++)
         for (uint32_t i = 0; i < b->n_subjects; i++)

@@ -1,7 +1,7 @@
-/* bench_attn --device mlx: times attention on the MLX backend next to MLX's own attention in the same process.
+/* bench_attn --device mlx: times attention on the MLX backend and, in the same process, MLX's own attention.
  *
  * Results are verified first. The reference result is computed by MLX: it quantizes and dequantizes the same rows that flatkv
- * writes on the device, and computes attention in float32. A result outside the tolerance is not timed.
+ * writes on the device, and computes attention in float32. A case whose result is outside the tolerance is not timed.
  *
  * Each case is timed in two ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
  * call; the time of the evaluation is divided by the number of calls. Single: each evaluation contains one call, so the time
@@ -84,7 +84,7 @@ typedef struct mlx_bench {
     bool is_gpu;
     uint32_t n_rounds; /* single calls */
     uint32_t n_chain;
-    const char *only; /* substring of the case names to run; NULL selects all */
+    const char *only; /* runs only the cases whose names contain this text; NULL: all cases */
     bool peers;
     uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;
@@ -118,7 +118,7 @@ static void let_go(mlx_array *a) {
     *a = (mlx_array){NULL};
 }
 
-/* Evaluates `a`, keeps it in *kept, and releases all other arrays of the graph. */
+/* Evaluates `a`, stores it in *kept, and releases all other arrays of the graph. */
 static void settle(mlx_bench *b, mlx_array *kept, mlx_array a) {
     fkv_mlx_eval_one(&b->g, a);
     fkv_mlx_keep(&b->g, kept, a);
@@ -371,7 +371,7 @@ static void close_peer(mlx_bench *b) {
 
 static bool is_sealed(fkv_codec_config codec) { return codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_SEALED_V; }
 
-/* Returns tokens [from, end): [B, G, L, D] -> [end - from, B, G, D]. */
+/* Slices tokens [from, end) and moves the token axis to the front: [B, G, L, D] -> [end - from, B, G, D]. */
 static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
     const mlx_case *c = &b->c;
     mlx_array some = fkv_mlx_slice(&b->g, a, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(c->batch, c->kv_heads, end, c->dim));
@@ -380,7 +380,7 @@ static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
 
 /* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
-    static fkv_mlx_state state; /* has its own graph; each call releases the arrays of the previous call */
+    static fkv_mlx_state state; /* has a separate graph; each call releases the arrays of the previous call */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
     fkv_mlx_graph_release(&state.graph, 0);
@@ -416,8 +416,8 @@ static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 2, 0, 3));
 }
 
-/* Returns rows as pages store them, in float32: quantized by MLX, with scales and biases rounded to float16. Runs on MLX's CPU
- * backend, whose codes equal those in pages; codes of MLX's CUDA backend occasionally differ by one. */
+/* Returns the values that pages store for these rows, in float32: quantized by MLX, with scales and biases rounded to float16.
+ * Runs on MLX's CPU backend, whose codes are identical to flatkv's; codes of MLX's CUDA backend occasionally differ by one. */
 static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
     fkv_mlx_graph *g = &b->g;
     mlx_array x = fkv_mlx_astype(g, rows, MLX_FLOAT32);
@@ -438,8 +438,8 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
-/* Returns rows as pages store them, for codecs with rotation. The rows are rotated, encoded, decoded and rotated back on the
- * host. */
+/* Returns the values that pages store for these rows, for codecs with rotation. The rows are rotated, encoded, decoded and
+ * rotated back on the host. */
 static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
@@ -530,8 +530,8 @@ static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     return n < 1 ? 1 : (uint32_t)n;
 }
 
-/* Measures one attention function: the chained and the single time, and the extra memory. q is the evaluated input of the
- * function. */
+/* Measures the time per call of one attention function, in a chain and alone, and its extra memory. q is the evaluated input of
+ * the function. */
 static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) {
     fkv_mlx_graph *g = &b->g;
     double times[MAX_ROUNDS];

@@ -24,8 +24,8 @@
 
 static const char PROGRAM[] = "bench_compare";
 
-/* Tolerated relative errors, compared with exact attention over unquantized values. The relative error is about 0.1 with 4-bit
- * codes and about 0.5 with 2-bit codes. A wrong layout, head or mask gives a relative error near 1. */
+/* Largest accepted relative errors of an output, compared with exact attention over unquantized values. The relative error is
+ * about 0.1 with 4-bit codes and about 0.5 with 2-bit codes. A wrong layout, head or mask gives a relative error near 1. */
 static const double FAR_OFF = 0.35;
 static const double FAR_OFF_TWO_BITS = 0.7;
 
@@ -62,7 +62,7 @@ typedef struct options {
     const char *codecs;
     uint32_t n_threads;
     uint32_t n_rounds;
-    uint32_t patience; /* time limit, in seconds, for one subject in one case */
+    uint32_t patience; /* time limit, in seconds, for one implementation and codec in one case */
     bool quick;
     fkv_isa isa;
     bool json;
@@ -94,7 +94,7 @@ typedef struct subject {
 typedef struct bench {
     const options *options;
     FILE *text;
-    fkv_workers *workers; /* worker threads that stream the buffer */
+    fkv_workers *workers; /* worker threads that stream a buffer to measure the read bandwidth */
     bench_roof roof;
     double case_roof; /* read bandwidth in bytes per second, measured during the current case, because the bandwidth of a shared
                          machine varies */
@@ -328,7 +328,7 @@ static subject *add_subject(bench *b, const char *name, const char *types, bool 
     return s;
 }
 
-/* Starts a peer process. A libggml peer is this program itself, started with GGML_PEER_OPTION. */
+/* Starts another implementation (a peer) in a new process. For libggml, the process runs this program with GGML_PEER_OPTION. */
 static bool peer_open(compare_peer *peer, const peer_option *from, const char *types, const compare_case *c, float *out,
                       double *seconds) {
     char self[4096];

@@ -19,7 +19,7 @@ enum { MAX_POINTS = 16, MAX_SUBJECTS = 6, MAX_LINES = 2 * MAX_SUBJECTS, NAME_BYT
 typedef double (*case_number)(const json_t *one_case);
 
 typedef struct picture {
-    const char *sweep; /* name of the sweep in the input file; the plot is written to cost_SWEEP.svg */
+    const char *sweep; /* name of the parameter sweep in the input file; the plot is written to cost_SWEEP.svg */
     const char *title;
     const char *x_label;
     const plot_axis *x;
@@ -28,7 +28,7 @@ typedef struct picture {
     bool is_log; /* true: both axes are logarithmic; false: only the x axis is logarithmic, and only if x_of is not NULL */
 } picture;
 
-/* One line of the plot, and the line of its bandwidth limit, if any. */
+/* One line of the plot and, for flatkv, the line of its bandwidth limit. */
 typedef struct series {
     char name[NAME_BYTES];
     char roof_name[NAME_BYTES];

@@ -35,7 +35,7 @@ static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 4, 32},     {"cente
                              {"bf16", FKV_MATRIX_BF16, 16, 0},           {"f32", FKV_MATRIX_F32, 32, 0},
                              {"affine5", FKV_MATRIX_AFFINE5, 5, 32},     {"table4", FKV_MATRIX_TABLE4, 4, 32}};
 
-/* Table of the IQ4_NL format. */
+/* Codebook of the IQ4_NL format. */
 static const int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -44,7 +44,7 @@ typedef struct shape {
     uint32_t n_cols;
 } shape;
 
-static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* Qwen2.5 1.5B: up, down and query matrices */
+static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* up, down, query matrices of Qwen2.5 1.5B */
 
 typedef struct options {
     shape shapes[MAX_LIST];
@@ -266,7 +266,7 @@ static void print_result(const bench *b, const result *r) {
                   bytes_a_second(r) * 1e-9, bytes_a_second(r) / r->roof * 100, products_a_second(r) * 1e-9, r->error);
 }
 
-/* Measures all kinds for one number of tokens and threads. */
+/* Measures all matrix kinds for one number of tokens and one number of threads. */
 static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
     size_t first = b->n_results;
     size_t first_roof = b->roof.n_samples[t];

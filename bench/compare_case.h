@@ -12,7 +12,7 @@ typedef struct compare_case {
     uint32_t head_dim;
     uint32_t n_cached;  /* number of cached tokens, including the new tokens */
     uint32_t n_queries; /* number of new tokens; 1 for decode */
-    uint32_t n_seqs;    /* number of sequences in a step; they have equal values but separate pages */
+    uint32_t n_seqs;    /* number of sequences in a step; all sequences have the same values but separate pages */
     uint32_t n_threads;
 } compare_case;
 

@@ -116,7 +116,7 @@ static void ggml_open(ggml *g, const char *path) {
     FIND(data, "ggml_get_data");
     FIND(row_size, "ggml_row_size");
     FIND(quantize, "ggml_quantize_chunk");
-    void (*cpu_init)(void) = NULL; /* newer versions initialize their tables here */
+    void (*cpu_init)(void) = NULL; /* newer versions of ggml initialize their tables in this function */
     void *found = symbol(g, "ggml_cpu_init", false);
     memcpy(&cpu_init, &found, sizeof found);
     if (cpu_init != NULL) cpu_init();

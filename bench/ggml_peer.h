@@ -1,4 +1,5 @@
-/* A libggml as a peer (compare_peer.h): ggml_flash_attn_ext() of llama.cpp, ik_llama.cpp or a package that contains one of them.
+/* Runs ggml_flash_attn_ext() of a libggml library as a peer of bench_compare (compare_peer.h). The library belongs to llama.cpp,
+ * ik_llama.cpp or a package that contains one of them.
  *
  * ggml is not needed at build time. Functions are looked up by name in the given library. Only functions with plain numbers and
  * handles as arguments are called, because their signatures are stable.
