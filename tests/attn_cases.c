@@ -16,7 +16,7 @@ uint64_t attn_random(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* Approximates a standard normal variable by the sum of four uniforms, which is fast and close enough. */
+/* Approximates a standard normal variable by the sum of four uniform variables, which is fast and accurate enough. */
 float attn_gaussian(uint64_t *state) {
     uint64_t r = attn_random(state);
     float sum = 0;

@@ -13,8 +13,7 @@ typedef struct attn_shape {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t rope_dim; /* number of RoPE channels of a latent layer; 0 if the layer is not latent. The latent channels use the K
-                          codec */
+    uint32_t rope_dim; /* number of RoPE channels of a latent layer, whose latent channels use the K codec; 0 in other layers */
 } attn_shape;
 
 typedef struct attn_codec {
@@ -70,8 +69,7 @@ enum { MAX_MIX = 6, MAX_CASE_HEADS = 128, MAX_CALIBRATED_HEADS = 8 };
 /* Scale factors for the values of Q, K or V. A factor of 0 means 1. */
 typedef struct attn_sizes {
     float gain; /* scale factor for all values */
-    float peak; /* factor for one channel, which is replaced with its absolute value times this factor; for Q, only in every
-                   second row, so that rows with and without a peak occur */
+    float peak; /* one channel per row is replaced with its absolute value times this factor; in Q, only in every second row */
 } attn_sizes;
 
 typedef struct attn_case {
@@ -113,22 +111,23 @@ typedef struct attn_fixture {
     uint8_t *open;    /* slab of open pages, with the same page indices as `pages`; NULL if there are no open pages */
     uint32_t *tables; /* page tables of all sequences */
     void *q;          /* [T, H, D + R] */
-    void *k[MAX_MIX]; /* K values of each sequence, [start + n_tokens, G, D + R]; NULL unless they are kept */
+    void *k[MAX_MIX]; /* K rows of each sequence: [start + n_tokens, G, D + R]; NULL except after attn_fixture_open_keeping() */
     void *v[MAX_MIX];
     uint64_t kv_bytes; /* number of packed bytes read in one pass over all tokens */
 } attn_fixture;
 
-/* Builds the input of a case. Returns false if the case is impossible, because the group size does not divide the head dimension.
- * Rotates K or V if its codec requires a rotation. */
+/* Builds the input of a case. Returns false if the group size does not divide the head dimension. Rotates K and V if their codecs
+ * require a rotation. */
 bool attn_fixture_open(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
                        uint64_t seed);
 
-/* Same as attn_fixture_open(), but keeps all K and V values, so that a second implementation can write them too. */
+/* Same as attn_fixture_open(), but also stores all K and V rows in k and v, so that a second implementation can write the same
+ * rows. */
 bool attn_fixture_open_keeping(attn_fixture *fixture, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
                                uint64_t seed);
 void attn_fixture_close(attn_fixture *fixture);
 
-/* Sets up only the layer of the fixture, without pages or rows. The fixture owns the layer's rotations. */
+/* Initializes only the layer of the fixture, without pages and rows. The fixture owns the rotations of the layer. */
 bool attn_fixture_describe(attn_fixture *fixture, const attn_case *c);
 
 uint64_t attn_random(uint64_t *state);

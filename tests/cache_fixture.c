@@ -87,7 +87,7 @@ static float load(fkv_type type, const uint8_t *from) {
     return type == FKV_F16 ? from_f16(half) : from_bf16(half);
 }
 
-/* Approximates a standard normal variable by the sum of four uniform variables, each taken from a part of one hash. */
+/* Approximates a standard normal variable by the sum of four uniform variables, each computed from 16 bits of the hash. */
 static float gaussian(uint64_t hash) {
     float sum = 0;
     for (int i = 0; i < 4; i++) sum += (float)(hash >> 16 * i & 0xffff) / 65536.0f - 0.5f;

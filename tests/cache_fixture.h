@@ -60,7 +60,7 @@ void cache_fixture_step(cache_fixture *w, const cache_chunk *chunks, uint32_t n_
 void cache_fixture_run(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t chunk,
                        uint8_t *outputs);
 
-/* Writes the K and V rows of one layer of a step, without attention. */
+/* Writes the K and V rows of one layer in a step, without computing attention. */
 fkv_status cache_fixture_write(cache_fixture *w, fkv_step *step, const cache_chunk *chunks, uint32_t n_chunks, uint32_t layer);
 
 fkv_seq cache_fixture_seq(cache_fixture *w, uint32_t max_tokens);

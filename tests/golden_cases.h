@@ -19,17 +19,17 @@ typedef struct golden_patch {
     uint32_t offset;
     uint32_t n_bytes; /* patch length in bytes; 0 if there is no patch */
     bool flip;        /* true to XOR the bytes with `value`, false to overwrite them */
-    uint64_t value;   /* value to write or XOR: its lowest n_bytes bytes, little-endian */
+    uint64_t value;   /* operand of the write or XOR, little-endian; only its lowest n_bytes bytes are used */
 } golden_patch;
 
-/* First reader that detects the damage. */
+/* Readers that can detect damage: fkv_file_inspect() without verification, fkv_file_inspect() with verification, and the loader.
+ */
 typedef enum golden_reader { GOLDEN_LOOK, GOLDEN_VERIFY, GOLDEN_LOAD } golden_reader;
 
 typedef struct golden_case {
     const char *name;
     bool committed;
-    golden_reader noticed_by; /* first reader that detects the damage: fkv_file_inspect() without verification, fkv_file_inspect()
-                                 with verification, or only the loader */
+    golden_reader noticed_by; /* first reader that detects the damage */
     fkv_status status;
     const char *says; /* part of the expected error message; NULL if the message is not checked */
     golden_patch patches[GOLDEN_PATCHES];

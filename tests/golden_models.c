@@ -174,7 +174,8 @@ static void make_tensor(const golden_model *g, const json_t *tensor, uint8_t *ou
     free(numbers);
 }
 
-/* Returns the number of safetensors files. With more than one, an index file is written too, as for large published models. */
+/* Returns the number of safetensors files. If there is more than one, an index file is written too, as for large published
+ * models. */
 static uint32_t n_shards_of(const golden_model *g) {
     const json_int_t n = json_integer_value(json_object_get(g->json, "shards"));
     return n > 1 ? (uint32_t)n : 1;

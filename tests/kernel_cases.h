@@ -8,14 +8,13 @@
 /* Each case: shape, codec (index into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers,
  * number of sequences, {stored tokens, new tokens} of each sequence. `.sinks` is the scale of the learned sink logits. */
 static const attn_case kernel_cases[] = {
-    /* default codec: histories that cross page, tile and split boundaries; 16-bit rows; heads with several groups of channels
-       that are processed separately (slabs). The decode kernels of these cases are also compiled for a single query (see
-       N_KERNEL_CASES_ALONE) */
+    /* histories that cross page, tile and split boundaries, 16-bit rows, and heads whose channels are processed in several groups
+     * (slabs). The decode kernels of the first cases are also compiled for a single query (see N_KERNEL_CASES_ALONE) */
     {{4, 1, 128}, 2, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}},
     {{3, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
     {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}, .sinks = 2},
-    /* wider heads, with more slabs of channels, and more query heads per KV head */
+    /* wider heads, whose channels are processed in more groups (slabs), and more query heads per KV head */
     {{7, 1, 512}, 2, 16, 0, 0, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     {{16, 1, 64}, 3, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {5, 2}}},
     /* masks */
@@ -34,7 +33,7 @@ static const attn_case kernel_cases[] = {
     /* layers with many query heads per KV head */
     {{12, 1, 256}, 2, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{100, 1}}},
     {{32, 2, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{70, 1}}},
-    /* head dimensions that only the plain loops support */
+    /* head dimensions that only the kernels with plain loops support */
     {{6, 2, 80}, 0, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{40, 1}, {9, 3}}},
     {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}, .sinks = 4},
     {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
@@ -65,7 +64,8 @@ static const attn_case kernel_cases[] = {
     /* kernels that keep queries in registers, and kernels whose three-stage page buffers fill the shared memory completely */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
     {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
-    /* sealed layers that Metal decodes with simdgroups: several queries, wide heads, pages of 16 to 64 tokens, each bit width */
+    /* sealed layers that Metal decodes with simdgroups: several queries, wide heads, pages of 16 to 64 tokens, and all bit widths
+     */
     {{8, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{700, 1}, {318, 5}, {400, 1}}, .opens = true},
     {{6, 1, 256}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{400, 3}, {60, 2}}, .opens = true},
     {{5, 1, 512}, 20, 16, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
@@ -103,7 +103,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
-    if (kernel_cases[i].opens) /* open rows are written exactly as with the 8/8 codec */
+    if (kernel_cases[i].opens) /* needs no write kernel: open rows are written as with the 8/8 codec */
         return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
                (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||

@@ -65,8 +65,8 @@ static void put_warpgroup_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_prefill_wgmma, file);
 }
 
-/* Writes the Hopper prefill for pairs of blocks. The number of multiprocessors in the source makes the kernel expect that both
- * blocks of a pair run at the same time. */
+/* Writes the Hopper prefill kernel for pairs of blocks. The number of multiprocessors in the source makes the kernel expect that
+ * both blocks of a pair run at the same time. */
 static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
     put_number(file, "PREFILL_SHARERS", 2);
     put_number(file, "HOST_PROCESSORS", 132);
@@ -75,8 +75,8 @@ static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs("}\n", file);
 }
 
-/* Writes the Hopper prefill, or the plain loops for layers that use them on CUDA. The tile code that the prefill needs is part of
- * the decode source. */
+/* Writes the Hopper prefill kernel, or the prefill kernel with plain loops for layers that use it on CUDA. The tile code that the
+ * kernel needs is part of the decode source. */
 static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
     put_prefill_shape(file, FKV_KERNEL_HOST, layer);
     if (fkv_prefill_has_warpgroups(layer)) {
@@ -88,7 +88,7 @@ static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_copy_decoded, file);
 }
 
-/* Writes the Metal decode and prefill in their own namespace. */
+/* Writes the Metal kernels for decode and prefill in a separate namespace. */
 static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_prefill_shape(file, FKV_KERNEL_METAL, layer);
     fprintf(file, "namespace simdgroup {\n%s%s#undef FKV_PREFILL_SHARED\n%s", fkv_kernel_file_simdgroup_host,
@@ -122,8 +122,8 @@ static const char *host_type_of(const char *name) {
     return strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
 }
 
-/* Returns true if `name` is that of a dummy input, which only enforces the order of kernels. A dummy input is always the last
- * input of its kernel. */
+/* Returns true if the input is a dummy, which only enforces the order of kernels. A dummy input is always the last input of its
+ * kernel. */
 static bool is_ordering_input(const char *name) {
     return strcmp(name, "after") == 0 || strcmp(name, "after_open") == 0 || strcmp(name, "after_ring") == 0;
 }
@@ -175,7 +175,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     fclose(file);
 }
 
-/* Returns the element type that MLX would declare for an input or output: words for pools, the row type for rows. */
+/* Returns the element type that MLX would declare for an input or output: 32-bit words for page pools, the row type for rows. */
 static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device device) {
     static const char *const types[2][3] = {{"float", "__half", "__nv_bfloat16"}, {"float", "float16_t", "bfloat16_t"}};
     if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";

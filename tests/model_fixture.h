@@ -67,8 +67,8 @@ fkv_runner_config model_runner_config(uint32_t bits, uint32_t max_tokens, uint32
 
 fkv_runner *model_runner(const fkv_model *model, fkv_runner_config config);
 
-/* Reads the book text in the form that the needle model was trained on: lines joined, single spaces, at most one empty line in a
- * row. Returns the number of bytes. */
+/* Reads the book text in the form that the needle model was trained on: with joined lines, single spaces, and at most one empty
+ * line in a row. Returns the number of bytes. */
 uint32_t model_book(uint8_t *text, uint32_t capacity);
 
 /* Returns n bytes of the book as token IDs of the needle model. */

@@ -1,4 +1,4 @@
-/* Reference model of the pager: predicts which write each token slot must contain. See pager_model.h. */
+/* Reference model of the pager, which predicts the contents of all token slots. See pager_model.h. */
 #include "pager_model_state.h"
 
 #include <stdarg.h>
@@ -251,7 +251,8 @@ uint32_t model_shadows(const pager_model *m, shadow *shadows) {
     return n;
 }
 
-/* Counts the pages of the full-attention group by use. without: root of a subtree that is treated as removed, or FKV_NO_NODE. */
+/* Counts the promised, free and cached pages of the full-attention group. without: root of a subtree that is treated as removed,
+ * or FKV_NO_NODE. */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
     balance b = {0};
     uint32_t refs[MAX_PAGES] = {0};

@@ -13,7 +13,7 @@
 
 #include "../src/pager/pager.h"
 
-/* Source of random choices: the given bytes until they are used up. If `bytes` is NULL, a random generator that never ends. */
+/* Source of random choices: the given bytes until all of them are used or, if `bytes` is NULL, an endless random generator. */
 typedef struct pager_choices {
     const uint8_t *bytes;
     size_t n_bytes;
@@ -54,7 +54,7 @@ typedef struct pager_model_tally {
 
 const pager_model_tally *pager_model_tallied(const pager_model *model);
 
-/* Adds one tally to another. */
+/* Adds the counts of `one` to `sum`. */
 void pager_model_tally_add(pager_model_tally *sum, const pager_model_tally *one);
 
 #endif

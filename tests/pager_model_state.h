@@ -23,14 +23,14 @@ typedef struct model_seq {
     uint64_t tenant;
     uint32_t max_tokens;
     uint32_t len;
-    uint32_t text;    /* number of the text from which the next tokens of the sequence are taken */
+    uint32_t text;    /* index of the text from which the next tokens of the sequence are taken */
     uint32_t n_known; /* number of tokens found in the prefix tree when the sequence was opened; their pages stay in the tree */
     uint32_t tokens[MAX_TOKENS];
     uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i] is a hash of the tenant and the first i tokens */
     uint64_t writes[FKV_MAX_GROUPS]
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
-    uint32_t state_len;          /* number of tokens at which the sequence's state in the state group was computed */
-    uint64_t state_write;        /* write number of this state */
+    uint32_t state_len;          /* number of tokens after which the sequence's recurrent state was computed */
+    uint64_t state_write;        /* unique number of the write that stored this recurrent state */
     bool spare[MAX_TOKENS]; /* for each logical page, true if the groups with spare pages hold the page even though no query needs
                                it */
 } model_seq;
@@ -108,7 +108,7 @@ void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i);
  * sequence. Returns false if page `from` does not contain the state after n_from tokens. */
 bool model_write_state(pager_model *m, model_seq *q, uint32_t from, uint32_t n_from, uint32_t to, uint32_t len);
 
-/* Returns the page in the state group of sequence q, or FKV_NO_PAGE. */
+/* Returns the page that holds the recurrent state of sequence q, or FKV_NO_PAGE. */
 uint32_t model_state_page(const pager_model *m, const model_seq *q);
 
 /* Returns the content of a page of the state group. */

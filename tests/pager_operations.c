@@ -35,8 +35,8 @@ static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint
     return n;
 }
 
-/* Checks fkv_pager_match() against the model. May be called during a step, and before a call of fkv_pager_open() that may fail.
- */
+/* Checks the result of fkv_pager_match() against the model. Also allowed during a step, and before fkv_pager_open() calls that
+ * may fail. */
 static bool match_agrees(pager_model *m, const fkv_seq_config *config, uint32_t n_found) {
     uint32_t n_shared = 0;
     EXPECT(fkv_pager_match(m->pager, config, &n_shared) == FKV_OK && n_shared == n_found * m->spec.page_tokens,

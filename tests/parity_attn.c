@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Allows for kernels that accumulate in float, whereas the reference accumulates in double. Scores are at most a few tens, and
+/* Tolerance for kernels that accumulate in float, whereas the reference accumulates in double. Scores are at most a few tens, and
  * histories have at most a few thousand tokens. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
@@ -244,8 +244,8 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
-/* Tests histories with several splits and with enough sealed pages for kernels that process many pages at once. Some queries have
- * a peak, which requires the float path instead of integer dot products. */
+/* Tests histories with several splits and with enough sealed pages for kernels that process many pages at once. In some queries,
+ * one channel is much larger than the others, so kernels must use float instead of integer dot products. */
 static void runs_of_sealed_pages(fkv_isa only) {
     static const attn_shape run_shapes[] = {{4, 1, 128}, {8, 2, 128}, {3, 3, 64}, {2, 1, 96}, {4, 1, 256}, {4, 2, 512}};
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < N_ATTN_CODECS; codec++) {
@@ -323,9 +323,9 @@ static void every_sink(fkv_isa only) {
     }
 }
 
-/* Returns true if the case exceeds float precision. Channels in open pages of a sealed layer share a scale, so a channel with
- * values around 1e-9 is decoded with a relatively large error. Queries around 1e9 multiply this error, which makes the softmax
- * meaningless. */
+/* Returns true if the scores of the case cannot be accurate in float. Channels in open pages of a sealed layer share a scale, so
+ * a channel with values around 1e-9 is decoded with a relatively large error. Queries around 1e9 multiply this error, which makes
+ * the softmax meaningless. */
 static bool exceeds_float_precision(const attn_case *c) {
     return c->codec >= FIRST_SEALED_CODEC && c->q.peak * c->k.peak > 0 && c->q.peak > 1e6f;
 }
@@ -345,7 +345,8 @@ static void every_peak_of_queries(fkv_isa only) {
     }
 }
 
-/* Tests keys in which one channel is many times larger than the others, up to values that are clamped to the limit. */
+/* Tests keys in which one channel is many times larger than the others, up to values that exceed the codec's limit and are
+ * clamped. */
 static void every_peak_of_keys(fkv_isa only) {
     static const float peaks[] = {100, 1000, 1e4f, 1e6f};
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
@@ -360,7 +361,7 @@ static void every_peak_of_keys(fkv_isa only) {
     }
 }
 
-/* Tests K or V rows whose values are clamped to the limit, in one channel or in all channels. */
+/* Tests K or V rows with values that exceed the codec's limit and are clamped, in one channel or in all channels. */
 static void saturated_rows(fkv_isa only) {
     for (uint32_t what = 0; what < 16; what++) {
         attn_case c = sweep_case();
@@ -377,7 +378,7 @@ static void saturated_rows(fkv_isa only) {
     }
 }
 
-/* Generates a row of arbitrary bit patterns, or one with special values such as zero, denormals and the limits. */
+/* Generates a row of arbitrary bit patterns, or a row of special values such as zero, denormals and the largest values. */
 static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 65504.0f, -65504.0f, 1e-7f, 6e-8f, 3e38f, -3e38f, 0.5f, 1e30f};
     uint64_t kind = attn_random(state) % 4;

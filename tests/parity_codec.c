@@ -1,11 +1,11 @@
 /* Compares the codec with MLX byte for byte: reads the vectors written by scripts/make-codec-vectors (its header describes the
  * file) and encodes all rows.
  *
- * Codes, scales and biases must be identical for each bit width, group, 16-bit type and head dimension. Rows stored in 16 bits
- * must round-trip unchanged. Decoding differs by design: MLX rounds both scale * code and the sum with the bias to the 16-bit
- * type, whereas this codec computes the result in float. Each of MLX's two roundings contributes at most half a 16-bit ulp, so
- * the results differ by at most one ulp of the largest value in the sum. Values for which MLX overflows to infinity stay finite
- * in this codec. Rotations must be bit-identical to those that the script computes.
+ * Codes, scales and biases must be identical for each bit width, group size, 16-bit type and head dimension. Rows stored in 16
+ * bits must round-trip unchanged. Decoding differs by design: MLX rounds both scale * code and the sum with the bias to the
+ * 16-bit type, whereas this codec computes the result in float. Each of MLX's two roundings contributes at most half a 16-bit
+ * ulp, so the results differ by at most one ulp of the largest value in the sum. Values for which MLX overflows to infinity stay
+ * finite in this codec. Rotations must be bit-identical to those that the script computes.
  *
  * Does not use the check library, because this program is cross-compiled and run under an emulator.
  *

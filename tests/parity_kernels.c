@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Allows for float sums instead of double sums and, in some kernels, for rounding weights and values to 16 bits. */
+/* Tolerance for kernels that sum in float instead of double and, in some cases, round softmax weights and values to 16 bits. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 /* Entry functions of the cases. The entry of a case that is not part of the build is NULL. */
@@ -394,7 +394,7 @@ static void prefill(uint32_t i, variant v, const fkv_attn_layer *layer, const fk
     free(table);
 }
 
-/* Checks that running the first row alone in two chunks gives bit-identical outputs. */
+/* Checks that running the first sequence alone, in two chunks, gives bit-identical outputs. */
 static void check_chunks(const answer *a, variant v) {
     const attn_fixture *w = a->w;
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
@@ -410,8 +410,8 @@ static void check_chunks(const answer *a, variant v) {
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical in chunks", 0);
 }
 
-/* Checks the prefill outputs of the first two rows. A kernel that also copies decode outputs must copy the outputs of the third
- * row, for which this test passes arbitrary values. chunks: if true, also checks the first row in two chunks. */
+/* Checks the prefill outputs of the first two sequences. A kernel that also copies decode outputs must copy the outputs of the
+ * third sequence, for which this test passes arbitrary values. chunks: if true, also runs the first sequence in two chunks. */
 static void check_prefill_variants(uint32_t i, const attn_fixture *w, bool chunks) {
     answer a = answer_open(i, w, 2);
     size_t number = fkv_type_bytes(w->c.row_type);

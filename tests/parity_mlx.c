@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Allows for sums in float instead of double precision, as for the CPU kernels. */
+/* Tolerance for sums in float instead of double precision, as for the CPU kernels. */
 static const double DEVICE_TOLERANCE = 1e-3;
 /* Upper bounds on the relative error of rounding an output to float16 and to bfloat16. */
 static const double F16_ROUNDING = 6e-4;

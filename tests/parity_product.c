@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Allows for the rounding of activations to 16 bits. The rounding step of a group of 32 activations is a power of two and at
+/* Tolerance for the rounding of activations to 16 bits. The rounding step of a group of 32 activations is a power of two and at
  * most 6.2e-5 times the largest activation of the group, and the error is at most half a step. The error of float sums is much
  * smaller. */
 static const double PRODUCT_TOLERANCE = 2e-4;

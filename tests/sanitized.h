@@ -1,4 +1,4 @@
-/* Builds in which tests run slowly.
+/* Macros for builds in which tests run slowly.
  *
  * TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
  * resident memory is not checked.

@@ -68,8 +68,8 @@ uint32_t stress_cache_pinned(const stress_cache *cache);
  * needs: rows that have left its window, or the open form of a page. */
 bool stress_is_gone(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
-/* Updates open_from after a step. All pages keep their open form from the start of the span that contains the token one page
- * before the end of the sequence. */
+/* Updates open_from after a step. The pages that keep their open form begin with the span that contains the token one page before
+ * the end of the sequence. */
 void stress_seq_grown(const stress_cache *cache, stress_seq *seq);
 
 /* Drops the open forms of all pages except page 0 and the pages in the span of the next token. */

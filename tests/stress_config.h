@@ -20,15 +20,14 @@ typedef struct stress_domain {
     float softcap_least, softcap_most;
     float scale_least, scale_most;
     float key_outlier_most, query_outlier_most; /* largest scale of outlier channels, relative to the other channels */
-    float query_most;                           /* largest value in a saturated query row */
-    float bf16_most;                            /* largest saturated value in bf16 pages */
-    bool bias_apart; /* true if the tolerance allows for the rounding errors of kernels with integer dot products; their large
-                        key-bias terms later cancel */
-    bool zero_rows;  /* true if rows of zeros are generated; set to false, because AVX2 negates their biases at 4 bits or fewer */
+    float query_most;                           /* largest magnitude in query rows with extreme values */
+    float bf16_most;                            /* largest magnitude in extreme K and V rows, if pages are bf16 */
+    bool bias_apart; /* true if the tolerance allows for key-bias terms that kernels with integer dot products round before these
+                        terms cancel */
+    bool zero_rows;  /* true: rows of zeros are generated; disabled, because AVX2 negates their biases at 4 bits or fewer */
     bool nan_outside_windows; /* true if NaN rows are loaded into layers with windows, where a masked NaN must not affect the
                                  output */
-    bool pins_are_harmless; /* true if the test may assume that pinned pages never cause a rejection; set to false, because pinned
-                               pages can cause one */
+    bool pins_are_harmless;   /* true: the test assumes that pinned pages never cause a rejection; disabled, because they can */
 } stress_domain;
 
 extern const stress_domain STRESS_DOMAIN;
@@ -38,7 +37,7 @@ typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
     STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
                         values */
-    STRESS_EXTREME   /* also saturated rows, infinities and NaNs */
+    STRESS_EXTREME   /* also rows with the largest representable values, infinities and NaNs */
 } stress_numbers;
 
 /* Layers are numbered in two ways. In the test, attention layers come first, followed by state layers. In the cache, state layers

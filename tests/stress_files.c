@@ -1,5 +1,6 @@
 /* Page files of the stress test. A saved file must match docs/page_format.md byte for byte, and each of the two caches must be
- * able to load the file. A file with a flipped bit must be rejected, and so must any file in a cache with another identity. */
+ * able to load the file. Files with a flipped bit must be rejected. A cache with another identity (model, shape or codec) must
+ * reject all files. */
 #include "stress_operations.h"
 
 #include <stdio.h>

@@ -23,7 +23,7 @@ typedef struct stress_codec {
 
 stress_codec stress_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, bool rotated, uint64_t seed, uint32_t side);
 
-/* Returns the size in bytes of one row in part 0 (codes or 16-bit values), 1 (scales) or 2 (biases). */
+/* Returns the number of bytes that one row has in part 0 (codes or 16-bit values), part 1 (scales) or part 2 (biases). */
 uint32_t stress_part_bytes(const stress_codec *codec, uint32_t part);
 uint32_t stress_row_bytes(const stress_codec *codec);
 
@@ -40,10 +40,10 @@ void stress_decode(const stress_codec *codec, const uint8_t *bytes, float *x);
  * do not encode single rows. */
 bool stress_is_sealed(const stress_codec *codec);
 
-/* Returns the unpadded size, in bytes, of one part of a page. The page may be of any kind. */
+/* Returns the unpadded size, in bytes, of the codes (part 0), scales (part 1) or biases (part 2) of a page of any kind. */
 size_t stress_page_part_bytes(const stress_codec *codec, uint32_t part, uint32_t page_tokens);
 
-/* Seals a page. x: [T, D], the decoded open rows; part: three zeroed buffers. */
+/* Seals a page. x: [T, D], the decoded open rows; part: zeroed buffers for codes, scales and biases. */
 void stress_seal(const stress_codec *codec, const float *x, uint32_t page_tokens, uint8_t *const part[STRESS_PARTS]);
 
 /* Decodes row `token` of a page of any kind. */

@@ -69,10 +69,10 @@ START_TEST(terminal_control_sequences_are_escaped) {
         {"a\nb\tc\x7f", "a\\x0ab\\x09c\\x7f"},
         {"\xc2\x9b"
          "31m",
-         "\\xc2\\x9b31m"}, /* the escape sequence introducer as the C1 character U+009B */
+         "\\xc2\\x9b31m"}, /* the control sequence introducer as the C1 character U+009B */
         {"\x9b"
          "31m",
-         "\\x9b31m"}, /* the escape sequence introducer as the single byte 0x9b */
+         "\\x9b31m"}, /* the control sequence introducer as the single byte 0x9b */
         {"\xe2\x80\xae"
          "fdp",
          "\\xe2\\x80\\xae"

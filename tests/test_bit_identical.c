@@ -479,8 +479,8 @@ END_TEST
 
 static void truncated(const subject *s) {
     static const struct {
-        uint32_t to;     /* length of the sequence after the expected tokens were appended */
-        uint32_t detour; /* number of unrelated tokens that are then appended */
+        uint32_t to;     /* length to which the expected tokens are appended */
+        uint32_t detour; /* number of unrelated tokens appended after them */
         uint32_t back;   /* length after truncation */
     } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
     cache_fixture w;
@@ -489,7 +489,7 @@ static void truncated(const subject *s) {
     fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
     uint32_t at = 0;
     for (size_t i = 0; i < N_OF(ways); i++) {
-        /* skipped, because rows that the truncated sequence would need have already left the window */
+        /* this case is skipped, because rows that the truncated sequence would need have already left the window */
         if (ways[i].detour > 10 && has_windows(s)) continue;
         cache_fixture_run(&w, seq, s->tokens, at, ways[i].to, 11, got);
         cache_fixture_run(&w, seq, s->strange, ways[i].to, ways[i].to + ways[i].detour, STEP_TOKENS, NULL);

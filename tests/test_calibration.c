@@ -1,6 +1,5 @@
-/* Tests of calibration: channels whose errors cost more get more bits, written files are read back unchanged, and invalid files
- * are rejected with a message that names the field and the reason.
- */
+/* Tests of calibration: channels with costlier quantization errors get more bits, files are read back unchanged, and invalid
+ * files are rejected with a message that names the field and the reason. */
 #include "../src/base/checksum.h"
 #include "../src/model/calibration.h"
 #include "cache_fixture.h"

@@ -481,13 +481,13 @@ static double half_ulp(fkv_type type, double magnitude) {
 }
 
 /* Returns a bound on |x - decode(encode(x))|. Let c be the code, s and b the scale and bias before rounding to 16 bits, S and B
- * those after rounding, and bins the largest code. If the codes reach x, then |x - (s * c + b)| <= |s| / 2. Values beyond the
- * largest code are off by at most |s|, for the following reason. Let range be the difference between the largest and the smallest
- * value of the group, and edge whichever of these two values has the larger magnitude. Let s0 = range / bins and r = |edge / s0|.
- * The encoder sets s = edge / rint(edge / s0), so |s| is at least |s0| * r / (r + 1/2). The range is therefore at most bins * (r
- * + 1/2) / r steps. Because |edge| is at least half the range, r >= bins / 2, and the range is at most bins + 1 steps. Rounding
- * to 16 bits adds at most |s * c - S * c| <= c * half_ulp(S) and |b - B| <= half_ulp(B). Also, |s| <= |S| + half_ulp(S).
- * FLOAT_SLACK covers the errors of float arithmetic. */
+ * those after rounding, and bins the largest code. If x is within the range of the codes, then |x - (s * c + b)| <= |s| / 2.
+ * Values beyond the largest code are off by at most |s|, for the following reason. Let range be the difference between the
+ * largest and the smallest value of the group, and edge whichever of these two values has the larger magnitude. Let s0 = range /
+ * bins and r = |edge / s0|. The encoder sets s = edge / rint(edge / s0), so |s| is at least |s0| * r / (r + 1/2). The range is
+ * therefore at most bins * (r + 1/2) / r steps. Because |edge| is at least half the range, r >= bins / 2, and the range is at
+ * most bins + 1 steps. Rounding to 16 bits adds at most |s * c - S * c| <= c * half_ulp(S) and |b - B| <= half_ulp(B). Also, |s|
+ * <= |S| + half_ulp(S). FLOAT_SLACK covers the errors of float arithmetic. */
 static double step_bound(const packed *p, uint32_t i) {
     fkv_type type = p->codec.type;
     double scale = fabs((double)packed_half(p, FKV_PART_SCALES, i / p->codec.group));

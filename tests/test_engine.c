@@ -37,7 +37,7 @@ typedef struct fixture {
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
     bool broken;     /* true to make the device fail */
-    double stopped;  /* number of seconds that the process appears suspended in the next step */
+    double stopped;  /* number of seconds for which the process seems to be suspended in the next step */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
 } fixture;
 
@@ -721,7 +721,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* set in both rounds, so that the model generates the same repetitive text */
+    drafts = true; /* drafts are enabled in both rounds, so that the model generates the same repetitive text */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
         open_fixture(&w, &config);

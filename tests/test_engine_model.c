@@ -32,7 +32,7 @@ static fkv_model *model;
 static const fkv_prefix_store *the_store; /* prefix store of all engines that are opened from now on */
 static uint32_t n_drafts;
 static fkv_isa the_isa;      /* instruction set of all engines that are opened from now on */
-static fkv_engine *the_peer; /* peer of all engines that are opened from now on */
+static fkv_engine *the_peer; /* engine with which all engines opened from now on take turns */
 
 static void on_event(void *user, const fkv_event *e) {
     events *h = user;
@@ -196,7 +196,7 @@ START_TEST(engines_that_share_cores_give_the_same_texts_and_close_in_any_order) 
         check_same(&alone[k % 2], &together[k % 2][k / 2], 0, "next to a busy engine");
     }
     check_empty(engines[0]);
-    fkv_engine_close(engines[0]); /* closes the peer of engines[1] */
+    fkv_engine_close(engines[0]); /* engines[1] takes turns with this engine and must continue without it */
     events_init(&together[1][0]);
     fkv_request r = request_of(prompts[1], &together[1][0]);
     ck_ok(fkv_engine_submit(engines[1], &r, &id, NULL));
@@ -210,7 +210,7 @@ END_TEST
 typedef struct turn_taker {
     fkv_step_turns *turns;
     _Atomic uint32_t *n_inside;
-    uint32_t *n_turns; /* not locked: only the thread whose turn it is uses this counter */
+    uint32_t *n_turns; /* needs no lock, because only the thread whose turn it is uses this counter */
     bool overlapped;
 } turn_taker;
 
@@ -240,7 +240,7 @@ START_TEST(turns_of_engines_never_overlap) {
         fkv_step_turns_join(turns);
         ck_assert_int_eq(pthread_create(&threads[i], NULL, take_turns, &takers[i]), 0);
     }
-    fkv_step_turns_leave(turns); /* the other threads have joined and still take turns */
+    fkv_step_turns_leave(turns); /* only the four threads take turns from now on */
     for (uint32_t i = 0; i < N; i++) {
         ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
         ck_assert(!takers[i].overlapped);

@@ -14,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A recomputed prompt begins at the last page boundary before the tokens that introduce the answer. */
+/* MAX_REPEATED is the largest number of tokens that may be recomputed. Recomputation begins at the last page boundary before the
+ * tokens that introduce the answer. */
 enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 6, MAX_PROMPT = 4000 };
 
 static const char *const NAMES[] = {"lfm2", "qwen35"};

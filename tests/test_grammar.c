@@ -156,7 +156,7 @@ START_TEST(random_answers_match_the_schema) {
 }
 END_TEST
 
-/* With and without llguidance, an object may follow the reasoning. */
+/* With and without llguidance, a JSON object may follow the reasoning text. */
 START_TEST(object_begins_after_the_reasoning) {
     static uint32_t bits[4096];
     char error[GRAMMAR_ERROR_BYTES];

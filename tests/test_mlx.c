@@ -19,7 +19,7 @@
 
 enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKENS = 8192 };
 
-static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that are added in a different order than on the host */
+static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that MLX adds in a different order than the host */
 
 /* Layer sets: affine and 16-bit; sealed; sealed 4-bit, for which GPUs have additional kernels; TurboQuant. */
 typedef enum { AFFINE, SEALED, SEALED_4, TURBO, N_LAYER_SETS } layer_set;

@@ -599,7 +599,7 @@ START_TEST(oldest_leaf_is_evicted_when_nodes_run_out) {
     ck_assert_uint_eq(found_tokens(pager, 0, texts[2], 96), 96);
     uint32_t longest[400];
     text(9, longest, 400);
-    /* 25 pages, but only 15 nodes: the front of the text is never evicted to make room for its end */
+    /* the text has 25 pages, but the tree has only 15 nodes; the front of the text is never evicted to make room for its end */
     keep_tokens(pager, 0, longest, 400);
     ck_assert(in_tree(pager, longest, 15) && !in_tree(pager, longest, 16));
 }

@@ -26,10 +26,10 @@ enum { MAX_CONNECTIONS = 64 };
 typedef struct fake_server {
     int listener;
     char path[100];
-    const char *reply; /* reply to all other commands */
+    const char *reply; /* reply to all commands for which command_reply is not used */
     size_t n_reply;
     bool closes;               /* true if the server closes the connection after this reply */
-    const char *command_reply; /* reply to PING and SET; NULL: like other commands */
+    const char *command_reply; /* reply to PING and SET; NULL: `reply`, as for other commands */
     pthread_t thread;
     pthread_t threads[MAX_CONNECTIONS]; /* [n_threads] one thread per connection */
     size_t n_threads;
@@ -111,7 +111,7 @@ static void close_fake(fake_server *f) {
     (void)unlink(f->path);
 }
 
-/* Lines that a store has logged, joined. */
+/* Log lines of a store, concatenated. */
 typedef struct store_log {
     pthread_mutex_t lock;
     char text[4000];
@@ -232,7 +232,7 @@ START_TEST(silent_server_is_not_used_and_costs_no_time) {
 }
 END_TEST
 
-/* A question that is not answered in time is not asked again while it is outstanding, so that the wait for it ends. */
+/* A lookup that is not answered in time is not repeated while its reply is outstanding, so that callers stop waiting for it. */
 START_TEST(wait_for_an_answer_is_limited) {
     fake_server f;
     open_fake(&f, "", 0, false);
@@ -260,7 +260,7 @@ START_TEST(outage_is_logged_once_and_ends_with_a_written_page) {
     const fkv_page_key key = {{1}};
     for (int i = 0; i < 2; i++) {
         ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
-        while (count_unavailable(&store) > 0) pause_briefly(); /* until a probe succeeds */
+        while (count_unavailable(&store) > 0) pause_briefly(); /* waits until the store can reach the server again */
     }
     ck_ok(store.write(store.self, &key, packed, sizeof packed));
     store.close(store.self);
@@ -286,7 +286,7 @@ START_TEST(password_is_not_logged) {
 }
 END_TEST
 
-/* An error reply to a question stops the use of the server, also if the server reports that its memory is full. */
+/* A server that replies to a lookup with an error is no longer used, even if the error only reports that its memory is full. */
 START_TEST(error_reply_to_a_question_is_a_failure) {
     fake_server f;
     open_fake(&f, "-OOM command not allowed\r\n", 26, false);
@@ -329,7 +329,7 @@ START_TEST(invalid_configurations_are_rejected) {
     }
     const fkv_prefix_redis_config remote = {.url = "redis://192.0.2.1:6379,[::1]:6379", .secret = secret, .n_secret = 16};
     fkv_prefix_store store;
-    ck_ok(fkv_prefix_redis_open(&remote, &store)); /* with a secret, servers may be on other machines; nothing waits for them */
+    ck_ok(fkv_prefix_redis_open(&remote, &store)); /* allowed with a secret; does not wait for the servers */
     store.close(store.self);
 }
 END_TEST

@@ -1,5 +1,5 @@
 /* Prefix pages outside of memory: packed pages are restored bit-identically or rejected, and a folder stays within its size limit
- * and keeps its order of use across restarts and kills.
+ * and keeps its LRU order across restarts and kills.
  *
  * For the kills, a child writes pages whose bytes are derived from their number, and counts the acknowledged pages; the parent
  * kills the child after a random delay, reopens the folder and reads all pages. The environment variable FLATKV_KILLS sets the
@@ -455,7 +455,7 @@ START_TEST(least_recently_used_pages_and_prompt_ends_are_evicted_first) {
     for (uint32_t i = 1; i <= 6; i++) ck_ok(write_number(&s, i * ONE));
     s.touch(s.self, prompt, 3);
     s.close(s.self);
-    s = open_folder(BOUND); /* the order of use survives a restart */
+    s = open_folder(BOUND); /* the LRU order survives a restart */
     uint32_t next = 100;
     while (look_number(&s, 6 * ONE)) ck_ok(write_number(&s, next++ * ONE));
     ck_assert(!look_number(&s, 4 * ONE) && !look_number(&s, 5 * ONE) && look_number(&s, 1 * ONE) && look_number(&s, 2 * ONE) &&

@@ -183,7 +183,7 @@ typedef struct reference {
     uint32_t n;
 } reference;
 
-static reference *sorted; /* reference that the qsort() comparison function reads */
+static reference *sorted; /* input of the qsort() comparison function */
 
 static int by_logit(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a;

@@ -89,7 +89,7 @@ START_TEST(user_text_stays_marked_through_every_operation) {
         for (const char *at = strstr(out.text, "<|im_"); at != NULL; at = strstr(at + 1, "<|im_")) {
             if (at == own || strncmp(at, "<|im_end|>", 10) == 0) continue;
             n_found++;
-            size_t n_marked = 0; /* control tokens are matched only if no byte is marked, so one marked byte is enough */
+            size_t n_marked = 0; /* one marked byte is enough, because it prevents the match of a control token */
             for (size_t b = 0; b < 12; b++) n_marked += out.given[(size_t)(at - out.text) + b];
             ck_assert_msg(n_marked > 0, "%s: byte %zu of \"%s\" is not marked", ways[i], (size_t)(at - out.text), out.text);
         }

@@ -1,6 +1,5 @@
-/* Builds small vocabularies from random choices or from a fuzzer's bytes, and defines a naive reference tokenizer. It splits the
- * text at special tokens, one token at a time, and rescans all pairs for every merge.
- */
+/* Builds small vocabularies from random choices or from a fuzzer's bytes, and compares the tokenizer with a naive reference
+ * tokenizer, which splits the text at one special token at a time and rescans all pairs for every merge. */
 #ifndef FKV_TOKENIZER_MODEL_H
 #define FKV_TOKENIZER_MODEL_H
 
