@@ -412,7 +412,7 @@ typedef struct fkv_row {
 } fkv_row;
 
 /* Begins a step: allocates the pages of the new tokens and copies shared pages that will be written. The T tokens of the step are
- * the tokens of rows[0], followed by those of rows[1], and so on. */
+ * the tokens of rows[0], followed by the tokens of rows[1], and so on. */
 FKV_API fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, fkv_step **step);
 
 /* Quantizes the K and V rows of one layer into their pages. Each layer must be written exactly once per step. k, v: [T, G, D].
