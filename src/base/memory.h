@@ -19,10 +19,10 @@ FKV_INTERNAL fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map);
 /* Unmaps memory. bytes must be the size passed to fkv_map_open(). NULL is allowed. */
 FKV_INTERNAL void fkv_map_close(void *map, uint64_t bytes);
 
-/* For tests: returns the sum of fkv_map_rounded() over the sizes of all open maps of this process. Thread-safe. */
+/* For tests: returns the total size of all open maps of this process, after rounding (see fkv_map_rounded()). Thread-safe. */
 uint64_t fkv_map_live_bytes(void);
 
-/* For tests: computes fkv_memory_available(), with `root` prepended to every path that is read. */
+/* For tests: same as fkv_memory_available(), with `root` prepended to the path of every file that is read. */
 uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

@@ -18,7 +18,7 @@ typedef struct kit_spread {
 kit_spread kit_spread_of(double *values, size_t n);
 
 /* Returns quantile q (0 to 1) of n > 0 sorted values. Interpolates linearly, so the median (q = 0.5) of an even number of values
- * is the mean of the two middle ones. */
+ * is the mean of the two middle values. */
 double kit_quantile(const double *sorted, size_t n, double q);
 
 void kit_sort(double *values, size_t n); /* ascending */
