@@ -129,7 +129,7 @@ static bool subject_open(bench *b, subject *s, uint32_t codec, fkv_workers *work
     s->codec = codec;
     if (!attn_fixture_open(&s->world, &c, b->kernels, workers, SEED)) return false;
 
-    /* pages are mapped with huge pages, like those of a cache */
+    /* pages are mapped with huge pages, as in a cache */
     uint64_t page_bytes = (uint64_t)b->c.shape.n_kv_heads * s->world.layer.block.bytes;
     s->slab_bytes = fkv_ceil_div(b->c.n_cached, PAGE_TOKENS) * page_bytes;
     uint8_t *slab = map(s->slab_bytes);
