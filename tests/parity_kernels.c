@@ -259,7 +259,7 @@ static fkv_attn_layer seal_huge_keys(const attn_fixture *w, uint32_t n_pages) {
     return layer;
 }
 
-/* Checks that the kernel seals the pages filled by the step, and that the sealed bytes equal those of the codec. */
+/* Checks that the kernel seals the pages filled by the step and produces the same bytes as the codec. */
 static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
     uint32_t n_all = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) n_all += w->rows[r].view.n_fixed;

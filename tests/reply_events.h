@@ -50,8 +50,8 @@ static inline void events_take(void *user, const fkv_reply_event *event) {
     e->last = (int)event->kind;
 }
 
-/* Returns the events of a text fed in chunks whose lengths come from next(state), or at once if next is NULL. The caller frees
- * the result. */
+/* Parses a text in chunks whose lengths next(state) returns, or in one chunk if next is NULL. Returns the formatted events, which
+ * the caller frees. */
 static inline char *events_of(reply_setup setup, const char *text, size_t n, size_t (*next)(void *state), void *state) {
     reply_events e = {.last = -1};
     fkv_reply *reply = NULL;

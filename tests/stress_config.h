@@ -35,9 +35,9 @@ extern const stress_domain STRESS_DOMAIN;
 /* Distribution of the row values. Each kind also includes the rows of all earlier kinds. */
 typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
-    STRESS_OUTLIERS, /* also rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
+    STRESS_OUTLIERS, /* adds rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
                         values */
-    STRESS_EXTREME   /* also rows with the largest representable values, infinities and NaNs */
+    STRESS_EXTREME   /* adds rows with the largest representable values, infinities and NaNs */
 } stress_numbers;
 
 /* Layers are numbered in two ways. In the test, attention layers come first, followed by state layers. In the cache, state layers

@@ -176,7 +176,7 @@ static float sum_of(const float *lane) {
 }
 
 /* Fits the least-squares line that maps the codes to the values. Sums are accumulated in 16 partial sums (lanes), which are then
- * added in order. */
+ * added in lane order. */
 static line fitted_line(const stress_codec *c, const float *x, line l, float bins) {
     float s_c[FIT_LANES] = {0};
     float s_cc[FIT_LANES] = {0};

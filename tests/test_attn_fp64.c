@@ -346,7 +346,7 @@ START_TEST(bounded_context_attends_to_sinks_and_the_window) {
             uint32_t held = cache_fixture_stats(&w).groups[0].held;
             if (held > most) most = held;
         }
-        /* at most these pages are held: the sink page, and the pages that a window of this size can overlap */
+        /* the sequence holds at most the sink page and the pages that a window of this size can overlap */
         ck_assert_uint_le(most, 1 + WINDOW / 16 + 1);
         double error = error_of(&w, tokens, outputs, WINDOW + SINKS, BOUNDED, 0, ways[i].tolerance, "bounded");
         ck_assert_msg(error <= ways[i].tolerance, "K%u/V%u has a relative error of %g", ways[i].k.bits, ways[i].v.bits, error);

@@ -1,5 +1,5 @@
-/* Invalid calls through the public header, in one table with the exact status that each call must return. Invalid configurations
- * are in test_bad_config.c.
+/* Tests invalid calls through the public header. One table lists the calls with the exact status that each must return. Invalid
+ * configurations are in test_bad_config.c.
  *
  * Every rejected call must set a new message, leave the statistics unchanged and write no output parameter, and all invariants
  * must hold afterwards. After all calls, the sequence continues, and its outputs must be bit-identical to those of an undisturbed

@@ -254,8 +254,8 @@ static void in_chunks(const subject *s) {
 START_TEST(chunks_of_any_size_are_bit_identical) { each_subject(in_chunks); }
 END_TEST
 
-/* Three other sequences are opened and closed in the same steps. They have other lengths and chunk sizes, and their rows come
- * before and after those of the sequence under test. */
+/* Three other sequences are opened and closed in the same steps. Their lengths and chunk sizes differ, and some of their rows
+ * precede and others follow the rows of the sequence under test. */
 static void in_a_batch(const subject *s) {
     cache_fixture w;
     open_subject(s, &w);

@@ -1,5 +1,5 @@
-/* Scheduling rules of the engine, with a simple arithmetic function as the model and a simulated clock that advances only in
- * steps: admission, order, fair shares, pages and the end of answers.
+/* Tests the scheduling rules of the engine: admission, order, fair shares, pages and the end of answers. A simple arithmetic
+ * function replaces the model, and a simulated clock advances only in steps.
  *
  * The next token is a function of the last token and its position, so every text is known without the engine. Sequences and pages
  * are those of a real cache.
@@ -691,7 +691,7 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
 END_TEST
 
 /* If the time budget of a step limits a prefill chunk, the total number of rows in the step, including decode rows, must be a
- * multiple of the row block. */
+ * multiple of the row-block size. */
 START_TEST(prefill_chunks_are_multiples_of_the_row_block) {
     static fixture w;
     fkv_engine_config config = quick_config();

@@ -76,9 +76,8 @@ static size_t write_answer(grammar *g, uint32_t answer, uint64_t *random, char t
     return n_text;
 }
 
-/* Draws random tokens and replaces the last ones with closing tokens if the answer becomes long. Every complete answer is an
- * object.
- */
+/* Generates random answers token by token and, in long answers, prefers tokens that close strings, arrays and objects. Every
+ * complete answer must be a JSON object. */
 START_TEST(random_answers_without_a_schema_are_objects) {
     char error[GRAMMAR_ERROR_BYTES];
     uint64_t random = 11;

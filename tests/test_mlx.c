@@ -1,6 +1,6 @@
-/* A cache on MLX through its public headers: operations (forks, truncation, aborts, files) give the same results as on the host,
- * memory use is constant according to MLX's own counters, and errors return a status instead of ending the process. Runs on MLX's
- * CPU backend, or on a GPU with the fused kernels if FKV_TEST_MLX_GPU is set.
+/* Tests a cache on MLX through its public headers: operations (forks, truncation, aborts, files) give the same results as on the
+ * host, memory use is constant according to MLX's own counters, and errors return a status instead of ending the process. Runs on
+ * MLX's CPU backend, or on a GPU with the fused kernels if FKV_TEST_MLX_GPU is set.
  *
  * Most tests drive a host cache and an MLX cache with the same rows and calls. The page files that the two save must then be
  * byte-identical.
@@ -375,8 +375,8 @@ END_TEST
 
 /* ---- bit-identical outputs ---- */
 
-/* Runs a step of n tokens of `seq`, with the rows of seed 1 from `start` on, together with a token of `other_seq`. If other_seq
- * is 0, the step has only `seq`. Returns the outputs of layer 0 for the last n_out tokens. */
+/* Runs a step that appends n tokens to `seq`, with the rows of seed 1 from position `start` on, and one token to `other_seq`
+ * unless other_seq is 0. Then aborts the step. out receives the outputs of layer 0 for the last n_out tokens. */
 static void step_bits(fkv_cache *cache, fkv_seq other_seq, fkv_seq seq, uint32_t start, uint32_t n, uint32_t n_out, float *out) {
     const fkv_row rows[2] = {{other_seq, 1}, {seq, n}};
     const uint32_t first = other_seq == 0 ? 1 : 0;

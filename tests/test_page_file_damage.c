@@ -1,5 +1,5 @@
-/* Page files that are damaged, were written for another model or configuration, or are hostile: each must be rejected with the
- * expected status and must not affect live sequences.
+/* Tests page files that are damaged, were written for another model or configuration, or are hostile: each must be rejected with
+ * the expected status and must not affect live sequences.
  *
  * In addition to the golden files, tests every flipped bit of a file, every truncated length, and values that can occur only in a
  * hand-crafted header.
@@ -357,8 +357,8 @@ START_TEST(plan_has_exactly_the_pages_visible_to_a_query) {
                 fkv_file_entry entry = {0};
                 bool more = fkv_file_cursor_next(&plan, &cursor, &entry);
                 for (uint32_t page = 0; page * 16 < n_tokens; page++) {
-                    bool seen = false; /* true if a query at position n_tokens sees a token of the page; the token at n_tokens
-                                          itself counts too */
+                    bool seen = false; /* true if a query at position n_tokens sees a token of the page, including the token at
+                                          n_tokens itself */
                     for (uint32_t t = page * 16; t < page * 16 + 16 && t <= n_tokens; t++)
                         seen = seen || window == 0 || t + window > n_tokens || t / 16 * 16 < n_sinks;
                     ck_assert_msg(seen == (more && entry.logical == page), "window %u, sinks %u, tokens %u, page %u", window,

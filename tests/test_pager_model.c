@@ -1,6 +1,5 @@
-/* Random operations on the pager and its model: test_pager_model [seed] [n_ops]. Without a seed, runs a fixed seed and one from
- * the clock. Prints the seeds; a failure can be reproduced with the printed seed.
- */
+/* Runs random operations on the pager and its reference model: test_pager_model [seed] [n_ops]. Without a seed, runs a fixed seed
+ * and a seed from the clock. Prints each seed, with which a failure can be reproduced. */
 #include "pager_model.h"
 
 #include <inttypes.h>

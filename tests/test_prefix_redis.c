@@ -40,7 +40,8 @@ typedef struct fake_connection {
     int fd;
 } fake_connection;
 
-/* Reads one command: an array of bulk strings. Stores the first one in `name`. Returns false at the end of the connection. */
+/* Reads one command, which is an array of bulk strings, and stores the first string in `name`. Returns false at the end of the
+ * connection. */
 static bool read_command(FILE *in, char *name, size_t size) {
     char line[64];
     if (fgets(line, sizeof line, in) == NULL || line[0] != '*') return false;

@@ -1,5 +1,5 @@
-/* Prefix pages outside of memory: packed pages are restored bit-identically or rejected, and a folder stays within its size limit
- * and keeps its LRU order across restarts and kills.
+/* Tests prefix pages that are stored outside of memory: packed pages are restored bit-identically or rejected, and a folder stays
+ * within its size limit and keeps its LRU order across restarts and kills.
  *
  * For the kills, a child writes pages whose bytes are derived from their number, and counts the acknowledged pages; the parent
  * kills the child after a random delay, reopens the folder and reads all pages. The environment variable FLATKV_KILLS sets the

@@ -1,6 +1,6 @@
-/* Folders quantized with Hugging Face tools: how their tensors are read, and which folders are rejected. Messages must name the
- * file, the field and the reason. parity_models checks the values of quantized golden models; this program tests the kinds of
- * codes that no golden model contains. */
+/* Tests model folders quantized with Hugging Face tools: how their tensors are read, and which folders are rejected. Messages
+ * must name the file, the field and the reason. parity_models checks the values of quantized golden models; this program tests
+ * the kinds of codes that no golden model contains. */
 #include "page_file_fixture.h"
 #include "test.h"
 

@@ -1,7 +1,6 @@
-/* Models with recurrent layers: logits are bit-identical however tokens are chunked, batched and distributed over threads, and
- * after forks, failed steps, truncation to a snapshot and prefix sharing. parity_models compares the same models with
- * transformers.
- */
+/* Tests models with recurrent layers: logits are bit-identical however tokens are chunked, batched and distributed over threads,
+ * and after forks, failed steps, truncation to a snapshot and prefix sharing. parity_models compares the same models with
+ * transformers. */
 #include "golden_models.h"
 #include "model_fixture.h"
 #include "sanitized.h"

@@ -1,4 +1,4 @@
-/* Streamed replies: the syntax of each model family is parsed identically, however the stream is divided into chunks. */
+/* Tests streamed replies: the syntax of each model family is parsed identically, however the stream is divided into chunks. */
 #include "reply_events.h"
 #include "test.h"
 

@@ -1,5 +1,4 @@
-/* Folders with config.json and safetensors files: the bundled model, GGUF tensor names, shards, and rejected folders.
- */
+/* Tests folders with config.json and safetensors files: the bundled model, GGUF tensor names, shards, and rejected folders. */
 #include "page_file_fixture.h"
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* The sampler: which tokens can be drawn, their probabilities, and reproducibility for a given seed. */
+/* Tests the sampler: which tokens can be drawn, their probabilities, and reproducibility for a given seed. */
 #include "test.h"
 
 #include <flatkv/model.h>
@@ -102,8 +102,8 @@ START_TEST(top_p_applies_after_top_k) {
 }
 END_TEST
 
-/* The best tokens are, in turn, adjacent, far apart, at the end of a vocabulary whose size is not a multiple of the block size,
- * and equally likely. */
+/* In the four rounds, the most likely tokens are adjacent, far apart, at the end of a vocabulary whose size is not a multiple of
+ * the block size, and equally likely. */
 START_TEST(top_k_finds_the_best_tokens_of_a_large_vocabulary) {
     enum { VOCAB = 20011, K = 40, KEPT_DRAWS = 1000 };
     static float logits[VOCAB];
@@ -193,7 +193,7 @@ static int by_logit(const void *a, const void *b) {
 }
 
 /* Determines which tokens can be drawn according to the definitions of the sampler settings. history[] contains all previous
- * tokens in order. */
+ * tokens, oldest first. */
 static void reference_keep(reference *r, const fkv_sampler_config *c, const float *logits, const uint32_t *history,
                            size_t n_history) {
     size_t first = c->penalty_tokens != 0 && n_history > c->penalty_tokens ? n_history - c->penalty_tokens : 0;

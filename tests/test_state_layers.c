@@ -297,7 +297,7 @@ START_TEST(prefixes_are_shared_up_to_a_snapshot) {
     append(cache, &a, 32);
     ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 32));
     append(cache, &a, 48);
-    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* not stored: the state after 64 tokens no longer exists */
+    ck_ok(fkv_prefix_insert(cache, a.seq, a.tokens, 64)); /* no snapshot is stored: the state after 64 tokens is gone */
     open_state_seq(cache, &b, 1, 80, 32);
     check_state(cache, &b);
     append(cache, &b, 30);

@@ -1,6 +1,6 @@
-/* Tests sequences that are closed during a step, through the public header and with rows: the outputs of the other sequences stay
- * bit-identical, the device finishes before the pages are released, and a cache can be closed with such a step open.
- */
+/* Tests sequences that are closed during a step, through the public header and with K, V and Q rows: the outputs of the other
+ * sequences stay bit-identical, the device finishes before the pages are released, and a cache can be closed with such a step
+ * open. */
 #include "cache_fixture.h"
 #include "test.h"
 

@@ -93,7 +93,8 @@ static const uint8_t *read_u32s(const uint8_t *at, uint32_t *numbers, size_t n) 
     return at + n * sizeof *numbers;
 }
 
-/* Reads the committed test vectors, or those in the file that an environment variable names. The caller frees the result. */
+/* Reads test vectors from the file that an environment variable names, or else from the committed file. The caller frees the
+ * result. */
 static uint8_t *read_vectors(const char *variable, const char *committed, size_t *size) {
     const char *path = getenv(variable);
     FILE *file = fopen(path != NULL ? path : committed, "rb");

@@ -1,5 +1,5 @@
-/* Threading contract of flatkv.h: one thread at a time drives a cache, any thread may read its statistics at the same time,
- * caches are independent, and messages are thread-local. Also runs under ThreadSanitizer.
+/* Tests the threading contract of flatkv.h: one thread at a time drives a cache, any thread may read its statistics at the same
+ * time, caches are independent, and messages are thread-local. Also runs under ThreadSanitizer.
  *
  * Other threads store their results in structs, which the main thread checks after it has joined the threads, because a failed
  * check must not longjmp out of another thread.

@@ -1,6 +1,5 @@
-/* Tests the vector operations between matrix products. Results are close to double precision, and bit-identical on all supported
- * instruction sets.
- */
+/* Tests the vector operations that models perform between matrix products. Results are close to double precision, and
+ * bit-identical on all supported instruction sets. */
 #include "../src/base/cpu.h"
 #include "../src/base/workers.h"
 #include "../src/model/forward/vector_ops.h"
@@ -75,7 +74,7 @@ END_TEST
 
 enum { N_VALUES = 5, N_TOKENS = 40, MAX_K = 256 };
 
-/* Runs the delta rule over N_TOKENS tokens. state: [N_VALUES, k_dim], zero at first; outputs: [N_TOKENS, N_VALUES] */
+/* Runs the delta rule over N_TOKENS tokens. state: [N_VALUES, k_dim], initially zero; outputs: [N_TOKENS, N_VALUES] */
 static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, float *state, float *outputs) {
     static float other[N_VALUES * MAX_K];
     float k[MAX_K];
@@ -138,7 +137,7 @@ START_TEST(delta_rule_is_bit_identical_and_accurate) {
 }
 END_TEST
 
-/* Runs Mamba-2 over N_TOKENS tokens. state: [N_VALUES, k_dim], zero at first; outputs: [N_TOKENS, N_VALUES] */
+/* Runs Mamba-2 over N_TOKENS tokens. state: [N_VALUES, k_dim], initially zero; outputs: [N_TOKENS, N_VALUES] */
 static void run_ssm(const fkv_vector_ops *ops, uint32_t k_dim, float *state, float *outputs) {
     float b[MAX_K];
     float c[MAX_K];
