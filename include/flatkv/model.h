@@ -301,7 +301,7 @@ FKV_API fkv_runner_config fkv_runner_config_default(void);
 typedef struct fkv_runner_plan {
     uint64_t total_bytes; /* equals the anonymous resident memory of the runner on the CPU; with `lazy`, pages become resident on
                              first use */
-    uint64_t activations_bytes; /* buffers of one step, logits included; independent of max_tokens */
+    uint64_t activations_bytes; /* size of the buffers of one step, including logits; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
     uint64_t mapped_bytes;  /* size of the weights that are read directly from the mapped file: experts, and the embedding matrix
                                unless it is also the output matrix */
@@ -309,7 +309,7 @@ typedef struct fkv_runner_plan {
     fkv_plan cache;
 } fkv_runner_plan;
 
-/* Computes the memory requirements of a runner without allocating them. */
+/* Computes the memory requirements of a runner without allocating anything. */
 FKV_API fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config *config, fkv_runner_plan *plan);
 FKV_API fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner);
 FKV_API void fkv_runner_close(fkv_runner *runner); /* NULL is a no-op */
