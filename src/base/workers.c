@@ -100,7 +100,7 @@ static void finish_item(fkv_workers *workers) {
     (void)pthread_mutex_unlock(&workers->lock);
 }
 
-/* Claims and runs items of the current job until all of them are claimed. */
+/* Claims and runs items of the current job until no unclaimed item is left. */
 static void run_items(fkv_workers *workers, uint32_t number) {
     for (;;) {
         int64_t left = atomic_fetch_sub(&workers->left, 1);

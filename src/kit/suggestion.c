@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_LETTERS = 32 }; /* words longer than this are not compared */
+enum { MAX_LETTERS = 32 }; /* maximum length of words that are compared */
 
 static unsigned min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 

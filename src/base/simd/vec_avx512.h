@@ -71,7 +71,8 @@ FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
     out[0] = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(_mm512_loadu_si512(p), to_high));
 }
 
-/* Codebook of 16 values. They must be representable as bfloat16, because other instruction sets store them in this type. */
+/* Codebook of 16 values, which must be representable as bfloat16, because other instruction sets store the codebook in bfloat16.
+ */
 typedef vf vf_book16;
 FKV_INLINE vf_book16 vf_book16_make(const float number[16]) { return vf_load(number); }
 
