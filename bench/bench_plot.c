@@ -28,7 +28,7 @@ typedef struct picture {
     bool is_log; /* true: both axes are logarithmic; false: only the x axis is logarithmic, and only if x_of is not NULL */
 } picture;
 
-/* One line of the plot and, for flatkv, the line of its bandwidth limit. */
+/* One line of the plot and, for flatkv, a second line with the bandwidth limit. */
 typedef struct series {
     char name[NAME_BYTES];
     char roof_name[NAME_BYTES];

@@ -1,10 +1,10 @@
 /* bench_product: times matrix products of weights with activations for each matrix kind, shape and number of tokens.
  *
- * Results are verified first: some outputs are compared with sums in double precision, and each token of a batch must be
- * bit-identical to the same token computed alone. Each round then visits all kinds. Before every call, the read bandwidth is
- * measured (bench_roof.h). The measurement also evicts the weights from the CPU caches. The activations are then loaded again.
- * Decode-sized products are bound by the bandwidth at which weights are read, and prefill-sized products by arithmetic
- * throughput.
+ * Results are verified first: some outputs are compared with sums in double precision, and the outputs of each token of a batch
+ * must be bit-identical to the outputs of the token computed alone. Each round then visits all kinds. Before every call, the read
+ * bandwidth is measured (bench_roof.h). The measurement also evicts the weights from the CPU caches. The activations are then
+ * loaded again. Decode-sized products are bound by the bandwidth at which weights are read, and prefill-sized products by
+ * arithmetic throughput.
  */
 #include "bench_roof.h"
 #include "bench_util.h"
