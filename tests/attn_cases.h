@@ -13,7 +13,7 @@ typedef struct attn_shape {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t rope_dim; /* number of RoPE channels of a latent layer, whose latent channels use the K codec; 0 in other layers */
+    uint32_t rope_dim; /* number of RoPE channels of a latent layer; 0 in other layers */
 } attn_shape;
 
 typedef struct attn_codec {

@@ -30,7 +30,7 @@ typedef struct model_seq {
     uint64_t writes[FKV_MAX_GROUPS]
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
     uint32_t state_len;          /* number of tokens after which the sequence's recurrent state was computed */
-    uint64_t state_write;        /* unique number of the write that stored this recurrent state */
+    uint64_t state_write;        /* unique number of the write that stored the recurrent state */
     bool spare[MAX_TOKENS]; /* for each logical page, true if the groups with spare pages hold the page even though no query needs
                                it */
 } model_seq;

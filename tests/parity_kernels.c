@@ -448,9 +448,8 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
     if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* the history has more pages than the ring buffer of prefill_share.h */
     uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
-    c.rows[1] =
-        (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
-                                 : c.rows[0].n_tokens}; /* this sequence fills two tiles if a tile has at most 32 queries */
+    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                         : c.rows[0].n_tokens}; /* this sequence has two tiles if a tile has at most 32 queries */
     c.rows[2] = (attn_mix){5, 2};
     attn_fixture w;
     if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

@@ -18,7 +18,7 @@
  * smaller. */
 static const double PRODUCT_TOLERANCE = 2e-4;
 
-static const float UNTOUCHED = 12345.0f; /* value of output elements that must not be written */
+static const float UNTOUCHED = 12345.0f; /* sentinel value of output elements that must not be overwritten */
 enum { MARGIN = 3 };                     /* number of unused floats after each row of outputs and activations */
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};

@@ -12,10 +12,10 @@ typedef struct stress_seq {
     uint32_t max_tokens;
     uint32_t n; /* number of tokens */
     stress_token **tokens;
-    uint64_t origin;   /* tenant that the rows were computed for; differs from `tenant` in a sequence loaded from another tenant's
-                          file */
-    uint32_t n_shared; /* number of leading tokens whose pages are in the prefix tree */
-    uint32_t n_prompt; /* length of the prompt */
+    uint64_t origin;    /* tenant for which the rows were computed; differs from `tenant` if the sequence was loaded from another
+                           tenant's file */
+    uint32_t n_shared;  /* number of leading tokens whose pages are in the prefix tree */
+    uint32_t n_prompt;  /* length of the prompt */
     uint32_t open_from; /* sealed layers only: index of the first page, not counting page 0, that still has its open form */
     bool closing;       /* true if the sequence was closed during the current step */
     uint32_t document;  /* number of the document that the next tokens are taken from */

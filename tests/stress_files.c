@@ -161,7 +161,7 @@ static void write_header(const image *m, size_t tokens_at, size_t index_at, size
     stress_sha256(b, DIGEST_AT, b + HEADER, data_at - HEADER, b + DIGEST_AT);
 }
 
-/* Builds the expected file. The caller frees `bytes`. */
+/* Builds the expected contents of a page file. The caller frees `bytes`. */
 static image image_of(stress_fixture *fixture, stress_token *const *tokens, uint32_t n_tokens) {
     image m = {.fixture = fixture, .tokens = tokens, .n_tokens = n_tokens};
     find_groups(&m);

@@ -27,7 +27,7 @@ stress_codec stress_codec_make(fkv_codec_config config, uint32_t dim, fkv_type t
 uint32_t stress_part_bytes(const stress_codec *codec, uint32_t part);
 uint32_t stress_row_bytes(const stress_codec *codec);
 
-/* Encodes a row that is already rotated if its codec requires it. x: [D] */
+/* Encodes a row that has already been rotated, if its codec requires a rotation. x: [D] */
 void stress_encode_rotated(const stress_codec *codec, const float *x, uint8_t *bytes);
 
 /* Encodes a row into codes, scales and biases, in this order. x: [D], unrotated */

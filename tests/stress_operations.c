@@ -184,7 +184,7 @@ static void fork_seq(stress_run *l, stress_cache *c) {
     l->counts->forks++;
     stress_tree_settle(c);
     if (child->n > 0 &&
-        stress_chance(&l->random, 30)) /* truncates the child, so that it shares its last page with a parent of another length */
+        stress_chance(&l->random, 30)) /* the child is truncated, so that it shares its last page with a longer parent */
         truncate_to(l, c, child, child->n - stress_between(&l->random, 1, child->n < 8 ? child->n : 8));
 }
 

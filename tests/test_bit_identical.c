@@ -398,7 +398,7 @@ static void with_shared_prefix(const subject *s) {
     cache_fixture_run(&w, first, s->tokens, 0, 192, 37, NULL);
     ck_ok(fkv_prefix_insert(w.cache, first, s->tokens, 192));
     cache_fixture_run(&w, first, s->tokens, 192, 200, 8, NULL);
-    for (int round = 0; round < 2; round++) { /* runs once while the sequence `first` is open, and once after it was closed */
+    for (int round = 0; round < 2; round++) { /* in the first round, the sequence `first` is still open */
         fkv_seq seq = 0;
         uint32_t n_shared = 0;
         fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
@@ -480,7 +480,7 @@ END_TEST
 static void truncated(const subject *s) {
     static const struct {
         uint32_t to;     /* length to which the expected tokens are appended */
-        uint32_t detour; /* number of unrelated tokens appended after them */
+        uint32_t detour; /* number of unrelated tokens appended afterwards */
         uint32_t back;   /* length after truncation */
     } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
     cache_fixture w;
@@ -573,7 +573,7 @@ typedef struct random_seq {
     uint32_t length;
 } random_seq;
 
-/* Runs random operations on several sequences of the same tokens, each at a different length. */
+/* Runs random operations on several sequences that have the same tokens but different lengths. */
 static void run_random_seed(const subject *s, uint64_t seed) {
     enum { N_MOVES = 120 };
     char path[512];

@@ -281,7 +281,7 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
                    least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
 
-    /* no plan fits, even if all of these fields are 1 */
+    /* no plan fits, even if n_threads, max_seqs, max_step_tokens and max_tokens are 1 */
     config.memory_limit = least_plan(config, true).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "needs %" PRIu64 " bytes; raise", least_plan(config, true).total_bytes);
@@ -538,7 +538,7 @@ END_TEST
 START_TEST(pages_are_packed_and_have_no_unpacked_copy) {
     fkv_config config = small_config();
     config.max_tokens = 4096;
-    config.page_tokens = 64; /* with smaller pages, parts of these short rows would be padded to 64 bytes */
+    config.page_tokens = 64; /* smaller pages of these short rows would contain padding to 64 bytes */
     fkv_plan plan = plan_of(&config);
     config.layer.k = config.layer.v = (fkv_codec_config){16, 0};
     fkv_plan unpacked = plan_of(&config);

@@ -400,7 +400,7 @@ START_TEST(warm_up_measures_the_device_before_the_first_request) {
         fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_rows = MAX_SEQS, .history = (double)MAX_SEQS * 20.0});
     const double prefill = fkv_step_cost_predict(&w.scheduler.cost, (fkv_step_work){.n_prefill = 64, .history = 64 * 32.0});
     printf("predicted %.2f ms per decode step and %.2f ms per prefill step\n", decode * 1e3, prefill * 1e3);
-    ck_assert_double_eq_tol(decode, 0.002 + 0.0004 * (double)MAX_SEQS, 0.001); /* fake_forward() simulates these costs */
+    ck_assert_double_eq_tol(decode, 0.002 + 0.0004 * (double)MAX_SEQS, 0.001); /* the costs that fake_forward() simulates */
     ck_assert_double_eq_tol(prefill, 0.002 + 0.0005 * 64, 0.005);
     ck_assert_uint_eq(w.scheduler.stats.steps, 0);
     close_fixture(&w);

@@ -584,7 +584,7 @@ START_TEST(drafts_do_not_change_the_text) {
         fkv_engine *engine = open_engine(3);
         for (uint32_t i = 0; i < N; i++) {
             fkv_request r = request_of(prompts[i], &all[i]);
-            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* a third of the requests sample, with the same seed in both runs */
+            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* every third request samples, with the same seed in both runs */
             r.n = i == 1 ? 2 : 1;
             events_init(&all[i]);
             ck_ok(fkv_engine_submit(engine, &r, &id, NULL));

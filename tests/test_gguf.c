@@ -53,7 +53,7 @@ START_TEST(valid_file_gives_its_vocabulary) {
     ck_assert(same(v->merges[0], "a b"));
     ck_assert(v->bos == 1 && v->eos == 1 && v->eot == 4 && v->unk == 0);
     ck_assert_uint_eq(v->suffix, FKV_NO_TOKEN);
-    ck_assert(v->add_bos && v->add_space_prefix); /* these are the defaults for SentencePiece vocabularies */
+    ck_assert(v->add_bos && v->add_space_prefix); /* defaults for SentencePiece vocabularies */
     ck_assert_uint_eq(fkv_weights_n_tensors(weights), 0);
     fkv_weights_close(weights);
 

@@ -324,7 +324,7 @@ START_TEST(random_operations_leave_the_same_pages_as_on_the_host) {
             pair_seq *s = &seqs[attn_random(&state) % 3];
             const uint32_t n_left = 160 - s->length;
             const uint64_t what = attn_random(&state) % 8;
-            /* window layers may have dropped rows that the truncated sequence needs; both caches must report that */
+            /* truncation may fail, because window layers have dropped rows; both caches must return the same status */
             if (what == 0 && s->length > 5) {
                 const uint32_t keep = s->length - 1 - (uint32_t)(attn_random(&state) % 5);
                 const fkv_status status = fkv_seq_truncate(p.host, s->host, keep);

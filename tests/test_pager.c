@@ -382,7 +382,7 @@ START_TEST(sinks_survive_any_number_of_steps) {
     grow(pager, seq, 5);
     uint32_t first = page_of(pager, seq, 0, 0);
     grow(pager, seq, 20);
-    uint32_t second = page_of(pager, seq, 0, 1); /* the 20 sinks include tokens 16 to 19 of this page */
+    uint32_t second = page_of(pager, seq, 0, 1); /* this page contains the last 4 of the 20 sinks */
     for (uint32_t n = 1; length_of(pager, seq) < 5000; n = n % 24 + 1) {
         grow(pager, seq, n);
         ck_assert_uint_eq(page_of(pager, seq, 0, 0), first);

@@ -174,7 +174,7 @@ START_TEST(page_with_a_changed_bit_or_missing_byte_is_rejected) {
                           fkv_status_name(status));
             one.bytes[0][at] ^= (uint8_t)(1u << bit);
         }
-        /* unpacks only the bytes before this offset */
+        /* a packed page that is truncated at this offset is rejected */
         fkv_status status = fkv_prefix_unpack(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], at);
         ck_assert(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN);
     }
@@ -198,10 +198,10 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
     ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    other.tokens[5] ^= 1; /* wrong tokens for a correct key, which only an incorrect caller would pass */
+    other.tokens[5] ^= 1; /* the caller passes tokens that do not match the key */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* the bytes of another page, as in a renamed file */
+    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* a page stored under the key of another page, as in a renamed file */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     ck_status(unpack(&w, &one, 1), FKV_GONE);
     ck_ok(unpack(&w, &one, 0));

@@ -143,7 +143,7 @@ START_TEST(large_key_biases_do_not_reduce_precision) {
     model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_FIXTURE_VOCAB, got);
     double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_FIXTURE_VOCAB);
     printf("8 bits, K biases of 300: relative error %.2e\n", apart);
-    ck_assert_double_le(apart, 3e-2); /* the tolerance is the same as without such biases */
+    ck_assert_double_le(apart, 3e-2); /* the tolerance is the same as without large key biases */
     fkv_runner_close(runner);
     fkv_model_close(model);
     model_fixture_free(&w);

@@ -237,7 +237,7 @@ START_TEST(fields_of_a_model_type_have_common_meanings) {
     fkv_weights_close(weights);
     weights = config_of("\"model_type\": \"hunyuan_v1_dense\", \"head_dim\": 64, \"rope_theta\": 100.0, "
                         "\"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 2.0, \"factor\": 1.0}");
-    ck_assert_float_eq_tol(fkv_weights_hparams(weights)->rope.base, 204.522f, 0.01f); /* 100 * 2^(64 / 62) */
+    ck_assert_float_eq_tol(fkv_weights_hparams(weights)->rope.base, 204.522f, 0.01f); /* 100 * 2^(64 / 62), NTK scaling */
     fkv_weights_close(weights);
     weights = config_of("\"model_type\": \"minimax_m2\", \"head_dim\": 64, \"rotary_dim\": 48");
     ck_assert_uint_eq(fkv_weights_hparams(weights)->rope.dim, 48);
@@ -384,7 +384,7 @@ START_TEST(unsupported_configs_are_rejected) {
          "'linear_attention'"},
         {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", FKV_FILE_FORMAT,
          "sliding_window is not set"},
-        /* this reader accepts the value, and model.c rejects it */
+        /* the safetensors reader accepts the value, and model.c rejects it */
         {"\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 4000000000", FKV_OK, ""},
         {"\"model_type\": \"smollm3\", \"num_hidden_layers\": 4000000000, \"no_rope_layers\": [1]", FKV_FILE_FORMAT,
          "no_rope_layers"},

@@ -214,8 +214,8 @@ static void check_reload(cache_fixture *w, const uint32_t *tokens, const char *p
     ck_assert_mem_eq(golden, now, n);
 }
 
-/* Checks that saving now gives the bytes of the golden file `path`, and that loading and saving the golden file gives the same
- * bytes. */
+/* Checks that saving the sequence now gives the bytes of the golden file `path`, and that loading the golden file and saving it
+ * again gives the same bytes. */
 static void check_golden(const char *path, void (*open)(cache_fixture *w, uint32_t tokens[N_TOKENS])) {
     static uint8_t golden[FILE_BYTES];
     static uint8_t now[FILE_BYTES];

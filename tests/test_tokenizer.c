@@ -599,7 +599,7 @@ END_TEST
 
 /* ---- worst-case texts ---- */
 
-/* A tokenizer with quadratic run time would need days for these texts. */
+/* A tokenizer with quadratic run time would need days for the following texts. */
 START_TEST(long_runs_are_tokenized_in_linear_time) {
     enum { N = TEST_SANITIZED ? 50000 : 250000 };
     static const char *const runs[] = {"a",
