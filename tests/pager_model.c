@@ -106,7 +106,6 @@ bool model_check_closed_only(pager_model *m) {
     return true;
 }
 
-/* Checks the returned status. A failed call must leave the pager unchanged. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected) {
     EXPECT(got == expected, "%s returned %s, expected %s (%s)", call, fkv_status_name(got), fkv_status_name(expected),
            fkv_message());

@@ -206,7 +206,7 @@ static void clear(const product_fixture *w, float *out) {
     for (size_t i = 0; i < (size_t)w->n_tokens * w->out_stride; i++) out[i] = UNTOUCHED;
 }
 
-/* Multiplies the activations of tokens [token, token + n_tokens) in one call. */
+/* Multiplies the matrix by the activations of tokens [token, token + n_tokens) in one call. */
 static void run(const product_fixture *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
     fkv_product p = {&w->m, w->bias, out + (size_t)token * w->out_stride, w->out_stride};
     fkv_product_run(workers_of(n_threads), isa, &p, 1, w->x + (size_t)token * w->x_stride, n_tokens, w->x_stride, w->input);

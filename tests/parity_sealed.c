@@ -192,7 +192,7 @@ static double error_of(const fkv_block *open, const uint8_t *from, const fkv_blo
     return error / size;
 }
 
-/* Checks that the error of each calibrated key value is about half a quantization step of its channel or less. Channels are in
+/* Checks that the error of each calibrated key value is at most about half a quantization step of its channel. Channels are in
  * the order of the open block. */
 static void check_calibrated(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to,
                              const uint8_t *bits, const seal_case *c) {

@@ -39,7 +39,7 @@ static inline void events_take(void *user, const fkv_reply_event *event) {
     e->in_call = is_call || event->kind == FKV_REPLY_ARGUMENTS;
     bool joins = (int)event->kind == e->last && !is_call && event->kind != FKV_REPLY_CALL_END;
     if (joins)
-        e->n--; /* drop the closing parenthesis */
+        e->n--; /* removes the closing parenthesis */
     else
         events_add(e, opens[event->kind], strlen(opens[event->kind]));
     events_add(e, event->bytes, event->n_bytes);

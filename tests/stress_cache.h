@@ -18,7 +18,7 @@ typedef struct stress_seq {
     uint32_t n_prompt;  /* length of the prompt */
     uint32_t open_from; /* sealed layers only: index of the first page, not counting page 0, that still has its open form */
     bool closing;       /* true if the sequence was closed during the current step */
-    uint32_t document;  /* number of the document that the next tokens are taken from */
+    uint32_t document;  /* index of the document from which the next tokens are taken */
 } stress_seq;
 
 /* A set of chain hashes, each of which covers a token and its whole history. */

@@ -549,7 +549,7 @@ static uint32_t next_random(uint32_t *state) {
     return *state >> 8;
 }
 
-/* Runs in the child. *next is the next number to write; all lower numbers were acknowledged. */
+/* Runs in the child process. *next is the number of the next page to write; all pages with lower numbers were acknowledged. */
 static void write_forever(volatile uint32_t *next, uint64_t bound) {
     fkv_prefix_store s;
     if (fkv_prefix_folder_open(folder_path(), bound, &s) != FKV_OK) _exit(EXIT_FAILURE);

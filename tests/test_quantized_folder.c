@@ -24,7 +24,7 @@ typedef struct part {
     uint32_t rows, cols; /* rows is 0 for a vector; both rows and cols are 0 for a scalar */
 } part;
 
-static uint8_t data[MAX_DATA]; /* data of all parts, in the order of the parts */
+static uint8_t data[MAX_DATA]; /* concatenated data of all parts */
 
 static size_t part_bytes(const part *p) {
     const size_t n = (size_t)(p->rows > 0 ? p->rows : 1) * (p->cols > 0 ? p->cols : 1);
