@@ -1,7 +1,7 @@
 /* Saving a sequence to a page file and loading it back. docs/page_format.md is the bit-exact specification.
  *
- * Save writes to `path`.part, syncs this file, renames it to `path`, and syncs the folder. At any time, `path` is therefore the
- * old file or the complete new file, or it does not exist. The part file is locked, readable only by its owner, and never opened
+ * Save writes to `path`.part, syncs this file, renames it to `path`, and syncs the folder. Even after a crash, `path` is
+ * therefore either unchanged or the complete new file. The part file is locked, readable only by its owner, and never opened
  * through a symbolic link. The header is written last, so a partially written file never passes verification. The same tokens and
  * rows always produce identical files, because unwritten slots and padding are stored as 0.
  *
@@ -35,7 +35,7 @@ typedef struct fkv_file_layer {
     fkv_file_side k;
     fkv_file_side v;      /* in a latent layer: the codec of the RoPE channels */
     uint32_t rope_dim;    /* latent layer: number of RoPE channels, in addition to head_dim latent channels; otherwise 0 */
-    uint32_t state_bytes; /* size of the recurrent state in a state layer, in which all other fields are 0; 0 in other layers */
+    uint32_t state_bytes; /* state layer: size of the recurrent state in bytes (all other fields are 0); otherwise 0 */
 } fkv_file_layer;
 
 /* Convert between a codec configuration and its on-disk form. Both results are canonical: FKV_CODEC_AUTO is resolved, and the
@@ -56,20 +56,20 @@ typedef struct fkv_file_identity {
     uint8_t weights_id[32];
     char rope_id[64];
     uint8_t calibration[32]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
-    char numerics[32];       /* identity of the arithmetic that computed the rows, see fkv_config */
+    char numerics[32];       /* identifies the arithmetic that computed the rows; see fkv_config */
 } fkv_file_identity;
 
 enum { FKV_FILE_BUFFER_BYTES = 256 * 1024 }; /* scratch memory for save and load, 8-byte aligned */
 
-/* Saves the first n_tokens tokens of the sequence in `slot`. The sequence must still hold every page that these tokens need
- * (fkv_pager_covers()). buffer: [FKV_FILE_BUFFER_BYTES]. Returns FKV_IO if a system call fails or if another save to this path is
- * in progress. After such a failure, an existing file at `path` is unchanged. */
+/* Saves the first n_tokens tokens of the sequence in `slot`. All pages that a query at position n_tokens attends to must still be
+ * allocated (fkv_pager_covers()). buffer: [FKV_FILE_BUFFER_BYTES]. Returns FKV_IO if a system call fails or if another save to
+ * this path is in progress. After such a failure, an existing file at `path` is unchanged. */
 fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot,
                               const uint32_t *tokens, uint32_t n_tokens, const char *path, uint8_t *buffer);
 
-/* Verifies a file, opens a sequence and fills it. A failure leaves the pager unchanged, except that cached prefixes may have been
- * evicted. Returns FKV_SEQ_FULL if config->max_tokens is less than the number of saved tokens, and FKV_BAD_ARGUMENT if the caller
- * passes a prompt that does not begin with the saved tokens. */
+/* Verifies a page file, opens a sequence and reads the pages of the sequence from the file. A failure leaves the pager unchanged,
+ * except that cached prefixes may have been evicted. Returns FKV_SEQ_FULL if config->max_tokens is less than the number of saved
+ * tokens, and FKV_BAD_ARGUMENT if the caller passes a prompt that does not begin with the saved tokens. */
 fkv_status fkv_page_file_load(const fkv_file_identity *identity, const fkv_slab *slab, fkv_pager *pager,
                               const fkv_seq_config *config, const char *path, uint8_t *buffer, fkv_seq *seq);
 

@@ -92,8 +92,8 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
 
 /* ---- layout -------------------------------------------------------------------------------------------------- */
 
-/* Returns the group with the layer's (window, n_sinks) pair, or the group of the state layers, and adds the group if it does not
- * exist. Returns FKV_MAX_GROUPS if the table is full. */
+/* Returns the index of the group to which a layer belongs: the group with the same (window, n_sinks) pair or, for a state layer,
+ * the group of all state layers. Adds the group if it does not exist. Returns FKV_MAX_GROUPS if the table is full. */
 static uint32_t find_or_add_file_group(fkv_file_plan *plan, const fkv_file_layer *layer) {
     const fkv_file_group wanted = {.is_state = layer->state_bytes != 0,
                                    .window = layer->state_bytes != 0 ? FKV_STATE_WINDOW : layer->window,
@@ -116,7 +116,7 @@ static fkv_status add_open_file_group(fkv_file_plan *plan, uint64_t page_bytes, 
     return FKV_OK;
 }
 
-/* Computes the pages that a query at position n_tokens attends to. */
+/* Sets the page ranges of a group to the pages that a query at position n_tokens attends to. */
 static void plan_group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_tokens) {
     group->end = fkv_ceil_div(n_tokens, page_tokens);
     group->n_front = fkv_min_u32(fkv_ceil_div(group->n_sinks, page_tokens), group->end);
@@ -156,7 +156,7 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d layer groups: %s", FKV_MAX_GROUPS,
                     path);
         plan->layer_group[l] = (uint8_t)g;
-        /* cannot overflow: at most 512 layers, fewer than 2^32 heads, at most 2^19 bytes per block, at most 2^30 per state */
+        /* cannot overflow: at most 512 layers, fewer than 2^32 heads, at most 2^19 bytes per block and 2^30 bytes per state */
         plan->groups[g].page_bytes += run_bytes;
     }
     if (all_open_bytes > 0) FKV_TRY(add_open_file_group(plan, all_open_bytes, path));

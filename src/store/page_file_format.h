@@ -1,11 +1,11 @@
-/* On-disk structures of a page file and the arithmetic of its layout. docs/page_format.md is the bit-exact specification.
+/* On-disk structures of a page file, and the functions that compute its layout. docs/page_format.md is the bit-exact
+ * specification.
  *
  *   header | layers | tokens | padding | index | padding | pages
  *
  * The position and size of every part follow from the counts in the header and from the layer records. fkv_file_plan_make()
  * computes these positions and sizes. The writer stores the computed values, and the reader rejects a file whose stored values
- * differ from them. Apart from this comparison, offsets and sizes read from a file are never used. These functions open no files
- * and allocate no memory.
+ * differ from them. Offsets and sizes read from a file have no other use. These functions open no files and allocate no memory.
  */
 #ifndef FKV_PAGE_FILE_FORMAT_H
 #define FKV_PAGE_FILE_FORMAT_H

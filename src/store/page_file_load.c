@@ -130,7 +130,7 @@ static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64
     return FKV_OK;
 }
 
-/* Returns whether the calibration hash is valid: it must be 0 if no layer is calibrated. */
+/* Returns true if at least one layer is calibrated, or if the calibration hash is 0. */
 static bool calibration_is_valid(const page_reader *reader) {
     for (uint32_t l = 0; l < reader->header.n_layers; l++)
         if (reader->layers[l].k.kind == FKV_CODEC_CALIBRATED) return true;

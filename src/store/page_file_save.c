@@ -1,12 +1,12 @@
-/* Writing page files. Owns the part file from its creation until it is renamed.
+/* Writes page files. All data is written to a part file, `name.part`, which is renamed to `name` when it is complete.
  *
  * Write order: first the layers and tokens, then the pages interleaved with batches of index entries, and finally the header. The
  * digest covers the header, layers, tokens and index, in file order. An index entry is final once its page is written. Therefore
  * one pass over the pages suffices, and only one batch of index entries is kept in memory.
  *
- * Only the process that holds the lock on the part file `name.part` may truncate, rename or unlink it. A killed save leaves an
- * unlocked part file, which the next save to the same name reuses. Names that end in ".part" are rejected, so a finished file is
- * never mistaken for a part file.
+ * Only the process that holds the lock on the part file may truncate, rename or unlink it. A killed save leaves an unlocked part
+ * file, which the next save to the same name reuses. Names that end in ".part" are rejected, so a finished file is never mistaken
+ * for a part file.
  *
  * Only regular files are replaced. rename() cannot enforce this rule, so the type of the destination is checked before the part
  * file is created and again just before the rename. Someone who can change the folder between the last check and the rename could
@@ -22,11 +22,11 @@
 #include <sys/stat.h>
 
 enum {
-    FOLDER_BYTES = 4096,                                              /* maximum length of a folder path */
-    NAME_BYTES = 256,                                                 /* maximum length of a file name, terminator included */
-    INDEX_ENTRIES = 512,                                              /* index entries per write */
+    FOLDER_BYTES = 4096, /* maximum length of a folder path */
+    NAME_BYTES = 256,    /* maximum length of a file name, terminator included */
+    INDEX_ENTRIES = 512, /* number of index entries in one batch, which is written with one call */
     INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* size of one batch of index entries */
-    CHUNK_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* page bytes per write */
+    CHUNK_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* maximum number of page bytes in one write */
 };
 
 static const char PART_SUFFIX[] = ".part";
@@ -37,7 +37,7 @@ typedef struct part_file {
     char part_name[NAME_BYTES];
     int folder;
     int fd;
-    bool published; /* the part file was renamed to its final name, so it must not be removed */
+    bool published; /* true after the part file has been renamed to its final name and must no longer be removed */
 } part_file;
 
 typedef struct page_writer {

@@ -40,7 +40,8 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
-static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* limited so that its product with MAX_ENTRIES fits in a uint64_t */
+static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1)
+                                         << 41; /* limit on max_bytes; MAX_FOLDER_BYTES * MAX_ENTRIES fits in 64 bits */
 static const char PAGE_SUFFIX[] = ".page";
 static const char PART_SUFFIX[] = ".part";
 
@@ -237,8 +238,8 @@ static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *pack
 
 /* ---- write ---- */
 
-/* Evicts the least recently used pages until a new entry of `bytes` bytes fits, and reserves these bytes. Returns false if the
- * new entry does not fit even after all pages are evicted. */
+/* Evicts the least recently used pages until a new page of `bytes` bytes fits into the folder, then adds these bytes to the
+ * total. Returns false if the new page does not fit even after all other pages are evicted. */
 static bool evict_for(folder *f, uint64_t bytes) {
     fkv_page_key key;
     if (bytes > f->max_bytes) return false;
@@ -396,7 +397,7 @@ static fkv_status scan_prefix_folder(folder *f, const char *path) {
         f->entries[i].older = f->free;
         f->free = (int32_t)i;
     }
-    (void)evict_for(f, 0); /* max_bytes may be lower than when the folder was last open */
+    (void)evict_for(f, 0); /* evict pages if max_bytes is lower than when the folder was last open */
     return FKV_OK;
 }
 

@@ -1,9 +1,9 @@
-/* One page of the prefix tree as a self-contained byte string: header | tokens | pages of its groups. docs/page_format.md is the
- * bit-exact specification. Allocates no memory and opens no files.
+/* Packs one page of the prefix tree into a self-contained byte string: header | tokens | page bytes of each layer group.
+ * docs/page_format.md is the bit-exact specification. These functions allocate no memory and open no files.
  *
- * The configuration, the groups and the tokens determine all fields of a packed page except the key, the checksums and the page
- * bytes. A reader computes the expected values of all other fields and compares them with the packed page. Unwritten slots and
- * padding are 0.
+ * All fields of a packed page follow from the configuration, the groups and the tokens, except the key, the checksums and the
+ * page bytes. A reader recomputes the fields that follow from these inputs and compares them with the packed page. Unwritten
+ * slots and padding are 0.
  */
 #ifndef FKV_PREFIX_PACK_H
 #define FKV_PREFIX_PACK_H

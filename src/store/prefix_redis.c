@@ -33,10 +33,10 @@ enum {
     ANSWER_SETS = 16384, /* number of sets in the set-associative table that caches which pages exist; a power of two */
     ANSWER_WAYS = 4,
     ANSWER_KEY_BYTES = 16,
-    RING_ENTRIES = 4096, /* capacity of the ring of existence queries and expiry refreshes for the background thread */
+    RING_ENTRIES = 4096, /* capacity of the background thread's queue of existence queries and expiry refreshes */
     BATCH = 128,         /* maximum number of commands in one pipeline */
     CHUNK_BYTES = 64 * 1024,
-    MIN_SAMPLE_BYTES = 64 * 1024,                 /* smaller values do not count as measurements of the rate */
+    MIN_SAMPLE_BYTES = 64 * 1024,                 /* smaller transfers are not used to measure the transfer rate */
     NAME_TEXT_BYTES = 6 + 2 * FKV_PAGE_KEY_BYTES, /* length of a Redis key */
     VALUE_HEADER_BYTES = 20,
     VALUE_OVERHEAD = VALUE_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
@@ -55,7 +55,7 @@ static const double WRITE_S = 1.0;           /* fixed part of the timeout for a 
 static const double FIRST_RATE = 20e6;       /* assumed transfer rate, in bytes per second, before the first measurement */
 static const double MIN_RATE = 1e6;          /* lower limit of the assumed transfer rate */
 static const double RATE_STEP = 0.2;         /* weight of the newest measurement in the moving average of the transfer rate */
-static const double MIN_SAMPLE_S = 1e-3;     /* shorter reads do not count as measurements of the transfer rate */
+static const double MIN_SAMPLE_S = 1e-3;     /* shorter transfers, in seconds, are not used to measure the transfer rate */
 static const double FOUND_S = 10.0;          /* time, in seconds, for which a cached "page exists" result is trusted */
 static const double MISSING_S = 2.0;
 static const double PROBE_S = 0.5; /* time, in seconds, between the first failure of an outage and the first probe */
@@ -88,10 +88,10 @@ typedef struct redis_server {
     fkv_resp writer;
     bool is_down;
     double probe_at;
-    double probe_s;    /* time between the next failure and its probe, in seconds */
+    double probe_s;    /* number of seconds to wait after the next failure before the server is probed */
     double full_until; /* time before which no pages are written to the server */
     bool full_is_logged;
-    bool outage_is_logged; /* a failure has been logged, and no page has been read or written since then */
+    bool outage_is_logged; /* true if a failure has been logged and no page has been read or written since then */
     double rate;           /* measured transfer rate, in bytes per second */
 } redis_server;
 
@@ -183,8 +183,8 @@ static bool is_usable(redis_store *s, const redis_server *server) {
     return usable;
 }
 
-/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds, or if probe_s is 0, after a time
- * that grows during an outage. Logs the reason if it is the first one of an outage. */
+/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds. If probe_s is 0, the delay is
+ * chosen by the store and grows during an outage. Only the first failure of an outage is logged, with its reason. */
 static void stop_using(redis_store *s, redis_server *server, double probe_s, const char *reason) {
     bool is_new = false;
     (void)pthread_mutex_lock(&s->lock);
@@ -215,7 +215,7 @@ static void handle_error_reply(redis_store *s, redis_server *server, const char 
     stop_using(s, server, busy ? PROBE_S : REFUSED_PROBE_S, line);
 }
 
-/* Handles an error reply to a write. A server without free memory only stops writes. */
+/* Handles an error reply to a write. If the server has no free memory, only writes to it are paused. */
 static void handle_write_error(redis_store *s, redis_server *server, const char *text) {
     char line[FKV_RESP_LINE_BYTES + 100];
     if (strncmp(text, "OOM", 3) != 0) {
@@ -234,7 +234,7 @@ static void handle_write_error(redis_store *s, redis_server *server, const char 
 /* Ends an outage after a page has been read or written. */
 static void note_success(redis_store *s, redis_server *server) {
     (void)pthread_mutex_lock(&s->lock);
-    const bool ends = server->outage_is_logged && !server->is_down; /* another thread may have seen a new failure */
+    const bool ends = server->outage_is_logged && !server->is_down; /* another thread may have detected a new failure */
     if (!server->is_down) {
         server->outage_is_logged = false;
         server->probe_s = PROBE_S;
@@ -247,7 +247,7 @@ static void note_success(redis_store *s, redis_server *server) {
 static bool ensure_connected(redis_store *s, redis_server *server, fkv_resp *c) {
     const double deadline = fkv_seconds_now() + s->timeout_s;
     fkv_resp_reply reply;
-    if (fkv_resp_is_idle(c)) return true; /* otherwise the server was restarted or has closed the connection */
+    if (fkv_resp_is_idle(c)) return true; /* a connection that is not idle was closed by the server or has unread data */
     if (!fkv_resp_connect(c, &server->address, deadline)) return false;
     if (s->n_login == 0) return true;
     struct iovec part = {.iov_base = s->login, .iov_len = s->n_login};
@@ -265,10 +265,10 @@ static fkv_status connection_failed(redis_store *s, redis_server *server, const 
     return fkv_fail(FKV_IO, "the prefix store %s is not available", server->address.name);
 }
 
-/* ---- table of answers ---- */
+/* ---- cached results of existence queries ---- */
 
-/* Finds the table entry of a page key. If there is no entry and `add` is true, replaces the oldest entry in the key's set. The
- * caller holds the lock.
+/* Finds the cached existence-query result of a page. If there is none and `add` is true, replaces the oldest entry in the set
+ * that the page key maps to. The caller holds the lock.
  */
 static answer *find_answer(redis_store *s, const fkv_page_key *key, bool add) {
     uint32_t set = 0;
@@ -297,8 +297,8 @@ static void note_answer(redis_store *s, const fkv_page_key *key, answer_state st
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns what is known about the existence of a page, or ANSWER_UNKNOWN if the cached result or the unanswered query is too old.
- * The caller holds the lock. */
+/* Returns the cached result of the existence query for a page. Returns ANSWER_UNKNOWN if there is no result or if the result or
+ * the unanswered query is too old. The caller holds the lock. */
 static answer_state current_answer(redis_store *s, const fkv_page_key *key) {
     const answer *a = find_answer(s, key, false);
     if (a == NULL) return ANSWER_UNKNOWN;
@@ -309,7 +309,7 @@ static answer_state current_answer(redis_store *s, const fkv_page_key *key) {
     return age <= limit ? a->state : ANSWER_UNKNOWN;
 }
 
-/* Adds a task for the background thread. Drops it if the ring is full. The caller holds the lock. */
+/* Queues a task for the background thread. Returns false if the queue is full. The caller holds the lock. */
 static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, uint32_t depth) {
     if (s->n_tasks == RING_ENTRIES) return false;
     if (s->n_tasks == 0) (void)pthread_cond_signal(&s->changed);
@@ -317,8 +317,8 @@ static bool add_task(redis_store *s, task_kind kind, const fkv_page_key *key, ui
     return true;
 }
 
-/* Returns current_answer(). Queues an existence query if nothing is known about the page and no query is outstanding. The caller
- * holds the lock. */
+/* Returns current_answer(). If the answer is unknown and no query is outstanding, queues an existence query for the page. The
+ * caller holds the lock. */
 static answer_state ask_for(redis_store *s, const fkv_page_key *key) {
     const answer_state state = current_answer(s, key);
     const answer *a = find_answer(s, key, false);
@@ -404,7 +404,7 @@ static bool run_pipeline(redis_store *s, redis_server *server, uint32_t n_tasks)
     return true;
 }
 
-/* Removes the unanswered existence queries of the batch from the table, so that they can be queued again. */
+/* Marks the unanswered existence queries of the batch as unknown, so that they can be queued again. */
 static void forget_queries(redis_store *s, uint32_t n_tasks) {
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < n_tasks; i++) {
@@ -507,7 +507,7 @@ static void note_rate(redis_store *s, redis_server *server, uint64_t n_bytes, do
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Handles a failed transfer of a page. After a timeout, the next transfer has more time. */
+/* Handles a failed transfer of a page. After a timeout, the deadline of the next transfer is longer. */
 static fkv_status transfer_failed(redis_store *s, redis_server *server, const fkv_resp *c) {
     (void)pthread_mutex_lock(&s->lock);
     if (c->failure == FKV_RESP_TIMEOUT) server->rate = server->rate > 2.0 * MIN_RATE ? 0.5 * server->rate : MIN_RATE;
@@ -538,7 +538,7 @@ static fkv_status receive_page(redis_store *s, redis_server *server, const char 
     note_success(s, server);
     uint32_t version = 0;
     memcpy(&version, header + 4, sizeof version);
-    if (memcmp(header, VALUE_MAGIC, 4) != 0 || version != VALUE_VERSION) { /* perhaps written by another version of flatkv */
+    if (memcmp(header, VALUE_MAGIC, 4) != 0 || version != VALUE_VERSION) { /* possibly written by another flatkv version */
         count_refused(s);
         return fkv_fail(FKV_GONE, "the value of a stored page has an unknown format");
     }

@@ -77,7 +77,7 @@ static bool fail(fkv_resp *c, fkv_resp_failure failure) {
     return false;
 }
 
-/* Waits until the socket is ready. */
+/* Waits until the socket is ready for one of `events`. Returns false on failure. */
 static bool wait_ready(fkv_resp *c, short events, double deadline) {
     for (;;) {
         const double left = deadline - fkv_seconds_now();
@@ -118,7 +118,7 @@ static bool connect_to(fkv_resp *c, const struct sockaddr_storage *address, sock
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline) {
     fkv_resp_close(c);
     for (uint32_t i = 0; i < address->n; i++) {
-        const double now = fkv_seconds_now(); /* each address has an equal share of the remaining time */
+        const double now = fkv_seconds_now(); /* divide the remaining time equally among the remaining addresses */
         if (connect_to(c, &address->addresses[i], address->n_bytes[i], now + (deadline - now) / (address->n - i))) return true;
     }
     return false;

@@ -14,13 +14,13 @@
 
 enum { FKV_RESP_LINE_BYTES = 256, FKV_RESP_MAX_ADDRESSES = 4 };
 
-/* Address of a server. A host name may have several socket addresses; connecting tries them in order. */
+/* Address of a server. A host name may resolve to several socket addresses. They are tried one after another when connecting. */
 typedef struct fkv_resp_address {
     struct sockaddr_storage addresses[FKV_RESP_MAX_ADDRESSES];
     socklen_t n_bytes[FKV_RESP_MAX_ADDRESSES];
     uint32_t n;
     char name[80];    /* for messages */
-    bool is_loopback; /* all addresses are loopback addresses or Unix sockets */
+    bool is_loopback; /* true if all addresses are loopback addresses or Unix sockets */
 } fkv_resp_address;
 
 /* Reason for the most recent failure on a connection. */

@@ -14,7 +14,7 @@ fkv_status fkv_slab_layout(fkv_slab *slab) {
         fkv_slab_layer *layer = &slab->layers[l];
         FKV_ASSERT(layer->group < slab->n_groups);
         const uint32_t n_pages = slab->group_pages[layer->group];
-        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* the product of two 32-bit factors cannot overflow */
+        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l); /* the product of two 32-bit factors fits in 64 bits */
         uint64_t *page_bytes = &slab->group_page_bytes[layer->group];
         uint64_t layer_bytes = 0;
         layer->offset = used;
@@ -51,7 +51,8 @@ fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, u
     return FKV_OK;
 }
 
-/* Zeroes the bytes of the chunk that belong to offsets [start, end) of the run. The chunk starts at offset `from` of the run. */
+/* Zeroes the bytes at offsets [start, end) of a run (slab.h). `chunk` is a copy of bytes [from, from + bytes) of the run; bytes
+ * outside of it are ignored. */
 static void blank_range(uint8_t *chunk, uint64_t from, uint64_t bytes, uint64_t start, uint64_t end) {
     if (start < from) start = from;
     if (end > from + bytes) end = from + bytes;
@@ -65,7 +66,8 @@ void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *chunk, uint64
     const uint64_t last_head = (from + bytes - 1) / l->block_bytes;
     for (uint64_t head = from / l->block_bytes; head <= last_head; head++) {
         const uint64_t block = head * l->block_bytes;
-        uint64_t end = block + l->block_bytes; /* end of the current part, which is the start of the next part */
+        uint64_t end = block + l->block_bytes; /* end of the current part or the padding that follows it; the loop runs from the
+                                                  last part to the first */
         for (int p = FKV_SLAB_PARTS - 1; p >= 0; p--) {
             const fkv_slab_part *part = &l->parts[p];
             if (part->row_bytes == 0 && part->page_bytes == 0) continue;

@@ -16,8 +16,8 @@
 
 #include "../base/base.h"
 
-/* One token-major part of a block, such as the K scales. The slab uses this description to clear unwritten slots before a page
- * leaves the process.
+/* Describes one token-major part of a block, such as the K scales. The slab uses this description to zero unwritten slots before
+ * a page is written to a file or a prefix store.
  */
 typedef struct fkv_slab_part {
     uint32_t offset;
