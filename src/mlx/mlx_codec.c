@@ -1,8 +1,8 @@
 /* See mlx_codec.h.
  *
- * The codes of affine groups come from mlx.core.quantize and are exact. Rotated rows of 4 bits or fewer use a least-squares fit
- * of scale and bias (src/codec/affine.h). The fit (fkv_refit) requires sums with a fixed order of additions, so the sums are
- * computed with a cumulative sum, which adds the elements from first to last.
+ * Affine codes are computed by mlx.core.quantize, except for rotated rows with at most 4 bits per value. The scales and biases of
+ * these rows are fitted by least squares (src/codec/affine.h). To be bit-identical to the host, the fit must add the elements of
+ * a group in a fixed order, which fkv_mlx_sum_in_lanes() does.
  */
 #include "mlx_codec.h"
 
@@ -19,7 +19,8 @@ mlx_array fkv_mlx_storable(fkv_mlx_state *mlx, mlx_array x) {
     return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
 }
 
-/* Implements take_odd(). size: float32 [G, S, n], the magnitudes that the values of `part` decode to. */
+/* Zeroes non-finite values as take_odd() specifies (mlx_codec.h). size: float32 [G, S, n], the magnitudes of the decoded values.
+ */
 static mlx_array take_odd_of(fkv_mlx_graph *g, mlx_array size, mlx_array *part, mlx_array *other) {
     const mlx_array zero = fkv_mlx_astype(g, fkv_mlx_number(g, 0.0f), MLX_UINT16);
     const mlx_array finite = fkv_mlx_less_equal(g, size, fkv_mlx_number(g, FLT_MAX));
@@ -53,7 +54,7 @@ static mlx_array take_odd_half(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arr
 
 /* ---- affine groups ---- */
 
-/* Scale and bias of each group: [rows, 1] each. */
+/* Scale and bias of each group. Both arrays have shape [rows, 1]. */
 typedef struct fitted_line {
     mlx_array scale;
     mlx_array bias;
@@ -68,7 +69,7 @@ static mlx_array nearest_codes(fkv_mlx_graph *g, mlx_array places, float bins) {
     return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, fkv_mlx_number(g, 0.0f)), fkv_mlx_number(g, bins)));
 }
 
-/* Computes the result of fkv_codec_refit() for all groups. x: [rows, group] */
+/* Refits the scale and bias of every group in the same way as fkv_codec_refit(). x: [rows, group] */
 static fitted_line refit_groups(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int rows, int group, float bins) {
     fkv_mlx_graph *g = &mlx->graph;
     const mlx_array limit = mlx->constants.limit;
@@ -93,7 +94,7 @@ static fitted_line refit_groups(fkv_mlx_state *mlx, mlx_array x, fitted_line lin
                          .bias = fkv_mlx_where(g, good, fitted.bias, line.bias)};
 }
 
-/* Packs codes into 32-bit words, first code in the lowest bits. codes: integers as floats, [rows, group]. */
+/* Packs codes into 32-bit words, with the first code in the lowest bits. codes: integer-valued floats, [rows, group]. */
 static mlx_array pack_code_words(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
     const int per_word = 32 / bits;
     uint32_t place[32];
@@ -103,8 +104,7 @@ static mlx_array pack_code_words(fkv_mlx_graph *g, mlx_array codes, int rows, in
     return fkv_mlx_sum_last(g, fkv_mlx_multiply(g, words, places));
 }
 
-/* Quantizes rotated rows of 4 bits or fewer with fitted scales and biases (src/codec/affine.h); fkv_mlx_quantize() handles all
- * other rows. x: [T, G, D] */
+/* Quantizes rotated rows that have at most 4 bits per value, with fitted scales and biases (src/codec/affine.h). x: [T, G, D] */
 static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv_codec *codec) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_affine out = {.bits = (int)codec->bits, .group = (int)codec->group};
@@ -176,7 +176,7 @@ mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const ml
     return fkv_mlx_storable(mlx, codec->bits == 8 ? affine_numbers(g, codec, part) : half_rows(g, codec, part));
 }
 
-/* Implements take_odd() for affine groups, based on the largest magnitude that the scale and bias of each group can represent. */
+/* Implements take_odd() for affine groups. A group is non-finite if |scale| * (largest code) + |bias| is not finite. */
 static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
     const fkv_mlx_affine rows = affine_rows(g, codec, part);
     const mlx_array bins = fkv_mlx_number(g, (float)((1u << codec->bits) - 1));
@@ -186,7 +186,7 @@ static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_a
 
 /* ---- TurboQuant ---- */
 
-/* Computes the result of fkv_turbo_scale() for each row. x: [rows, D] -> [rows, 1] */
+/* Computes the scale of each row in the same way as fkv_turbo_scale(). x: [rows, D] -> [rows, 1] */
 static mlx_array turbo_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int rows) {
     const mlx_array largest = fkv_mlx_max_last(g, fkv_mlx_abs(g, x));
     const mlx_array zero = fkv_mlx_number(g, 0.0f);
@@ -209,7 +209,8 @@ static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array
     return code;
 }
 
-/* Packs 3-bit codes into their two planes: [rows, 3 * D / 32] words. */
+/* Packs 3-bit codes into a plane with the low 2 bits of each code, followed by a plane with the high bits: [rows, 3 * D / 32]
+ * words. */
 static mlx_array packed_planes(fkv_mlx_graph *g, mlx_array codes, int rows, int dim) {
     const mlx_array high = fkv_mlx_astype(g, fkv_mlx_less(g, fkv_mlx_number(g, 3.5f), codes), MLX_FLOAT32);
     const mlx_array low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, fkv_mlx_number(g, 4.0f)));

@@ -1,6 +1,6 @@
-/* Codecs built from MLX operations, for the plain method. A codec encodes rows as codes, scales and biases (its parts), computes
- * scores from the parts of keys, and computes weighted sums from the parts of values. The codec table has one entry per codec
- * kind; mlx_sealed.c defines the sealed kinds. */
+/* Codecs built from MLX operations, for the plain method (mlx_plain.c). A codec encodes rows as codes, scales and biases (its
+ * parts), computes scores from the parts of keys, and computes weighted sums from the parts of values. The codec table has one
+ * entry per codec kind; mlx_sealed.c defines the sealed kinds. */
 #ifndef FKV_MLX_CODEC_H
 #define FKV_MLX_CODEC_H
 
@@ -14,10 +14,10 @@ typedef struct fkv_mlx_codec {
      */
     void (*encode)(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]);
 
-    /* Computes scores. q: float32 [G, n, D] -> float32 [G, n, S] */
+    /* Computes the dot products of queries and keys. q: float32 [G, n, D] -> float32 [G, n, S] */
     mlx_array (*scores)(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q);
 
-    /* Computes weighted sums of values. p: float32 [G, n, S] -> float32 [G, n, D] */
+    /* Computes weighted sums of values. p: softmax weights, float32 [G, n, S] -> float32 [G, n, D] */
     mlx_array (*values)(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p);
 
     /* Replaces non-finite values of the parts with 0. Returns float32 [G, S, 1]: NaN for each token that had a non-finite value,
@@ -30,8 +30,8 @@ typedef struct fkv_mlx_codec {
     mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
                       const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
 
-    /* Seals N blocks, bit-identical to fkv_seal_block(). x: float32 [N, page_tokens, D], a result of fkv_mlx_storable(), with all
-     * heads of a page before the next page. Output: part[p]: [N, bytes of the part / 2]. */
+    /* Seals N blocks, bit-identical to fkv_seal_block(). x: float32 [N, page_tokens, D], a result of fkv_mlx_storable(), with
+     * blocks sorted by page and then by head. Output: part[p]: [N, bytes of the part / 2]. */
     void (*seal)(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
                  mlx_array part[FKV_N_PARTS]);
 } fkv_mlx_codec;

@@ -81,8 +81,9 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* On a GPU, MLX rounds the size of an array up to whole memory pages. The fused method on CUDA also allocates a ring buffer, in
- * which the thread blocks of a prefill share unpacked pages. The ring buffer is large enough for every layer. */
+/* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
+ * memory pages. The fused method on CUDA also allocates a ring buffer, in which the thread blocks of a prefill share unpacked
+ * pages. The ring buffer is large enough for every layer. */
 static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
@@ -396,7 +397,7 @@ fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache) {
     return mlx != NULL ? mlx->way : FKV_MLX_AUTO;
 }
 
-/* Checks the shape and type of rows: [T, heads, D], or [T, heads, 1, D] for the fused kernels. */
+/* Checks the type and shape of a K, V or Q array: [T, heads, D] or, for the fused kernels, [T, heads, 1, D]. */
 static fkv_status check_rows(const fkv_mlx_state *mlx, mlx_array a, uint32_t n_heads, uint32_t dim, const char *what) {
     const uint32_t n_tokens = mlx->step.n_tokens;
     FKV_REQUIRE(a.ctx != NULL, FKV_BAD_ARGUMENT, "%s is an empty array", what);
@@ -425,8 +426,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     return FKV_OK;
 }
 
-/* Returns the number of packed bytes that are visible to the queries of the step. In a sealed layer, every page counts in sealed
- * form, and the first and the last page count in open form as well. */
+/* Returns the number of packed bytes that are visible to the queries of the step. In a sealed layer, the number includes the
+ * sealed form of every page and, for each row, the open form of two pages. */
 static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     const fkv_attn_layer *attn = layer->attn;
     const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
@@ -521,7 +522,7 @@ fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool 
 
 fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
     FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
-    (void)mlx_config; /* also an upper bound for the fused method, which needs less memory than the plain method */
+    (void)mlx_config; /* the bound of the plain method also holds for the fused method, which needs less memory */
     *bytes = 0;
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);

@@ -58,7 +58,7 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     return status;
 }
 
-/* Returns the kernel for rows of this type, creating it on first use, or NULL after setting the failure flag of the graph. */
+/* Returns the kernel for rows of this type. Creates the kernel on first use. Sets the failure flag of the graph if this fails. */
 static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which, fkv_type rows,
                                   uint32_t decode_rows) {
     fkv_mlx_kernels *kernels = &mlx->layers[layer->kind].kernels;
@@ -84,7 +84,8 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-/* Returns true if two pools of one cache use the same kernel source. A cache has one rotation per head dimension. */
+/* Returns true if two pools of one cache use the same kernel source. Their rotations need no comparison, because a cache has one
+ * rotation per head dimension. */
 static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
     const fkv_attn_layer *a = one->attn;
     const fkv_attn_layer *b = other->attn;
@@ -164,7 +165,6 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
-/* Writes to *form all values that determine the grid sizes and array shapes of a step. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
     const uint32_t *words = layer->header;
     const uint32_t of[FKV_MLX_FORM_WORDS] = {
@@ -173,7 +173,8 @@ void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
     memcpy(form, of, sizeof of);
 }
 
-/* Replaces the dependency array of the layer's pools. A kernel that takes it as input runs after all earlier accesses. */
+/* Replaces the dependency array of the layer's pools. A kernel that takes the new array as input runs after all earlier accesses
+ * to the pools. */
 static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array dependency) {
     fkv_mlx_keep(g, &layer->dependency, dependency);
     if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->dependency, dependency);
@@ -183,7 +184,7 @@ static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array de
 
 static const fkv_mlx_launch DEPENDENCY = {.out_shape = {1, {DEPENDENCY_WORDS}}, .out_type = MLX_UINT32};
 
-/* Seals the pages that the step has filled. Runs after the last rows of these pages are written. */
+/* Seals the pages that the step has filled. The dependency arrays order the seal kernel after the kernel that writes the rows. */
 static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];

@@ -101,18 +101,19 @@ mlx_array fkv_mlx_slice_update(fkv_mlx_graph *g, mlx_array a, mlx_array update, 
 mlx_array fkv_mlx_number(fkv_mlx_graph *g, float value);
 mlx_array fkv_mlx_zeros(fkv_mlx_graph *g, fkv_mlx_shape shape, mlx_dtype type);
 
-/* Sums rows in a fixed order: [rows, n] -> [rows, 1]. Element j is added to partial sum j % 16, in order of j; the 16 partial
- * sums are then added in order. */
+/* Sums each row in a fixed order: [rows, n] -> [rows, 1]. Element j is added to partial sum j % 16, in ascending order of j. The
+ * 16 partial sums are then added from first to last. */
 mlx_array fkv_mlx_sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int n);
 
-/* Returns array `a` with an added dependency: it is evaluated after `before`. */
+/* Returns an array equal to `a` that MLX evaluates only after `before`. */
 mlx_array fkv_mlx_after(fkv_mlx_graph *g, mlx_array a, mlx_array before);
 
 /* Returns a copy that does not share memory with `a`, unlike the result of MLX's copy operation. `zero` is 0 in the type of `a`.
  */
 mlx_array fkv_mlx_fresh(fkv_mlx_graph *g, mlx_array a, mlx_array zero);
 
-/* Quantized matrix: uint32 codes along the last axis, scales and biases. Modes other than affine have byte scales and no biases.
+/* Quantized matrix: codes packed into uint32 words along the last axis, scales and biases. Modes other than affine have 8-bit
+ * scales and no biases.
  */
 typedef struct fkv_mlx_affine {
     mlx_array codes;
@@ -124,7 +125,7 @@ typedef struct fkv_mlx_affine {
 } fkv_mlx_affine;
 fkv_mlx_affine fkv_mlx_quantize(fkv_mlx_graph *g, mlx_array a, int bits, int group);
 
-/* Computes the matrix product of x and w, or of x and the transpose of w, over the last two axes. */
+/* Computes the matrix product x * w, or x * w^T if `transpose` is true, over the last two axes. */
 FKV_INTERNAL mlx_array fkv_mlx_quantized_matmul(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, bool transpose);
 
 #endif

@@ -232,19 +232,19 @@ typedef struct query_block {
     fkv_mlx_state *mlx;
     const fkv_mlx_layer *layer;
     uint32_t r;        /* the row */
-    mlx_array q;       /* float32 [G, n * R, D], scaled and rotated, with R query heads per KV head */
+    mlx_array q;       /* scaled and rotated queries: float32 [G, n * R, D], with R query heads per KV head */
     uint32_t position; /* position of the first query */
     uint32_t n;        /* queries */
     uint32_t n_tiles;  /* number of tiles merged so far */
-    mlx_array out;     /* float32 [G, n * R, D] */
-    mlx_array max;     /* float32 [G, n * R, 1] */
-    mlx_array total;   /* float32 [G, n * R, 1] */
+    mlx_array out;     /* unnormalized output: float32 [G, n * R, D] */
+    mlx_array max;     /* maximum score: float32 [G, n * R, 1] */
+    mlx_array total;   /* softmax denominator: float32 [G, n * R, 1] */
     mlx_array *last;   /* result of the latest tile, on which the next tile depends */
 } query_block;
 
-/* Returns the parts of the keys or the values of a tile, starting at token `skip`. Each part is [G, n_tokens, row_bytes / 2]; for
- * sealed kinds, part 0 is the result of the codec's rows(). `pages` is [n, G, W], where W is the number of words per page and
- * head. */
+/* Extracts the keys or the values of n_tokens tokens from gathered pages, starting at token `skip` of the first page. Each part
+ * is [G, n_tokens, row_bytes / 2]; for sealed kinds, part 0 is the result of the codec's rows(). `pages` is [n, G, W], where W is
+ * the number of words per page and head. */
 static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_array pages, uint32_t n_pages, fkv_side side,
                           uint32_t skip, uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &b->mlx->graph;
@@ -280,7 +280,7 @@ static mlx_array capped(const query_block *b, mlx_array scores) {
     return fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
 }
 
-/* Returns true if any of the tokens [begin, end) is masked for any query of the block. */
+/* Returns true if any of the tokens [begin, end) precedes the attention window of any query of the block. */
 static bool hides_earlier(const query_block *b, uint32_t begin, uint32_t end) {
     const fkv_attn_layer *attn = b->layer->attn;
     const uint32_t last = b->position + b->n - 1;
@@ -335,8 +335,8 @@ static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin,
 
     mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
     if (hides(b, begin, end)) {
-        /* A softmax weight of 0 does not cancel a non-finite value. Such values are therefore replaced with 0, and the scores of
-         * their tokens are set to NaN. masked() removes the NaN for queries for which the token is masked. */
+        /* A softmax weight of 0 times a non-finite value is NaN. Non-finite values are therefore replaced with 0, and the scores
+         * of their tokens are set to NaN. masked() then overwrites the NaN scores of masked tokens. */
         mlx_array odd = v->take_odd(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V]);
         scores = masked(b, fkv_mlx_add(g, scores, fkv_mlx_transpose(g, odd, FKV_MLX_SHAPE(0, 2, 1))), begin, end);
     }
@@ -468,8 +468,8 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     }
 }
 
-/* The bound consists of four copies of the scores, keys and values of a tile, and of the rows of a step. MLX starts an operation
- * before the previous one has finished, so the inputs and outputs of two operations exist at the same time. */
+/* The bound is four times the size of the scores, keys and values of a tile plus the rows of a step. MLX starts an operation
+ * before the previous operation has finished, so the inputs and outputs of two operations exist at the same time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
     const uint64_t dim = layer->head_dim;
     const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));

@@ -1,11 +1,10 @@
-/* Sealed blocks with MLX operations: sealing pages, bit-identical to src/codec/seal.c, and decoding them to rows of floats.
- * docs/page_format.md specifies the layout of codes.
+/* Seals pages with MLX operations, bit-identical to src/codec/seal.c, and decodes sealed pages to floats. docs/page_format.md
+ * specifies the layout of codes.
  *
- * K and V have the same layout. The 16 lanes of a line are tokens for K and channels for V. Codes are therefore arranged as
- * [blocks of 16 tokens, 16 lanes, D], where the values along the last axis are packed into the dwords of a lane. For K, the
- * last axis has the D channels of the lane's token. For V, the last axis has the 16 tokens of each of the D / 16 units of 16
- * channels; in unit u, the lane is channel 16 * u + lane. A plane of `bits` bits packs 32 / bits codes into a dword; code e is
- * at bit 8 * (e % 4) + bits * (e / 4).
+ * Codes are packed into lines of 16 dwords, and dword i of every line belongs to lane i. For packing, codes are arranged as
+ * [blocks of 16 tokens, 16 lanes, D]. For K, lane i has the D channels of token i. For V, element 16 * u + t of lane i is channel
+ * 16 * u + i of token t. A plane with b bits per code packs 32 / b consecutive codes of a lane into a dword; code e of a dword
+ * starts at bit 8 * (e % 4) + b * (e / 4).
  */
 #include "mlx_codec.h"
 
@@ -164,7 +163,7 @@ static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_
     return page_rows(g, fkv_mlx_multiply(g, x, norms));
 }
 
-/* ---- products with decoded rows as part 0 ---- */
+/* ---- matrix products; part 0 has the decoded rows ---- */
 
 static mlx_array scores(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
     (void)codec;
@@ -194,7 +193,7 @@ static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) 
 
 /* Rounds scales with rounded(), and then to seven significant bits. */
 static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
-    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half of the value of the lowest bit that is kept */
+    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* half a unit in the last place of the rounded scale */
     const uint16_t kept = (uint16_t)~(2 * half - 1);
     const mlx_array halves = fkv_mlx_adopt(g, mlx_array_new_data(&half, (const int[]){1}, 1, MLX_UINT16));
     const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&kept, (const int[]){1}, 1, MLX_UINT16));
@@ -271,7 +270,7 @@ static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
     return fkv_mlx_where(g, small, fkv_mlx_number(g, 0.0f), fkv_mlx_divide(g, fkv_mlx_number(g, 128.0f), norm));
 }
 
-/* Returns the index of each value's magnitude in the codebook, as a float. magnitude: [rows, D] */
+/* Returns the codebook index of each magnitude, as a float. magnitude: [rows, D] */
 static mlx_array code_magnitudes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, mlx_array inverse) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
     const mlx_array m = integral(g, fkv_mlx_multiply(g, magnitude, inverse), fkv_mlx_number(g, 127.0f));
@@ -330,7 +329,7 @@ static void seal_value_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const f
 /* Returns the number of 2-bit digits of a head, including the padding digits in its last line. */
 static uint32_t head_digits(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
 
-/* Appends n values of one head to the array of the previous heads. */
+/* Appends n values of one head to *kept, which has the values of the previous heads. */
 static void append_values(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
     const mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, (const int[]){(int)n}, 1, MLX_UINT32));
     fkv_mlx_keep(g, kept, kept->ctx == NULL ? made : fkv_mlx_concatenate_first(g, *kept, made));
@@ -351,7 +350,7 @@ static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, ui
     for (uint32_t p = 0; p < dim; p++) {
         const uint32_t c = order->channel[p];
         const uint32_t n = fkv_channel_digits(order, p);
-        uint32_t at = p; /* index of the digit, counted over all planes */
+        uint32_t at = p; /* index of digit d in the concatenated planes of the head */
         bins[c] = (1u << 2 * n) - 1;
         channel[p] = h * dim + c;
         place[c] = h * dim + p;

@@ -1,9 +1,9 @@
 /* State of the MLX backend for one cache, stored in the tables of the cache. The arrays belong to MLX.
  *
- * A pool contains the same bytes as the slab of a host cache, as 16-bit words: [P, G, block.bytes / 2]. P is the number of pages.
- * In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can write in
- * place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an array that the
- * latest kernel on the pool produced.
+ * A pool contains the P pages of one layer as 16-bit words: [P, G, block.bytes / 2]. The bytes are those of the slab of a host
+ * cache. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can
+ * write in place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an array
+ * that the latest kernel on the pool produced.
  */
 #ifndef FKV_MLX_STATE_H
 #define FKV_MLX_STATE_H
@@ -30,11 +30,11 @@ typedef struct fkv_mlx_kernels {
  * N, ..] are digits in packed order; N is the number of digits per head, including the padding of the last line. */
 typedef struct fkv_mlx_channels {
     mlx_array bins;                   /* float32 [G, D, 1]: the largest code of each channel */
-    mlx_array channel;                /* uint32 [G * D]: channel at each position of the channel order */
-    mlx_array place;                  /* uint32 [G * D]: position of each channel in the channel order */
-    mlx_array packed;                 /* uint32 [G * N]: row of each packed digit in an array [digits, G * D, ..] */
+    mlx_array channel;                /* uint32 [G * D]: maps positions in the channel order to channels */
+    mlx_array place;                  /* uint32 [G * D]: maps channels to positions in the channel order */
+    mlx_array packed;                 /* uint32 [G * N]: maps packed digits to rows of an array [FKV_MAX_DIGITS * G * D, ..] */
     mlx_array there;                  /* uint32 [G * N, 1]: 0 for padding digits, otherwise 1 */
-    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: index of digit d of each channel in an array [G * N] */
+    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: for digit d, maps channels to packed digits */
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
 
@@ -44,7 +44,7 @@ typedef struct fkv_mlx_layer fkv_mlx_layer;
 struct fkv_mlx_layer {
     const fkv_attn_layer *attn;
     const fkv_block *block; /* layout of the pages in the pool */
-    fkv_mlx_layer *open;    /* pool that the rows of a sealed layer are written to; otherwise NULL */
+    fkv_mlx_layer *open;    /* pool of the layer's open pages, to which new rows are written; NULL if the layer is not sealed */
     uint32_t group;
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D]: signs (1 or -1) of the rotations of K and V; empty if there is no rotation */
@@ -53,11 +53,11 @@ struct fkv_mlx_layer {
 
     /* fused method */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
-    uint32_t kind;           /* index of the first layer with the same kernels, which this layer shares */
+    uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
-    uint32_t table_of; /* index of the first layer with the same `cut`, whose step table this layer uses */
-    mlx_array table;   /* step table; empty between steps, and if `table_of` is the index of another layer */
+    uint32_t table_of; /* index of the first layer with the same group and `cut`; that layer owns the step table */
+    mlx_array table;   /* step table; empty between steps, and always empty if `table_of` is the index of another layer */
     uint32_t table_words;
     uint32_t header[FKV_STEP_HEADER]; /* host copy of the step table's header */
 };
@@ -103,10 +103,10 @@ FKV_INLINE const fkv_attn_row *fkv_mlx_rows(const fkv_mlx_state *mlx, const fkv_
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Returns an upper bound on the MLX memory that writing and attending up to n_tokens rows of one layer use. */
+/* Returns an upper bound, in bytes, on the temporary MLX memory for writing and attending to n_tokens rows in one layer. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
 
-/* Rotates x, or undoes the rotation, as defined in src/codec/rotation.h: float32 [.., D]. Bit-identical on the MLX CPU backend.
+/* Rotate x, or undo the rotation. x: float32 [.., D]. On the MLX CPU backend, results are bit-identical to src/codec/rotation.h.
  */
 mlx_array fkv_mlx_rotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
 mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
@@ -123,7 +123,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Writes to form: [FKV_MLX_FORM_WORDS] the step-table values that determine the grid sizes and array shapes of a step. */
+/* Writes the step-table values that determine the grid sizes and array shapes of a step. form: [FKV_MLX_FORM_WORDS], output. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);
 
 /* fkv_mlx_fused_copy() copies a page. fkv_mlx_fused_put() writes n 16-bit words to the pool, starting at word `at`, and waits

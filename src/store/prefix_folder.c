@@ -40,8 +40,7 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
-static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1)
-                                         << 41; /* limit on max_bytes; MAX_FOLDER_BYTES * MAX_ENTRIES fits in 64 bits */
+static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* MAX_FOLDER_BYTES * MAX_ENTRIES must fit in 64 bits */
 static const char PAGE_SUFFIX[] = ".page";
 static const char PART_SUFFIX[] = ".part";
 
