@@ -42,7 +42,8 @@ struct fkv_cache {
 
 /* ---- plan ---- */
 
-/* Computes the total size of the cache's tables, or carves the tables from a block of memory (see carve.h). */
+/* Computes the total size of the cache's tables or, in the second pass, assigns their addresses in one block of memory (carve.h).
+ */
 static void layout_tables(fkv_carve *carve, const fkv_shape *shape, const fkv_device *device, fkv_cache **cache) {
     fkv_cache *c = FKV_CARVE(carve, 1, fkv_cache);
     fkv_cache counting;
@@ -186,7 +187,7 @@ static void suggest_config(const fkv_shape *shape, const fkv_device *device, con
     least.max_seqs = 1;
     least.max_step_tokens = 1;
     uint64_t all_least = planned_bytes(device, options, &least);
-    char seqs[32] = ""; /* empty if max_seqs is 1 and cannot be lowered */
+    char seqs[32] = ""; /* advice to lower max_seqs; empty if max_seqs is already 1 */
     if (c->max_seqs > 1) (void)snprintf(seqs, sizeof seqs, ", max_seqs from %u", c->max_seqs);
     if (n_tokens > 0)
         (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or use a codec with fewer bits", c->max_tokens, n_tokens);
@@ -658,8 +659,8 @@ static fkv_status check_prefix_pages(const fkv_cache *cache, uint32_t n_pages) {
     return FKV_OK;
 }
 
-/* Packs a prefix-tree page, including every group of the mask `wanted` in which the tree has the page. Returns FKV_GONE if there
- * is no such group. */
+/* Packs one logical page of the prefix tree: the pages of all layer groups in the bit mask `wanted` for which the tree has a
+ * page. Returns FKV_GONE if the tree has a page for none of these groups. */
 static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                               const fkv_page_key *key, uint32_t wanted, uint8_t *packed, uint64_t *n_bytes) {
     FKV_TRY(check_prefix_pages(cache, n_pages));
@@ -693,7 +694,7 @@ fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const 
     return pack_groups(cache, tenant, tokens, n_pages, key, state_bit(cache), packed, n_bytes);
 }
 
-/* Verifies a packed page and reads which layer groups it contains. */
+/* Verifies a packed page. *groups receives the bit mask of the layer groups that the packed page contains. */
 static fkv_status check_packed_page(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key,
                                     const uint8_t *packed, uint64_t n_bytes, uint32_t *groups) {
     FKV_TRY(check_prefix_pages(cache, n_pages));
@@ -701,7 +702,8 @@ static fkv_status check_packed_page(const fkv_cache *cache, const uint32_t *toke
     return fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, groups);
 }
 
-/* Copies a packed page into the pages that the pager has prepared, and adds them to the prefix tree if this succeeds. */
+/* Copies a packed page into the pool pages that the pager has allocated for it. If copying fails, the prefix tree drops these
+ * pages. */
 static fkv_status read_packed_page(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t groups,
                                    const uint8_t *packed, const uint32_t *pages) {
     fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);

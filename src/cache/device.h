@@ -1,7 +1,7 @@
 /* Interface between a cache and the device that holds its pages. The functions that write rows and compute attention are not part
  * of this interface. They take device-specific arrays, so each device has its own public functions: fkv_write() and fkv_attend()
- * on the host, and those of flatkv/mlx.h on MLX. These public functions access the step through the functions at the end of this
- * file.
+ * on the host, fkv_mlx_write() and fkv_mlx_attend() on MLX. These public functions access the step through the functions at the
+ * end of this file.
  *
  * The host is also a device (device_host.c). Only the host uses the cache's workers, scratch memory and CPU kernels.
  */
@@ -21,7 +21,7 @@ typedef struct fkv_device_place {
     uint64_t slab_bytes; /* size of the slab according to the plan */
 } fkv_device_place;
 
-/* Rows of one step in every layer group. */
+/* Rows of one step. Each layer group has its own array of rows, which refer to the page tables of that group. */
 typedef struct fkv_device_step {
     const fkv_attn_row *rows; /* rows of group g are at rows + g * stride */
     uint32_t stride;
@@ -52,9 +52,9 @@ typedef struct fkv_device {
     /* Returns the name that fkv_stats.isa reports. */
     const char *(*name)(const void *state);
 
-    /* step_begin() is called after the step's slots are assigned and its pages are copied. If it fails, the step is aborted. The
-     * rows and their page tables remain valid until step_end(), which follows every successful step_begin(). Pages are released
-     * only after step_end(), including those of sequences closed during the step. */
+    /* step_begin() is called after the pager has assigned the pages of the step and shared pages have been copied. If
+     * step_begin() fails, the step is aborted. The rows and their page tables remain valid until step_end(), which follows every
+     * successful step_begin(). Pages are released only after step_end(), including those of sequences closed during the step. */
     fkv_status (*step_begin)(void *state, const fkv_device_step *step);
     void (*step_end)(void *state);
 } fkv_device;

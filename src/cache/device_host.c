@@ -39,7 +39,7 @@ static void host_close(void *state) {
     fkv_map_close(host->map, host->bytes);
 }
 
-/* fkv_cache_stats() does not call this function, because on the host it reports the name of the CPU kernels instead. */
+/* Never called by fkv_cache_stats(), which reports the name of the CPU kernels for host caches. */
 static const char *host_name(const void *state) {
     (void)state;
     return "host";

@@ -1,11 +1,11 @@
-/* Validates the public configuration and computes the shape of the cache. See shape.h. Allocates no memory.
+/* Validates the public configuration and computes the shape of the cache. See shape.h. These functions allocate no memory.
  */
 #include "shape.h"
 #include "../base/cpu.h"
 
 #include <math.h>
 
-/* A cached prefix of sealed layers needs an open copy of its first page. The plan contains one such page for every
+/* A cached prefix of sealed layers needs its first page in open form. The plan contains one open page for this purpose for every
  * PAGES_PER_PREFIX pages of capacity. */
 enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
@@ -37,7 +37,7 @@ static fkv_status check_state_layer(const fkv_layer_config *l, uint32_t layer) {
     return FKV_OK;
 }
 
-/* Checks the fields of a latent layer whose limits differ from those of other layers. */
+/* Checks the fields that have stricter limits in latent layers than in other layers. */
 static fkv_status check_latent_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->rope_dim % 16 == 0 && l->rope_dim <= FKV_MAX_HEAD_DIM, FKV_BAD_CONFIG,
                 "layer %u: rope_dim is %u (expected a multiple of 16, at most %d)", layer, l->rope_dim, FKV_MAX_HEAD_DIM);
@@ -145,15 +145,15 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     return FKV_OK;
 }
 
-/* Returns the planned number of pages that hold the open form of a first page: one per sequence, plus some for cached prefixes
- * that no sequence uses. A prefix cannot be shared without its first page in open form. */
+/* Returns the number of pages planned for first pages in open form: one per sequence, plus some for cached prefixes that no
+ * sequence uses. A prefix cannot be shared without its first page in open form. */
 static uint64_t open_first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
 
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
  * belongs to each group; the group of open pages comes last. The page counts are large enough for any max_seqs sequences whose
- * max_tokens add up to config.max_tokens, although the last page of each sequence may be partially empty. A window group needs at
- * most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. The state group also has pages
- * for snapshots. */
+ * max_tokens add up to config.max_tokens, even if the last page of every sequence is only partially filled. A window group needs
+ * at most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. The state group also has
+ * pages for snapshots. */
 static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group, uint32_t *state_group) {
     *state_group = FKV_MAX_GROUPS;
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
@@ -360,7 +360,7 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);
         if ((c->rotate & FKV_ROTATE_K) != 0 && !attn->sealed) attn->rotate_k = &pair[FKV_SIDE_K];
         if ((c->rotate & FKV_ROTATE_V) != 0) attn->rotate_v = &pair[FKV_SIDE_V];
-        if (fkv_shape_is_latent(l)) attn->rotate_v = attn->rotate_k; /* the latent channels are keys and values */
+        if (fkv_shape_is_latent(l)) attn->rotate_v = attn->rotate_k; /* the latent channels serve as both keys and values */
     }
     shape->slab.layers = layers->slab;
     (void)fkv_slab_layout(&shape->slab);

@@ -21,7 +21,7 @@ typedef struct fkv_shape {
     uint32_t state_group; /* the group of all state layers; FKV_MAX_GROUPS if there are no state layers */
     uint32_t n_layers;
     uint64_t token_bytes;
-    uint32_t n_sink_logits;                /* number of sink logits in all layers */
+    uint32_t n_sink_logits;                /* total number of sink logits in all layers */
     uint32_t n_head_blocks;                /* number of KV heads, summed over all calibrated layers */
     uint64_t n_channels;                   /* total number of channels in all KV heads of calibrated layers */
     uint8_t calibration[FKV_SHA256_BYTES]; /* SHA-256 of channel_bits of all calibrated layers; 0 if no layer is calibrated */
@@ -48,7 +48,7 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape);
 /* Computes a layer's attention parameters except page addresses, rotations and sink logits. */
 FKV_INTERNAL fkv_status fkv_shape_attn(const fkv_config *config, const fkv_layer_config *layer, fkv_attn_layer *attn);
 
-/* Carves the per-layer arrays. */
+/* Reserves memory for the per-layer arrays (carve.h). */
 void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers);
 
 /* Initializes the carved arrays and the slab offsets. This is the last access to config.layers. */
