@@ -1,17 +1,17 @@
-/* Shapes of page tables, and checks of the pages that they hold. A table consists of fixed entries for sink pages (in the full
- * group, for all pages), followed by a ring of entries. Tables do not own pages.
+/* Computes the shapes of page tables, and checks which pages a table contains. A table consists of fixed entries for sink pages
+ * (in the full group, for all pages), followed by a ring of entries. Tables do not own pages.
  *
  * Ring size. In the following formulas, `page` is the number of tokens per page. A step that appends n tokens to a sequence of
  * length L accesses positions L - window + 1 to L + n - 1, which are window - 1 + n tokens. Pages are released only at commit. T
- * consecutive tokens occupy at most (T + page - 2) / page + 1 pages. The ring also has entries for the spare pages and for the
- * pages that precede the first of these pages in its span.
+ * consecutive tokens occupy at most (T + page - 2) / page + 1 pages. The ring also has entries for the spare pages, and for the
+ * pages between the start of a span and the first accessed page.
  *
  * n_step pages are reserved once for all sequences together, not once per sequence. A sequence with n new tokens uses at most
  *     held(n) = (window - 1 + n + page - 2) / page + (spare pages and span)
- * entries. Let n0 be the number from 1 to page for which the division has no remainder. For n >= n0, held(n) - held(n0) is at
- * most (n - n0) / page, rounded down; for n < n0, held(n) is not larger than held(n0). All rows of a step together have at most
- * max_step_tokens tokens. Beyond held(n0) entries per row, they therefore use at most (max_step_tokens - n0) / page entries in
- * total.
+ * entries. Let n0 be the value of n, from 1 to page, for which the division has no remainder. For n >= n0, held(n) - held(n0) is
+ * at most (n - n0) / page, rounded down; for n < n0, held(n) is not larger than held(n0). All rows of a step together have at
+ * most max_step_tokens tokens. Beyond held(n0) entries per row, they therefore use at most (max_step_tokens - n0) / page entries
+ * in total.
  *
  * The table of a state group has one entry, because a sequence holds one state. During a step, the entry is the state that the
  * step writes.

@@ -249,7 +249,7 @@ uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *
     const uint64_t n = n_pages < capacity ? n_pages : capacity;
     for (uint64_t i = 0; i < n; i++) list[i] = page_info(pager, &g->pool, (uint32_t)(i * n_pages / n));
     for (uint32_t slot = 0; n > 0 && slot < pager->spec.max_seqs;
-         slot++) { /* for pages outside of the tree, the tenant comes from the sequence */
+         slot++) { /* a page outside of the tree has the tenant of its sequence */
         if (!pager->sequences[slot].open) continue;
         for (uint32_t place = 0; place < g->width; place++) {
             const uint64_t page = g->entries[(uint64_t)slot * g->width + place];

@@ -17,8 +17,8 @@
  * snapshots and aborts only change reference counts. The prefix-tree node of logical page i may hold the state after (i + 1) *
  * page_tokens tokens (a snapshot), and a prefix can be shared only up to a node that holds one. A state group is a window group
  * with a window of 2 tokens, so logical page i is the only page that a query at position (i + 1) * page_tokens needs. If no page
- * of this group is free, the least useful snapshot is evicted (see prefix_tree.c). Its age counts from the last time a sequence
- * used this snapshot; using a deeper snapshot of the same path does not count as a use.
+ * of this group is free, the least useful snapshot is evicted (see prefix_tree.c). The age of a snapshot is measured from the
+ * last time a sequence used this snapshot, not from the last use of a deeper snapshot on the same path.
  *
  * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
  * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
@@ -85,8 +85,8 @@ typedef struct fkv_pager_spec {
     fkv_group_spec groups[FKV_MAX_GROUPS];
 } fkv_pager_spec;
 
-/* Page requirements of a window group or of the state group. The per-sequence values are at most pages(max_seq_tokens), which is
- * the maximum in the full group. */
+/* Page requirements of a window group or of the state group. In a window group, `rest` and `most` never exceed the number of
+ * pages of a sequence with max_seq_tokens tokens. */
 typedef struct fkv_window_pages {
     uint32_t rest; /* maximum number of pages that one sequence holds between steps */
     uint32_t most; /* maximum number of pages that one sequence holds during a step: sinks, window and a full step */
@@ -95,7 +95,8 @@ typedef struct fkv_window_pages {
 
 fkv_window_pages fkv_pager_window_pages(const fkv_pager_spec *spec, uint32_t group);
 
-/* Carves and initializes the pager. In the counting pass (carve->base is NULL), sets *pager to NULL and accesses no memory. */
+/* Reserves memory for the pager (carve.h) and initializes it. In the counting pass (carve->base is NULL), sets *pager to NULL and
+ * accesses no memory. */
 void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **pager);
 
 /* ---- sequences and prefixes ---- */
@@ -127,8 +128,7 @@ fkv_status fkv_pager_overlap(const fkv_pager *pager, const fkv_seq_config *confi
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]);
 
-/* Returns whether a prefix-tree node of logical page `logical` may have a page in each group of the set `groups` (bit g stands
- * for group g) and in no other group. */
+/* Returns whether a prefix-tree node of logical page `logical` may have pages in exactly the groups of the bit mask `groups`. */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
 /* Inserts a snapshot (a page of the state group) into a node that is already in the tree. Otherwise works in the same way as
@@ -168,7 +168,7 @@ typedef struct fkv_step_row {
     uint32_t n_tokens; /* number of new tokens */
 } fkv_step_row;
 
-/* States of one row of a step. */
+/* Recurrent states that one row of a step reads and writes. */
 typedef struct fkv_state_move {
     uint32_t from; /* page that the step reads, or FKV_NO_PAGE if the sequence is empty */
     uint32_t to;   /* page that the step writes */
@@ -202,7 +202,7 @@ void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats);
 /* Implements fkv_cache_pages(). */
 uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *list, uint32_t capacity);
 
-/* Returns whether all invariants hold. Slow. */
+/* Returns whether all invariants hold. Slow, because it visits every page, table entry and node. */
 bool fkv_pager_consistent(const fkv_pager *pager);
 
 #endif

@@ -1,9 +1,9 @@
 /* Private data structures of the pager. The invariant of each counter is stated next to it.
  *
- * They belong to the thread that uses the cache, except for `counters`, which any thread may read. Pages, nodes and slots are
- * identified by indices, and no pointer leads outside of the carved block. Each structure belongs to the files that maintain it:
- * fkv_pool to pool.c, the shapes of page tables to page_table.c, fkv_tree to node_heap.c and prefix_tree.c, fkv_sequence and
- * fkv_step_state to sequence.c and step.c, and everything else to pager.c.
+ * Only the thread that uses the cache may access these structures, except for `counters`, which any thread may read. Pages, nodes
+ * and slots are identified by indices, and all pointers refer to the pager's own block of memory. fkv_pool is modified only by
+ * pool.c, the shapes of page tables by page_table.c, fkv_tree by node_heap.c and prefix_tree.c, fkv_sequence and fkv_step_state
+ * by sequence.c and step.c, and everything else by pager.c.
  */
 #ifndef FKV_PAGER_STATE_H
 #define FKV_PAGER_STATE_H
@@ -16,9 +16,9 @@ enum { FKV_NO_NODE = 0xffffffffu, FKV_NO_PLACE = 0xffffffffu, FKV_NO_GROUP = 0xf
 
 /* Counters over all pages of a pool. */
 typedef struct fkv_pool_counts {
-    uint64_t used;    /* pages that a page table or a step references, regardless of the prefix tree */
-    uint64_t shared;  /* pages with refs >= 2 */
-    uint64_t in_tree; /* pages that a prefix-tree node references */
+    uint64_t used;    /* number of pages that a page table or the open step references */
+    uint64_t shared;  /* number of pages with refs >= 2 */
+    uint64_t in_tree; /* number of pages that a prefix-tree node references */
     uint64_t copies;  /* sum of copies(page) as defined in pager.h */
 } fkv_pool_counts;
 
@@ -82,8 +82,8 @@ typedef struct fkv_node_heap {
     uint32_t n_fixed;
     uint32_t *items;  /* [n_nodes] */
     uint32_t *place;  /* [n_nodes] */
-    uint64_t *pushed; /* [n_nodes + 1] serial number of each node's last push, followed by the total number of pushes; NULL: nodes
-                         are ordered by last_use */
+    uint64_t *pushed; /* [n_nodes + 1] serial number of each node's last push, followed by the total number of pushes; NULL if
+                         nodes are ordered by last_use */
     uint32_t n_nodes;
 } fkv_node_heap;
 
@@ -101,9 +101,9 @@ typedef struct fkv_tree {
     uint32_t *free;                       /* [n_nodes] stack of free nodes */
     uint32_t *buckets;                    /* [n_buckets] first node of each chain */
     fkv_node_heap leaves;                 /* idle nodes without children, which can be evicted */
-    fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group only the tree references. A
-                                             state is pushed when the last sequence releases it, so states are ordered by the time
-                                             of their own last use */
+    fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group is referenced only by the
+                                             tree. States are pushed when the last sequence releases them, so they are ordered by
+                                             the time of their last use */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of

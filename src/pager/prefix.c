@@ -21,7 +21,7 @@ static uint32_t held_page(const fkv_pager *pager, uint32_t group, uint32_t slot,
     return *fkv_table_entry(g, slot, i);
 }
 
-/* Longest path in the tree that matches the leading pages of the tokens. */
+/* Longest path in the tree whose tokens match the beginning of the given tokens. */
 typedef struct known_path {
     uint32_t n_pages;
     uint32_t n_idle; /* number of cached pages on the path that a new descendant would pin */

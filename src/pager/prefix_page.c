@@ -1,7 +1,7 @@
-/* Looks up and inserts single pages of the prefix tree, for prefix stores. Owns neither nodes nor pages.
+/* Looks up and inserts single pages of the prefix tree, for prefix stores. These functions own neither nodes nor pages.
  *
  * An inserted page is idle: it changes from a free page to a cached page, so the pool invariant (promised <= free + cached) is
- * preserved. To make room for the page, only prefixes that were used less recently than its own path are evicted.
+ * preserved. To make room for the page, only prefixes that were used less recently than the path of the page are evicted.
  */
 #include "pager_state.h"
 #include "pool.h"

@@ -280,7 +280,7 @@ static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
 }
 
 /* Returns the age of a state: the number of states released since this state was released, multiplied by the time since its path
- * was last used. The second factor is large for answers that no later prompt repeats. */
+ * was last used. The second factor is large for states of replies that no later prompt contains. */
 static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
     const uint64_t most = UINT64_C(1) << 20; /* limits the products in least_useful_state() to 64 bits */
     const uint64_t by_push = fkv_heap_age(&tree->cached[group], node);
@@ -288,12 +288,12 @@ static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
     return (by_push < most ? by_push : most) * (by_use < most ? by_use : most);
 }
 
-/* Returns the node whose state is least useful: the node with the smallest ratio state_gap() / state_age(). As a result, the
- * remaining states of a conversation are further apart the older they are, and a state that saves many pages of computation is
- * kept for a long time. */
+/* Returns the node whose state is least useful: the node with the smallest ratio state_gap() / state_age(). As a result, older
+ * states of a conversation are thinned out more than recent ones, and a state that saves many pages of computation is kept for a
+ * long time. */
 static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
     const fkv_node_heap *heap = &tree->cached[group];
-    enum { MAX_COMPARED = 255 }; /* limits the time of an eviction; the first items of the heap are the oldest or close to it */
+    enum { MAX_COMPARED = 255 }; /* bounds the time of an eviction; the first heap items are among the oldest */
     uint32_t worst = heap->items[0];
     uint64_t worst_gap = 0;
     uint64_t worst_age = 1;

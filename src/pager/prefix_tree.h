@@ -4,15 +4,16 @@
 
 #include "pager_state.h"
 
-/* Longest prefix of a prompt that is in the tree and for which every group has all pages that it needs. */
+/* Longest prefix of a prompt that a sequence can share: its nodes are in the tree, and they have all pages that each group needs.
+ */
 typedef struct fkv_match {
     uint32_t node; /* deepest node, or FKV_NO_NODE if n_pages is 0 */
     uint32_t n_pages;
     uint32_t n_idle; /* number of cached pages on the path; a sequence that shares the path pins them */
 } fkv_match;
 
-/* Carves the tree; tree is NULL in the counting pass (carve.h). The number of nodes is the number of pages in the full group or,
- * without a full group, in the largest window group. */
+/* Reserves memory for the tree (carve.h). tree is NULL in the counting pass. The number of nodes is the number of pages in the
+ * full group or, without a full group, in the largest window group. */
 void fkv_tree_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_tree *tree);
 void fkv_tree_reset(fkv_pager *pager);
 

@@ -275,8 +275,8 @@ static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uin
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, fkv_is_tail(pager, g, s, i) ? 1 : 0);
 }
 
-/* Returns whether evicting the page from the tree saves a copy. This is true if all references except that of the tree belong to
- * sequences that may write to the page, and if no descendant of the page's node is busy. */
+/* Returns whether evicting the page from the tree saves a copy. This is true if the tree is the only owner besides sequences that
+ * may write to the page, and if no descendant of the page's node is busy. */
 static bool eviction_saves_copy(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
     uint32_t node = pool->node[page];
@@ -454,8 +454,8 @@ static fkv_status fail_reserve(const fkv_pager *pager, uint32_t slot, uint32_t m
 }
 
 /* Changes a reservation in the full group. page: the partially filled last page of the sequence, or FKV_NO_PAGE if its last page
- * is full. d_tails: change of the page's tails: 1 if the sequence becomes able to append to the page, -1 if it no longer can, 0
- * otherwise. */
+ * is full. d_tails: change in the page's tail count, which is 1 if the sequence gains the ability to append to the page, -1 if it
+ * loses this ability, and 0 otherwise. */
 static fkv_status reserve_full_group(fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t page, int d_tails) {
     fkv_group *g = &pager->groups[pager->full];
     uint64_t reserved = g->reserved;
