@@ -1,5 +1,5 @@
-/* The table of supported architectures; see architecture.h. A new architecture that the table's features describe completely
- * needs only a table entry, and its model_type in files/hf_config.c. */
+/* The table of supported architectures; see architecture.h. If the features in the table can describe a new architecture
+ * completely, the architecture needs only a table entry, and an entry for its model_type in files/hf_config.c. */
 #include "architecture.h"
 
 #include "rope_scaling.h"
@@ -485,8 +485,8 @@ static bool has_windows(const fkv_hparams *h) {
     return has;
 }
 
-/* Centering requires that no norm is applied after the K bias is added, and that shifting all scores does not change the softmax.
- * Models with QK norms, soft caps or attention sinks do not meet these conditions. */
+/* Keys can be centered only if no norm is applied after the K bias is added, and if the softmax is unchanged when all scores are
+ * shifted by the same amount. Models with QK norms, soft caps or attention sinks do not meet these conditions. */
 bool fkv_architecture_centers_keys(const fkv_hparams *h) {
     const fkv_features *f = &h->features;
     return f->qkv_bias && f->qk_norm == FKV_QK_PLAIN && !f->sinks && h->softcap == 0.0f;

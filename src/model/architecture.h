@@ -28,8 +28,9 @@ typedef struct fkv_architecture {
     bool gguf_yarn_log_multiplier; /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
     bool divides_logits;           /* logits are divided by the logit scale in the file instead of multiplied by it */
     float rope_base;               /* RoPE base if the file does not state one; 0 means 10000 */
-    float rope_base_local;   /* with separate_local_rope: default RoPE base of windowed layers; 0: the base of the other layers */
-    float query_scale;       /* default attention scale; 0: 1 / sqrt(head_dim) */
+    float rope_base_local;   /* default RoPE base of windowed layers if separate_local_rope is set; 0 means the base of the other
+                                layers */
+    float query_scale;       /* default attention scale; 0 means 1 / sqrt(head_dim) */
     uint32_t large_n_layers; /* models with this number of layers scale attention scores by 1 / sqrt(dim / n_q_heads); GGUF files
                                 do not store this scale */
 } fkv_architecture;
@@ -49,7 +50,7 @@ const char *fkv_architecture_refusal(const char *name);
  * files that do not list the layers explicitly. Ignores layers beyond FKV_MAX_LAYERS; model.c rejects such models. */
 void fkv_architecture_set_layers(fkv_hparams *hparams);
 
-/* Completes hyperparameters after a file was read: fills in missing values and derives dependent ones. */
+/* Completes hyperparameters after a file was read: fills in missing values and computes derived values. */
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *hparams);
 
 /* Returns the sliding window of a layer, or 0 for full attention. */

@@ -51,7 +51,7 @@ static fkv_status calibration_digest(const uint8_t *file, size_t n_bytes, uint8_
     return fkv_sha256_close(&sha, out);
 }
 
-/* Sets the pointers that refer to parts of c->file. Requires c->n_layers. */
+/* Sets the pointers that refer to parts of c->file. c->n_layers must be set. */
 static void set_calibration_pointers(fkv_calibration *c) {
     c->layers = (const fkv_calibration_layer *)(c->file + sizeof(file_header));
     c->both = c->file + sizeof(file_header) + (size_t)c->n_layers * sizeof *c->layers;
@@ -92,7 +92,7 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
     return FKV_OK;
 }
 
-/* Validates the bit assignment of a head that has the given average, 4 or 3 bits. */
+/* Validates the bit assignment of one head. average: expected average number of bits per channel, 4 or 3. */
 static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average, uint32_t layer, uint32_t head,
                              const char *path) {
     uint32_t n[8] = {0}; /* n[b / 2] is the number of channels with b bits */

@@ -25,7 +25,7 @@ typedef struct fkv_calibration {
     uint64_t n_tokens; /* length of the sample text */
     uint64_t n_channels;
     const fkv_calibration_layer *layers; /* [n_layers] */
-    uint8_t *both; /* [n_channels] bits in the 4-bit assignment (low nibble) and in the 3-bit assignment (high nibble) */
+    uint8_t *both; /* [n_channels] bits per channel: low nibble for an average of 4 bits, high nibble for an average of 3 bits */
     uint8_t weights_id[32];
 } fkv_calibration;
 

@@ -39,7 +39,7 @@ typedef struct fkv_layer_tensors {
                                    projections to B, C and x */
     const fkv_tensor *mixer_in_bias; /* [3 * dim] */
     const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
-    const fkv_tensor *mixer_fused;   /* mixer_in and mixer_gate in one tensor; rows of each key head: query, key, values, gates */
+    const fkv_tensor *mixer_fused;   /* fused mixer_in and mixer_gate; a key head has rows for its query, key, values and gates */
     const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] projections to the decay and write strength of a delta net */
     const fkv_tensor *beta_alpha;    /* beta and alpha in one tensor, with rows grouped by key head */
     const fkv_tensor *conv;          /* [C, n_taps] */
@@ -65,7 +65,7 @@ typedef struct fkv_layer_tensors {
                                        whose input norm is ffn_norm */
     const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] output norms of the dense feed-forward block and of the
                                                               experts, applied before the two outputs are added */
-    const fkv_tensor *router_correction;                   /* [E] added to the expert scores for selection only */
+    const fkv_tensor *router_correction;       /* [E] corrections, added to the expert scores only to select experts */
     const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert; its matrices are `gate`, `up` and `down` */
     const fkv_tensor *router_bias;             /* [E] */
     const fkv_tensor *latent_down, *latent_up; /* [latent_dim, dim] before the experts, [dim, latent_dim] after them */
@@ -74,7 +74,8 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
 } fkv_layer_tensors;
 
-/* Parameters of the xIELU activation: x > 0: alpha_p * x^2 + beta * x; otherwise (exp(min(x, eps)) - 1 - x) * alpha_n + beta * x
+/* Parameters of the xIELU activation, which is alpha_p * x^2 + beta * x if x > 0, and otherwise (exp(min(x, eps)) - 1 - x) *
+ * alpha_n + beta * x.
  */
 typedef struct fkv_xielu {
     float alpha_p, alpha_n, beta, eps;
@@ -104,7 +105,7 @@ struct fkv_model {
     const fkv_tensor *inputs_norm; /* [input_dim] norm of the projected inputs */
     float *sinks;                  /* [n_layers, H] learned sink logits, or NULL */
     fkv_xielu *xielu;              /* [n_layers] parameters of FKV_XIELU, or NULL */
-    fkv_tensor *views;             /* [n_views] parts of fused tensors */
+    fkv_tensor *views;             /* [n_views] views of parts of fused tensors */
     const fkv_tensor **experts;    /* array that holds the expert lists of all layers */
     uint64_t mapped_bytes;         /* size of the weights that the forward pass reads from the mapped file */
     uint64_t touched_bytes;        /* part of mapped_bytes that the forward pass of one token reads */
@@ -117,7 +118,7 @@ struct fkv_model {
     fkv_chat *chat;
 };
 
-/* Returns FKV_UNSUPPORTED if a hyperparameter is out of range. */
+/* Checks all hyperparameters. Returns FKV_UNSUPPORTED if one of them is out of range. */
 fkv_status fkv_hparams_check(const fkv_hparams *hparams);
 
 /* Finds the model's tensors and sets the tensor fields. The fields hparams, architecture and weights must be set. */

@@ -37,8 +37,8 @@ typedef struct fkv_model_backend {
     void (*layout)(fkv_carve *carve, fkv_runner *runner);
     uint64_t (*step_bytes)(const fkv_runner *runner, const fkv_config *cache);
 
-    /* Opens the cache and the backend's own state of a runner, whose tables are already filled. `close` may also be called after
-     * `open` has failed. */
+    /* Opens the cache of a runner and the backend's own state. The tables of the runner must already be filled in. `close` may
+     * also be called after `open` has failed. */
     fkv_status (*open)(fkv_runner *runner, const fkv_config *cache);
     void (*close)(fkv_runner *runner);
 

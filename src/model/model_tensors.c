@@ -138,7 +138,8 @@ static fkv_status find_fused_parts(tensor_search *s, const char *fused, bool nee
     return FKV_OK;
 }
 
-/* Marks the K and V tensors of layers that share pages as found. Some files contain these tensors, but they are not used. */
+/* Marks the K and V tensors of a layer that reads the keys and values of another layer as found. Some files contain these
+ * tensors, but they are not used. */
 static fkv_status find_unused_kv(tensor_search *s, uint32_t kv_dim) {
     const fkv_tensor *unread = NULL;
     FKV_TRY(find_layer_tensor(s, "attn_k.weight", kv_dim, s->model->hparams->dim, false, &unread));

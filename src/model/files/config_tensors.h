@@ -1,5 +1,5 @@
-/* Models for which only config.json is available, for planning before a download. The tensors that the hyperparameters
- * require are declared with estimated types and without data.
+/* Opens models for which only config.json is available, so that memory can be planned before a download. The tensors that the
+ * hyperparameters require are declared with estimated types and without data.
  */
 #ifndef FKV_CONFIG_TENSORS_H
 #define FKV_CONFIG_TENSORS_H

@@ -8,7 +8,7 @@
 typedef struct fkv_gguf_part {
     uint32_t number;        /* split.no: index of the part, from 0 */
     uint32_t n_parts;       /* split.count */
-    uint32_t n_all_tensors; /* split.tensors.count, the number of tensors in all parts; 0: not specified */
+    uint32_t n_all_tensors; /* split.tensors.count, the number of tensors in all parts; 0 if not specified */
 } fkv_gguf_part;
 
 /* Reads part `number` of a model and adds its tensors to the weights; part 0 also supplies hyperparameters and vocabulary. Parts

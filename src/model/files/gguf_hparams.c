@@ -96,8 +96,8 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
     return FKV_OK;
 }
 
-/* Reads the feed-forward dimension of each layer, for models in which a layer is either a mixer or a feed-forward block. A mixer
- * has dimension 0. */
+/* Reads the feed-forward dimension of each layer, for models in which a layer is either a mixer (attention or recurrence) or a
+ * feed-forward block. A mixer has dimension 0. */
 static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     const arch_key key = full_key(weights, "feed_forward_length");
@@ -494,7 +494,7 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     if (architecture != NULL) {
         h->recurrence.tiled = architecture->gguf_tiled_heads;
         set_large_gemma_scale(architecture, h);
-        /* the converter reorders the rows of GLM-4.1V, because llama.cpp's RoPE with sections requires split pairs */
+        /* the converter reorders the rows of GLM-4.1V, because llama.cpp's RoPE with sections rotates the pairs (i, i + D/2) */
         const bool has_sections = fkv_gguf_find(values, full_key(weights, "rope.dimension_sections").text) != NULL;
         h->rope_interleaved = architecture->gguf_interleaved && !has_sections;
     }

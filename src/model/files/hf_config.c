@@ -21,8 +21,8 @@
 typedef struct hf_model_type {
     const char *type;
     const char *architecture;
-    uint32_t window_period; /* overrides window_period of the architecture; 0: no override */
-    const char *defaults;   /* JSON object with default values for omitted fields; NULL: no defaults */
+    uint32_t window_period; /* replaces window_period of the architecture unless it is 0 */
+    const char *defaults;   /* JSON object with default values for omitted fields, or NULL */
 } hf_model_type;
 
 static const char LLAMA_DEFAULTS[] =
@@ -107,7 +107,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"seed_oss", "seed_oss", 0, NULL},
     {"ernie4_5", "ernie4_5", 0, NULL},
     {"gpt_oss", "gpt-oss", 0, NULL},
-    {"qwen2_vl", "qwen2vl", 0, NULL}, /* for published configs that have no text_config */
+    {"qwen2_vl", "qwen2vl", 0, NULL}, /* this type occurs in configs without text_config */
     {"qwen2_5_vl", "qwen2vl", 0, NULL},
     {"qwen2_vl_text", "qwen2vl", 0, NULL},
     {"qwen2_5_vl_text", "qwen2vl", 0, NULL},
@@ -257,7 +257,7 @@ static fkv_status reject_unsupported_options(const config_reader *r) {
 static fkv_status reject_unsupported_fields(const config_reader *r) {
     static const struct {
         const char *key;
-        bool is_flag; /* true: the field is a boolean and must be false; false: the field must be 0 or an empty list */
+        bool is_flag; /* true if the field is a boolean that must be false; otherwise the field must be 0 or an empty list */
     } fields[] = {{"use_qk_norm", true},       {"add_cross_attention", true},    {"use_bidirectional_attention", true},
                   {"attn_output_gate", true},  {"kv_lora_rank", false},          {"q_lora_rank", false},
                   {"mlp_only_layers", false},  {"first_k_dense_replace", false}, {"num_kv_shared_layers", false},
@@ -681,7 +681,7 @@ static fkv_status read_dense_layers(const config_reader *r) {
     if (h->n_experts == 0) return FKV_OK;
     FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
     if (strcmp(r->model->type, "ernie4_5_moe") == 0) {
-        const json_t *last = get_field(r->root, "moe_layer_end_index"); /* -1: the last layer */
+        const json_t *last = get_field(r->root, "moe_layer_end_index"); /* -1 means the last layer */
         FKV_TRY(get_u32(r->root, "moe_layer_interval", r->path, &step));
         FKV_TRY(get_u32(r->root, "moe_layer_start_index", r->path, &first));
         if (!json_is_integer(last) || json_integer_value(last) != -1) {

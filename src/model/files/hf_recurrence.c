@@ -21,8 +21,8 @@ static fkv_status read_recurrent_layers(const json_t *root, const char *path, fk
     return FKV_OK;
 }
 
-/* Reads the limits of Mamba's step size: a list of two numbers, of which the second may be infinite. JSON has no infinite
- * numbers, so transformers writes {"__float__": "Infinity"}. */
+/* Reads the limits of Mamba's step size: a list of two numbers. The second number may be infinite, which transformers writes as
+ * {"__float__": "Infinity"}, because JSON has no infinite numbers. */
 static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     const json_t *limits = get_field(root, "time_step_limit");
@@ -171,7 +171,7 @@ static fkv_status read_mamba(const json_t *root, const char *path, fkv_hparams *
     if (!h->features.single_blocks) return FKV_OK;
     c->n_norm_groups = c->n_k_heads;
     c->min_step = 0.001f;
-    c->max_step = 0; /* as in transformers, which ignores time_step_limit */
+    c->max_step = 0; /* transformers also ignores time_step_limit */
     set_single_blocks(root, h);
     return get_f32(root, "time_step_min", path, &c->min_step);
 }

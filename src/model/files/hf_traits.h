@@ -7,8 +7,8 @@
 
 typedef struct fkv_hf_traits {
     const char *type;
-    const char *defaults;   /* JSON object with default values for omitted fields; NULL: none */
-    const char *renames;    /* JSON object that maps fields of this model type to their common names; NULL: none */
+    const char *defaults;   /* JSON object with default values for omitted fields, or NULL */
+    const char *renames;    /* JSON object that maps fields of this model type to their common names, or NULL */
     const char *fields;     /* supported fields that other model types must not set, separated by spaces */
     bool rotates_partly;    /* partial_rotary_factor is supported */
     bool has_list_values;   /* renamed fields may be lists whose elements are all equal */

@@ -22,7 +22,7 @@ struct fkv_linear_codes {
     uint32_t group_rows;  /* number of rows that share a scale; 1 except for FP8 */
     uint32_t n_rows;      /* number of rows of the whole tensor; a view may have fewer */
     uint32_t zero_offset; /* number added to stored zero points: 1 for GPTQ version 1, which stores zero - 1, otherwise 0 */
-    bool centered;        /* every zero point is half of the code range, so codes are packed without loss */
+    bool centered;        /* true if every zero point is half of the code range; 4-bit and 8-bit matrices then need no biases */
     fkv_tensor_type scale_type;
     const uint8_t *scales;
     uint64_t scale_bytes;

@@ -9,11 +9,11 @@
 
 /* Quantization of a module. */
 struct fkv_quantization {
-    const char *module; /* module name, such as "model.layers.0.mlp.down_proj"; NULL: the default for all other modules */
+    const char *module; /* module name, such as "model.layers.0.mlp.down_proj"; NULL in the entry for all other modules */
     fkv_tensor_type type;
     uint32_t bits;
-    uint32_t group;       /* number of columns that share a scale; 0: all columns of a row */
-    uint32_t group_rows;  /* FP8: number of rows that share a scale; 0: all rows */
+    uint32_t group;       /* number of columns that share a scale; 0 means all columns of a row */
+    uint32_t group_rows;  /* FP8: number of rows that share a scale; 0 means all rows */
     uint32_t zero_offset; /* GPTQ: offset added to stored zero points */
     bool is_hf;           /* true if declared by quant_method (quantization_methods.c), false for MLX quantization */
 };

@@ -343,8 +343,9 @@ static void drop_folded_scales(fkv_weights *weights) {
     h->value_scale = h->mlx_scales.value_scale;
 }
 
-/* Detects folders of models with convolutions that were converted by MLX: the last dimension of a convolution's weights is then
- * not the taps. In such folders, norm weights already include the added 1, and the weights of Falcon-H1 are already scaled. */
+/* Detects whether MLX converted a model with convolutions: MLX stores convolution weights as [C, n_taps, 1], so their last
+ * dimension is 1. In a converted folder, norm weights already include the added 1, and the weights of Falcon-H1 are already
+ * scaled. */
 static void detect_mlx_folder(fkv_weights *weights) {
     bool is_mlx = false;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {

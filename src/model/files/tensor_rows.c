@@ -26,8 +26,8 @@ const int8_t *fkv_tensor_table(const fkv_tensor *tensor) {
     return fkv_block_format_of(tensor->type)->table;
 }
 
-/* Rounds centered scales to f16 before computing their biases. The bias is a power of two times the scale, hence exact in f16, so
- * code 0 still maps exactly to zero and only the scale is rounded. */
+/* Rounds scales to f16, then computes biases as -center * scale, where center is the code of the value 0. The center is a power
+ * of two, so the biases are exact in f16 and the code `center` still decodes to exactly 0. */
 static void round_centered(fkv_panel_layout layout, float *scales, float *biases, uint32_t n) {
     for (uint32_t g = 0; g < n; g++) {
         scales[g] = fkv_f16_to_f32(fkv_f32_to_f16(scales[g]));

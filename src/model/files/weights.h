@@ -70,8 +70,7 @@ typedef struct fkv_tensor {
     uint32_t n_cols;     /* columns are contiguous in memory unless col_step is set */
     const uint8_t *data; /* [n_rows, row_bytes], possibly unaligned because safetensors headers may have any length */
     uint64_t row_bytes;
-    uint64_t col_step; /* for a strided view of a float tensor: stride between columns, in bytes (row_bytes is the stride between
-                          rows); otherwise 0 */
+    uint64_t col_step; /* stride between columns, in bytes, if this is a strided view of a float tensor; otherwise 0 */
 
     /* MLX types: codes, scales and biases are stored separately. */
     uint32_t bits;              /* bits per code; 0 for all other types */
@@ -106,13 +105,13 @@ typedef struct fkv_rope {
     fkv_rope_scaling scaling;
     float base;                 /* 0: not specified */
     float factor;               /* 1: no scaling */
-    float attention_factor;     /* factor applied to cosines and sines; 0: derived from the scaling factor */
+    float attention_factor;     /* factor applied to cosines and sines; 0 if it is derived from the scaling factor */
     float low_freq, high_freq;  /* llama3 */
     float beta_fast, beta_slow; /* yarn */
-    float mscale, mscale_all;   /* yarn: mscale and mscale_all_dim; 0: not specified */
-    bool yarn_unrounded;        /* yarn: the bounds of the interpolation ramp are not rounded to integers */
-    uint32_t dim;               /* number of rotated dimensions per head; 0: not specified */
-    uint32_t original_context;  /* original training length, in tokens; 0: the model's context length */
+    float mscale, mscale_all;   /* yarn: mscale and mscale_all_dim; 0 if not specified */
+    bool yarn_unrounded;        /* yarn: true if the bounds of the interpolation ramp are not rounded to integers */
+    uint32_t dim;               /* number of rotated dimensions per head; 0 if not specified */
+    uint32_t original_context;  /* original training length, in tokens; 0 means the model's context length */
     uint32_t n_factors;
     const float *short_factors; /* [n_factors] divisors of the frequencies, or NULL */
     const float *long_factors;  /* [n_factors] divisors for sequences longer than original_context, or NULL */
@@ -141,29 +140,29 @@ typedef enum fkv_recurrence_kind {
 
 /* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */
 typedef struct fkv_recurrence {
-    uint32_t n_taps;               /* taps of the causal convolution, including the current token */
-    uint32_t n_k_heads, n_v_heads; /* several value heads share the query and the key of one key head. In Mamba-2, n_k_heads is
-                                      the number of groups of B and C, and n_v_heads the number of heads */
+    uint32_t n_taps;               /* number of taps of the causal convolution, including the current token */
+    uint32_t n_k_heads, n_v_heads; /* n_v_heads / n_k_heads value heads share the query and the key of one key head. In Mamba-2,
+                                      n_k_heads is the number of groups of B and C */
     uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
-    float min_step, max_step;      /* Mamba-2: limits of the step size; max_step 0: no upper limit */
-    uint32_t n_norm_groups; /* Mamba-2: number of channel groups that the output norm normalizes separately; 0: no output norm */
+    float min_step, max_step;      /* Mamba-2: limits of the step size; if max_step is 0, there is no upper limit */
+    uint32_t n_norm_groups; /* Mamba-2: number of channel groups with separate output norms; 0 if outputs are not normalized */
     bool norm_may_miss;     /* Mamba-2: outputs are normalized only if the file has the weights of the norm */
-    bool norms_before_gate; /* Mamba-2: outputs are normalized before they are gated; false: after */
-    float in_scales[5];     /* Mamba-2: factors of gates, values, keys, queries and step sizes before the convolution; all
-                               0: no scaling */
-    float out_scale;        /* Mamba-2: factor applied to the output; 0 means 1 */
-    bool tiled;             /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
+    bool norms_before_gate; /* Mamba-2: true if outputs are normalized before they are gated, false if after */
+    float in_scales[5]; /* Mamba-2: factors applied to gates, values, keys, queries and step sizes before the convolution; all 0
+                           if there is no scaling */
+    float out_scale;    /* Mamba-2: factor applied to the output; 0 means 1 */
+    bool tiled;         /* delta net: value head h belongs to key head h % n_k_heads instead of h / (n_v_heads / n_k_heads) */
 } fkv_recurrence;
 
 /* Shape of multi-head latent attention (MLA). Keys and values of all heads are projections of one latent vector per token, and
  * all heads share one key part with RoPE. */
 typedef struct fkv_latent {
-    uint32_t dim;      /* number of latent channels; 0: the model has no latent attention */
+    uint32_t dim;      /* number of latent channels; 0 if the model has no latent attention */
     uint32_t rope_dim; /* number of query and key channels with RoPE */
     uint32_t nope_dim; /* number of query and key channels per head without RoPE */
     uint32_t v_dim;    /* number of value channels per head */
-    uint32_t q_dim;    /* dimension of the latent vector of the queries; 0: queries are projected directly */
-    float norm_eps;    /* norm epsilon for latent vectors; 0: the same as for the other norms */
+    uint32_t q_dim;    /* dimension of the latent query vector; 0 if queries are projected directly */
+    float norm_eps;    /* norm epsilon for latent vectors; 0 means the epsilon of the other norms */
 } fkv_latent;
 
 enum { FKV_MAX_TAPS = 8, FKV_MAX_STATE_DIM = 256 };
@@ -183,7 +182,7 @@ typedef struct fkv_features {
     bool sinks;               /* every query head has an attention sink (learned extra logit) */
     bool parallel_experts;    /* experts run in parallel with a dense feed-forward block, and both have separate norms */
     bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
-    bool sigmoid_router;      /* expert scores are sigmoids; otherwise a softmax over all experts */
+    bool sigmoid_router;      /* expert scores are sigmoids of the router logits instead of a softmax over all experts */
     bool groups_by_max;       /* the score of an expert group is its largest expert score instead of the sum of the two largest */
     bool sparse_mixer;        /* each token uses two experts, each weighted by a softmax over the experts with similar logits */
     bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
@@ -193,16 +192,16 @@ typedef struct fkv_features {
     bool yarn_unrounded;      /* see fkv_rope */
     bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
     bool v_norm;              /* each head of v is RMS-normalized, without weights */
-    bool k_may_be_v;          /* layers without a V matrix use K before norm and RoPE as V */
+    bool k_may_be_v;          /* layers without a V matrix use K as V, before its norm and RoPE */
     bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
     bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
     bool parallel_mixers;     /* recurrent layers also have attention, which reads the same input */
     bool single_blocks;       /* a layer is either a mixer (attention or recurrent) or a feed-forward block, and has one norm */
     fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
-    uint32_t no_rope_period; /* every n-th layer has no RoPE; 0: all layers have RoPE */
-    uint32_t window_period;  /* used if the file states a window but no layer pattern: every n-th layer has full attention; 0: all
-                                layers have full attention; FKV_NO_PERIOD: no layer has full attention */
+    uint32_t no_rope_period; /* every n-th layer has no RoPE; 0 if all layers have RoPE */
+    uint32_t window_period; /* every n-th layer has full attention; 0 means all layers, and FKV_NO_PERIOD means none. Used only if
+                               the file states a window but no layer pattern */
 } fkv_features;
 
 enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 1024, FKV_MAX_EXPERT_GROUPS = 64 };
@@ -219,9 +218,9 @@ enum {
 
 /* Shape of one layer. */
 typedef struct fkv_layer_shape {
-    uint32_t n_kv_heads, head_dim, ffn_dim; /* 0: the value in fkv_hparams */
-    uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: its own or an earlier layer */
-    uint32_t page_layer, state_layer; /* index in the cache of the pages that the layer reads, and of its recurrent state */
+    uint32_t n_kv_heads, head_dim, ffn_dim; /* 0 means the value in fkv_hparams */
+    uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: this layer or an earlier layer */
+    uint32_t page_layer, state_layer; /* cache layers of the keys and values that this layer reads, and of its recurrent state */
 } fkv_layer_shape;
 
 /* Scale factors of Falcon-H1 that still apply if the folder was converted by MLX. All other factors are already multiplied into
@@ -236,17 +235,16 @@ typedef struct fkv_hparams {
     const char *architecture; /* architecture name: general.architecture, or the equivalent of model_type */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
-    uint32_t v_dim;              /* dimension of a value head, at most the head dimension; 0: the head dimension */
-    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no K and V and instead attend to those of
-                                    an earlier layer of their kind */
-    uint32_t input_dim;          /* dimension of per-layer inputs; 0: none */
-    uint32_t n_experts, n_experts_used; /* 0: all feed-forward blocks are dense */
-    uint32_t expert_dim;                /* feed-forward dimension of an expert; 0: ffn_dim */
-    uint32_t latent_dim;                /* experts read and write a projection of this dimension; 0: no projection */
-    uint32_t shared_dim;                /* feed-forward dimension of the shared expert; 0: none */
-    uint32_t n_dense;                   /* number of leading layers without experts */
-    uint32_t n_expert_groups; /* number of expert groups; experts are selected from the best n_expert_groups_used groups; 0: no
-                                 groups */
+    uint32_t v_dim;              /* dimension of a value head, at most the head dimension; 0 means the head dimension */
+    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that have no keys and values and attend to the keys
+                                    and values of an earlier layer */
+    uint32_t input_dim;          /* dimension of per-layer inputs; 0 if there are none */
+    uint32_t n_experts, n_experts_used; /* 0 if all feed-forward blocks are dense */
+    uint32_t expert_dim;                /* feed-forward dimension of an expert; 0 means ffn_dim */
+    uint32_t latent_dim;      /* dimension of the projected inputs and outputs of experts; 0 if there is no projection */
+    uint32_t shared_dim;      /* feed-forward dimension of the shared expert; 0 if there is none */
+    uint32_t n_dense;         /* number of leading layers without experts */
+    uint32_t n_expert_groups; /* number of expert groups, or 0; experts are selected from the best n_expert_groups_used groups */
     uint32_t n_expert_groups_used;
     float experts_scale; /* factor applied to routing weights; 0 means 1 */
     uint32_t n_next;     /* number of multi-token prediction layers after the last layer; they are ignored */
@@ -254,26 +252,26 @@ typedef struct fkv_hparams {
     float norm_eps;                 /* norm epsilon; 0 if not specified, in which case model.c rejects the model */
     fkv_rope rope;                  /* a base of 0 is replaced with the architecture's default */
     fkv_rope local_rope;            /* RoPE of windowed layers; if its base is 0, these layers use `rope` */
-    uint32_t window;                /* sliding window of windowed layers; 0: none */
+    uint32_t window;                /* sliding window of windowed layers; 0 if there is none */
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
     fkv_recurrence recurrence; /* shape of the layers with FKV_LAYER_RECURRENT */
     fkv_latent latent;   /* shape of latent attention; the shapes of all layers then have one KV head with latent.dim channels */
-    float softcap;       /* soft cap for attention scores; 0: none */
-    float final_softcap; /* soft cap for logits; 0: none */
-    float query_scale;   /* factor applied to attention scores; 0: not specified */
+    float softcap;       /* soft cap for attention scores; 0 if there is none */
+    float final_softcap; /* soft cap for logits; 0 if there is none */
+    float query_scale;   /* factor applied to attention scores; 0 if not specified */
     float embedding_scale; /* factor applied to embeddings; 0 means 1 */
     float residual_scale;  /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
     float logit_scale;     /* factor applied to logits; 0 means 1 */
-    float temperature; /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)); 0: no scaling */
+    float temperature;     /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)) */
     uint32_t temperature_context;
-    bool temperature_of_no_rope;  /* only layers without RoPE scale queries, and they use position + 1 instead of position */
-    uint32_t attention_chunk;     /* some layers attend within chunks of this number of tokens; 0: none */
-    const float *xielu;           /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
-    float mixer_jitter;           /* sparse_mixer: logits are similar if their relative distance is at most twice this value */
-    float value_scale;            /* factor applied to values; 0 means 1 */
-    fkv_mlx_scales mlx_scales;    /* replacements for the scales in this struct if the folder was converted by MLX */
-    float gate_scale, down_scale; /* factors applied to the gate and to the output of a feed-forward block; 0 means 1 */
+    bool temperature_of_no_rope; /* temperature applies only to layers without RoPE, which use position + 1 instead of position */
+    uint32_t attention_chunk;    /* chunk size, in tokens, of layers with chunked attention; 0 if there are none */
+    const float *xielu;          /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
+    float mixer_jitter; /* with sparse_mixer, two logits are similar if their relative distance is at most twice this value */
+    float value_scale;  /* factor applied to values; 0 means 1 */
+    fkv_mlx_scales mlx_scales;        /* replacements for the scales in this struct if the folder was converted by MLX */
+    float gate_scale, down_scale;     /* factors applied to the gate and to the output of a feed-forward block; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */
     bool norm_plus_one;               /* the file stores each norm weight minus 1 (Gemma in safetensors) */

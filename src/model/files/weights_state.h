@@ -34,7 +34,7 @@ struct fkv_weights {
     int32_t *types;
     struct fkv_quantization *quantized; /* [n_quantized], see quantization.h; entry 0 is the default */
     uint32_t n_quantized;
-    bool is_config; /* read from a config.json alone: all tensors are declared (config_tensors.h) */
+    bool is_config; /* true if only a config.json was read; all tensors are then declared without data (config_tensors.h) */
     fkv_declared declared;
     bool is_tied;      /* according to config.json, the output matrix is the embedding, even if lm_head is stored */
     bool needs_output; /* according to config.json, lm_head must be stored */

@@ -25,7 +25,7 @@ FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float 
     case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, n); break;
     case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, n); break;
     case FKV_RELU2:
-    case FKV_XIELU: FKV_ASSERT(false); break; /* used only without a gate; see fkv_activate_plain() */
+    case FKV_XIELU: FKV_ASSERT(false); break; /* used only in blocks without a gate; see fkv_activate_plain() */
     }
 }
 

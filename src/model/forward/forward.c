@@ -151,7 +151,7 @@ static bool has_gate(const pass *p) {
     return p->r->model->hparams->features.attn_gate || p->r->model->hparams->features.gate_in_q;
 }
 
-/* Splits a row in which the query and the gate of each head alternate into queries and gates. */
+/* Separates the queries and gates of a row in which the query of each head is followed by the gate of the head. */
 static void split_q_gate_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const uint32_t d = p->shape->head_dim;

@@ -18,7 +18,7 @@ typedef struct latent_pass {
 
 static uint32_t query_dim(const fkv_latent *l) { return l->nope_dim + l->rope_dim; }
 
-/* Returns the padded column count of the wider per-head matrix. */
+/* Returns the larger of the padded column counts of the two per-head matrices. */
 static uint32_t head_columns(const fkv_latent *l) { return fkv_packed_pad(fkv_max_u32(l->nope_dim, l->dim)); }
 
 uint64_t fkv_latent_layout(fkv_carve *carve, fkv_runner *r) {

@@ -45,10 +45,10 @@ typedef struct fkv_packed_layer {
     float *router_norm;                /* [dim] norm of the router's input, or NULL if the router reads the experts' input */
     float *expert_scales;              /* [E] factors applied to the routing weights */
     float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
-    float *router_correction;                                  /* [E] added to the expert scores for selection only, or NULL */
-    fkv_matrix shared_gate;                                    /* [1, dim] gate of the shared expert */
-    float *router_bias;                                        /* [E] */
-    fkv_matrix latent_down, latent_up;                         /* [latent_dim, dim] and [dim, latent_dim] */
+    float *router_correction;          /* [E] corrections, added to the expert scores only to select experts, or NULL */
+    fkv_matrix shared_gate;            /* [1, dim] gate of the shared expert */
+    float *router_bias;                /* [E] */
+    fkv_matrix latent_down, latent_up; /* [latent_dim, dim] and [dim, latent_dim] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; `gate`, `up` and `down` hold the shared expert or
                                                              the parallel dense feed-forward block, if the layer has one */
     float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */

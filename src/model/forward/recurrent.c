@@ -27,10 +27,10 @@ static const float L2_EPS = 1e-6f; /* epsilon added to the sum of squares; the s
 typedef struct mixer {
     fkv_runner *r;
     const fkv_packed_layer *layer;
-    uint32_t n_channels;  /* channels of the convolution */
+    uint32_t n_channels;  /* number of channels of the convolution */
     uint32_t in_width;    /* row width of the buffer mixer_in */
     uint32_t pad;         /* row width of the buffer `mixed` */
-    uint32_t n_per_seq;   /* work items per sequence */
+    uint32_t n_per_seq;   /* number of work items per sequence */
     uint64_t conv_offset; /* offset of the convolution's inputs in a state, in floats */
     size_t values_offset; /* index of the first value in a row of mixer_in */
     size_t keys_offset;   /* index of the first query (delta net) or first key (Mamba-2) in a row of mixer_in */

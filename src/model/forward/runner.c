@@ -74,7 +74,7 @@ fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t capac
     return fkv_calibration_default_path(model->path, path, capacity);
 }
 
-/* Checks that the calibration belongs to this model, and sets every layer's channel_bits to its part of the calibration. */
+/* Checks that the calibration belongs to this model, and points channel_bits of every layer to the bit widths of that layer. */
 static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *calibration, uint32_t average, uint32_t n_layers,
                                     fkv_layer_config *layers, const char *path) {
     FKV_REQUIRE(memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,

@@ -101,7 +101,7 @@ struct fkv_runner {
     void (*observe)(void *observer, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position);
     void *observer;
 
-    fkv_cpu_runner cpu;       /* zeroed on other backends */
+    fkv_cpu_runner cpu;       /* used only by the CPU backend, otherwise zeroed */
     fkv_array_runner *arrays; /* MLX state, or NULL */
 };
 

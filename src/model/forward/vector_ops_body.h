@@ -212,7 +212,7 @@ static void rope_pairs(float *FKV_RESTRICT x, const float *FKV_RESTRICT cosines,
     }
 }
 
-/* Maps a float to an integer with the same ordering; -0 maps to 0. */
+/* Maps floats to integers that compare in the same order; -0 maps to 0. */
 FKV_INLINE int32_t ordered_bits(float x) {
     union {
         float f;
@@ -221,7 +221,7 @@ FKV_INLINE int32_t ordered_bits(float x) {
     return bits.i ^ (int32_t)((uint32_t)(bits.i >> 31) >> 1);
 }
 
-/* Finds the maximum block by block, so that only one block must be searched for its index. */
+/* Finds the maximum of each block first, so that only one block must be searched for the index of the overall maximum. */
 static uint32_t largest(const float *x, uint32_t n) {
     enum { BLOCK = 1024 };
     int32_t best = INT32_MIN;

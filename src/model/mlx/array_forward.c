@@ -188,7 +188,7 @@ static mlx_array add_attention_arrays(const pass *p, mlx_array x, mlx_array atte
     const fkv_array_layer *l = p->layer;
     mlx_array heads = gather_heads(p, attended);
     if (has_array(&l->attn_gate)) {
-        rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias)); /* recomputes the input of attention */
+        rows in = row_slice(p, norm_array(p, x, l->attn_norm, l->attn_norm_bias)); /* recomputes the attention input */
         heads = fkv_mlx_multiply(p->g, heads, fkv_model_op_sigmoid(p->g, product_of_input(p, in, &l->attn_gate)));
     }
     mlx_array given = plus(p, product(p, row_slice(p, heads), &l->o), l->o_bias);
@@ -262,8 +262,8 @@ static mlx_array keep_expert_groups(const pass *p, mlx_array scores) {
     return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, lowest, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
 }
 
-/* Returns the softmax probability of the largest score among the scores whose logits are close to it: [T, 1]. logits: [T, E], the
- * logits without masking. */
+/* Computes a softmax over the scores whose logits are close to the largest score, and returns the probability of that score.
+ * logits: [T, E], not masked -> [T, 1]. */
 static mlx_array similar_share(const pass *p, mlx_array scores, mlx_array logits) {
     mlx_array largest = fkv_mlx_max_last(p->g, scores);
     mlx_array scale = fkv_mlx_maximum(p->g, fkv_model_op_abs(p->g, logits), largest);

@@ -190,7 +190,7 @@ static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t
     }
 }
 
-/* Converts values to the given type and stores them in the table, starting at element `at`. */
+/* Converts values to `type` (f32 or f16) and stores them in `table`, starting at element `at`. */
 static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *table, size_t at) {
     if (type == MLX_FLOAT32) {
         memcpy((float *)table + at, numbers, n * sizeof *numbers);

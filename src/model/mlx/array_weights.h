@@ -38,7 +38,7 @@ typedef struct fkv_array_layer {
     fkv_array_matrix shared_gate;          /* [1, dim] gate of the shared expert, or empty */
     mlx_array router_correction;           /* [E] */
     mlx_array router_scale, expert_scales; /* [dim] and [E]; empty unless the layer has both experts and a parallel dense block */
-    mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim]; empty under the same condition as router_scale */
+    mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim]; empty if router_scale is empty */
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
     mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */

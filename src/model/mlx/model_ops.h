@@ -38,9 +38,9 @@ mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w);
  * and E the number of experts. */
 mlx_array fkv_model_op_largest(fkv_mlx_graph *g, mlx_array a, int n_rows, int k);
 
-mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indices); /* selects along the last axis */
-mlx_array fkv_model_op_exclude(fkv_mlx_graph *g, mlx_array a, mlx_array indices);    /* sets the selected values to -infinity */
-mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a);                       /* over the last axis */
+mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indices); /* gathers along the last axis */
+mlx_array fkv_model_op_exclude(fkv_mlx_graph *g, mlx_array a, mlx_array indices);    /* sets values at `indices` to -infinity */
+mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a);                       /* softmax over the last axis */
 mlx_array fkv_model_op_sum_second(fkv_mlx_graph *g, mlx_array a); /* sums over the second axis: [T, k, n] -> [T, n] */
 
 /* Multiplies each row by the matrices of its experts. x: [T, 1 or k, 1, C]; across: [E, C, R]; w: [E, R, ..]; experts: [T, k] ->
