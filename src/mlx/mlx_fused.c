@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum {
-    LARGE_ANSWER_BYTES = 64 * 1024, /* larger results are not used as dependency arrays, so that MLX can free them */
+    LARGE_ANSWER_BYTES = 64 * 1024, /* larger attention outputs are not kept as dependency arrays, so that MLX can free them */
     TABLE_STEP = 1024, /* step tables are padded to a multiple of this many words, so that their shape rarely changes; see
                           fkv_mlx_step_state() */
     DEPENDENCY_WORDS =

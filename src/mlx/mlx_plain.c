@@ -20,8 +20,8 @@
 
 enum {
     TILE_TOKENS = 1024,       /* tokens per tile; a multiple of every page size */
-    SEALED_TOKENS = 512,      /* tokens per tile of sealed pages, which are decoded to floats */
-    SEAL_TOKENS = 256,        /* maximum number of tokens in the pages that are sealed together */
+    SEALED_TOKENS = 512,      /* tokens per tile of sealed pages, whose values are decoded to floats */
+    SEAL_TOKENS = 256,        /* maximum number of tokens that are sealed in one batch */
     MAX_TILE_SCORES = 1 << 21 /* upper bound on (queries per block) * H * TILE_TOKENS */
 };
 

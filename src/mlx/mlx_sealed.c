@@ -326,7 +326,7 @@ static void seal_value_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const f
  * are gathered by index for all heads at once: the first axis of an array combines heads and channels, or heads and digits.
  */
 
-/* Returns the number of 2-bit digits of a head, including the padding digits in its last line. */
+/* Returns the number of packed 2-bit digits of one token and head, including padding. */
 static uint32_t head_digits(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
 
 /* Appends n values of one head to *kept, which has the values of the previous heads. */

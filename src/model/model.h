@@ -22,7 +22,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
     const fkv_tensor *gate_bias, *up_bias, *down_bias;
     const fkv_tensor *q_norm,
-        *k_norm; /* [D] if heads are normalized separately; [H * D] and [G * D] if whole rows are normalized */
+        *k_norm; /* weights: [D] if heads are normalized separately; [H * D] and [G * D] if whole rows are normalized */
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
@@ -48,27 +48,27 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
     const fkv_tensor *alpha_bias;    /* [n_v_heads] */
     const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the skip connection from input to output */
-    const fkv_tensor *mixer_norm;    /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+    const fkv_tensor *mixer_norm;    /* output norm weights: [v_dim], in Mamba-2 [n_v_heads * v_dim] */
     /* Tensors of latent attention. q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists.
      * The projections from the latent vector are either kv_b, or k_b and v_b. */
     const fkv_tensor *q_a, *q_a_bias; /* [q_dim, dim] */
     const fkv_tensor *q_a_norm;       /* [q_dim] */
-    const fkv_tensor *kv_a;           /* [latent dim + rope_dim, dim] */
+    const fkv_tensor *kv_a;           /* projection to the latent vector and the RoPE key: [latent dim + rope_dim, dim] */
     const fkv_tensor *kv_a_bias;
     const fkv_tensor *kv_a_norm; /* [latent dim] */
-    const fkv_tensor *kv_b;      /* [H * (nope_dim + v_dim), latent dim] */
+    const fkv_tensor *kv_b;      /* projection from the latent vector to keys and values: [H * (nope_dim + v_dim), latent dim] */
     const fkv_tensor *k_b, *v_b; /* k_b: [H * latent dim, nope_dim], transposed in each head; v_b: [H * v_dim, latent dim] */
-    const fkv_tensor *router; /* [E, dim]; in layers with a router, gate, up and down are NULL unless the layer also has a dense
-                                 feed-forward block */
+    const fkv_tensor *router; /* router matrix [E, dim]; in layers with a router, gate, up and down are NULL unless the layer also
+                                 has a dense feed-forward block */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
     const fkv_tensor *experts_norm; /* [dim] input norm of the experts if they run in parallel with a dense feed-forward block,
                                        whose input norm is ffn_norm */
     const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] output norms of the dense feed-forward block and of the
                                                               experts, applied before the two outputs are added */
-    const fkv_tensor *router_correction;       /* [E] corrections, added to the expert scores only to select experts */
-    const fkv_tensor *shared_gate;             /* [1, dim] gate of the shared expert; its matrices are `gate`, `up` and `down` */
-    const fkv_tensor *router_bias;             /* [E] */
-    const fkv_tensor *latent_down, *latent_up; /* [latent_dim, dim] before the experts, [dim, latent_dim] after them */
+    const fkv_tensor *router_correction; /* [E] corrections, added to the expert scores only to select experts */
+    const fkv_tensor *shared_gate;       /* [1, dim] gate of the shared expert, whose matrices are `gate`, `up` and `down` */
+    const fkv_tensor *router_bias;       /* [E] */
+    const fkv_tensor *latent_down, *latent_up; /* projections before the experts [latent_dim, dim] and after [dim, latent_dim] */
     const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] matrices, one per expert; without a gate, gate_experts
                                                                       is NULL */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */

@@ -50,8 +50,8 @@ typedef struct fkv_group {
     uint32_t n_step;   /* maximum number of pages that one step adds beyond n_rest, over all sequences */
     uint32_t *entries; /* [max_seqs, width], FKV_NO_PAGE if no page is held; rows from n_slots_used on are uninitialized */
     fkv_pool pool;
-    bool pins;         /* true if a sequence that references a node's page of this group makes the node busy */
-    bool is_state;     /* state group: a sequence holds one page, at entry 0, and tails of all pages are 0 */
+    bool pins;         /* true if a sequence keeps a node busy by referencing the node's page in this group */
+    bool is_state;     /* true for the state group, in which a sequence has one page (table entry 0) and tails are always 0 */
     uint64_t reserved; /* sum of pages(max_tokens) over all sequences; in a window group, sum of rest(max_tokens) */
     uint64_t in_steps; /* sum of cap(max_tokens) - rest(max_tokens) over all sequences; 0 in the full group */
     uint64_t entered;  /* full group: sum of pages(length) over all sequences; window group: always 0 */
@@ -205,8 +205,8 @@ void fkv_pager_publish(fkv_pager *pager);
 
 /* ---- sequence.c ---- */
 
-/* Releases the sequences that were closed during the step. Called after the step has ended; the caller then calls
- * fkv_pager_settle(). */
+/* Releases the sequences that were closed during the step. Must be called after the step has ended and before fkv_pager_settle().
+ */
 void fkv_pager_end_closing(fkv_pager *pager);
 
 #endif

@@ -208,7 +208,8 @@ fkv_status fkv_pager_step_commit(fkv_pager *pager) {
     fkv_step_state *step = &pager->step;
     FKV_REQUIRE(step->open, FKV_BAD_STATE, "no step is open; call fkv_step_begin() first");
     if (pager->full != FKV_NO_GROUP) pager->groups[pager->full].taken = 0;
-    /* release all copied pages before any row advances, so that no page appears to be referenced only by rows that copy it */
+    /* release copied pages before any row advances, because a row that has copied a page must no longer count as a writer of that
+     * page */
     for (uint32_t c = 0; c < step->n_copies; c++)
         fkv_tree_page_change(pager, step->copies[c].group, step->copies[c].from, -1, -1);
     for (uint32_t r = 0; step->states != NULL && r < step->n_rows; r++)

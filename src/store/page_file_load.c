@@ -16,7 +16,7 @@
 
 enum {
     LAYERS_BYTES = FKV_MAX_LAYERS * (int)sizeof(fkv_file_layer),
-    INDEX_ENTRIES = 340, /* index entries per read */
+    INDEX_ENTRIES = 340, /* number of index entries in one read */
     INDEX_BYTES = 8 * 1024,
     INSPECT_BUFFER_BYTES = 64 * 1024 /* size of the stack buffer in functions that are called without a cache */
 };

@@ -114,7 +114,7 @@ static fkv_status require_replaceable(const part_file *part, const char *name) {
     return FKV_OK;
 }
 
-/* Acquires exclusive ownership of the part file: locks it, checks that it still has its name, and truncates it. */
+/* Acquires exclusive ownership of the part file: locks it, checks that its name still refers to it, and truncates it. */
 static fkv_status part_lock(part_file *part) {
     struct stat opened;
     struct stat named;

@@ -16,7 +16,7 @@ typedef struct pack_header {
     uint64_t total_bytes;
     uint32_t page_tokens;
     uint32_t logical; /* logical page number within the prompt */
-    uint32_t groups;  /* bit g: the page of group g is included */
+    uint32_t groups;  /* bit g is set if the packed page includes group g */
     uint32_t crc32c;  /* checksum of all pages */
     uint8_t identity[FKV_SHA256_BYTES];
     uint8_t key[FKV_PAGE_KEY_BYTES];

@@ -637,8 +637,8 @@ static void set_dense_layer(fkv_hparams *h, uint32_t layer, bool is_dense) {
     if (is_dense && layer < FKV_MAX_LAYERS) h->layers[layer] |= FKV_LAYER_DENSE;
 }
 
-/* Reads a list of layer indices: the only layers without experts if lists_dense is true, otherwise the only layers with
- * experts. */
+/* Reads a list of layer indices. If lists_dense is true, only the listed layers have no experts; otherwise, only the listed
+ * layers have experts. */
 static fkv_status read_layer_list(const config_reader *r, const char *key, bool lists_dense) {
     const json_t *list = get_field(r->root, key);
     const size_t n = json_array_size(list);

@@ -40,7 +40,7 @@ static const char MIMO2_DEFAULTS[] =
     "{\"head_dim\": 192, \"v_head_dim\": 128, \"sliding_window\": 129, \"attention_value_scale\": 0.707,"
     " \"partial_rotary_factor\": 0.334}";
 
-/* Default values in transformers of fields that published configs may omit. */
+/* Default values, taken from transformers, of fields that published configs may omit. */
 static const char DEEPSEEK_V2_DEFAULTS[] =
     "{\"kv_lora_rank\": 512, \"q_lora_rank\": 1536, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"n_shared_experts\": 2,"
     " \"n_routed_experts\": 64, \"moe_intermediate_size\": 1407, \"rms_norm_eps\": 1e-6}";

@@ -1,5 +1,5 @@
-/* Reads safetensors files: an 8-byte header length, a JSON object with type, shape and offsets of every tensor, and the data. A
- * folder may contain several files and an index that maps tensors to files.
+/* Reads safetensors files. A file consists of an 8-byte header length, a JSON object with type, shape and offsets of every
+ * tensor, and the data. A folder may contain several files and an index that maps tensors to files.
  *
  * Every value is checked against the file: offsets must be within the data and match type and shape, and tensors must not overlap
  * (weights.c).

@@ -237,7 +237,7 @@ static void add_first_mixer_row(const pass *p, uint32_t row) { add_residual_row(
 
 static void add_mixer_row(const pass *p, uint32_t row) {
     add_residual_row(p, row, p->layer->post_attn_norm);
-    /* in parallel blocks, the feed-forward block has already read the input that it shares with attention */
+    /* in parallel blocks, the feed-forward block has already read the input of attention, so no norm follows */
     if (p->r->model->hparams->features.parallel) return;
     if (!fkv_architecture_has_ffn(p->r->model->hparams, p->index))
         end_row(p, row);
@@ -440,7 +440,7 @@ static void add_experts(const pass *p) {
     run_rows(p, add_ffn_row);
 }
 
-/* Computes the rest of a layer after attention. */
+/* Computes the part of a layer that follows attention. */
 static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);

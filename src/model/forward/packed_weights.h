@@ -33,11 +33,11 @@ typedef struct fkv_packed_layer {
     float *decay;                /* [n_v_heads] negated decay rates */
     float *alpha_bias;           /* [n_v_heads] */
     float *skip;                 /* [n_v_heads] */
-    float *mixer_norm;           /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] or NULL */
+    float *mixer_norm;           /* output norm weights: [v_dim], in Mamba-2 [n_v_heads * v_dim] or NULL */
     fkv_matrix q_a, kv_a;        /* latent attention; see fkv_layer_tensors */
     fkv_matrix *k_up, *v_up;     /* [H] matrices, one per head: transposed key projection [latent dim, nope_dim], value projection
                                     [v_dim, latent dim] */
-    float *q_a_bias, *kv_a_bias; /* [q_dim], [latent dim + rope_dim] */
+    float *q_a_bias, *kv_a_bias; /* [q_dim] and [latent dim + rope_dim] */
     float *q_a_norm, *kv_a_norm; /* [q_dim], [latent dim] */
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */

@@ -39,7 +39,7 @@ typedef struct fkv_cpu_runner {
     /* Buffers of latent attention, NULL for models without it. */
     float *latent_q;     /* [T, H * (nope_dim + rope_dim)] queries before absorption */
     float *latent_low;   /* [T, padded q_dim] latent vectors of the queries */
-    float *latent_kv;    /* [T, latent dim + rope_dim] */
+    float *latent_kv;    /* [T, latent dim + rope_dim] latent vectors and RoPE keys */
     float *latent_heads; /* [H, T, padded nope_dim or latent dim] inputs of the per-head matrix products */
     float *attended;     /* [T, H, head_pad] output of attention */
     float *latent_out;   /* [T, padded H * v_dim] input of the output projection */
@@ -60,7 +60,7 @@ typedef struct fkv_cpu_runner {
     float *expert_in;           /* [T, expert_pad] input of one expert, later its output */
     float *expert_sum;          /* [T, expert_pad] weighted sum of expert outputs */
     float *latent;              /* [T, expert_pad] projected inputs of the experts, or NULL */
-    uint32_t expert_pad;        /* dim_pad, or the padded latent_dim if that is larger */
+    uint32_t expert_pad;        /* row stride of the expert buffers: the larger of dim_pad and the padded latent_dim */
     float *dense;               /* [T, dim_pad] output of the parallel dense feed-forward block, or NULL */
     float *shared_gate_logits;  /* [T] gate logits of the shared expert */
     fkv_panel_room room;        /* per-thread buffers for expert panels */

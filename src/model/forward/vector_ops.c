@@ -1,5 +1,5 @@
-/* Baseline build of vector_ops_body.h, the selection of an instruction set, and functions that are compiled only once. See
- * vector_ops.h.
+/* Compiles vector_ops_body.h for the baseline instruction set, selects the operations of an instruction set, and defines the
+ * functions that exist only once. See vector_ops.h.
  */
 #define VECTOR_OPS fkv_vector_ops_plain
 #include "vector_ops_body.h"

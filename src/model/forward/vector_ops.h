@@ -47,7 +47,7 @@ typedef struct fkv_vector_ops {
                        const float *values, float decay, float beta, float *out);
 
     /* Computes one token of Mamba-2 for n_values rows s of a state: s = decay * s + (step * value) * b; out = s.c + skip * value.
-     * Arrays as in delta_step. */
+     * The arrays have the same shapes as in delta_step. */
     void (*ssm_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *b, const float *c,
                      const float *values, float decay, float step, float skip, float *out);
 

@@ -6,7 +6,7 @@
 
 #include "../../mlx/mlx_graph.h"
 
-/* Copies values from host memory. */
+/* Creates an array with a copy of values in host memory. */
 mlx_array fkv_model_op_upload(fkv_mlx_graph *g, const void *data, fkv_mlx_shape shape, mlx_dtype type);
 
 mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a);
