@@ -136,7 +136,8 @@ static mlx_array table_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, 
     return mlx->tables[(size_t)layer->group * mlx->max_seqs + r];
 }
 
-/* Returns one part of n gathered pages: [n, G, W] -> [n, G, bytes / 2], where W is the number of words per page and head. */
+/* Extracts one part (codes, scales or biases) from n gathered pages: [n, G, W] -> [n, G, bytes / 2], where W is the number of
+ * words per page and head. */
 static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_array pages, uint32_t n_pages, fkv_side side,
                            fkv_part part) {
     const fkv_block *block = layer->block;
@@ -272,7 +273,7 @@ static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_a
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }
 
 /* Applies the soft cap of the layer to scores [G, n * R, S]. A cap below 1e-30 is raised to 1e-30, because denormals may be
- * flushed to 0. Such a cap makes all scores so small that exp(score) rounds to 1. */
+ * flushed to 0. The result does not change, because with either cap exp(score) rounds to 1 for all scores. */
 static mlx_array capped(const query_block *b, mlx_array scores) {
     fkv_mlx_graph *g = &b->mlx->graph;
     if (!(b->layer->attn->softcap > 0)) return scores;

@@ -215,9 +215,9 @@ static mlx_array integral(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
 
 /* Result of quantizing keys channel by channel. */
 typedef struct key_lines {
-    mlx_array scale; /* float32 [n, G, D, 1], representable in the page type */
+    mlx_array scale; /* scales, representable in the page type: float32 [n, G, D, 1] */
     mlx_array bias;
-    mlx_array codes; /* float32 [n, G, D, T], integer-valued */
+    mlx_array codes; /* integer-valued codes: float32 [n, G, D, T] */
 } key_lines;
 
 /* Returns a bool [n, G, T, 1] mask of the outlier rows of x: float32 [n, G, T, D], see FKV_SEALED_OUTLIER. */

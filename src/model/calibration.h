@@ -42,7 +42,7 @@ void fkv_calibration_close(fkv_calibration *calibration); /* does nothing if the
 fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_layers, const uint8_t weights_id[32],
                                fkv_calibration *calibration);
 
-/* Writes atomically: to path.part, then renames. Returns FKV_IO on failure. */
+/* Writes a calibration file atomically: writes path.part, then renames it to path. Returns FKV_IO on failure. */
 fkv_status fkv_calibration_write(fkv_calibration *calibration, const char *path);
 
 /* Selects the assignment with the given average, 4 or 3 bits. Each byte of `both` holds two nibbles, one per assignment; it is

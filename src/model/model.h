@@ -13,7 +13,7 @@
 
 /* Tensors of one layer. NULL marks a tensor that the layer does not have. Parts of a fused tensor are views of its rows. */
 typedef struct fkv_layer_tensors {
-    /* q: [H * D, dim]; k and v: [G * D, dim]. Layers that share another layer's pages have only q */
+    /* q: [H * D, dim]; k and v: [G * D, dim]. Layers that read the keys and values of another layer have only q */
     const fkv_tensor *q, *k, *v;
     const fkv_tensor *o;         /* [dim, H * D] */
     const fkv_tensor *attn_gate; /* [H * D, dim] */

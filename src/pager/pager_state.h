@@ -110,7 +110,7 @@ typedef struct fkv_tree {
  * closed sequences and of other pagers are detected. If `open` is true and the generation is 0, the sequence was closed during
  * the open step and keeps its pages until the step ends. */
 typedef struct fkv_sequence {
-    uint64_t generation; /* 48-bit number; 0 if the sequence is closed */
+    uint64_t generation; /* 48-bit generation number; 0 if the sequence is closed */
     uint64_t tenant;
     uint32_t len;
     uint32_t max_tokens;
@@ -131,7 +131,7 @@ typedef struct fkv_step_state {
     uint32_t n_closing;     /* number of sequences closed since the step began */
     fkv_step_row *rows;     /* [min(max_seqs, max_step_tokens)] */
     fkv_page_copy *copies;  /* [rows * n_groups] */
-    fkv_state_move *states; /* [rows], or NULL if there is no state group */
+    fkv_state_move *states; /* [rows] states that each row reads and writes, or NULL if there is no state group */
 } fkv_step_state;
 
 /* Counters for fkv_pager_stats(). They are relaxed atomics with a single writer. `groups` and `seqs` are updated at the end of

@@ -43,7 +43,7 @@ void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group);
  * sequences can then write to the page itself instead of to a copy. */
 void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails);
 
-void fkv_tree_evict_oldest(fkv_pager *pager);               /* requires an idle leaf */
+void fkv_tree_evict_oldest(fkv_pager *pager);               /* the tree must have an idle leaf */
 void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node); /* the node must be idle, or become idle when its pages are removed */
 /* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
  * state. */

@@ -303,7 +303,7 @@ static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_co
     return FKV_OK;
 }
 
-/* Loads an open file: checks its identity, the prompt and all pages, then opens a sequence and fills it. */
+/* Loads an open file: checks its identity, the prompt and all pages, then opens a sequence and reads its pages. */
 static fkv_status load_sequence(page_reader *reader, const fkv_file_identity *identity, const fkv_slab *slab, fkv_pager *pager,
                                 const fkv_seq_config *config, fkv_seq *seq) {
     const uint32_t n_tokens = reader->header.n_tokens;

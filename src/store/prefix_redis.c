@@ -36,7 +36,7 @@ enum {
     RING_ENTRIES = 4096, /* capacity of the background thread's queue of existence queries and expiry refreshes */
     BATCH = 128,         /* maximum number of commands in one pipeline */
     CHUNK_BYTES = 64 * 1024,
-    MIN_SAMPLE_BYTES = 64 * 1024,                 /* smaller transfers are not used to measure the transfer rate */
+    MIN_SAMPLE_BYTES = 64 * 1024,                 /* transfers of fewer bytes do not affect the measured rate */
     NAME_TEXT_BYTES = 6 + 2 * FKV_PAGE_KEY_BYTES, /* length of a Redis key */
     VALUE_HEADER_BYTES = 20,
     VALUE_OVERHEAD = VALUE_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
@@ -55,7 +55,7 @@ static const double WRITE_S = 1.0;           /* fixed part of the timeout for a 
 static const double FIRST_RATE = 20e6;       /* assumed transfer rate, in bytes per second, before the first measurement */
 static const double MIN_RATE = 1e6;          /* lower limit of the assumed transfer rate */
 static const double RATE_STEP = 0.2;         /* weight of the newest measurement in the moving average of the transfer rate */
-static const double MIN_SAMPLE_S = 1e-3;     /* shorter transfers, in seconds, are not used to measure the transfer rate */
+static const double MIN_SAMPLE_S = 1e-3;     /* transfers that take fewer seconds do not affect the measured rate */
 static const double FOUND_S = 10.0;          /* time, in seconds, for which a cached "page exists" result is trusted */
 static const double MISSING_S = 2.0;
 static const double PROBE_S = 0.5; /* time, in seconds, between the first failure of an outage and the first probe */

@@ -6,7 +6,7 @@
 
 /* Position of a file within a split model. A single-file model is part 0 of 1. */
 typedef struct fkv_gguf_part {
-    uint32_t number;        /* split.no: index of the part, from 0 */
+    uint32_t number;        /* split.no: zero-based index of the part */
     uint32_t n_parts;       /* split.count */
     uint32_t n_all_tensors; /* split.tensors.count, the number of tensors in all parts; 0 if not specified */
 } fkv_gguf_part;

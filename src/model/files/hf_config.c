@@ -151,7 +151,7 @@ typedef struct config_reader {
     const hf_model_type *model;
     const fkv_architecture *architecture;
     fkv_hparams *h;
-    fkv_layer_shape local; /* head shape of windowed layers; a field that is 0 has the same value as in the other layers */
+    fkv_layer_shape local; /* head shape of windowed layers; 0 in a field means the value of the other layers */
 } config_reader;
 
 static fkv_status find_model_type(config_reader *r) {

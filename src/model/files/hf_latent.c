@@ -14,8 +14,8 @@ bool fkv_hf_is_latent(const char *type) {
     return found;
 }
 
-/* Reads the expert routing. DeepSeek V2 selects experts by softmax scores, optionally within groups; the later models use sigmoid
- * scores, except Mistral 4. */
+/* Reads the expert routing. DeepSeek V2 and Mistral 4 select experts by softmax scores, the other models by sigmoid scores.
+ * DeepSeek V2 may select groups of experts first. */
 static fkv_status read_routing(const json_t *root, const char *type, const char *path, fkv_hparams *h) {
     fkv_features *f = &h->features;
     const bool is_v2 = strcmp(type, "deepseek_v2") == 0;

@@ -12,7 +12,7 @@
 #include "../../matrix/matrix.h"
 #include "weights.h"
 
-/* Returns the matrix kind that a tensor is packed as; *group receives its group size. */
+/* Returns the matrix kind to which a tensor is packed. *group receives the group size of that kind. */
 FKV_INTERNAL fkv_matrix_kind fkv_tensor_matrix_kind(const fkv_tensor *tensor, uint32_t *group);
 
 /* Returns the code table [16] if the tensor has a table kind, otherwise NULL. */

@@ -192,7 +192,7 @@ typedef struct fkv_features {
     bool yarn_unrounded;      /* see fkv_rope */
     bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
     bool v_norm;              /* each head of v is RMS-normalized, without weights */
-    bool k_may_be_v;          /* layers without a V matrix use K as V, before its norm and RoPE */
+    bool k_may_be_v;          /* layers without a V matrix use keys, before norm and RoPE, as values */
     bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
     bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
     bool parallel_mixers;     /* recurrent layers also have attention, which reads the same input */
@@ -297,7 +297,7 @@ bool fkv_weights_is_config(const fkv_weights *weights);
 uint64_t fkv_weights_file_bytes(const fkv_weights *weights);
 
 /* Computes the identity of the weights: a SHA-256 of the hyperparameters and of every tensor's name, type, shape and sampled
- * bytes. It does not depend on how a model is split into files. Returns FKV_UNSUPPORTED if libcrypto fails. */
+ * bytes. The identity does not depend on how a model is split into files. Returns FKV_UNSUPPORTED if libcrypto fails. */
 fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]);
 
 /* Releases the mapped memory pages of a tensor that has been repacked (madvise). */

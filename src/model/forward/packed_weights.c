@@ -37,7 +37,7 @@ typedef struct repack_job {
     fkv_matrix *matrix;
     uint8_t *scratch;
     uint64_t scratch_bytes;
-    atomic_bool overflowed; /* a value overflowed f16 */
+    atomic_bool overflowed; /* true if a value overflowed f16 */
 } repack_job;
 
 static void repack_panel(void *context, uint32_t item, uint32_t thread) {

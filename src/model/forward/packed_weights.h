@@ -48,7 +48,7 @@ typedef struct fkv_packed_layer {
     float *router_correction;          /* [E] corrections, added to the expert scores only to select experts, or NULL */
     fkv_matrix shared_gate;            /* [1, dim] gate of the shared expert */
     float *router_bias;                /* [E] */
-    fkv_matrix latent_down, latent_up; /* [latent_dim, dim] and [dim, latent_dim] */
+    fkv_matrix latent_down, latent_up; /* projections before the experts [latent_dim, dim] and after [dim, latent_dim] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; `gate`, `up` and `down` hold the shared expert or
                                                              the parallel dense feed-forward block, if the layer has one */
     float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */
@@ -65,7 +65,7 @@ struct fkv_packed_weights {
     fkv_matrix output;        /* [n_vocab, dim]; also the embedding if the embeddings are tied */
     fkv_matrix inputs_proj;   /* [n_layers * input_dim, dim]; the per-layer token embeddings stay in the mapped file */
     float *inputs_norm;       /* [input_dim] */
-    float *ones;              /* [largest head_dim] ones, used as the weights of norms without learned weights; or NULL */
+    float *ones;              /* [largest head_dim] vector of ones, the weights of norms without learned weights, or NULL */
     void *map;                /* mapping of info.packed_bytes bytes */
 };
 

@@ -454,7 +454,7 @@ fkv_cache *fkv_runner_cache(fkv_runner *runner) { return runner != NULL ? runner
 
 /* ---- step ---- */
 
-/* Validates the entry of one sequence and appends its tokens to the tables of the step. */
+/* Validates one sequence of a step and appends its tokens to the tables of the step. */
 static fkv_status append_row(fkv_runner *r, const fkv_tokens *row) {
     uint32_t position = 0;
     FKV_REQUIRE(row->tokens != NULL && row->n_tokens > 0, FKV_BAD_ARGUMENT,

@@ -24,7 +24,7 @@ struct fkv_sampler {
     uint64_t state;
     uint32_t n_vocab;
     fkv_logit_bias *bias; /* [config.n_bias] */
-    uint32_t *counts;     /* [n_vocab] number of occurrences of each token in the history; NULL without penalties */
+    uint32_t *counts;     /* [n_vocab] number of occurrences of each token in the history; NULL if penalties are disabled */
     uint32_t *recent;     /* [config.penalty_tokens] ring buffer of the history, or NULL if unlimited */
     uint32_t n_recent;
     uint32_t next_recent;
@@ -155,7 +155,7 @@ void fkv_sampler_forget(fkv_sampler *sampler) {
     sampler->next_recent = 0;
 }
 
-/* Writes the logits with biases and penalties applied to s->adjusted. */
+/* Applies biases and penalties to the logits and writes the results to s->adjusted. */
 static void adjust_logits(fkv_sampler *s, const float *logits) {
     const fkv_sampler_config *c = &s->config;
     float repetition = c->repetition_penalty != 0.0f ? c->repetition_penalty : 1.0f;
@@ -302,7 +302,7 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
         left -= share;
         if (left < 0.0) break;
     }
-    return among[last].token; /* rounding can leave `left` slightly above 0; then the last drawable candidate is returned */
+    return among[last].token; /* if rounding leaves `left` slightly above 0, the last candidate that can be drawn is returned */
 }
 
 /* Applies the filters and draws a token. largest: the largest logit */

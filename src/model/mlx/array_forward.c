@@ -74,8 +74,8 @@ static mlx_array norm_array(const pass *p, mlx_array x, mlx_array weight, mlx_ar
     return fkv_model_op_layer_norm(p->g, x, weight, bias, h->norm_eps);
 }
 
-/* Multiplies the input rows of a layer by a matrix. The rows are normalized, except in models without norms before their
- * products. In such models, the values may exceed the range of f16. */
+/* Multiplies the input rows of a layer by a matrix. In models without input norms, the values of these rows may exceed the range
+ * of f16. */
 static mlx_array product_of_input(const pass *p, rows x, const fkv_array_matrix *m) {
     return p->r->model->hparams->features.no_pre_norms ? product_of_large(p, x.full, m) : product(p, x, m);
 }
@@ -516,7 +516,7 @@ static fkv_status build_layers(pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_hparams *h = r->model->hparams;
     const uint32_t n_kv_layers = fkv_architecture_n_kv_layers(h);
     const uint32_t n_run =
-        r->n_logit_rows > 0 ? h->n_layers : n_kv_layers; /* without logits, only layers that store keys must run */
+        r->n_logit_rows > 0 ? h->n_layers : n_kv_layers; /* if no logits are requested, only layers that store keys must run */
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
     p->temperatures = upload_temperatures(p);

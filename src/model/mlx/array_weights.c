@@ -180,7 +180,7 @@ static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_st
     return said(mlx_swapaxes(&m->across, m->halves, 0, 1, stream) == 0 && mlx_array_eval(m->across) == 0);
 }
 
-/* Packs codes of `bits` bits into the zeroed words of a row, the first code in the lowest bits. */
+/* Packs codes of `bits` bits into the zeroed words of a row, with the first code in the lowest bits. */
 static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t *words) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * bits;

@@ -66,7 +66,7 @@ fkv_status fkv_array_device(mlx_device *device, bool *on_gpu);
  * memory. */
 uint64_t fkv_array_available(const char **source);
 
-/* Loads one matrix of a file. fkv_array_matrix_free() also accepts a zeroed matrix and one whose loading failed. */
+/* Loads one matrix of a file. fkv_array_matrix_free() also accepts a zeroed matrix and a matrix whose loading failed. */
 fkv_status fkv_array_matrix_load(const fkv_tensor *tensor, bool on_gpu, mlx_stream stream, fkv_array_matrix *matrix);
 void fkv_array_matrix_free(fkv_array_matrix *matrix);
 
