@@ -200,7 +200,7 @@ static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *
 }
 
 /* Converts table codes to affine codes: scale * table[code] becomes scale * byte + bias. */
-static void find_tensor_array(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
+static void table_to_affine(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
     for (uint32_t i = 0; i < n_cols; i++) codes[i] = (uint8_t)(table[codes[i]] + 128);
     for (uint32_t g = 0; g < n_cols / GROUP; g++) biases[g] = -128 * scales[g];
 }
@@ -244,7 +244,7 @@ static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_arr
     memset(words, 0, n_words * tensor->n_rows * sizeof *words);
     for (uint32_t r = 0; r < tensor->n_rows; r++) {
         fkv_tensor_row_codes(tensor, r, s->codes, s->row, s->biases);
-        if (table != NULL) find_tensor_array(table, tensor->n_cols, s->codes, s->row, s->biases);
+        if (table != NULL) table_to_affine(table, tensor->n_cols, s->codes, s->row, s->biases);
         pack_codes(s->codes, tensor->n_cols, (uint32_t)m->affine.bits, words + n_words * r);
         put_numbers(m->rows, s->row, n_groups, scales, (size_t)r * n_groups);
         put_numbers(m->rows, s->biases, n_groups, biases, (size_t)r * n_groups);
