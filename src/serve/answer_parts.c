@@ -1,4 +1,5 @@
-/* Helpers shared by all APIs. They collect answer parts, send stream events and create the IDs of tool calls. See exchange.h. */
+/* Helpers for the replies of all supported APIs: collect the parts of an answer, send server-sent events and create tool-call
+ * IDs. See exchange.h. */
 #include "exchange.h"
 
 #include <stdlib.h>

@@ -75,8 +75,8 @@ static void put_mark(FILE *out, const answer_marks *m, const char *text) {
         put_literal(out, text);
 }
 
-/* Finds the object with the most members in a JSON value and returns its number of members. The size of the rules for optional
- * properties grows quadratically with this number. The recursion is bounded by the nesting limit of requests. */
+/* Returns the number of members of the largest object in a JSON value. The grammar rules for optional properties grow
+ * quadratically with this number. The recursion depth is bounded by the nesting limit for request bodies. */
 static size_t max_members(const json_t *value) {
     size_t most = json_object_size(value);
     size_t i;
@@ -143,7 +143,7 @@ static bool put_call_rule(FILE *out, const answer_marks *m, const call_form *for
     return good;
 }
 
-/* Writes the rules `call` (a call to one of the tools) and `calls` (one or more calls, if the request allows more than one). */
+/* Writes the grammar rules `call`, which matches one tool call, and `calls`, which matches all tool calls of an answer. */
 static bool put_calls(FILE *out, const api_request *api, const answer_marks *m, char *error) {
     const json_t *tools = json_object_get(api->conversation, "tools");
     const call_form *form = call_form_of(m);

@@ -54,7 +54,7 @@ static int hex_code_unit(const char *digits) {
 }
 
 /* Returns a copy of the body in which escaped NULs and unpaired surrogates are replaced with U+FFFD. Returns NULL if the body
- * contains neither. JSON strings can contain such characters, but UTF-8 strings in C cannot. Coding agents send such characters
+ * contains neither. JSON strings can contain both, but null-terminated UTF-8 strings cannot. Coding agents send such strings
  * after reading binary files. */
 static char *replace_bad_escapes(const char *body, size_t n) {
     static const char replacement[4] = {'f', 'f', 'f', 'd'};
@@ -170,7 +170,7 @@ static json_t *content_text(api_request *r, const json_t *content, const char *w
     return whole;
 }
 
-/* Parses the arguments of tool calls, which the API sends as a string, into the objects that chat templates expect. */
+/* Parses tool-call arguments, which clients send as JSON text in a string, into the objects that chat templates expect. */
 static void parse_call_arguments(json_t *calls) {
     size_t i;
     json_t *call;
@@ -230,7 +230,7 @@ static json_t *system_text(api_request *r, json_t *system) {
 }
 
 /* Appends a message and takes ownership of it. Consecutive user messages are merged, because many templates require alternating
- * roles. Until join_merged_turns() is called, the content of a merged message is an array of texts. */
+ * roles. The content of a merged message is an array of texts, which join_merged_turns() later concatenates. */
 static bool add_turn(json_t *out, json_t *message) {
     json_t *last = json_array_get(out, json_array_size(out) - 1);
     const char *role = json_string_value(json_object_get(message, "role"));
@@ -308,7 +308,7 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
     (void)json_object_set_new(whole, "content", join_texts(json_object_get(whole, "content"), ""));
     bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty) return add_turn(out, whole); /* the message follows the tool results that it contains */
+    if (good && !empty) return add_turn(out, whole); /* its tool results are already in `out`, before its text */
     json_decref(whole);
     return good;
 }
@@ -349,7 +349,7 @@ static json_t *anthropic_tools(const json_t *tools) {
 
 static bool one_of(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
 
-/* Reads tool_choice in the syntax of either API. Sets *hide_tools if the tools must not appear in the prompt. */
+/* Reads tool_choice in OpenAI or Anthropic syntax. Sets *hide_tools if the tools must not appear in the prompt. */
 static bool read_tool_choice(api_request *r, bool *hide_tools) {
     const json_t *choice = field(r->root, "tool_choice");
     const char *word = json_is_object(choice) ? json_string_value(json_object_get(choice, "type")) : json_string_value(choice);
@@ -494,7 +494,7 @@ static bool read_format(api_request *r) {
     return r->schema != NULL || invalid(r, name, "out of memory reading the schema");
 }
 
-/* Rejects unsupported fields that would change the answer. */
+/* Rejects unsupported options if ignoring them would change the answer. */
 static bool reject_unsupported(api_request *r) {
     if (r->echo && r->logprobs) return invalid(r, "echo", "echo: log probabilities of prompts are not supported");
     if (json_integer_value(field(r->root, "best_of")) > 1) return invalid(r, "best_of", "best_of: not supported; use n");
@@ -588,7 +588,7 @@ static bool read_completion_prompt(api_request *r) {
     r->suffix = field(r->root, "suffix");
     if (r->suffix != NULL && !json_is_string(r->suffix)) return invalid(r, "suffix", "suffix: expected a string");
     if (json_string_length(r->suffix) == 0) r->suffix = NULL;
-    r->parse_special = true; /* recognized by default, as in llama.cpp and vLLM */
+    r->parse_special = true; /* special tokens in prompts are recognized by default, as in llama.cpp and vLLM */
     r->n_prompts = 0;
     if (!read_bool(r, "parse_special", &r->parse_special)) return false;
     if (!json_is_string(first) && !json_is_array(first)) return add_prompt(r, prompt);
@@ -599,8 +599,8 @@ static bool read_completion_prompt(api_request *r) {
     return true;
 }
 
-/* Reads the fields of llama.cpp's /infill API: input_prefix, input_suffix, input_extra and prompt. The prompt is the start of the
- * answer. */
+/* Reads the fields of llama.cpp's /infill API: input_prefix, input_suffix, input_extra and prompt. The field `prompt` is the
+ * start of the answer. */
 static bool read_infill(api_request *r) {
     static const char *const names[] = {"input_prefix", "input_suffix", "prompt"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

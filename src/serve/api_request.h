@@ -17,7 +17,7 @@ enum {
     API_MAX_PARTS = 4096,
     API_MAX_CHOICES = 64,
     API_MAX_FILES = 256,
-    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes of JSON, of the request fields that a Responses API reply repeats */
+    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes, of the request fields that a Responses API reply repeats as JSON */
     API_MAX_METADATA = 16,   /* limits of OpenAI */
     API_MAX_METADATA_NAME = 64,
     API_MAX_METADATA_VALUE = 512
@@ -37,17 +37,17 @@ typedef enum api_kind {
 typedef struct api_request {
     api_kind kind;
     json_t *root;
-    json_t *conversation; /* template variables of a chat request, such as "messages" and "tools"; NULL: a completion request */
-    json_t *final_text; /* start of the answer, from a conversation that ends with an assistant message; NULL if there is none */
+    json_t *conversation; /* template variables of a chat, such as "messages" and "tools"; NULL for a completion request */
+    json_t *final_text;   /* text of a final assistant message, which the answer continues; NULL if there is no such message */
     const json_t *prompts[API_MAX_CHOICES]; /* prompts of a completion request: strings or arrays of tokens, owned by root */
     uint32_t n_prompts;                     /* number of prompts; 1 for a conversation */
-    const json_t *suffix; /* string that follows the answer (fill-in-the-middle), owned by root; NULL if there is none */
+    const json_t *suffix; /* text after the gap of a fill-in-the-middle prompt, owned by root; NULL if there is none */
     const json_t *middle; /* infill: start of the answer, owned by root; NULL if there is none */
-    const json_t *extra;  /* infill: array of other files, {"filename", "text"}, owned by root; NULL if there are none */
-    bool echo;            /* true if the answer starts with the prompt */
+    const json_t *extra;  /* infill: array of context files, each {"filename", "text"}, owned by root; NULL if there are none */
+    bool echo;            /* true if the reply repeats the prompt before each answer */
     bool only_loads;      /* Ollama: true if the request has no prompt and only asks to load the model */
     bool unloads;         /* Ollama: true if keep_alive is 0, which asks the server to unload the model */
-    bool parse_special;   /* recognize special tokens in the prompt text of a completion request */
+    bool parse_special;   /* true to recognize special tokens in the prompt text of a completion request */
     bool stream;
     bool include_usage;
     uint32_t max_new; /* maximum number of new tokens; 0 if the request does not specify it */
@@ -81,8 +81,8 @@ bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fk
 bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 
-/* Frees the parsed JSON, except for the fields that replies repeat. Freeing the JSON of a large request may take a long time. The
- * options and stop strings stay valid. Returns false if out of memory. */
+/* Frees the parsed JSON, except for the fields that replies repeat. The options and stop strings stay valid. Called on a worker
+ * thread, because freeing the JSON of a large request may take a long time. Returns false if out of memory. */
 bool api_request_detach(api_request *request);
 
 /* Parses a body that must be a JSON object. The caller owns the result. Returns NULL with a message in error[n_error] on failure.

@@ -28,9 +28,9 @@ enum {
     ADDRESS_RESERVE = 64 /* number of connections that a single address must leave free for other addresses; at most a quarter of
                             all connections */
 };
-static const double LINGER_S = 1.0; /* time, in seconds, that a client has to read an error reply */
+static const double LINGER_S = 1.0; /* seconds that a client may take to read an error reply */
 
-/* Input of a connection. evbuffer callbacks refer to it, so its address must not change. */
+/* Input state of a connection. Its address must not change, because evbuffer callbacks have pointers to it. */
 typedef struct validated_input {
     struct bufferevent *io;
     http_filter *filter;
@@ -41,14 +41,14 @@ typedef struct validated_input {
     const char *message;
     double rejected_at;  /* time when the error reply was sent; 0 if none was sent */
     size_t n_discarded;  /* number of bytes received after the violation */
-    double header_since; /* time when the first bytes of the current incomplete header arrived; 0 if there is none */
+    double header_since; /* time when the first bytes of an incomplete request header arrived; 0 if no header is incomplete */
 } validated_input;
 
 typedef struct entry {
     struct bufferevent *io;
     validated_input *input;
     double since;        /* time when the connection was accepted or the last reply was sent */
-    bool awaiting_reply; /* true after a complete request was received */
+    bool awaiting_reply; /* true while a received request has not been answered completely */
     bool served;         /* true if at least one reply was sent */
     uint64_t address;    /* hash of the peer address; 0 if it is not known yet */
 } entry;
@@ -57,8 +57,8 @@ struct connections {
     struct evconnlistener *listener; /* NULL after connections_stop_listening() */
     struct event *reject; /* while the connection limit is reached, answers each new connection with 503 and closes it */
     struct event *tick;
-    struct event *resume; /* ends a pause */
-    struct event *check;  /* checks the peer addresses of new connections; evhttp sets them only after on_accept() */
+    struct event *resume; /* timer that ends a pause after a failed accept() */
+    struct event *check;  /* checks the peer addresses of new connections, which are not known yet in on_accept() */
     bool paused;          /* true after accept() failed: connections are neither accepted nor rejected for a while */
     double warned_at;     /* time of the last log line about a failed accept() */
     connections *next;    /* next object in the list `all` */
@@ -120,7 +120,7 @@ static void send_violation(validated_input *in) {
     in->rejected_at = monotonic_seconds();
 }
 
-/* Validates the new bytes in the input buffer and keeps only the validated bytes. */
+/* Validates the new bytes in the input buffer and leaves only valid bytes in the buffer. */
 static void on_input(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *user) {
     validated_input *in = user;
     if (in->busy || info->n_added == 0) return;
@@ -214,7 +214,7 @@ static void on_tick(evutil_socket_t fd, short what, void *user) {
     for (uint32_t i = 0; i < c->n; i++) {
         const entry *e = &c->entries[i];
         if (is_overdue(c, e, now))
-            (void)shutdown(bufferevent_getfd(e->io), SHUT_RDWR); /* makes evhttp notice that the connection has ended */
+            (void)shutdown(bufferevent_getfd(e->io), SHUT_RDWR); /* evhttp then detects the end of the connection and frees it */
     }
 }
 
@@ -315,7 +315,7 @@ static void on_rejected_connection(evutil_socket_t listening, short what, void *
     connections *c = user;
     (void)what;
     remove_closed(c);
-    if (c->n < c->max) return; /* there is room again, so the listener accepts the connection */
+    if (c->n < c->max) return; /* a connection slot is free again, so the listener accepts the connection */
     int fd = accept(listening, NULL, NULL);
     if (fd < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) pause_accepting(c, errno);

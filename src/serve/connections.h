@@ -30,7 +30,7 @@ connections *connections_open(struct event_base *base, struct evhttp *http, stru
                               const connections_config *config);
 void connections_close(connections *c);
 
-/* Record that a complete request was received, or that its reply was sent. */
+/* Record that a complete request was received, and that its reply was sent. */
 void connections_request_received(connections *c, struct evhttp_request *req);
 void connections_reply_sent(connections *c, struct evhttp_request *req);
 

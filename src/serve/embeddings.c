@@ -1,8 +1,9 @@
-/* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings: computes embeddings on a worker thread, one text at a time,
- * with the embedding runner of the model.
+/* Serves POST /v1/embeddings and Ollama's /api/embed and /api/embeddings. Embeddings are computed on a worker thread, one text at
+ * a time.
  *
- * A request has at most MAX_INPUTS texts. The mutex serializes the use of the runner. Requests are submitted to the worker pool
- * as large jobs, so they never occupy all worker threads. Between texts, the job ends early if the client has disconnected.
+ * A request has at most MAX_INPUTS texts. All requests share the embedding runner of the model, which a mutex protects. Requests
+ * are submitted to the worker pool as large jobs, so they never occupy all worker threads. If the client disconnects, the
+ * remaining texts are skipped.
  */
 #include "prepare.h"
 
@@ -18,7 +19,7 @@ typedef struct embedding_job {
     json_t *root;
     uint32_t n_dims;
     bool as_base64;
-    bool truncates; /* Ollama: cut a text that is too long instead of rejecting it */
+    bool truncates; /* true to truncate a text that is too long instead of rejecting it (Ollama) */
     float *values;  /* [n_dims] */
     json_t *data;   /* list of finished embeddings */
     size_t n_tokens;
@@ -88,7 +89,7 @@ static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *t
     }
     const uint32_t most = x->m->embed_tokens;
     if (job->truncates && tokens->n > most) {
-        tokens->tokens[most - 1] = tokens->tokens[tokens->n - 1]; /* the last token, whose state is the embedding, is kept */
+        tokens->tokens[most - 1] = tokens->tokens[tokens->n - 1]; /* the embedding is the hidden state of the last token */
         tokens->n = most;
     }
     if (tokens->n == 0 || tokens->n > x->m->embed_tokens)
@@ -169,7 +170,7 @@ static void finish_reply(const embedding_job *job) {
     if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
 }
 
-/* Allocates the buffers and embeds all inputs of a request with valid options. */
+/* Allocates the buffers and embeds all inputs of a request whose options were already validated. */
 static bool run_job(embedding_job *job) {
     job->values = malloc(job->n_dims * sizeof *job->values);
     job->data = json_array();
@@ -183,7 +184,7 @@ static void free_job(embedding_job *job) {
     json_decref(job->root);
 }
 
-/* Parses the body. Returns false and sets x->error if it is not valid or the model does not compute embeddings. */
+/* Parses the body. Returns false and sets x->error if the body is invalid or the model does not compute embeddings. */
 static bool open_job(embedding_job *job) {
     job->root = prepare_json(job->x);
     if (job->root == NULL) return false;
@@ -216,7 +217,7 @@ static void finish_ollama_reply(const embedding_job *job, bool single) {
     if (x->text == NULL) (void)fail(x, 503, NULL, "out of memory");
 }
 
-/* single: /api/embeddings, the older endpoint, which takes one text in the field `prompt`. */
+/* single: true for the older endpoint /api/embeddings, which takes one text in the field `prompt`. */
 static void prepare_ollama(exchange *x, bool single) {
     embedding_job job = {.x = x};
     bool good = open_job(&job);

@@ -76,7 +76,7 @@ static void on_close(struct evhttp_connection *connection, void *user) {
     x->req = NULL;
     detach_connection(x);
     if (evhttp_request_get_connection(req) == NULL)
-        evhttp_send_reply_end(req); /* evhttp does not free a partially sent reply, so this code ends it */
+        evhttp_send_reply_end(req); /* evhttp frees a partially sent reply only after it is ended explicitly */
     if (x->n_in_engine > 0)
         cancel_jobs(x);
     else if (x->preparing)
@@ -85,7 +85,8 @@ static void on_close(struct evhttp_connection *connection, void *user) {
         free_exchange(x);
 }
 
-/* Detects a disconnect while the request is queued or in prefill. evhttp itself detects it only while writing. */
+/* Detects a client that disconnects while its request is queued or in prefill. evhttp itself detects disconnects only while
+ * writing. */
 static void on_hang_up(evutil_socket_t fd, short what, void *user) {
     exchange *x = user;
     (void)fd, (void)what;
@@ -102,8 +103,8 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* If all requests are finished during shutdown, ends the event loop. If some replies are not completely sent yet, ends the event
- * loop after one more second. */
+/* During shutdown, ends the event loop if no requests are left. If some replies are not completely sent yet, the loop runs for
+ * one more second. */
 void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
     if (!s->draining || s->n_open > 0) return;
@@ -121,7 +122,7 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* serializing log probabilities takes long */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -179,7 +180,7 @@ static void append_event_bytes(exchange *x, const void *bytes, size_t n) {
     x->n_event_bytes += n;
 }
 
-/* Makes the event loop call exchange_read_events(). The caller holds the lock. */
+/* Wakes the event loop, which then calls exchange_read_events(). The caller must hold the lock. */
 static void wake_loop(server *s) {
     if (!s->wake_pending) s->wake_pending = write(s->wake[1], "", 1) == 1;
 }
@@ -209,7 +210,7 @@ static void on_event(void *user, const fkv_event *e) {
     if (x->n_event_bytes + n > x->event_capacity) {
         size_t room = 2 * (x->n_event_bytes + n);
         char *more = realloc(x->event_bytes, room);
-        if (more == NULL) abort(); /* the program ends, because a lost event would leave the client waiting forever */
+        if (more == NULL) abort(); /* aborts the program, because the client would wait forever for a lost event */
         x->event_bytes = more;
         x->event_capacity = room;
     }
@@ -309,7 +310,7 @@ static void handle_record(exchange *x, const event_record *r, const char *data) 
         a->reason = r->reason;
         if (r->n_stop > 0) a->stop = strndup(stop, r->n_stop);
         const bool only_answer =
-            r->reason == FKV_FINISH_FAILED && exchange_choices(x) == 1; /* the DONE record reports the failure */
+            r->reason == FKV_FINISH_FAILED && exchange_choices(x) == 1; /* the DONE record reports this failure */
         if (x->req != NULL && !only_answer && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
     }
     if (r->kind == FKV_EVENT_DONE) {
@@ -427,7 +428,7 @@ static void start_stream(exchange *x) {
     x->s->metrics.http[2]++;
     x->streaming = true;
     evhttp_send_reply_start(x->req, 200, NULL);
-    if (lines) return; /* the stream format does not allow keep-alive comments */
+    if (lines) return; /* streams of JSON lines cannot contain keep-alive comments */
     x->ping = event_new(x->s->base, -1, EV_PERSIST, on_ping, x);
     struct timeval every = {(time_t)x->s->config.ping_s, (suseconds_t)(fmod(x->s->config.ping_s, 1.0) * 1e6)};
     if (x->ping != NULL) (void)event_add(x->ping, &every);
@@ -479,7 +480,7 @@ static bool submit_exchange(exchange *x) {
         x->n_in_engine += job->in_engine;
         prompt_tokens_free(&job->prompt);
     }
-    if (status != FKV_OK) { /* either all prompts are answered or none, so the jobs that were already submitted are cancelled */
+    if (status != FKV_OK) { /* one rejected prompt rejects the request, so the jobs that were already submitted are cancelled */
         reject_request(x, status, retry);
         cancel_jobs(x);
         return x->n_in_engine > 0;
@@ -506,7 +507,7 @@ static void send_prepared(exchange *x) {
     }
     struct evbuffer *out = evbuffer_new();
     const size_t n = strlen(x->text);
-    x->text[n] = '\n'; /* the newline replaces the null terminator, which is no longer needed */
+    x->text[n] = '\n'; /* overwrites the null terminator, because the length is passed explicitly */
     (void)evbuffer_add_reference(out, x->text, n + 1, free_reply_text, NULL);
     x->text = NULL;
     exchange_send_bytes(x->s, req, 200, "application/json", out);
@@ -530,11 +531,11 @@ static void finish_preparation(exchange *x) {
     exchange_end_when_empty(s);
 }
 
-/* Runs on a worker thread. */
+/* Prepares the exchange. Runs on a worker thread. */
 static void run_preparation(void *user) {
     exchange *x = user;
     if (!atomic_load_explicit(&x->abandoned, memory_order_relaxed)) x->prepare(x);
-    if (x->body != NULL) evbuffer_free(x->body); /* freed on the worker thread, because freeing megabytes takes long */
+    if (x->body != NULL) evbuffer_free(x->body); /* freeing a large body would block the event loop */
     x->body = NULL;
 }
 

@@ -31,8 +31,7 @@ struct server {
     struct event_base *base;
     struct evhttp *http;
     struct evhttp_bound_socket *socket;
-    int wake[2]; /* pipe that wakes the event loop: the engine thread and the worker threads write to it, and the event loop reads
-                    from it */
+    int wake[2]; /* pipe that wakes the event loop; engine threads and worker threads write to it */
     pthread_mutex_t lock;
     exchange *with_events; /* list of exchanges with unread events; protected by the lock */
     exchange *prepared;    /* list of exchanges whose preparation has ended; protected by the lock */
@@ -46,12 +45,12 @@ struct server {
     bool leaving; /* true after SIGTERM: requests are still accepted, but load balancers should use other servers */
     bool draining;
     bool ending;              /* true after the event loop has ended; remaining requests are answered with 503 */
-    pthread_t loading_thread; /* runs the event loop until the model is loaded */
+    pthread_t loading_thread; /* thread that runs the event loop until the models are loaded */
     bool is_loading;
     bool wake_pending; /* true if the pipe contains a byte; protected by the lock */
 };
 
-/* Kinds of parts that make up an answer. */
+/* Kinds of answer fragments. */
 typedef enum part_kind { PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END } part_kind;
 
 enum { MAX_PARTS = 64 };
@@ -66,7 +65,7 @@ typedef struct answer_out {
     answer_part parts[MAX_PARTS];
     uint32_t n_parts;
     uint32_t n_calls;
-    json_t *logprobs; /* log probabilities of the tokens that are not sent yet */
+    json_t *logprobs; /* log probabilities of the tokens that have not been sent yet */
     fkv_finish reason;
     char *stop;
     void *parser; /* reply parser, which separates text, reasoning and tool calls; NULL if the answer is plain text */
@@ -76,7 +75,7 @@ typedef struct answer_out {
 typedef struct prompt_job {
     exchange *x;
     prompt_tokens prompt;  /* tokens of the prompt; freed after submission, because the engine has a copy */
-    struct evbuffer *echo; /* prompt text that precedes the answers; NULL if the client did not ask for it */
+    struct evbuffer *echo; /* prompt text that the reply repeats before each answer; NULL if the client did not request `echo` */
     uint32_t first_answer; /* index of the job's first answer in the exchange */
     uint64_t id;           /* request number in the engine */
     bool in_engine;        /* true from the submission of the job until its DONE record is read */
@@ -99,8 +98,8 @@ struct exchange {
     prompt_job *jobs; /* [n_jobs] */
     uint32_t n_jobs;
     uint32_t n_in_engine; /* number of jobs in the engine */
-    char *text;           /* complete reply as JSON text; NULL if there is none yet */
-    json_t *answer;       /* complete reply that a worker thread will serialize; NULL if there is none */
+    char *text;           /* complete reply as JSON text; NULL until the reply is complete */
+    json_t *answer;       /* complete reply that a worker thread converts to text; NULL if there is none */
     struct {
         int status; /* HTTP status of the error; 0 if there is none */
         char param[32];
@@ -117,15 +116,15 @@ struct exchange {
     char failure[512]; /* error message of the failed job */
     bool streaming;    /* true after the response headers of a stream were sent */
     double arrived_at;
-    double waited_s; /* time in the queue, in seconds: the longest of all jobs */
-    double first_at; /* time of the first token; 0 if there is none yet */
-    double last_at;  /* time of the last generated token */
+    double waited_s; /* longest queue time of all jobs, in seconds */
+    double first_at; /* time when the first token was generated; 0 if no token has been generated yet */
+    double last_at;  /* time when the last token was generated */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
     int block; /* the open content block, as a part_kind (Messages API) or a part index (Responses API); -1 if no block is open */
     uint32_t n_blocks;
-    uint64_t n_events;                   /* number of events sent, from which the Responses API derives sequence numbers */
+    uint64_t n_events;                   /* number of events sent, which is the next sequence number in the Responses API */
     answer_out answers[API_MAX_CHOICES]; /* the answers of all jobs, in the order of the prompts */
 
     char *event_bytes; /* serialized engine events; protected by the lock */
@@ -159,15 +158,15 @@ json_t *reply_utf8_text(const char *bytes, size_t n);
 
 /* ---- exchanges (exchange.c) ---- */
 
-/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: the request is always a
- * large job of the worker pool; if false, it is a large job only if the body is large. */
+/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. is_large: if true, the request
+ * becomes a large job of the worker pool. Otherwise, its body size determines whether it is a large job. */
 void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), bool is_large, uint64_t tenant);
 
 /* Returns the total number of answers to all prompts. */
 static inline uint32_t exchange_choices(const exchange *x) { return x->n_jobs * x->api.n; }
 
-/* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
- * Called on a worker thread, as part of the preparation. */
+/* Opens a reply parser for each answer of a chat. The parser separates text, reasoning and tool calls. Returns false if out of
+ * memory. Called on a worker thread. */
 bool exchange_open_parsers(exchange *x);
 
 /* Processes the prepared exchanges and the pending engine events of all exchanges. */
@@ -184,7 +183,8 @@ void exchange_end_when_empty(server *s);
 /* Sends a server-sent event and releases `data`. name may be NULL. */
 void reply_send_event(exchange *x, const char *name, json_t *data);
 
-/* Appends bytes to the last part of the answer, or starts a new part. Returns the part, or NULL if there are too many parts. */
+/* Appends bytes to the last part of the answer if they continue that part, otherwise to a new part. Returns the part, or NULL if
+ * there are too many parts. */
 answer_part *reply_keep(answer_out *a, part_kind kind, const char *bytes, size_t n);
 json_t *reply_part_text(const answer_part *part);
 json_t *reply_call_id(const exchange *x, uint32_t answer, uint32_t call);
@@ -215,7 +215,7 @@ void ollama_part(exchange *x, part_kind kind, const char *bytes, size_t n);
 void ollama_end(exchange *x); /* sends the last line of a stream */
 void ollama_failed(exchange *x, const char *message);
 json_t *ollama_answer(const exchange *x);
-json_t *ollama_loaded(const exchange *x); /* returns the reply to a request without a prompt */
+json_t *ollama_loaded(const exchange *x); /* returns the reply to a request that only loads the model */
 json_t *ollama_time(int64_t seconds);     /* formats a Unix time */
 
 /* ---- Responses API (responses_reply.c) ---- */

@@ -1,4 +1,4 @@
-/* Endpoints and headers for load balancers: readiness, descriptions of the server and of the model, and response headers. */
+/* Endpoints and response headers for load balancers. The endpoints report readiness and describe the server and its model. */
 #ifndef FKV_SERVE_FLEET_H
 #define FKV_SERVE_FLEET_H
 

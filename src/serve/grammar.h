@@ -1,8 +1,8 @@
 /* Constrained decoding: computes token masks from a grammar.
  *
- * The build compiles grammar_llguidance.c if llguidance is available, otherwise grammar_builtin.c, which supports only JSON
- * objects without a schema. A grammar is created on a worker thread and used on the engine thread, never on both at once. It is
- * closed after the last event of its request.
+ * The implementation is grammar_llguidance.c if llguidance is available, otherwise grammar_builtin.c, which supports only JSON
+ * objects without a schema. A grammar is created on a worker thread, is then used only on the engine thread, and is closed after
+ * the last event of its request.
  *
  * There are limits on the size of a grammar, its number of rules and states, the time to compile it, and the work per mask.
  * Exceeding a limit is reported as a grammar error.
@@ -15,7 +15,7 @@
 enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400, GRAMMAR_COMPILE_SECONDS = 5 };
 
 typedef struct grammar_maker grammar_maker; /* vocabulary of a model, indexed for token masks */
-typedef struct grammar grammar;             /* compiled grammar with the parser state of each answer of a request */
+typedef struct grammar grammar;             /* compiled grammar of a request, with one parser state per answer */
 
 /* Returns true if the build has llguidance and grammar_open() accepts rules. */
 bool grammar_supports_rules(void);
@@ -26,7 +26,7 @@ void grammar_set_compile_seconds(uint32_t seconds);
 
 /* Creates the vocabulary index of a model. The model must outlive the index. Returns NULL if memory runs out. */
 grammar_maker *grammar_maker_open(const fkv_model *model);
-void grammar_maker_close(grammar_maker *maker); /* all grammars that use the index must be closed first; `maker` may be NULL */
+void grammar_maker_close(grammar_maker *maker); /* all grammars of the maker must be closed first; `maker` may be NULL */
 
 /* Tokens that enclose the reasoning before the constrained text. Between these two tokens, every token except an end token is
  * allowed. */

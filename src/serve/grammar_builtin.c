@@ -1,7 +1,7 @@
 /* Constrained decoding without llguidance: the only supported grammar is a single JSON object without a schema. See grammar.h.
  *
- * The maker sorts the tokens by their bytes and stores the length of the prefix that each token shares with its predecessor. A
- * mask is computed in one pass over the sorted tokens, in which the validator reads a common prefix only once.
+ * The vocabulary index (grammar_maker) sorts the tokens by their bytes and stores the length of the prefix that each token shares
+ * with its predecessor. A mask is computed in one pass over the sorted tokens, and each shared prefix is validated only once.
  */
 #include "grammar.h"
 #include "json_text.h"
@@ -30,7 +30,7 @@ struct grammar_maker {
 
 typedef struct answer_state {
     json_text text;
-    uint32_t n_consumed; /* number of tokens consumed */
+    uint32_t n_consumed; /* number of answer tokens that the state already includes */
     bool thinks;
 } answer_state;
 
@@ -41,7 +41,7 @@ struct grammar {
     answer_state answers[];
 };
 
-void grammar_set_compile_seconds(uint32_t seconds) { (void)seconds; } /* nothing is compiled */
+void grammar_set_compile_seconds(uint32_t seconds) { (void)seconds; } /* no effect, because the builtin grammar is not compiled */
 
 bool grammar_supports_rules(void) { return false; }
 
@@ -113,7 +113,7 @@ bool grammar_failed(const grammar *g) {
 
 static void allow_token(uint32_t *bits, uint32_t token) { bits[token / 32] |= UINT32_C(1) << token % 32; }
 
-/* Advances the state of an answer by a generated token. */
+/* Updates the grammar state of an answer with a generated token. Returns false if the grammar does not allow the token. */
 static bool consume_token(const grammar *g, answer_state *a, uint32_t token) {
     bool first = a->n_consumed++ == 0;
     if (a->thinks) {
@@ -137,7 +137,7 @@ static void allow_json(const grammar_maker *m, const json_text *text, uint32_t *
     states[0] = *text;
     for (uint32_t i = 0; i < m->n_tokens; i++) {
         const sorted_token *t = &m->tokens[i];
-        if (n_valid < t->n_shared) continue; /* this token also contains the byte that was rejected in an earlier token */
+        if (n_valid < t->n_shared) continue; /* the shared prefix contains a byte that was already rejected */
         for (n_valid = t->n_shared; n_valid < t->n_bytes; n_valid++) {
             states[n_valid + 1] = states[n_valid];
             if (!json_text_add(&states[n_valid + 1], (unsigned char)t->bytes[n_valid])) break;

@@ -33,7 +33,7 @@ struct grammar_maker {
 
 typedef struct answer_state {
     LlgMatcher *matcher;
-    uint32_t n_consumed; /* number of tokens consumed */
+    uint32_t n_consumed; /* number of answer tokens that the state already includes */
     bool thinks;
 } answer_state;
 
@@ -53,8 +53,8 @@ static bool is_end_of_text(const grammar_maker *m, uint32_t token) {
     return false;
 }
 
-/* Writes the bytes of a token in llguidance format, where the byte 0xff precedes special tokens, and returns their number. `out`
- * may be NULL. */
+/* Writes the bytes of a token to `out`, unless `out` is NULL, and returns their number. In llguidance format, a special token
+ * starts with the byte 0xff. */
 static size_t llg_token_bytes(const grammar_maker *m, const fkv_model *model, uint32_t token, uint8_t *out) {
     size_t n = 0;
     const char *text = fkv_token_text(model, token, false, &n);
@@ -87,7 +87,7 @@ static LlgTokenizer *make_tokenizer(const grammar_maker *m, const fkv_model *mod
                                    .token_lens = lengths,
                                    .token_bytes = bytes,
                                    .use_approximate_greedy_tokenize_fn =
-                                       true, /* this setting affects only features that are not used here */
+                                       true, /* only features that are not used here need exact tokenization */
                                    .tok_eos_extra = m->end + 1,
                                    .tok_eos_extra_count = m->n_end > 1 ? m->n_end - 1 : 0};
         made = llg_new_tokenizer_v2(&init, error, sizeof error);
@@ -156,7 +156,8 @@ static bool within_bounds(const char *rules, char *error) {
     return false;
 }
 
-/* Compilation on a separate thread. The thread and the waiting caller share the job, and whichever finishes last frees it. */
+/* Compilation on a separate thread. The compiling thread and the waiting caller share the job, and the last of the two to finish
+ * frees it. */
 typedef struct compile_job {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -192,7 +193,7 @@ static compile_job *make_compile_job(const grammar_maker *maker, const char *rul
     (void)pthread_cond_init(&job->changed, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     (void)pthread_mutex_init(&job->lock, NULL);
-    job->tokenizer = llg_clone_tokenizer(maker->tokenizer); /* a clone is used, because the compilation may outlive the maker */
+    job->tokenizer = llg_clone_tokenizer(maker->tokenizer); /* cloned, because the compilation may outlive the maker */
     job->rules = strdup(rules);
     if (job->tokenizer != NULL && job->rules != NULL) return job;
     free_compile_job(job);
@@ -207,7 +208,7 @@ static void *compile_grammar(void *user) {
     init.limits = LIMITS;
     job->matcher = llg_new_matcher(&init, "lark", job->rules);
     if (!llg_matcher_is_error(job->matcher))
-        (void)!llg_matcher_compute_mask(job->matcher); /* computing the first mask may also fail */
+        (void)!llg_matcher_compute_mask(job->matcher); /* detects grammars that compile but fail at the first mask */
     (void)pthread_mutex_lock(&job->lock);
     job->finished = true;
     const bool abandoned = job->abandoned;
@@ -226,8 +227,8 @@ static bool is_past(struct timespec end) {
     return now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec);
 }
 
-/* Waits for the compilation. Returns true if it finished within the limit, and the caller then frees the job. Otherwise this
- * function frees a finished job, and the compiling thread frees an unfinished one. */
+/* Waits for the compilation. Returns true if it finished within the time limit; the caller then frees the job. Returns false
+ * otherwise; the job is then freed by this function if it has finished, or else by the compiling thread. */
 static bool wait_for_compilation(compile_job *job, pthread_t thread, uint32_t seconds) {
     struct timespec end;
     (void)clock_gettime(CLOCK_MONOTONIC, &end);
@@ -249,10 +250,10 @@ static bool wait_for_compilation(compile_job *job, pthread_t thread, uint32_t se
     return false;
 }
 
-/* Compiles on a thread with a large stack, because the library resolves references recursively without a depth limit. The stack
- * is large enough for the deepest recursion within the size limits. The library cannot be interrupted, so a compilation that
- * takes too long continues on its thread and its result is discarded. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES].
- */
+/* Compiles the rules on a thread with a large stack, because the library resolves references recursively without a depth limit.
+ * The stack is large enough for the deepest recursion within the size limits. The library cannot be interrupted, so a compilation
+ * that takes too long continues on its thread and its result is discarded. Returns NULL with a message in
+ * error[GRAMMAR_ERROR_BYTES] on failure. */
 static LlgMatcher *compile_on_large_stack(const grammar_maker *maker, const char *rules, char *error) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -313,7 +314,7 @@ bool grammar_failed(const grammar *g) { return g != NULL && g->failed; }
 
 /* ---- masks ---- */
 
-/* Advances the state of an answer by a generated token. */
+/* Updates the grammar state of an answer with a generated token. Returns false if the grammar does not allow the token. */
 static bool consume_token(const grammar *g, answer_state *a, uint32_t token) {
     bool first = a->n_consumed++ == 0;
     if (a->thinks) {

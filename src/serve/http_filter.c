@@ -18,7 +18,7 @@ struct http_filter {
     uint64_t n_requests;
     size_t n_header; /* number of header bytes of the current request */
     size_t n_body;   /* number of body bytes of the current request, including all chunks */
-    size_t left;     /* number of remaining bytes in the body or chunk */
+    size_t left;     /* number of bytes of the current body or chunk that have not been passed on yet */
     bool http_1_0;
     bool may_have_body;
     bool has_host;
@@ -69,7 +69,7 @@ static bool is_known_method(const char *method, size_t n, bool *may_have_body) {
     static const char *const methods[] = {"POST", "PUT", "PATCH", "GET", "HEAD", "DELETE", "OPTIONS", "TRACE"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         if (strlen(methods[i]) != n || memcmp(methods[i], method, n) != 0) continue;
-        *may_have_body = i < 3; /* for all other methods, evhttp would parse the body as the next request */
+        *may_have_body = i < 3; /* with any other method, evhttp would parse the body as the next request */
         return true;
     }
     return false;

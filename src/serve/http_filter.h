@@ -3,8 +3,8 @@
  * evhttp is lenient: it accepts spaces before colons, several Content-Length headers, malformed chunk sizes and NUL bytes.
  * Proxies may read such requests differently, which allows request smuggling. The filter passes on only requests that RFC 9112
  * allows, in a form that evhttp and every proxy interpret in the same way. It removes chunk extensions and trailers, and it ends
- * the connection at the first violation. It does not pass on any part of the violating line or chunk, so evhttp never dispatches
- * the request.
+ * the connection at the first violation. Because no part of the violating line or chunk is passed on, evhttp never dispatches the
+ * request.
  */
 #ifndef FKV_SERVE_HTTP_FILTER_H
 #define FKV_SERVE_HTTP_FILTER_H
@@ -24,7 +24,7 @@ void http_filter_close(http_filter *f);                            /* f may be N
 int http_filter_run(http_filter *f, struct evbuffer *raw, struct evbuffer *out, const char **message);
 
 uint64_t http_filter_requests(const http_filter *f); /* returns the number of requests that were passed on completely */
-bool http_filter_at_start(const http_filter *f);     /* returns true if no complete line of the next request was received */
+bool http_filter_at_start(const http_filter *f);     /* returns true if no complete line of the next request has been received */
 bool http_filter_in_header(const http_filter *f);    /* returns true between the request line and the end of the header */
 
 #endif

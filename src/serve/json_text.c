@@ -68,8 +68,8 @@ static bool begin_string(json_text *t, bool key) {
     return go(t, STATE_STRING);
 }
 
-/* Begins a multi-byte UTF-8 character. The range of the second byte excludes overlong forms, surrogates and characters above
- * U+10FFFF. */
+/* Processes the first byte of a multi-byte UTF-8 character. The range of the second byte excludes overlong forms, surrogates and
+ * characters above U+10FFFF. */
 static bool begin_character(json_text *t, unsigned char byte) {
     if (byte < 0xc2 || byte > 0xf4) return false;
     t->count = byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
@@ -101,7 +101,8 @@ static bool add_escape(json_text *t, unsigned char byte) {
     return byte != 0 && strchr("\"\\/bfnrt", byte) != NULL && go(t, STATE_STRING);
 }
 
-/* Adds a digit of \uXXXX. Rejects escaped NULs and surrogates (D800 to DFFF). `high` is 1 if any digit so far was not 0. */
+/* Processes a digit of the escape sequence \uXXXX. Rejects escaped NULs and surrogates (D800 to DFFF). `high` is 1 if any digit
+ * so far was not 0. */
 static bool add_hex(json_text *t, unsigned char byte) {
     const unsigned char lower = (unsigned char)(byte | 0x20);
     const bool letter = lower >= 'a' && lower <= 'f';
@@ -141,7 +142,8 @@ static bool add_digit(json_text *t, unsigned char byte, uint8_t state, uint8_t m
     return go(t, state);
 }
 
-/* Adds a byte after a digit of a number: another digit, the next part of the number, or a byte after the number. */
+/* Processes the byte after a digit of a number. The byte is another digit, a decimal point or the letter e, or it ends the
+ * number. */
 static bool add_to_number(json_text *t, unsigned char byte) {
     const bool fraction = t->state == STATE_FRACTION;
     if (t->state == STATE_EXPONENT && is_digit(byte)) return add_digit(t, byte, STATE_EXPONENT, MAX_EXPONENT_DIGITS);
@@ -151,7 +153,7 @@ static bool add_to_number(json_text *t, unsigned char byte) {
         return go(t, STATE_POINT);
     }
     if ((byte | 0x20) == 'e' && t->state != STATE_EXPONENT) {
-        t->count = 0; /* from here on, the count is the number of exponent digits */
+        t->count = 0; /* in the exponent, `count` is the number of exponent digits */
         return go(t, STATE_E);
     }
     return add_after_value(t, byte);

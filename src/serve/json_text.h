@@ -29,7 +29,8 @@ typedef struct json_text {
 /* Returns the state before the first byte. max_spaces: maximum number of spaces or line breaks before the object. */
 json_text json_text_begin(uint8_t max_spaces);
 
-/* Adds a byte. Returns false if no valid JSON object can continue with this byte; the state is then undefined. */
+/* Processes the next byte. Returns false if the text with this byte is not a prefix of an accepted object; the state is then
+ * undefined. */
 bool json_text_add(json_text *t, unsigned char byte);
 
 /* Returns true if the object is complete. No further byte is then accepted. */

@@ -1,4 +1,5 @@
-/* See metrics.h. Metric names equal those of vLLM except for the prefix, so vLLM dashboards work after the prefix is changed. */
+/* See metrics.h. Metrics have the same names as in vLLM except for the prefix, so a vLLM dashboard works after its prefix is
+ * changed. */
 #include "metrics.h"
 
 #include <inttypes.h>
@@ -92,19 +93,19 @@ static double cache_usage(const fkv_engine_stats *s) {
     return usage > 1.0 ? 1.0 : usage;
 }
 
-/* A model, with the metric-name prefix and labels of its samples. */
+/* Statistics of a model, and the metric-name prefix and labels of its samples. */
 typedef struct labelled_model {
     metric_scope scope;
-    char label[MAX_LABEL]; /* such as model_name="a"; empty if the samples have no such label */
+    char label[MAX_LABEL]; /* label text, such as model_name="a"; empty if the samples have no model label */
     const fkv_engine_stats *stats;
     metric_value values[MAX_VALUES];
 } labelled_model;
 
-/* Writes the label model_name. Escapes the characters that the text format requires, and drops a name that does not fit. */
+/* Writes the label model_name, escaped as the Prometheus text format requires. The label is empty if the name is too long. */
 static void format_model_label(const char *model, char label[MAX_LABEL]) {
     size_t at = (size_t)snprintf(label, MAX_LABEL, "model_name=\"");
     for (const char *c = model; *c != 0; c++) {
-        if (at + 4 > MAX_LABEL) { /* room for an escaped character, the quote and the null terminator */
+        if (at + 4 > MAX_LABEL) { /* 4 bytes: an escaped character, the closing quote and the null terminator */
             label[0] = 0;
             return;
         }
@@ -172,7 +173,8 @@ static void write_page_metrics(struct evbuffer *out, const labelled_model *model
     }
 }
 
-/* Writes the metrics of the prefix store itself, which all models share. Redis reports no pages and no size. */
+/* Writes the metrics of the prefix store itself, which all models share. A Redis store does not report its number of pages or its
+ * size. */
 static void write_store_usage(struct evbuffer *out, const fkv_prefix_store_stats *u) {
     const metric_value values[] = {
         {"prefix_store_pages", "gauge", "Pages in a prefix store on disk.", (double)u->pages},
@@ -188,7 +190,7 @@ static void write_store_usage(struct evbuffer *out, const fkv_prefix_store_stats
     write_values(out, &FLATKV, values, sizeof values / sizeof values[0]);
 }
 
-/* Copies the metrics of a model's requests to the prefix store. Returns their number. */
+/* Writes the prefix-store metrics of one model to `out`. Returns their number. */
 static size_t store_values(const fkv_store_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"prefix_store_read_pages_total", "counter", "Pages restored after verification.", (double)s->read_pages},
@@ -210,7 +212,7 @@ static size_t store_values(const fkv_store_stats *s, metric_value out[MAX_VALUES
     return sizeof values / sizeof values[0];
 }
 
-/* Copies the metrics of an engine. Returns their number. */
+/* Writes the metrics of one engine to `out`. Returns their number. */
 static size_t engine_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},
@@ -279,7 +281,7 @@ void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_mod
     free(all);
 }
 
-/* Copies the metrics that vLLM also has. Returns their number. */
+/* Writes the metrics that vLLM also has to `out`. Returns their number. */
 static size_t vllm_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},

@@ -1,5 +1,4 @@
-/* See ollama_request.h. Fields that the server ignores, such as keep_alive and options.num_ctx, are still checked for their type.
- */
+/* See ollama_request.h. Ignored fields, such as keep_alive and options.num_ctx, must still have the correct type. */
 #include "ollama_request.h"
 
 #include <stdarg.h>

@@ -4,9 +4,9 @@
 
 #include "api_request.h"
 
-/* Replaces request->root by an equivalent request with the field names of the OpenAI API. A request of kind API_OLLAMA_GENERATE
- * becomes a chat with one user message, or a completion if `raw` is true. Sets request->only_loads if the request has no prompt.
- * Returns false and sets request->error if the request is invalid. */
+/* Replaces request->root with an equivalent request that uses the field names of the OpenAI API. A request of kind
+ * API_OLLAMA_GENERATE becomes a chat with one user message, or a completion if `raw` is true. Sets request->only_loads if the
+ * request has no prompt. Returns false and sets request->error if the request is invalid. */
 bool ollama_as_openai(api_request *request);
 
 #endif

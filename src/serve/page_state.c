@@ -124,7 +124,7 @@ json_t *slots_state(const served_model *m) {
     const uint32_t n = fkv_engine_requests(m->engine, list, MAX_LISTED);
     json_t *out = json_array();
     for (uint32_t i = 0; i < m->parallel; i++) {
-        const bool busy = i < n && list[i].phase != FKV_PHASE_WAITING; /* running requests are listed first */
+        const bool busy = i < n && list[i].phase != FKV_PHASE_WAITING; /* the list starts with the running requests */
         (void)json_array_append_new(
             out, json_pack("{s:I, s:I, s:I, s:b, s:I, s:I}", "id", (json_int_t)i, "id_task", busy ? (json_int_t)list[i].id : -1,
                            "n_ctx", (json_int_t)m->max_request_tokens, "is_processing", (int)busy, "n_prompt_tokens",

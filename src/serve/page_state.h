@@ -4,7 +4,7 @@
 
 #include "exchange.h"
 
-/* Returns the state of one model, shown by the memory view. resident_bytes: anonymous memory of the process. */
+/* Returns the state of one model for the memory view. resident_bytes: anonymous memory of the process. */
 json_t *page_state(const server *s, const served_model *m, uint64_t resident_bytes);
 
 /* Returns the properties of a model (/props) and its running requests (/slots) in the format of llama.cpp. The number of slots is

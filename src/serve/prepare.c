@@ -56,8 +56,7 @@ json_t *prepare_json(exchange *x) {
 /* ---- generation ---- */
 
 /* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
- * for models with a larger context. Ollama likewise ends an answer at the end of the context.
- */
+ * for models with a larger context. Ollama also ends an answer when the context is full. */
 static void fit_answer(exchange *x) {
     const uint32_t most = x->m->max_request_tokens;
     const size_t n_prompt = x->jobs[0].prompt.n;
@@ -103,7 +102,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
         fail(x, 400, "prompt", "the prompt is empty");
     else if (prompt->n > UINT32_MAX)
         fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
-    else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* not copied for longer prompts, which the engine rejects */
+    else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* the engine rejects longer prompts */
         x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;
 }

@@ -5,17 +5,18 @@
 #include <string.h>
 #include <time.h>
 
-/* Returns the current Unix time plus the local UTC offset. Printed as UTC, the result shows the local date for templates. */
+/* Returns the current Unix time plus the local UTC offset. Templates format this time as UTC and therefore show the local date.
+ */
 static int64_t local_clock(void) {
     time_t now = time(NULL);
     struct tm local;
     return localtime_r(&now, &local) != NULL ? (int64_t)timegm(&local) : (int64_t)now;
 }
 
-/* Tokenizes text. If given is not NULL, it marks the bytes that come from the client (see fkv_chat_render()). */
+/* Tokenizes text. If `given` is not NULL, given[i] is 1 if byte i comes from the client (see fkv_chat_render()). */
 static fkv_status tokenize_marked(const fkv_model *model, const char *text, const uint8_t *given, size_t n, unsigned flags,
                                   prompt_tokens *out) {
-    size_t capacity = n / 2 + 64; /* enough tokens for most texts, so that most texts are tokenized only once */
+    size_t capacity = n / 2 + 64; /* sufficient for most texts, so that a second attempt is rarely needed */
     fkv_status status = FKV_OK;
     for (int attempt = 0; attempt < 2; attempt++) {
         free(out->tokens);
@@ -53,15 +54,15 @@ static char *plain_text(const json_t *conversation, size_t *n) {
     return text;
 }
 
-/* Renders a conversation with the model's chat template. given: receives the marks of the bytes that come from the client; may be
- * NULL. The caller frees *text and *given, even after a failure. */
+/* Renders a conversation with the model's chat template. If `given` is not NULL, *given receives an array that marks the bytes
+ * that come from the client. The caller frees *text and *given, even after a failure. */
 static fkv_status render_conversation(const fkv_model *model, const json_t *conversation, char **text, uint8_t **given,
                                       size_t *n) {
     char *json = json_dumps(conversation, JSON_COMPACT);
     if (json == NULL) return FKV_NO_MEMORY;
     const int64_t now = local_clock();
     const size_t n_json = strlen(json);
-    size_t capacity = n_json + 1024; /* enough bytes for most conversations, so that most conversations are rendered only once */
+    size_t capacity = n_json + 1024; /* sufficient for most conversations, so that a second attempt is rarely needed */
     fkv_status status = FKV_OK;
     for (int attempt = 0; attempt < 2; attempt++) {
         free(*text);
@@ -80,7 +81,7 @@ static fkv_status render_conversation(const fkv_model *model, const json_t *conv
     return status;
 }
 
-/* Renders a conversation and appends the start of the answer. The caller frees *text and *given in both cases. */
+/* Renders a conversation and appends the start of the answer. The caller frees *text and *given, even after a failure. */
 static fkv_status render_prompt(const fkv_model *model, const api_request *r, char **text, uint8_t **given, size_t *n) {
     const bool chat = fkv_model_about(model)->has_chat;
     fkv_status status = FKV_OK;
@@ -135,8 +136,8 @@ static size_t common_prefix(const prompt_tokens *a, const prompt_tokens *b) {
     return n;
 }
 
-/* Appends the number of tokens in the prompt prefix that ends after the first n_messages messages. Does nothing if the template
- * cannot render these messages alone. */
+/* Appends the token count of the prompt prefix that ends after the first n_messages messages. Does nothing if the template cannot
+ * render these messages alone. */
 static void add_mark(const fkv_model *model, const api_request *r, size_t n_messages, prompt_tokens *out) {
     api_request shorter = {.conversation = json_copy(r->conversation)};
     json_t *messages = json_array();

@@ -13,10 +13,10 @@ typedef struct prompt_tokens {
     uint32_t n_marks;
 } prompt_tokens;
 
-/* Tokenizes one prompt of a request, or plain text. prompt_tokens_free() must be called even after a failure. index: number of
- * the prompt. max_bytes: maximum size of the prompt text. If the text is longer, returns FKV_POOL_FULL without tokenizing it.
- * Returns FKV_UNSUPPORTED if the request has a suffix but the model has no fill-in-the-middle tokens. fkv_message() describes
- * every other failure except FKV_NO_MEMORY. */
+/* Tokenizes one prompt of a request, or plain text. prompt_tokens_free() must be called even after a failure. index: index of the
+ * prompt in the request. max_bytes: maximum size of the prompt text. If the text is longer, returns FKV_POOL_FULL without
+ * tokenizing it. Returns FKV_UNSUPPORTED if the request has a suffix but the model has no fill-in-the-middle tokens.
+ * fkv_message() describes every other failure except FKV_NO_MEMORY. */
 fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, uint32_t index, size_t max_bytes,
                             prompt_tokens *out);
 fkv_status prompt_tokens_of_text(const fkv_model *model, const char *text, size_t n, unsigned flags, prompt_tokens *out);

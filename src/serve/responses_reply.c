@@ -1,5 +1,5 @@
-/* Writes replies of the OpenAI Responses API. A reply is a list of output items. It is sent as one object, or as a stream of
- * events that report the start, the additions and the end of each item. See exchange.h.
+/* Writes replies of the OpenAI Responses API. A reply is a list of output items. It is sent as one object or as a stream, in
+ * which events report the start, the additions and the end of each item. See exchange.h.
  *
  * All parts of a streamed answer are kept as well, because the final event of each item repeats its complete content.
  */
@@ -13,7 +13,7 @@ static json_t *item_id(const exchange *x, uint32_t index) {
     return json_sprintf("%s_%s_%u", ID_PREFIXES[x->answers[0].parts[index].kind], strchr(x->id, '-') + 1, index);
 }
 
-/* Returns the number of tool calls before this part. */
+/* Returns the number of tool calls before part `index`. */
 static uint32_t call_index(const exchange *x, uint32_t index) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < index; i++) n += x->answers[0].parts[i].kind == PART_CALL;
@@ -26,7 +26,7 @@ static json_t *content_of(const answer_part *part, bool begun) {
     return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", text, "annotations", "logprobs");
 }
 
-/* Returns an output item. If `begun` is true, returns its empty initial form, otherwise the complete item. */
+/* Returns an output item. If `begun` is true, the item has no content yet; otherwise it is complete. */
 static json_t *item_of(const exchange *x, uint32_t index, bool begun) {
     const answer_part *part = &x->answers[0].parts[index];
     const char *status = begun ? "in_progress" : "completed";

@@ -50,7 +50,7 @@ bool serve_supports_schemas(void) { return grammar_supports_rules(); }
 
 /* ---- authentication ---- */
 
-/* Returns whether two texts are equal. To prevent timing attacks, the run time depends only on the length of `a`. */
+/* Returns true if two texts are equal. To prevent timing attacks, the run time depends only on the length of `a`. */
 static bool same_text(const char *a, const char *b) {
     size_t n_a = strlen(a);
     size_t n_b = strlen(b);
@@ -260,8 +260,8 @@ static void do_state(http_call *c) {
     if (m != NULL) exchange_send_json(c->s, c->req, 200, page_state(c->s, m, resident_bytes()));
 }
 
-/* Serves a file of the web page. These requests need no key, because the files contain no data and the page asks the user for
- * the key. */
+/* Serves a file of the web page. These requests need no key, because the files contain no private data and the page itself asks
+ * the user for the key. */
 static void do_page(http_call *c) {
     const page_file *file = page_file_find(evhttp_uri_get_path(evhttp_request_get_evhttp_uri(c->req)));
     if (file == NULL) {
@@ -450,7 +450,7 @@ static void on_signal(evutil_socket_t fd, short what, void *user) {
         stop_accepting(fd, what, user);
 }
 
-/* Suppresses log messages of libevent; the caller reports the error. */
+/* Discards log messages of libevent, because the caller reports the error. */
 static void discard_log(int severity, const char *message) {
     (void)severity;
     (void)message;
@@ -514,7 +514,7 @@ static bool run_loop(server *s) {
     s->draining = s->ending = true;
     worker_pool_discard(s->pool);
     for (int i = 0; s->n_open > 0;
-         i++) { /* the engine and the worker threads use the exchanges until the current step and the current jobs end */
+         i++) { /* the engine uses an exchange until its current step ends, and a worker thread until its current job ends */
         const struct timespec pause = {0, 1000000};
         bool drained = true;
         for (uint32_t k = 0; k < s->n_models; k++) drained = fkv_engine_drain(s->models[k].engine, 0.01) && drained;
@@ -544,7 +544,7 @@ static bool start_loading_loop(server *s) {
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = event_base_once(s->base, s->wake[0], EV_READ, on_time_is_up, s, NULL) == 0 ? 0 : ENOMEM;
     if (code == 0) code = pthread_create(&s->loading_thread, NULL, run_loading_loop, s);
-    if (code != 0) errno = code; /* the caller reports errno */
+    if (code != 0) errno = code; /* the caller reads errno */
     s->is_loading = code == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s->is_loading;
@@ -561,8 +561,8 @@ static void stop_loading_loop(server *s) {
 
 /* ---- open, run and close ---- */
 
-/* Raises the soft limit on open files to the number that max_connections requires. Returns the number of connections that the new
- * limit allows. */
+/* Raises the soft limit on open files if max_connections requires it. Returns the number of connections that the limit allows, at
+ * most max_connections. */
 static uint32_t allowed_connections(uint32_t max_connections) {
     struct rlimit limit;
     const rlim_t needed = (rlim_t)max_connections + OTHER_FILES;
@@ -607,7 +607,7 @@ bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, ui
     for (uint32_t i = 0; i < n_subjects; i++) good = served_model_open(&subjects[i], &s->models[s->n_models++]) && good;
     s->pool = worker_pool_open();
     if (s->pool == NULL || !good) return false;
-    s->base_bytes = base_bytes + resident_bytes() - before; /* includes the memory of the vocabulary indexes */
+    s->base_bytes = base_bytes + resident_bytes() - before; /* adds the memory of the vocabulary indexes */
     print_address(s);
     return run_loop(s);
 }

@@ -15,21 +15,21 @@ enum { SERVE_MAX_KEYS = 64, SERVE_MAX_MODELS = 8 };
 typedef struct serve_config {
     const char *host;
     uint16_t port;                    /* port number; 0 selects a free port, which is printed */
-    const char *keys[SERVE_MAX_KEYS]; /* API keys, one tenant per key; without keys, clients are not authenticated */
+    const char *keys[SERVE_MAX_KEYS]; /* API keys, one per tenant; if there are none, clients are not authenticated */
     uint32_t n_keys;
     bool has_admin_key; /* true if the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
-    const char *cors;   /* origin whose pages may use the server, or "*" for all; NULL: only the server's own page */
-    bool any_host;      /* true to accept any Host header if no keys are configured */
-    size_t max_body;    /* maximum size of a request body, in bytes */
-    size_t max_unread;  /* number of unsent bytes at which a slow client is disconnected */
+    const char *cors;  /* origin whose pages may use the server, or "*" for all origins; NULL allows only the server's own page */
+    bool any_host;     /* true to accept any Host header if no keys are configured */
+    size_t max_body;   /* maximum size of a request body, in bytes */
+    size_t max_unread; /* number of unsent bytes at which a slow client is disconnected */
     uint32_t max_connections; /* maximum number of open connections */
     double request_s;         /* seconds within which a client must send a complete request; also the keep-alive timeout */
     double ping_s;            /* seconds between keep-alive comments in a stream */
-    double drain_s;           /* seconds after SIGTERM in which requests are still accepted while /ready reports 503; 0: none */
+    double drain_s;           /* seconds after SIGTERM during which requests are still accepted while /ready reports 503 */
     double shutdown_s;        /* grace period for running requests after the listener is closed, in seconds */
-    double max_wait_s; /* /ready reports 503 while the predicted queueing time exceeds this number of seconds; 0: no limit */
+    double max_wait_s; /* /ready reports 503 while the predicted queueing time exceeds this number of seconds; 0 means no limit */
     int busy_status;   /* HTTP status of a request that is rejected because of overload: 429 or 503 */
-    bool vllm_metrics; /* /metrics also contains the metrics of vLLM under their original names */
+    bool vllm_metrics; /* true if /metrics also contains metrics under the names that vLLM uses */
     const char *server_name; /* value of the header x-flatkv-server, or NULL for no header */
 } serve_config;
 
@@ -49,7 +49,7 @@ typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
     const char *model_name; /* model name in /v1/models and in replies */
-    fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; NULL: the server rejects such requests */
+    fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; if NULL, the server rejects such requests */
     uint32_t parallel;      /* number of sequences that are decoded concurrently */
     uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
 } serve_subject;

@@ -1,4 +1,4 @@
-/* The models of a server. A request selects one of them by its field `model`. */
+/* The models of a server. The field `model` of a request selects one of them. */
 #ifndef FKV_SERVE_SERVED_MODEL_H
 #define FKV_SERVE_SERVED_MODEL_H
 

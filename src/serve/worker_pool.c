@@ -8,7 +8,7 @@
 
 typedef struct job_list {
     worker_job *first;
-    worker_job **end; /* points to the link at the end of the list, where the next job is attached */
+    worker_job **end; /* address of the NULL pointer at the end of the list, to which the next job is attached */
 } job_list;
 
 struct worker_pool {

@@ -1,4 +1,4 @@
-/* Threads that run jobs too long for the event loop, such as parsing and tokenizing a request.
+/* Threads that run jobs that would block the event loop for too long, such as parsing and tokenizing a request.
  *
  * Small jobs start in the order in which they were submitted, and so do large jobs. Large jobs may occupy only some of the
  * threads, so that small jobs do not have to wait until all large jobs have finished. The queue holds at most one job per open
