@@ -36,11 +36,12 @@ static uint32_t find_reservation(const fkv_admission *admission, fkv_admission_r
 
 typedef struct reserved_work {
     uint32_t n;    /* number of the tenant's reservations */
-    double work_s; /* expected machine time, in seconds, of the reservations that are served before the tenant's next request */
+    double work_s; /* expected machine time, in seconds, of all reservations served before the tenant's next request */
 } reserved_work;
 
-/* Estimates how much work among the first `end` reservations is served before the next request of `tenant`. Tenants are served in
- * turn, so each other tenant contributes at most as much work as this tenant has itself reserved. */
+/* Estimates the machine time of the reservations that are served before the next request of `tenant`. Only the first `end`
+ * reservations are considered. Tenants are served in turn, so each other tenant is assumed to contribute at most as much time as
+ * this tenant. */
 static reserved_work reserved_work_before(const fkv_admission *admission, uint32_t end, uint64_t tenant, double unit_s) {
     reserved_work own = {0};
     double all_s = 0.0;
@@ -75,9 +76,8 @@ static void schedule_retry(fkv_reservation *reservation, double now, double seco
     if (reservation->expires_at < expires_at) reservation->expires_at = expires_at;
 }
 
-/* Handles a retry of a request whose retry time has been reached. The request is admitted if the queue has a free slot.
- * Otherwise, its retry time is moved to the predicted time at which a slot becomes free for it.
- */
+/* Handles a client that retries at or after its retry time. The request is admitted if the queue has a free slot. Otherwise, the
+ * new retry time is the predicted time at which a slot becomes free. */
 static fkv_admission_result admit_due_reservation(fkv_admission *admission, fkv_queue_state queue, fkv_admission_request request,
                                                   uint32_t at, double *seconds) {
     fkv_reservation *reservation = &admission->reservations[at];
@@ -98,7 +98,7 @@ fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_st
     const bool known = at < admission->n;
     if (known && request.now >= admission->reservations[at].retry_at)
         return admit_due_reservation(admission, queue, request, at, seconds);
-    /* the request is new, or its client retried too early and is treated like a new one */
+    /* the request is new, or its client retried before its retry time */
     const reserved_work before = reserved_work_before(admission, at, request.tenant, queue.unit_s);
     const reserved_work counted = queue.n_waiting >= (admission->max_queue + 1) / 2 ? before : (reserved_work){0};
     const bool full = queue.n_waiting + counted.n >= admission->max_queue;

@@ -4,8 +4,8 @@
  * retry. The retry time is the time at which all running requests, queued requests and older reservations are predicted to have
  * finished. A client that retries after that time is recognized by the hash and keeps the queue position of its first attempt. A
  * client that retries earlier is treated as new and keeps its reservation. To leave space for returning clients, new requests of
- * a tenant with reservations may fill only the first half of the queue. The requests in that half keep the engine busy even if no
- * client returns. A reservation expires some time after its retry time.
+ * a tenant with reservations may fill only the first half of the queue. These requests keep the engine busy even if no client
+ * returns. A reservation expires some time after its retry time.
  *
  * Reserved work is measured in multiples of the machine time of a typical request (fkv_queue_state.unit_s). This time is
  * predicted, and the prediction changes while the engine learns its speed. Because reservations store only the multiple, all
@@ -32,8 +32,8 @@ typedef struct fkv_reservation {
 
 typedef struct fkv_admission {
     uint32_t max_queue;
-    double max_wait_s;  /* longest predicted queue time, in seconds, at which a request is still admitted; 0 means no limit */
-    double return_rate; /* estimated fraction of reservations whose clients return */
+    double max_wait_s;  /* maximum predicted queue time, in seconds, of an admitted request; 0 means no limit */
+    double return_rate; /* estimated fraction of rejected clients that retry */
     uint32_t n;
     fkv_reservation reservations[FKV_MAX_RESERVATIONS];
 } fkv_admission;
@@ -50,7 +50,7 @@ typedef struct fkv_queue_state {
     double wait_s;       /* predicted queue time, in seconds, of a request added at the end of the queue */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts and leaves the queue */
     double unit_s;       /* predicted machine time of a typical request, in seconds; more than 0 */
-    bool learned;        /* true if the step-cost model is accurate enough to reject requests because of a long predicted wait */
+    bool learned;        /* true if the step-cost model is accurate enough to reject requests based on its predictions */
 } fkv_queue_state;
 
 typedef enum fkv_admission_result {
@@ -61,8 +61,8 @@ typedef enum fkv_admission_result {
 
 void fkv_admission_init(fkv_admission *admission, uint32_t max_queue, double max_wait_s);
 
-/* Decides whether a request may join the queue. If it is admitted, *seconds receives the time since its first attempt and its
- * reservation is removed. Otherwise *seconds receives the time to wait before retrying, which is at least 1 second. */
+/* Decides whether a request may join the queue. If the request is admitted, its reservation is removed and *seconds receives the
+ * time since its first attempt. Otherwise, *seconds receives the retry delay, which is at least 1 second. */
 fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_state queue, fkv_admission_request request,
                                           double *seconds);
 

@@ -44,7 +44,7 @@ const char *fkv_answer_text_add(fkv_answer_text *t, fkv_stop_list stops, const c
         size_t possible = partial_stop_start(t->held, t->n, stops.stops[i]);
         if (possible < end) end = possible;
     }
-    if (found != NULL) t->n = end = first; /* the answer ends before the stop string */
+    if (found != NULL) t->n = end = first; /* the stop string is not part of the answer */
     t->n_shown = end;
     return found;
 }

@@ -1,8 +1,8 @@
 /* Buffers the output text of an answer. Complete UTF-8 characters are released to the client; text that may be the beginning of a
  * stop string is held back.
  *
- * The request owns the buffer. Before a token is added, the buffer holds at most an incomplete character or all but the last byte
- * of a stop string, so its size is known when the request is submitted.
+ * The request owns the buffer. The buffer holds at most one token in addition to an incomplete character or an incomplete stop
+ * string, so its size is known when the request is submitted.
  */
 #ifndef FKV_ANSWER_TEXT_H
 #define FKV_ANSWER_TEXT_H

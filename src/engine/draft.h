@@ -16,7 +16,7 @@ uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t max_
 /* Draft acceptance statistics of one answer. */
 typedef struct fkv_draft_record {
     double acceptance; /* estimated probability that a draft token is accepted if all draft tokens before it were accepted */
-    bool has_draft;    /* true if a draft is stored after the tokens of the answer, whether or not the current step verifies it */
+    bool has_draft;    /* true if a draft is stored after the tokens of the answer, even if the current step does not verify it */
 } fkv_draft_record;
 
 fkv_draft_record fkv_draft_record_init(void);
@@ -31,14 +31,14 @@ typedef struct fkv_draft_candidate {
     double next_probability; /* acceptance probability of the first draft token that has not been chosen yet */
 } fkv_draft_candidate;
 
-/* Chooses the draft tokens to verify in a step, most likely tokens first, so as to maximize the expected time saved minus the
+/* Chooses the draft tokens to verify in a step, starting with the most likely ones. Maximizes the expected time saved minus the
  * extra step time. extra_s: [max_tokens + 1], extra_s[n] is the extra step time for n draft rows, in seconds. token_s: time per
  * token without drafts, in seconds. max_tokens is at most FKV_MAX_STEP_DRAFTS. Returns the number of tokens chosen. */
 uint32_t fkv_draft_choose(fkv_draft_candidate *candidates, uint32_t n_candidates, const double *extra_s, uint32_t max_tokens,
                           double token_s);
 
-/* Updates the estimated acceptance rate. Also used for drafts that were not verified: comparing the first draft token with the
- * sampled token costs nothing. */
+/* Updates the estimated acceptance rate. Also called for a draft that was not verified, because its first token can be compared
+ * with the sampled token at no cost. */
 void fkv_draft_update(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_accepted);
 
 #endif

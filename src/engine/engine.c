@@ -20,7 +20,7 @@ struct fkv_engine {
     fkv_runner *runner;
     fkv_runner_plan plan;
     fkv_scheduler scheduler;
-    fkv_step_turns *turns; /* turn order that this engine shares with its peers */
+    fkv_step_turns *turns; /* determines which of the engines that share CPU cores runs the next step */
     pthread_t thread;
 
     pthread_mutex_t lock;
@@ -40,9 +40,9 @@ struct fkv_engine {
     fkv_admission admission;
     fkv_recent_prefixes recent;
     fkv_forecast forecast;
-    double base_wait_s;  /* predicted queue time, in seconds, of a request that is queued after all jobs of the scheduler */
+    double base_wait_s;  /* predicted queue time, in seconds, of a request that is added after all jobs of the scheduler */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts */
-    uint32_t free_slots; /* number of answers whose generation can start immediately */
+    uint32_t free_slots; /* number of sequences available to new requests; 0 if requests are queued */
     uint32_t n_listed;
     fkv_request_info listed[MAX_LISTED];
     bool pages_wanted; /* true if fkv_engine_pages() was called since `pages` was last updated */
@@ -59,8 +59,8 @@ fkv_engine_config fkv_engine_config_default(void) {
                            .default_new = 1024,
                            .ageing_s = 10.0,
                            .output_weight = 2.0};
-    /* Unlike the runner's default, this codec is not sealed, so prefixes can be shared up to any page boundary instead of only up
-     * to span boundaries. */
+    /* Unlike the runner's default codec, this codec is not sealed. Prefixes can therefore be shared up to any page boundary, not
+     * only up to span boundaries. */
     const fkv_layer_config by_page = fkv_config_default().layer;
     c.runner.k = by_page.k;
     c.runner.v = by_page.v;
@@ -138,15 +138,15 @@ static void publish_stats(fkv_engine *e) {
     e->free_slots = s->queue.n == 0 ? s->device.max_seqs - s->n_seqs : 0;
     e->n_listed = fkv_scheduler_list(s, e->listed, MAX_LISTED);
     if (e->pages_wanted ||
-        (s->n_running == 0 && s->queue.n == 0)) { /* publish the pages now, because an idle engine runs no further steps */
+        (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine runs no further steps in which it could publish the pages */
         e->pages_wanted = false;
         e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), 0, e->pages, FKV_MAX_LISTED_PAGES);
     }
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* Waits until a page arrives from the store, for at most `seconds` seconds. The limit is necessary because queued requests may
- * reach their deadline. The caller must hold the lock. */
+/* Waits until a page arrives from the store, for at most `seconds` seconds. The time limit lets the engine check the deadlines of
+ * queued requests. The caller must hold the lock. */
 static void wait_for_page(fkv_engine *e, double seconds) {
     const double end = engine_seconds(NULL) + seconds;
     while (e->inbox.n == 0 && !e->closing && !e->arrived && fkv_cond_wait_until(&e->changed, &e->lock, end)) {
@@ -162,12 +162,12 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
         (void)pthread_cond_wait(&e->changed, &e->lock);
     }
     if (idle && fkv_tier_asks(&e->scheduler.tier))
-        wait_for_page(e, 0.0005); /* the store does not wake the engine when it learns which pages exist */
+        wait_for_page(e, 0.0005); /* polls, because the store does not wake the engine when it learns which pages it has */
     else if (idle && fkv_tier_busy(&e->scheduler.tier))
         wait_for_page(e, 0.02);
     e->arrived = false;
     fkv_request_queue received = e->inbox;
-    e->stats.waiting += received.n; /* an estimate; the next publish_stats() call sets the exact value */
+    e->stats.waiting += received.n; /* approximate until the next publish_stats() call */
     e->base_wait_s += e->inbox_s;
     e->free_slots -= fkv_min_u32(e->free_slots, received.n);
     e->inbox = (fkv_request_queue){0};
@@ -222,7 +222,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    const bool windowed = is_windowed(e); /* a windowed sequence cannot always be truncated to remove a rejected draft */
+    const bool windowed = is_windowed(e); /* drafts are disabled, because a windowed sequence cannot always be truncated */
     if (windowed || e->config.draft_tokens == 0) {
         c.max_logit_rows = c.max_seqs;
         FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
@@ -311,7 +311,7 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     if (config->peer != NULL) fkv_step_turns_join(e->turns);
     e->model = model;
     e->config = *config;
-    e->config.peer = NULL; /* the peer may be closed before this engine */
+    e->config.peer = NULL; /* the pointer is not kept, because the peer may be closed before this engine */
     if (e->config.runner.max_tokens == 0) e->config.runner.max_tokens = fkv_model_about(model)->context;
     fkv_admission_init(&e->admission, config->max_queue, config->max_wait_s);
     (void)pthread_mutex_init(&e->lock, NULL);
@@ -372,7 +372,7 @@ static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prom
                                    .learned = fkv_step_cost_ready(&e->forecast.cost)};
     const fkv_admission_request attempt = {
         .tenant = job->r.tenant, .hash = hash, .work_s = fkv_forecast_job_seconds(&e->forecast, job), .now = job->arrived_at};
-    double seconds = 5.0; /* retry delay during shutdown, in seconds, so that another server can take over */
+    double seconds = 5.0; /* retry delay during shutdown, in seconds; another server can then take over */
     const bool ending = e->closing || e->draining;
     const fkv_admission_result result =
         ending ? FKV_ADMISSION_QUEUE_FULL : fkv_admission_decide(&e->admission, queue, attempt, &seconds);
@@ -424,7 +424,7 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
     const uint64_t hash = fkv_job_hash(job);
     prompt_pages pages = {.hashes = malloc(((request->n_prompt - 1) / page_tokens + 1) * sizeof *pages.hashes)};
-    if (pages.hashes != NULL) /* the last prompt token is excluded: it is always computed, because its logits are needed */
+    if (pages.hashes != NULL) /* excludes the last prompt token, which is always computed to obtain its logits */
         pages.n = fkv_prefix_hashes(request->tenant, request->prompt, request->n_prompt - 1, page_tokens, pages.hashes);
     (void)pthread_mutex_lock(&e->lock);
     status = submit_locked(e, job, hash, pages, id, retry_s);

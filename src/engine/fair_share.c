@@ -10,7 +10,7 @@ static uint32_t tenant_slot_of(fkv_fair_share *share, uint64_t name) {
     }
     if (share->n < share->capacity) free_slot = share->n++;
     if (free_slot == UINT32_MAX)
-        return share->n > 0 ? (uint32_t)(name % share->n) : 0; /* no slot is free, so two tenants must share a slot */
+        return share->n > 0 ? (uint32_t)(name % share->n) : 0; /* no slot is free, so two tenants share a slot */
     share->tenants[free_slot] = (fkv_tenant){.name = name};
     return free_slot;
 }

@@ -1,9 +1,10 @@
 /* Fair scheduling between tenants: the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI
  * 2024).
  *
- * A tenant's counter is the weighted number of tokens computed for it so far, divided by the tenant's weight. The tenant with the
- * smallest counter runs first. When an idle tenant becomes active, its counter is raised to the smallest counter of the active
- * tenants, so idle time earns no credit. A tenant slot is reused only while its tenant has no requests.
+ * A tenant's counter is the number of tokens computed for the tenant so far, divided by the tenant's weight. Output tokens count
+ * output_weight times. The tenant with the smallest counter runs first. When an idle tenant becomes active, its counter is raised
+ * to the smallest counter of the active tenants, so idle time earns no credit. A tenant slot is reused only while its tenant has
+ * no requests.
  */
 #ifndef FKV_FAIR_SHARE_H
 #define FKV_FAIR_SHARE_H
@@ -22,7 +23,7 @@ typedef struct fkv_fair_share {
     fkv_tenant *tenants; /* [capacity] */
     uint32_t capacity;
     uint32_t n;
-    uint64_t turn;            /* logical clock, incremented when a request joins or leaves */
+    uint64_t turn;            /* logical clock, incremented whenever a request is added or removed */
     double last_idle_counter; /* counter of the tenant that most recently became idle */
 } fkv_fair_share;
 

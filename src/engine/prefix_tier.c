@@ -5,7 +5,7 @@
 
 enum { ANNOUNCED_STATES = 32 }; /* maximum number of snapshot keys that are announced to the store in one call */
 
-static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore if the compute time cannot be predicted, in seconds */
+static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore, in seconds, if the compute time is not known yet */
 static const double ASK_AGAIN_S = 0.002;     /* polling interval while the store determines which pages it has, in seconds */
 static const double PAGE_TIME_STEP = 0.2;   /* weight of the newest measurement in the moving average of the read time per page */
 static const double PAGE_TIME_DECAY = 0.98; /* factor by which each declined restore lowers the estimated read time, so that a
@@ -38,7 +38,8 @@ void fkv_tier_announce(const fkv_prefix_tier *t, const fkv_job *job) {
 
 /* ---- restores ---- */
 
-/* Returns the end of the range to restore: end_page, or end_page + 1 if a snapshot is restored after the last page. */
+/* Returns the end of the range to restore: end_page, or end_page + 1 if the cache has state layers and a snapshot follows the
+ * last page. */
 static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + (t->has_states ? 1 : 0); }
 
 /* Computes the store key of a page to restore or, for page = end_page, of the snapshot after the last page. */
@@ -46,7 +47,7 @@ static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t page) {
     if (page < t->end_page) return t->job->keys[page];
     fkv_page_key key = {{0}};
     (void)fkv_prefix_state_key(&t->job->keys[t->end_page - 1],
-                               &key); /* fails only if SHA-256 is not available; the store then has no pages */
+                               &key); /* fails only without SHA-256, but the store is then disabled */
     return key;
 }
 
@@ -58,7 +59,7 @@ static void finish_restore(fkv_prefix_tier *t) {
     fkv_traffic_cancel(t->traffic);
 }
 
-/* Inserts an arrived page into the prefix tree. A page that arrives after its job has ended is dropped. */
+/* Inserts a page that was read from the store into the prefix tree. A page that arrives after its job has ended is dropped. */
 static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
     if (a->removed || t->job == NULL || t->removing) return;
     const fkv_page_key key = restore_key(t, t->n_restored);
@@ -87,8 +88,8 @@ static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
     finish_restore(t);
 }
 
-/* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all these pages are removed,
- * so that the job writes each of them again. */
+/* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all these pages are removed.
+ * The job can then write each of them again. */
 static void remove_damaged_pages(fkv_prefix_tier *t, bool late) {
     while (t->n_removed < restore_end(t)) {
         const fkv_page_key key = restore_key(t, t->n_removed);
@@ -138,7 +139,7 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
     finish_restore(t);
 }
 
-/* Returns true if the layer group first_group has at least n free or cached pages in addition to those reserved for sequences. */
+/* Returns true if the layer group first_group has at least n free or cached pages that are not reserved for sequences. */
 static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     fkv_stats stats;
     if (fkv_cache_stats(t->cache, &stats) != FKV_OK) return false;
@@ -150,9 +151,9 @@ static bool is_pending(const fkv_prefix_tier *t, const fkv_page_key *key) {
     return t->store.pending != NULL && t->store.pending(t->store.self, key);
 }
 
-/* Returns true if the job should wait until the store knows whether it has the page. Announces all keys when the wait begins, so
- * that the job does not wait for them one after another. The store should limit this wait itself; MAX_FIRST_WAIT_S is a second
- * limit in case it does not. */
+/* Returns true if the job should wait until the store knows whether it has the page. When the wait begins, all keys are announced
+ * to the store, so that the store looks them up together. The store should limit the wait itself; MAX_FIRST_WAIT_S is an
+ * additional limit. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
     if (!is_pending(t, key)) return false;
     const double now = t->seconds(t->seconds_user);
@@ -179,9 +180,8 @@ static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_p
 }
 
 /* Computes the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
- * layers, the snapshot after them. The result is kept in the job until first_page changes. If the store has evicted one of
- * these pages in the meantime, reading this page fails. Returns false if the job should wait until the store knows which pages
- * it has. */
+ * layers, the snapshot after them. The result is cached in the job until first_page changes. If the store evicts one of these
+ * pages later, reading it fails. Returns false if the job should wait until the store knows which pages it has. */
 static bool find_stored_pages(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
     if (job->store_checked && job->store_first == first_page) return true;
     uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
@@ -214,7 +214,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* another restore is running; waiting for it counts as waiting for the store */
+    if (fkv_tier_busy(t)) { /* the time spent waiting for another job's restore also counts */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }
@@ -238,8 +238,8 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
-/* Writes those snapshots of the job whose preceding pages have already been sent to the store. If is_last is false, snapshots
- * that the store still looks up are kept for later. */
+/* Writes each snapshot of the job after the pages that precede it have been sent to the store. Unless is_last is true, postpones
+ * snapshots that the store is still looking up. */
 static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     while (job->n_state_pages > 0) {
         const uint32_t n_pages = job->state_pages[0];
@@ -258,8 +258,8 @@ static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     }
 }
 
-/* Writes the pages and snapshots of the job that the store does not have. Returns early if the store does not know yet whether it
- * has a page, unless is_last is true. */
+/* Writes the pages and snapshots of the job that the store does not have. Unless is_last is true, returns early if the store does
+ * not know yet whether it has a page. */
 static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     const fkv_answer *a = &job->answers[0];
     uint32_t n_pages = a->n_inserted / t->page_tokens;

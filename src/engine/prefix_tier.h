@@ -5,8 +5,8 @@
  * store already has them. If no buffer is free, or if the store does not know yet whether it has the page, the write is retried
  * after the next step, as long as the request runs.
  *
- * If the cache has state layers, the snapshots of the prompt are written as well, and the last snapshot of the answer when the
- * request ends. Pages are restored only up to a snapshot in the store, and the snapshot is restored after them.
+ * If the cache has state layers, the snapshots of the prompt are written as well. The last snapshot of the answer is written when
+ * the request ends. Pages are restored only up to a snapshot in the store, and that snapshot is restored last.
  *
  * Restores: pages are restored for one request at a time, namely the first request in scheduling order whose next pages are in
  * the store but not in memory. During the restore, the request stays queued, and other requests may overtake it. A restore starts
@@ -34,8 +34,7 @@ typedef struct fkv_prefix_tier {
     void *seconds_user;
     fkv_job *job;         /* job whose pages are being restored; NULL if there is none */
     uint32_t first_page;  /* first page to restore */
-    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested from the store; the snapshot after the
-                             last page counts as page end_page */
+    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested; page end_page is the snapshot */
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
     uint32_t end_page;    /* end of the page range to restore; the store holds pages [first_page, end_page) */
     double started_at;
@@ -43,7 +42,7 @@ typedef struct fkv_prefix_tier {
     double page_s;  /* moving average of the time to restore one page, in seconds; 0 before the first measurement */
     bool removing;  /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
     uint32_t n_removed;  /* index of the next page to remove; valid if `removing` is true */
-    double asking_until; /* until this time, a job is considered to be waiting for the store to report which pages it has */
+    double asking_until; /* end of the period in which a job waits for the store to report which pages it has */
     fkv_store_stats stats;
 } fkv_prefix_tier;
 
@@ -51,8 +50,8 @@ typedef struct fkv_prefix_tier {
  * any thread, because it reads only constants of the cache. */
 fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job);
 
-/* Announces to the store that it will be asked for the pages of the job's prompt and the snapshots after them. May be called from
- * any thread. */
+/* Announces the keys of the job's prompt pages and snapshots to the store, which can then look them up in advance. May be called
+ * from any thread. */
 void fkv_tier_announce(const fkv_prefix_tier *tier, const fkv_job *job);
 
 /* Returns true if reads or removals are in progress. As long as this is true, fkv_tier_poll() must be called again. */

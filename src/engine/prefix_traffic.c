@@ -26,7 +26,7 @@ typedef struct io_ring {
     pthread_t thread;
     bool started;
     bool closing;
-    bool busy; /* true while the thread processes slot n_completed */
+    bool busy; /* true while the I/O thread processes a slot */
     uint32_t n_slots;
     io_slot *slots;
     uint64_t n_submitted;
@@ -82,8 +82,8 @@ static double io_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Waits for the next submitted slot and returns it. Returns NULL after the ring has been closed. If `finish` is true, the slots
- * that were submitted before are returned first. The caller must hold the lock. */
+/* Waits for the next submitted slot and returns it. Returns NULL if the ring is closed and, in case `finish` is true, all
+ * submitted slots have been returned. The caller must hold the lock. */
 static io_slot *next_slot(io_ring *ring, bool finish) {
     while (ring->n_completed == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
     ring->busy = ring->n_completed < ring->n_submitted && (!ring->closing || finish);

@@ -1,10 +1,10 @@
 /* Hashes of the prompt pages of recent requests. Admission uses them to estimate how many prompt tokens of a new request are
  * cached.
  *
- * The prefix tree belongs to the engine thread, so the thread that submits a request cannot search it. This table is a hint: it
- * also holds pages that are still being computed or that were evicted. The scheduler determines the exact number of cached tokens
- * when it receives the request. A page's hash covers the tenant and all tokens up to the end of the page. A newer page replaces
- * an older one in the same slot.
+ * The prefix tree belongs to the engine thread, so the thread that submits a request cannot search it. This table is only a hint,
+ * because it also contains pages that are still being computed or that were evicted. The scheduler determines the exact number of
+ * cached tokens when it receives the request. The hash of a page covers the tenant and all tokens up to the end of the page. If
+ * two pages map to the same slot, the newer page replaces the older one.
  */
 #ifndef FKV_RECENT_PREFIXES_H
 #define FKV_RECENT_PREFIXES_H

@@ -2,8 +2,8 @@
  * thread allocates it, and the engine thread frees it after the last event.
  *
  * answers[i].tokens holds the prompt followed by answer i, because both are inserted into the prefix tree. Each answer has an
- * open sequence from admission to its end. During prefill only the sequence of answer 0 holds the prompt; the sequences of the
- * other answers only reserve the pages that their forks will need.
+ * open sequence from admission to its end. During prefill, only the sequence of answer 0 contains the prompt. The sequences of
+ * the other answers are empty and only reserve pages. After prefill, forks of answer 0 replace them.
  */
 #ifndef FKV_ENGINE_REQUEST_H
 #define FKV_ENGINE_REQUEST_H
@@ -23,8 +23,8 @@ typedef struct fkv_answer {
     uint32_t *tokens;    /* [n_prompt + max_new] prompt tokens, then generated tokens */
     uint32_t n_new;      /* number of generated tokens */
     uint32_t n_fed;      /* number of tokens in the cache */
-    uint32_t n_inserted; /* number of leading tokens passed to the last insertion into the prefix tree */
-    uint32_t rolling;    /* sequence length at which the answer's rolling snapshot was taken; 0: no snapshot */
+    uint32_t n_inserted; /* number of leading tokens passed to the last fkv_prefix_insert() call */
+    uint32_t rolling;    /* sequence length at which the answer's rolling snapshot was taken; 0 if there is none */
     bool finished;
     fkv_finish reason;
     fkv_answer_text text;
@@ -32,35 +32,35 @@ typedef struct fkv_answer {
 } fkv_answer;
 
 typedef struct fkv_job {
-    fkv_request r;             /* prompt, stops and bias point into this block; n and max_new are never 0 */
+    fkv_request r;             /* copy of the request, whose pointers refer to this memory block; n and max_new are never 0 */
     struct fkv_job *next;      /* next job in the queue */
     struct fkv_job *next_live; /* next job in the list of all jobs, protected by the engine's lock */
     uint64_t id;
     _Atomic bool cancelled;
     uint64_t cancelled_at_step; /* number of steps completed before the job was cancelled */
     fkv_phase phase;
-    double first_attempt_at; /* time of the first attempt; earlier than arrived_at if the request was rejected before */
+    double first_attempt_at; /* time of the first attempt to submit the request; earlier than arrived_at after a rejection */
     double arrived_at;
     double admitted_at;
     double deadline_at;    /* time of the deadline; INFINITY if there is no deadline */
     uint32_t tenant_slot;  /* slot of the tenant in fkv_fair_share */
     uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
-    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, even if no snapshot follows them */
+    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, including those after the last snapshot */
     uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
     uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
     bool waits_for_page;   /* true if the job has waited at least once for a page that another job was computing */
-    uint64_t skipped_turn; /* number of the last scheduler iteration (turn) in which the job was considered but not admitted */
+    uint64_t skipped_turn; /* number of the last scheduler turn in which the job was considered but not admitted */
     fkv_stop_list stops;
     uint32_t n_unfinished; /* number of answers that are not finished */
     fkv_page_key root;     /* root key of this tenant, from which all page keys are derived; used only with a prefix store */
-    fkv_page_key *keys;    /* [max_keys] keys of the pages of the prompt and answer 0; the first n_keys keys have been computed */
+    fkv_page_key *keys; /* [max_keys] store keys of the pages of prompt and answer 0; only the first n_keys have been computed */
     uint32_t n_keys;
-    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots still to be written to the store, each given as the
-                                                  number of pages before it */
+    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots that must still be written to the store, each
+                                                  identified by the number of pages before it */
     uint32_t n_state_pages;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
-    double store_asked_at; /* time when the job began to wait for the store to report which pages it has; 0: it has not waited */
+    double store_asked_at; /* time when the job began to wait until the store knows which pages it has; 0 if it has not waited */
     bool restore_done;     /* true if the restore is finished or was skipped */
     bool store_checked;    /* true if the store was queried; it then holds pages [store_first, store_end) */
     uint32_t store_first;
@@ -74,8 +74,8 @@ typedef struct fkv_job {
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* job may be NULL */
 
-/* Marks a job as cancelled. The job ends when the current step ends. May be called from any thread, but calls must be serialized.
- * n_steps: number of steps completed so far. */
+/* Marks a job as cancelled; it ends after the current step. May be called from any thread, but calls must be serialized. n_steps:
+ * number of steps completed so far. */
 void fkv_job_cancel(fkv_job *job, uint64_t n_steps);
 
 /* Returns a hash of prompt, n and max_new, which identifies a retried request. */

@@ -9,13 +9,13 @@
 
 enum {
     MIN_CHUNK = 16,         /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
-    ROW_BLOCK = 16,         /* the matrix product processes rows in blocks of this size; a partial block costs more per row */
+    ROW_BLOCK = 16,         /* number of rows in a block of the matrix product; a partial block costs more per row */
     MIN_BLOCK_FILL = 12,    /* a partial block with at least this many rows is assumed to cost as much as a full block */
     UNIT_PROMPT = 256,      /* number of prompt tokens of a typical request */
-    UNIT_NEW = 256,         /* max_new of a typical request; its expected answer length is max_new * used_fraction */
+    UNIT_NEW = 256,         /* max_new of a typical request, whose expected answer length is max_new * used_fraction */
     MAX_COMPARED = 16,      /* maximum number of queued jobs whose prompts are compared with a new prompt */
-    ANSWER_PREFIX = 16,     /* upper bound on the number of tokens with which chat templates introduce an answer */
-    SNAPSHOT_SPACING = 4096 /* long prompts keep a snapshot after each multiple of this number of tokens */
+    ANSWER_PREFIX = 16,     /* maximum number of tokens between the last message and the answer in a chat template */
+    SNAPSHOT_SPACING = 4096 /* distance, in tokens, between additional snapshots in a long prompt */
 };
 static const double SLOWDOWN_WINDOW_S =
     30.0; /* time constant, in seconds, of the decaying sums of measured and predicted times */
@@ -78,9 +78,9 @@ void fkv_scheduler_close(fkv_scheduler *s) {
     free(s->mask_bits);
 }
 
-/* Returns the reservation of a fork, in tokens: max_new tokens, one page for a private copy of the last prompt page, and one page
- * for the partially filled page at the end of the answer. In a cache with window groups, a fork shares no pages, so the function
- * returns the length of prompt and answer. */
+/* Returns the number of tokens that a fork must reserve: max_new tokens, one page for a private copy of the last prompt page, and
+ * one page for the partially filled page at the end of the answer. In a cache with window groups, a fork shares no pages, so it
+ * reserves the whole prompt and answer. */
 static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
     return s->device.windowed ? n_prompt + max_new : max_new + 2 * s->device.page_tokens;
 }
@@ -136,7 +136,7 @@ double fkv_forecast_unit_seconds(const fkv_forecast *f) {
 double fkv_scheduler_next_start(const fkv_scheduler *s) {
     const fkv_forecast f = fkv_scheduler_forecast(s);
     double running = 0.0;
-    double first = INFINITY; /* predicted remaining machine time, in seconds, of the first running job to end */
+    double first = INFINITY; /* shortest predicted remaining machine time of all running jobs, in seconds */
     if (s->n_running == 0 || (s->queue.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         double seconds = fkv_forecast_job_seconds(&f, s->running[i]);
@@ -289,7 +289,8 @@ static uint32_t common_tokens(const fkv_scheduler *s, const fkv_job *a, const fk
     return n - n % s->device.page_tokens;
 }
 
-/* Returns the number of prompt tokens that an earlier job computes or has computed, and that this job will therefore reuse. */
+/* Returns the number of prompt tokens that this job is expected to reuse, because an earlier job has computed or will compute
+ * them. */
 static uint32_t expected_tokens(const fkv_scheduler *s, const fkv_job *job) {
     uint32_t most = job->n_matched;
     for (uint32_t i = 0; i < s->n_running; i++)
@@ -328,7 +329,7 @@ static void close_sequences(fkv_scheduler *s, fkv_job *job) {
     }
 }
 
-/* Opens a sequence and a sampler for each answer. FKV_POOL_FULL and FKV_SEQS_FULL mean that the job must keep waiting. */
+/* Opens a sequence and a sampler for each answer. If this fails with FKV_POOL_FULL or FKV_SEQS_FULL, the job stays queued. */
 static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
     fkv_seq_config config = prompt_config(job);
     uint32_t n_shared = 0;
@@ -390,7 +391,7 @@ static void admit_jobs(fkv_scheduler *s, double now) {
             start_job(s, job, now);
         } else if (s->n_running > 0 && (status == FKV_POOL_FULL || status == FKV_SEQS_FULL)) {
             s->pages_limited = true;
-            break; /* later jobs must not overtake this job, because running jobs will free the memory it needs */
+            break; /* later jobs must not take the memory that running jobs will free for this job */
         } else {
             fkv_request_queue_remove(&s->queue, job);
             job->admitted_at = now;
@@ -421,7 +422,7 @@ static void find_drafts(fkv_scheduler *s) {
 }
 
 /* Adds draft tokens to decode rows if the expected gain exceeds the cost. Each draft token costs as much as a decode row, because
- * it needs logits. Drafts fill the last partial row block and never start a new block. */
+ * it needs logits. Drafts may fill the last partial row block but never start a new block. */
 static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     s->n_drafted = 0;
     if (s->device.draft_tokens == 0 || s->n_rows == 0) return;
@@ -446,7 +447,7 @@ static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     }
 }
 
-/* Rounds n so that `before` + n, the total number of rows in the step, is a multiple of ROW_BLOCK if possible. */
+/* Rounds n, the number of rows to add to the `before` rows of a step, so that the sum is a multiple of ROW_BLOCK if possible. */
 static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) {
     const uint32_t over = (before + n) % ROW_BLOCK;
     if (over >= MIN_BLOCK_FILL && n + (ROW_BLOCK - over) <= most) return n + (ROW_BLOCK - over);
@@ -466,8 +467,8 @@ static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at)
     return at <= last && (at + s->device.page_tokens > last || at % SNAPSHOT_SPACING == 0);
 }
 
-/* Returns the length of a prefill chunk that starts at prompt position `from`: n tokens, or fewer if the chunk contains a
- * snapshot position. In that case, the chunk ends at the first such position. */
+/* Returns the length of a prefill chunk that starts at prompt position `from`. The length is n tokens, unless the chunk contains
+ * a snapshot position; the chunk then ends at the first snapshot position. */
 static uint32_t cut_at_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t from, uint32_t n) {
     const uint32_t page = s->device.page_tokens;
     for (uint32_t at = (from / page + 1) * page; s->device.has_states && at < from + n; at += page)
@@ -510,11 +511,14 @@ static fkv_step_work build_step(fkv_scheduler *s) {
     return work;
 }
 
-/* Inserts newly filled pages into the prefix tree. A failure is ignored, because it only costs later requests a cache hit.
+/* Inserts newly filled pages into the prefix tree. A failure is ignored, because its only effect is that later requests cannot
+ * reuse the pages.
  *
  * If the cache has state layers and the last page is full, fkv_prefix_insert() also stores the recurrent state as a snapshot.
- * During prefill, only the states at snapshot positions are stored; at other page boundaries, the last page is inserted later.
- * During decoding, the newest state at a page boundary is kept as the answer's rolling snapshot and replaces the previous one. */
+ * During prefill, only the states at snapshot positions are stored; at other page boundaries, the insertion of the last page is
+ * postponed. During decoding, the newest state at a page boundary is kept as the answer's rolling snapshot and replaces the
+ * previous one.
+ */
 static void insert_prefix(fkv_scheduler *s, fkv_job *job, fkv_answer *a) {
     const uint32_t page = s->device.page_tokens;
     if (a->n_fed / page == a->n_inserted / page) return;
@@ -657,7 +661,7 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
 }
 
 static void fail_step(fkv_scheduler *s) {
-    char message[sizeof s->running[0]->message]; /* the message is copied, because ending a job may overwrite fkv_message() */
+    char message[sizeof s->running[0]->message]; /* copied, because ending a job may overwrite fkv_message() */
     (void)snprintf(message, sizeof message, "%s", fkv_message());
     for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
 }
@@ -691,7 +695,7 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     s->stats.predicted_seconds += predicted;
     process_logits(s, logits);
     const double end_at = s->device.seconds(s->device.user);
-    end_cancelled_and_expired(s, end_at); /* requests cancelled during the step release their pages when the step ends */
+    end_cancelled_and_expired(s, end_at); /* releases the pages of requests that were cancelled during the step */
     const double taken = fkv_step_cost_clamp(&s->cost, predicted, end_at - turn_at);
     const double keep = exp(-taken / SLOWDOWN_WINDOW_S);
     s->predicted_s = s->predicted_s * keep + predicted;

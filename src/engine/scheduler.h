@@ -1,5 +1,5 @@
-/* The scheduler is the engine without its thread. The caller adds requests and runs the scheduler's iterations, which are called
- * turns. The scheduler reports events through callbacks.
+/* The scheduler implements the engine without its thread. The caller adds requests and calls fkv_scheduler_turn() in a loop; each
+ * call is one turn. The scheduler reports events through callbacks.
  *
  * A turn admits the queued requests that fit, builds a step, runs it, and samples the next tokens. The step consists of one
  * decode row per running answer and of as much prefill as fits into the target step time. The only memory allocated during a turn
@@ -22,7 +22,7 @@
 typedef struct fkv_engine_device {
     void *user;
     fkv_status (*forward)(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
-    fkv_step_turns *turns; /* turn order of the engines that share the CPU cores; NULL if no other engine shares them */
+    fkv_step_turns *turns; /* serializes the steps of engines that share CPU cores; NULL if there is only one engine */
     double (*seconds)(void *user);
     const char *(*token_text)(void *user, uint32_t token, size_t *n_bytes);
     fkv_cache *cache;
@@ -35,7 +35,7 @@ typedef struct fkv_engine_device {
     bool has_states;       /* true if the cache has state layers; prefixes are then shared only up to snapshots */
     bool windowed;         /* true if the cache has window groups, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
-    uint32_t draft_rows;   /* number of logit rows available for all drafts of a step together */
+    uint32_t draft_rows;   /* maximum total number of draft tokens in a step */
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
 } fkv_engine_device;
@@ -55,9 +55,9 @@ typedef struct fkv_scheduler {
     uint32_t n_running;
     uint32_t n_seqs;       /* number of open sequences */
     uint64_t turn;         /* number of turns run so far */
-    bool pages_limited;    /* true if, in the last turn, there were too few free pages or sequences for the next queued job */
+    bool pages_limited;    /* true if the last turn left a job queued because pages or sequences were used up */
     fkv_tokens *rows;      /* [max_seqs] rows of the current step */
-    fkv_row_owner *owners; /* [max_seqs] the answer to which each row belongs */
+    fkv_row_owner *owners; /* [max_seqs] job and answer of each row */
     uint32_t n_rows;
     fkv_draft_candidate *candidates;          /* [max_seqs] */
     uint32_t n_drafted;                       /* number of draft tokens in the current step */
@@ -67,7 +67,7 @@ typedef struct fkv_scheduler {
     double predicted_s;                       /* exponentially decaying sum of predicted step times, in seconds */
     double taken_s;                           /* exponentially decaying sum of measured turn times, in seconds */
     double used_fraction;                     /* moving average of (generated tokens / max_new) over finished answers */
-    double n_used_samples;                    /* 1 plus the number of finished answers that used_fraction averages */
+    double n_used_samples;                    /* number of samples in used_fraction, including its initial value */
     fkv_prefix_tier tier;                     /* tier.traffic is NULL if there is no prefix store */
     void (*retire)(void *user, fkv_job *job); /* takes ownership of a job after its last event */
     void *retire_user;
@@ -78,7 +78,7 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
 void fkv_scheduler_close(fkv_scheduler *s); /* must not be called while a job is queued or running */
 
 /* Runs and measures a few steps before the first request, so that the first predictions are based on the speed of this machine. A
- * failing step is ignored, because the first request reports the error. Must be called before the first request. */
+ * failed step is ignored, because the first request then reports the error. Must be called before the first request. */
 void fkv_scheduler_warm_up(fkv_scheduler *s);
 
 /* Validates a request and returns its effective max_new. Returns FKV_BAD_ARGUMENT if an argument is invalid, or FKV_POOL_FULL if
@@ -108,8 +108,7 @@ fkv_forecast fkv_scheduler_forecast(const fkv_scheduler *s);
 /* Predicts the remaining machine time of a job, in seconds. */
 double fkv_forecast_job_seconds(const fkv_forecast *f, const fkv_job *job);
 
-/* Predicts the machine time, in seconds, of a typical request. Admission measures reserved work in multiples of this time, so
- * that retry times follow the latest prediction. */
+/* Predicts the machine time, in seconds, of a typical request. This time is the unit of fkv_reservation.work. */
 double fkv_forecast_unit_seconds(const fkv_forecast *f);
 
 /* Predicts the queue time, in seconds, of a request submitted now. */

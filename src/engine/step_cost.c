@@ -5,8 +5,8 @@
  */
 static const double FORGETTING_FACTOR = 0.98;
 /* Initial coefficients: 10 ms per step, 1 ms per decode row, 1 ms per prefill token. They are conservative, and measurements
- * quickly replace them. However, while all measured steps have the same number of rows, the cost per step and the cost per row
- * cannot be distinguished, so their initial ratio remains. */
+ * quickly replace them. However, if all measured steps have the same number of rows, the cost per step cannot be distinguished
+ * from the cost per row, and the initial ratio of these two coefficients remains. */
 static const double INITIAL_SECONDS[FKV_COST_TERMS] = {0.010, 0.001, 0.001, 0.0};
 /* Once MIN_STEPS steps have been measured, a measured time is limited to this multiple of the predicted time before it updates
  * the model. */
@@ -38,7 +38,7 @@ fkv_step_cost fkv_step_cost_measured(fkv_step_times t) {
     const double rows = fkv_ceil_div(t.n_rows, ROW_GROUP) * ROW_GROUP;
     double step_s =
         t.one_row_s /
-        2.0; /* default split: half of the time of a one-row step is fixed, and the other half is the cost of the row */
+        2.0; /* by default, half of the time of a one-row step is the cost of the step, and half is the cost of the row */
     if (rows > (double)ROW_GROUP)
         step_s = t.one_row_s - (t.all_rows_s - t.one_row_s) / (rows - (double)ROW_GROUP) * (double)ROW_GROUP;
     if (step_s < 0.0) step_s = 0.0;
@@ -63,7 +63,7 @@ bool fkv_step_cost_ready(const fkv_step_cost *cost) { return cost->n_steps >= MI
 double fkv_step_cost_clamp(const fkv_step_cost *cost, double predicted, double seconds) {
     const double max_tokens =
         MAX_OVERRUN *
-        (predicted > 1e-4 ? predicted : 1e-4); /* a lower bound, so that the model can still learn if its prediction is near 0 */
+        (predicted > 1e-4 ? predicted : 1e-4); /* the lower bound lets the model learn even if its prediction is near 0 */
     return fkv_step_cost_ready(cost) && seconds > max_tokens ? max_tokens : seconds;
 }
 

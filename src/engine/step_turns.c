@@ -1,4 +1,4 @@
-/* A ticket lock whose waiting threads sleep. See step_turns.h. */
+/* See step_turns.h. Implements a ticket lock in which waiting threads sleep. */
 #include "step_turns.h"
 
 #include <pthread.h>

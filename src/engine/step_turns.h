@@ -9,10 +9,10 @@
 
 typedef struct fkv_step_turns fkv_step_turns;
 
-/* Creates a turn order with one member engine. Returns NULL if out of memory. */
+/* Creates a turn lock with one member engine. Returns NULL if out of memory. */
 fkv_step_turns *fkv_step_turns_open(void);
 
-/* Add or remove a member engine. The turn order is freed when its last member leaves. `turns` may be NULL in
+/* Add or remove a member engine. The turn lock is freed when its last member leaves. `turns` may be NULL in
  * fkv_step_turns_leave(). */
 void fkv_step_turns_join(fkv_step_turns *turns);
 void fkv_step_turns_leave(fkv_step_turns *turns);

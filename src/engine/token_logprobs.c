@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-/* Inserts a token into the sorted list of at most n_top tokens with the largest logits. Returns the new length of the list. */
+/* Inserts a token into the list of the n_top tokens with the largest logits, sorted by logit. Returns the new length of the list.
+ */
 static uint32_t insert_top_token(fkv_logprob *top, uint32_t n, uint32_t n_top, uint32_t token, float logit) {
     uint32_t at = n;
     while (at > 0 && logit > top[at - 1].logprob) at--;

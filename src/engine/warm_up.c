@@ -4,7 +4,7 @@
 enum {
     WARM_UP_PREFILL = 64, /* number of prefill tokens */
     WARM_UP_ROWS = 16,    /* number of decode rows */
-    WARM_UP_NEW = 4       /* maximum number of decode tokens per sequence */
+    WARM_UP_NEW = 4       /* maximum number of tokens that are decoded per sequence */
 };
 
 /* Runs a step of n_rows rows with n_tokens tokens each. *seconds receives the measured time. */
