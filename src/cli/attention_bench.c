@@ -1,7 +1,7 @@
 /* flatkv bench attn: runs bench_attn with the head counts of a model.
  *
- * This file reads the head counts and finds the bench_attn executable, which is next to flatkv in a build tree and in libexec
- * after installation. bench/bench_attn.c times the kernels and checks them against the reference.
+ * This file reads the head counts and finds the bench_attn executable, which is next to flatkv in a build tree and in libexec in
+ * an installation. bench/bench_attn.c times the kernels and compares their output with the scalar reference.
  */
 #include "../kit/process.h"
 #include "bench_command.h"

@@ -11,13 +11,13 @@ typedef struct chat_loop {
     conversation *c;
     chat_settings *settings;
     line_input *in;
-    text_buffer again; /* message that a slash command submits for the user; empty if there is none */
+    text_buffer again; /* message that a slash command submits in place of the user; empty if there is none */
     bool over;         /* /bye was typed */
 } chat_loop;
 
 typedef struct chat_command {
     const char *name;
-    const char *argument; /* placeholder for the argument in /help; NULL: the command takes no argument */
+    const char *argument; /* placeholder for the argument in /help; NULL if the command takes no argument */
     const char *help;     /* description; NULL if the command is an alias that /help does not list */
     void (*run)(chat_loop *t, const char *argument);
 } chat_command;
@@ -248,8 +248,8 @@ static void run_help(chat_loop *t, const char *argument) {
                   "stop the answer");
 }
 
-/* If the line is a slash command, runs it and returns true. On a terminal, an unknown command is an error unless it
- * contains a second slash, as a path does. */
+/* If the line is a slash command, runs it and returns true. On a terminal, an unknown command is reported as an error, unless its
+ * name contains a second slash, as in a path. */
 static bool run_slash_command(chat_loop *t, const char *line) {
     size_t n = strcspn(line, " \t\n");
     if (line[0] != '/') return false;
@@ -291,7 +291,7 @@ static bool handle_input(chat_loop *t, const text_buffer *turn, int *code) {
     *code = conversation_turn(t->c, message->bytes, message->n);
     if (!cli_interrupted() && t->c->generation->stopped != STOP_INTERRUPTED) {
         if (!t->c->terminal) return *code == EXIT_GOOD;
-        *code = EXIT_GOOD; /* the error has been printed; the user may try again */
+        *code = EXIT_GOOD; /* the error has already been printed, and the user may try again */
         return true;
     }
     if (*code == EXIT_INTERRUPTED && t->c->terminal) (void)fprintf(stderr, "[stopped; this turn was discarded]\n");

@@ -34,8 +34,8 @@ static bool is_byte_count(const char *word, size_t n, const char *before, size_t
     return led && n > 4 && n < 19 && strspn(word, "0123456789") == n;
 }
 
-/* Translates one word of n bytes and returns the length of the translation; `before` is the word that precedes it in the message.
- * Sets *consumed to the number of message bytes that the translation replaces. */
+/* Translates one word of a message and returns the length of the translation. word: [n] bytes of the word; before: [n_before]
+ * bytes of the previous word. Sets *consumed to the number of message bytes that the translation replaces. */
 static size_t translate_word(const char *word, size_t n, const char *before, size_t n_before, char *out, size_t capacity,
                              size_t *consumed) {
     char bytes[32];
@@ -91,7 +91,7 @@ static void record_interrupt(int number) {
 }
 
 void cli_catch_interrupts(void) {
-    /* SA_RESTART: a write interrupted by Ctrl-C resumes instead of failing and losing output. */
+    /* With SA_RESTART, a write() that Ctrl-C interrupts resumes instead of failing, so no output is lost. */
     struct sigaction action = {.sa_handler = record_interrupt, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);

@@ -1,5 +1,5 @@
-/* Declarations shared by the commands of the flatkv program, in addition to src/kit: errors of the library, Ctrl-C, and the
- * commands themselves. The program uses only the public headers of the library.
+/* Declarations shared by all commands of the flatkv program: reporting of library errors, handling of Ctrl-C, and the commands
+ * themselves. The program uses only the public headers of the library.
  *
  * Every command has the signature int command(int argc, char **argv), where argv[0] is the command name. It prints results to
  * standard output and everything else to standard error, and returns one of the exit codes of kit/program.h. Helpers that can
@@ -23,8 +23,8 @@ int cli_fail_status(fkv_status status);
  * in MB or GB. */
 void cli_translate_message(const char *message, char *out, size_t capacity);
 
-/* Sets the option name that replaces max_seqs in messages. A command without such an option runs a single sequence, and its
- * messages never mention max_seqs. */
+/* Sets the option name that replaces max_seqs in messages. Commands without such an option run a single sequence and never print
+ * max_seqs. */
 void cli_name_sequences(const char *option);
 
 /* After the first call of cli_catch_interrupts(), Ctrl-C sets a flag instead of ending the program. A second Ctrl-C ends the

@@ -13,17 +13,17 @@ static fkv_codec_info info_of_codec(fkv_codec_config config) {
     return info;
 }
 
-/* Returns whether keys, values or both are rotated by default. */
+/* Returns a bit set that states whether keys and values are rotated by default. */
 static unsigned rotated_sides(const codec_choice *c) {
     return (info_of_codec(c->k).rotates ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).rotates ? FKV_ROTATE_V : 0u);
 }
 
-/* Returns whether keys, values or both have a codec that works only with rotation. */
+/* Returns a bit set that states whether the codecs of keys and values work only with rotation. */
 static unsigned required_rotation(const codec_choice *c) {
     return (info_of_codec(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
 }
 
-/* Parses the rotation of a codec: `rest` is the text after the colon, which must be none, k, v or kv. */
+/* Parses the rotation suffix of a codec. `rest` is the text after the colon and must be none, k, v or kv. */
 static int parse_rotation(const char *word, const char *rest, codec_choice *codec) {
     unsigned requested = 0;
     while (requested < 4 && strcmp(rest, ROTATE_NAMES[requested]) != 0) requested++;

@@ -1,7 +1,6 @@
-/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4". An optional suffix ":none", ":k", ":v"
- * or ":kv", as in "4/4g32:none", states whether keys (k), values (v) or both are rotated. Commands that compare codecs accept a
- * list, such as "16/16,8/4,sealed"; all other commands accept one codec.
- */
+/* Parser for --codecs. A codec is a name for fkv_codec_parse(), such as "sealed" or "8/4". An optional suffix (":none", ":k",
+ * ":v" or ":kv"), as in "4/4g32:none", selects whether keys (k) and values (v) are rotated. Commands that compare codecs accept a
+ * list, such as "16/16,8/4,sealed"; all other commands accept one codec. */
 #ifndef FKV_CLI_CODEC_LIST_H
 #define FKV_CLI_CODEC_LIST_H
 
@@ -14,7 +13,7 @@ enum { MAX_CODECS = 32, CODEC_NAME = 40 };
 typedef struct codec_choice {
     fkv_codec_config k;
     fkv_codec_config v;
-    fkv_rotate rotate; /* effective rotation; excludes keys or values whose codec never rotates */
+    fkv_rotate rotate; /* effective rotation, without keys or values whose codec does not support rotation */
 } codec_choice;
 
 typedef struct codec_list {
@@ -23,8 +22,8 @@ typedef struct codec_list {
     bool named; /* true if the user chose the codec, false if it is the command's default */
 } codec_list;
 
-/* Parses a comma-separated list of up to `most` codecs. On entry *list contains the command's default codec, which is kept if
- * names is NULL. Returns an exit code. */
+/* Parses a comma-separated list of up to `most` codecs. On entry, *list contains the command's default codec, which remains
+ * unchanged if names is NULL. Returns an exit code. */
 int codec_list_parse(const char *names, uint32_t most, codec_list *list);
 
 void codec_apply(const codec_choice *codec, fkv_runner_config *config);

@@ -24,27 +24,26 @@ static void forget_marks(conversation *c) {
     c->lines.n = 0;
 }
 
-/* Records the start of a turn with the user's message `bytes`. */
+/* Records the start position and the user's message of a turn, so that the turn can be undone. */
 static void add_mark(conversation *c, const char *bytes, size_t n) {
     const uint32_t mark[2] = {(uint32_t)c->fed.n, (uint32_t)c->lines.n};
     token_list_add(&c->marks, mark, 2);
     text_add(&c->lines, bytes, n);
 }
 
-/* Truncates the conversation to the tokens before the last turn, and then removes the recorded start of the turn. Appends the
- * user's message to `text`, which may be NULL. Returns false and changes nothing if no start is recorded or if the session cannot
- * be truncated. */
+/* Removes the tokens of the last turn from the conversation. Appends the user's message to `text`, which may be NULL. Returns
+ * false and changes nothing if the start of the turn was not recorded or if the session cannot be truncated. */
 static bool remove_last_turn(conversation *c, text_buffer *text) {
     generation *g = c->generation;
     if (c->marks.n < 2) return false;
     const uint32_t mark = c->marks.tokens[c->marks.n - 2];
     const size_t start = c->marks.tokens[c->marks.n - 1];
-    /* The session may already be shorter, because sealed pages can be truncated only at certain boundaries. */
+    /* The session may already be shorter, because a session with sealed pages can be truncated only at certain boundaries. */
     if (mark < g->session->length && session_truncate(g->session, mark) != EXIT_GOOD) return false;
     if (text != NULL) text_add(text, c->lines.bytes + start, c->lines.n - start);
     c->lines.n = start;
     c->marks.n -= 2;
-    c->fed.n = mark; /* if the session is shorter than this, plain_next_tokens() feeds the missing tokens again */
+    c->fed.n = mark; /* if the session is shorter, plain_next_tokens() feeds the missing tokens again */
     generation_clear(g);
     g->last_is_fed = true;
     return true;
@@ -52,7 +51,7 @@ static bool remove_last_turn(conversation *c, text_buffer *text) {
 
 /* ---- turn tokens ---- */
 
-/* Appends the last token of the last answer to `fed` if the session did not get it. */
+/* Appends the last token of the last answer to `fed` if this token was not fed to the session. */
 static void add_last_token(conversation *c) {
     generation *g = c->generation;
     if (!g->last_is_fed && g->tokens.n > 0) token_list_add(&c->fed, g->tokens.tokens + g->tokens.n - 1, 1);
@@ -64,12 +63,12 @@ static int drop_first_tokens(conversation *c, size_t keep) {
     keep = keep < c->fed.n ? keep : c->fed.n;
     memmove(c->fed.tokens, c->fed.tokens + c->fed.n - keep, keep * sizeof *c->fed.tokens);
     c->fed.n = keep;
-    forget_marks(c); /* the dropped tokens include earlier turns, which can no longer be undone */
+    forget_marks(c); /* turns whose tokens were dropped can no longer be undone */
     return session_truncate(c->generation->session, 0);
 }
 
-/* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. Stores the
- * tokens of the conversation that are missing from the session, followed by those of the line, in `next`. */
+/* Tokenizes a line of plain text for a model without a chat template. If the context is full, drops its first half. Sets `next`
+ * to the tokens of the conversation that are missing from the session, followed by the tokens of the line. */
 static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     model_session *s = c->generation->session;
     token_list added = {0};
@@ -93,8 +92,8 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
     return code;
 }
 
-/* Truncates the session to the longest common prefix of its cached tokens and `all`. Stores the remaining tokens of `all`, at
- * least one, in `next`. */
+/* Truncates the session to the longest common prefix of its cached tokens and `all`. Sets `next` to the remaining tokens of
+ * `all`, which are at least one. */
 static int keep_common_prefix(conversation *c, const token_list *all) {
     model_session *s = c->generation->session;
     size_t n = 0;
@@ -106,8 +105,8 @@ static int keep_common_prefix(conversation *c, const token_list *all) {
     return code;
 }
 
-/* Adds the turn to the chat and tokenizes it. Drops the oldest turns if the conversation and a short answer would not fit in the
- * context. */
+/* Adds a user message to the chat and tokenizes the chat. Drops the oldest turns if the chat and a short answer would not fit in
+ * the context. */
 static int chat_next_tokens(conversation *c, const char *bytes, size_t n) {
     uint32_t most = c->generation->session->max_tokens;
     token_list all = {0};
@@ -156,20 +155,20 @@ static void report_turn(conversation *c) {
                   (unsigned)(100 * (uint64_t)s->length / s->max_tokens));
 }
 
-/* Feeds n tokens of `next`, starting at index `from`, and appends those that are new to the list of fed tokens. */
+/* Feeds n tokens of `next`, starting at index `from`, and appends to `fed` the tokens that are not in it yet. */
 static int feed_tokens(conversation *c, size_t from, size_t n, const float **logits, progress_bar *progress) {
     model_session *s = c->generation->session;
     const uint32_t before = s->length;
     const int code = session_feed(s, c->next.tokens + from, n, logits, progress);
-    const size_t n_listed = c->fed.n > before ? c->fed.n - before : 0; /* tokens that the session had lost */
+    const size_t n_listed = c->fed.n > before ? c->fed.n - before : 0; /* number of tokens already in `fed` */
     const size_t n_fed = s->length - before;
     if (n_fed > n_listed) token_list_add(&c->fed, c->next.tokens + from + n_listed, n_fed - n_listed);
     return code;
 }
 
-/* Feeds the tokens of the turn. Models with recurrent layers keep a snapshot at the last page boundary before the tokens that
- * introduce the answer, because the next turn often repeats the conversation up to these tokens. If the snapshot cannot be
- * stored, the next turn only takes longer. */
+/* Feeds the tokens of the turn. For models with recurrent layers, a snapshot is kept at the last page boundary before the tokens
+ * that introduce the answer, because the next turn often repeats the conversation up to these tokens. Failing to store the
+ * snapshot only makes the next turn slower. */
 static int feed_turn(conversation *c, const float **logits, progress_bar *progress) {
     enum { ANSWER_PREFIX = 16 };
     model_session *s = c->generation->session;
@@ -246,7 +245,7 @@ void conversation_show(const conversation *c) {
     }
     const generation *g = c->generation;
     text_stream out = text_stream_open(stderr);
-    const size_t n_unfed = !g->last_is_fed && g->tokens.n > 0 ? 1 : 0; /* 1 if the last answer token is not cached */
+    const size_t n_unfed = !g->last_is_fed && g->tokens.n > 0 ? 1 : 0; /* 1 if the last answer token is not in `fed` */
     for (size_t i = 0; i < c->fed.n + n_unfed; i++) {
         size_t n = 0;
         const uint32_t token = i < c->fed.n ? c->fed.tokens[i] : g->tokens.tokens[g->tokens.n - 1];
@@ -305,8 +304,8 @@ static bool write_private_json(const json_t *value, const char *path) {
     return good;
 }
 
-/* Feeds the tokens of a plain-text conversation that are missing from the session: the last token of the last answer, and tokens
- * that the session lost when a turn was undone. */
+/* Feeds the tokens of a plain-text conversation that are missing from the session. These are the last token of the last answer,
+ * and tokens that were truncated when a turn was undone. */
 static int feed_missing_tokens(conversation *c) {
     model_session *s = c->generation->session;
     if (c->chat != NULL) return EXIT_GOOD;

@@ -10,13 +10,13 @@
 
 typedef struct conversation {
     generation *generation;
-    chat *chat;        /* the messages; NULL if the model has no chat template, so that it continues plain text */
+    chat *chat;        /* the messages; NULL if the model has no chat template and continues plain text */
     const char *model; /* value of -m */
-    bool terminal;     /* true if notices for an interactive user are printed */
+    bool terminal;     /* true to print notices for an interactive user */
     bool warned;       /* true after the user was warned that the context is nearly full */
-    token_list fed;    /* tokens of the conversation; the session's cache has the first session->length of them */
+    token_list fed;    /* tokens of the conversation; the first session->length tokens are in the session's cache */
     token_list next;   /* tokens of the current turn that are not in the cache yet */
-    token_list marks;  /* plain text: for each turn that can be undone, the number of tokens before it and its start in `lines` */
+    token_list marks;  /* plain text: the token position and the offset in `lines` at which each turn that can be undone starts */
     text_buffer lines; /* plain text: the user's messages in the turns that can be undone */
 } conversation;
 
@@ -33,9 +33,9 @@ bool conversation_undo(conversation *c, text_buffer *text);
 void conversation_show(const conversation *c); /* prints all turns */
 void conversation_clear(conversation *c);      /* removes all messages except the system message */
 
-/* Save and load the pages in NAME.fkv and the messages in NAME.json, readable by the owner only. A suffix .fkv or .json of `name`
- * is ignored. Loading recomputes nothing. Both return an exit code; a failed load leaves the messages of the current conversation
- * unchanged. */
+/* Save and load a conversation: its pages in NAME.fkv and its messages in NAME.json. Only the owner can read these files. A
+ * suffix .fkv or .json of `name` is ignored. Loading does not recompute any tokens. Both return an exit code; a failed load
+ * leaves the current messages unchanged. */
 int conversation_save(conversation *c, const char *name);
 int conversation_load(conversation *c, const char *name);
 

@@ -1,7 +1,7 @@
 /* flatkv doctor: checks this machine and the installed program, and prints a page for bug reports.
  *
- * Each printed line is the result of one check. A problem makes the exit code EXIT_FAILED; a note describes a limitation that
- * does not prevent flatkv from working.
+ * Each printed line is the result of one check. If any check finds a problem, the exit code is EXIT_FAILED. A note describes a
+ * limitation that does not prevent flatkv from working.
  */
 #include "../hub/hub_place.h"
 #include "../kit/numbers.h"
@@ -124,7 +124,7 @@ static void check_limits(doctor *d) {
 static void check_kernels(doctor *d) {
     static const struct {
         const char *codec;
-        double limit; /* error limit: about twice the error measured with normally distributed rows */
+        double limit; /* error limit: about twice the error that was measured with normally distributed values */
     } checks[] = {{"16/16", 2e-3}, {"8/8", 2e-2}, {"8/4", 0.15}, {"sealed", 0.25}, {"tq4", 0.25}};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         char name[32];

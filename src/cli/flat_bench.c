@@ -1,9 +1,9 @@
 /* flatkv bench flat: fills a context and checks that the process memory equals the plan, from opening the cache to the last
  * token.
  *
- * This file runs a model that reads a book. flat_cache.c fills a cache without a model. memory_line.h defines the measurement.
- * Weights are reported separately, because the measurement starts when the runner is opened. All buffers of the benchmark are
- * allocated before the measurement starts.
+ * This file fills the context of a model with the text of a book. flat_cache.c fills a cache without a model. memory_line.h
+ * defines the measurement, which starts when the runner is opened and therefore excludes the weights. All buffers of the
+ * benchmark are allocated before the measurement starts.
  */
 #include "flat_bench.h"
 

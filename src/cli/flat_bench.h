@@ -6,9 +6,9 @@
 
 typedef struct flat_options {
     model_options model;
-    const char *file;   /* text file that fills the context; NULL: the needle model's book */
+    const char *file;   /* text file that fills the context; NULL selects the needle model's book */
     const char *svg;    /* NULL: no plot */
-    uint32_t layers;    /* number of layers of a cache without a model; 0: run a model */
+    uint32_t layers;    /* number of layers of a cache without a model; 0 means that a model is run */
     const char *heads;  /* shape "Q/KV/DIM" of a cache without a model: query heads, KV heads, head dimension */
     bool skip_capacity; /* true to skip the comparison of decode times at two capacities */
 } flat_options;

@@ -4,12 +4,12 @@
  * Memory: resident memory equals the plan after open and does not change until the cache is full (memory_line.h). The system's
  * high-water mark is checked as well, because it also covers the time between samples.
  *
- * Outputs: at 16 depths the outputs of decode and prefill are compared with attention in double precision over the unquantized
- * rows, and a decode step must read exactly the packed bytes of its tokens. All layers are written in every step, but only one
- * layer attends per step, because attention in all layers would take hours at full size.
+ * Outputs: at 16 depths, the attention outputs of decode and prefill steps are compared with attention in double precision over
+ * the unquantized rows. In addition, each decode step must read exactly the packed bytes of its tokens. All layers are written in
+ * every step, but only one layer attends per step, because attention in all layers would take hours at full size.
  *
- * Capacity: decode with the same number of cached tokens takes the same time in a cache with eight times the capacity. Steps of
- * the two caches are interleaved.
+ * Capacity: with the same number of cached tokens, a decode step takes the same time in a cache with eight times the capacity.
+ * The timed steps of the two caches are interleaved.
  *
  * All buffers are allocated and written before the first sample, so any increase in memory comes from the cache.
  */
@@ -24,10 +24,10 @@
 
 enum {
     STEP_TOKENS = 512,
-    POOL_TOKENS = 1024, /* number of random K and V rows; each step writes a range of these rows */
-    N_DEPTHS = 16, /* number of depths at which decode steps attend in all layers; at every second depth, a prefill step attends
-                      in one layer */
-    DECODES = 3,   /* number of decode steps at each depth */
+    POOL_TOKENS = 1024, /* number of random K and V rows in the pool; each step writes a range of these rows */
+    N_DEPTHS = 16,      /* number of depths at which decode steps attend in all layers; at every second depth, a prefill step also
+                           attends in one layer */
+    DECODES = 3,        /* number of decode steps at each depth */
     TAIL = DECODES + 1, /* number of tokens at the end of the context that are reserved for decode steps */
     N_VERIFIED = 2,     /* number of heads verified at each depth */
 
@@ -40,7 +40,7 @@ enum {
     OPEN_SPAN = 4 /* pages in a span of a sealed layer, as defined in docs/page_format.md */
 };
 
-/* The system updates the high-water mark in batches, so it lags by several dozen pages per core. */
+/* The kernel updates the high-water mark of resident memory in batches, so the mark lags by several dozen pages per core. */
 static const double HIGH_WATER_SLACK = 32.0 * 1024.0 * 1024.0;
 static const double CAPACITY_SLACK = 1.03;
 
@@ -54,7 +54,7 @@ typedef struct step_data {
     float *v;        /* [POOL_TOKENS, G, D] */
     float *q;        /* [STEP_TOKENS, H, D] */
     float *out;      /* [STEP_TOKENS, H, D] */
-    uint32_t *first; /* [tokens] for each token, the first position of the step that wrote the token */
+    uint32_t *first; /* [tokens] position of the first token in the step that wrote each token */
     double *scores;  /* [tokens] */
 } step_data;
 
@@ -63,7 +63,7 @@ typedef struct depth_result {
     double write_ms; /* time to write STEP_TOKENS tokens to all layers, in milliseconds */
     kit_spread decode_ms;
     double decode_gb_s;
-    double prefill_ms; /* attention time of one prefill step in one layer; NAN: not measured at this depth */
+    double prefill_ms; /* attention time of one prefill step in one layer; NAN if not measured at this depth */
 } depth_result;
 
 typedef struct cache_run {
@@ -75,14 +75,14 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t attending_layer; /* counter that selects the layer that attends in the next step, modulo the number of layers */
+    uint32_t attending_layer; /* the next step attends in this layer, modulo the number of layers */
     double fill_seconds;
     double open_seconds;
 
     memory_line line;
     uint64_t before_bytes; /* anonymous memory before the cache was opened */
-    double high_water;     /* high-water mark minus before_bytes; NAN: not recorded by the system */
-    double *steps_ms;      /* write times of the steps since the previous depth was measured */
+    double high_water;     /* high-water mark minus before_bytes; NAN if the system does not record it */
+    double *steps_ms;      /* write times of the steps since the previous depth, in milliseconds */
     size_t n_steps;
     depth_result depths[N_DEPTHS + 1];
     size_t n_depths;
@@ -96,7 +96,7 @@ typedef struct capacity_result {
     double ratio; /* median ratio of decode times (large cache / small cache) over pairs of consecutive steps */
 } capacity_result;
 
-/* Exits the program with the library's message if a call failed. */
+/* If `status` is a failure, prints the library's message and exits the program. */
 static void require_ok(fkv_status status) {
     if (status != FKV_OK) exit(cli_fail_status(status));
 }
@@ -161,7 +161,7 @@ typedef struct step_times {
     double attend_ms;
 } step_times;
 
-/* Runs one step of n tokens. Writes all layers; n_attends layers, starting with layer `from`, also attend. */
+/* Runs one step of n tokens. Writes rows to all layers and computes attention in n_attends layers, starting with layer `from`. */
 static step_times run_cache_step(fkv_cache *cache, fkv_seq seq, step_data *d, uint32_t start, uint32_t n, uint32_t n_layers,
                                  uint32_t from, uint32_t n_attends) {
     step_times times = {0};
@@ -185,8 +185,8 @@ static step_times run_cache_step(fkv_cache *cache, fkv_seq seq, step_data *d, ui
 
 /* ---- verification ---- */
 
-/* Returns the relative output error caused by quantizing K or V: approximately the root mean square error of a uniform
- * quantizer over the range of 128 Gaussian values. */
+/* Returns the expected relative output error caused by quantizing K or V. It is approximately the root mean square error of a
+ * uniform quantizer whose range is that of 128 Gaussian values. */
 static double quantization_error(uint32_t bits) {
     return bits == 16 ? 1e-3 : bits == 8 ? 0.007 : bits == 4 ? 0.11 : bits == 3 ? 0.25 : 0.55;
 }
@@ -245,8 +245,8 @@ static uint64_t packed_bytes_read(const cache_run *r) {
     return stats.packed_bytes_read;
 }
 
-/* Returns the packed bytes that a decode step reads. In a sealed layer, the first page and the pages in the span of the current
- * token are read in open form. The last group of the plan contains the open pages. */
+/* Returns the number of packed bytes that a decode step must read. In a sealed layer, the first page and the pages in the span of
+ * the current token are read in open form. The last group of the plan contains the open pages. */
 static uint64_t visible_bytes(const cache_run *r) {
     uint32_t page = fkv_config_default().page_tokens;
     if (r->codec->k.kind != FKV_CODEC_SEALED) return r->plan.token_bytes * r->length;
@@ -266,7 +266,7 @@ static step_times advance(cache_run *r, uint32_t n, uint32_t from, uint32_t n_at
     return times;
 }
 
-/* Times decode steps that attend in all layers, and verifies the output of the last layer. */
+/* Times decode steps that attend in all layers, and verifies the attention output of the last layer. */
 static void measure_depth(cache_run *r, double prefill_ms, progress_bar *progress) {
     depth_result *d = &r->depths[r->n_depths++];
     double ms[DECODES];
@@ -286,8 +286,8 @@ static void measure_depth(cache_run *r, double prefill_ms, progress_bar *progres
     r->n_steps = 0;
 }
 
-/* Returns the number of tokens in the next step. Steps are full as long as at least two full steps remain; the remaining tokens
- * are divided into one or two steps. */
+/* Returns the number of tokens in the next step. Steps have STEP_TOKENS tokens as long as enough tokens for two such steps
+ * remain. The remaining tokens are divided into one or two steps. */
 static uint32_t next_step(uint32_t room) { return room <= STEP_TOKENS ? room : room < 2 * STEP_TOKENS ? room / 2 : STEP_TOKENS; }
 
 static void fill_cache(cache_run *r) {
@@ -374,7 +374,7 @@ static capacity_result compare_capacities(cache_run *r) {
 
 /* ---- report ---- */
 
-/* Plans a 16-bit cache with the shape of the benchmark's cache. */
+/* Returns the planned page size, in bytes, of a 16-bit cache with the same shape as the benchmark's cache. */
 static double shape_pages_16bit(const void *user, uint32_t tokens) {
     const cache_run *r = user;
     fkv_plan plan;

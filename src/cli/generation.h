@@ -1,5 +1,4 @@
-/* Generation loop: samples tokens from a session one by one, separates text, reasoning and tool calls, and streams the text.
- */
+/* Generation loop: samples the tokens of an answer one by one, separates text, reasoning and tool calls, and streams the text. */
 #ifndef FKV_CLI_GENERATION_H
 #define FKV_CLI_GENERATION_H
 
@@ -22,8 +21,8 @@ typedef struct generation {
     fkv_sampler *sampler;
     uint32_t max_new;
     bool ignore_end;     /* true to continue generating after end tokens */
-    bool plain;          /* true if the reply is treated as plain text, without parsing reasoning and tool calls */
-    bool hide_reasoning; /* true if reasoning and tool calls are not printed */
+    bool plain;          /* true to treat the reply as plain text, without parsing reasoning and tool calls */
+    bool hide_reasoning; /* true to print neither reasoning nor tool calls */
     const char *const *stop;
     uint32_t n_stop;
     text_stream out;
@@ -31,19 +30,19 @@ typedef struct generation {
     token_list tokens; /* generated tokens, excluding the end token */
     text_buffer text;
     text_buffer reasoning;
-    text_buffer calls; /* tool calls, one per line: the name followed by the arguments */
+    text_buffer calls; /* tool calls, one per line, each with its name followed by its arguments */
     stop_reason stopped;
     bool last_is_fed; /* true if the last generated token is in the session's cache */
     double seconds;   /* total time of the decode steps, in seconds */
     uint32_t n_steps;
-    int shown; /* fkv_reply_kind of the text printed last */
+    int shown; /* fkv_reply_kind of the text that was printed last */
 } generation;
 
 /* Generates an answer. prompt: [n_prompt] tokens in the session's cache; logits: logits of the last prompt token. Returns an exit
  * code, which is EXIT_GOOD even after Ctrl-C (see `stopped`). */
 int generation_run(generation *g, const uint32_t *prompt, size_t n_prompt, const float *logits);
 
-/* Clears the results of the last answer before the next one is generated. */
+/* Clears the results of the last answer, before the next answer is generated. */
 void generation_clear(generation *g);
 void generation_free(generation *g);
 

@@ -1,8 +1,8 @@
 /* Long texts with planted facts, for niah and bench flat.
  *
- * A fact is a sentence " The KIND of NAME is NUMBER. ", the form on which the needle model was trained. Kinds and name syllables
- * come from the model's lexicon. The book is tokenized once and facts are inserted between its tokens; a book that is too short
- * is repeated. A seed determines the facts and their positions, independently of the codec.
+ * A fact is a sentence of the form " The KIND of NAME is NUMBER. ", on which the needle model was trained. Kinds and name
+ * syllables come from the model's lexicon. The book is tokenized once, and facts are inserted between its tokens. A book that is
+ * too short is repeated. The facts and their positions depend on a seed, not on the codec.
  */
 #ifndef FKV_CLI_HAYSTACK_H
 #define FKV_CLI_HAYSTACK_H
@@ -27,7 +27,7 @@ typedef struct haystack {
 } haystack;
 
 /* Reads and tokenizes the book. If `file` is NULL, reads the book of the needle model. For a byte-level model, the book is
- * normalized like the model's training text: ASCII, one line per paragraph. Returns an exit code. */
+ * converted to the form of the model's training text: ASCII, with one line per paragraph. Returns an exit code. */
 int haystack_open(haystack *h, const fkv_model *model, const char *file);
 void haystack_close(haystack *h);
 
@@ -37,8 +37,8 @@ void haystack_excerpt(const haystack *h, uint64_t seed, size_t n, token_list *ou
 /* Draws a random fact. */
 void haystack_draw_fact(const haystack *h, uint64_t *random, fact *out);
 
-/* Returns the insertion point for a fact near position `at` of `body`: the end of the sentence before `at`, or `at` itself for a
- * byte-level model. */
+/* Returns the position in `body` at which to insert a fact: the end of the sentence before `at`, or `at` itself for a byte-level
+ * model. */
 size_t haystack_insertion_point(const haystack *h, const token_list *body, size_t at);
 
 /* Write the sentence that states a fact, or the question that asks for the fact. The question is worded differently for chat

@@ -10,8 +10,8 @@ static const double CELL_HEIGHT = 30;
 static const double BELOW = 78;
 static const double LEAST_WIDTH = 760;
 
-/* Interpolates the color from dull red through sand to deep green. The midpoint is the lightest color, so the map is readable in
- * grayscale next to the printed percentages. */
+/* Interpolates a color from dull red through sand to deep green. Both ends are dark in grayscale, but the printed percentages
+ * distinguish them. */
 static void color_of(double share, char color[8]) {
     static const double from[3] = {0xb9, 0x3a, 0x32};
     static const double middle[3] = {0xe9, 0xd8, 0xa6};

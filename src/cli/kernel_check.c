@@ -1,5 +1,5 @@
-/* See kernel_check.h. The check runs a prefill step and single-token decode steps over pseudo-random rows with a standard
- * deviation near 1. */
+/* See kernel_check.h. The check runs one prefill step and then single-token decode steps. The rows are pseudo-random values with
+ * a standard deviation near 1. */
 #include "kernel_check.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ typedef struct check_rows {
     float out[TOKENS][H][D];
 } check_rows;
 
-/* Fills n values with the sum of four uniform values, which approximates a normal distribution. */
+/* Fills an array with n approximately normal values, each the scaled sum of four uniform random values. */
 static void fill_random(float *values, size_t n, uint64_t *state) {
     for (size_t i = 0; i < n; i++) {
         double sum = 0.0;
@@ -98,7 +98,7 @@ kernel_result kernel_check(const char *codec, double limit) {
     fkv_config c = fkv_config_default();
     c.n_layers = 1;
     c.max_tokens = TOKENS;
-    c.page_tokens = 16; /* small pages, so that most of them are sealed */
+    c.page_tokens = 16; /* pages are small, so that most of them become sealed */
     c.rotate = FKV_ROTATE_KV;
     c.layer.n_q_heads = H;
     c.layer.n_kv_heads = G;

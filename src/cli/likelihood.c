@@ -1,16 +1,16 @@
-/* See likelihood.h. Inner loops update LANES independent sums, so that compilers can vectorize the loops. */
+/* See likelihood.h. Inner loops update LANES independent accumulators, so that compilers can vectorize the loops. */
 #include "likelihood.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 512 }; /* blocks are summed in LANES float sums, and block sums in double */
+enum { LANES = 16, BLOCK = 512 }; /* each block is summed in LANES float accumulators, and the block sums are added in double */
 
-/* Computes exp(x) for x <= 0: splits off a power of two, then evaluates a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
- * For inputs below -87, the result is 1.6e-38, which is negligible in a sum whose largest term is 1. */
+/* Computes exp(x) for x <= 0 as a power of two times a degree-6 polynomial on [-ln2/2, ln2/2]. NaN stays NaN. For inputs below
+ * -87, the result is 1.6e-38, which is negligible in a sum whose largest term is 1. */
 static float exp_negative(float x) {
     const float rounder =
-        12582912.0f; /* 1.5 * 2^23: adding this constant rounds a float to an integer in the low mantissa bits */
+        12582912.0f; /* 1.5 * 2^23: adding it rounds a float to an integer, which is then in the low mantissa bits */
     const uint32_t rounder_bits = 0x4b400000;
     float clipped = x < -87.0f ? -87.0f : x;
     float shifted = clipped * 1.44269504f + rounder;

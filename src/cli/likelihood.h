@@ -1,7 +1,7 @@
 /* Log-likelihood and Kullback-Leibler divergence from rows of logits.
  *
- * One pass over a row computes exp in float (relative error below 2e-7) and accumulates blocks in double precision, so a mean
- * over thousands of positions is accurate to six digits.
+ * Exponentials are computed in float with a relative error below 2e-7, and sums of blocks are accumulated in double. A mean over
+ * thousands of positions is therefore accurate to six digits.
  */
 #ifndef FKV_CLI_LIKELIHOOD_H
 #define FKV_CLI_LIKELIHOOD_H
@@ -20,8 +20,8 @@ likelihood likelihood_of(const float *logits, uint32_t n, float *exps);
 /* Returns the negative log-likelihood of a token. */
 double likelihood_nll(const likelihood *l, const float *logits, uint32_t token);
 
-/* Returns the Kullback-Leibler divergence of the distribution q from the reference distribution p, in nats. p_exps: output of
- * likelihood_of(). */
+/* Returns the Kullback-Leibler divergence KL(p || q) in nats, where p is the reference distribution. p_exps: exponentials that
+ * likelihood_of() wrote for p. */
 double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_exps, const likelihood *q, const float *q_logits,
                      uint32_t n);
 

@@ -52,7 +52,7 @@ static void suspend_until_continued(EditLine *editor) {
     (void)el_set(editor, EL_REFRESH);
 }
 
-/* Reads one key. Ctrl-C is handled as a key, because a signal that arrives just before the read would be missed. */
+/* Reads one key. Ctrl-C is read as a key, because a signal that arrives just before read() would not interrupt it. */
 static int read_key(EditLine *editor, wchar_t *key) {
     void *user = NULL;
     mbstate_t state = {0};
@@ -103,7 +103,7 @@ static const char *edit_line(line_input *in, size_t *n) {
     HistEvent event;
     int length = 0;
     (void)el_set(in->editor, EL_PREP_TERM,
-                 1); /* this call comes before the prompt is printed, so that a key pressed immediately is not echoed twice */
+                 1); /* called before the prompt is printed, so that the terminal does not echo a key pressed at once */
     const char *line = el_gets(in->editor, &length);
     if (line == NULL || length <= 0) {
         el_reset(in->editor);
@@ -152,7 +152,7 @@ bool line_input_can_edit(const line_input *in) { return in->editor != NULL; }
 
 void line_input_prefill(line_input *in, const char *text, size_t n) {
     char *line = kit_alloc(n + 1);
-    for (size_t i = 0; i < n; i++) /* libedit would execute control characters as key bindings */
+    for (size_t i = 0; i < n; i++) /* libedit would interpret control characters as key bindings */
         line[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
     line[n] = 0;
     push_text(in, line);
@@ -188,7 +188,7 @@ static line_answer end_of_lines(line_input *in) {
     return LINE_INTERRUPTED;
 }
 
-/* Collects the lines between the opening """ and the closing """. */
+/* Concatenates the lines between the opening """ and the closing """. */
 static line_answer read_quoted(line_input *in, const char *line, size_t n, text_buffer *turn) {
     size_t quotes = strlen(QUOTES);
     line += quotes;

@@ -10,7 +10,7 @@ typedef struct line_input line_input;
 typedef enum line_answer {
     LINE_TURN,        /* a line was read, or several lines between """ and """ */
     LINE_END,         /* end of input */
-    LINE_INTERRUPTED, /* Ctrl-C: the typed text was discarded */
+    LINE_INTERRUPTED, /* the user pressed Ctrl-C, and the typed text was discarded */
 } line_answer;
 
 line_input *line_input_open(void);
@@ -18,11 +18,10 @@ void line_input_close(line_input *in); /* NULL is allowed */
 
 bool line_input_is_terminal(const line_input *in);
 
-/* Returns whether line_input_prefill() has an effect. It needs a terminal with line editing. */
+/* Returns whether line_input_prefill() has an effect, which requires a terminal with line editing. */
 bool line_input_can_edit(const line_input *in);
 
-/* Inserts this text at the start of the next line, where the user can edit it. Control characters become
- * spaces. */
+/* Starts the next line with this text, which the user can edit. Control characters become spaces. */
 void line_input_prefill(line_input *in, const char *text, size_t n);
 
 line_answer line_input_read(line_input *in, text_buffer *turn);

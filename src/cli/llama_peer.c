@@ -32,7 +32,7 @@ static bool find_script(char path[MAX_PATH]) {
     return access(path, R_OK) == 0;
 }
 
-/* Runs the Python interpreter in the child process (exec). Does not return. */
+/* Executes the Python interpreter in the child process. Does not return. */
 static void run_script(const llama_peer_config *c, const char *script, const int requests[2], const int answers[2]) {
     char threads[16];
     char depth[16];
@@ -73,7 +73,7 @@ static void run_script(const llama_peer_config *c, const char *script, const int
     _exit(127);
 }
 
-/* Reads one line, which is a JSON object. Returns NULL at the end of the output or if the line is not valid. */
+/* Reads one line of the process's output as a JSON object. Returns NULL at the end of the output or if the line is invalid. */
 static json_t *read_answer(llama_peer *peer) {
     char line[MAX_LINE];
     if (fgets(line, sizeof line, peer->answers) == NULL) return NULL;
@@ -134,7 +134,7 @@ bool llama_peer_measure(llama_peer *peer, double *prefill_tps, double *decode_tp
 
 void llama_peer_close(llama_peer *peer) {
     if (peer == NULL) return;
-    if (peer->requests != NULL) (void)fclose(peer->requests); /* closing its input makes the process exit */
+    if (peer->requests != NULL) (void)fclose(peer->requests); /* the process exits when its standard input is closed */
     if (peer->answers != NULL) (void)fclose(peer->answers);
     if (peer->process > 0) (void)waitpid(peer->process, NULL, 0);
     free(peer);

@@ -1,6 +1,5 @@
-/* llama.cpp as a separate process, for flatkv bench --compare llama.cpp. The process runs bench/peers/llama_cpp_peer.py in a
- * Python interpreter, because the library in the xllamacpp package needs the symbols of Python.
- */
+/* Runs llama.cpp as a separate process, for flatkv bench --compare llama.cpp. The process runs bench/peers/llama_cpp_peer.py in a
+ * Python interpreter, because the llama.cpp library in the xllamacpp package depends on symbols of Python. */
 #ifndef FKV_CLI_LLAMA_PEER_H
 #define FKV_CLI_LLAMA_PEER_H
 

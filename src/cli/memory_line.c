@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double FLAT_SLACK = 1024.0 * 1024.0; /* tolerance for stdio buffers and stack growth of the process */
+static const double FLAT_SLACK = 1024.0 * 1024.0; /* tolerance, in bytes, for stdio buffers and stack growth */
 static const double PLAN_SLACK = 0.01;
 
 enum { COMPUTED = 33 }; /* number of points in each computed line of the plot */
@@ -76,8 +76,8 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy) {
 
 /* ---- 16-bit comparison ---- */
 
-/* Returns the size of all pages of a 16-bit cache with `tokens` tokens. The size comes from a plan, so windowed layers count only
- * their window. */
+/* Returns the size, in bytes, of all pages of a 16-bit cache with `tokens` tokens. The size comes from a plan, so a windowed
+ * layer counts only the pages of its window. */
 static double session_pages_16bit(const void *user, uint32_t tokens) {
     const session_shape *of = user;
     fkv_runner_config wide = *of->config;

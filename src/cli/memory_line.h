@@ -1,12 +1,12 @@
-/* Measures the process memory while a context fills. Memory is sampled after every step, compared with the plan, printed and
- * plotted.
+/* Measures the process memory while a context is being filled. Memory is sampled after every step, compared with the plan,
+ * printed and plotted.
  *
  * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan as long as the cache is
- * open. On MLX, the values are MLX's own counters. Active memory equals the size of the pages as long as the cache is open, and
- * its recorded peak does not exceed the plan.
+ * open. On MLX, the measured values are MLX's own counters. The active memory equals the size of the pages as long as the cache
+ * is open, and the peak of the active memory does not exceed the plan.
  *
- * In addition to the measured line, the plot shows two computed lines, labelled as such: a 16-bit cache that grows with the
- * tokens, and the same cache plus the score matrix of one chunk, which unfused attention allocates.
+ * In addition to the measured memory, the plot shows two computed lines. The first is a 16-bit cache that grows with the number
+ * of tokens. The second adds the score matrix of one chunk, which unfused attention would allocate.
  */
 #ifndef FKV_CLI_MEMORY_LINE_H
 #define FKV_CLI_MEMORY_LINE_H
@@ -22,13 +22,12 @@ typedef struct memory_line {
     fkv_backend backend;
     double before;     /* memory in use before the cache or runner was opened */
     double plan_bytes; /* size of the whole plan, in bytes */
-    double held_bytes; /* number of planned bytes in use as long as the cache is open: the whole plan on the CPU, only the pages
-                          on MLX */
+    double held_bytes; /* number of bytes in use as long as the cache is open: the whole plan on the CPU, only the pages on MLX */
     double *tokens;    /* [n] tokens in the cache */
     double *bytes;     /* [n] bytes of memory in use, minus `before` */
     size_t n;
     size_t capacity;
-    const model_session *session; /* session that is sampled after every step; NULL if the caller adds the samples */
+    const model_session *session; /* session whose memory is sampled after every step; NULL if the caller adds the samples */
 } memory_line;
 
 /* Reads the anonymous memory of the process, or MLX's active memory. Returns false if the system does not report it. */
@@ -46,7 +45,7 @@ void memory_line_watch(memory_line *line, model_session *s);
 
 typedef struct memory_verdict {
     double open_bytes;
-    double peak_bytes; /* on the CPU, the highest sample; on MLX, the peak counter, which also covers the time between samples */
+    double peak_bytes; /* largest sample on the CPU; peak counter on MLX, which also covers the time between samples */
     double end_bytes;
     double cached_bytes; /* memory in MLX's buffer cache at the end, not included in end_bytes */
     bool is_plan; /* true if the memory after opening the cache is within 1 % of held_bytes (not checked if `lazy`), and neither
@@ -58,12 +57,12 @@ typedef struct memory_verdict {
 
 memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
-/* Computed memory of a 16-bit cache, for comparison. */
+/* Computes the memory of a 16-bit cache, with which the measured memory is compared. */
 typedef struct memory_comparison {
     double (*pages_16bit)(const void *user,
                           uint32_t tokens); /* returns the size, in bytes, of a 16-bit cache that holds `tokens` tokens */
     const void *user;
-    uint32_t n_q_heads; /* number of query heads; with `chunk`, it determines the size of the f32 score matrix of a layer */
+    uint32_t n_q_heads; /* number of query heads, which, like `chunk`, determines the size of a layer's f32 score matrix */
     uint32_t chunk;
 } memory_comparison;
 
@@ -76,7 +75,7 @@ void memory_line_samples_json(const memory_line *line, kit_json *json); /* "samp
 /* Writes the plot. Returns an exit code. */
 int memory_line_draw(const memory_line *line, const memory_comparison *wide, const char *subtitle, const char *path);
 
-/* Returns the comparison for a session with this configuration. `of` must outlive the returned comparison. */
+/* Returns the comparison for a session with the given model and configuration. `of` must outlive the returned comparison. */
 typedef struct session_shape {
     const fkv_model *model;
     const fkv_runner_config *config;

@@ -26,7 +26,7 @@ static int fail_unavailable(const char *why) {
         why, MLXC);
 }
 
-/* Loads mlx-c with global symbols, so that libflatkv_mlx, which depends on mlx-c, uses the loaded library. */
+/* Loads mlx-c with global symbols, so that libflatkv_mlx, which depends on mlx-c, uses this copy. */
 static int load_mlxc(const char *folder) {
     char path[PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/%s", folder, MLXC) >= PATH_BYTES)
@@ -73,7 +73,7 @@ int mlx_library_load(void) {
     void *symbol = dlsym(library, "fkv_mlx_register");
     if (symbol == NULL) return fail_unavailable(dlerror());
     memcpy(&register_mlx, &symbol,
-           sizeof register_mlx); /* memcpy() is used, because C defines no conversion from void * to a function pointer */
+           sizeof register_mlx); /* C defines no conversion from void * to a function pointer, so the pointer is copied */
     fkv_status status = register_mlx();
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }

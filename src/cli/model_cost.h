@@ -6,10 +6,10 @@
 
 typedef struct model_cost {
     bool loads;
-    fkv_status status; /* FKV_OK, or the reason why the model cannot be loaded */
+    fkv_status status; /* FKV_OK, or an error code if the model cannot be loaded */
     char architecture[32];
     uint32_t trained;       /* context length for which the model was trained, in tokens */
-    uint32_t context;       /* context size of the estimate, in tokens: the trained context, but at most 32768 */
+    uint32_t context;       /* context length used for the estimate, in tokens: the trained length, but at most 32768 */
     uint64_t total_bytes;   /* size of the weights plus the planned memory */
     uint64_t weights_bytes; /* of total_bytes */
     uint64_t token_bytes;

@@ -60,8 +60,8 @@ static bool cached_file(const char *name, char path[MODEL_PATH]) {
 
 /* ---- the Hugging Face cache ---- */
 
-/* Finds the models that match org/name[:quant] in the Hugging Face cache. Returns false if there is none. In this case, *folder
- * is "" if the cache has no snapshot of the repository. */
+/* Finds the models that match org/name[:quant] in the Hugging Face cache. Returns false if no model matches. Sets `folder` to ""
+ * if the cache has no snapshot of the repository. */
 static bool find_cached(const hub_name *name, model_files *found, char folder[HUB_PATH]) {
     *found = (model_files){0};
     if (!hub_cache_snapshot(name->repo, folder)) {
@@ -94,7 +94,7 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
     return present;
 }
 
-/* Returns whether a word that is not an existing path looks like a file name, judging by its suffix. */
+/* Returns whether a word has the suffix of a model file or text file. Called for words that are not existing paths. */
 static bool looks_like_path(const char *word) {
     static const char *const ends[] = {".gguf", ".json", ".safetensors", ".fkv", ".bin", ".txt"};
     size_t n = strlen(word);
@@ -127,7 +127,7 @@ int model_fail_unnamed(void) {
                                 "smollm2' to download a small model and then use -m smollm2");
 }
 
-/* Reports that several models in the cache match the name, and how to select each of them. */
+/* Prints an error that lists all models in the cache that match the name, and the name that selects each of them. */
 static int fail_ambiguous(const char *word, const hub_name *name, const model_files *found) {
     char names[2048] = "";
     size_t n = 0;

@@ -1,8 +1,8 @@
-/* Models that -m accepts by name, and the location of their files on this machine.
+/* Resolves model names that -m accepts to files on this machine.
  *
  * The needle model is part of flatkv: it is in share/flatkv/models of an installed program, or in the source tree. The other
- * short names stand for models on huggingface.co. They are found in the folder flatkv/models of the user's cache, where
- * scripts/get-model puts the models for tests, and otherwise in the Hugging Face cache, where flatkv pull puts models.
+ * short names refer to models on huggingface.co. Their files are searched first in the folder flatkv/models of the user's cache,
+ * where scripts/get-model stores test models, and then in the Hugging Face cache, where flatkv pull stores models.
  */
 #ifndef FKV_CLI_MODEL_NAMES_H
 #define FKV_CLI_MODEL_NAMES_H
@@ -28,17 +28,17 @@ extern const unsigned n_model_names;
 /* Returns NULL if the name is unknown. */
 const model_name *model_name_find(const char *name);
 
-/* Writes the path of the model's file or folder. Returns false if it does not exist. */
+/* Writes the path of the model's file or folder. Returns false if neither exists. */
 bool model_name_path(const model_name *name, char path[MODEL_PATH]);
 
 /* Resolves the value of -m to a path: a short name, an existing path, or org/name[:quant] in the Hugging Face cache. Returns an
  * exit code. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
 
-/* Returns whether the word is the name of a hub model that is not on this machine. */
+/* Returns whether the word names a model on a hub that is not on this machine. */
 bool model_is_remote(const char *word);
 
-/* Reports that -m is missing and how to obtain a model. Returns an exit code. */
+/* Prints an error that -m is missing, with instructions for obtaining a model. Returns an exit code. */
 int model_fail_unnamed(void);
 
 /* Writes the path of a file in the needle model's folder, such as its book or its lexicon. Returns an exit code. */

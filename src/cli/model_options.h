@@ -6,14 +6,14 @@
 #include "codec_list.h"
 
 typedef struct model_options {
-    const char *model;       /* value of -m; NULL if -m is missing although the command requires it */
+    const char *model;       /* value of -m; NULL if the command requires -m and it was not given */
     int device;              /* fkv_backend */
     uint32_t context;        /* 0: not given */
     const char *codec_names; /* value of --codecs */
     bool compares;           /* true if --codecs accepts a list */
-    codec_list codecs;       /* parsed codecs; before parsing, the default codec */
+    codec_list codecs;       /* parsed codecs; contains the default codec before parsing */
     char codecs_help[640];
-    const char *calibration; /* value of --calibration; NULL: use the calibration file next to the model */
+    const char *calibration; /* value of --calibration; if NULL, the calibration file next to the model is used */
     uint32_t max_kv;
     uint32_t n_sinks;
     uint32_t snapshots;
@@ -39,7 +39,7 @@ void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
 /* Makes -m repeatable: its values are stored in `models` instead of model_options.model. */
 void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models);
 
-/* Calls kit_options_parse(), then parses the value of --codecs and checks that it allows --calibration. */
+/* Calls kit_options_parse(), then parses the value of --codecs and checks that the codec supports --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Replaces the command's default codec with an 8-bit codec if the model has latent attention, because latent pages cannot be
@@ -49,7 +49,7 @@ void model_options_adapt(model_options *o, const fkv_model *model);
 /* Loads the model, without its weights if plan_only is set, and calls model_options_adapt(). Returns an exit code. */
 int model_options_load(model_options *o, bool plan_only, fkv_model **model);
 
-/* If the chat template is missing or unsupported, prints to standard error why the model cannot chat. */
+/* If the chat template is missing or unsupported, prints the reason to standard error. */
 void model_report_chat(const fkv_model *model);
 
 /* Returns the configuration for one sequence of max_tokens tokens with the first codec. */
@@ -57,7 +57,7 @@ fkv_runner_config model_options_runner(const model_options *o, uint32_t max_toke
 
 const char *model_device_name(const model_options *o);
 
-/* Writes the fields that describe a run: version, model, architecture, device and, unless codecs are compared, the codec. */
+/* Writes the JSON fields that describe a run: version, model, architecture, device and, unless codecs are compared, the codec. */
 void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json);
 
 #endif

@@ -1,4 +1,4 @@
-/* flatkv models: lists named models and local models, with the memory that each needs. */
+/* flatkv models: lists models with short names and models on this machine, with the memory that each model needs. */
 #include "../hub/hub_cache.h"
 #include "../kit/utf8.h"
 #include "model_cost.h"

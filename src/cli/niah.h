@@ -1,4 +1,4 @@
-/* Internal declarations of flatkv niah, shared by the grid of single facts and the many-fact test. */
+/* Internal declarations of flatkv niah, shared by the single-fact grid (niah_grid.c) and the many-fact test (niah_facts.c). */
 #ifndef FKV_CLI_NIAH_H
 #define FKV_CLI_NIAH_H
 
@@ -17,9 +17,9 @@ typedef struct niah_options {
     const char *line;
     uint32_t n_depths;
     uint32_t n_haystacks; /* number of haystacks; 0 selects the default, which is 1 for the grid and 3 for many facts */
-    uint32_t n_facts;     /* number of planted facts; 0: test single facts (the grid) */
+    uint32_t n_facts;     /* number of planted facts; 0 selects the grid of single facts */
     uint32_t n_asked;
-    bool together; /* true if the facts of all depths are planted in one haystack */
+    bool together; /* true to plant the facts of all depths in one haystack */
 } niah_options;
 
 typedef struct niah {
@@ -49,7 +49,7 @@ void niah_begin_tokens(const niah *n, token_list *list);
 /* Appends the tokens between an answer and the next question. Returns an exit code. */
 int niah_next_tokens(const niah *n, token_list *list);
 
-/* Appends the question for a fact, including the tokens that start the answer. Returns an exit code. */
+/* Appends the tokens of the question about a fact and the tokens that start the answer. Returns an exit code. */
 int niah_add_question(const niah *n, const fact *f, token_list *list);
 
 /* Runs the test with the session's codec, writes the results to `json`, and prints them unless --json was given. Returns an exit

@@ -1,6 +1,6 @@
-/* flatkv niah: plants facts in a long text and asks for them. This file contains the options, the session and the loop over
- * codecs. niah_grid.c tests single facts at each depth; niah_facts.c tests many facts at once.
- */
+/* flatkv niah: plants facts in a long text and asks the model questions about them (needle in a haystack). This file contains the
+ * options, the session and the loop over codecs. niah_grid.c tests single facts at each depth; niah_facts.c tests many facts at
+ * once. */
 #include "niah.h"
 
 #include <string.h>

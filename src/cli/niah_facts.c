@@ -1,8 +1,9 @@
-/* Recall of many facts: plants N facts at random positions in a haystack and asks for M of them at the end of the haystack.
+/* Recall of many facts: plants N facts at random positions in a haystack and asks questions about M of them at the end of the
+ * haystack.
  *
- * Answers are teacher-forced: the correct answer follows each question, so the text before a question does not depend on earlier
- * answers. The score is the likelihood of the correct answer's tokens. A single fact can be recalled with almost any codec; a
- * hundred facts reveal differences between codecs.
+ * Answers are teacher-forced: each question is followed by the correct answer, so the text before a question does not depend on
+ * the model's earlier answers. The score is the likelihood of the correct answer's tokens. A single fact can be recalled with
+ * almost any codec; a hundred facts reveal differences between codecs.
  */
 #include "likelihood.h"
 #include "niah.h"
@@ -14,11 +15,11 @@
 #include <string.h>
 
 typedef struct question {
-    token_list question; /* the question, including all tokens between the previous answer and the answer to this question */
+    token_list question; /* all tokens between the previous answer and the answer to this question */
     token_list answer;
 } question;
 
-/* A haystack with its planted facts and questions, as tokens. */
+/* A tokenized haystack with its planted facts and questions. */
 typedef struct planted {
     fact *facts;           /* [n_facts]; questions are asked about the first n_asked facts */
     token_list *sentences; /* [n_facts] */
@@ -60,7 +61,7 @@ static int compare_positions(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* Inserts the sentences in random order at random positions in the text. */
+/* Inserts the sentences at random positions in the text, in random order. */
 static void plant_sentences(const niah *n, uint64_t *random, const token_list *body, planted *p) {
     uint32_t n_facts = n->o->n_facts;
     size_t *positions = kit_alloc(n_facts * sizeof *positions);
@@ -85,7 +86,7 @@ static void plant_sentences(const niah *n, uint64_t *random, const token_list *b
 
 /* Builds a haystack. The text, planted sentences, questions and answers have `length` tokens in total. */
 static int plant_facts(const niah *n, uint32_t length, uint64_t seed, planted *p) {
-    enum { MIN_SENTENCE = 4 }; /* lower bound on the number of tokens per sentence, used to reject impossible requests early */
+    enum { MIN_SENTENCE = 4 }; /* lower bound on the number of tokens per sentence, to reject impossible requests early */
     uint64_t random = seed ^ UINT64_C(0xfac75);
     if (n->o->n_facts >= length / MIN_SENTENCE)
         return kit_fail(EXIT_USAGE, "%u facts do not fit in %u tokens: lower --facts or raise -c", n->o->n_facts, length);
@@ -136,8 +137,8 @@ static void planted_free(const niah *n, planted *p) {
 
 /* ---- questions ---- */
 
-/* Feeds all but the last token of the question. Then feeds its last token and the answer in one step, whose logits give the
- * likelihood of the answer. */
+/* Feeds all tokens of the question except the last one. Then feeds the last token and the answer in one step and computes the
+ * likelihood of the answer from the logits. */
 static int ask_question(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];
     size_t n_step = 1 + q->answer.n;

@@ -1,10 +1,11 @@
 /* Grid of flatkv niah: recall of one fact for each depth and context length.
  *
- * By default each haystack contains one fact. The cells of a column run from the deepest fact to the shallowest, because the text
- * before a shallower fact is already cached: the sequence is truncated at the fact, and only the text after it is prefilled.
+ * By default each haystack contains one fact. The cells of a context length run from the deepest fact to the shallowest, because
+ * the text before a shallower fact is then already cached. For each cell, the sequence is truncated at the position of its fact,
+ * and only the text after this position is prefilled.
  *
- * With --together one haystack contains the facts of all depths, and each question is asked at its end independently of the
- * others. The text is prefilled once per length, and the other facts act as distractors.
+ * With --together, one haystack contains the facts of all depths. Each question is asked at the end of the haystack, without the
+ * other questions in its context. The text is prefilled once per length, and the other facts act as distractors.
  */
 #include "generation.h"
 #include "heat_map.h"
@@ -40,7 +41,7 @@ typedef struct grid {
 typedef struct stack {
     token_list begin; /* tokens that precede `body`, such as the start of a chat message */
     token_list body;  /* excerpt of the book, in which the facts are planted */
-    token_list rest;  /* complete input of a cell; with --together, the input that all cells share, without the questions */
+    token_list rest;  /* complete input of a cell; with --together, the haystack that all cells share */
     size_t kept;      /* number of leading `body` tokens that are in the session's cache */
 } stack;
 
@@ -50,8 +51,8 @@ static int add_sentence(const grid *g, const cell *c, token_list *list) {
     return token_list_add_text(list, g->n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
 }
 
-/* Returns the number of body tokens that fit into a context of `length` tokens together with `around` other tokens. If there is
- * no room, prints an error and returns -1. */
+/* Returns the number of body tokens that fit into a context of `length` tokens in addition to `around` other tokens and the
+ * answer. If there is no room, prints an error and returns -1. */
 static int64_t room_for_text(uint32_t length, size_t around) {
     if (around + ANSWER_TOKENS < length) return (int64_t)(length - around - ANSWER_TOKENS);
     (void)kit_fail(0, "--lengths %u leaves no room for text: facts, question and answer need %zu tokens; use a longer context",
@@ -116,7 +117,7 @@ static int ask_alone(grid *g, stack *s, cell *cells) {
 
 /* ---- shared haystack ---- */
 
-/* Builds the haystack with the facts of all depths, leaving room for the longest question. */
+/* Builds a haystack that contains the facts of all depths and leaves room for the longest question. */
 static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_question) {
     const niah *n = g->n;
     token_list planted[MAX_DEPTHS] = {0};
@@ -143,8 +144,8 @@ static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_questi
     return code;
 }
 
-/* Asks one question after the common text. First removes the previous question from the cache, and feeds the common text if it is
- * not cached. */
+/* Asks one question at the end of the shared haystack. First removes the previous question from the cache, and feeds the haystack
+ * if it is not cached yet. */
 static int ask_after_text(grid *g, const stack *s, cell *c, const token_list *question) {
     model_session *session = &g->n->session;
     const float *logits = NULL;

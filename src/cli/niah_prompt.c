@@ -1,4 +1,4 @@
-/* Tokens around a haystack: the chat frames and the questions. See niah.h. */
+/* See niah.h. Creates the tokens around a haystack: the chat markup and the questions. */
 #include "chat_prompt.h"
 #include "niah.h"
 
@@ -14,8 +14,7 @@ int niah_frames_open(niah *n) {
     for (int i = 0; i < N_FRAMES; i++) chat_add(&c, roles[i], CHAT_CUT, strlen(CHAT_CUT));
     int code = chat_split(&c, parts, N_FRAMES);
     memcpy(n->frames, parts, sizeof n->frames);
-    token_list_free(&parts[N_FRAMES]); /* the last part is discarded: it repeats the tokens before an answer, which `frames`
-                                          already contains */
+    token_list_free(&parts[N_FRAMES]); /* the last part, the tokens before an answer, is already in `frames` */
     chat_close(&c);
     return code;
 }

@@ -14,7 +14,8 @@ static char *partial_path(const char *file) {
     return path;
 }
 
-/* Loads up to `most` tokens of `path` into the session. Returns NULL, or the reason for which no sequence was opened. */
+/* Loads up to `most` tokens from the file at `path` into the session. Returns NULL on success, otherwise the reason why no
+ * sequence was opened. */
 static const char *load_partial(const char *path, model_session *s, const token_list *prompt, size_t most) {
     const fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = prompt->tokens, .n_prompt = (uint32_t)prompt->n};
     fkv_status status = fkv_seq_load(s->cache, &config, path, &s->seq);
@@ -31,7 +32,7 @@ uint32_t partial_prefix_load(const char *file, model_session *s, const token_lis
     char *path = partial_path(file);
     if (access(path, F_OK) == 0) {
         const size_t most =
-            n_prefix < prompt->n ? n_prefix : prompt->n - 1; /* computes at least the last token, for its logits */
+            n_prefix < prompt->n ? n_prefix : prompt->n - 1; /* at least the last token must be computed, to obtain its logits */
         const char *reason = load_partial(path, s, prompt, most);
         if (reason == NULL)
             (void)fprintf(stderr, "[continuing after %u tokens saved in %s]\n", s->length, path);

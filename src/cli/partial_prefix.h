@@ -9,11 +9,11 @@
 #include "token_list.h"
 
 /* Opens the session's sequence with the pages in FILE.partial. Returns the number of loaded tokens. Returns 0 without opening a
- * sequence if the file does not exist or does not belong to this prompt, model and codec; in the latter case a notice is
- * printed. n_prefix: number of tokens of the complete prefix; no more tokens are loaded. */
+ * sequence if the file does not exist or does not belong to this prompt, model and codec; in the latter case a notice is printed.
+ * n_prefix: number of tokens in the complete prefix, which limits the number of loaded tokens. */
 uint32_t partial_prefix_load(const char *file, model_session *s, const token_list *prompt, size_t n_prefix);
 
-/* Saves the session's sequence in FILE.partial and prints a notice. n_prefix: number of tokens of the complete prefix. */
+/* Saves the session's sequence in FILE.partial and prints a notice. n_prefix: number of tokens in the complete prefix. */
 void partial_prefix_save(const char *file, const model_session *s, const token_list *prompt, size_t n_prefix);
 
 /* Removes FILE.partial, if it exists. */

@@ -1,6 +1,6 @@
-/* flatkv plan: prints the memory that a model or a cache of a given shape needs, compares it with a 16-bit cache, and finds the
- * longest context that fits in the machine's memory. A config.json file is enough to plan a model that has not been downloaded.
- */
+/* flatkv plan: prints the memory that a model, or a cache of a given shape, needs. Compares this memory with that of a 16-bit
+ * cache and finds the longest context that fits in the machine's memory. A config.json file is enough to plan a model that has
+ * not been downloaded. */
 #include "model_names.h"
 #include "model_options.h"
 #include "pull_model.h"
@@ -23,8 +23,8 @@ typedef struct plan_options {
     const char *heads;
     uint32_t seqs;
     uint64_t machine;
-    double gpu_share;   /* fraction of the machine's memory that --device mlx may use; 0: default */
-    double weight_bits; /* bits per weight; 0: as stated in config.json */
+    double gpu_share;   /* fraction of the machine's memory that --device mlx may use; 0 selects the default */
+    double weight_bits; /* bits per weight; 0 selects the value in config.json */
 } plan_options;
 
 /* Subject of the plan: a model, or a cache of a given shape. */
@@ -37,7 +37,7 @@ typedef struct subject {
     pull_choice remote; /* the model on a hub, if it is not on this machine */
 } subject;
 
-/* Memory into which a plan must fit. */
+/* Memory in which a plan must fit. */
 typedef struct budget {
     uint64_t bytes; /* without weights */
     uint64_t whole; /* including weights */
@@ -77,7 +77,7 @@ static fkv_status plan_shape(const subject *s, uint32_t n_tokens, const codec_ch
     return status;
 }
 
-/* Makes the plan for n_tokens tokens with the given codec, or with the configured codec if codec is NULL. */
+/* Plans the memory for n_tokens tokens with the given codec, or with the configured codec if codec is NULL. */
 static fkv_status plan_subject(const subject *s, uint32_t n_tokens, const codec_choice *codec, fkv_runner_plan *plan) {
     if (s->model == NULL) return plan_shape(s, n_tokens, codec, plan);
     fkv_runner_config c = model_options_runner(&s->o->model, n_tokens);
@@ -175,8 +175,8 @@ static void print_total_with_weights(const table *t) {
     putchar('\n');
 }
 
-/* Describes the recurrent states of a model: their number and size, and the number of tokens whose keys and values need as much
- * memory as one state. */
+/* Prints the number and size of a model's recurrent states, and the number of tokens whose keys and values need as much memory as
+ * one state. */
 static void print_states(const subject *s, const fkv_plan *plan) {
     char all[32];
     char one[32];
@@ -204,8 +204,8 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
         printf("the model was trained for %u tokens; longer contexts degrade its answers\n", trained);
 }
 
-/* Suggests 8/4 if it needs less memory. This happens in short sequences, because sealed layers keep the newest pages of every
- * sequence open, with 8 bits per value. */
+/* Suggests the codec 8/4 if it needs less memory than the chosen codec. This is the case for short sequences, because sealed
+ * layers keep the newest pages of every sequence open, with 8 bits per value. */
 static void suggest_smaller_codecs(const subject *s, const fkv_runner_plan *plan) {
     const fkv_layer_config usual = fkv_config_default().layer; /* 8/4 */
     const codec_choice rows = {.k = usual.k, .v = usual.v};
@@ -286,7 +286,8 @@ static int print_plan_json(const subject *s, const fkv_runner_plan *plan, const 
 
 /* ---- command ---- */
 
-/* Assigns bit widths to the channels of calibrated keys. Only their average, 4 or 3 bits, affects the size of the cache. */
+/* Assigns arbitrary bit widths to the channels of calibrated keys. Only the average width, 4 or 3 bits, affects the size of the
+ * cache. */
 static void make_channel_bits(subject *s) {
     enum { MOST_HEADS = 65536, QUAD = 4 };
     const fkv_layer_config *l = &s->shape.layer;
@@ -332,8 +333,8 @@ static bool has_safetensors(const char *folder) {
 }
 
 /* Returns the memory available for a model on the machine given by --machine, or 0 without --machine. On the CPU, an eighth of
- * the memory, but at least 2 GB, is left to the operating system. On MLX, the result is the share of the memory that the GPU of a
- * Mac may use. */
+ * the memory, but at least 2 GB, is left to the operating system. On MLX, the result is the fraction of the memory that the GPU
+ * of a Mac may use. */
 static uint64_t usable_memory(const plan_options *o) {
     const uint64_t GB = (uint64_t)1 << 30;
     if (o->machine == 0) return 0;
@@ -379,7 +380,7 @@ static budget find_budget(const subject *s, const fkv_runner_plan *plan) {
     static char source[96];
     budget b = {0};
     uint64_t weights =
-        plan->packed_bytes; /* on this machine, mapped weight files are in the page cache and are therefore not counted */
+        plan->packed_bytes; /* on this machine, mapped weight files do not count, because they are in the page cache */
     if (s->o->machine != 0) {
         b.whole = usable_memory(s->o);
         (void)snprintf(source, sizeof source, "usable memory of a %.4g GB machine", (double)s->o->machine / (double)GB);

@@ -1,12 +1,11 @@
-/* flatkv ppl: perplexity of a text, and KL divergence of packed caches from a 16-bit cache.
+/* flatkv ppl: computes the perplexity of a text, and the KL divergence between a quantized cache and a 16-bit cache.
  *
  * The text is tokenized once and split into non-overlapping windows. Each window is prefilled in chunks, so later chunks attend
- * to packed keys and values. The second half of each window is scored, as in llama.cpp, so every scored token has at least half a
- * window of context. Each codec has its own session with the same model, called a lane; --kl adds a lane with a 16-bit reference
- * cache. All lanes run the same step and their logits are compared row by row, so N codecs with --kl cost N + 1 forward passes.
+ * to quantized keys and values. The second half of each window is scored, as in llama.cpp, so every scored token has at least
+ * half a window of context. Each codec has its own session, called a lane, with the same model. --kl adds a lane with a 16-bit
+ * reference cache. All lanes run the same step, and their logits are compared row by row.
  *
- * After Ctrl-C the completed windows are reported. The only buffers are one row of exponentials, and one divergence value per
- * scored token and lane. Logits are not copied.
+ * After Ctrl-C, the results of the completed windows are printed. Logits are not copied.
  */
 #include "likelihood.h"
 #include "model_options.h"
@@ -23,9 +22,7 @@ static const char usage[] =
     "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
     "Measures perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
 
-enum {
-    LOGIT_ROWS = 128
-}; /* maximum number of rows per scored step; with a large vocabulary, one row of logits takes a megabyte */
+enum { LOGIT_ROWS = 128 }; /* maximum number of rows per scored step; one row of logits can take a megabyte */
 
 typedef struct ppl_options {
     model_options model;
@@ -36,7 +33,7 @@ typedef struct ppl_options {
     bool verbose;
 } ppl_options;
 
-/* Sums over scored tokens. */
+/* Sums over all scored tokens. */
 typedef struct lane_sums {
     double nll;
     double kl;
@@ -61,7 +58,7 @@ typedef struct ppl {
     uint32_t n_windows;
     uint64_t n_scored;
     uint64_t n_completed; /* number of scored tokens in the completed windows */
-    float *exps;          /* [n_vocab] exponentials of the reference row */
+    float *exps;          /* [n_vocab] exponentials of the reference lane's logits */
     progress_bar progress;
     double seconds;
 } ppl;
@@ -106,7 +103,7 @@ static int read_ppl_text(ppl *p) {
 
 /* ---- scoring ---- */
 
-/* Scores one row of logits in every lane. target: the next token of the text. */
+/* Scores one row of the logits of every lane. target: the token that follows in the text. */
 static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t target) {
     size_t at = (size_t)row * p->about->n_vocab;
     likelihood reference = {0};
@@ -125,7 +122,8 @@ static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t
     p->n_scored++;
 }
 
-/* Runs one step in every lane. A scored step must end before the last token of the window, which has no successor. */
+/* Runs one step in every lane. A scored step must not include the last token of the window, because no token of the window
+ * follows it. */
 static int run_lanes(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bool scored) {
     const float *logits[MAX_CODECS + 1];
     for (uint32_t i = 0; i < p->n_lanes; i++) {

@@ -1,6 +1,5 @@
-/* Progress bar on standard error: tokens, rate and remaining time. The bar is drawn only on a terminal, and never while
- * output is being streamed.
- */
+/* Progress bar on standard error, which shows the number of tokens, the rate and the remaining time. The bar is drawn only on a
+ * terminal, and never while output is being streamed. */
 #ifndef FKV_CLI_PROGRESS_H
 #define FKV_CLI_PROGRESS_H
 

@@ -50,7 +50,7 @@ static bool write_all(int fd, const char *bytes, size_t n) {
     return true;
 }
 
-/* Writes the start of a file. The rest is a hole, so that the file has its full size but needs no disk space. */
+/* Writes the first n bytes of a file. The rest is a hole, so that the file has its full size but needs little disk space. */
 static int write_head(pull_choice *c, const hub_file *file, const char *bytes, size_t n) {
     char path[MODEL_PATH + 1100];
     (void)snprintf(path, sizeof path, "%s/%s", c->folder, base_name(file->path));
@@ -61,7 +61,7 @@ static int write_head(pull_choice *c, const hub_file *file, const char *bytes, s
     return good ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot write %s: %s", path, strerror(reason));
 }
 
-/* Reads the header of a GGUF file. The size of the header is not known in advance. */
+/* Reads the header of a GGUF file in growing parts, because the size of the header is not known in advance. */
 static int get_gguf_head(hub_session *session, pull_choice *c, const hub_file *file) {
     enum { FIRST = 1 << 20, MOST = 256 << 20 };
     hub_bytes head = {0};
@@ -98,7 +98,7 @@ static int get_config(hub_session *session, pull_choice *c, const hub_file *file
     return code;
 }
 
-/* Downloads the config.json or the GGUF headers of a variant, and plans it. */
+/* Downloads the config.json or the GGUF headers of a variant, and plans the memory of the variant. */
 static int plan_variant(hub_session *session, pull_choice *c, const hub_variant *variant) {
     enum { MAX_PARTS = 256 };
     const hub_file *first = &c->listing.files[variant->files[0]];
@@ -151,8 +151,8 @@ static int choose_named(hub_session *session, pull_choice *c) {
     return plan_variant(session, c, variant);
 }
 
-/* Returns whether `variant` is expected to fit in memory. The estimate scales the weights of another, planned model of the same
- * repository. */
+/* Returns whether `variant` is expected to fit in memory. If another GGUF model of the repository is already planned, the
+ * estimate scales the memory of its weights. */
 static bool may_fit(const pull_choice *c, const hub_variant *variant) {
     if (c->variant == NULL || c->variant->is_folder || !c->cost.loads || c->variant->weight_bytes == 0)
         return variant->weight_bytes <= c->available_bytes;
@@ -161,8 +161,8 @@ static bool may_fit(const pull_choice *c, const hub_variant *variant) {
     return others + ratio * (double)c->cost.weights_bytes <= (double)c->available_bytes;
 }
 
-/* Returns whether the variant is a candidate: a complete GGUF model. Models with more than 8 bits are candidates only if there
- * are no others, because they are larger and slower, and hardly better. */
+/* Returns whether the variant may be chosen automatically. It must be a complete GGUF model. Models with 16 or 32 bits per weight
+ * may be chosen only if there are no others, because they are larger and slower, but hardly better. */
 static bool is_candidate(const pull_choice *c, const hub_variant *v) {
     bool all_wide = true;
     for (uint32_t i = 0; i < c->variants.n; i++) {
@@ -172,7 +172,7 @@ static bool is_candidate(const pull_choice *c, const hub_variant *v) {
     return !v->is_folder && v->is_complete && (all_wide || !v->is_wide);
 }
 
-/* Plans the candidates in order of decreasing size until one fits. */
+/* Chooses the largest candidate that fits: plans the candidates in order of decreasing size until one fits. */
 static int choose_gguf(hub_session *session, pull_choice *c) {
     uint32_t n_candidates = 0;
     const hub_variant *smallest = NULL;
@@ -222,7 +222,7 @@ static int check_choice(const pull_choice *c) {
         return kit_fail(EXIT_FAILED, "flatkv cannot run %s: %s (use --force to download it anyway)", c->listing.repo,
                         c->cost.reason);
     if (c->fits || c->name.quant[0] != 0)
-        return EXIT_GOOD; /* a quantization that the user names is downloaded even if it does not fit */
+        return EXIT_GOOD; /* a quantization that the user requests is downloaded even if it does not fit */
     return kit_fail(
         EXIT_NO_FIT,
         "%s does not fit: %s%sneeds %s with %u tokens of context, but only %s is available (%s); %suse --force to download "

@@ -1,8 +1,8 @@
 /* flatkv run: completes a prompt or starts a conversation.
  *
- * The maximum length of the sequence, the prompt plus -n new tokens, is known before the first token, so exactly that many tokens
- * are reserved unless -c requests more. A prefix saved by one run can be loaded by another without recomputing its tokens; the
- * answer is bit-identical to that of a run without the saved prefix.
+ * The maximum length of the sequence (the prompt plus -n new tokens) is known before the first token is generated, so exactly
+ * this number of tokens is reserved unless -c requests more. A prefix saved by one run can be loaded by another run without
+ * recomputing its tokens. The saved prefix does not change the answer: it is bit-identical.
  */
 #include "../kit/numbers.h"
 #include "../kit/process.h"
@@ -43,7 +43,7 @@ typedef struct run {
     bool has_chat;
     chat chat; /* used if has_chat */
     token_list prompt;
-    size_t n_prefix;   /* number of prompt tokens that --save-prefix saves */
+    size_t n_prefix;   /* number of leading prompt tokens that --save-prefix saves */
     uint32_t n_loaded; /* number of tokens whose pages were loaded from a file */
     model_session session;
     generation generation;
@@ -53,7 +53,7 @@ typedef struct run {
     double prefill_seconds;
     uint32_t n_prefilled;
     uint64_t start_bytes; /* anonymous memory before the model was loaded */
-    uint64_t peak_bytes;  /* highest sample of anonymous memory, minus start_bytes */
+    uint64_t peak_bytes;  /* largest sample of anonymous memory, minus start_bytes */
 } run;
 
 static void sample_memory(run *r) {
@@ -66,7 +66,7 @@ static void sample_memory(run *r) {
 
 /* The parts of a prompt are tokenized separately, so that the tokens of a document do not depend on the question. */
 typedef struct prompt_parts {
-    text_buffer document; /* document, read from the file of -f or from standard input */
+    text_buffer document; /* document, read from the file that -f names or from standard input */
     text_buffer question; /* -p */
 } prompt_parts;
 
@@ -92,7 +92,8 @@ static int read_prompt_parts(const run_options *o, prompt_parts *parts) {
     return EXIT_GOOD;
 }
 
-/* Checks that a page file was saved with this model and codec, so that the error message can name the difference. */
+/* Checks that a page file was saved with this model and codec. Unlike the library's error message, the message of this check
+ * names the difference. */
 static int check_prefix(const run *r) {
     fkv_file_info info;
     fkv_status status = fkv_file_inspect(r->o->prefix, false, &info);
@@ -189,9 +190,9 @@ static int make_prompt(run *r, const prompt_parts *parts) {
 
 /* ---- context size ---- */
 
-enum { MAX_CONVERSATION = 32768 }; /* maximum default context size of a conversation */
+enum { MAX_CONVERSATION = 32768 }; /* maximum default context length of a conversation, in tokens */
 
-/* Prints which prompt tokens the model can no longer see because of --max-kv. */
+/* Prints which prompt tokens are no longer visible to the model because of --max-kv. */
 static void report_forgotten(const run *r) {
     const model_options *o = &r->o->model;
     const uint64_t kept = (uint64_t)o->max_kv + o->n_sinks;
@@ -232,8 +233,8 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
 
 /* ---- saved prefix ---- */
 
-/* Loads the saved pages as the start of the sequence. Leaves at least one prompt token to compute, because the logits of the last
- * token are needed. */
+/* Opens the sequence with the saved pages. If the pages cover the whole prompt, removes its last token, which must be computed
+ * again to obtain its logits. */
 static int load_prefix(run *r) {
     model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
@@ -287,7 +288,7 @@ static int open_run_session(run *r) {
     return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
 }
 
-/* Feeds the prompt up to token `end`. Returns logits only at the end of the prompt. */
+/* Feeds the prompt up to token `end`. *logits receives the logits only if `end` is the end of the prompt. */
 static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *progress) {
     uint32_t before = r->session.length;
     if (before >= end) return EXIT_GOOD;
@@ -298,8 +299,8 @@ static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *p
     return code;
 }
 
-/* Prefills the prompt. With --save-prefix, stops at the end of the prefix to save it, because a windowed layer may discard
- * tokens of the prefix in the next step. */
+/* Prefills the prompt. With --save-prefix, the prefix is saved as soon as it is prefilled, because a windowed layer may discard
+ * its tokens in the next step. */
 static int prefill_prompt(run *r, const float **logits) {
     progress_bar progress = progress_begin("prefill", r->session.length, r->prompt.n);
     int code = EXIT_GOOD;
@@ -453,7 +454,7 @@ int cli_run(int argc, char **argv) {
     run r = {.o = &o};
     prompt_parts parts = {0};
     code = read_prompt_parts(
-        &o, &parts); /* options are checked before a large model is loaded, so that errors are reported immediately */
+        &o, &parts); /* options are checked before the model is loaded, so that errors are reported immediately */
     if (code == EXIT_GOOD) code = load_and_run(&r, &parts);
     text_free(&parts.document);
     text_free(&parts.question);

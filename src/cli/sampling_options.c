@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PENALTY_TOKENS = 64 }; /* number of recent tokens that the penalties consider */
+enum { PENALTY_TOKENS = 64 }; /* number of recent tokens to which the penalties apply */
 
 sampling_options sampling_options_default(void) {
     return (sampling_options){.temperature = -1, .top_p = -1, .min_p = -1, .repetition = -1, .presence = -1, .top_k = UINT32_MAX};

@@ -1,7 +1,6 @@
-/* Sampling options. Command-line options override the model's recommended settings, which override the defaults. Plain text is
- * continued greedily. A single question is also answered greedily if the model has no recommended settings, because greedy
- * answers are reproducible and stay close to the text of a document.
- */
+/* Sampling options. Command-line options override the model's recommended settings, which override the defaults. The recommended
+ * settings do not apply to plain text, which is continued greedily by default. A single question is also answered greedily if the
+ * model has no recommended settings, because greedy answers are reproducible and stay close to the document. */
 #ifndef FKV_CLI_SAMPLING_OPTIONS_H
 #define FKV_CLI_SAMPLING_OPTIONS_H
 
@@ -26,7 +25,7 @@ typedef struct sampling_options {
 sampling_options sampling_options_default(void);
 void sampling_options_list(sampling_options *o, kit_option list[N_SAMPLING_OPTIONS]);
 
-/* Fills *config, which then points to the array biases: [SAMPLING_BIASES]. Returns an exit code. */
+/* Fills in *config, which then points to `biases`. biases: [SAMPLING_BIASES]. Returns an exit code. */
 int sampling_options_config(const sampling_options *o, const fkv_model *model, sampling_use how, uint64_t seed,
                             fkv_logit_bias *biases, fkv_sampler_config *config);
 

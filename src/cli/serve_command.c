@@ -95,7 +95,7 @@ static int check_serve_options(serve_options *o) {
         return kit_fail(EXIT_USAGE, "--embeddings requires --device cpu: MLX runs only one model thread at a time");
     if (e->step_ms == 0.0) e->step_ms = m->device == FKV_BACKEND_MLX ? 40.0 : 100.0;
     if (e->drafts == NOT_GIVEN)
-        e->drafts = m->device == FKV_BACKEND_MLX ? 0 : 3; /* off on MLX: drafts were measured only on CPUs */
+        e->drafts = m->device == FKV_BACKEND_MLX ? 0 : 3; /* drafts are off on MLX, because they were measured only on CPUs */
     if (o->busy_status != 429 && o->busy_status != 503)
         return kit_fail(EXIT_USAGE, "--busy-status must be 429 or 503 (got %u)", o->busy_status);
     if (o->http.drain_s > MAX_DRAIN_SECONDS)
@@ -137,7 +137,7 @@ static int serve(serve_options *o) {
 }
 
 int cli_serve(int argc, char **argv) {
-    static serve_options o; /* static, because it contains large arrays */
+    static serve_options o; /* static, because the struct contains large arrays */
     o.models.options = model_options_default();
     o.models.engine = (engine_options){.parallel = 8,
                                        .queue = 256,

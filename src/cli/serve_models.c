@@ -58,7 +58,7 @@ static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n
     c.runner = model_options_runner(&slot->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts if each request uses one row */
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts, with one row per request */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
     const uint32_t drafted =
         (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 concurrent requests, drafts rarely help */
@@ -212,7 +212,7 @@ static void log_to_stderr(void *user, const char *line) {
 static int read_password(text_buffer *text, const char *path, const char **password) {
     const int code = text_read(text, path);
     if (code != EXIT_GOOD) return code;
-    text_add(text, "", 0); /* an empty file does not allocate the buffer */
+    text_add(text, "", 0); /* allocates the buffer even if the file is empty */
     *password = strtok(text->bytes, "\r\n");
     return *password != NULL ? EXIT_GOOD : kit_fail(EXIT_USAGE, "the password file %s is empty: expected a line of text", path);
 }
@@ -275,7 +275,7 @@ static fkv_status open_engines(serve_models *s) {
 
 int serve_models_open(serve_models *s) {
     int code = load_models(s);
-    if (code == EXIT_GOOD) code = open_store(s); /* its memory is part of the plan */
+    if (code == EXIT_GOOD) code = open_store(s); /* opened before planning, because its memory is part of the plan */
     if (code == EXIT_GOOD) code = plan_models(s);
     if (code != EXIT_GOOD) return code;
     fkv_status status = open_engines(s);

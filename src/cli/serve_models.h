@@ -1,7 +1,7 @@
-/* The models of flatkv serve, with their engines, within one memory plan.
+/* The models and engines of flatkv serve, which share one memory plan.
  *
- * All models are loaded first. Then the memory of all engines is planned together, and only then is it reserved. The engines take
- * turns (fkv_engine_config.peer), so their worker threads do not compete for cores.
+ * All models are loaded first. Then the memory of all engines is planned together. Finally, the memory is reserved. The engines
+ * take turns (fkv_engine_config.peer), so their worker threads do not compete for cores.
  */
 #ifndef FKV_CLI_SERVE_MODELS_H
 #define FKV_CLI_SERVE_MODELS_H
@@ -46,7 +46,7 @@ typedef struct serve_models {
     model_slot slots[SERVE_MAX_MODELS];
     uint32_t n;
     fkv_prefix_store store;
-    uint64_t store_bytes; /* planned memory of the prefix store and of the buffers of all engines for it */
+    uint64_t store_bytes; /* planned memory of the prefix store, including the I/O buffers of all engines */
     uint64_t base_bytes;  /* anonymous process memory before the engines were opened */
 } serve_models;
 

@@ -1,5 +1,4 @@
-/* Runner with one sequence that is fed in chunks. Used by run, niah, ppl and bench flat.
- */
+/* A session is a runner with one sequence, to which tokens are fed in chunks. Used by run, niah, ppl and bench flat. */
 #ifndef FKV_CLI_SESSION_H
 #define FKV_CLI_SESSION_H
 
@@ -26,7 +25,7 @@ typedef struct model_session {
  * called even after a failure. */
 int session_open(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 
-/* Opens a runner without a sequence, for a sequence that is loaded from a page file. */
+/* Opens a runner without a sequence. The caller then loads a sequence from a page file, or calls session_begin(). */
 int session_open_empty(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 int session_begin(model_session *s); /* opens an empty sequence */
 

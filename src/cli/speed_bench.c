@@ -1,7 +1,9 @@
-/* flatkv bench: prefill and decode rates of a model for each codec, thread count and depth (number of cached tokens).
+/* flatkv bench: measures the prefill and decode rates of a model for each codec, number of threads and depth (number of cached
+ * tokens).
  *
- * One repetition of a test truncates the cache to the depth and then times one call. Prompts are random tokens, because rates do
- * not depend on the text. --compare llama.cpp measures the same tests with llama.cpp (llama_peer.h).
+ * Each repetition of a test truncates the sequence to the depth and then times the prefill or the decode steps. Prompts are
+ * random tokens, because rates do not depend on the text. --compare llama.cpp measures the same tests with llama.cpp
+ * (llama_peer.h).
  */
 #include "../kit/numbers.h"
 #include "bench_command.h"
@@ -111,7 +113,7 @@ static double rate_deviation(const rate_sample *s) {
     return variance > 0.0 ? sqrt(variance) : 0.0;
 }
 
-/* Prints the running configuration on a terminal. */
+/* Prints the configuration that is currently being measured, if standard error is a terminal. */
 static void show_progress(speed_bench *b, const char *program, const char *types, uint32_t threads, uint32_t depth) {
     b->n_done++;
     if (isatty(STDERR_FILENO) == 0) return;
@@ -170,7 +172,7 @@ static int go_to_depth(const speed_bench *b, model_session *s, uint32_t depth) {
     return code;
 }
 
-/* Feeds n tokens, all in one call (prefill) or one by one (decode), and returns the rate. */
+/* Feeds n tokens, either all in one call (prefill) or one by one (decode). *rate receives the number of tokens per second. */
 static int time_tokens(const speed_bench *b, model_session *s, uint32_t n, bool prefill, double *rate) {
     const float *logits = NULL;
     const uint32_t first = s->length;
@@ -187,7 +189,7 @@ static int time_depth(const speed_bench *b, model_session *s, uint32_t depth, ra
     const uint32_t counts[2] = {b->o->n_prompt, b->o->n_new};
     double rate = 0.0;
     int code = go_to_depth(b, s, depth);
-    if (code == EXIT_GOOD) code = time_tokens(b, s, 1, false, &rate); /* warm-up: wakes the threads and touches the weights */
+    if (code == EXIT_GOOD) code = time_tokens(b, s, 1, false, &rate); /* warm-up: wakes the threads and loads the weights */
     for (uint32_t test = 0; test < 2; test++) {
         for (uint32_t i = 0; i < b->o->n_repeats && counts[test] > 0 && code == EXIT_GOOD; i++) {
             code = go_to_depth(b, s, depth);

@@ -1,5 +1,4 @@
-/* Byte buffers for text: reading files, UTF-8 validation, and streaming output.
- */
+/* Text buffers, reading of text files, UTF-8 validation and streaming output. */
 #ifndef FKV_CLI_TEXT_H
 #define FKV_CLI_TEXT_H
 
@@ -24,7 +23,7 @@ int text_read(text_buffer *t, const char *path);
 char *text_to_utf8(const char *bytes, size_t n);
 
 /* Output stream for text that arrives in fragments. Only complete characters are written, and invalid UTF-8 becomes U+FFFD. On a
- * terminal all control characters except newline and tab also become U+FFFD. */
+ * terminal, all control characters except newline and tab also become U+FFFD. */
 typedef struct text_stream {
     FILE *file; /* NULL: discards the text */
     bool terminal;
