@@ -16,7 +16,7 @@ typedef struct reader {
     gguf_header state; /* parsing result; GGUF_HEADER_COMPLETE until a read fails */
 } reader;
 
-/* Advances by `count` bytes. The count comes from the file and may have any value. */
+/* Advances by `count` bytes. Returns false if fewer bytes are left. The count comes from the file and may have any value. */
 static bool skip_bytes(reader *r, uint64_t count) {
     if (r->state == GGUF_HEADER_COMPLETE && count > r->n - r->at) r->state = GGUF_HEADER_TRUNCATED;
     if (r->state != GGUF_HEADER_COMPLETE) return false;
@@ -24,7 +24,7 @@ static bool skip_bytes(reader *r, uint64_t count) {
     return true;
 }
 
-/* Reads a little-endian integer of `size` bytes. Returns 0 after a failure. */
+/* Reads a little-endian integer of `size` bytes. Returns 0 if the integer cannot be read. */
 static uint64_t read_integer(reader *r, unsigned size) {
     uint64_t value = 0;
     size_t at = r->at;

@@ -1,6 +1,5 @@
 /* Finds the end of a GGUF header (metadata and tensor descriptions) in the first bytes of a file, so that only these bytes need
- * to be downloaded to plan a model. Contents are not interpreted; the model loader validates them.
- */
+ * to be downloaded to plan a model. The contents of the header are not interpreted, because the model loader validates them. */
 #ifndef FKV_HUB_GGUF_HEADER_H
 #define FKV_HUB_GGUF_HEADER_H
 
@@ -10,7 +9,7 @@
 typedef enum gguf_header {
     GGUF_HEADER_COMPLETE,  /* the given bytes contain the whole header */
     GGUF_HEADER_TRUNCATED, /* the header continues after the given bytes */
-    GGUF_HEADER_INVALID,   /* not a GGUF file, or a version or value type that is not supported */
+    GGUF_HEADER_INVALID,   /* the file is not a GGUF file, or its version or a value type is not supported */
 } gguf_header;
 
 /* Examines the first n bytes of a file. The run time is linear in n for any input. Sets *end to the size of the header if it is

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_NAME = 1400 }; /* maximum length of a path below the repository's folder, with commit, file name and suffixes */
+enum { LONGEST_NAME = 1400 }; /* maximum length of a path in the repository's folder, with commit, file name and suffixes */
 
 static int fail_path(const char *what, const char *path) {
     return kit_fail(EXIT_FAILED, "%s %s: %s", what, path, strerror(errno));
@@ -33,7 +33,7 @@ static int make_folder(const char *folder) {
     }
 }
 
-/* Joins a folder and a name. Paths were checked to be short enough when the cache was opened. */
+/* Writes the path of `name` in a folder. The path fits, because hub_cache_open() limits the length of the folder's path. */
 static const char *join(const char *folder, const char *name, char path[HUB_PATH]) {
     const size_t n = strlen(folder);
     if (path != folder) (void)snprintf(path, HUB_PATH, "%s", folder);
@@ -60,8 +60,8 @@ bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]) {
     return access(folder, R_OK) == 0;
 }
 
-/* Opens and locks a file without waiting. Returns a descriptor, -1 if another process holds the lock, or -2 after another error.
- */
+/* Opens and locks a file without waiting. Returns a descriptor, -1 if another process holds the lock, or -2 if any other error
+ * occurs. */
 static int try_lock(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return -2;
@@ -131,7 +131,7 @@ bool hub_cache_has(const hub_cache *cache, const hub_file *file) {
 }
 
 int hub_cache_check_space(const hub_cache *cache, uint64_t bytes) {
-    const uint64_t MARGIN = 16 << 20; /* additional free space for links, folders and file-system metadata */
+    const uint64_t MARGIN = 16 << 20; /* additional free space, in bytes, for links, folders and file-system metadata */
     char needs[32];
     char has[32];
     struct statvfs about;
@@ -161,7 +161,7 @@ static int make_parents(const char *path) {
     return make_folder(folder);
 }
 
-/* Replaces the link atomically: creates it under another name, then renames it. */
+/* Replaces the link to a file atomically: creates a link with a temporary name, then renames it. */
 static int link_file(const hub_cache *cache, const hub_listing *listing, const hub_file *file) {
     char path[HUB_PATH];
     char made[HUB_PATH];

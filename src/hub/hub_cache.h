@@ -1,4 +1,4 @@
-/* The folder of one repository in the cache that huggingface_hub, mlx-lm and llama.cpp share:
+/* Layout of a repository's folder in the Hugging Face cache, which huggingface_hub, mlx-lm and llama.cpp share:
  *
  *   models--ORG--NAME/blobs/DIGEST              contents of a file
  *   models--ORG--NAME/snapshots/COMMIT/FILE     relative symbolic link to a blob
@@ -18,7 +18,7 @@
 typedef struct hub_cache {
     char folder[HUB_PATH]; /* models--ORG--NAME */
     char locks[HUB_PATH];  /* .locks/models--ORG--NAME */
-    int lock;              /* descriptor of the lock file that prevents two concurrent pulls of the repository; -1: none */
+    int lock;              /* descriptor of the lock file that prevents concurrent pulls of the repository; -1 if there is none */
 } hub_cache;
 
 /* Writes the path of a repository's snapshot: the folder of the commit in refs/main, or the parent folder of all snapshots if
@@ -30,8 +30,8 @@ bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]);
 int hub_cache_open(const char *repo, bool (*stop)(void), hub_cache *cache);
 void hub_cache_close(hub_cache *cache);
 
-/* Takes the lock that huggingface_hub holds while it writes a blob. Returns a descriptor, -1 if another program holds the lock,
- * or -2 if the file system does not support locks. */
+/* Acquires the lock that huggingface_hub also uses while it writes a blob. Returns a descriptor, -1 if another program holds the
+ * lock, or -2 if the file system does not support locks. */
 int hub_cache_lock_blob(const hub_cache *cache, const hub_file *file);
 
 /* Writes the path of a blob, with a suffix. Returns `path`. */
@@ -40,7 +40,7 @@ const char *hub_cache_blob(const hub_cache *cache, const hub_file *file, const c
 /* Returns whether the blob is complete. */
 bool hub_cache_has(const hub_cache *cache, const hub_file *file);
 
-/* Checks that the file system can store `bytes` more bytes. Returns an exit code. */
+/* Checks that the file system has `bytes` bytes of free space. Returns an exit code. */
 int hub_cache_check_space(const hub_cache *cache, uint64_t bytes);
 
 /* Writes the links of a snapshot, then refs/REVISION unless the revision is a commit. Returns an exit code. */

@@ -8,11 +8,11 @@
 
 typedef struct hub_digest hub_digest;
 
-/* Starts a digest of the kind that the file's id specifies. Never returns NULL. */
+/* Starts computing the digest of a file: SHA-256 for a large file, git's SHA-1 otherwise. Never returns NULL. */
 hub_digest *hub_digest_open(const hub_file *file);
 void hub_digest_add(hub_digest *digest, const void *bytes, size_t n);
 
-/* Writes the digest in hex and frees its state. */
+/* Writes the digest in hex and frees the digest state. */
 void hub_digest_close(hub_digest *digest, char text[HUB_DIGEST]);
 
 #endif

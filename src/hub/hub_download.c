@@ -1,8 +1,8 @@
 /* Downloads files in parts; see hub_download() in hub_session.h.
  *
  * One thread drives all transfers with libcurl's multi interface. Parts are started in file order, so that digests can be
- * computed while later parts arrive. A part that fails temporarily is retried with increasing delays; received data resets its
- * count of failures, so a download over a bad connection continues as long as it makes progress.
+ * computed while later parts arrive. A part that fails temporarily is retried with increasing delays. Received data resets the
+ * failure count of the part, so a download over a bad connection continues as long as it makes progress.
  */
 #include "hub_request.h"
 
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROGRESS_BYTES = 64 << 10 }; /* an attempt that receives this many bytes resets the failure count */
+enum { PROGRESS_BYTES = 64 << 10 }; /* number of received bytes at which an attempt resets the failure count */
 
 typedef enum job_state { JOB_WAITING, JOB_OPEN, JOB_DONE } job_state;
 
@@ -25,13 +25,13 @@ typedef struct job {
     job_state state;
     partial_file partial; /* valid while open */
     char *url;            /* address of the file on the hub */
-    char *storage;        /* address that the hub redirects to; NULL: unknown */
-    bool whole;           /* true if the server does not support range requests, so that the file is one part */
+    char *storage;        /* address to which the hub redirects; NULL if it is not known */
+    bool whole;           /* true if the server does not support range requests; the file is then one part */
     bool restarted;       /* true if the download was repeated once because of a wrong digest */
-    double retry_lock;    /* kit_seconds() value at which locking the blob is tried again */
+    double retry_lock;    /* time, as in kit_seconds(), of the next attempt to lock the blob */
     struct attempt {
         bool active;
-        uint32_t n_failures; /* number of consecutive failures without received data */
+        uint32_t n_failures; /* number of consecutive failed attempts that received little data */
         uint32_t n_redirects;
         double retry_at;
     } *attempts; /* retry state of each part */
@@ -58,7 +58,7 @@ typedef struct download {
     CURLM *multi;
     uint64_t done_bytes; /* of complete files */
     uint64_t fetched;    /* bytes received */
-    double hold_until;   /* no transfer starts before this time, because the server asked for a pause */
+    double hold_until;   /* until this time, no transfer starts, because the server requested a pause */
     hub_progress progress;
     int code; /* exit code of the download; EXIT_GOOD until an error occurs */
 } download;
@@ -89,7 +89,7 @@ static void finish_job(download *d, job *j) {
     d->done_bytes += j->file->bytes;
 }
 
-/* Opens a file unless another program is writing it. */
+/* Opens the partial file of a job, unless another program is downloading the same file. */
 static void open_job(download *d, job *j) {
     double now = kit_seconds();
     if (now < j->retry_lock) return;
@@ -106,7 +106,7 @@ static void open_job(download *d, job *j) {
         end_with(d, code);
         return;
     }
-    if (hub_cache_has(d->cache, j->file)) { /* the program that held the lock has downloaded the file */
+    if (hub_cache_has(d->cache, j->file)) { /* another program has downloaded the file in the meantime */
         finish_job(d, j);
         return;
     }
@@ -114,7 +114,7 @@ static void open_job(download *d, job *j) {
     make_attempts(j);
 }
 
-/* Discards the data of a file and all of its transfers. */
+/* Aborts all transfers of a file and discards its data. */
 static void restart_job(download *d, job *j) {
     for (uint32_t i = 0; i < d->n_slots; i++) {
         slot *s = &d->slots[i];
@@ -127,7 +127,8 @@ static void restart_job(download *d, job *j) {
     make_attempts(j);
 }
 
-/* Adds new data to the digest, and completes the file when all data has arrived. Sets *pending if some data is not hashed yet. */
+/* Adds newly received data to the digest of a file, and completes the file when all data has arrived. Sets *pending if some
+ * received data is not hashed yet. */
 static void advance_job(download *d, job *j, bool *pending) {
     bool matches = true;
     int code = partial_file_hash(&j->partial, pending);
@@ -183,13 +184,13 @@ static void start_transfer(download *d, slot *s, job *j, uint32_t part) {
         end_with(d, kit_fail(EXIT_FAILED, "libcurl cannot start another transfer"));
 }
 
-/* Returns whether the part can be started now. */
+/* Returns whether a transfer of the part can be started now. */
 static bool is_ready(const job *j, uint32_t part, double now) {
     const file_part *p = &j->partial.parts[part];
     return p->at < p->until && !j->attempts[part].active && now >= j->attempts[part].retry_at;
 }
 
-/* Finds the first part that can be started. Opens files as needed. */
+/* Finds the first part whose transfer can be started. Opens files as needed. */
 static bool next_part(download *d, double now, job **found, uint32_t *part) {
     for (uint32_t i = 0; i < d->n_jobs && d->code == EXIT_GOOD; i++) {
         job *j = &d->jobs[i];
@@ -214,7 +215,7 @@ static void start_transfers(download *d) {
         if (!d->slots[i].active && next_part(d, now, &j, &part)) start_transfer(d, &d->slots[i], j, part);
 }
 
-/* Schedules the next attempt to download a part, or ends the download after too many attempts. */
+/* Schedules the next attempt to download a part, or ends the whole download after too many failed attempts. */
 static void retry(download *d, job *j, uint32_t part, const hub_request *r) {
     struct attempt *a = &j->attempts[part];
     double now = kit_seconds();
@@ -225,7 +226,7 @@ static void retry(download *d, job *j, uint32_t part, const hub_request *r) {
     }
     double wait = r->wait > 0 ? r->wait : hub_backoff(a->n_failures);
     a->retry_at = now + wait;
-    if (r->wait > 0) d->hold_until = now + r->wait; /* the server's rate limit applies to all requests */
+    if (r->wait > 0) d->hold_until = now + r->wait; /* a rate limit of the server applies to all requests */
     if (r->wait > 0 || a->n_failures > 1) hub_progress_note(&d->progress, "%s: trying again in %.0f s", r->problem, wait);
 }
 
@@ -295,7 +296,7 @@ static uint64_t bytes_done(const download *d) {
     return done;
 }
 
-/* Advances all open files. Returns whether any file is incomplete. */
+/* Hashes new data of all open files and completes finished files. Returns whether any file is incomplete. */
 static bool advance_jobs(download *d, bool *pending) {
     bool incomplete = false;
     for (uint32_t i = 0; i < d->n_jobs && d->code == EXIT_GOOD; i++) {

@@ -1,4 +1,5 @@
-/* Sessions, listings and small reads; see hub_session.h. Requests run one at a time and are retried. */
+/* Opens sessions, reads listings and reads parts of files into memory; see hub_session.h. Requests run one at a time and are
+ * retried. */
 #include "hub_request.h"
 
 #include "../kit/numbers.h"
@@ -37,7 +38,7 @@ int hub_session_open(hub_session *session, bool (*stop)(void)) {
     if (code == EXIT_GOOD) code = hub_token(session->token, session->token_source);
     if (code != EXIT_GOOD) return code;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return kit_fail(EXIT_FAILED, "cannot initialize libcurl");
-    (void)signal(SIGPIPE, SIG_IGN); /* after this call, libcurl reports a closed connection as a transfer error */
+    (void)signal(SIGPIPE, SIG_IGN); /* libcurl then reports a closed connection as a transfer error */
     session->connection = curl_easy_init();
     return session->connection != NULL ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot initialize libcurl");
 }
@@ -56,14 +57,15 @@ static void wait_seconds(const hub_session *session, double seconds) {
     for (double end = kit_seconds() + seconds; kit_seconds() < end && !session->stop();) (void)nanosleep(&pause, NULL);
 }
 
-/* Returns the maximum number of attempts. If the server cannot be reached, fewer attempts are made, because the user is waiting
- * and no downloaded data is lost. */
+/* Returns the maximum number of attempts. Fewer attempts are made if the server cannot be reached, because the user is waiting
+ * and has not downloaded any data yet. */
 static uint32_t max_tries(const hub_session *session, const hub_request *r) {
     enum { UNREACHABLE_TRIES = 4 };
     return r->status == 0 && session->n_tries > UNREACHABLE_TRIES ? UNREACHABLE_TRIES : session->n_tries;
 }
 
-/* Reads up to r->limit bytes into memory, following redirects and retrying temporary failures. The caller has set the range. */
+/* Reads up to r->limit bytes into memory, following redirects and retrying temporary failures. The caller sets the range in
+ * `wanted`. */
 static int fetch(hub_session *session, const char *start, const hub_request *wanted, const char *repo, const char *what,
                  hub_bytes *out) {
     char *url = strdup(start);

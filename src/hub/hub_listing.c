@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies a digest that consists of n lowercase hex digits. Returns false if the value has another form. */
+/* Copies a digest of n lowercase hex digits. Returns false if the value does not have this form. */
 static bool copy_digest(const json_t *value, size_t n, char *digest) {
     const char *text = json_string_value(value);
     if (text == NULL || strlen(text) != n || strspn(text, "0123456789abcdef") != n) return false;

@@ -10,13 +10,13 @@
 #include <string.h>
 #include <strings.h>
 
-/* Returns the value of a variable, or NULL if it is not set or empty. */
+/* Returns the value of an environment variable, or NULL if the variable is not set or empty. */
 static const char *variable(const char *name) {
     const char *value = getenv(name);
     return value != NULL && value[0] != 0 ? value : NULL;
 }
 
-/* Writes folder/rest. A leading "~/" of the folder stands for the home folder. */
+/* Writes the path folder/rest. A leading "~/" in `folder` is replaced with the home folder. */
 static bool join_home(const char *folder, const char *rest, char path[HUB_PATH]) {
     const char *home = variable("HOME");
     bool relative = strncmp(folder, "~/", 2) == 0;

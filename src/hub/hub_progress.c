@@ -14,8 +14,8 @@ static const double LINE_INTERVAL = 10;
 static const double NOTE_INTERVAL = 3;
 static const double RATE_INTERVAL = 0.5;
 static const double RATE_WEIGHT = 0.2;            /* weight of the newest interval in the smoothed rate */
-static const uint64_t MIN_RATE_BYTES = 256 << 10; /* number of bytes needed to estimate the rate */
-static const double MAX_SECONDS_LEFT = 360000;    /* longest remaining time that is shown, in seconds */
+static const uint64_t MIN_RATE_BYTES = 256 << 10; /* number of received bytes at which the rate measurement starts */
+static const double MAX_SECONDS_LEFT = 360000;    /* longest remaining time that is displayed, in seconds */
 
 hub_progress hub_progress_begin(uint64_t total) {
     double now = kit_seconds();
@@ -27,7 +27,8 @@ hub_progress hub_progress_begin(uint64_t total) {
                           .terminal = isatty(STDERR_FILENO) != 0};
 }
 
-/* Updates the smoothed rate. The first MIN_RATE_BYTES are not measured, because the first replies are small and slow. */
+/* Updates the smoothed transfer rate. The first MIN_RATE_BYTES bytes are not measured, because the first replies are small and
+ * slow. */
 static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     double seconds = now - p->rate_time;
     bool started = fetched >= MIN_RATE_BYTES;
@@ -38,7 +39,7 @@ static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     p->rate_time = now;
 }
 
-/* Writes "1.20 GB of 4.90 GB  45.0 MB/s  1:22 left". */
+/* Writes a progress text such as "1.20 GB of 4.90 GB  45.0 MB/s  1:22 left". */
 static void describe(const hub_progress *p, char text[128]) {
     char done[32];
     char total[32];

@@ -14,7 +14,7 @@
 
 enum { MAX_ERROR_BODY = 64 << 10, SLOW_BYTES_PER_SECOND = 100, CONNECT_SECONDS = 20 };
 
-/* Returns the total length of the scheme, host and port of an address. */
+/* Returns the length of the URL's origin: scheme, host and port. */
 static size_t origin_length(const char *url) {
     const char *host = strstr(url, "://");
     return host == NULL ? 0 : (size_t)(host + 3 - url) + strcspn(host + 3, "/?#");
@@ -39,7 +39,7 @@ static void read_content_range(hub_request *r, const char *value) {
     r->has_range = true;
 }
 
-/* Returns the value if the header line has this name, otherwise NULL. */
+/* Returns the value of the header line if its field has this name, otherwise NULL. */
 static const char *header_value(const char *line, const char *name) {
     size_t n = strlen(name);
     return strncasecmp(line, name, n) == 0 && line[n] == ':' ? line + n + 1 : NULL;
@@ -57,7 +57,7 @@ static size_t on_header(char *bytes, size_t size, size_t n, void *user) {
     return size * n;
 }
 
-/* Checks the status and the range of a response before its body is used. Returns false if the body must not be used. */
+/* Checks the status and the range of a response. Returns false if the body must be discarded. */
 static bool accepts_body(hub_request *r) {
     (void)curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &r->status);
     if (r->status == 200) {
@@ -82,7 +82,7 @@ static size_t on_body(char *bytes, size_t size, size_t n_items, void *user) {
         return 0;
     }
     r->received += wanted;
-    return wanted; /* if the server sends too much, this value is less than n, which ends the transfer */
+    return wanted; /* if the server sends more than requested, this value is less than n and ends the transfer */
 }
 
 static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
@@ -101,7 +101,7 @@ static void add_header(hub_request *r, const char *line) {
 
 static void set_headers(hub_request *r) {
     char line[HUB_TOKEN + 64];
-    add_header(r, "Accept-Encoding: identity"); /* a compressed body would not match its size and range */
+    add_header(r, "Accept-Encoding: identity"); /* a compressed body would not match the expected size and range */
     if (r->is_hub && r->session->token[0] != 0) {
         (void)snprintf(line, sizeof line, "Authorization: Bearer %s", r->session->token);
         add_header(r, line);
@@ -125,7 +125,7 @@ void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, c
     (void)curl_easy_setopt(easy, CURLOPT_URL, r->url);
     (void)curl_easy_setopt(easy, CURLOPT_USERAGENT, agent);
     (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    /* Parallel transfers use one connection each: a single HTTP/2 connection would limit their rate. */
+    /* HTTP/1.1 gives each parallel transfer its own connection. A single HTTP/2 connection would limit their total rate. */
     (void)curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     bool encrypted = strncasecmp(session->endpoint, "https:", 6) == 0; /* a redirect must not lead to an unencrypted connection */
     (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, encrypted ? "https" : "http,https");

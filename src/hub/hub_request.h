@@ -1,8 +1,8 @@
 /* One HTTP request to a hub or to the storage that the hub redirects to.
  *
- * Redirects are followed by the caller, one request at a time, so that the token is sent only to the hub itself, and the redirect
- * address can be reused for the other parts of a file. The size of every response is limited: the requested range limits the
- * body, libcurl limits the header lines, and MAX_ERROR_BODY limits the body of an error response.
+ * The caller follows redirects, with a new request for each. The access token is therefore sent only to the hub itself, and the
+ * redirect address can be reused for the other parts of a file. The size of every response is limited: the requested range limits
+ * the body, libcurl limits the header lines, and MAX_ERROR_BODY limits the body of an error response.
  */
 #ifndef FKV_HUB_REQUEST_H
 #define FKV_HUB_REQUEST_H
@@ -15,13 +15,13 @@ typedef enum hub_outcome {
     HUB_DONE,       /* the requested bytes have been received */
     HUB_REDIRECTED, /* `url` is the new address */
     HUB_TRY_AGAIN,  /* temporary failure; `wait` is the delay in seconds that the server asks for, or 0 */
-    HUB_EXPIRED,    /* the storage server rejects the redirect address, so the hub must be asked for a new one */
+    HUB_EXPIRED,    /* the storage server rejected the redirect address, and the hub must be asked for a new one */
     HUB_NO_RANGES,  /* the server sent the whole file although a range was requested; the body was discarded */
     HUB_STOPPED,    /* session->stop() returned true */
     HUB_FAILED,     /* permanent failure */
 } hub_outcome;
 
-/* Receives the next bytes of the body. Returns false if they cannot be stored; errno holds the reason. */
+/* Callback that receives the next bytes of the body. Returns false and sets errno if the bytes cannot be stored. */
 typedef bool (*hub_sink)(void *user, const char *bytes, size_t n);
 
 typedef struct hub_request {
@@ -29,7 +29,7 @@ typedef struct hub_request {
     CURL *easy;
     struct curl_slist *headers;
     char *url;
-    bool is_hub;         /* true if the address is on the hub itself, so that the token is sent */
+    bool is_hub;         /* true if the address is on the hub itself; the token is sent only in this case */
     uint64_t from;       /* offset of the first byte to read */
     uint64_t limit;      /* maximum number of bytes to read */
     bool exact;          /* true if receiving fewer bytes than `limit` is a failure */
@@ -50,7 +50,7 @@ typedef struct hub_request {
     char problem[CURL_ERROR_SIZE + 256]; /* reason for the failure, for error messages */
 } hub_request;
 
-/* Prepares a request. The request owns copies of its strings; `easy` may be reused by later requests. */
+/* Prepares a request, which copies `url`. Later requests may reuse `easy`. */
 void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, const char *url);
 
 /* Evaluates the response after libcurl has finished the transfer with the code `result`. */
@@ -58,7 +58,7 @@ hub_outcome hub_request_end(hub_request *r, CURLcode result);
 
 void hub_request_free(hub_request *r);
 
-/* Prints why a request for `what` failed permanently, and how to fix the problem. Returns an exit code. */
+/* Prints the reason why a request for `what` failed permanently, and how to fix the problem. Returns an exit code. */
 int hub_request_fail(const hub_request *r, const char *repo, const char *what);
 
 /* Returns the delay before the next attempt after n > 0 failures: 0.5 s, doubled after each failure, up to 15 s. */

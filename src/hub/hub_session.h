@@ -1,6 +1,5 @@
-/* A session with a hub holds its address, the access token and limits. Small files are read into memory. The functions in
- * hub_fetch.c need libcurl; a build without it links hub_none.c, whose functions fail with a message.
- */
+/* A session contains the address of a hub, the access token and limits. Its functions list repositories, read small files into
+ * memory and download models. They need libcurl; in a build without libcurl, they fail with a message (hub_none.c). */
 #ifndef FKV_HUB_SESSION_H
 #define FKV_HUB_SESSION_H
 
@@ -11,13 +10,13 @@ typedef struct hub_session {
     char token[HUB_TOKEN];       /* access token, sent only to the endpoint's host and port; "" if there is none */
     char token_source[HUB_PATH];
     const char *revision; /* branch, tag or commit to list; see hub_revision_is_valid() */
-    long stall_seconds;   /* seconds without data after which a transfer has failed */
+    long stall_seconds;   /* number of seconds without data after which a transfer fails */
     uint32_t n_tries;     /* maximum number of consecutive attempts without progress for each request */
-    bool (*stop)(void);   /* polled several times per second; returning true ends the operation with EXIT_INTERRUPTED */
+    bool (*stop)(void);   /* called several times per second; the result true ends the operation with EXIT_INTERRUPTED */
     void *connection;     /* of hub_fetch.c */
 } hub_session;
 
-/* Bytes in memory, which the caller frees with free(). */
+/* Bytes read into memory. The caller releases them with free(). */
 typedef struct hub_bytes {
     char *bytes;
     size_t n;
@@ -28,8 +27,8 @@ typedef struct hub_bytes {
 int hub_session_open(hub_session *session, bool (*stop)(void));
 void hub_session_close(hub_session *session);
 
-/* Reads the listing of a repository at session->revision. Returns an exit code; errors about missing, gated and renamed models
- * explain what the user can do. The caller frees the listing. */
+/* Reads the listing of a repository at session->revision. Returns an exit code. Error messages about missing, gated and renamed
+ * models explain what the user can do. The caller frees the listing. */
 int hub_get_listing(hub_session *session, const char *repo, hub_listing *listing);
 
 /* Reads `n` bytes of a file, starting at offset `from`, or fewer if the file ends earlier. Returns an exit code. */
@@ -37,7 +36,8 @@ int hub_get_bytes(hub_session *session, const hub_listing *listing, const hub_fi
                   hub_bytes *out);
 
 /* Downloads the files of a listing that the cache lacks, with up to n_connections transfers at once, and verifies their digests.
- * Resumes interrupted downloads. Prints progress to standard error. Returns an exit code. Does not write a snapshot. */
+ * Resumes interrupted downloads. Prints progress to standard error. Returns an exit code. Does not create the links of a
+ * snapshot. */
 int hub_download(hub_session *session, const hub_cache *cache, const hub_listing *listing, const uint32_t *files,
                  uint32_t n_files, uint32_t n_connections);
 

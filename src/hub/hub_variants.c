@@ -10,8 +10,8 @@
 #include <strings.h>
 
 enum {
-    MAX_SMALL_BYTES = 256 << 20, /* larger files cannot be configuration or vocabulary files */
-    MAX_VARIANTS = 512           /* maximum number of GGUF models in a repository; further ones are ignored */
+    MAX_SMALL_BYTES = 256 << 20, /* maximum size of a configuration or vocabulary file, in bytes */
+    MAX_VARIANTS = 512           /* maximum number of GGUF models in a repository; any further models are ignored */
 };
 
 static bool ends_with(const char *text, const char *end) {
@@ -52,7 +52,7 @@ static size_t stem_length(const char *path) {
     return split != NULL ? (size_t)(split - path) : strlen(path) - strlen(".gguf");
 }
 
-/* Returns the length of the quantization that starts at `text`, or 0 if there is none. */
+/* Returns the length of the quantization name that starts at `text`, or 0 if there is none. */
 static size_t quant_length(const char *text, size_t n) {
     static const char *const plain[] = {"BF16", "F16", "FP16", "F32", "FP32", "MXFP4", "NVFP4"};
     size_t length = 0;
@@ -67,7 +67,7 @@ static size_t quant_length(const char *text, size_t n) {
     return good ? length : 0;
 }
 
-/* Finds the last quantization, such as Q4_K_M, in the first n bytes of a name. */
+/* Finds the last quantization name, such as Q4_K_M, in the first n bytes of a file name. */
 static bool find_quant(const char *text, size_t n, char label[HUB_QUANT]) {
     bool found = false;
     for (size_t i = 0; i < n; i++) {
@@ -88,7 +88,7 @@ bool hub_quant_of(const char *path, char label[HUB_QUANT]) {
     const char *name = base_name(path);
     if (find_quant(name, stem_length(path) - (size_t)(name - path), label)) return true;
     if (name == path) return false;
-    const char *folder = name - 1; /* the folder may state the quantization: Q4_K_M/model.gguf */
+    const char *folder = name - 1; /* the folder name may be the quantization, as in Q4_K_M/model.gguf */
     while (folder > path && folder[-1] != '/') folder--;
     return find_quant(folder, (size_t)(name - 1 - folder), label);
 }
@@ -117,8 +117,8 @@ static void add_file(hub_variant *variant, const hub_listing *listing, uint32_t 
     if (is_weight) variant->weight_bytes += listing->files[index].bytes;
 }
 
-/* Returns whether the files that start at index `first` and have the same stem are the parts 1 to n of a model, in order. Parts
- * are adjacent in the sorted listing. */
+/* Returns whether the files of a variant are the parts 1 to n of a split model, or a single file. The files are sorted by part
+ * number, because the listing is sorted by path. */
 static bool parts_are_complete(const hub_listing *listing, const hub_variant *variant) {
     unsigned part = 0;
     unsigned n_parts = 0;
@@ -161,7 +161,7 @@ static void find_gguf(const hub_listing *listing, hub_variants *found) {
     for (uint32_t i = 0; i < found->n; i++) found->variants[i].is_complete = parts_are_complete(listing, &found->variants[i]);
 }
 
-/* Replaces the labels of models that have the same quantization with their file names. */
+/* If several models have the same quantization, replaces their labels with their file names. */
 static void make_labels_unique(const hub_listing *listing, hub_variants *found) {
     bool *twice = kit_alloc(found->n * sizeof *twice);
     for (uint32_t i = 0; i < found->n; i++)
@@ -186,7 +186,8 @@ static bool is_weight_file(const char *path) {
     return strchr(path, '/') == NULL && ends_with(path, ".safetensors") && !starts_with(path, "adapter");
 }
 
-/* Selects model.safetensors or its parts if they exist, because consolidated.safetensors is a second copy of the weights. */
+/* Returns whether a weight file is used. If model.safetensors or its parts exist, other files are ignored, because
+ * consolidated.safetensors is a second copy of the weights. */
 static bool is_selected_weight(const hub_listing *listing, const char *path) {
     if (!is_weight_file(path)) return false;
     if (hub_listing_find(listing, "model.safetensors") != NULL) return strcmp(path, "model.safetensors") == 0;
@@ -216,7 +217,8 @@ static void find_folder(const hub_listing *listing, hub_variants *found) {
     folder->is_complete = n_found == n_parts;
 }
 
-/* Sorts the safetensors folder first, then GGUF models by decreasing size; models of equal size are sorted by label. */
+/* Orders the safetensors folder before GGUF models, and GGUF models by decreasing size. Models of equal size are ordered by
+ * label. */
 static int by_size(const void *a, const void *b) {
     const hub_variant *x = a;
     const hub_variant *y = b;

@@ -45,7 +45,8 @@ uint64_t partial_file_done(const partial_file *p) {
 
 /* ---- state ---- */
 
-/* Restores the parts from the state file. Leaves them unchanged if the state is missing or does not belong to this file. */
+/* Restores the progress of each part from the state file. Changes nothing if the state file is missing or belongs to another
+ * file. */
 static void restore(partial_file *p) {
     char path[HUB_PATH];
     char format[sizeof STATE_FORMAT];
