@@ -1,5 +1,5 @@
-/* Chat format of a model: its parsed chat template and the special tokens that only the template may write. Created when the
- * model is loaded, and read-only afterwards. */
+/* Chat format of a model: its parsed chat template and the special tokens that only the template may write. It is created when
+ * the model is loaded and is read-only afterwards. */
 #ifndef FKV_CHAT_H
 #define FKV_CHAT_H
 

@@ -1,7 +1,7 @@
 /* Evaluation of statements and expressions. See jinja_eval.h.
  *
  * Scopes follow jinja2: every loop iteration, macro call and {% set %} body has its own scope; `if` blocks do not. Variables
- * exist until the end of their scope; namespace objects carry values out of a scope.
+ * exist until the end of their scope. To pass a value out of a scope, templates use a namespace object.
  */
 #include "jinja_eval.h"
 
@@ -45,7 +45,7 @@ static jinja_value look_up(jinja_context *c, const jinja_scope *scope, jinja_str
 
 /* ---- slices ---- */
 
-/* Computes a slice bound like Python's slice.indices(). A missing bound is a NULL pointer or the Jinja value none. */
+/* Computes a slice bound as Python's slice.indices() does. A missing bound is a NULL pointer or the Jinja value none. */
 static bool slice_bound(jinja_context *c, const jinja_value *bound, int64_t n, int64_t step, bool is_stop, int64_t *at) {
     int64_t least = step > 0 ? 0 : -1;
     int64_t most = step > 0 ? n : n - 1;
@@ -88,7 +88,7 @@ static jinja_value slice_of(jinja_context *c, const jinja_value *a, const jinja_
     if (!slice_bound(c, part[0], n, step, false, &start) || !slice_bound(c, part[1], n, step, true, &stop) || c->failed)
         return fkv_jinja_undefined();
     if (is_substring) return substring(c, a->as.string, start, stop);
-    if (items == NULL) return fkv_jinja_undefined(); /* out of memory; the failure has been recorded */
+    if (items == NULL) return fkv_jinja_undefined(); /* out of memory; the failure was already recorded */
     jinja_value list = fkv_jinja_list(c, a->kind == JINJA_LIST && a->as.list->is_tuple);
     jinja_writer w = {.c = c};
     for (int64_t i = start; (step > 0 ? i < stop : i > stop) && fkv_jinja_charge(c, JINJA_WORK_ITEM); i += step) {
@@ -124,10 +124,10 @@ static jinja_value fail_operands(jinja_context *c, jinja_string name, const jinj
                           fkv_jinja_kind_name(b));
 }
 
-enum { MAX_POWER = 1000 }; /* exponents above this limit overflow unless the base is 0, 1 or -1 */
+enum { MAX_POWER = 1000 }; /* larger exponents overflow int64_t unless the base is 0, 1 or -1 */
 
-/* Applies an operator to integers, with division rounded down as in Python. Returns false on overflow. b must not be 0 for a
- * division, nor negative for a power. */
+/* Applies an operator to integers. Division rounds down, as in Python. Returns false on overflow. b must not be 0 in a division
+ * and must not be negative in a power. */
 static bool integer_result(char operator, bool twice, int64_t a, int64_t b, int64_t *out) {
     if (operator== '+') return !__builtin_add_overflow(a, b, out);
     if (operator== '-') return !__builtin_sub_overflow(a, b, out);
@@ -304,7 +304,7 @@ static void eval_arguments(jinja_context *c, const jinja_node *nodes, jinja_scop
     }
 }
 
-/* Calls a macro. caller: body of a {% call %} block; NULL if the macro is called in an expression. */
+/* Calls a macro. caller: macro that renders the body of a {% call %} block; NULL if the macro is called in an expression. */
 static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const jinja_arguments *args, jinja_macro *caller) {
     jinja_scope scope = {.parent = macro->scope};
     size_t position = 0;
@@ -325,7 +325,7 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     if (caller != NULL) fkv_jinja_bind(c, &scope, caller->node->name, given);
     jinja_writer w = {.c = c};
     jinja_scope *kept =
-        fkv_jinja_take(c, 1, sizeof *kept); /* allocated, because macros defined in the body may use this scope after the call */
+        fkv_jinja_take(c, 1, sizeof *kept); /* in the arena, because macros in the body may use this scope after the call */
     if (kept == NULL) return fkv_jinja_undefined();
     *kept = scope;
     fkv_jinja_run(c, macro->node->body, kept, &w);
@@ -458,7 +458,8 @@ static void assign_target(jinja_context *c, const jinja_node *target, jinja_scop
     for (const jinja_node *one = target->args; one != NULL; one = one->next) assign_target(c, one->a, scope, *item++);
 }
 
-/* Returns a copy of the items that pass the loop's condition. The items are copied because the body may modify the list. */
+/* Returns a copy of the items for which the loop's condition is true. The items are copied, because the loop body may modify the
+ * list. */
 static const jinja_list *loop_items(jinja_context *c, const jinja_node *node, jinja_scope *scope) {
     jinja_value over = eval(c, node->a, scope);
     const jinja_list *items = c->failed ? NULL : fkv_jinja_items(c, &over);
@@ -493,7 +494,7 @@ static flow run_for(jinja_context *c, const jinja_node *node, jinja_scope *scope
     return FLOW_ON;
 }
 
-/* Renders the body of a tag to a string and applies the tag's filters. */
+/* Renders the body of a tag to a string and applies the filters of the tag to this string. */
 static jinja_value run_captured(jinja_context *c, const jinja_node *node, jinja_scope *scope) {
     jinja_writer w = {.c = c};
     jinja_scope *inner = fkv_jinja_take(c, 1, sizeof *inner);

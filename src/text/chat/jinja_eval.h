@@ -1,6 +1,5 @@
-/* Evaluation of a syntax tree: scopes, statements and expressions (jinja_eval.c), and the functions, methods, filters and tests
- * that templates call by name (jinja_filters.c, jinja_methods.c, jinja_string_methods.c).
- */
+/* Evaluates a syntax tree. jinja_eval.c implements scopes, statements and expressions. jinja_filters.c, jinja_methods.c and
+ * jinja_string_methods.c implement the functions, methods, filters and tests that templates call by name. */
 #ifndef FKV_JINJA_EVAL_H
 #define FKV_JINJA_EVAL_H
 
@@ -42,17 +41,17 @@ int64_t fkv_jinja_count_argument(const jinja_arguments *args, size_t position, c
 void fkv_jinja_run(jinja_context *c, const jinja_node *nodes, jinja_scope *scope, jinja_writer *w);
 void fkv_jinja_bind(jinja_context *c, jinja_scope *scope, jinja_string name, jinja_value value);
 
-/* Evaluate a.name and a[key] as in Jinja. Return undefined if the element does not exist. */
+/* Evaluate a.name and a[key] as in Jinja. Return an undefined value if the element does not exist. */
 jinja_value fkv_jinja_attribute(jinja_context *c, const jinja_value *a, jinja_string name);
 jinja_value fkv_jinja_item(jinja_context *c, const jinja_value *a, const jinja_value *key);
 
-/* Creates a value for the built-in function `name`. The function is not yet bound to an object. */
+/* Creates a value for the built-in function `name`, which is not bound to an object yet. */
 jinja_value fkv_jinja_bound(jinja_context *c, jinja_string name);
 
 /* Records a failure with the message '"A" is undefined and has no WHAT "NAME"', where A is the name of the undefined value a. */
 jinja_value fkv_jinja_fail_undefined(jinja_context *c, const jinja_value *a, const char *what, jinja_string name);
 
-/* Call a filter, test or built-in function by name. An unknown name is recorded as a failure. */
+/* Call a filter, test or built-in function by name. Record a failure if the name is unknown. */
 jinja_value fkv_jinja_filter(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args);
 bool fkv_jinja_test(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args);
 jinja_value fkv_jinja_builtin(jinja_context *c, const jinja_bound *what, const jinja_arguments *args);

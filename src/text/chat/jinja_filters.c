@@ -1,6 +1,5 @@
 /* Tables of filters and tests. See jinja_eval.h. Filters and tests behave as in jinja2. The exception is tojson, which behaves as
- * in transformers: its output is that of json.dumps(), without HTML escapes.
- */
+ * in transformers: it writes the output of json.dumps(), without HTML escapes. */
 #include "jinja_eval.h"
 
 #include <math.h>
@@ -27,7 +26,7 @@ static bool parse_number_string(jinja_context *c, jinja_string s, double *x) {
     return *end == 0 && strpbrk(text, "xXpP") == NULL;
 }
 
-/* Evaluates a path such as "a.b.0" on a value. */
+/* Evaluates an attribute path such as "a.b.0" on a value. */
 static jinja_value attribute_path(jinja_context *c, const jinja_value *a, jinja_string path) {
     jinja_value value = *a;
     for (size_t begin = 0; begin <= path.n_bytes && fkv_jinja_charge(c, JINJA_WORK_TABLE);) {
@@ -170,8 +169,8 @@ static jinja_arguments arguments_from(const jinja_arguments *args, size_t first)
     return rest;
 }
 
-/* Returns the items that pass the named test, or the truthy items if no test is named. With by_attribute, an attribute of
- * each item is tested. */
+/* Returns the items that pass the named test, or the items that fail it if `wanted` is false. If no test is named, tests whether
+ * an item is truthy. With by_attribute, tests an attribute of each item. */
 static jinja_value select_items(jinja_context *c, const jinja_value *a, const jinja_arguments *args, bool by_attribute,
                                 bool wanted) {
     const jinja_list *items = fkv_jinja_truth(a) ? fkv_jinja_items(c, a) : NULL; /* none and 0 are treated as empty lists */
@@ -623,7 +622,7 @@ static bool test_one(jinja_context *c, test_kind kind, const jinja_value *a) {
     case TEST_NONE: return a->kind == JINJA_NONE;
     case TEST_STRING: return a->kind == JINJA_STRING;
     case TEST_MAPPING: return a->kind == JINJA_DICT && !a->as.dict->is_namespace;
-    case TEST_SEQUENCE: /* every value that has a length and items counts as a sequence, including dicts and undefined */
+    case TEST_SEQUENCE: /* every value with a length and items is a sequence, including dicts and undefined values */
     case TEST_ITERABLE: return fkv_jinja_has_length(a);
     case TEST_NUMBER: return fkv_jinja_number(a, &x);
     case TEST_INTEGER: return a->kind == JINJA_INT;

@@ -1,7 +1,8 @@
 /* Lexer of templates. See jinja_syntax.h.
  *
- * White space control: a block tag or comment removes the blanks before it on its line and the newline after it. A "-" at either
- * end of a tag removes all white space on that side; a "+" keeps the white space. The final newline of the template is dropped.
+ * White space control: a block tag or comment removes the blanks before it on the same line, and the newline after it. A "-" at
+ * the start or end of a tag removes all white space before or after the tag; a "+" keeps the white space. The final newline of
+ * the template is dropped.
  */
 #include "jinja_syntax.h"
 
@@ -10,7 +11,7 @@ typedef struct lexer {
     const char *text;
     size_t n_bytes, at;
     uint32_t line;
-    bool line_starts; /* true if the previous byte is a newline, or at the start of the template */
+    bool line_starts; /* true at the start of the template or after a newline */
     jinja_token *tokens;
     size_t n_tokens, capacity;
 } lexer;
@@ -53,8 +54,8 @@ static void skip_blanks(lexer *l) {
     advance_to(l, end);
 }
 
-/* Adds the text before a tag at `end`. sign: the "-" or "+" at the start of the tag; 0 if there is none. trims: the tag removes
- * the blanks before it on its line. */
+/* Adds the text up to `end`, where a tag starts. sign: the "-" or "+" at the start of the tag; 0 if there is none. trims: true if
+ * the tag removes the blanks before it on the same line. */
 static void lex_data(lexer *l, size_t end, char sign, bool trims) {
     size_t begin = l->at;
     size_t stop = end;
@@ -70,8 +71,8 @@ static void lex_data(lexer *l, size_t end, char sign, bool trims) {
     advance_to(l, end);
 }
 
-/* Handles white space after a tag. sign: the "-" or "+" at the end of the tag; 0 if there is none. trims: the tag removes the
- * following newline. */
+/* Skips white space after a tag. sign: the "-" or "+" at the end of the tag; 0 if there is none. trims: true if the tag removes a
+ * newline after it. */
 static void end_tag(lexer *l, char sign, bool trims) {
     if (sign == '-')
         skip_blanks(l);
@@ -213,7 +214,7 @@ static void lex_operator(lexer *l, uint32_t *depth) {
     advance_to(l, l->at + n);
 }
 
-/* Lexes the content of a tag. Starts after {{ or {% and stops after the closing }} or %}. */
+/* Lexes the content of a tag, from the byte after {{ or {% up to and including the closing }} or %}. */
 static void lex_tag(lexer *l, const char *close, bool trims) {
     uint32_t depth = 0; /* number of open brackets; within brackets, "}}" closes two dicts and does not end the tag */
     while (!l->c->failed) {

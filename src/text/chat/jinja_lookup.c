@@ -53,7 +53,8 @@ jinja_value fkv_jinja_attribute(jinja_context *c, const jinja_value *a, jinja_st
     return found != NULL ? *found : (jinja_value){.kind = JINJA_UNDEFINED, .as.string = name};
 }
 
-/* Converts an index to a position below n. Negative indexes count from the end. Returns false if the index is out of range. */
+/* Converts an index to a position from 0 to n - 1. Negative indexes count from the end. Returns false if the index is out of
+ * range. */
 static bool position_of(int64_t at, int64_t n, size_t *position) {
     if (at < 0) at += n;
     *position = (size_t)at;

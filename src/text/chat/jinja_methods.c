@@ -129,7 +129,7 @@ static void add_pairs(jinja_context *c, jinja_dict *dict, const jinja_dict *more
         fkv_jinja_set(c, dict, more->pairs[i].key, more->pairs[i].value);
 }
 
-/* Adds the entries of the argument (a dict or a list of pairs) and then the keyword arguments. */
+/* Adds the entries of the positional argument, which is a dict or a list of pairs, and then the keyword arguments. */
 static jinja_value update_dict(jinja_context *c, jinja_dict *dict, const jinja_arguments *args) {
     const jinja_value *more = args->n_positions == 1 ? &args->value[0] : NULL;
     if (more != NULL && more->kind == JINJA_DICT) add_pairs(c, dict, more->as.dict);

@@ -1,7 +1,7 @@
 /* Recursive descent parser of templates. See jinja_syntax.h.
  *
- * Precedence, lowest first: conditional expression (a if b else c), or, and, not, comparison, + and -, ~, * / // %, **, sign,
- * then the postfix operators .name, [index] and (call), and filters and tests.
+ * Operator precedence, from lowest to highest: conditional expression (a if b else c); or; and; not; comparison; + and -; ~; * /
+ * // and %; **; sign; the postfix operators .name, [index] and (call); filters and tests.
  */
 #include "jinja_syntax.h"
 
@@ -105,7 +105,8 @@ static jinja_node **append_argument(parser *p, jinja_node **tail, jinja_string n
     return &argument->next;
 }
 
-/* Parses arguments after "(", up to ")". An unpacked argument (*args or **kwargs) gets "*" or "**" as its name. */
+/* Parses call arguments, from the token after "(" to the closing ")". An unpacked argument (*args or **kwargs) has the name "*"
+ * or "**". */
 static jinja_node *parse_arguments(parser *p) {
     jinja_node *first = NULL;
     jinja_node **tail = &first;
@@ -132,8 +133,8 @@ static jinja_node *parse_arguments(parser *p) {
     return first;
 }
 
-/* Parses items up to and including `close`. Sets *n to the number of items, and sets *comma if the last item is followed by a
- * comma. */
+/* Parses list items up to and including the token `close`. Sets *n to the number of items, and sets *comma if a comma follows the
+ * last item. */
 static jinja_node *parse_items(parser *p, const char *close, uint32_t *n, bool *comma) {
     jinja_node *first = NULL;
     jinja_node **tail = &first;
@@ -404,7 +405,7 @@ static jinja_node *parse_level(parser *p, size_t level) {
     return a;
 }
 
-/* Consumes and returns a comparison operator, or returns "" if the next token is not one. */
+/* Consumes and returns a comparison operator. Returns "" if the next token is not a comparison operator. */
 static const char *skip_comparison(parser *p) {
     static const char *const operators[] = {"==", "!=", "<=", ">=", "<", ">"};
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
@@ -592,7 +593,7 @@ static jinja_node *parse_set(parser *p) {
     return node;
 }
 
-/* Parses parameters with optional defaults after "(", up to ")". */
+/* Parses macro parameters with optional default values, from the token after "(" to the closing ")". */
 static jinja_node *parse_parameters(parser *p) {
     jinja_node *first = NULL;
     jinja_node **tail = &first;
@@ -605,7 +606,7 @@ static jinja_node *parse_parameters(parser *p) {
     return first;
 }
 
-/* Parses the rest of a tag and its body, in which break and continue cannot refer to an enclosing loop. */
+/* Parses the end of a tag and its body. A break or continue in the body cannot refer to a loop outside of the body. */
 static void parse_own_body(parser *p, jinja_node *node, const char *const *ends) {
     expect_close(p);
     uint32_t loops = p->loops;

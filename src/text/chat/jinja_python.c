@@ -1,5 +1,5 @@
-/* Python semantics of values, as chat templates expect them: truth, equality, order, str(), repr(), JSON and dicts. See
- * jinja_value.h. */
+/* Implements the Python semantics of values, which chat templates expect: truth, equality, order, str(), repr(), JSON and dicts.
+ * See jinja_value.h. */
 #include "jinja_value.h"
 
 #include <math.h>
@@ -101,7 +101,7 @@ static bool equal_values(jinja_context *c, const jinja_value *a, const jinja_val
     case JINJA_LOOP: return a->as.loop == b->as.loop;
     case JINJA_MACRO: return a->as.macro == b->as.macro;
     case JINJA_BUILTIN: return a->as.bound == b->as.bound;
-    default: return true; /* all undefined values are equal to each other, and so are all none values */
+    default: return true; /* undefined equals undefined, and none equals none */
     }
 }
 
@@ -208,7 +208,7 @@ static void write_quoted_string(jinja_writer *w, jinja_string s) {
     char quote = has_single && !has_double ? '"' : '\'';
     const jinja_string mark = {&quote, NULL, 1, false};
     fkv_jinja_write(w, mark);
-    size_t plain = 0; /* offset of the first byte not yet written */
+    size_t plain = 0; /* offset of the first byte that has not been written yet */
     if (!fkv_jinja_charge(w->c, fkv_jinja_walk_work(s.n_bytes))) return;
     for (size_t at = 0; at < s.n_bytes && !w->c->failed;) {
         size_t n = fkv_jinja_char_bytes(s, at);
@@ -299,7 +299,7 @@ jinja_string fkv_jinja_str(jinja_context *c, const jinja_value *v) {
 
 static void write_json_string(jinja_writer *w, jinja_string s, bool ascii) {
     fkv_jinja_write_text(w, "\"");
-    size_t plain = 0; /* offset of the first byte not yet written */
+    size_t plain = 0; /* offset of the first byte that has not been written yet */
     if (!fkv_jinja_charge(w->c, fkv_jinja_walk_work(s.n_bytes))) return;
     for (size_t at = 0; at < s.n_bytes && !w->c->failed;) {
         size_t n = fkv_jinja_char_bytes(s, at);
@@ -423,7 +423,8 @@ const jinja_value *fkv_jinja_get_named(jinja_context *c, const jinja_dict *dict,
     return fkv_jinja_get(c, dict, fkv_jinja_of_string(name));
 }
 
-/* Returns whether Python could hash the key. Lists and dicts are not hashable, so a dict can never be part of its own keys. */
+/* Returns whether the key is hashable in Python. Lists and dicts are not hashable, so a dict can never contain itself as a key.
+ */
 static bool is_hashable(jinja_context *c, const jinja_value *key, uint32_t depth) {
     if (key->kind == JINJA_DICT) return key->as.dict->is_namespace;
     if (key->kind != JINJA_LIST) return true;

@@ -41,7 +41,7 @@ static size_t find_last(jinja_context *c, jinja_string s, jinja_string what, siz
     return SIZE_MAX;
 }
 
-/* Splits a string at runs of white space, up to `most` times. The last part keeps its inner white space. */
+/* Splits a string at runs of white space, at most `most` times. White space within the last part is kept. */
 static void split_blanks(jinja_context *c, jinja_value list, jinja_string s, int64_t most) {
     s = fkv_jinja_strip(c, s, NULL, true, false);
     while (s.n_bytes > 0 && !c->failed) {
@@ -78,8 +78,8 @@ static size_t last_word(jinja_context *c, jinja_string s) {
     return 0;
 }
 
-/* Splits a string from the end, up to `most` times. The parts are found in reverse order, and the list of parts is reversed
- * afterwards. If `by` is NULL, splits at runs of white space. */
+/* Splits a string, starting at its end, at most `most` times. The parts are found in reverse order, so the list of parts is
+ * reversed afterwards. If `by` is NULL, splits at runs of white space. */
 static void split_from_end(jinja_context *c, jinja_value list, jinja_string s, const jinja_string *by, int64_t most) {
     if (by == NULL) s = fkv_jinja_strip(c, s, NULL, false, true);
     while (!c->failed && most-- > 0) {
@@ -189,8 +189,8 @@ static size_t byte_of_position(jinja_context *c, jinja_string s, const jinja_val
     return at > 0 ? fkv_jinja_byte_of_char(c, s, (size_t)at) : 0;
 }
 
-/* Gets the slice that the second and third arguments select. Sets *begin to the offset of its first byte. Returns false if the
- * slice starts after its end. */
+/* Sets *part to the slice that the second and third arguments select, and *begin to the offset of the first byte of the slice.
+ * Returns false if the slice starts after its end or after the end of the string. */
 static bool selected_part(jinja_context *c, jinja_string s, const jinja_arguments *args, jinja_string *part, size_t *begin) {
     const jinja_value *start = args->n > 1 ? &args->value[1] : NULL;
     bool after_end = start != NULL && start->kind == JINJA_INT && start->as.integer > (int64_t)fkv_jinja_n_chars(c, s);
@@ -335,8 +335,8 @@ static jinja_value method_capitalize(jinja_context *c, jinja_string s, const jin
     return fkv_jinja_of_string(fkv_jinja_capitalized(c, s, false));
 }
 
-/* Converts every letter that follows a caseless character to uppercase. Unlike the title filter, str.title() also capitalizes a
- * letter after an apostrophe. */
+/* Converts a letter to uppercase if it follows a character without case, and all other letters to lowercase. Unlike the title
+ * filter, str.title() also capitalizes a letter after an apostrophe. */
 static jinja_value method_title(jinja_context *c, jinja_string s, const jinja_arguments *args) {
     jinja_writer w = {.c = c};
     bool begins = true;
@@ -383,7 +383,7 @@ static jinja_value method_join(jinja_context *c, jinja_string s, const jinja_arg
     return fkv_jinja_of_string(fkv_jinja_written(&w));
 }
 
-/* Returns the argument for a replacement field of str.format(). The field is empty, a digit or a name. */
+/* Returns the argument that a replacement field of str.format() refers to. The field is empty, a digit or a name. */
 static const jinja_value *format_field(jinja_context *c, const jinja_arguments *args, jinja_string field, size_t *next) {
     if (field.n_bytes == 0) return *next < args->n_positions ? &args->value[(*next)++] : NULL;
     if (field.n_bytes == 1 && field.text[0] >= '0' && field.text[0] <= '9') {

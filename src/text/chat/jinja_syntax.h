@@ -1,5 +1,5 @@
 /* Tokens (jinja_lexer.c) and syntax tree (jinja_parser.c) of a template. The grammar, the white space control and the operator
- * precedence are those of jinja2 with trim_blocks, lstrip_blocks and loop controls, as configured by transformers.
+ * precedence are the same as in jinja2 with trim_blocks, lstrip_blocks and loop controls, which transformers enables.
  *
  * Tokens, nodes and strings are allocated in the arena of the context.
  */
@@ -32,17 +32,16 @@ jinja_token *fkv_jinja_lex(jinja_context *c, const char *text, size_t n_bytes);
 
 typedef enum jinja_node_kind {
     /* statements */
-    JINJA_NODE_DATA,   /* name: the text */
-    JINJA_NODE_OUTPUT, /* a */
-    JINJA_NODE_IF,     /* runs `body` if the condition `a` is true, and the statements in `otherwise` if not */
-    JINJA_NODE_FOR, /* runs `body` for each item of `a` for which the condition `b` is true; runs `otherwise` if there is no such
-                       item */
-    JINJA_NODE_SET, /* target = a */
+    JINJA_NODE_DATA,     /* name: the text */
+    JINJA_NODE_OUTPUT,   /* a */
+    JINJA_NODE_IF,       /* runs `body` if the condition `a` is true, otherwise runs `otherwise` */
+    JINJA_NODE_FOR,      /* runs `body` for each item of `a` that satisfies the condition `b`; runs `otherwise` if no item does */
+    JINJA_NODE_SET,      /* target = a */
     JINJA_NODE_SET_BODY, /* assigns the rendered body, after applying the filters in `a`, to the target */
     JINJA_NODE_FILTERED, /* outputs the rendered body after applying the filters in `a` */
     JINJA_NODE_MACRO,    /* name(args) body */
     JINJA_NODE_SCOPED,   /* {% with %} or {% generation %}: runs `body` in its own scope, with args as variables */
-    JINJA_NODE_CALLED,   /* {% call %}: calls the macro `a`, in which caller(args) renders `body` */
+    JINJA_NODE_CALLED,   /* {% call %}: calls the macro `a`; in this macro, caller(args) renders `body` */
     JINJA_NODE_BREAK,
     JINJA_NODE_CONTINUE,
     /* expressions */
@@ -59,11 +58,11 @@ typedef enum jinja_node_kind {
     JINJA_NODE_TEST,    /* test `name` applied to `a`, as in "a is name(args)" */
     JINJA_NODE_UNARY,   /* unary operator `name` ("not", "-" or "+") applied to the operand `a` */
     JINJA_NODE_BINARY,  /* a name b */
-    JINJA_NODE_COMPARE, /* a chain of comparisons; `a` is the first operand, and `args` has one node per comparison with its
-                           operator (`name`) and right operand (`a`) */
+    JINJA_NODE_COMPARE, /* chain of comparisons with the first operand `a`; each node in `args` has an operator (`name`) and a
+                           right operand (`a`) */
     JINJA_NODE_CHOICE,  /* conditional expression (b if a else c); `c` is NULL if there is no else branch */
-    JINJA_NODE_ARGUMENT /* call argument with the value `a`, whose `name` is its keyword, "*" or "**", or "" if positional; or
-                           dict entry with the key `a` and the value `b` */
+    JINJA_NODE_ARGUMENT /* call argument with the value `a` and a keyword, "*", "**" or "" (positional) as its `name`; or dict
+                           entry with the key `a` and the value `b` */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;

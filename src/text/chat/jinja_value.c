@@ -131,7 +131,7 @@ uint32_t fkv_jinja_char(jinja_string s, size_t at) {
     return used > 0 ? (uint32_t)character : 0xfffd;
 }
 
-/* Returns the length of the ASCII run at `at`, in multiples of 8 bytes. */
+/* Returns the length, in bytes, of the ASCII text that starts at offset `at`, rounded down to a multiple of 8. */
 static size_t ascii_run(jinja_string s, size_t at) {
     size_t n = 0;
     for (uint64_t word; s.n_bytes - at - n >= sizeof word; n += sizeof word) {
@@ -181,8 +181,8 @@ bool fkv_jinja_is(jinja_string a, const char *text) {
     return i == a.n_bytes && text[i] == 0;
 }
 
-/* Charges work units for the bytes up to the match instead of the whole string, so that splitting a long string costs linear
- * work. Longer search strings cost more, up to the length at which memmem() switches to a linear-time algorithm. */
+/* Charges work units only for the bytes up to the end of the match, not for the whole string, so that splitting a long string
+ * costs linear work. Longer search strings cost more, up to the length at which memmem() switches to a linear-time algorithm. */
 size_t fkv_jinja_find(jinja_context *c, jinja_string s, jinja_string what, size_t from) {
     enum { LONG_NEEDLE = 256 };
     if (from > s.n_bytes || what.n_bytes > s.n_bytes - from) return SIZE_MAX;

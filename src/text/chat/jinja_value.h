@@ -1,7 +1,8 @@
 /* Values of the template language (a subset of Jinja), and the context of one rendering with its memory and limits.
  *
- * Strings carry a mark for each byte: 1 if the caller provided the byte, 0 if the template wrote it. Every operation preserves
- * the marks, so that the tokenizer can distinguish a special token written by the template from the same text typed by a user.
+ * A string has a mark for each byte: 1 if the caller provided the byte, 0 if the template wrote the byte. Every operation
+ * preserves the marks, so that the tokenizer can distinguish a special token written by the template from the same text typed by
+ * a user.
  *
  * All memory comes from one arena. The context records the first failure; after a failure, every operation returns undefined and
  * loops end, so callers need to check for a failure only once.
@@ -27,10 +28,9 @@ typedef enum jinja_kind {
 
 typedef struct jinja_string {
     const char *text;
-    const uint8_t *given; /* [n_bytes] marks: 1 for bytes provided by the caller; NULL if all marks are 0 */
+    const uint8_t *given; /* [n_bytes] 1 for each byte that the caller provided, otherwise 0; NULL if all are 0 */
     size_t n_bytes;
-    bool is_safe; /* result of the "safe" filter: other text is HTML-escaped when it is concatenated with this string, as in
-                     markupsafe */
+    bool is_safe; /* true after the "safe" filter: text concatenated with this string is HTML-escaped, as in markupsafe */
 } jinja_string;
 
 typedef struct jinja_list jinja_list;
@@ -45,7 +45,7 @@ typedef struct jinja_value {
         bool truth;
         int64_t integer;
         double real;
-        jinja_string string; /* string value; if the value is undefined, the name that was not found */
+        jinja_string string; /* string value; for an undefined value, the name that was not found */
         jinja_list *list;
         jinja_dict *dict;
         jinja_loop *loop;
@@ -94,14 +94,14 @@ void fkv_jinja_context_close(jinja_context *c);
 /* Records a failure unless one has already been recorded. Returns undefined. */
 jinja_value fkv_jinja_fail(jinja_context *c, const char *format, ...) FKV_PRINTF(2, 3);
 
-/* Adds `work` to the number of work units used by this rendering. Records a failure and returns false if the limit is exceeded.
- * Every operation whose cost grows with a string, a list or a scope charges for the data that it accesses, so that no template
- * runs much longer than its limit allows. */
+/* Adds `work` to the number of work units used by this rendering. Records a failure and returns false if the sum exceeds the
+ * limit. Every operation whose cost depends on the size of a string, list or scope calls this function, so no template runs much
+ * longer than the limit allows. */
 bool fkv_jinja_charge(jinja_context *c, uint64_t work);
 
 /* Costs in work units. The constants are the costs of evaluating a node, handling a list element, looking up a function by name,
- * and converting a number to or from text. fkv_jinja_copy_work() returns the cost of copying or comparing bytes,
- * fkv_jinja_walk_work() that of decoding them as characters. */
+ * and converting a number to or from text. fkv_jinja_copy_work() returns the cost of copying or comparing bytes.
+ * fkv_jinja_walk_work() returns the cost of decoding bytes as characters. */
 enum { JINJA_WORK_NODE = 32, JINJA_WORK_ITEM = 16, JINJA_WORK_TABLE = 128, JINJA_WORK_NUMBER_TEXT = 512 };
 FKV_INLINE uint64_t fkv_jinja_copy_work(size_t n_bytes) { return n_bytes / 4; }
 FKV_INLINE uint64_t fkv_jinja_walk_work(size_t n_bytes) { return (uint64_t)n_bytes * 8; }
@@ -109,7 +109,8 @@ FKV_INLINE uint64_t fkv_jinja_walk_work(size_t n_bytes) { return (uint64_t)n_byt
 /* Allocates zeroed memory for n elements from the arena. Fails and returns NULL if the memory limit is exceeded. */
 void *fkv_jinja_take(jinja_context *c, size_t n, size_t bytes);
 
-/* Doubles the capacity of an array and copies its first n elements of `bytes` bytes each. The arena keeps the old array. */
+/* Returns a copy of an array with twice the capacity. The array has n elements of `bytes` bytes each. The old array stays
+ * allocated until the arena is freed. */
 void *fkv_jinja_grown(jinja_context *c, const void *old, size_t n, size_t *capacity, size_t bytes);
 
 /* ---- string builder ---- */
@@ -160,7 +161,7 @@ jinja_string fkv_jinja_strip(jinja_context *c, jinja_string s, const jinja_strin
  * lowercase. */
 jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_word);
 jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most);
-/* Formats values like Python's % operator, with %s, %d, %i, %r and %%. */
+/* Formats values as Python's % operator does. Supports %s, %d, %i, %r and %%. */
 jinja_string fkv_jinja_formatted(jinja_context *c, jinja_string format, const jinja_value *values, size_t n_values);
 jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s); /* escapes HTML */
 jinja_string fkv_jinja_case(jinja_context *c, jinja_string s, bool upper);
@@ -193,7 +194,7 @@ int64_t fkv_jinja_length(jinja_context *c, const jinja_value *v);
 bool fkv_jinja_has_length(const jinja_value *v);
 
 typedef struct jinja_json_style {
-    int64_t indent; /* spaces per nesting level; negative: write everything on one line */
+    int64_t indent; /* number of spaces per nesting level; if negative, the JSON is written on one line */
     jinja_string item_separator, key_separator;
     bool sort_keys, ascii;
 } jinja_json_style;

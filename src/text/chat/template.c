@@ -12,7 +12,7 @@ enum {
     MAX_RENDER_BYTES = 256 << 20,
     MAX_RENDER_DEPTH = 600, /* rendering at this nesting depth needs about 300 KiB of stack */
     MAX_RENDER_BYTES_PER_INPUT_BYTE = 32,
-    MAX_RENDER_WORK = 1000000000, /* limit in work units, equivalent to about 1 s of rendering */
+    MAX_RENDER_WORK = 1000000000, /* limit in work units, which corresponds to about 1 s of rendering */
     MAX_RENDER_WORK_PER_INPUT_BYTE = 256
 };
 
@@ -45,8 +45,8 @@ void fkv_template_close(fkv_template *chat) {
 
 /* ---- input ---- */
 
-/* Returns the input size, from which the rendering limits are derived: the bytes of all strings, plus a constant for each value.
- */
+/* Returns the size of the input: the number of bytes in all strings, plus a constant for each value. The rendering limits depend
+ * on this size. */
 static size_t json_size(const json_t *json) {
     enum { VALUE_BYTES = 16 };
     size_t size = VALUE_BYTES;
@@ -94,7 +94,7 @@ static jinja_value from_json_array(jinja_context *c, const json_t *json) {
     return list;
 }
 
-/* Converts a JSON value. jansson's parser limits the depth of the recursion. */
+/* Converts a JSON value to a template value. jansson's parser limits the recursion depth. */
 static jinja_value from_json(jinja_context *c, const json_t *json) {
     switch (json_typeof(json)) {
     case JSON_OBJECT: return from_json_object(c, json);

@@ -27,20 +27,18 @@ typedef struct fkv_template_input {
     const json_t *variables; /* JSON object: messages, tools, add_generation_prompt, enable_thinking, ... */
     const fkv_template_word *words;
     size_t n_words;
-    uint64_t
-        max_work; /* work limit, in units of about 1 ns; 0 selects the default, which is about 1 s and more for large input */
-    const int64_t *now; /* local time in seconds since 1970, for templates that write a date; if it is NULL, rendering such a
-                           template fails */
+    uint64_t max_work;  /* work limit, in units of about 1 ns; 0 selects the default, about 1 s or more for large input */
+    const int64_t *now; /* local time in seconds since 1970, for templates that write a date; if NULL, such templates fail */
 } fkv_template_input;
 
 typedef struct fkv_rendered {
     char *text;     /* [n_bytes], 0-terminated */
-    uint8_t *given; /* [n_bytes] marks: 1 for bytes provided by the caller, 0 for bytes written by the template */
+    uint8_t *given; /* [n_bytes] 1 for each byte that the caller provided, 0 for each byte that the template wrote */
     size_t n_bytes;
 } fkv_rendered;
 
-/* Renders a conversation. Returns FKV_BAD_ARGUMENT if the template rejects the conversation, with the template's own message, or
- * if a limit is exceeded. */
+/* Renders a conversation. Returns FKV_BAD_ARGUMENT if a limit is exceeded or if the template rejects the conversation; the
+ * message is then the template's own. */
 fkv_status fkv_template_render(const fkv_template *chat, const fkv_template_input *input, fkv_rendered *out);
 void fkv_rendered_close(fkv_rendered *rendered);
 

@@ -104,8 +104,8 @@ static void found_think_end(fkv_reply *r) {
 
 /* ---- byte loop ---- */
 
-/* Returns the marker that equals the held bytes, or NULL if none does. Sets *partial if the held bytes are a proper prefix of a
- * marker. */
+/* Returns the marker that is equal to the held bytes, or NULL if there is none. Sets *partial if the held bytes are a proper
+ * prefix of a marker. */
 static const reply_marker *match_marker(const fkv_reply *r, bool *partial) {
     *partial = false;
     for (int i = 0; i < REPLY_MARKERS && r->state->markers[i].text != NULL; i++) {
@@ -128,7 +128,7 @@ static void process_held(fkv_reply *r, bool at_end) {
             const reply_state *before = r->state;
             reply_raw_add(r, r->hold, r->n_hold);
             r->n_hold = 0;
-            if (r->state == before) m->found(r); /* if the state changed, the raw buffer was full and the tool call became text */
+            if (r->state == before) m->found(r); /* a new state means that the buffer was full and the call became text */
             return;
         }
         if (partial && !at_end) return;
@@ -136,8 +136,7 @@ static void process_held(fkv_reply *r, bool at_end) {
         memmove(r->hold, r->hold + 1, --r->n_hold);
         const reply_state *before = r->state;
         reply_raw_add(r, &first, 1);
-        if (r->state == before)
-            before->byte(r, first); /* if the state changed, the raw buffer was full and the tool call became text */
+        if (r->state == before) before->byte(r, first); /* a new state means that the buffer was full and the call became text */
     }
 }
 
@@ -165,7 +164,7 @@ static size_t bytes_before_stop(fkv_reply *r) {
     return 0;
 }
 
-/* Holds back the longest suffix of the reply that may become a stop string, and parses the bytes before it. */
+/* Parses the reply except for its longest suffix that may become a stop string, which is held back. */
 static void feed_until_stop(fkv_reply *r, const char *bytes, size_t n) {
     for (size_t i = 0; i < n && !r->stopped; i++) {
         r->stop_hold[r->n_stop_hold++] = bytes[i];
@@ -182,7 +181,8 @@ bool fkv_reply_stopped(const fkv_reply *reply) { return reply != NULL && reply->
 
 /* ---- construction ---- */
 
-/* Sets the initial parser state. The end of the prompt may already have opened a reasoning section or a harmony message. */
+/* Sets the initial parser state. The state depends on the prompt, whose end may have opened a reasoning section or a harmony
+ * message. */
 static void resume_from_prompt(fkv_reply *r, const reply_setup *setup, const reasoning_row *row) {
     const char *open = r->state == &REPLY_HARMONY ? "<|start|>" : row != NULL ? row->open : NULL;
     const char *at = NULL;
@@ -194,8 +194,7 @@ static void resume_from_prompt(fkv_reply *r, const reply_setup *setup, const rea
     if (r->state == &REPLY_HARMONY) {
         const char *message = memmem(at, (size_t)(end - at), "<|message|>", strlen("<|message|>"));
         if (message != NULL && message + strlen("<|message|>") != end) return;
-        if ((size_t)(end - at) >= sizeof r->header)
-            return; /* too long for a header; feeding it to the parser would emit it as reply text */
+        if ((size_t)(end - at) >= sizeof r->header) return; /* too long for a header; the parser would emit it as reply text */
         feed_bytes(r, at, (size_t)(end - at));
         r->n_given = r->n_header;
         return;
@@ -379,7 +378,7 @@ static bool is_marker_text(const char *marker, const char *text, size_t n) {
     return marker != NULL && n == strlen(marker) && memcmp(text, marker, n) == 0;
 }
 
-/* Returns whether a special token is a marker. Other special tokens are dropped. */
+/* Returns whether a special token is a marker. Special tokens that are not markers are dropped. */
 static bool is_marker(const fkv_reply *r, const char *text, size_t n) {
     for (size_t i = 0; i < sizeof LATER / sizeof LATER[0]; i++)
         if (LATER[i].syntax == r->syntax && is_marker_text(LATER[i].text, text, n)) return true;

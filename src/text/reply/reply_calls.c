@@ -1,6 +1,5 @@
-/* Tool calls in the syntax of each model family. Unexpected input ends the call, and reply_call_fail() emits the held bytes as
- * text. See reply_parts.h.
- */
+/* Parses tool calls in the syntaxes of the model families. Unexpected input ends a call, and reply_call_fail() then emits the
+ * held bytes as text. See reply_parts.h. */
 #include "reply_parts.h"
 
 #include <string.h>
@@ -222,7 +221,7 @@ static void found_kimi_end(fkv_reply *r) {
 
 static const reply_state KIMI_ARGS = {.byte = kimi_args, .markers = {{.text = "<|tool_call_end|>", .found = found_kimi_end}}};
 
-/* Removes "functions." and the call number from "functions.NAME:7". */
+/* Reduces a name such as "functions.NAME:7" to NAME. */
 static void found_kimi_args(fkv_reply *r) {
     static const char before[] = "functions.";
     reply_word *name = &r->name;
@@ -271,7 +270,7 @@ static const reply_state GEMMA_STRING;
 
 static bool gemma_in_object(const fkv_reply *r) { return (r->objects >> (r->depth - 1) & 1) != 0; }
 
-/* Writes a key or an unquoted value. JSON literals are copied; other words become JSON strings. */
+/* Writes a key or an unquoted value. JSON literals are copied unchanged; all other words become JSON strings. */
 static void gemma_word_end(fkv_reply *r, bool is_key) {
     reply_word *word = &r->key;
     while (word->n > 0 && reply_is_space(word->bytes[word->n - 1])) word->n--;
@@ -305,7 +304,7 @@ static void gemma_close(fkv_reply *r) {
     r->in_key = false;
     if (--r->depth > 0) return;
     reply_call_end(r, true);
-    r->state = &GEMMA_ARGS; /* this state now accepts only white space and the closing tag */
+    r->state = &GEMMA_ARGS; /* after the call, this state accepts only white space and the closing tag */
 }
 
 static void gemma_args(fkv_reply *r, char c) {

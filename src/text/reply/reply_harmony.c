@@ -1,18 +1,17 @@
-/* Harmony (gpt-oss): a reply is a sequence of messages, <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL
- * <|constrain|>json<|message|>...<|end|>. A message with a recipient is a tool call. The channel of any other message tells
- * whether it is reasoning or text. See reply_parts.h.
- */
+/* Parses the harmony format (gpt-oss). A reply is a sequence of messages of the form <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL
+ * <|constrain|>json<|message|>...<|end|>. A message with a recipient is a tool call. The channel of any other message determines
+ * whether the message is reasoning or text. See reply_parts.h. */
 #include "reply_parts.h"
 
 #include <string.h>
 
-enum { IS_CHANNEL = 1, IS_CONSTRAINT = 2 }; /* bytes that represent markers in the stored header */
+enum { IS_CHANNEL = 1, IS_CONSTRAINT = 2 }; /* bytes that replace the markers <|channel|> and <|constrain|> in `header` */
 
 static const reply_state BODY_TEXT;
 static const reply_state BODY_REASONING;
 static const reply_state BODY_CALL;
 
-/* Emits the header as text, for a reply that is not in harmony format. */
+/* Emits the bytes of a header as text, because the reply is not in harmony format. */
 static void header_is_text(fkv_reply *r) {
     bool marked = memchr(r->header, IS_CHANNEL, r->n_header) != NULL || memchr(r->header, IS_CONSTRAINT, r->n_header) != NULL;
     for (size_t i = r->n_given; i < r->n_header && !marked; i++) reply_put(r, FKV_REPLY_TEXT, r->header[i]);
@@ -70,7 +69,7 @@ static void begin_harmony_call(fkv_reply *r, const char *recipient, size_t n) {
     for (size_t i = 0; i < n; i++) reply_word_add(&r->name, recipient[i]);
     r->scan = (reply_scan){0};
     reply_call_named(r);
-    r->state = r->phase == CALL_NAMED ? &BODY_CALL : &BODY_TEXT; /* an invalid name turns the message into text */
+    r->state = r->phase == CALL_NAMED ? &BODY_CALL : &BODY_TEXT; /* a message with an invalid name is treated as text */
 }
 
 static void found_message(fkv_reply *r) {

@@ -1,6 +1,6 @@
-/* Tool calls in JSON: one or more objects {"name": ..., "arguments": ...}, or a list of them. Arguments are forwarded byte by
- * byte. If the arguments are a string that contains JSON, the string is unquoted first. See reply_parts.h.
- */
+/* Parses tool calls in JSON: one or more objects {"name": ..., "arguments": ...}, or a list of such objects. Arguments are
+ * forwarded byte by byte. If the arguments are a string that contains JSON, its content is forwarded without quotes and escapes.
+ * See reply_parts.h. */
 #include "reply_parts.h"
 
 #include <string.h>
@@ -107,7 +107,7 @@ static int role_of(const fkv_reply *r) {
     return arguments && !r->has_args ? ROLE_ARGS : ROLE_OTHER;
 }
 
-/* Handles the first byte of a key's value. */
+/* Processes the first byte of the value that belongs to a key. */
 static void begin_json_value(fkv_reply *r, char c) {
     r->json_role = role_of(r);
     r->json_state = IN_VALUE;
@@ -160,7 +160,7 @@ static void json_value_byte(fkv_reply *r, char c) {
     if (r->json_role == ROLE_NAME) reply_call_named(r);
 }
 
-/* Handles a byte inside a key, which is a JSON string. */
+/* Processes a byte of an object key, which is a JSON string. */
 static void json_key_byte(fkv_reply *r, char c) {
     if (reply_scan_byte(&r->scan, c) == SCAN_LAST)
         r->json_state = AT_COLON;
@@ -219,7 +219,7 @@ static void found_tool_call_end(fkv_reply *r) {
     reply_call_over(r);
 }
 
-/* Handles bytes between call objects. The objects may be in a list and may be separated by commas or semicolons. */
+/* Processes a byte between two call objects. The objects may be in a list and may be separated by commas or semicolons. */
 static void between_objects(fkv_reply *r, char c) {
     if (c == '{') {
         bool bare = r->bare;

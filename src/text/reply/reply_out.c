@@ -1,6 +1,5 @@
-/* Event output of the reply parser. Each event contains complete UTF-8 characters of one kind of content. The module holds back
- * the bytes of a tool call until its name is known. See reply_parts.h.
- */
+/* Emits the events of the reply parser. Each event contains complete UTF-8 characters of one kind: text, reasoning or arguments.
+ * The bytes of a tool call are held back until the name of the call is known. See reply_parts.h. */
 #include "reply_parts.h"
 
 #include <string.h>
@@ -36,7 +35,7 @@ void reply_put_end(fkv_reply *r) {
     reply_flush(r);
 }
 
-/* Returns the number of continuation bytes that follow a lead byte, or -1 if it is not a lead byte. */
+/* Returns the number of continuation bytes that must follow the lead byte c, or -1 if c is not a lead byte. */
 static int continuation_bytes(uint8_t c) {
     if (c < 0x80) return 0;
     if (c >= 0xc2 && c <= 0xdf) return 1;

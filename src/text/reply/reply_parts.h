@@ -1,9 +1,9 @@
 /* Internals of the reply parser. A reply is parsed byte by byte, so the events do not depend on how the caller divides the reply
  * between fkv_reply_feed() calls.
  *
- * Each parser state has a list of markers that it recognizes and a function for every byte that is not part of a marker. Bytes
- * from the opening marker of a tool call up to the name of the call are held back: if no valid call follows, they are emitted as
- * text.
+ * Each parser state has a list of markers that it recognizes, and a function that processes every byte that is not part of a
+ * marker. The bytes from the opening marker of a tool call up to the name of the call are held back. If no valid call follows,
+ * these bytes are emitted as text.
  *
  *   All memory is allocated by fkv_reply_start(). Invariants: n_raw <= REPLY_HELD, n_args <= REPLY_HELD and n_hold <
  * REPLY_MARKER.
@@ -49,7 +49,7 @@ typedef struct reply_unescape {
     uint8_t n_hex; /* number of hexadecimal digits still missing */
     bool escape;
     uint32_t code;
-    uint32_t high; /* high surrogate whose low surrogate has not arrived yet; 0: none */
+    uint32_t high; /* high surrogate whose low surrogate has not arrived yet; 0 if there is none */
 } reply_unescape;
 
 /* State of the search for the end of a JSON value. Only brackets and strings are tracked; the syntax is not validated. */
@@ -72,7 +72,7 @@ struct fkv_reply {
     json_t *tools; /* or NULL */
 
     const reply_state *state;
-    reply_state text;  /* parser state outside of reasoning and tool calls, with the markers of this model */
+    reply_state text;  /* parser state outside of reasoning and tool calls; recognizes the markers of this model */
     reply_state think; /* reasoning */
     char hold[REPLY_MARKER];
     size_t n_hold;
@@ -85,7 +85,7 @@ struct fkv_reply {
     size_t n_stop_hold;
     bool stopped;
 
-    /* pending output: complete UTF-8 characters of one event kind */
+    /* pending output, which consists of complete UTF-8 characters of one event kind */
     fkv_reply_kind kind;
     char out[REPLY_OUT];
     size_t n_out;
@@ -94,7 +94,7 @@ struct fkv_reply {
     uint8_t needs; /* number of bytes still missing from `character` */
     char space[REPLY_SPACE];
     size_t n_space;
-    bool trim; /* drop white space until the next non-space character */
+    bool trim; /* true to drop white space until the next other character */
 
     /* current tool call */
     reply_call_phase phase;
@@ -104,17 +104,17 @@ struct fkv_reply {
     reply_scan scan;
     reply_unescape unescape;
     int json_state;
-    int json_role; /* meaning of the current JSON value, such as name or arguments */
+    int json_role; /* role of the current JSON value, such as name or arguments */
     bool bare;     /* true if the call started without a marker */
     bool has_args;
-    bool one_value; /* true after an argument value has started; each syntax uses this flag differently */
+    bool one_value; /* true after an argument value has started; the exact meaning depends on the syntax */
     bool as_string;
     bool newline;
     bool in_key;
     bool has_item;    /* true if the current list item or dict entry already has a value */
     bool comma;       /* true if a comma must be written before the next item */
     char quote;       /* delimiter of the current Python string */
-    uint64_t objects; /* one bit per open bracket: 1 for an object, 0 for a list */
+    uint64_t objects; /* one bit per open bracket: 1 for an object bracket, 0 for a list bracket */
     uint32_t depth;
     char header[256]; /* header of a harmony message */
     size_t n_header;
@@ -126,13 +126,13 @@ struct fkv_reply {
     size_t n_args;
 };
 
-/* Parameters of a parser without a tokenizer. tools: JSON array of tools, or NULL if there are none; the parser increments its
- * reference count. */
+/* Parameters of a parser without a tokenizer. tools: JSON array of tools, or NULL if there are none. The parser increments the
+ * reference count of the array. */
 typedef struct reply_setup {
     fkv_reasoning_syntax reasoning;
     fkv_tool_syntax syntax;
     json_t *tools;
-    const char *prompt; /* last bytes of the prompt, with special tokens as text */
+    const char *prompt; /* last bytes of the prompt, in which special tokens are written as text */
     size_t n_prompt;
     const char *const *stop;
     uint32_t n_stop;
@@ -152,8 +152,8 @@ fkv_tool_syntax fkv_reply_tools_of(fkv_bytes chat_template, bool (*has_token)(co
 /* Returns the reasoning and tool call syntaxes that the chat template or the vocabulary implies. */
 fkv_reply_syntax fkv_reply_detect_syntax(const fkv_tokenizer *tokenizer, fkv_bytes chat_template);
 
-/* Implements fkv_reply_open() of flatkv/model.h without a model. No argument may be NULL. The tokenizer must outlive the parser.
- */
+/* Implements fkv_reply_open() of flatkv/model.h for a tokenizer and a chat template instead of a model. No argument may be NULL.
+ * The tokenizer must outlive the parser. */
 fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_template, const fkv_reply_config *config,
                             fkv_reply **reply);
 
@@ -161,11 +161,11 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
 void reply_put(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text);
 void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind,
-                      char c); /* holds back white space, and drops it unless more text of this kind follows */
+                      char c); /* holds white space back until more text of this kind follows, and drops it otherwise */
 void reply_release_space(fkv_reply *r, fkv_reply_kind kind);
 void reply_flush(fkv_reply *r);      /* emits complete characters */
 void reply_put_end(fkv_reply *r);    /* emits all pending output, with U+FFFD for an incomplete character */
-void reply_part_ended(fkv_reply *r); /* drops white space between text, reasoning and tool calls */
+void reply_part_ended(fkv_reply *r); /* drops the white space between text, reasoning and tool calls */
 
 /* ---- calls (reply_out.c) */
 bool reply_is_space(char c);
@@ -177,10 +177,10 @@ void reply_call_fail(fkv_reply *r);
 void reply_call_named(fkv_reply *r);
 void reply_call_end(fkv_reply *r, bool complete);
 void reply_call_over(fkv_reply *r);    /* must be called after the closing tag of a call */
-void reply_args(fkv_reply *r, char c); /* adds a byte of the arguments, which are held back until the name is known */
+void reply_args(fkv_reply *r, char c); /* adds a byte to the arguments, which are held back until the name is known */
 void reply_args_text(fkv_reply *r, const char *text);
-void reply_args_quoted(fkv_reply *r, char c); /* adds a byte of the arguments, escaped for a JSON string */
-void reply_to_text(fkv_reply *r, char c);     /* returns to the text state and passes c to it */
+void reply_args_quoted(fkv_reply *r, char c); /* adds a byte to the arguments, escaped for a JSON string */
+void reply_to_text(fkv_reply *r, char c);     /* returns to the text state and processes c in it */
 
 /* ---- JSON (reply_json.c) */
 typedef enum reply_scan_answer {

@@ -1,7 +1,6 @@
-/* Tool calls in Python syntax: [NAME(key="text", other=[1, {'a': None}]), NAME()]. The arguments are forwarded as one JSON
- * object, byte by byte: strings are requoted, True, False and None become JSON literals, and tuples become lists. Positional
- * arguments are not supported: a call that contains one is reported as incomplete. See reply_parts.h.
- */
+/* Parses tool calls in Python syntax: [NAME(key="text", other=[1, {'a': None}]), NAME()]. The arguments are forwarded byte by
+ * byte as one JSON object. Strings get JSON quotes; True, False and None become JSON literals; tuples become lists. A call with a
+ * positional argument is reported as incomplete, because positional arguments are not supported. See reply_parts.h. */
 #include "reply_parts.h"
 
 #include <string.h>
@@ -20,8 +19,8 @@ static bool is_name_byte(char c) {
 
 static bool in_py_dict(const fkv_reply *r) { return r->depth > 0 && (r->objects >> (r->depth - 1) & 1) != 0; }
 
-/* Starts a value, preceded by a comma if necessary. If the current item already has a value, calls reply_call_fail() and returns
- * false. */
+/* Starts a value and writes a comma before it if necessary. If the current item already has a value, calls reply_call_fail() and
+ * returns false. */
 static bool begin_item(fkv_reply *r) {
     if (r->has_item) {
         reply_call_fail(r);

@@ -1,14 +1,14 @@
-/* Non-JSON arguments of tool calls: keys with plain-text values. The arguments are forwarded as one JSON object.
+/* Converts tool-call arguments that are keys with plain-text values. The arguments are forwarded as one JSON object.
  *
- * If the tool schema declares a parameter as a string, its value is forwarded as it arrives. Any other value is held until it
- * ends. If such a value is valid JSON, it is then copied. Any other text, and any value that exceeds the buffer, becomes a
+ * If the tool schema declares a parameter as a string, its value is forwarded as it arrives. Any other value is held back until
+ * it is complete. If it is valid JSON, it is forwarded unchanged. If it is not valid JSON or exceeds the buffer, it becomes a
  * string. See reply_parts.h.
  */
 #include "reply_parts.h"
 
 #include <string.h>
 
-/* Returns the declared type of the current key, such as "string", or "" if the schema has none. */
+/* Returns the type that the schema declares for the current key, such as "string", or "" if there is none. */
 static const char *type_of_key(const fkv_reply *r) {
     const json_t *parameters = json_object_get(reply_tool(r), "parameters");
     const json_t *schema = json_object_get(json_object_get(parameters, "properties"), r->key.bytes);

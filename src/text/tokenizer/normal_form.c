@@ -1,10 +1,9 @@
 /* See normal_form.h.
  *
  * Normalization leaves most characters of a text unchanged. A stable character neither changes nor composes with the preceding
- * character. The text is therefore divided before every stable character: a region consists of a stable character and all
- * characters up to the next stable one. Only regions of more than one character are decomposed, reordered by combining class and
- * composed. An inert character neither changes nor composes with the preceding or the following character, and belongs to no
- * region.
+ * character. The text is therefore divided into regions. A region consists of a stable character and all characters up to the
+ * next stable character. Only regions of more than one character are decomposed, reordered by combining class and composed. An
+ * inert character neither changes nor composes with the preceding or the following character, and belongs to no region.
  */
 #include "normal_form.h"
 
@@ -90,8 +89,8 @@ static int compare_mark_keys(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorts combining marks by combining class and keeps the order of marks of the same class. A sort key consists of class, position
- * and character. */
+/* Sorts combining marks by combining class, without changing the order of marks of the same class. A sort key consists of class,
+ * position and character. */
 static fkv_status order_marks(form_region *r, size_t start, size_t end) {
     FKV_ASSERT(end - start < UINT64_C(1) << 32);
     FKV_TRY(fkv_scratch_need(&r->order, (end - start) * sizeof(uint64_t)));
@@ -135,8 +134,8 @@ static fkv_status copy_unchanged(form_writer *w, const char *text, size_t end) {
     return FKV_OK;
 }
 
-/* Normalizes the region [start, end) of the text. Writes nothing if the region is already normalized; a later copy_unchanged()
- * call copies it. */
+/* Normalizes the region [start, end) of the text. If the region is already normalized, nothing is written, and a later
+ * copy_unchanged() call copies the region. */
 static fkv_status write_region(form_writer *w, form_region *r, fkv_text_step_kind form, const char *text, size_t start,
                                size_t end) {
     if (start == end) return FKV_OK;
@@ -166,7 +165,7 @@ static fkv_status write_region(form_writer *w, form_region *r, fkv_text_step_kin
 
 static fkv_status normalize_regions(form_writer *w, form_region *r, fkv_text_step_kind form, const char *text, size_t n_bytes) {
     size_t start = 0;
-    bool is_long = false; /* true if the region has more than one character */
+    bool is_long = false; /* true if the current region has more than one character */
     for (size_t at = 0; at < n_bytes;) {
         uint32_t character = 0;
         size_t next = at + fkv_character_read(text + at, n_bytes - at, &character);

@@ -1,9 +1,9 @@
 /* See onig_pattern.h.
  *
- * \s and \w are replaced with explicit character classes; for example, \s includes U+180E in PCRE2 but not in Oniguruma. ^ and $
- * match at line boundaries, which requires PCRE2_MULTILINE. Nested classes, class intersections and POSIX class names are
- * rejected. A '+' after {n,m} is rejected as well, because it means repetition in Oniguruma but makes the quantifier possessive
- * in PCRE2.
+ * \s and \w are replaced with explicit character classes, because their meaning differs: for example, \s includes U+180E in PCRE2
+ * but not in Oniguruma. ^ and $ match at line boundaries, which requires PCRE2_MULTILINE. Nested classes, class intersections and
+ * POSIX class names are rejected. A '+' after {n,m} is rejected as well, because it means repetition in Oniguruma but makes the
+ * quantifier possessive in PCRE2.
  */
 #include "onig_pattern.h"
 
@@ -37,7 +37,7 @@ static char peek_pattern(const translation *r, size_t ahead) {
     return ahead < r->from.size - r->at ? r->from.data[r->at + ahead] : 0;
 }
 
-/* Writes a character class in place of \s or \w. */
+/* Writes the character class that replaces \s or \w. */
 static fkv_status put_class(translation *r, const char *members, bool negated) {
     if (r->in_class)
         return negated ? fail_unsupported_syntax(r, "negated character class inside a character class")
@@ -68,7 +68,7 @@ static fkv_status put_escape(translation *r) {
     switch (c) {
     case 's': return put_class(r, SPACE, false);
     case 'S':
-        if (r->in_class) return append_pattern_text(r, "\\S"); /* unlike Oniguruma, PCRE2 treats U+180E as space */
+        if (r->in_class) return append_pattern_text(r, "\\S"); /* inexact: PCRE2 treats U+180E as a space */
         return put_class(r, SPACE, true);
     case 'w': return put_class(r, WORD, false);
     case 'W': return put_class(r, WORD, true);
@@ -80,7 +80,7 @@ static fkv_status put_escape(translation *r) {
     if (!known) return fail_unsupported_syntax(r, "escape sequence that may have a different meaning in PCRE2");
     if (c == 'b' && r->in_class) return fail_unsupported_syntax(r, "\\b inside a character class");
     size_t n = 2;
-    if (is_one_of(c, "pPx") && peek_pattern(r, 2) == '{') { /* a name or a code point in braces follows */
+    if (is_one_of(c, "pPx") && peek_pattern(r, 2) == '{') { /* a name or a code point in braces follows the escape */
         const char *end = memchr(r->from.data + r->at, '}', r->from.size - r->at);
         if (end == NULL) return fail_unsupported_syntax(r, "opening brace without a closing brace");
         n = (size_t)(end - (r->from.data + r->at)) + 1;
@@ -138,8 +138,8 @@ fkv_status fkv_onig_pattern(fkv_bytes pattern, char *out, size_t capacity) {
     translation r = {.from = pattern, .out = out, .capacity = capacity};
     static const char at_line_end[] = "\\s+$";
     out[0] = 0;
-    /* The pattern \s+$ is replaced, because it scans to the end of a run of spaces from every position in the run, which takes
-     * quadratic time. Only the first position of a run can match, so the replacement tries no other position. */
+    /* The pattern \s+$ takes quadratic time, because it scans to the end of a run of spaces from every position in the run. A
+     * match always starts at the first position of a run, so the replacement tries only this position. */
     if (pattern.size == sizeof at_line_end - 1 && memcmp(pattern.data, at_line_end, pattern.size) == 0)
         return append_pattern_text(&r, "(?<![" SPACE "])[" SPACE "]+$");
     while (r.at < pattern.size) FKV_TRY(put_next(&r));

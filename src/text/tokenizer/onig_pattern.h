@@ -1,4 +1,4 @@
-/* Translation of regular expressions from tokenizer.json (Oniguruma syntax) to PCRE2. */
+/* Translates regular expressions in tokenizer.json (Oniguruma syntax) to PCRE2 syntax. */
 #ifndef FKV_ONIG_PATTERN_H
 #define FKV_ONIG_PATTERN_H
 
@@ -9,7 +9,7 @@ enum { FKV_MAX_PATTERN_BYTES = 1 << 14 };
 
 /* Writes a pattern that matches the same text when compiled with PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE. out: [capacity],
  * 0-terminated. Returns FKV_UNSUPPORTED if PCRE2 would interpret the syntax differently or if the pattern is too long; the
- * message names the reason. */
+ * message states the reason. */
 fkv_status fkv_onig_pattern(fkv_bytes pattern, char *out, size_t capacity);
 
 #endif

@@ -1,6 +1,5 @@
-/* See pre_names.h. The patterns are copied from the tokenizer.json files of the models (Oniguruma syntax); the names are those
- * that llama.cpp's converter writes.
- */
+/* See pre_names.h. The patterns are copied from the tokenizer.json files of the models (Oniguruma syntax); llama.cpp's converter
+ * writes the names to GGUF files. */
 #include "pre_names.h"
 
 #define ENDINGS "'s|'t|'re|'ve|'m|'ll|'d"
@@ -47,7 +46,7 @@ enum { MAX_PATTERNS = 6, MAX_NAMES = 14 };
 
 typedef struct pre_tokenizer {
     const char *names[MAX_NAMES];
-    const char *patterns[MAX_PATTERNS]; /* patterns applied in order; each match becomes a separate piece */
+    const char *patterns[MAX_PATTERNS]; /* split patterns, applied one after another; each match becomes a separate piece */
     bool nfc, whole_words;
 } pre_tokenizer;
 

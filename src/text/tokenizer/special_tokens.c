@@ -1,14 +1,14 @@
 /* Matches special tokens in one pass. See special_tokens.h.
  *
- * The automaton is an Aho-Corasick automaton over the reversed tokens: scanning a text backwards, it yields the longest token
- * that starts at each byte. The automaton processes the text in blocks. It starts far enough after the end of each block to find
+ * The automaton is an Aho-Corasick automaton over the reversed tokens. It scans a text backwards and finds the longest token that
+ * starts at each byte. The text is processed in blocks. The scan of a block starts far enough after the end of the block to find
  * every token that begins in the block.
  *
- * A chain of overlapping tokens is resolved as a whole, with a heap of candidates sorted by (order, position). A token that is
- * partly covered by a better one is replaced by the longest token at the same position that ends before the covered bytes. From
- * the second replacement on, each one at least halves the number of free bytes at the position, because the better token was at
- * least as long as the replaced one. Each position is therefore visited O(log n) times, where n is the length of the longest
- * token.
+ * A chain of overlapping tokens is resolved as a whole, with a heap of candidates sorted by (order, position). A candidate that
+ * overlaps a chosen token is replaced with the longest token at the same position that ends before the chosen token. From the
+ * second replacement on, each replacement at least halves the number of free bytes at the position, because the chosen token was
+ * at least as long as the replaced candidate. Each position is therefore visited O(log n) times, where n is the length of the
+ * longest token.
  */
 #include "special_tokens.h"
 
@@ -67,7 +67,7 @@ static fkv_status add_special_token(fkv_special_tokens *specials, fkv_bytes text
     return FKV_OK;
 }
 
-/* Sets `back` and `token` of every node, in order of increasing string length. by_length: [n_nodes] scratch. */
+/* Sets `back` and `token` of every node, in order of increasing string length. by_length: [n_nodes] scratch array. */
 static void link_nodes(fkv_special_tokens *specials, uint32_t *by_length) {
     uint32_t start[FKV_MAX_TOKEN_BYTES + 2] = {0};
     for (uint32_t i = 1; i < specials->n_nodes; i++) start[specials->nodes[i].n_bytes + 1]++;
@@ -127,7 +127,7 @@ void fkv_special_tokens_close(fkv_special_tokens *specials) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Runs the automaton over the block that starts at `start`. */
+/* Finds the longest token at each byte of the block that starts at `start`. */
 static fkv_status block_find(fkv_special_scan *scan, size_t start) {
     const fkv_special_tokens *specials = scan->specials;
     size_t end = min_size(start + BLOCK_BYTES, scan->n_bytes);
@@ -143,14 +143,14 @@ static fkv_status block_find(fkv_special_scan *scan, size_t start) {
     return FKV_OK;
 }
 
-/* Returns the node of the next shorter token that is a prefix of the node's string, or 0 if there is none. */
+/* Returns the node of the longest token that is a proper prefix of the node's string, or 0 if there is none. */
 static uint32_t shorter_token(const fkv_special_scan *scan, uint32_t node) {
     const fkv_special_node *nodes = scan->specials->nodes;
     return nodes[nodes[node].back].token[scan->with_hidden ? 0 : 1];
 }
 
-/* Returns the node of the longest token that may match at byte `at`: the token of `node`, or a shorter token that is its prefix.
- * Returns 0 if there is none. A hidden token must not cover a byte marked in scan->given. */
+/* Returns the node of the longest token that may match at byte `at`: the token of `node` or one of its prefixes. Returns 0 if
+ * there is none. A hidden token must not match a byte that is marked in scan->given. */
 static uint32_t longest_allowed(const fkv_special_scan *scan, size_t at, uint32_t node) {
     const fkv_special_node *nodes = scan->specials->nodes;
     if (scan->given == NULL) return node;
@@ -159,7 +159,7 @@ static uint32_t longest_allowed(const fkv_special_scan *scan, size_t at, uint32_
     return node;
 }
 
-/* Finds the node of the longest token that starts at a byte, or 0 if there is none. */
+/* Sets *node to the node of the longest token that starts at byte `at`, or to 0 if there is none. */
 static fkv_status token_at(fkv_special_scan *scan, size_t at, uint32_t *node) {
     if (at < scan->block_start || at >= scan->block_end) FKV_TRY(block_find(scan, at));
     *node = longest_allowed(scan, at, ((const uint32_t *)scan->block.block)[at - scan->block_start]);
@@ -169,8 +169,7 @@ static fkv_status token_at(fkv_special_scan *scan, size_t at, uint32_t *node) {
 /* Arrays for choosing among the overlapping tokens in a range of n bytes. All arrays are stored in one buffer. */
 typedef struct contest_arrays {
     uint64_t *heap;
-    uint32_t
-        *nodes; /* node of the candidate token that starts at each byte, plus the flag WON if it was chosen; 0: no candidate */
+    uint32_t *nodes;  /* node of the candidate that starts at each byte, with the flag WON if it was chosen; 0 if there is none */
     uint8_t *covered; /* 1 for bytes inside a chosen token */
 } contest_arrays;
 
@@ -247,13 +246,13 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
         FKV_TRY(token_at(scan, at, &other));
         if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;
     }
-    if (end == start + nodes[node].n_bytes) { /* every overlapping token lies within this token, so this token is the longest */
+    if (end == start + nodes[node].n_bytes) { /* all overlapping tokens are within this token, so this token is the longest */
         hit_put(scan, start, node, hit);
         return FKV_OK;
     }
     FKV_TRY(contest_decide(scan, start, end));
     bool decided = contest_next(scan, hit);
-    FKV_ASSERT(decided); /* contest_decide() always chooses at least the token with the highest precedence */
+    FKV_ASSERT(decided); /* contest_decide() always chooses at least one token */
     (void)decided;
     return FKV_OK;
 }

@@ -1,7 +1,7 @@
 /* See text_plan.h.
  *
- * A normalizer step produces one piece; a split produces several. Each piece passes through the remaining steps immediately, so
- * no list of pieces is stored. A regular expression matches within its piece and cannot look beyond it.
+ * A normalizer step produces one piece, and a split step produces several. Each piece passes through the remaining steps
+ * immediately, so no list of pieces is stored. A regular expression is matched within one piece and cannot look beyond it.
  *
  * Patterns come from untrusted files, so each match attempt is limited to MATCH_LIMIT PCRE2 steps. Known patterns take linear
  * time and are exempt from this limit, because a run of a million spaces would exceed it.
@@ -19,8 +19,8 @@
 
 enum { MATCH_LIMIT = 2000000 };
 
-/* Limit on the output of a step: GROWTH bytes per byte of the text, plus GROWTH_MIN. Known vocabularies expand text by a factor
- * of up to 33: up to 11 for NFKD, times 3 for replacing spaces with U+2581. */
+/* Limit on the output size of a step: GROWTH bytes per byte of the text, plus GROWTH_MIN bytes. Known vocabularies expand text by
+ * a factor of up to 33: up to 11 for NFKD, times 3 for replacing spaces with U+2581. */
 enum { GROWTH = 64, GROWTH_MIN = 1 << 16 };
 
 struct fkv_text_plan {
@@ -28,7 +28,7 @@ struct fkv_text_plan {
     pcre2_code *code[FKV_MAX_TEXT_STEPS]; /* compiled pattern of each step; NULL if the step has no regular expression */
     bool is_known[FKV_MAX_TEXT_STEPS];
     uint32_t n_steps, n_normalizers;
-    uint32_t repair_at; /* first step that needs valid UTF-8; n_steps if none does */
+    uint32_t repair_at; /* first step that needs valid UTF-8; n_steps if no step does */
     pcre2_match_context *known_limits, *unknown_limits;
 };
 
@@ -49,7 +49,7 @@ static fkv_status compile_pattern(fkv_text_plan *plan, uint32_t i, pcre2_compile
     FKV_REQUIRE(plan->code[i] != NULL, FKV_UNSUPPORTED, "PCRE2 rejects the pattern \"%s\" at byte %zu (error %d)",
                 fkv_show(step->pattern).text, where, error);
     (void)pcre2_jit_compile(plan->code[i],
-                            PCRE2_JIT_COMPLETE); /* a failure is ignored: matching without JIT is slower, but correct */
+                            PCRE2_JIT_COMPLETE); /* a failure is ignored, because matching without JIT is only slower */
     plan->is_known[i] = fkv_pre_pattern_is_known(step->pattern);
     return FKV_OK;
 }
@@ -125,7 +125,7 @@ typedef struct match_scan {
     const char *text; /* the input text, or a substitute that PCRE2 accepts; see fkv_utf8_pcre_text() */
     size_t n_bytes;
     size_t at;          /* position at which the search continues */
-    size_t end_of_last; /* an empty match at this position, the end of the previous match, is ignored */
+    size_t end_of_last; /* end of the previous match, at which an empty match is ignored */
 } match_scan;
 
 static fkv_status regex_find(match_scan *scan, size_t *start, size_t *end) {
@@ -136,7 +136,7 @@ static fkv_status regex_find(match_scan *scan, size_t *start, size_t *end) {
     while (scan->at <= scan->n_bytes) {
         int n = pcre2_match(code, (PCRE2_SPTR)scan->text, scan->n_bytes, scan->at, options, scan->run->match, limits);
         if (n == PCRE2_ERROR_JIT_STACKLIMIT &&
-            (options & PCRE2_NO_JIT) == 0) { /* retry without JIT; PCRE2 then uses the heap instead of the JIT stack */
+            (options & PCRE2_NO_JIT) == 0) { /* retries without JIT; PCRE2 then uses the heap instead of the JIT stack */
             options |= PCRE2_NO_JIT;
             continue;
         }
@@ -147,7 +147,7 @@ static fkv_status regex_find(match_scan *scan, size_t *start, size_t *end) {
         *start = pcre2_get_ovector_pointer(scan->run->match)[0];
         *end = pcre2_get_ovector_pointer(scan->run->match)[1];
         if (*end > *start || *start != scan->end_of_last) return FKV_OK;
-        uint32_t character = 0; /* skip an empty match directly after the previous match */
+        uint32_t character = 0; /* skips an empty match directly after the previous match */
         scan->at = *start < scan->n_bytes ? *start + fkv_character_read(scan->text + *start, scan->n_bytes - *start, &character)
                                           : scan->n_bytes + 1;
     }
@@ -238,7 +238,7 @@ static fkv_status run_split(fkv_text_run *run, uint32_t i, const char *text, siz
     return split_all(&split, &scan);
 }
 
-/* Adds n to the number of bytes that step i has written. Fails if the sum exceeds the limit of the step. */
+/* Adds n to the number of output bytes of step i. Fails if the sum exceeds the output limit of a step. */
 static fkv_status count_output(fkv_text_run *run, uint32_t i, uint64_t n) {
     run->n_output[i] += n;
     const uint64_t limit = GROWTH * run->n_input + GROWTH_MIN;
@@ -312,7 +312,7 @@ static fkv_status run_normal_form(fkv_text_run *run, uint32_t i, const char *tex
     return run_text_step(run, i + 1, normal.data, normal.size, is_first);
 }
 
-/* Runs a step. The text must be valid UTF-8 if the step requires it. */
+/* Runs step i. The text must be valid UTF-8 if the step requires it. */
 static fkv_status run_repaired(fkv_text_run *run, uint32_t i, const char *text, size_t n_bytes, bool is_first) {
     switch (run->plan->steps[i].kind) {
     case FKV_STEP_REPLACE: return run_replace(run, i, text, n_bytes, is_first);

@@ -1,22 +1,22 @@
 /* Merge loop of the BPE and SentencePiece tokenizers. See token_merge.h.
  *
- * A queue entry is rank << 32 | left, so entries are ordered by rank and then by position. An entry is stale if the pair that
- * starts at `left` no longer exists or has another rank. Two entries with equal rank and equal `left` are interchangeable,
- * because either of them merges the current pair at `left`.
+ * A queue entry has the value rank << 32 | left, so entries are ordered by rank and then by position. An entry is stale if the
+ * pair that starts at `left` no longer exists or has a different rank. Two entries with equal rank and equal `left` are
+ * interchangeable, because either of them merges the current pair at `left`.
  *
  * In long texts, pairs of equal rank are found from left to right, so their entries arrive in ascending order. The queue of a
- * long text therefore keeps entries in a few sorted runs, to which an entry is added in constant time. A heap holds the entries
- * that cannot be appended to any run in ascending order.
+ * long text therefore keeps entries in a few sorted runs, to which an entry is added in constant time. A heap contains the
+ * entries that cannot be appended to any run in ascending order.
  *
- * Invariant: the number of queue entries is at most the number of initial symbols plus the number of merges, and thus less than 2
- * * n_bytes, because each merge removes one entry and adds at most two.
+ * Invariant: the number of queue entries is at most the number of initial symbols plus the number of merges, because each merge
+ * removes one entry and adds at most two. It is therefore less than 2 * n_bytes.
  */
 #include "token_merge.h"
 
 #include <stdlib.h>
 
-/* Buffers grow by doubling up to this size. Larger buffers get exactly the requested size, because filling them costs more than
- * allocating them. */
+/* Buffer sizes are powers of two up to this limit. Larger buffers have exactly the requested size, because filling them costs
+ * more than allocating them. */
 static const uint64_t DOUBLING_BYTES = UINT64_C(1) << 20;
 
 fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes) {
@@ -70,7 +70,7 @@ fkv_status fkv_token_merge_prepare(fkv_token_merge *merge, uint32_t n_bytes) {
 /* A queue of ascending values, stored in a linked list of chunks. */
 typedef struct sorted_run {
     uint32_t first, last; /* chunks */
-    uint32_t at, end;     /* index of the first value in chunk `first`, and index after the last value in chunk `last` */
+    uint32_t at, end;     /* index of the first value in chunk `first`, and end index of the values in chunk `last` */
     uint64_t largest;     /* the value that was added last */
 } sorted_run;
 
@@ -79,8 +79,8 @@ typedef struct pair_queue {
     size_t n_heap;
     uint64_t *chunks;
     uint32_t n_chunks, n_used; /* chunks below n_used have been used at least once */
-    uint32_t free;             /* list of released chunks, linked like the chunks of a run; NO_CHUNK: empty list */
-    uint64_t heads[N_RUNS];    /* smallest value of each run; NO_VALUE: the run is empty */
+    uint32_t free;             /* first chunk in the list of released chunks; NO_CHUNK if the list is empty */
+    uint64_t heads[N_RUNS];    /* smallest value of each run; NO_VALUE if the run is empty */
     sorted_run runs[N_RUNS];
 } pair_queue;
 
@@ -101,7 +101,7 @@ static void chunk_release(pair_queue *queue, uint32_t chunk) {
     queue->free = chunk;
 }
 
-/* Appends a value to a run. Returns false if no chunk is left. */
+/* Appends a value to a run. Returns false if no free chunk is left. */
 static bool run_push(pair_queue *queue, int index, uint64_t value) {
     sorted_run *run = &queue->runs[index];
     const bool is_empty = queue->heads[index] == NO_VALUE;
@@ -135,8 +135,8 @@ static uint64_t run_pop(pair_queue *queue, int index) {
     return value;
 }
 
-/* Adds a value to the queue: appends it to the run with the largest last value that does not exceed the new value. If there is no
- * such run, starts an empty run, or adds the value to the heap if no run is empty. */
+/* Adds a value to the queue. If some runs end with a value that does not exceed the new value, the new value is appended to the
+ * run with the largest such end. Otherwise, it is added to an empty run, or to the heap if no run is empty. */
 static void queue_push(pair_queue *queue, uint64_t value) {
     int best = -1;
     if (queue->n_chunks > 0) {
@@ -201,7 +201,7 @@ void fkv_token_merge_run(fkv_token_merge *merge, fkv_pair_rank_fn pair_rank, con
         fkv_symbol *symbol = &symbols[left];
         if (symbol->rank != entry >> 32) continue;
         fkv_symbol *right = &symbols[symbol->next];
-        right->rank = FKV_NO_MERGE; /* all queue entries that start at the right symbol become stale */
+        right->rank = FKV_NO_MERGE; /* queue entries for pairs that start at the right symbol become stale */
         symbol->id = symbol->merged_id;
         symbol->next = right->next;
         if (symbol->next < n_bytes) symbols[symbol->next].prev = left;

@@ -1,6 +1,6 @@
-/* Merge loop of BPE and SentencePiece: merges adjacent symbols, lowest rank first and leftmost first among equal ranks. Symbols
- * form a linked list, and a priority queue holds the pairs that can be merged. Merging n symbols takes O(n log n) steps for any
- * vocabulary.
+/* Merge loop of BPE and SentencePiece. Repeatedly merges the adjacent pair of symbols with the lowest rank, and the leftmost of
+ * several pairs with equal rank. Symbols form a linked list, and a priority queue contains the pairs that can be merged. Merging
+ * n symbols takes O(n log n) steps for any vocabulary.
  *
  * A symbol is identified by its first byte: symbols[i] covers bytes [i, symbols[i].next). Other entries of the array are unused.
  */
@@ -17,10 +17,10 @@ typedef struct fkv_scratch {
     uint64_t bytes;
 } fkv_scratch;
 
-/* Ensures that the buffer has at least the given size. Growing discards the content. */
+/* Ensures that the buffer has at least the given size. If the buffer grows, its content is lost. */
 fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes);
 
-/* Ensures that the buffer has room for `more` bytes after the first `used` bytes, whose content is kept. */
+/* Ensures that the buffer has room for `more` bytes after its first `used` bytes. The content of the used bytes is kept. */
 fkv_status fkv_scratch_grow(fkv_scratch *scratch, uint64_t used, uint64_t more);
 void fkv_scratch_close(fkv_scratch *scratch);
 
@@ -32,9 +32,8 @@ typedef struct fkv_symbol {
     uint32_t merged_id;
 } fkv_symbol;
 
-/* Looks up whether symbols[left] can be merged with the next symbol, which ends at byte `end`. If so, sets its rank and
- * merged_id.
- */
+/* Determines whether symbols[left] can be merged with the next symbol, which ends at byte `end`. If so, sets rank and merged_id
+ * of symbols[left]. */
 typedef void (*fkv_pair_rank_fn)(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end);
 
 typedef struct fkv_token_merge {
@@ -46,10 +45,10 @@ typedef struct fkv_token_merge {
     fkv_scratch scratch;
 } fkv_token_merge;
 
-/* Allocates the arrays for a text of n_bytes. The caller then sets prev, next and id of its symbols. */
+/* Allocates the arrays for a text of n_bytes bytes. The caller then sets prev, next and id of the initial symbols. */
 fkv_status fkv_token_merge_prepare(fkv_token_merge *merge, uint32_t n_bytes);
 
-/* Merges until no pair is left. The result is the list that starts at symbols[0]. */
+/* Merges symbols until no pair can be merged. The result is the linked list that starts at symbols[0]. */
 void fkv_token_merge_run(fkv_token_merge *merge, fkv_pair_rank_fn pair_rank, const void *context);
 
 /* ---- 4-ary min-heap --------------------------------------------------------------------- */

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 
 enum {
-    MAX_TOKENS =
-        1 << 21, /* maximum number of tokens and maximum number of merges: eight times the size of the largest known vocabulary */
+    MAX_TOKENS = 1 << 21, /* maximum number of tokens, and of merges; eight times the size of the largest known vocabulary */
     MAX_TEXT_BYTES = 1 << 30,
 };
 
@@ -26,11 +25,11 @@ enum token_kind {
     KIND_NORMAL = 1,
     KIND_BYTE = 2,
     KIND_USER_DEFINED = 4, /* matched in every text, before the rest of the text is tokenized */
-    KIND_HIDDEN = 8,       /* control and unknown tokens: matched and decoded only on request */
+    KIND_HIDDEN = 8,       /* control and unknown tokens, which are matched and decoded only on request */
 };
 
-/* Names of control tokens. In every family except ENDS, only the first name that the vocabulary contains is used. In ENDS, all
- * names are used. */
+/* Names of control tokens, grouped by family. In the family ENDS, all names in the vocabulary are used. In any other family, only
+ * the first name that the vocabulary contains is used. */
 typedef enum name_family { ENDS, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, FIM_PAD, FIM_REPO, FIM_FILE, N_FAMILIES } name_family;
 
 typedef struct control_name {
@@ -121,13 +120,14 @@ static uint8_t kind_of_type(int32_t type) {
     }
 }
 
-/* Returns whether tokenizer.json declares the token as text. For example, Gemma's "</s>" is an HTML tag, not an end token. */
+/* Returns whether tokenizer.json declares the token as ordinary text. For example, "</s>" is an HTML tag in Gemma's vocabulary,
+ * not an end token. */
 static bool is_declared_text(const fkv_tokenizer *tokenizer, uint32_t token) {
     const fkv_vocab_source *source = tokenizer->source;
     return source->steps != NULL && source->types != NULL && source->types[token] == TYPE_USER_DEFINED && token != source->eos;
 }
 
-/* gpt-oss: "<|end|>" ends one of several messages; "<|return|>" and "<|call|>" end the reply. */
+/* Sets the end tokens of gpt-oss, in which "<|end|>" ends only a message, while "<|return|>" and "<|call|>" end the reply. */
 static void harmony_ends(fkv_tokenizer *tokenizer) {
     uint32_t end = find_token_named(tokenizer, "<|end|>");
     uint32_t back = find_token_named(tokenizer, "<|return|>");
@@ -200,7 +200,7 @@ static size_t write_token_text(const fkv_tokenizer *tokenizer, uint32_t token, c
 static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
-    FKV_ASSERT(n_bytes <= UINT32_MAX); /* holds because the map limits the length of a token */
+    FKV_ASSERT(n_bytes <= UINT32_MAX); /* true, because the map limits the length of a token */
     tokenizer->texts = malloc((size_t)n_bytes + 1);
     tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
@@ -459,7 +459,7 @@ static bool is_word_after(const char *text, size_t start, size_t n_bytes) {
            fkv_is_word_character(character);
 }
 
-/* Extends a match by adjacent white space if its flags require it. The match does not extend to the left of `from`. */
+/* Extends a match over adjacent white space if the token's flags require it. The match is not extended to bytes before `from`. */
 static void extend_over_space(const char *text, size_t from, size_t n_bytes, uint8_t flags, fkv_special_hit *hit) {
     uint32_t character = 0;
     while ((flags & FKV_TOKEN_LSTRIP) != 0 && hit->start > from) {
@@ -475,7 +475,7 @@ static void extend_over_space(const char *text, size_t from, size_t n_bytes, uin
     }
 }
 
-/* Emits the special tokens of a text and passes the text between them to `between`. */
+/* Emits the special tokens in a text and passes the text between them to the function `between`. */
 static fkv_status encode_specials(text_call *call, fkv_special_scan *scan, bool is_first,
                                   fkv_status (*between)(text_call *, const fkv_special_scan *, size_t, size_t, bool)) {
     size_t at = 0;
@@ -515,8 +515,8 @@ static fkv_status encode_normalized(void *context, const char *text, size_t n_by
     return status;
 }
 
-/* Encodes text between special tokens. If the text contains a byte marked as given, control tokens are not matched in its
- * normalized form either. */
+/* Encodes the text between two special tokens. If the caller provided any byte of this text, control tokens are not matched in
+ * the normalized text either. */
 static fkv_status between_raw(text_call *call, const fkv_special_scan *scan, size_t start, size_t end, bool is_first) {
     call->with_hidden = scan->with_hidden && (scan->given == NULL || memchr(scan->given + start, 1, end - start) == NULL);
     return fkv_text_run_all(&call->run, scan->text + start, end - start, is_first);

@@ -1,6 +1,5 @@
-/* Tokenizers: plain bytes, byte-level BPE, and SentencePiece with byte fallback. Vocabularies are untrusted: for any vocabulary,
- * encoding terminates, stays within its buffers and takes O(n log n) time.
- */
+/* Tokenizers: plain bytes, byte-level BPE, and SentencePiece with byte fallback. Vocabularies are untrusted. For any vocabulary,
+ * encoding stays within its buffers and takes O(n log n) time. */
 #ifndef FKV_TOKENIZER_H
 #define FKV_TOKENIZER_H
 
@@ -8,8 +7,8 @@
 
 typedef struct fkv_tokenizer fkv_tokenizer;
 
-/* Opens a tokenizer. Returns FKV_UNSUPPORTED for an unknown tokenizer model or pre-tokenizer, which the error message names. The
- * source must outlive the tokenizer. */
+/* Opens a tokenizer. Returns FKV_UNSUPPORTED if the tokenizer model or the pre-tokenizer is unknown; the error message contains
+ * its name. The source must outlive the tokenizer. */
 fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **tokenizer);
 void fkv_tokenizer_close(fkv_tokenizer *tokenizer);
 

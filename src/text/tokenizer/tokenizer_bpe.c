@@ -1,8 +1,8 @@
 /* Byte-level BPE: repeatedly merges the adjacent pair of symbols with the lowest merge rank within a word.
  *
- * Vocabularies of this kind represent each byte as a printable character (GPT-2's byte-to-unicode table). Words remain plain
- * bytes, with one initial symbol per byte; only vocabulary strings use the table. The id of a symbol is its token id. A merge
- * joins a left and a right string. Left and right strings that are not tokens have ids from n_tokens on. The result of a merge
+ * Vocabularies of this kind represent each byte as a printable character (GPT-2's byte-to-unicode table). Only vocabulary strings
+ * use the table; words remain plain bytes, with one initial symbol per byte. A merge concatenates a left and a right string. The
+ * id of a symbol is its token id. Left and right strings that are not tokens have ids of n_tokens or more. The result of a merge
  * has the id DEAD if it is neither a token nor the left or right string of any merge.
  */
 #include "tokenizer_parts.h"
@@ -15,7 +15,7 @@ static const uint32_t DEAD = UINT32_MAX - 1;
 typedef struct byte_table {
     char text[256][2];
     uint8_t size[256];
-    int16_t byte_of[0x180]; /* byte that each character represents; -1: not in the table */
+    int16_t byte_of[0x180]; /* byte that each character represents; -1 if the character is not in the table */
 } byte_table;
 
 struct fkv_bpe {
@@ -27,7 +27,8 @@ struct fkv_bpe {
 
 /* ---- byte-to-unicode table ------------------------------------------------------------------------------------- */
 
-/* Printable Latin-1 characters represent their own byte; the other bytes are represented by characters from U+0100 on. */
+/* Returns whether the byte is a printable Latin-1 character, which represents itself. The other bytes are represented by the
+ * characters from U+0100. */
 static bool is_own_character(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
 }
@@ -54,7 +55,7 @@ size_t fkv_bpe_text(const fkv_tokenizer *tokenizer, fkv_bytes token, char *text)
         if (step == 2) character = (lead & 0x1fu) << 6 | ((uint8_t)token.data[i + 1] & 0x3fu);
         if (character < 0x180 && table->byte_of[character] >= 0) {
             text[n++] = (char)table->byte_of[character];
-        } else { /* characters that are not in the table are copied */
+        } else { /* characters that are not in the table are copied unchanged */
             memcpy(text + n, token.data + i, step);
             n += step;
         }
@@ -67,16 +68,15 @@ size_t fkv_bpe_text(const fkv_tokenizer *tokenizer, fkv_bytes token, char *text)
 
 uint64_t fkv_bpe_n_strings(const fkv_vocab_source *source) { return 256 + 2 * (uint64_t)source->n_merges; }
 
-/* Returns the id of a vocabulary string. A string that is not a token gets the next free id. */
+/* Sets *symbol to the id of a vocabulary string. A string that has no id yet gets the next free id. */
 static fkv_status symbol_id(fkv_tokenizer *tokenizer, fkv_bytes string, uint32_t *n_symbols, uint32_t *symbol) {
     FKV_TRY(fkv_vocab_map_add(&tokenizer->map, string, *n_symbols, symbol));
     *n_symbols += *symbol == *n_symbols;
     return FKV_OK;
 }
 
-/* Sets the symbols of all bytes. As in llama.cpp, a byte without a token is encoded with one token for each UTF-8 byte of its
- * printable character.
- */
+/* Sets the initial symbols of all bytes. As in llama.cpp, a byte without a token is encoded as the UTF-8 bytes of its printable
+ * character, with one token for each. */
 static fkv_status byte_symbols_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
     fkv_bpe *bpe = tokenizer->bpe;
     for (int byte = 0; byte < 256; byte++) {

@@ -17,13 +17,13 @@ struct fkv_tokenizer {
     fkv_tokenizer_kind kind;
     const fkv_vocab_source *source;
     uint32_t n_tokens;
-    fkv_vocab_map map; /* token strings as stored in the file; BPE also adds the left and right strings of merges, whose ids start
-                          at n_tokens. This field and all fields below are read-only after the tokenizer is opened */
+    fkv_vocab_map map; /* token strings as stored in the file; BPE adds the left and right strings of merges, with ids of n_tokens
+                          or more. This field and all following fields are read-only after the tokenizer is opened */
     fkv_special_tokens specials;
     fkv_special_tokens normalized_specials; /* special tokens that are matched in normalized text; most vocabularies have none */
     fkv_text_plan *plan;
     fkv_pair_map merges; /* BPE: maps (left << 32 | right) to (rank << 32 | result) */
-    bool by_merges;      /* true for a SentencePiece vocabulary whose tokens are merged by merge rank instead of score */
+    bool by_merges;      /* true for a SentencePiece vocabulary in which merges are ordered by merge rank instead of score */
     bool whole_words;    /* true if a word that is a token is emitted without applying merges */
     uint8_t *kinds;      /* [n_tokens] combinations of the token_kind bits that tokenizer.c defines */
     uint32_t *text_at;   /* [n_tokens + 1] offset of each token's 0-terminated text in texts */
@@ -41,7 +41,7 @@ typedef struct fkv_encoding {
     size_t capacity;
     size_t n_tokens;
     fkv_token_merge merge;
-    fkv_scratch kept; /* copy of a word without its unknown characters */
+    fkv_scratch kept; /* copy of a word, without its unknown characters */
     bool in_unknown;  /* true if the last token is unk, so that following unknown text may be merged into it */
 } fkv_encoding;
 
@@ -50,7 +50,7 @@ FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {
     encoding->n_tokens++;
 }
 
-/* Returns the length of the first character, derived from its lead byte and limited to n_bytes. n_bytes must be positive. */
+/* Returns the length of the first character according to its lead byte, but at most n_bytes. n_bytes must be positive. */
 FKV_INLINE uint32_t fkv_utf8_step(const char *text, size_t n_bytes) {
     static const uint8_t steps[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4};
     uint32_t step = steps[(uint8_t)text[0] >> 4];
@@ -66,15 +66,15 @@ size_t fkv_bpe_text(const fkv_tokenizer *tokenizer, fkv_bytes token, char *text)
 uint64_t
 fkv_bpe_n_strings(const fkv_vocab_source *source); /* returns an upper bound on the number of strings that BPE adds to the map */
 
-/* Assigns ids, starting with *n_symbols, to the left and right strings of merges, and fills tokenizer->merges for
- * fkv_merge_rank(). */
+/* Assigns ids, starting with *n_symbols, to the left and right strings of merges, and fills tokenizer->merges, which
+ * fkv_merge_rank() uses. */
 fkv_status fkv_merges_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols);
 void fkv_merge_rank(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end);
 
 fkv_status fkv_spm_open(fkv_tokenizer *tokenizer);
 void fkv_spm_close(fkv_tokenizer *tokenizer);
 void fkv_spm_steps(bool space_before,
-                   fkv_text_steps *steps); /* steps that a GGUF vocabulary implies: spaces are replaced with U+2581 */
+                   fkv_text_steps *steps); /* writes the steps of a GGUF vocabulary, which replace spaces with U+2581 */
 fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding);
 size_t fkv_spm_text(fkv_bytes token, char *text);
 

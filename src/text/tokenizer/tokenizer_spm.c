@@ -1,11 +1,11 @@
 /* SentencePiece as in llama.cpp: adjacent characters are merged into the token with the highest score; among equal scores, the
  * leftmost pair is merged first. Characters that are not tokens become byte tokens. Spaces are represented by U+2581.
- * tokenizer.json describes the same vocabularies as BPE over characters. Only the order of the merges differs: it is the order of
- * the merge list instead of the order of the scores.
+ * tokenizer.json describes the same vocabularies as BPE over characters. The only difference is the order of merges, which
+ * follows the merge list instead of the scores.
  *
  * The text is split between two characters that are not adjacent in any token. No merge can cross such a boundary, so tokenizing
- * the parts gives the same result as tokenizing the whole text, with less memory. The pairs of characters that are adjacent in
- * some token are kept in a Bloom-like bit set. A false positive in this set only prevents a split that would have been possible.
+ * the parts gives the same result as tokenizing the whole text, with less memory. A bit set, similar to a Bloom filter, contains
+ * the pairs of characters that are adjacent in some token. A false positive in this set only prevents a possible split.
  */
 #include "tokenizer_parts.h"
 
@@ -116,7 +116,7 @@ typedef struct piece_view {
     const char *text;
 } piece_view;
 
-/* Maps a score to a rank. A higher score gives a lower rank; NaN gives the highest rank. */
+/* Maps a score to a rank: the higher the score, the lower the rank. NaN is mapped to the highest rank. */
 static uint32_t rank_of_score(float score) {
     uint32_t bits = 0;
     if (score != score) return FKV_NO_MERGE - 1;
@@ -134,8 +134,8 @@ static void score_rank(const void *context, fkv_symbol *symbols, uint32_t left, 
     symbols[left].merged_id = token;
 }
 
-/* Emits unknown text as specified by tokenizer.json: as byte tokens if the vocabulary has one for every byte of the text,
- * otherwise as an unk token. With fuse_unk, consecutive unknown characters share one unk token. */
+/* Emits tokens for unknown text, as tokenizer.json specifies: byte tokens if the vocabulary has a byte token for every byte of
+ * the text, otherwise an unk token. With fuse_unk, consecutive unknown characters share one unk token. */
 static void put_unknown(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding) {
     const fkv_vocab_source *source = tokenizer->source;
     bool has_all = source->byte_fallback;

@@ -72,10 +72,11 @@ size_t fkv_utf8_repair(const char *from, size_t n_bytes, char *out) {
 
 /* ---- text for PCRE2 ----------------------------------------------------------------------------------------- */
 
-/* Letters and numbers of Unicode 15.1 that PCRE2's tables may lack, and surrogates, which PCRE2 rejects. */
+/* A range of characters that are replaced for PCRE2: letters and numbers of Unicode 15.1 that its tables may lack, and
+ * surrogates, which it rejects. */
 typedef struct substitute_range {
     uint32_t first, last;
-    uint32_t character; /* substitute character of the same length and class */
+    uint32_t character; /* substitute character with the same UTF-8 length and the same character class */
 } substitute_range;
 
 enum { SOME_LETTER = 0x20000, SOME_NUMBER = 0x1d7ce, OTHER = 0xe000 };

@@ -21,10 +21,9 @@ bool fkv_utf8_is_valid(const char *text, size_t n_bytes);
  * [3 * n_bytes]. Returns the number of bytes written. */
 size_t fkv_utf8_repair(const char *from, size_t n_bytes, char *out);
 
-/* fkv_utf8_is_pcre_text() returns whether PCRE2 can match a valid text directly. If PCRE2 rejects a character, or if its Unicode
- * tables lack the character, fkv_utf8_pcre_text() writes a substitute text with the same length and the same character
- * boundaries. out: [n_bytes].
- */
+/* fkv_utf8_is_pcre_text() returns whether PCRE2 can match a valid text directly. It cannot if PCRE2 rejects a character or if its
+ * Unicode tables may lack the character. fkv_utf8_pcre_text() then writes a substitute text with the same length and the same
+ * character boundaries. out: [n_bytes]. */
 bool fkv_utf8_is_pcre_text(const char *text, size_t n_bytes);
 void fkv_utf8_pcre_text(const char *text, size_t n_bytes, char *out);
 

@@ -1,14 +1,14 @@
-/* Hash maps with open addressing and linear probing, at most half full. See vocab_map.h.
+/* See vocab_map.h. The hash maps use open addressing with linear probing and are at most half full.
  *
  * Invariant: every key is within FKV_MAP_MAX_PROBES slots of its home slot, with no free slot in between. Real vocabularies need
- * up to about 40 probes; a vocabulary that needs more than FKV_MAP_MAX_PROBES was crafted to be slow.
+ * up to about 40 probes. A vocabulary that needs more than FKV_MAP_MAX_PROBES probes was probably constructed to be slow.
  */
 #include "vocab_map.h"
 
 #include <stdlib.h>
 
-/* FNV-1a with a final mix. Both ends of the hash must be well mixed, because the low bits select the slot and the high bits are
- * stored in the slot as a tag. */
+/* FNV-1a hash with a final mixing step. Both the low and the high bits must be well mixed, because the low bits select the slot
+ * and the high bits are stored in the slot as a tag. */
 static uint64_t hash_string(const char *data, size_t size) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < size; i++) hash = (hash ^ (uint8_t)data[i]) * UINT64_C(0x00000100000001b3);

@@ -19,7 +19,7 @@ enum {
 typedef struct fkv_vocab_slot {
     const char *data; /* NULL: free */
     uint16_t size;
-    uint16_t tag; /* upper hash bits, which do not select the slot */
+    uint16_t tag; /* upper bits of the hash, which are not used to select the slot */
     uint32_t id;
 } fkv_vocab_slot;
 
@@ -33,12 +33,11 @@ typedef struct fkv_vocab_map {
 fkv_status fkv_vocab_map_open(fkv_vocab_map *map, uint32_t n_strings);
 void fkv_vocab_map_close(fkv_vocab_map *map);
 
-/* Adds a non-empty string. Sets *kept to the id that the map stores for the string: the id with which the string was first added.
- */
+/* Adds a non-empty string, unless the map already contains it. Sets *kept to the id of the string in the map. */
 fkv_status fkv_vocab_map_add(fkv_vocab_map *map, fkv_bytes string, uint32_t id, uint32_t *kept);
 
-/* Return the id of a string: `data`, or `left` followed by `right`. Return FKV_NO_TOKEN if the map does not contain the string.
- */
+/* Return the id of the string `data`, or of the concatenation of `left` and `right`. Return FKV_NO_TOKEN if the map does not
+ * contain the string. */
 uint32_t fkv_vocab_map_find(const fkv_vocab_map *map, const char *data, size_t size);
 uint32_t fkv_vocab_map_find_joined(const fkv_vocab_map *map, fkv_bytes left, fkv_bytes right);
 

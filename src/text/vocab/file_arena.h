@@ -1,6 +1,5 @@
-/* Read-only file mappings and heap blocks with one owner and one lifetime: fkv_file_arena_close() releases all of them. Model
- * weights embed an arena, and vocabulary readers allocate from it.
- */
+/* An arena owns read-only file mappings and heap blocks, which fkv_file_arena_close() releases together. Model weights contain an
+ * arena, from which vocabulary readers allocate. */
 #ifndef FKV_FILE_ARENA_H
 #define FKV_FILE_ARENA_H
 

@@ -1,5 +1,5 @@
-/* See json_scan.h. The copy buffer cannot overflow: an unescaped string is not longer than its source, and each string is read
- * once. */
+/* See json_scan.h. The buffer for unescaped strings cannot overflow, because an unescaped string is not longer than its source
+ * and each string is read only once. */
 #include "json_scan.h"
 
 static fkv_status fail_json_scan(const fkv_json_scan *scan, const char *what) {

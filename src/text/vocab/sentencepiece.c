@@ -1,4 +1,4 @@
-/* See sentencepiece.h. Only the protobuf fields below are read; others are skipped. Field numbers are from
+/* See sentencepiece.h. Only the protobuf fields listed below are read; all other fields are skipped. Field numbers are from
  * sentencepiece_model.proto. */
 #include "sentencepiece.h"
 
@@ -20,7 +20,7 @@ typedef struct proto {
 typedef struct proto_field {
     uint32_t number;
     enum wire wire;
-    uint64_t value;  /* varint value, or bits of a fixed-size field */
+    uint64_t value;  /* value of a varint field, or bits of a fixed-size field */
     fkv_bytes bytes; /* content of a length-delimited field */
 } proto_field;
 

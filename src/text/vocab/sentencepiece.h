@@ -1,4 +1,4 @@
-/* Reader of tokenizer.model, SentencePiece's protobuf file of pieces with scores and types. Only models of type BPE are
+/* Reads tokenizer.model, a SentencePiece protobuf file that contains pieces with scores and types. Only models of type BPE are
  * supported. */
 #ifndef FKV_SENTENCEPIECE_H
 #define FKV_SENTENCEPIECE_H

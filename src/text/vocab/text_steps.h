@@ -1,7 +1,6 @@
-/* Normalizer and pre-tokenizer steps: transformations of a text before its pieces are encoded with a vocabulary. Each step is
- * applied to every piece that the previous step produces. tokenizer.json lists its steps; in GGUF the name of the pre-tokenizer
- * implies them.
- */
+/* Normalizer and pre-tokenizer steps, which transform a text into pieces before the pieces are encoded with a vocabulary. Each
+ * step is applied to every piece that the previous step produces. tokenizer.json lists the steps; in a GGUF file, the name of the
+ * pre-tokenizer implies them. */
 #ifndef FKV_TEXT_STEPS_H
 #define FKV_TEXT_STEPS_H
 
@@ -25,7 +24,7 @@ typedef enum fkv_text_step_kind {
     FKV_STEP_SPLIT           /* split into matches of the pattern and the text between them, as `behavior` specifies */
 } fkv_text_step_kind;
 
-/* How a split treats the matches of its pattern. */
+/* Specifies how a split step treats the matches of its pattern. */
 typedef enum fkv_split_behavior {
     FKV_SPLIT_ISOLATED, /* each match of the pattern becomes a separate piece */
     FKV_SPLIT_REMOVED,
@@ -37,9 +36,9 @@ typedef enum fkv_split_behavior {
 typedef struct fkv_text_step {
     fkv_text_step_kind kind;
     fkv_bytes pattern; /* pattern of a replace or split step; not empty */
-    bool is_regex;     /* the pattern is a regular expression in Oniguruma syntax; if false, it is literal text */
-    bool invert;       /* split: swap the roles of the matches and the text between them */
-    bool only_first;   /* prepend: insert `text` only before the first piece of the whole text */
+    bool is_regex;     /* true if the pattern is a regular expression in Oniguruma syntax, false if it is literal text */
+    bool invert;       /* split: true to swap the roles of the matches and the text between them */
+    bool only_first;   /* prepend: true to insert `text` only before the first piece of the whole text */
     fkv_split_behavior behavior;
     fkv_bytes text;
 } fkv_text_step;

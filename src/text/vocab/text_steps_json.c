@@ -193,7 +193,7 @@ static fkv_status add_entry(steps_reader *r, const step_reader *readers, const j
     return fkv_fail(FKV_UNSUPPORTED, "%s: type '%s' is not supported: %s", r->part, fkv_show_text(type).text, r->path);
 }
 
-/* Adds a single step, or all steps of a Sequence. list: name of the array in the Sequence that holds its steps. */
+/* Adds a single step, or all steps of a Sequence. list: name of the array that contains the steps of a Sequence. */
 static fkv_status add_entries(steps_reader *r, const step_reader *readers, const char *list, const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "type"));
     if (object == NULL || json_is_null(object)) return FKV_OK;

@@ -1,7 +1,7 @@
 /* See tokenizer_json.h.
  *
  * The vocabulary and the merges make up most of the file and are scanned in place (json_scan.h). The other parts are small and
- * are parsed with jansson. A vocabulary may have gaps: ids without a token become unused tokens.
+ * are parsed with jansson. A vocabulary may have gaps; ids without a token become unused tokens.
  */
 #include "tokenizer_json.h"
 
@@ -23,8 +23,7 @@ static const char *const MODEL_NAMES[N_MODEL] = {
 typedef struct json_file {
     fkv_vocab_target target;
     const char *path;
-    fkv_json_scan
-        scan; /* scanner of the whole file; scan.n_copies is the number of used bytes in its buffer for unescaped strings */
+    fkv_json_scan scan; /* scanner of the whole file; scan.n_copies is the number of bytes of unescaped strings so far */
     fkv_bytes top[N_TOP];
     fkv_bytes model[N_MODEL];
     json_t *parts[N_TOP]; /* parts of the file that jansson parses */
@@ -63,7 +62,7 @@ static fkv_status model_flag(const json_file *file, enum model_part part, bool *
     return FKV_OK;
 }
 
-/* Accepts only model options that are supported or have no effect. */
+/* Reads the options of the model. Returns FKV_UNSUPPORTED if an option has an effect that is not supported. */
 static fkv_status check_model_options(json_file *file) {
     fkv_bytes type = file->model[TYPE];
     FKV_REQUIRE(is_absent(type) ? !is_absent(file->model[MERGES]) : span_is(type, "\"BPE\""), FKV_UNSUPPORTED,
@@ -147,9 +146,8 @@ static fkv_status added_flags(const json_file *file, const json_t *added, bool *
     return FKV_OK;
 }
 
-/* Returns whether a token looks like a control token. Some files do not mark their control tokens as special, and user text must
- * not become a control token.
- */
+/* Returns whether a token has the form of a control token. Some files do not mark their control tokens as special, but user text
+ * must never become a control token. */
 static bool looks_like_control(const char *text, size_t size) {
     static const char *const frames[][2] = {{"<|", "|>"}, {"<\xef\xbd\x9c", "\xef\xbd\x9c>"}};
     for (size_t i = 0; i < 2; i++) {
@@ -222,7 +220,7 @@ static fkv_status read_json_tokens(json_file *file) {
 
 /* ---- merges -------------------------------------------------------------------------------------------------- */
 
-/* Reads a merge in either form: "left right" or ["left", "right"]. */
+/* Reads a merge, which has the form "left right" or ["left", "right"]. */
 static fkv_status read_merge(json_file *file, fkv_json_scan *scan, fkv_bytes *left, fkv_bytes *right) {
     bool more = true;
     if (fkv_json_scan_peek(scan) == '[') {
@@ -290,8 +288,8 @@ static const json_t *special_at(const json_t *single, size_t i) {
     return json_object_get(json_array_get(single, i), "SpecialToken");
 }
 
-/* Reads the id of the special token at the given index of a TemplateProcessing template. *id is FKV_NO_TOKEN if the id is not in
- * the vocabulary. */
+/* Reads the id of a special token in a TemplateProcessing template. Sets *token to FKV_NO_TOKEN if the id is not in the
+ * vocabulary. */
 static fkv_status read_template_token(const json_file *file, const json_t *processor, const json_t *special, uint32_t *token) {
     const json_t *ids = NULL;
     const char *name = json_string_value(json_object_get(special, "id"));
@@ -304,8 +302,8 @@ static fkv_status read_template_token(const json_file *file, const json_t *proce
     return FKV_OK;
 }
 
-/* Reads the special tokens that TemplateProcessing puts before and after a text. A single token before becomes bos, and a single
- * token after becomes the suffix. If there are several tokens before or after the text, they are ignored, because the chat
+/* Reads the special tokens that TemplateProcessing puts before and after a text. A single token before the text becomes bos, and
+ * a single token after the text becomes the suffix. Several tokens before or after the text are ignored, because the chat
  * template writes them. */
 static fkv_status read_template_processing(json_file *file, const json_t *processor) {
     const json_t *single = json_object_get(processor, "single");
@@ -344,7 +342,7 @@ static fkv_status read_processors(json_file *file) {
     return FKV_OK;
 }
 
-/* Accepts only decoders that are equivalent to the built-in decoding of tokens. */
+/* Returns FKV_UNSUPPORTED if the decoder is not equivalent to the built-in decoding of tokens. */
 static fkv_status check_decoder(const json_file *file, const json_t *decoder) {
     static const char *const known[] = {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"};
     const char *type = json_string_value(json_object_get(decoder, "type"));
@@ -414,7 +412,7 @@ static bool is_added(const json_file *file, uint32_t token) {
     return file->types[token] == CONTROL || file->types[token] == USER_DEFINED;
 }
 
-/* Copies the texts of added tokens, because they point into jansson values. */
+/* Copies the texts of added tokens to the arena, because they point into jansson values, which are freed later. */
 static fkv_status keep_added(json_file *file) {
     size_t n = 0;
     for (uint32_t i = 0; i < file->n_tokens; i++) n += is_added(file, i) ? file->tokens[i].size : 0;

@@ -1,6 +1,6 @@
-/* Reader of tokenizer.json, the format of Hugging Face's `tokenizers`: vocabulary, merges, added tokens, normalizer,
- * pre-tokenizer and post-processor. Only models of type BPE are supported; error messages name the unsupported part.
- */
+/* Reads tokenizer.json, the file format of Hugging Face's `tokenizers` library, which contains the vocabulary, merges, added
+ * tokens, normalizer, pre-tokenizer and post-processor. Only models of type BPE are supported; error messages name the
+ * unsupported part. */
 #ifndef FKV_TOKENIZER_JSON_H
 #define FKV_TOKENIZER_JSON_H
 

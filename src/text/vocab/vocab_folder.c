@@ -65,7 +65,8 @@ static fkv_status read_json_if_there(fkv_vocab_target target, const char *folder
 
 /* ---- tokenizer_config.json ----------------------------------------------------------------------------------- */
 
-/* Finds the token that a field names, as a string or as the "content" of an object. An unknown name leaves *token unchanged. */
+/* Finds the token whose text is the value of a field: a string, or an object with the string "content". Leaves *token unchanged
+ * if the vocabulary has no such token. */
 static fkv_status find_named_token(const fkv_vocab_source *vocab, const json_t *config, const char *field, const char *path,
                                    uint32_t *token) {
     const json_t *value = json_object_get(config, field);
@@ -138,7 +139,7 @@ static void apply_sampling(fkv_sampling_source *s, const json_t *config) {
         *reals[i].target = (float)json_number_value(value);
         s->fields |= reals[i].bit;
     }
-    if (json_is_false(json_object_get(config, "do_sample"))) { /* selects greedy sampling, regardless of the other fields */
+    if (json_is_false(json_object_get(config, "do_sample"))) { /* greedy sampling, regardless of the other fields */
         s->temperature = 0.0f;
         s->fields |= FKV_SAMPLING_TEMPERATURE;
     }

@@ -1,6 +1,5 @@
-/* Vocabulary of a model folder: tokenizer.json, tokenizer.model or one token per byte value, and the accompanying files with
- * special tokens, sampling defaults and the chat template.
- */
+/* Reads the vocabulary of a model folder from tokenizer.json or tokenizer.model, and special tokens, sampling defaults and the
+ * chat template from the accompanying files. A folder without these files may have a vocabulary with one token per byte value. */
 #ifndef FKV_VOCAB_FOLDER_H
 #define FKV_VOCAB_FOLDER_H
 

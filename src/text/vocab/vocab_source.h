@@ -1,6 +1,6 @@
-/* The vocabulary of a model file, before the tokenizer interprets it. Readers of GGUF, tokenizer.json and tokenizer.model fill in
- * the same struct. Strings are not 0-terminated; they point into a mapped file or into a copy owned by the same fkv_file_arena.
- */
+/* Vocabulary of a model file in its original form, before the tokenizer is opened. Readers of GGUF, tokenizer.json and
+ * tokenizer.model fill in the same struct. Strings are not 0-terminated; they point into a mapped file or into a copy owned by
+ * the same fkv_file_arena. */
 #ifndef FKV_VOCAB_SOURCE_H
 #define FKV_VOCAB_SOURCE_H
 
@@ -18,7 +18,7 @@ enum {
     FKV_TOKEN_NORMALIZED = 8   /* the token is matched in the normalized text */
 };
 
-/* Bits of fkv_sampling_source.fields: the parameters that the file sets. */
+/* Bits of fkv_sampling_source.fields, which state the parameters that the file sets. */
 enum {
     FKV_SAMPLING_TEMPERATURE = 1,
     FKV_SAMPLING_TOP_K = 2,
@@ -38,7 +38,7 @@ typedef struct fkv_vocab_source {
     fkv_bytes model; /* "gpt2" (byte-level BPE), "llama" (SentencePiece with scores), "gemma4" (BPE over characters) or "byte"
                         (one token per byte) */
     fkv_bytes pre;   /* value of tokenizer.ggml.pre; may be empty */
-    const fkv_text_steps *steps; /* steps applied to a text before encoding; NULL: implied by `model` and `pre` */
+    const fkv_text_steps *steps; /* steps applied to a text before encoding; if NULL, `model` and `pre` imply the steps */
     uint32_t n_tokens;
     const fkv_bytes *tokens; /* [n_tokens] token strings; NULL for the model "byte" */
     const float *scores;     /* [n_tokens] or NULL */
@@ -46,23 +46,23 @@ typedef struct fkv_vocab_source {
     const uint8_t *token_flags; /* [n_tokens] combinations of FKV_TOKEN_* bits; NULL if all are 0 */
     uint32_t n_merges;
     const fkv_bytes *merges;       /* [n_merges] merges in the form "left right"; NULL if there are no merges */
-    const fkv_bytes *merge_rights; /* [n_merges] right strings of the merges; `merges` then contains the left strings. NULL:
-                                      `merges` contains both */
+    const fkv_bytes *merge_rights; /* [n_merges] right strings of the merges, whose left strings are in `merges`; NULL if `merges`
+                                      contains both */
     uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN if unset */
     uint32_t suffix;               /* token that FKV_TOKENIZE_EOS appends to a text; FKV_NO_TOKEN if there is none */
-    uint32_t n_ends;               /* number of additional end-of-text tokens, which come from lists in eos_token_id */
+    uint32_t n_ends;               /* number of additional end-of-text tokens, from lists in eos_token_id */
     uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;
     bool add_space_prefix; /* SentencePiece; default true */
-    bool whole_words;      /* true if a word that is a token is emitted without applying merges; in GGUF, implied by `pre` */
+    bool whole_words;      /* true if a word that is a token is emitted without applying merges; `pre` implies it in GGUF files */
     bool byte_fallback;    /* for "gemma4" from tokenizer.json: true if unknown characters become byte tokens instead of unk */
     bool fuse_unk;         /* true if consecutive unknown characters become a single unk token */
-    bool leftmost; /* among overlapping special tokens, prefer the leftmost one, then the longest; if false, prefer the longest */
+    bool leftmost; /* true to prefer the leftmost of overlapping special tokens, then the longest; false to prefer the longest */
     fkv_bytes chat_template; /* or empty */
     fkv_sampling_source sampling;
 } fkv_vocab_source;
 
-/* Returns a vocabulary without tokens, with the defaults of a file that sets no field. */
+/* Returns an empty vocabulary with default values for all fields. */
 fkv_vocab_source fkv_vocab_source_default(void);
 
 /* Adds an end-of-text token unless it is already in the list. Tokens beyond FKV_MAX_END_TOKENS are dropped. */

@@ -8,7 +8,7 @@
 typedef struct fkv_vocab_target {
     fkv_vocab_source *vocab;
     fkv_file_arena *arena; /* owns the strings and tables of the vocabulary, and must outlive it */
-    uint32_t n_vocab;      /* vocabulary size of the model; tokens with this id or higher are dropped; 0: unlimited */
+    uint32_t n_vocab;      /* vocabulary size of the model, or 0 for no limit; tokens with this id or a higher id are dropped */
 } fkv_vocab_target;
 
 #endif
