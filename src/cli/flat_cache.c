@@ -40,7 +40,8 @@ enum {
     OPEN_SPAN = 4 /* pages in a span of a sealed layer, as defined in docs/page_format.md */
 };
 
-/* The kernel updates the high-water mark of resident memory in batches, so the mark lags by several dozen pages per core. */
+/* The operating system updates the high-water mark of resident memory in batches, so the mark lags by several dozen pages per
+ * core. */
 static const double HIGH_WATER_SLACK = 32.0 * 1024.0 * 1024.0;
 static const double CAPACITY_SLACK = 1.03;
 
@@ -186,7 +187,7 @@ static step_times run_cache_step(fkv_cache *cache, fkv_seq seq, step_data *d, ui
 /* ---- verification ---- */
 
 /* Returns the expected relative output error caused by quantizing K or V. It is approximately the root mean square error of a
- * uniform quantizer whose range is that of 128 Gaussian values. */
+ * uniform quantizer over the range of 128 Gaussian samples. */
 static double quantization_error(uint32_t bits) {
     return bits == 16 ? 1e-3 : bits == 8 ? 0.007 : bits == 4 ? 0.11 : bits == 3 ? 0.25 : 0.55;
 }
@@ -374,7 +375,7 @@ static capacity_result compare_capacities(cache_run *r) {
 
 /* ---- report ---- */
 
-/* Returns the planned page size, in bytes, of a 16-bit cache with the same shape as the benchmark's cache. */
+/* Returns the planned size, in bytes, of all pages of a 16-bit cache with the same shape as the benchmark's cache. */
 static double shape_pages_16bit(const void *user, uint32_t tokens) {
     const cache_run *r = user;
     fkv_plan plan;

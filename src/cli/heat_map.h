@@ -1,6 +1,5 @@
-/* Heat map of recall as an SVG picture: one column per context length, one row per depth, colors from red (missed) to green
- * (found).
- */
+/* Draws recall as an SVG heat map with one column per context length and one row per depth. Colors range from red (missed) to
+ * green (found). */
 #ifndef FKV_CLI_HEAT_MAP_H
 #define FKV_CLI_HEAT_MAP_H
 

@@ -103,7 +103,7 @@ static const char *edit_line(line_input *in, size_t *n) {
     HistEvent event;
     int length = 0;
     (void)el_set(in->editor, EL_PREP_TERM,
-                 1); /* called before the prompt is printed, so that the terminal does not echo a key pressed at once */
+                 1); /* called before the prompt is printed, so that the terminal does not echo early key presses */
     const char *line = el_gets(in->editor, &length);
     if (line == NULL || length <= 0) {
         el_reset(in->editor);

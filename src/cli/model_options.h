@@ -1,4 +1,4 @@
-/* Options common to all commands that run a model, and their conversion to a loaded model and a runner configuration.
+/* Options common to all commands that run a model. Loads the model and makes the runner configuration that these options specify.
  */
 #ifndef FKV_CLI_MODEL_OPTIONS_H
 #define FKV_CLI_MODEL_OPTIONS_H

@@ -89,7 +89,7 @@ static void print_hub_names(void) {
     if (entries != NULL) (void)closedir(entries);
 }
 
-/* Prints the names for shell completion without opening any model. */
+/* Prints all model names, for shell completion, without opening any model. */
 static int print_names(void) {
     for (unsigned i = 0; i < n_model_names; i++) puts(model_names[i].name);
     print_hub_names();

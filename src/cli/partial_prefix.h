@@ -1,7 +1,6 @@
-/* Partial prefixes of flatkv run --save-prefix FILE. If the prefill of the prefix is interrupted or fails, the pages computed so
- * far are saved in FILE.partial, and the same command continues from them. FILE itself contains only complete prefixes, so a
- * partial prefix is never mistaken for a complete one.
- */
+/* Saves and loads partial prefixes for flatkv run --save-prefix FILE. If the prefill of the prefix is interrupted or fails, the
+ * pages computed so far are saved in FILE.partial, and the same command continues from them. FILE itself contains only complete
+ * prefixes, so a partial prefix is never mistaken for a complete one. */
 #ifndef FKV_CLI_PARTIAL_PREFIX_H
 #define FKV_CLI_PARTIAL_PREFIX_H
 

@@ -64,7 +64,7 @@ static void json_files(kit_json *json, const pull_choice *c) {
     kit_json_close(json);
 }
 
-/* Prints the chosen model and, unless path is NULL, the result of the download as JSON. */
+/* Prints a JSON object that describes the chosen model and, unless path is NULL, the result of the download. */
 static int print_pull_json(const pull_choice *c, const char *path, uint64_t downloaded) {
     kit_json *json = kit_json_begin();
     kit_json_text(json, "model", c->listing.repo);

@@ -20,7 +20,7 @@ typedef struct pull_choice {
     const char *available_source;
     bool fits;
     char reason[256];        /* reason why this model was chosen */
-    char folder[MODEL_PATH]; /* temporary folder; "": none */
+    char folder[MODEL_PATH]; /* temporary folder; "" if there is none */
     char head[MODEL_PATH];   /* file with the header or config.json of the chosen model, which fkv_model_load() with plan_only can
                                 read */
 } pull_choice;

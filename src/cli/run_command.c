@@ -2,7 +2,7 @@
  *
  * The maximum length of the sequence (the prompt plus -n new tokens) is known before the first token is generated, so exactly
  * this number of tokens is reserved unless -c requests more. A prefix saved by one run can be loaded by another run without
- * recomputing its tokens. The saved prefix does not change the answer: it is bit-identical.
+ * recomputing its tokens. The answer is bit-identical with and without a saved prefix.
  */
 #include "../kit/numbers.h"
 #include "../kit/process.h"

@@ -44,7 +44,7 @@ static int add_key(serve_options *o, const char *key) {
     return EXIT_GOOD;
 }
 
-/* Collects the keys from the command line and the key file, one key per line. The keys point into `file`. */
+/* Collects the API keys from the command line and from the key file, which has one key per line. The keys point into `file`. */
 static int read_keys(serve_options *o, text_buffer *file) {
     int code = EXIT_GOOD;
     for (uint32_t i = 0; i < o->keys.n && code == EXIT_GOOD; i++) code = add_key(o, o->keys.texts[i]);
@@ -57,7 +57,7 @@ static int read_keys(serve_options *o, text_buffer *file) {
     return code;
 }
 
-/* Appends the admin key, the only line of its file. The key points into `file`. */
+/* Appends the admin key, which is the only line of its file. The key points into `file`. */
 static int read_admin_key(serve_options *o, text_buffer *file) {
     if (o->admin_key_file == NULL) return EXIT_GOOD;
     int code = text_read(file, o->admin_key_file);

@@ -84,7 +84,7 @@ static fkv_status configure_embedder(const serve_models *s, model_slot *slot) {
     return fkv_codec_parse("16/16", &c->k, &c->v);
 }
 
-/* Returns the number of cache tokens that the options request. */
+/* Returns the cache capacity, in tokens, that the options request. */
 static uint64_t wanted_tokens(const serve_models *s, const model_slot *slot) {
     if (s->options.context != 0) return s->options.context;
     return (uint64_t)fkv_model_about(slot->model)->context * s->engine.parallel;

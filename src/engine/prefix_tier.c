@@ -47,7 +47,7 @@ static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t page) {
     if (page < t->end_page) return t->job->keys[page];
     fkv_page_key key = {{0}};
     (void)fkv_prefix_state_key(&t->job->keys[t->end_page - 1],
-                               &key); /* fails only without SHA-256, but the store is then disabled */
+                               &key); /* cannot fail here, because requests are rejected without SHA-256 */
     return key;
 }
 
@@ -170,7 +170,7 @@ static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_ke
  * first_page. Returns false if the job should wait until the store knows which snapshots it has. */
 static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
     bool waits = false;
-    for (; *end_page > first_page; (*end_page)--) { /* queries all snapshots before the job waits */
+    for (; *end_page > first_page; (*end_page)--) { /* looks up all snapshots before the job waits */
         fkv_page_key key;
         if (fkv_prefix_state_key(&job->keys[*end_page - 1], &key) != FKV_OK) continue;
         if (t->store.contains(t->store.self, &key)) break;
@@ -214,7 +214,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* the time spent waiting for another job's restore also counts */
+    if (fkv_tier_busy(t)) { /* waiting for another job's restore counts as waiting for the store */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }

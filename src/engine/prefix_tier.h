@@ -34,7 +34,7 @@ typedef struct fkv_prefix_tier {
     void *seconds_user;
     fkv_job *job;         /* job whose pages are being restored; NULL if there is none */
     uint32_t first_page;  /* first page to restore */
-    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested; page end_page is the snapshot */
+    uint32_t n_requested; /* pages [0, n_requested) are in memory or have been requested; end_page denotes the snapshot */
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
     uint32_t end_page;    /* end of the page range to restore; the store holds pages [first_page, end_page) */
     double started_at;

@@ -62,7 +62,7 @@ typedef struct fkv_job {
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
     double store_asked_at; /* time when the job began to wait until the store knows which pages it has; 0 if it has not waited */
     bool restore_done;     /* true if the restore is finished or was skipped */
-    bool store_checked;    /* true if the store was queried; it then holds pages [store_first, store_end) */
+    bool store_checked;    /* true if the store was queried; pages [store_first, store_end) are then in the store */
     uint32_t store_first;
     uint32_t store_end;
     char message[512];    /* error message if the job failed */
@@ -74,8 +74,8 @@ typedef struct fkv_job {
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* job may be NULL */
 
-/* Marks a job as cancelled; it ends after the current step. May be called from any thread, but calls must be serialized. n_steps:
- * number of steps completed so far. */
+/* Marks a job as cancelled. The job ends after the current step. May be called from any thread, but calls must be serialized.
+ * n_steps: number of steps completed so far. */
 void fkv_job_cancel(fkv_job *job, uint64_t n_steps);
 
 /* Returns a hash of prompt, n and max_new, which identifies a retried request. */

@@ -20,7 +20,7 @@ void fkv_request_queue_add(fkv_request_queue *queue, fkv_job *job);
 void fkv_request_queue_remove(fkv_request_queue *queue, fkv_job *job);
 
 /* Returns the next job to admit, or NULL if there is none. Ignores jobs that were already considered, but not admitted, in this
- * iteration of the scheduler. */
+ * turn of the scheduler. */
 fkv_job *fkv_request_queue_next(const fkv_request_queue *queue, const fkv_fair_share *share, double now, double ageing_s,
                                 uint64_t turn);
 

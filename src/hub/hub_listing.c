@@ -22,7 +22,8 @@ static bool copy_size(const json_t *value, uint64_t *bytes) {
     return *bytes <= HUB_MAX_FILE_BYTES;
 }
 
-/* Reads one entry of "siblings". Returns false and writes the reason to `error` if the entry is invalid. */
+/* Reads one entry of the array "siblings", which lists the files. Returns false and writes the reason to `error` if the entry is
+ * invalid. */
 static bool parse_file(const json_t *entry, hub_file *file, char error[HUB_ERROR]) {
     enum { SHA1_DIGITS = 40, SHA256_DIGITS = 64 };
     const char *path = json_string_value(json_object_get(entry, "rfilename"));

@@ -50,7 +50,7 @@ typedef struct hub_request {
     char problem[CURL_ERROR_SIZE + 256]; /* reason for the failure, for error messages */
 } hub_request;
 
-/* Prepares a request, which copies `url`. Later requests may reuse `easy`. */
+/* Prepares a request and copies `url`. Later requests may reuse `easy`. */
 void hub_request_begin(hub_request *r, CURL *easy, const hub_session *session, const char *url);
 
 /* Evaluates the response after libcurl has finished the transfer with the code `result`. */

@@ -12,7 +12,7 @@ typedef struct hub_session {
     const char *revision; /* branch, tag or commit to list; see hub_revision_is_valid() */
     long stall_seconds;   /* number of seconds without data after which a transfer fails */
     uint32_t n_tries;     /* maximum number of consecutive attempts without progress for each request */
-    bool (*stop)(void);   /* called several times per second; the result true ends the operation with EXIT_INTERRUPTED */
+    bool (*stop)(void);   /* polled callback; if it returns true, the operation ends with EXIT_INTERRUPTED */
     void *connection;     /* of hub_fetch.c */
 } hub_session;
 

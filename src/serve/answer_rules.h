@@ -28,8 +28,8 @@ bool answer_rules_wanted(const api_request *api, const char **param);
  * is not supported. */
 char *answer_rules_text(const api_request *api, const answer_marks *marks, char *error);
 
-/* Compiles the grammar of a constrained request. The caller closes it. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES]
- * on failure. */
+/* Compiles the grammar of a constrained request. The caller closes the grammar. Returns NULL with a message in
+ * error[GRAMMAR_ERROR_BYTES] on failure. */
 grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, const api_request *api, const uint32_t *prompt,
                            size_t n_prompt, char *error);
 

@@ -308,7 +308,7 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
     (void)json_object_set_new(whole, "content", join_texts(json_object_get(whole, "content"), ""));
     bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty) return add_turn(out, whole); /* its tool results are already in `out`, before its text */
+    if (good && !empty) return add_turn(out, whole); /* read_block() has already appended the tool results to `out` */
     json_decref(whole);
     return good;
 }

@@ -122,7 +122,7 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* serializing log probabilities takes long */
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* log probabilities take long to serialize */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;

@@ -77,7 +77,7 @@ typedef struct prompt_job {
     prompt_tokens prompt;  /* tokens of the prompt; freed after submission, because the engine has a copy */
     struct evbuffer *echo; /* prompt text that the reply repeats before each answer; NULL if the client did not request `echo` */
     uint32_t first_answer; /* index of the job's first answer in the exchange */
-    uint64_t id;           /* request number in the engine */
+    uint64_t id;           /* ID of the request in the engine */
     bool in_engine;        /* true from the submission of the job until its DONE record is read */
     uint32_t n_prompt;
     uint32_t n_cached;
@@ -153,7 +153,7 @@ void exchange_send_json(server *s, struct evhttp_request *req, int status, json_
 void exchange_send_error(server *s, struct evhttp_request *req, int status, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Returns a JSON string with invalid UTF-8 replaced by U+FFFD. */
+/* Converts n bytes to a JSON string and replaces invalid UTF-8 with U+FFFD. */
 json_t *reply_utf8_text(const char *bytes, size_t n);
 
 /* ---- exchanges (exchange.c) ---- */

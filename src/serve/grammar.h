@@ -17,7 +17,7 @@ enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES
 typedef struct grammar_maker grammar_maker; /* vocabulary of a model, indexed for token masks */
 typedef struct grammar grammar;             /* compiled grammar of a request, with one parser state per answer */
 
-/* Returns true if the build has llguidance and grammar_open() accepts rules. */
+/* Returns true if grammar_open() accepts rules, which requires a build with llguidance. */
 bool grammar_supports_rules(void);
 
 /* Sets the time limit for grammar compilations, in seconds. The default is GRAMMAR_COMPILE_SECONDS. With 0, every compilation

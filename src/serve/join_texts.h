@@ -1,4 +1,4 @@
-/* Concatenation of JSON strings, for the request readers. */
+/* Concatenates JSON strings for the request parsers. */
 #ifndef FKV_JOIN_TEXTS_H
 #define FKV_JOIN_TEXTS_H
 

@@ -76,7 +76,7 @@ static bool read_ollama_format(api_request *r, json_t *out) {
     return json_object_set_new(out, "response_format", wanted) == 0 || invalid_field(r, "format", "out of memory");
 }
 
-/* Reads `think`: true, false, or an effort such as "high". */
+/* Reads `think`, which is true, false or an effort such as "high". */
 static bool read_think(api_request *r, json_t *out) {
     json_t *think = field_of(r->root, "think");
     if (think == NULL) return true;

@@ -8,7 +8,7 @@
 json_t *page_state(const server *s, const served_model *m, uint64_t resident_bytes);
 
 /* Returns the properties of a model (/props) and its running requests (/slots) in the format of llama.cpp. The number of slots is
- * the number of sequences that can be decoded concurrently. Unlike in llama.cpp, no memory belongs to a slot. */
+ * the number of sequences that can be decoded concurrently. Unlike in llama.cpp, slots do not own memory. */
 json_t *props_state(const served_model *m);
 json_t *slots_state(const served_model *m);
 

@@ -177,7 +177,7 @@ typedef struct fim_marks {
     uint32_t prefix;
     uint32_t suffix;
     uint32_t middle;
-    uint32_t file; /* precedes the name of another file; FKV_NO_TOKEN if the model has no such token */
+    uint32_t file; /* token that precedes the name of another file; FKV_NO_TOKEN if there is none */
 } fim_marks;
 
 /* Returns the number of the special token with this text, or FKV_NO_TOKEN. */

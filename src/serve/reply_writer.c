@@ -1,4 +1,4 @@
-/* Writes replies of the OpenAI and Anthropic APIs, complete or as server-sent events. See exchange.h. */
+/* Writes the replies of the OpenAI and Anthropic APIs, either complete or as server-sent events. See exchange.h. */
 #include "exchange.h"
 
 #include <event2/bufferevent.h>

@@ -14,10 +14,10 @@ typedef struct served_model {
     const char *name;
     uint32_t parallel;           /* number of sequences that are decoded concurrently */
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
-    size_t max_prompt_bytes;     /* a prompt with more bytes always has more than max_request_tokens tokens */
+    size_t max_prompt_bytes;     /* size, in bytes, above which a prompt always has more than max_request_tokens tokens */
     grammar_maker *grammars;
     uint32_t embed_tokens; /* maximum number of tokens in an embedded text */
-    fkv_runner *embedder;  /* NULL if the model does not compute embeddings; used while holding embed_lock */
+    fkv_runner *embedder;  /* embedding runner, protected by embed_lock; NULL if the model does not compute embeddings */
     pthread_mutex_t embed_lock;
 } served_model;
 

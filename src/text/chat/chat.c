@@ -7,7 +7,7 @@
 enum { N_WORDS = 3 };
 
 struct fkv_chat {
-    fkv_template *text; /* parsed chat template; NULL if the model has no usable template for the reason in `refusal` */
+    fkv_template *text; /* parsed chat template; NULL if the model has no usable template (see `refusal`) */
     fkv_template_word words[N_WORDS];
     size_t n_words;
     char refusal[320];

@@ -1,4 +1,4 @@
-/* Evaluation of statements and expressions. See jinja_eval.h.
+/* Evaluates statements and expressions. See jinja_eval.h.
  *
  * Scopes follow jinja2: every loop iteration, macro call and {% set %} body has its own scope; `if` blocks do not. Variables
  * exist until the end of their scope. To pass a value out of a scope, templates use a namespace object.

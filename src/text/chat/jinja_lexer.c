@@ -1,4 +1,4 @@
-/* Lexer of templates. See jinja_syntax.h.
+/* Lexer for templates. See jinja_syntax.h.
  *
  * White space control: a block tag or comment removes the blanks before it on the same line, and the newline after it. A "-" at
  * the start or end of a tag removes all white space before or after the tag; a "+" keeps the white space. The final newline of
@@ -138,7 +138,7 @@ static size_t decode_escape(const char *from, size_t n_left, char *to, size_t *n
         while (n < 3 && n < n_left && from[n] >= '0' && from[n] <= '7') x = x * 8 + (uint32_t)(from[n++] - '0');
         return *n_put = encode_utf8(x, to), n;
     }
-    return to[0] = '\\', *n_put = 1, 0; /* Python keeps unknown escape sequences */
+    return to[0] = '\\', *n_put = 1, 0; /* unknown escape sequences are kept, as in Python */
 }
 
 static void lex_string(lexer *l) {

@@ -1,4 +1,4 @@
-/* Lookup of attributes, items and methods as in Jinja. See jinja_eval.h. */
+/* Looks up attributes, items and methods as in Jinja. See jinja_eval.h. */
 #include "jinja_eval.h"
 
 jinja_value fkv_jinja_bound(jinja_context *c, jinja_string what) {

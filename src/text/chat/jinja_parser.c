@@ -1,4 +1,4 @@
-/* Recursive descent parser of templates. See jinja_syntax.h.
+/* Recursive descent parser for templates. See jinja_syntax.h.
  *
  * Operator precedence, from lowest to highest: conditional expression (a if b else c); or; and; not; comparison; + and -; ~; * /
  * // and %; **; sign; the postfix operators .name, [index] and (call); filters and tests.
@@ -82,7 +82,7 @@ static jinja_node *new_binary(parser *p, jinja_string name, jinja_node *a, jinja
     return node;
 }
 
-/* Enters a nesting level. Returns false if the nesting is too deep; otherwise the caller must call leave(). */
+/* Enters a nesting level. Returns false if the nesting is too deep; otherwise the caller must call leave_level(). */
 static bool enter_level(parser *p) {
     if (p->c->failed) return false;
     if (++p->c->depth <= p->c->max_depth) return true;

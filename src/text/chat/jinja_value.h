@@ -91,7 +91,7 @@ typedef struct jinja_context {
 
 void fkv_jinja_context_close(jinja_context *c);
 
-/* Records a failure unless one has already been recorded. Returns undefined. */
+/* Records a failure unless one has already been recorded. Returns an undefined value. */
 jinja_value fkv_jinja_fail(jinja_context *c, const char *format, ...) FKV_PRINTF(2, 3);
 
 /* Adds `work` to the number of work units used by this rendering. Records a failure and returns false if the sum exceeds the

@@ -1,4 +1,4 @@
-/* Parsing and rendering of a chat template, and their limits. See template.h. */
+/* Parses and renders chat templates within limits on work, depth and memory. See template.h. */
 #include "template.h"
 
 #include "jinja_eval.h"

@@ -37,8 +37,8 @@ typedef struct fkv_rendered {
     size_t n_bytes;
 } fkv_rendered;
 
-/* Renders a conversation. Returns FKV_BAD_ARGUMENT if a limit is exceeded or if the template rejects the conversation; the
- * message is then the template's own. */
+/* Renders a conversation. Returns FKV_BAD_ARGUMENT if a limit is exceeded or if the template rejects the conversation. In the
+ * second case, the error message comes from the template. */
 fkv_status fkv_template_render(const fkv_template *chat, const fkv_template_input *input, fkv_rendered *out);
 void fkv_rendered_close(fkv_rendered *rendered);
 

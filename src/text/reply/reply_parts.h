@@ -29,7 +29,7 @@ enum {
 typedef struct reply_marker {
     const char *text;
     void (*found)(fkv_reply *r);
-    bool first_only; /* recognized only at the start of the reply, before any text */
+    bool first_only; /* true if the marker is recognized only before any reply text */
 } reply_marker;
 
 typedef struct reply_state {
@@ -94,7 +94,7 @@ struct fkv_reply {
     uint8_t needs; /* number of bytes still missing from `character` */
     char space[REPLY_SPACE];
     size_t n_space;
-    bool trim; /* true to drop white space until the next other character */
+    bool trim; /* true while white space is dropped, until another character arrives */
 
     /* current tool call */
     reply_call_phase phase;
@@ -180,7 +180,7 @@ void reply_call_over(fkv_reply *r);    /* must be called after the closing tag o
 void reply_args(fkv_reply *r, char c); /* adds a byte to the arguments, which are held back until the name is known */
 void reply_args_text(fkv_reply *r, const char *text);
 void reply_args_quoted(fkv_reply *r, char c); /* adds a byte to the arguments, escaped for a JSON string */
-void reply_to_text(fkv_reply *r, char c);     /* returns to the text state and processes c in it */
+void reply_to_text(fkv_reply *r, char c);     /* switches to the text state and processes c */
 
 /* ---- JSON (reply_json.c) */
 typedef enum reply_scan_answer {

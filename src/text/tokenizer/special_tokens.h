@@ -32,7 +32,7 @@ typedef struct fkv_special_tokens {
 typedef struct fkv_special_token {
     fkv_bytes text; /* unique text of 1 to FKV_MAX_TOKEN_BYTES bytes */
     uint32_t token;
-    bool hidden; /* control token, matched only on request */
+    bool hidden; /* true for a control token, which is matched only on request */
 } fkv_special_token;
 
 /* Builds the automaton. Sorts `tokens` in place. fkv_special_tokens_close() accepts a zeroed struct. */

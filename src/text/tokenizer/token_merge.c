@@ -78,7 +78,7 @@ typedef struct pair_queue {
     uint64_t *heap;
     size_t n_heap;
     uint64_t *chunks;
-    uint32_t n_chunks, n_used; /* chunks below n_used have been used at least once */
+    uint32_t n_chunks, n_used; /* n_used: number of chunks that have been used at least once */
     uint32_t free;             /* first chunk in the list of released chunks; NO_CHUNK if the list is empty */
     uint64_t heads[N_RUNS];    /* smallest value of each run; NO_VALUE if the run is empty */
     sorted_run runs[N_RUNS];
@@ -136,7 +136,8 @@ static uint64_t run_pop(pair_queue *queue, int index) {
 }
 
 /* Adds a value to the queue. If some runs end with a value that does not exceed the new value, the new value is appended to the
- * run with the largest such end. Otherwise, it is added to an empty run, or to the heap if no run is empty. */
+ * run whose last value is the largest of these. Otherwise, the new value is added to an empty run, or to the heap if no run is
+ * empty. */
 static void queue_push(pair_queue *queue, uint64_t value) {
     int best = -1;
     if (queue->n_chunks > 0) {

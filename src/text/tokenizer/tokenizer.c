@@ -173,7 +173,7 @@ static int hex_digit(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Decodes "<0x41>" as "A". */
+/* Decodes a byte token: "<0x41>" becomes "A". */
 static bool parse_byte_token(fkv_bytes token, char *byte) {
     if (token.size != 6 || memcmp(token.data, "<0x", 3) != 0 || token.data[5] != '>') return false;
     int high = hex_digit(token.data[3]);

@@ -1,4 +1,5 @@
-/* Internals of the tokenizer: its state, the state of one encode call, and the interface of the two vocabulary kinds. */
+/* Internals of the tokenizer: its state, the state of one encode call, and the functions of BPE and SentencePiece vocabularies.
+ */
 #ifndef FKV_TOKENIZER_PARTS_H
 #define FKV_TOKENIZER_PARTS_H
 

@@ -29,7 +29,7 @@ typedef struct fkv_vocab_map {
     uint32_t n_used;
 } fkv_vocab_map;
 
-/* Allocates a map for n_strings. fkv_vocab_map_close() accepts a zeroed map. */
+/* Allocates a map for n_strings strings. fkv_vocab_map_close() accepts a zeroed map. */
 fkv_status fkv_vocab_map_open(fkv_vocab_map *map, uint32_t n_strings);
 void fkv_vocab_map_close(fkv_vocab_map *map);
 

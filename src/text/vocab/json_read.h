@@ -1,4 +1,4 @@
-/* Parsing of small untrusted JSON files with jansson. */
+/* Parses small untrusted JSON files with jansson. */
 #ifndef FKV_JSON_READ_H
 #define FKV_JSON_READ_H
 
