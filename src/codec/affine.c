@@ -1,7 +1,7 @@
 /* Scalar reference for affine rows. Every vector kernel must produce bit-identical codes, scales and biases.
  *
- * This file defines the arithmetic of one row. block.c defines where the parts of a row are stored, and the kernels in src/attn
- * compute with the parts. Each group is quantized like mlx.core.quantize on the CPU, in float, in this order:
+ * This file defines how a row is quantized; block.c defines where its codes, scales and biases are stored. Each group is
+ * quantized like mlx.core.quantize on the CPU, in float, in this order:
  *
  *     hi, lo = max(x), min(x);  low = |lo| > |hi|;  edge = low ? lo : hi
  *     scale = max((hi - lo) / bins, 1e-7), negated unless low;  q = rint(edge / scale)
@@ -12,8 +12,8 @@
  * error is at most |scale| at the opposite end of the range, and at most |scale| / 2 for every other value.
  *
  * The input may be any float, because rotated rows are not 16-bit values. In decoding, scale (11 bits) times code (8 bits) is
- * exact in float, so FMA contraction cannot change the result. Refits must be compiled without FMA contraction, which would
- * change bits of the result. The rounding mode must be round to nearest, ties to even.
+ * exact in float, so FMA contraction cannot change the result. FMA contraction would change the results of refits, so they must
+ * be compiled without it. The rounding mode must be round to nearest, ties to even.
  */
 #include "affine.h"
 
@@ -64,9 +64,9 @@ static float sum_refit_lanes(const float lane[LANES]) {
     return sum;
 }
 
-/* Fits the line position = slope * code + start by least squares, where position is (value - bias) / scale. The sums over codes
- * and the determinant are exact, because they are integers below 2^24. Returns `line` unchanged if all codes are equal (the
- * determinant is 0) or the fitted line is out of range. */
+/* Fits the line position = slope * code + start by least squares, where position = (value - bias) / scale, and returns the
+ * corresponding scale and bias. The sums over codes and the determinant are exact, because they are integers below 2^24. Returns
+ * `line` unchanged if all codes are equal (the determinant is 0) or the fitted line is out of range. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
     float n = (float)codec->group;
     float c = sum_refit_lanes(sums->c);
@@ -80,9 +80,9 @@ fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_re
     return good ? fitted : line;
 }
 
-/* Clamps x: [group] to the range that pages can store, writes the result to w: [group], and returns the line through the minimum
- * and maximum of w. Each of LANES lanes has its own minimum and maximum, so that the compiler vectorizes the loop. The order of
- * comparisons can change only the sign of a zero, which has no effect on codes. */
+/* Clamps x: [group] to the range that pages can store, writes the result to w: [group], and returns the scale and bias derived
+ * from the minimum and maximum of w. Each of LANES lanes has its own minimum and maximum, so that the compiler vectorizes the
+ * loop. The order of comparisons can change only the sign of a zero, which has no effect on codes. */
 static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
     uint32_t group = codec->group;
     float hi_of[LANES];
@@ -109,9 +109,9 @@ static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit
     return fkv_codec_line(codec, lo, hi, bins);
 }
 
-/* Returns the nearest code. Clamping before rounding gives the same result as clamping after rounding, because the bounds are
- * integers. Adding 2^23 rounds to the nearest integer (ties to even) and leaves that integer in the low bits of the sum. The
- * first comparison maps NaN to 0. */
+/* Rounds a position (value - bias) / scale to the nearest code. Clamping before rounding gives the same result as clamping after
+ * rounding, because the bounds are integers. Adding 2^23 rounds to the nearest integer (ties to even) and leaves that integer in
+ * the low bits of the sum. The first comparison maps NaN to 0. */
 FKV_INLINE uint8_t nearest_code(float position, float bins) {
     position = position > 0.0f ? position : 0.0f;
     position = position < bins ? position : bins;

@@ -19,12 +19,12 @@ typedef struct fkv_affine {
     float bias;
 } fkv_affine;
 
-/* Returns the line through the minimum and maximum of a group. `bins` is the largest code. If the codec refits lines by least
- * squares, the refits start from this line. */
+/* Computes the scale and bias of a group from its minimum `lo` and maximum `hi`, as specified in affine.c. `bins` is the largest
+ * code. Least-squares refits start from this result. */
 fkv_affine fkv_codec_line(const fkv_codec *codec, float lo, float hi, float bins);
 
-/* Sums over the values x of a group, for a least-squares refit: of the codes c, of c * c, of the positions p = (x - bias) /
- * scale, and of c * p. Value j is added to lane j % 16, in ascending order of j. */
+/* Sums over the values of a group, for a least-squares refit. For a value x with code c, let p = (x - bias) / scale. The arrays
+ * hold the sums of c, c * c, p and c * p. Value j is added to lane j % 16, in ascending order of j. */
 enum { FKV_REFITS = 3, FKV_CODEC_LANES = 16 };
 typedef struct fkv_refit {
     float c[FKV_CODEC_LANES];
@@ -33,8 +33,8 @@ typedef struct fkv_refit {
     float cp[FKV_CODEC_LANES];
 } fkv_refit;
 
-/* Refits `line`: returns the least-squares fit of the values to the codes that `line` assigns to them. `sums` describes these
- * codes and values. */
+/* Returns the scale and bias that fit a group's values best (least squares), given the codes that `line` assigns to the values.
+ * `sums` holds the sums over these codes and values. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums);
 
 #endif

@@ -25,9 +25,9 @@ typedef enum fkv_side {
 typedef struct fkv_block {
     fkv_codec codec[FKV_N_SIDES];
     uint32_t page_tokens;
-    uint32_t offset[FKV_N_SIDES][FKV_N_PARTS]; /* byte offset of each part from the start of the block */
+    uint32_t offset[FKV_N_SIDES][FKV_N_PARTS]; /* byte offsets of the codes, scales and biases of K and V */
     uint32_t bytes;                            /* size of the block, a multiple of FKV_BLOCK_ALIGN */
-    uint32_t token_bytes;                      /* packed bytes per token: the row sizes of all parts of K and V */
+    uint32_t token_bytes;                      /* packed bytes per token, summed over the codes, scales and biases of K and V */
 } fkv_block;
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
@@ -36,8 +36,8 @@ void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens
  * form, and all other pages in sealed form. */
 enum { FKV_OPEN_SPAN = 4 };
 
-/* Creates the block that the rows of a sealed layer are written to. Both K and V use 8 bits in groups of 64. If 64 does not
- * divide the head dimension, they use groups of 32; if 32 does not divide it either, they use 16 bits. */
+/* Creates the layout of an open block, to which the rows of a sealed layer are written first. Both K and V use 8 bits in groups
+ * of 64. If 64 does not divide the head dimension, they use groups of 32; if 32 does not divide it either, they use 16 bits. */
 void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
 
 /* Sets part[] to the addresses of a token's codes, scales and biases. For a sealed codec, `token` must be a multiple of

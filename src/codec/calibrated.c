@@ -11,10 +11,10 @@ static fkv_status check_calibrated_config(fkv_codec_config config) {
     return FKV_OK;
 }
 
-/* The 2-bit digits of codes are stored without gaps. The size therefore depends only on the average number of bits per channel.
- */
+/* Computes the size of a row. The 2-bit digits of codes are stored without gaps, so the size depends only on the average number
+ * of bits per channel. */
 static void lay_out_calibrated(fkv_codec *codec) {
-    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* bytes per token in one line */
+    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* bytes per token in a 64-byte line, which covers 16 tokens */
     codec->row_bytes[FKV_PART_CODES] = fkv_ceil_div(codec->dim * codec->bits, 8 * bytes) * bytes;
     codec->page_bytes[FKV_PART_SCALES] = codec->page_bytes[FKV_PART_BIASES] = codec->dim * 2;
 }

@@ -142,7 +142,7 @@ static void list_codec_names(char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
     for (int k = 0; k < N_KINDS; k++) {
-        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* V-only codecs have the same names as K-only codecs */
+        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* K and V kinds share their names */
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL && used < size; n++)
             used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
     }

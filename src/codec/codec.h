@@ -42,7 +42,7 @@ enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 typedef struct fkv_codec_functions {
     const fkv_codec_name *names; /* terminated by an entry whose name is NULL */
     unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both K and V */
-    bool grouped;                /* whether fkv_codec_config.group applies */
+    bool grouped;                /* true if groups of values share a scale, so that fkv_codec_config.group is used */
     uint32_t dim_multiple;       /* required divisor of the head dimension if the kind has no groups; 0 means ROW_MULTIPLE */
     bool rotates;                /* see fkv_codec_info */
     bool needs_rotation;         /* see fkv_codec_info */
@@ -79,7 +79,7 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
  * returned unchanged. */
 fkv_codec_config fkv_codec_canonical(fkv_codec_config config);
 
-/* Declares that all rows of this codec are rotated before encoding. */
+/* Adjusts a codec whose rows are always rotated before they are encoded. */
 void fkv_codec_rotated(fkv_codec *codec);
 
 /* Returns whether both codecs use the same byte format. */

@@ -1,4 +1,4 @@
-/* 16-bit rows: unquantized values in the 16-bit type of the page, stored in one part. */
+/* 16-bit rows: unquantized values in the 16-bit type of the page, without scales and biases. */
 #include "codec.h"
 
 #include "../base/float16.h"

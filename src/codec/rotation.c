@@ -51,7 +51,7 @@ void fkv_rotation_make(uint64_t seed, uint32_t stream, uint32_t dim, fkv_rotatio
     if (dim % 32 != 0) rotation->signs[n_words - 1] &= (1u << dim % 32) - 1u;
 }
 
-/* Vector of four channels. All supported compilers map this extension to vector instructions. */
+/* Vector of four channels. All supported compilers translate operations on this type to vector instructions. */
 typedef float float4 __attribute__((vector_size(16)));
 typedef uint32_t uint4 __attribute__((vector_size(16)));
 

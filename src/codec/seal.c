@@ -25,7 +25,7 @@
 
 enum { LANES = 16 };
 
-/* Writes the bits of a code into a block. The destination bits must be 0 on entry. */
+/* Stores the bits of a code in a block. The destination bits must be 0 on entry. */
 static void put_sealed_code(const fkv_codec *codec, uint8_t *block, uint32_t t, uint32_t c, uint32_t code) {
     fkv_sealed_place place[FKV_SEALED_PLACES];
     int n = fkv_sealed_places(codec, t, c, place);
@@ -197,7 +197,7 @@ static void seal_value_block(const fkv_block *open, const uint8_t *from, const f
     }
 }
 
-/* Encodes the values with a V codec that stores rows independently. */
+/* Re-encodes the values of a page with a V codec that encodes each row separately. */
 static void seal_value_rows(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
     for (uint32_t t = 0; t < open->page_tokens; t++) {
         float y[FKV_MAX_HEAD_DIM];

@@ -28,9 +28,8 @@ static fkv_status check_sealed_config(fkv_codec_config config) {
     return FKV_OK;
 }
 
-/* Returns the number of code bytes per token. The high bits of 3-bit codes are in a separate plane. A line of this plane covers
- * 32 channels, so half of its last line may be unused.
- */
+/* Returns the number of code bytes per token. The high bits of 3-bit codes are stored in a separate plane of 64-byte lines. Each
+ * line covers 32 channels, so half of the plane's last line may be unused. */
 static uint32_t sealed_code_bytes(const fkv_codec *codec) {
     uint32_t units = codec->dim / 16;
     uint32_t lines = codec->bits == 4 ? 2 * units : codec->bits == 2 ? units : units + fkv_ceil_div(units, 2);
@@ -61,7 +60,7 @@ const fkv_codec_functions fkv_codec_sealed_v = {.names = sealed_names,
 
 /* ---- code positions ---- */
 
-/* Returns the offset of byte i in dword `lane` of a line. */
+/* Returns the offset, in bytes, of byte i of dword `lane` in the given line (64 bytes). */
 static uint32_t line_byte_offset(uint32_t line, uint32_t lane, uint32_t i) { return line * FKV_SEALED_LINE + lane * 4 + i; }
 
 static int digit_places(const fkv_channel_order *order, uint32_t t, uint32_t p, fkv_sealed_place place[FKV_SEALED_PLACES]) {

@@ -23,7 +23,7 @@
 #include "channel_order.h"
 
 enum {
-    FKV_SEALED_TOKENS = 16, /* number of tokens per block of codes */
+    FKV_SEALED_TOKENS = 16, /* number of tokens whose codes are stored together */
     FKV_SEALED_LINE = 64,   /* bytes per line: 16 dwords */
     FKV_SEALED_LEVELS = 8,  /* maximum number of magnitude levels in a codebook */
     FKV_SEALED_REFITS = 2,
@@ -31,7 +31,7 @@ enum {
     FKV_SEALED_PLACES = FKV_MAX_DIGITS /* maximum number of bit fields that make up a code */
 };
 
-/* Smaller scales and norms are stored as 0, so that the inverse of every stored value is a finite float. */
+/* Scales and norms below this limit are stored as 0, so that the inverse of every other stored value is a finite float. */
 static const float FKV_SEALED_SMALLEST = 0x1p-100f;
 
 /* A key row is an outlier if its largest magnitude exceeds FKV_SEALED_OUTLIER and is also more than FKV_SEALED_OUTLIER_RATIO
@@ -50,8 +50,8 @@ typedef struct fkv_sealed_book {
 
 FKV_INTERNAL const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
 
-/* One bit field of a code. Bits [from, from + n) of the code are stored in byte `at` of its block of 16 tokens, starting at bit
- * `shift`. */
+/* Location of one bit field of a code: bits [from, from + n) of the code are stored in byte `at`, starting at bit `shift`. Byte
+ * offsets are relative to the codes of the token's block of 16 tokens. */
 typedef struct fkv_sealed_place {
     uint32_t at;
     uint32_t shift;
@@ -59,8 +59,8 @@ typedef struct fkv_sealed_place {
     uint32_t n;
 } fkv_sealed_place;
 
-/* Computes where the code of token t (index within its block of 16 tokens) and channel c is stored. Returns the number of bit
- * fields. */
+/* Computes the locations of the bit fields that make up one code. t: index of the token within its block of 16 tokens; c:
+ * channel. Returns the number of bit fields. */
 int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[FKV_SEALED_PLACES]);
 
 /* Returns whether fkv_seal_block() creates the blocks of this codec. Blocks of other codecs are written row by row. */
@@ -88,14 +88,14 @@ float fkv_sealed_inverse(float norm);
 float fkv_sealed_sum(const float lane[16]);
 /* Computes the minimum lo[c] and maximum hi[c] of each channel c over the key rows of an open page, except outlier rows. */
 void fkv_sealed_key_ranges(const fkv_block *open, const uint8_t *from, float *lo, float *hi);
-/* Computes scales and biases from channel ranges. `lo` and `hi` are indexed by channel. On return, they hold the biases and the
- * inverse scales. scales and biases are indexed by position in the channel order. */
+/* Computes scales and biases from channel ranges. On entry, lo[c] and hi[c] are the minimum and maximum of channel c. On return,
+ * they are the bias and the inverse scale. The outputs `scales` and `biases` are in channel order. */
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases);
 
 /* Seals one KV head of one full page: computes the sealed block from the open block. `open` may use any row codec. The K codec of
- * `sealed` is FKV_CODEC_SEALED or FKV_CODEC_CALIBRATED with its channel order; its V codec may also be a row codec. Both blocks
- * have the same page_tokens, head dimension and page type. Padding between the parts is left unchanged. The implementations for
- * each device are faster and bit-identical. */
+ * `sealed` is FKV_CODEC_SEALED or FKV_CODEC_CALIBRATED (with a channel order), and the V codec is FKV_CODEC_SEALED_V or a row
+ * codec. Both blocks have the same page_tokens, head dimension and page type. Padding in the sealed block is not written. Each
+ * device has a faster, bit-identical implementation. */
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
 #endif

@@ -11,8 +11,7 @@
 
 enum {
     FKV_TURBO_LANES = 16
-}; /* number of partial sums in the sum of squares: value j is added to lane j % 16, and finally the lanes are added from first to
-      last */
+}; /* number of lanes in the sum of squares: value j is added to lane j % 16, and the lanes are then added from first to last */
 
 typedef struct fkv_turbo_book {
     float unit;       /* scale of a row whose mean square is 1 */
@@ -36,7 +35,7 @@ float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[F
 /* Packs code: [D], stored one per byte, into the code bytes of a row. */
 void fkv_turbo_pack(const fkv_codec *codec, const uint8_t *code, uint8_t *bytes);
 
-/* Returns the positive number by which values are divided before they are matched to the codebook. */
+/* Returns the number by which values are divided before they are compared with the codebook: the scale, but at least 1e-30. */
 FKV_INLINE float fkv_turbo_divisor(float scale) { return scale > 1e-30f ? scale : 1e-30f; }
 
 #endif
