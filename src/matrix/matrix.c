@@ -1,6 +1,6 @@
-/* Computes the sizes of weight panels, and sets and reads their rows. See matrix.h; panels.h specifies the layout.
+/* Computes the sizes of weight panels, and sets and reads their rows. panels.h specifies the layout.
  *
- * All code here is portable C and runs at load time or for single rows. product.c runs in every step.
+ * Unlike product.c, which runs in every step, this code is portable C that runs only at load time or for single rows.
  */
 #include "matrix.h"
 
@@ -45,7 +45,8 @@ static void put_quad(uint8_t *line, uint32_t quad) { memcpy(line, &quad, sizeof 
 
 static uint32_t in_every_byte(uint32_t bits) { return bits * 0x01010101u; }
 
-/* Packs `width` (1 or 2) bits of each code of 8 quads, starting with bit `shift`, into separate lines. */
+/* Extracts a field of `width` bits (1 or 2), starting at bit `shift`, from each of 32 codes (8 quads) of a row. Packs the fields
+ * of several quads into one dword per line. */
 static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
     FKV_ASSERT(width == 1 || width == 2);
     uint32_t per_byte = 8 / width;
@@ -57,7 +58,7 @@ static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint
     }
 }
 
-/* Packs 32 codes of one row into a unit. `line` points to the row's dword in the first line. */
+/* Packs 32 codes of one row. `line` points to the row's dword in the first line of the unit (32 columns). */
 static void put_unit_codes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
         for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) put_quad(line + (size_t)j * FKV_LINE_BYTES, quad_at(codes, j));
@@ -73,13 +74,13 @@ static void put_unit_codes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits > low) put_field(codes, low, bits - low, line + (size_t)low * FKV_LINE_BYTES);
 }
 
-/* Returns the bits that put_field() wrote for quad j. */
+/* Returns the bit field that put_field() stored for one code of quad j. `line` points to the code's byte in the first line. */
 static uint32_t field_at(uint32_t width, uint32_t j, const uint8_t *line) {
     uint32_t per_byte = 8 / width;
     return (uint32_t)line[j / per_byte * FKV_LINE_BYTES] >> j % per_byte * width & ((1u << width) - 1);
 }
 
-/* Returns one code of quad j. `line` points to the byte of this code in the first line of the unit. */
+/* Returns one code of quad j. `line` points to the code's byte in the first line of the unit (32 columns). */
 static uint32_t panel_code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
     if (bits == 8) return line[j * FKV_LINE_BYTES];
     uint32_t low = fkv_panel_low_bits(bits);

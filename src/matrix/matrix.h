@@ -62,23 +62,23 @@ void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers
 /* Decodes one row to floats. This function is the reference for the format and is also used to look up embeddings. */
 void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C] */);
 
-/* Returns the size, in bytes, of prepared activations, which all products of a call share. */
+/* Returns the size, in bytes, of the prepared activations that all products of a call share. */
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
 
-/* Scratch memory in which products build the panels of matrices without panels. Each calling thread needs its own fkv_panel_room.
- */
+/* Scratch memory for products with matrices that are not stored as panels: their panels are built in this memory. Each calling
+ * thread needs its own fkv_panel_room. */
 typedef struct fkv_panel_room {
     uint8_t *bytes; /* [n_threads, thread_bytes], 64-byte aligned */
     uint64_t thread_bytes;
     uint64_t scratch_bytes; /* number of bytes at the start of each thread's memory that set() uses */
-    atomic_bool lost;       /* set to true if a scale or bias was not finite in f16; the product is then wrong */
+    atomic_bool lost;       /* set to true if a scale or bias was not finite in f16, in which case the product is wrong */
 } fkv_panel_room;
 
-/* Increases the recorded sizes, if necessary, to those that products with `matrix` need. Does not allocate memory. */
+/* Increases the sizes in `room`, if necessary, so that they suffice for products with `matrix`. Does not allocate memory. */
 void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix);
 
-/* One matrix product of a call. All products of a call share their activations. out: [T, out_stride]; column `row` receives the
- * dot product with matrix row `row`, plus bias[row] if bias is not NULL. */
+/* One of several matrix products that share their activations. out: [T, out_stride]; column `row` receives the dot product of the
+ * activations with matrix row `row`, plus bias[row] if bias is not NULL. */
 typedef struct fkv_product {
     const fkv_matrix *matrix;
     const float *bias; /* [R] or NULL */
@@ -106,7 +106,7 @@ typedef struct fkv_head_products {
 } fkv_head_products;
 
 /* Computes the products of all heads for n_tokens tokens. input: n_heads * fkv_product_input_bytes(T, C) bytes, 64-byte aligned.
- * The other arguments are those of fkv_product_run(). */
+ * The other arguments have the same meaning as in fkv_product_run(). */
 void fkv_product_run_heads(fkv_workers *workers, fkv_isa isa, const fkv_head_products *products, uint32_t n_tokens, void *input);
 
 #endif

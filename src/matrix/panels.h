@@ -51,7 +51,7 @@ typedef enum fkv_matrix_kind {
 /* ggml block formats of weight files, which some kernels convert to panels themselves (product_kernels.h).
  * src/model/files/block_formats.c describes the formats. */
 typedef enum fkv_row_form {
-    FKV_ROWS_OTHER, /* formats that no product kernel converts to panels */
+    FKV_ROWS_OTHER, /* any other format; no kernel converts it to panels */
     FKV_ROWS_Q4_0,
     FKV_ROWS_Q8_0,
     FKV_ROWS_Q4_K,
@@ -87,14 +87,14 @@ FKV_INLINE fkv_panel_layout fkv_panel_layout_of(fkv_matrix_kind kind) {
     }
 }
 
-/* Returns how many of the low bits of a code are stored in the first lines of a unit. The remaining high bits are stored in the
- * following lines. */
+/* Returns the number of low bits of a code that are stored in the first lines of a unit (32 columns). The remaining high bits are
+ * stored in the following lines. */
 FKV_INLINE uint32_t fkv_panel_low_bits(uint32_t bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 
 /* Returns the value that a centered kind subtracts from a code. Table bytes are stored as unsigned, with an offset of 128. */
 FKV_INLINE int fkv_panel_center(fkv_panel_layout layout) { return layout.table ? 128 : 1 << (layout.bits - 1); }
 
-/* Returns the number of bytes of scales and biases per group. */
+/* Returns the size, in bytes, of the scales and biases of one group of columns for all rows of a panel. */
 FKV_INLINE size_t fkv_panel_group_bytes(fkv_panel_layout layout) {
     return layout.biased ? 2 * FKV_HALVES_BYTES : FKV_HALVES_BYTES;
 }

@@ -12,8 +12,8 @@ enum {
     ITEM_BYTES =
         128 *
         1024, /* number of weight bytes per work item: half of a typical core's cache, and large enough to amortize scheduling */
-    ITEM_PANELS = 8, /* minimum number of panels per work item with at least one full block of tokens; the panels share the
-                        activations in cache */
+    ITEM_PANELS = 8, /* minimum number of panels per work item with at least one full block of tokens, so that the panels share
+                        the cached activations */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread if there are enough panels, so that threads finish at about the same time */
@@ -21,8 +21,8 @@ enum {
     CALLER_TOKENS = 2 /* maximum number of tokens that the calling thread prepares itself; waking other threads takes longer */
 };
 
-/* Division of one product into work items. A work item is a pair (panel range, token range). Consecutive items have consecutive
- * token ranges of the same panel range. */
+/* Division of one matrix product into work items. A work item is a pair (panel range, token range). Consecutive items have the
+ * same panel range and consecutive token ranges. */
 typedef struct cut {
     uint32_t first_item;
     uint32_t n_panels;
@@ -40,7 +40,7 @@ typedef struct job {
 
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fkv_activation_bytes(n_tokens, n_cols); }
 
-/* Computes the products of tokens [token, token + n_tokens) with n_panels complete panels at `first`. */
+/* Multiplies n_panels complete panels, stored at `first`, by tokens [token, token + n_tokens). */
 static void run_whole_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t n_panels, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_matrix *m = p->matrix;
@@ -53,8 +53,8 @@ static void run_whole_panels(const job *j, const fkv_product *p, const uint8_t *
     j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
 }
 
-/* Computes the products of the tokens with a last panel that has padding rows. The results of padding rows must not be written to
- * out. */
+/* Multiplies the last panel, which has padding rows, by tokens [token, token + n_tokens). The results of padding rows are not
+ * written to out. */
 static void run_padded_panel(const job *j, const fkv_product *p, const uint8_t *panel, uint32_t token, uint32_t n_tokens,
                              float *out) {
     size_t n_rows = p->matrix->n_rows % FKV_PANEL_ROWS;
@@ -66,7 +66,7 @@ static void run_padded_panel(const job *j, const fkv_product *p, const uint8_t *
     }
 }
 
-/* Computes the products of the tokens with panels [panel, end), which are stored at `first`. */
+/* Multiplies panels [panel, end), which are stored at `first`, by tokens [token, token + n_tokens). */
 static void run_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t panel, uint32_t end, uint32_t token,
                        uint32_t n_tokens) {
     uint32_t whole = fkv_min_u32(end, p->matrix->n_rows / FKV_PANEL_ROWS);
@@ -91,7 +91,7 @@ void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix) {
     room->thread_bytes = room->scratch_bytes + (panels > largest ? panels : largest);
 }
 
-/* Builds one panel from mapped rows. Returns whether all its scales and biases are finite in f16. */
+/* Builds one panel from mapped rows. Returns whether all scales and biases of the panel are finite in f16. */
 static bool fill_one_panel(const job *j, const fkv_matrix *m, uint32_t panel, uint8_t *out, void *scratch) {
     const fkv_matrix_rows *rows = &m->rows;
     uint32_t row = panel * FKV_PANEL_ROWS;
@@ -187,7 +187,7 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
-/* Runs all products of a call that use the same form of prepared activations (as tiles, or not as tiles). */
+/* Computes all products of a call that share one form of prepared activations (AMX tiles, or another form). */
 static void run_job(fkv_workers *workers, job *j) {
     if (wants_preparation(j)) {
         if (j->in.n_tokens <= CALLER_TOKENS)

@@ -1,9 +1,9 @@
-/* Converts rows of ggml blocks in mapped weight files to panels, just before they are used in a matrix product. The result is
- * byte-identical to fkv_matrix_set_codes() on the same rows.
+/* Converts rows of ggml blocks in mapped weight files to panels, just before the panels are used in a matrix product. The result
+ * is byte-identical to that of fkv_matrix_set_codes() for the same rows.
  *
  * A line of a panel holds one dword of each of 16 rows, so 16 loads and a transpose produce 16 lines. Where the bit layouts of
- * blocks and panels differ, whole lines are shifted. For Q4_K with 2048 columns, one thread converts 7.0 GB of file data per
- * second.
+ * blocks and panels differ, the bits of whole lines are shifted. For Q4_K with 2048 columns, one thread converts 7.0 GB of file
+ * data per second.
  */
 #ifndef FKV_FILL_AVX512_H
 #define FKV_FILL_AVX512_H
@@ -13,7 +13,7 @@
 
 #include <immintrin.h>
 
-/* Address of a byte in the first of 16 rows; the rows are `stride` bytes apart. */
+/* Address of a byte in the first of 16 rows, and the distance between rows in bytes. */
 typedef struct row_place {
     const uint8_t *at;
     uint64_t stride;
@@ -29,7 +29,7 @@ FKV_INLINE __m128i load_16_bytes(row_place rows, int row) {
     return _mm_loadu_si128((const __m128i *)(rows.at + (uint64_t)row * rows.stride));
 }
 
-/* Transposes 16 bytes of each of the 16 rows into four lines. */
+/* Loads 16 bytes (four dwords) of each of the 16 rows and transposes them: lines[i] receives dword i of every row. */
 FKV_INLINE void transpose_16_bytes(row_place rows, __m512i lines[4]) {
     __m512i a[4]; /* the 128-bit lanes of a[i] hold rows i, 4 + i, 8 + i and 12 + i */
     FKV_UNROLL
@@ -42,7 +42,7 @@ FKV_INLINE void transpose_16_bytes(row_place rows, __m512i lines[4]) {
     transpose_dwords(a, lines);
 }
 
-/* Transposes 64 bytes of each of the 16 rows into 16 lines. */
+/* Loads 64 bytes (16 dwords) of each of the 16 rows and transposes them: lines[i] receives dword i of every row. */
 FKV_INLINE void transpose_64_bytes(row_place rows, __m512i lines[16]) {
     __m512i a[16];
     __m512i b[16];
@@ -94,7 +94,7 @@ FKV_INLINE void write_halves(panel_writer *w, __m512 numbers) {
     w->halves += FKV_HALVES_BYTES;
 }
 
-/* Writes the four lines of a unit. In each row, the 32 codes of the unit are the low (or high) nibbles of 32 bytes. */
+/* Packs the 4-bit codes of 32 columns into four lines. In each row, these codes are the low (or high) nibbles of 32 bytes. */
 FKV_INLINE void write_nibbles(panel_writer *w, const __m512i bytes[8], bool high) {
     const __m512i low_halves = _mm512_set1_epi32(0x0f0f0f0f);
     FKV_UNROLL
@@ -142,8 +142,8 @@ FKV_INLINE void fill_q4_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Writes the two lines with the upper two bits of a unit's codes. In each row, these are bits 2 * quarter and 2 * quarter + 1 of
- * 32 bytes. */
+/* Packs the upper two bits of the codes of 32 columns into two lines. In each row, these are bits 2 * quarter and 2 * quarter + 1
+ * of 32 bytes. */
 FKV_INLINE void write_pairs(panel_writer *w, const __m512i bytes[8], int quarter) {
     FKV_UNROLL
     for (int line = 0; line < 2; line++) {
@@ -179,7 +179,7 @@ FKV_INLINE void fill_q6_k(row_place block, panel_writer *w) {
     }
 }
 
-/* Writes 4-bit codes that are already in panel order. */
+/* Transposes 4-bit codes that are already in panel order, and writes them to the panel. */
 FKV_INLINE void fill_16_bytes(row_place bytes, panel_writer *w) {
     __m512i lines[4];
     transpose_16_bytes(bytes, lines);
@@ -215,7 +215,7 @@ FKV_INLINE void fill_mxfp4(row_place block, panel_writer *w) {
 
 /* ---- dispatch by format ---- */
 
-/* Prefetches the block at the same position in the next 16 rows. */
+/* Prefetches, for the next 16 rows, the block with the given index. */
 FKV_INLINE void prefetch_rows(const uint8_t *rows, uint64_t row_bytes, uint32_t block, uint32_t block_bytes) {
     const uint8_t *next = rows + FKV_PANEL_ROWS * (row_bytes + (uint64_t)block * block_bytes);
     for (uint32_t i = 0; i < FKV_PANEL_ROWS * block_bytes; i += 64) FKV_PREFETCH_FAR(next + i);

@@ -1,23 +1,23 @@
 /* AMX matrix products of packed weight panels with blocks of 16 tokens. Results are bit-identical to those of product_vnni.h:
  * integer sums are exact in any order, and the float operations that follow are performed in the same order.
  *
- * Matrix A holds the high or the low bytes of 16 tokens for one unit of columns. Matrix B holds the quads of the unit as bytes.
- * The matrix unit multiplies one unit of columns while the vector units convert the dot products of another. The outputs of 16
- * tokens x 16 rows stay in registers. Groups smaller than a unit would leave half of every tile empty, so they use the vector
- * kernels instead.
+ * Columns are processed in units of 32. Matrix A holds the high or the low activation bytes of 16 tokens for one unit. Matrix B
+ * holds the codes of the unit, one byte each. AMX multiplies one unit while vector instructions scale the dot products of
+ * another. The outputs of 16 tokens x 16 rows stay in registers. Scale groups of 16 columns would leave half of every tile empty,
+ * so they use the vector kernels instead.
  *
- * A span of columns is unpacked for several panels at once and used by all tokens. The activation bytes of a block of tokens stay
- * in L1 while these panels are processed. Partial results are kept in out. 8-bit codes are loaded as tiles without unpacking, so
- * AMX is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32 columns take 93
- * cycles with AMX and 142 cycles with vectors.
+ * A span of several units is unpacked for several panels at once and used by all tokens. The activation bytes of a block of
+ * tokens stay in L1 while these panels are processed. `out` holds the partial results. 8-bit codes are loaded as tiles without
+ * unpacking, so AMX is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32
+ * columns take 93 cycles with AMX and 142 cycles with vectors.
  */
 #include "../../base/simd/amx_tiles.h"
 #include "fill_avx512.h"
 #include "product_amx_bf16.h"
 
 enum {
-    SPAN_UNITS =
-        16, /* number of units per span; a span takes 16 KiB of activations per block of tokens and 8 KiB of codes per panel */
+    SPAN_UNITS = 16, /* number of units (32 columns each) per span; a span has 16 KiB of activations per block of tokens and 8 KiB
+                        of codes per panel */
     SPAN_PANELS = 8
 };
 
@@ -31,14 +31,16 @@ typedef struct span {
     const uint8_t *halves;
 } span;
 
-/* Dot products of one unit's codes with the high bytes and with the low bytes of the activations. */
+/* Integer dot products over one unit (32 columns) of codes with the high and the low activation bytes, for 16 tokens and 16
+ * rows. */
 typedef struct unit_sums {
     alignas(64) int32_t high[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
     alignas(64) int32_t low[FKV_TILE_HEIGHT][FKV_PANEL_ROWS];
 } unit_sums;
 
-/* Configures the tiles. Units alternate between two sets of accumulators, tiles 0 and 1 and tiles 2 and 3. Each set has one tile
- * for the high and one for the low activation bytes. Tiles 4 and 5 hold the high and low bytes, and tile 6 holds the codes. */
+/* Configures the AMX tiles. Consecutive units of columns alternate between two pairs of accumulators: tiles 0 and 1, and tiles 2
+ * and 3. The tiles of a pair are for the high and the low activation bytes. Tiles 4 and 5 hold these bytes, and tile 6 holds the
+ * codes. */
 static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);
@@ -63,8 +65,8 @@ FKV_INLINE void span_open(fkv_panel_layout layout, const fkv_panels *p, uint32_t
     }
 }
 
-/* Starts the matrix products of a unit. Each set of tiles has its own branch, because the instructions take literal tile numbers.
- */
+/* Starts the matrix products over one unit (32 columns). Each pair of accumulator tiles has its own branch, because AMX
+ * instructions take literal tile numbers. */
 FKV_INLINE void start_sums(int set, const span *s, const unit_bytes *bytes, uint32_t u) {
     bytes += (size_t)u * FKV_BLOCK_TOKENS;
     if (s->ahead != 0) {
@@ -99,7 +101,7 @@ FKV_INLINE void store_unit_sums(int set, unit_sums *sums) {
     fkv_tiles_see_stores();
 }
 
-/* Scales the dot products of a unit and adds them to the output. */
+/* Scales the dot products over one unit (32 columns) and adds them to the outputs. */
 FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums *sums, const unit_scaling *scaling, uint32_t u,
                          vf *out) {
     vf scale;
@@ -114,8 +116,8 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
     }
 }
 
-/* Multiplies one span of one panel by one block of tokens. Dot products are read one loop iteration after they are stored, so
- * that the loads do not wait for the stores. */
+/* Multiplies a span of columns of one panel by one block of tokens. Dot products are read one loop iteration after they are
+ * stored, so that the loads do not wait for the stores. */
 FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit, uint32_t n_units, const token_block *block,
                            float *out, size_t out_stride) {
     const unit_bytes *bytes = block->bytes + (size_t)unit * FKV_BLOCK_TOKENS;
@@ -138,7 +140,7 @@ FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) vf_store(out + (size_t)t * out_stride, lanes[t]);
 }
 
-/* Computes the products of the panels with whole blocks of tokens. */
+/* Multiplies panels by full blocks of 16 tokens. */
 FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                  uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);
@@ -167,9 +169,9 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
     fkv_tiles_close();
 }
 
-/* Selects the kernel. Activations that were prepared as tiles use bfloat16 tiles. Whole blocks of tokens use byte tiles if the
- * codes have 8 bits or if there are at least two such blocks, provided that the groups have 32 columns and bfloat16 products
- * would not be exact. All other tokens use vectors. */
+/* Selects the kernel. Activations that were prepared as tiles use bfloat16 tiles. Byte tiles are used for full blocks of 16
+ * tokens if bfloat16 products would not be exact, scale groups have 32 columns, and there are at least two such blocks or 8-bit
+ * codes. All other tokens use vector kernels. */
 FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                    uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);

@@ -1,15 +1,15 @@
 /* AMX bfloat16 matrix products for panels with up to four bits per code. Results are bit-identical to those of product_vnni.h.
  *
- * Codes below 16 and the two bytes of an activation are integers that bfloat16 represents exactly, even when multiplied by a
- * power of two. The dot product of a unit of 32 columns is at most 15 * 32 * (127 * 256 + 128) < 2^24 quantization steps, so
- * every partial sum is an exact float in any order. One accumulator tile then holds dot * step. Byte tiles need two accumulators,
- * whose sums must be joined, converted to float and multiplied by the step.
+ * bfloat16 represents codes below 16 and the two bytes of an activation exactly, even when multiplied by a power of two. The dot
+ * product over a unit of 32 columns is at most 15 * 32 * (127 * 256 + 128) < 2^24 quantization steps, so every partial sum is an
+ * exact float in any order. One accumulator tile therefore holds dot * step. Byte tiles would need two accumulators, which must
+ * be combined, converted to float and multiplied by the step.
  *
- * Matrix A holds the high or the low bytes of the tokens for one unit of columns, prepared once for all panels. Matrix B holds
- * the codes of the unit. Both store the columns of a quad in the order 0 2 1 3, in which pairs of codes appear in the halves of a
- * dword. A span of the tokens' columns stays in L1 while all panels are processed without a pause. With a single block of tokens,
- * codes are unpacked a few units ahead; several blocks share the unpacked panels. Partial results are kept in out. If the data is
- * in cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
+ * Matrix A holds the high or the low activation bytes for one unit, prepared once for all panels. Matrix B holds the codes of the
+ * unit. Both store every four columns in the order 0 2 1 3, so that unpacking yields pairs of codes in the halves of a dword. The
+ * activations of a span (up to BF16_UNITS units) stay in L1 while all panels are processed. With a single block of tokens, codes
+ * are unpacked a few units ahead; several blocks share the unpacked panels. `out` holds the partial results. If the data is in
+ * cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
  */
 #ifndef FKV_PRODUCT_AMX_BF16_H
 #define FKV_PRODUCT_AMX_BF16_H
@@ -18,22 +18,23 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10,    /* maximum number of units per span; the activations of a full span take 20 KiB */
+    BF16_UNITS = 10,    /* maximum number of units (32 columns each) per span; the activations of a full span take 20 KiB */
     BF16_PANELS = 4,    /* number of unpacked panels that several blocks of tokens share; the panels take 40 KiB */
     BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a dot product is complete three units after it was started */
-    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of the output */
-    BF16_RING = 8,      /* number of unpacked units in the ring buffer; a ring of twice the size is slower */
+    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of the additions to the output */
+    BF16_RING = 8,      /* number of units in the ring buffer of unpacked codes; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
     BF16_MIN_TOKENS = 12 /* minimum number of tokens; with fewer tokens, the vector kernels are faster */
 };
 
-/* Upper bound on the sum of a unit's codes, like CODE_SUM_BOUND, but for codes of at most four bits. With the larger
+/* Upper bound on the sum of the codes in one unit (32 columns) of a row, for codes of at most four bits. With the larger
  * CODE_SUM_BOUND, the steps of the smallest values would be denormal floats. */
 static const float BF16_CODE_SUM_BOUND = 0x1p9f;
 
 typedef uint16_t bf16_codes[BF16_PAIRS][2 * FKV_PANEL_ROWS];
 
-/* One unit of a block of tokens in tile layout. */
+/* Activations of 16 tokens in one unit (32 columns), as bfloat16 values in the layout of AMX tiles, multiplied by step /
+ * BF16_CODE_SUM_BOUND. */
 typedef struct bf16_unit {
     uint16_t high[FKV_BLOCK_TOKENS][UNIT_NUMBERS]; /* high bytes times 256 */
     uint16_t low[FKV_BLOCK_TOKENS][UNIT_NUMBERS];
@@ -46,15 +47,15 @@ typedef struct bf16_floats {
 _Static_assert(sizeof(bf16_unit) + sizeof(bf16_floats) == FKV_BLOCK_TOKENS * FKV_PREPARED_BYTES,
                "FKV_PREPARED_BYTES must match the tile layout");
 
-/* One block of prepared tokens. */
+/* Prepared activations of one block of up to 16 tokens. */
 typedef struct bf16_block {
     bf16_unit *units;  /* [units] */
-    bf16_floats *sums; /* [units] sums of each unit's rounded activations; 0 for unused tokens of the block */
+    bf16_floats *sums; /* [units] for each token, the sum of the unit's rounded activations; 0 for unused tokens of the block */
     uint32_t n_tokens;
 } bf16_block;
 
 typedef struct bf16_sums {
-    alignas(64) float dot[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS]; /* dot * step / BF16_CODE_SUM_BOUND */
+    alignas(64) float dot[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS]; /* dot products, multiplied by step / BF16_CODE_SUM_BOUND */
 } bf16_sums;
 
 /* Returns whether bfloat16 dot products are exact for a matrix kind. */
@@ -87,7 +88,7 @@ FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, ui
     for (uint32_t u = 0; u < n_units; u += 2) {
         const unit_pair pair = round_unit_pair(x, &steps, u, n_units);
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
-            const uint32_t half = (unit - u) * 2; /* index of the unit's first half in `pair` */
+            const uint32_t half = (unit - u) * 2; /* index in `pair` of the first half (16 values) of the unit */
             const float step = steps.step[unit];
             const vf tile_step = vf_set(step / BF16_CODE_SUM_BOUND);
             vf high[2];
@@ -105,8 +106,8 @@ FKV_INLINE void bf16_prepare_units(const fkv_activations *in, uint32_t token, ui
     }
 }
 
-/* Converts the activations of tokens to tile layout. If the last block has fewer than FKV_BLOCK_TOKENS tokens, the activation
- * sums of the unused tokens are set to 0. */
+/* Converts activations to tile layout. If the last block has fewer than FKV_BLOCK_TOKENS tokens, the sums of the unused tokens
+ * are set to 0. */
 static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
     prepare_each_token(bf16_prepare_units, in, token, n_tokens);
     if (token + n_tokens < in->n_tokens) return;
@@ -118,7 +119,8 @@ static void bf16_prepare_tokens(const fkv_activations *in, uint32_t token, uint3
 
 /* ---- tiles ---- */
 
-/* Configures the tiles. Tiles 0 to 3 are accumulators, tiles 4 and 5 hold high and low bytes, and tile 6 holds codes. */
+/* Configures the AMX tiles. Tiles 0 to 3 are accumulators, tiles 4 and 5 hold high and low activation bytes, and tile 6 holds
+ * codes. */
 static void bf16_tiles_open(uint32_t n_tokens) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, n_tokens, FKV_TILE_BYTES);
@@ -146,7 +148,8 @@ FKV_INLINE void bf16_unpack(fkv_panel_layout layout, const uint8_t *lines, bf16_
     _tile_dpbf16ps(tile, 4, 6);                                                                                                  \
     _tile_dpbf16ps(tile, 5, 6)
 
-/* Starts the matrix products of a unit. Each tile has its own branch, because the instructions take literal tile numbers. */
+/* Starts the matrix products over one unit (32 columns). Each accumulator tile has its own branch, because AMX instructions take
+ * literal tile numbers. */
 FKV_INLINE void bf16_start(int tile, const uint16_t (*codes)[2 * FKV_PANEL_ROWS], const bf16_unit *unit) {
     _tile_loadd(6, codes, FKV_TILE_BYTES);
     _tile_loadd(4, unit->high, FKV_TILE_BYTES);
@@ -177,13 +180,13 @@ FKV_INLINE void bf16_store(int tile, bf16_sums *sums) {
 /* ---- span pipeline ---- */
 
 typedef struct bf16_work {
-    const uint8_t *lines;  /* start of the span's lines in the first panel */
-    const uint8_t *halves; /* start of the span's scales in the first panel */
+    const uint8_t *lines;  /* address of the span's codes in the first panel */
+    const uint8_t *halves; /* address of the span's scales in the first panel */
     size_t panel_bytes;
     uint32_t n_panels;
     uint32_t n_units;           /* number of units in the span */
     const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes, if several blocks share them */
-    const bf16_unit *tokens;    /* [n_units], like sums */
+    const bf16_unit *tokens;    /* [n_units] activations of one block of tokens */
     const bf16_floats *sums;
     uint32_t n_tokens;
     bool is_first; /* true for the first span, when out does not hold partial results yet */
@@ -191,11 +194,11 @@ typedef struct bf16_work {
     size_t out_stride;
 } bf16_work;
 
-/* Position of one stage of the pipeline. Each stage processes all units of all panels, one unit per loop iteration. */
+/* Position of one pipeline stage. Each stage processes all units (32 columns each) of all panels, one unit per loop iteration. */
 typedef struct bf16_stage {
     uint32_t turn;
     uint32_t unit;     /* index of the unit within the span */
-    const uint8_t *at; /* address of the unit's lines or scales */
+    const uint8_t *at; /* address of the unit's codes or scales in the panel */
 } bf16_stage;
 
 FKV_INLINE void bf16_next(const bf16_work *w, size_t bytes, bf16_stage *s) {
@@ -214,7 +217,7 @@ FKV_INLINE void bf16_load_lanes(int n_lanes, const bf16_work *w, const float *ou
     }
 }
 
-/* Scales the dot products of a unit and adds them to the output. */
+/* Scales the dot products over one unit (32 columns) and adds them to the outputs. */
 FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *w, const bf16_stage *s, const bf16_sums *sums,
                          vf *lanes) {
     vf scale;
@@ -228,9 +231,9 @@ FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *
     }
 }
 
-/* Runs the pipeline. Each loop iteration adds the dot products stored one iteration ago to the output, stores those started three
- * iterations ago, starts a unit in the free tile, and unpacks a later unit. n_lanes, `fresh` (codes are unpacked on the fly) and
- * the layout are compile-time constants. */
+/* Runs the pipeline. Each loop iteration adds the dot products that were stored one iteration ago to the output, stores the dot
+ * products that were started three iterations ago, starts the next unit in the free accumulator tile, and unpacks a later unit.
+ * n_lanes, `fresh` (true if codes are unpacked in this loop) and the layout are compile-time constants. */
 FKV_INLINE void bf16_run(int n_lanes, bool fresh, fkv_panel_layout layout, const bf16_work *w) {
     const uint32_t n_turns = w->n_units * w->n_panels;
     const size_t line_bytes = (size_t)layout.bits * FKV_LINE_BYTES;
@@ -288,7 +291,7 @@ FKV_INLINE void bf16_run_block(bool fresh, fkv_panel_layout layout, const bf16_w
 
 /* ---- product ---- */
 
-/* Returns a bf16_work for panels [panel, panel + n_panels), with all fields set except those that depend on the tokens. */
+/* Returns a bf16_work for a span of panels [panel, panel + n_panels). Only the fields that depend on the tokens are not set. */
 FKV_INLINE bf16_work bf16_work_of(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t n_panels, uint32_t unit,
                                   uint32_t n_units) {
     const uint8_t *first = p->first + panel * p->panel_bytes;
@@ -310,7 +313,7 @@ FKV_INLINE void bf16_set_tokens(const fkv_activations *in, uint32_t token, uint3
     w->out_stride = out_stride;
 }
 
-/* Computes the products of panels [panel, panel + n_panels) with all blocks of tokens, one block after another. */
+/* Multiplies panels [panel, panel + n_panels) by all blocks of tokens, one block after another. */
 FKV_INLINE void bf16_blocks(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t n_panels, uint32_t unit,
                             uint32_t n_units, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                             size_t out_stride) {

@@ -149,8 +149,8 @@ FKV_INLINE void product_tokens(int n_tokens, fkv_matrix_kind kind, const fkv_pan
     }
 }
 
-/* Computes the matrix product for one matrix kind. A panel is multiplied by all tokens before the next panel is read, so that it
- * stays in a nearby cache. */
+/* Computes the matrix product for one matrix kind. Each panel is multiplied by all tokens before the next panel is read, so that
+ * the panel stays in a nearby cache. */
 FKV_INLINE void product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                              uint32_t n_tokens, float *out, size_t out_stride) {
     for (uint32_t i = 0; i < p->n_panels; i++) {

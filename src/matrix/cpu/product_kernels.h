@@ -16,7 +16,7 @@ typedef struct fkv_panels {
     uint32_t n_cols;
     uint32_t n_panels;
     uint64_t panel_bytes;
-    const int8_t *table;  /* [16] signed bytes, for kinds with a table */
+    const int8_t *table;  /* [16] table of signed bytes; used by table kinds only */
     const uint8_t *first; /* first panel, 64-byte aligned */
 } fkv_panels;
 
@@ -27,7 +27,7 @@ typedef struct fkv_activations {
     uint32_t n_tokens;
     uint32_t n_cols;
     void *prepared; /* fkv_activation_bytes() bytes, 64-byte aligned */
-    bool as_tiles;  /* whether the activations are prepared as tiles, because wants_tiles() returned true */
+    bool as_tiles;  /* true if the activations are prepared as AMX tiles, because wants_tiles() returned true */
 } fkv_activations;
 
 /* Returns an upper bound, over all kernels, on the size of prepared activations: two 16-bit values per activation and a float per
@@ -39,22 +39,22 @@ FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) {
 
 typedef enum fkv_filled {
     FKV_FILLED,
-    FKV_FILLED_NOT_FINITE, /* a scale or bias is not finite in f16 */
+    FKV_FILLED_NOT_FINITE, /* converted, but a scale or bias is not finite in f16 */
     FKV_FILL_UNKNOWN
 } fkv_filled;
 
 typedef struct fkv_product_kernels {
-    /* Returns whether n_tokens rows of activations should be prepared as tiles for this matrix kind. NULL if activations are
-     * never prepared as tiles. */
+    /* Returns whether the activations of n_tokens tokens should be prepared as AMX tiles for this matrix kind. NULL if
+     * activations are never prepared as tiles. */
     bool (*wants_tiles)(fkv_matrix_kind kind, uint32_t n_tokens);
 
-    /* Prepares tokens [token, token + n_tokens) for packed panels. NULL if there is nothing to prepare. */
+    /* Prepares the activations of tokens [token, token + n_tokens) for products with packed panels. NULL if no preparation is
+     * needed. */
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
 
     /* Computes out[t][16 * p + r], the dot product of row r of panel p with x[token + t], for every panel and t < n_tokens.
-     * `token` is a multiple of FKV_BLOCK_TOKENS, and so is n_tokens unless these are the last tokens. out: [n_tokens,
-     * out_stride].
-     */
+     * `token` is a multiple of FKV_BLOCK_TOKENS. n_tokens is also a multiple of FKV_BLOCK_TOKENS, except at the end of the
+     * activations. out: [n_tokens, out_stride]. */
     void (*product)(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                     size_t out_stride);
 

@@ -1,15 +1,15 @@
 /* Integer matrix products (vpdpbusd) of packed panels with activations. The lanes are the 16 rows of a panel, and a dword holds
  * four columns of a row (a quad). Float panels use product_body.h.
  *
- * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own step, derived from its largest
- * value, because some channels of a model can be a thousand times larger than others. For each group, out += (dot * step) * scale
- * + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is the sum of the rounded
- * activations. Because both use rounded values, a rounding error is multiplied by a weight and not by a code. Sums of code * x
- * are exact, and the order of groups is fixed for each output, so results do not depend on other tokens and panels. Steps are
- * powers of two, so dot * step is exact and product_amx_bf16.h may apply the step before summing.
+ * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own quantization step, derived
+ * from its largest value, because some channels of a model can be a thousand times larger than others. For each scale group, out
+ * += (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is
+ * the sum of the rounded activations. Both terms use rounded activations, so a rounding error is multiplied by a weight and not
+ * by a code. Dot products are exact, and groups are always added in the same order, so results do not depend on other tokens and
+ * panels. Steps are powers of two, so dot * step is exact and product_amx_bf16.h may apply the step before summing.
  *
- * Prepared activations start with [units, tokens, 64] bytes for each block of up to 16 tokens, with 32 high and 32 low bytes per
- * unit and token. All blocks are followed by [units, tokens] entries of four floats.
+ * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
+ * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.
  */
 #ifndef FKV_PRODUCT_VNNI_H
 #define FKV_PRODUCT_VNNI_H
@@ -20,14 +20,14 @@
 
 _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products must use the same unit size");
 
-/* Upper bound on the sum of a unit's codes. Steps are divided by this bound, and scales are multiplied by it, so that
- * intermediate results do not overflow if all inputs are finite. */
+/* Upper bound on the sum of the codes in one unit (32 columns) of a row. Steps are divided by this bound, and scales are
+ * multiplied by it, so that intermediate results do not overflow if all inputs are finite. */
 static const float CODE_SUM_BOUND = 0x1p13f;
 
-enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use a panel's codes while the codes are in registers */
+enum { MAX_TOKENS = 8 }; /* maximum number of tokens that are multiplied by a panel's codes while the codes are in registers */
 
 typedef struct unit_scaling {
-    float step;   /* step / CODE_SUM_BOUND */
+    float step;   /* quantization step, divided by CODE_SUM_BOUND */
     float sum[2]; /* sums of the first and of the last 16 rounded values */
     float both;   /* sum[0] + sum[1] */
 } unit_scaling;
@@ -40,7 +40,7 @@ typedef struct unit_bytes {
 _Static_assert(sizeof(unit_bytes) + sizeof(unit_scaling) <= FKV_PREPARED_BYTES,
                "must match the size that fkv_activation_bytes() assumes");
 
-/* One block of prepared tokens. Unit u of token t is at [u * n_tokens + t]. */
+/* Prepared activations of one block of tokens. The entries of unit u and token t are at index u * n_tokens + t. */
 typedef struct token_block {
     unit_bytes *bytes;
     unit_scaling *scaling;
@@ -54,7 +54,7 @@ FKV_INLINE token_block token_block_at(const fkv_activations *in, uint32_t token)
     return (token_block){bytes + n_units * token, scaling + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
 }
 
-/* Returns the maximum of each of four registers of 16 absolute values. */
+/* Reduces each of four registers of 16 absolute values to its maximum. */
 FKV_INLINE __m128 max_of_each(const vf a[4]) {
     vf ab = vf_max(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     vf cd = vf_max(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
@@ -66,7 +66,7 @@ FKV_INLINE __m128 max_of_each(const vf a[4]) {
 
 enum {
     PREPARED_UNITS = 4
-}; /* number of units prepared together: reducing four vectors at once costs little more than reducing one */
+}; /* number of units whose activations are prepared together: reducing four vectors costs little more than reducing one */
 
 /* Quantization steps of up to PREPARED_UNITS units of one token, and the inverses of the steps. */
 typedef struct unit_steps {
@@ -74,10 +74,10 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two steps for which the largest value is between LARGEST / 2 and LARGEST. The step is 0 if all values are so
- * small that they are treated as 0. */
+/* Computes power-of-two quantization steps. The largest value of each unit is between LARGEST / 2 and LARGEST steps. The step is
+ * 0 if all values are so small that they are treated as 0. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
-    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* offset of the exponent of the step: LARGEST is just below 2^15 */
+    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* the exponent of the step is 14 below that of the largest value */
     vf size[PREPARED_UNITS];
     unsigned not_finite = 0;
     for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
@@ -101,13 +101,14 @@ FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
     return steps;
 }
 
-/* Two units of a token, rounded to integer multiples of their steps. Element 2 * unit + half holds one half of a unit. */
+/* Activations of two units (32 columns each) of a token, as integer multiples of the units' quantization steps. Element 2 * unit
+ * + half holds 16 columns. */
 typedef struct unit_pair {
     vf value[4];
-    float sum[4]; /* sum of each half, exact because it is below 2^24 */
+    float sum[4]; /* sum of each element, exact because it is below 2^24 */
 } unit_pair;
 
-/* Rounds units u and u + 1 of a token. If unit u + 1 does not exist, the last unit is used twice. */
+/* Rounds the activations of units u and u + 1 of a token. If unit u + 1 does not exist, the last unit is used twice. */
 FKV_INLINE unit_pair round_unit_pair(const float *x, const unit_steps *steps, uint32_t u, uint32_t n_units) {
     unit_pair pair;
     for (uint32_t i = 0; i < 4; i++) {
@@ -125,8 +126,8 @@ FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
     return vf_fma(dot, scale, vf_fma(bias, vf_set(x_sum), sum));
 }
 
-/* Returns a span size, in units. It divides n_units into the smallest possible number of spans of at most `most` units, all of
- * nearly equal size. */
+/* Returns the number of units per span such that n_units units form the smallest possible number of spans of at most `most`
+ * units, all of nearly equal size. */
 FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
 
 /* Calls a prepare_units function for all units of tokens [token, token + n_tokens), with up to PREPARED_UNITS units of one token
@@ -143,7 +144,7 @@ FKV_INLINE void prepare_each_token(prepare_units *prepare, const fkv_activations
 
 FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uint32_t first, const float *x, uint32_t n_units) {
     const token_block block = token_block_at(in, token - token % FKV_BLOCK_TOKENS);
-    const size_t stride = block.n_tokens; /* distance from one unit to the next, in entries */
+    const size_t stride = block.n_tokens; /* distance, in array entries, between consecutive units of a token */
     const size_t at = first * stride + token % FKV_BLOCK_TOKENS;
     unit_bytes *bytes = &block.bytes[at];
     unit_scaling *scaling = &block.scaling[at];
@@ -170,12 +171,12 @@ static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32
     prepare_each_token(int_prepare_units, in, token, n_tokens);
 }
 
-/* Computes the dot products of n_quads quads of codes with n_tokens tokens. The activation bytes start `first` quads into the
- * unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so many independent chains are needed. With
- * eight tokens, the low-byte accumulators start at the shifted high-byte results, which saves an addition. With fewer tokens,
- * both bytes are accumulated in parallel. */
+/* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens. The activation bytes start at quad
+ * `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so many independent chains are
+ * needed. With eight tokens, the low-byte accumulators are initialized with the shifted high-byte results, which saves an
+ * addition. With fewer tokens, both bytes are accumulated in parallel. */
 FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
-    const int8_t *parts[2 * MAX_TOKENS]; /* high bytes of every token, then low bytes */
+    const int8_t *parts[2 * MAX_TOKENS]; /* addresses of the high activation bytes of each token, then of the low bytes */
     __m512i sums[2 * MAX_TOKENS];
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
@@ -197,15 +198,15 @@ FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *
     }
 }
 
-/* Returns `width` bits (1 or 2) of quad j in the layout of panels.h, shifted to bit `at` of their bytes. The other bits are
- * undefined. */
+/* Extracts a field of `width` bits (1 or 2) from each of the four codes of quad j, in the layout of panels.h. In each byte of the
+ * result, the field starts at bit `at`; the other bits are undefined. */
 FKV_INLINE __m512i load_field(int width, int at, int j, const uint8_t *lines) {
     __m512i field = _mm512_loadu_si512(lines + (size_t)(width == 1 ? 0 : j / 4) * FKV_LINE_BYTES);
     int left = at - (width == 1 ? j : j % 4 * 2);
     return left >= 0 ? _mm512_slli_epi32(field, (unsigned)left) : _mm512_srli_epi32(field, (unsigned)-left);
 }
 
-/* Unpacks the quads of a unit (see panels.h). `table` holds the bytes of a table kind plus 128, repeated every 16 bytes. */
+/* Unpacks the codes of a unit to one byte each, as 8 quads (see panels.h). `table` is the result of load_table(). */
 FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512i table, __m512i quads[UNIT_QUADS]) {
     const int bits = (int)layout.bits;
     const int low = (int)fkv_panel_low_bits(layout.bits);
@@ -231,15 +232,15 @@ FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512
     }
 }
 
-/* Returns the table bytes plus 128, repeated every 16 bytes, or zeros for kinds without a table. */
+/* Returns the table bytes plus 128, repeated in each 128-bit lane, or zeros for kinds without a table. */
 FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
     if (!layout.table) return _mm512_setzero_si512();
     __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)0x80));
     return _mm512_broadcast_i32x4(bytes);
 }
 
-/* Adds the dot products of one group of columns to the accumulators. The group has n_quads quads and starts `first` quads into
- * its unit. */
+/* Scales the dot products over one scale group and adds them to the accumulators. The group has n_quads quads and starts at quad
+ * `first` of its unit. */
 FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
                                   const unit_bytes *bytes, const unit_scaling *scaling, vf *sum) {
     vf dots[MAX_TOKENS];
@@ -252,8 +253,8 @@ FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __
     }
 }
 
-/* Multiplies one panel by n_tokens tokens of a block, starting at token `t`. The layout and n_tokens are compile-time constants.
- */
+/* Multiplies one panel by n_tokens tokens of a block, starting at token `t` of the block. The layout and n_tokens are
+ * compile-time constants. */
 FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel, __m512i table,
                                    const token_block *block, uint32_t t, float *out, size_t out_stride) {
     const int bits = (int)layout.bits;
