@@ -28,38 +28,37 @@
 #include <stdatomic.h>
 
 enum {
-    SMALLEST_SPLIT = 256,    /* tokens */
+    SMALLEST_SPLIT = 256,    /* minimum number of tokens per split */
     SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the overhead of smaller tiles outweighs the parallelism */
-    ITEMS_PER_THREAD = 3,    /* if a step has fewer work items per thread, it uses smaller query tiles and splits decode tiles */
+    ITEMS_PER_THREAD = 3,    /* with fewer work items per thread, query tiles are made smaller and decode tiles are split */
     SHORTEST_RUN = 4         /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
-/* The two storage forms of a page: packed (the layer's codec; sealed in sealed layers) and open. */
+/* The two storage forms of a page: packed with the layer's codec (sealed pages in a sealed layer), and open. */
 typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
-    void *prepared[N_FORMS]; /* queries in the format of the kernels; prepared[OPEN] is NULL unless the layer is sealed */
-    float *q_rope; /* [tile rows, R] RoPE channels of the queries; NULL unless the layer is latent, like the next two arrays */
+    void *prepared[N_FORMS]; /* queries after fkv_codec_kernels.prepare(); prepared[OPEN] is NULL unless the layer is sealed */
+    float *q_rope; /* [tile rows, R] RoPE channels of the queries; this and the next two are NULL unless the layer is latent */
     void *prepared_rope;
     float *rope_scores; /* [tile rows, FKV_TILE_TOKENS] dot products over the RoPE channels */
-    float *scores;      /* [tile rows, FKV_TILE_TOKENS] */
+    float *scores;      /* [tile rows, FKV_TILE_TOKENS] scores, later softmax weights */
     fkv_row_mask *masks;
     fkv_softmax split; /* softmax state of the current split */
-    fkv_softmax total; /* combined softmax state of all previous splits */
+    fkv_softmax total; /* softmax state of all earlier splits combined */
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile; /* [rows] index of each row's first query tile among all query tiles of the step */
+    uint32_t *first_tile; /* [rows] number of query tiles in all preceding rows of the step */
     uint8_t *threads;     /* [n_threads, thread_bytes], see scratch_of() */
     uint64_t thread_bytes;
-    uint32_t *loaded; /* [n_threads] index of the (tile, head) pair whose queries each thread has loaded; a thread accesses only
-                         its own entry */
+    uint32_t *loaded; /* [n_threads] index of the (tile, head) pair whose queries the thread has loaded; private to the thread */
     _Atomic uint32_t *splits_left; /* [split items] number of unfinished splits of each (tile, head) pair */
     float *splits;                 /* [split items * FKV_ATTN_MAX_SPLITS, split_floats()], see split_state_at() */
 } scratch;
 
-/* Block layout, base address and kernels of all pages in one form (open or sealed). */
+/* Block layout, base address and kernels of the pages in one storage form (open or packed). */
 typedef struct page_form {
     const fkv_block *block;
     const uint8_t *pages;
@@ -75,15 +74,15 @@ typedef struct job {
     const uint8_t *q;
     uint8_t *out;
     scratch scratch;
-    uint32_t heads_per_kv; /* R */
+    uint32_t heads_per_kv; /* query heads per KV head */
     uint32_t tile_queries;
-    uint32_t tile_tokens; /* number of tokens whose K and V rows one kernel call processes */
+    uint32_t tile_tokens; /* number of tokens that one kernel call processes */
     uint32_t tile_cut;    /* no query tile extends across a position that is a multiple of tile_cut */
-    uint32_t max_splits;  /* maximum number of work items per (tile, head) pair; 1 if decode tiles are not split */
+    uint32_t max_splits;  /* maximum number of work items per (tile, head) pair; greater than 1 only if decode tiles are split */
     _Atomic uint64_t bytes_read;
 } job;
 
-/* A query tile. All fields are computed from the index of the tile. */
+/* A query tile. tile_at() computes all fields from the tile's index. */
 typedef struct query_tile {
     const fkv_attn_row *row;
     uint32_t first_token; /* index of the tile's first query among all tokens of the step */
@@ -136,8 +135,7 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     return t;
 }
 
-/* Allocates all scratch arrays from `carve`. If `carve` only counts bytes, nothing is allocated, and `carve` then holds the
- * required size. */
+/* Assigns all scratch arrays to the memory of `carve`. Without a base address, `carve` only counts the required bytes. */
 static void carve_scratch(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
@@ -159,11 +157,11 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
     uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
     thread_scratch t = carve_thread(&carve, j->layer, tile_rows);
-    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* the arrays fit, because the same code computed thread_bytes */
+    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* carve_thread() computed thread_bytes, so the arrays fit */
     return t;
 }
 
-/* Returns the softmax state of split `split` of the (tile, head) pair `work`. */
+/* Returns the softmax state of one split. `work` is the index of its (tile, head) pair. */
 static fkv_softmax split_state_at(const job *j, uint32_t work, uint32_t split) {
     uint64_t floats = split_floats(j->heads_per_kv, j->layer->head_dim);
     float *at = j->scratch.splits + ((uint64_t)work * FKV_ATTN_MAX_SPLITS + split) * floats;
@@ -177,10 +175,10 @@ uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, 
     return carve.used;
 }
 
-/* Returns the number of new tokens of a row before the next position that is a multiple of `cut`. */
+/* Returns the number of new tokens of a sequence that precede the next multiple of `cut`. */
 static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
 
-/* Returns the number of query tiles that a row is divided into. */
+/* Returns the number of query tiles for the new tokens of one sequence. */
 static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32_t cut) {
     uint32_t head = head_tokens(row, cut);
     uint32_t rest = row->n_tokens - head;
@@ -188,12 +186,12 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
            fkv_ceil_div(rest % cut, tile_queries);
 }
 
-/* Returns the index of the first token of tile number `tile` within its row. Sets *n_queries to the number of queries in the
- * tile. */
+/* Returns the index, within its row of new tokens, of the first token of tile `tile`. Sets *n_queries to the number of queries in
+ * the tile. */
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from = 0; /* first token of the tile's section; a row is cut into sections at the multiples of tile_cut */
+    uint32_t from = 0; /* first token of the section that contains the tile; multiples of tile_cut divide a row into sections */
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
@@ -208,7 +206,7 @@ static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile
 
 static query_tile tile_at(const job *j, uint32_t tile) {
     uint32_t low = 0;
-    uint32_t high = j->n_rows; /* finds the last row whose first tile is <= tile, by binary search */
+    uint32_t high = j->n_rows; /* binary search for the last row whose first tile is <= tile */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         if (j->scratch.first_tile[middle] <= tile)
@@ -232,7 +230,7 @@ static void clear_rows(fkv_softmax s, uint32_t n_rows, uint32_t dim) {
     memset(s.out, 0, (size_t)n_rows * dim * sizeof *s.out);
 }
 
-/* Returns the block layout of a KV head in pages of the given form. */
+/* Returns the block layout of a KV head, for pages in the given storage form. */
 static const fkv_block *form_block(const job *j, form_kind form, uint32_t head) {
     return form == PACKED ? fkv_attn_head_block(j->layer, head) : j->forms[form].block;
 }
@@ -242,8 +240,8 @@ static void order_queries(const fkv_channel_order *order, const float *q, uint32
         for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
 }
 
-/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. `first` is the index of the first head
- * among the heads of all tokens. */
+/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. Heads are numbered over all tokens of
+ * the step, and `first` is the number of the first head. */
 static void load_query_heads(const fkv_attn_layer *layer, const uint8_t *q, size_t first, uint32_t n_heads, float *to) {
     const size_t row_bytes = fkv_attn_key_dim(layer) * fkv_type_bytes(layer->row_type);
     if (layer->rope_dim == 0) {
@@ -254,7 +252,7 @@ static void load_query_heads(const fkv_attn_layer *layer, const uint8_t *q, size
         fkv_rows_to_f32(layer->row_type, q + (first + h) * row_bytes, to + (size_t)h * layer->head_dim, layer->head_dim);
 }
 
-/* Converts the RoPE channels of the queries of a latent layer to float, scales them, and prepares them for the kernels. */
+/* In a latent layer, converts the RoPE channels of the queries to float, scales them, and prepares them for the kernels. */
 static void load_rope_queries(const job *j, query_tile tile, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     const uint32_t dim = layer->rope_dim;
@@ -290,7 +288,7 @@ static void load_queries(const job *j, query_tile tile, uint32_t head, const thr
     if (layer->rope_dim != 0) load_rope_queries(j, tile, s);
 }
 
-/* Returns the softmax denominator of a row: the sum of its weights, plus the weight of the head's learned sink logit. */
+/* Returns the softmax denominator of a query row: the sum of its weights, plus the weight of the head's learned sink, if any. */
 static float softmax_denominator(const fkv_attn_layer *layer, uint32_t q_head, float max, float sum) {
     return layer->sink_logits != NULL ? sum + expf(layer->sink_logits[q_head] - max) : sum;
 }
@@ -318,8 +316,8 @@ static uint32_t count_query_tiles(const fkv_attn_row *rows, uint32_t n_rows, uin
     return n_tiles;
 }
 
-/* Returns the distance between tile cuts: no query tile extends across a position that is a multiple of this distance. For layers
- * that are not sealed, the distance is 2^31, which exceeds every position, so their tiles are never cut. */
+/* Returns the distance between tile cuts, which are positions that no query tile extends across. In sealed layers, tiles are cut
+ * at page boundaries. In other layers, the distance is 2^31, which exceeds every position, so tiles are never cut. */
 static uint32_t tile_cut_of(const fkv_attn_layer *layer) { return layer->sealed ? layer->block.page_tokens : UINT32_C(1) << 31; }
 
 /* Chooses the number of queries per tile. Larger tiles amortize the cost of unpacking a page over more rows, but there should be
@@ -341,8 +339,8 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* Location of a kernel tile: its block in the slab, the layout and form of that block, and the index of the tile's first token
- * within the page. */
+/* Location of a kernel tile: the address of its block, the layout and storage form of the block, and the index of the tile's
+ * first token within the page. */
 typedef struct place {
     const uint8_t *block;
     const fkv_block *layout;
@@ -350,7 +348,7 @@ typedef struct place {
     uint32_t slot;
 } place;
 
-/* Returns the block of one page and KV head, in the form (open or sealed) that the queries of the tile read. */
+/* Returns the location of one page's block for a KV head, in the storage form that the queries of the tile read. */
 static place visible_block_at(const job *j, query_tile tile, uint32_t head, uint32_t page) {
     form_kind form = j->layer->sealed && fkv_attn_sees_open(tile.position / j->layer->block.page_tokens, page) ? OPEN : PACKED;
     size_t number = fkv_page_at(form == OPEN ? tile.row->open : tile.row->view, page);
@@ -358,7 +356,7 @@ static place visible_block_at(const job *j, query_tile tile, uint32_t head, uint
     return (place){j->forms[form].pages + at, form_block(j, form, head), form, 0};
 }
 
-/* Computes the mask of each row for the tokens [base, base + tile_tokens). */
+/* Computes the mask of each query row for the tokens [base, base + tile_tokens). */
 static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask *masks) {
     const fkv_attn_layer *layer = j->layer;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
@@ -422,8 +420,7 @@ FKV_INLINE void apply_values(const job *j, const thread_scratch *s, const tile_s
     fkv_attn_visible_values(&values, fetch);
 }
 
-/* Adds the dot products over the RoPE channels of a latent layer to the scores of its latent channels. Scores of tokens past
- * n_tokens are undefined. */
+/* In a latent layer, adds the dot products over the RoPE channels to the scores. Scores of tokens past n_tokens are undefined. */
 static void add_rope_scores(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
                             const uint8_t *const part[FKV_N_PARTS]) {
     FKV_ASSERT(s->rope_scores != NULL);
@@ -437,7 +434,7 @@ static void add_rope_scores(const job *j, const thread_scratch *s, const tile_st
     }
 }
 
-/* Computes one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next tile. */
+/* Attends to one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next tile. */
 FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
@@ -467,7 +464,7 @@ static void enter_kernels(const job *j, query_tile tile, form_kind form) {
     j->kernels->enter(&j->forms[form].block->codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
 }
 
-/* Returns whether the kernels can process runs of sealed pages that are fully visible to all queries of the tile. */
+/* Returns whether fkv_cpu_kernels.run() can process the sealed pages that are fully visible to all queries of the tile. */
 static bool may_run(const job *j, query_tile tile) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
@@ -478,7 +475,7 @@ static bool may_run(const job *j, query_tile tile) {
                fkv_attn_split_pages(tile.position + tile.n_queries - 1, page_tokens);
 }
 
-/* Returns the end (exclusive) of the run of sealed pages that starts at `page`. */
+/* Returns the end (exclusive) of the longest run of fully visible sealed pages that starts at `page`. */
 static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t end) {
     uint32_t page_tokens = j->layer->block.page_tokens;
     end = fkv_min_u32(end, (tile.position + 1) / page_tokens); /* full pages only */
@@ -486,7 +483,7 @@ static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t e
     return page == 0 ? 0 : fkv_min_u32(end, fkv_attn_first_open(tile.position / page_tokens));
 }
 
-/* Processes pages [first, end) with one kernel call. Prefetches `after`, the block that follows these pages. */
+/* Processes pages [first, end) with one call of fkv_cpu_kernels.run(), which also prefetches the block `after`. */
 static void attend_run(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end,
                        place after) {
     const fkv_block *block = form_block(j, PACKED, head);
@@ -508,8 +505,8 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
     j->kernels->run(&in);
 }
 
-/* Processes all tokens of a page that are visible to some query. Returns the number of bytes read. *were_whole is true on entry
- * and on return if the masks in s->masks make every token of a tile visible to every row. */
+/* Processes all tokens of a page that are visible to at least one query of the tile. Returns the number of bytes read.
+ * *were_whole tells whether the current contents of s->masks make all tokens visible to every row; it is updated. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;

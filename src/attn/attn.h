@@ -34,7 +34,7 @@ typedef struct fkv_attn_layer {
     uint32_t n_q_heads;  /* H */
     uint32_t n_kv_heads; /* G */
     uint32_t head_dim;   /* D */
-    uint32_t rope_dim;   /* R: RoPE channels of a latent layer; 0: the layer is not latent */
+    uint32_t rope_dim;   /* R: number of RoPE channels per key in a latent layer; 0 for other layers */
     uint32_t window;     /* 0: unlimited */
     uint32_t n_sinks;
     float scale;
@@ -44,11 +44,11 @@ typedef struct fkv_attn_layer {
     fkv_block block;
     const fkv_rotation *rotate_k; /* NULL: no rotation */
     const fkv_rotation *rotate_v;
-    uint8_t *pages;  /* block of page 0, head 0; other blocks are at byte offset (page * G + head) * block.bytes */
+    uint8_t *pages;  /* block of page 0 and head 0; other blocks are at byte offset (page * G + head) * block.bytes */
     bool calibrated; /* true if each head has its own channel order; head_blocks is then not NULL once the pages are allocated */
     bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
     fkv_block open;
-    uint8_t *open_pages;          /* base of the open pages; addressed like `pages`, with open.bytes bytes per block */
+    uint8_t *open_pages; /* base address of the open pages, which are addressed like `pages`, with open.bytes bytes per block */
     const fkv_block *head_blocks; /* [G] block layout of each head if keys are calibrated, otherwise NULL; differs from `block`
                                      only in the channel order of K */
 } fkv_attn_layer;
@@ -78,7 +78,7 @@ FKV_INLINE const fkv_block *fkv_attn_head_block(const fkv_attn_layer *layer, uin
     return layer->head_blocks != NULL ? &layer->head_blocks[head] : &layer->block;
 }
 
-/* The new tokens of one sequence in a step. They start at index first - rows[0].first of the arrays k, v, q and out. */
+/* A row of a step: the new tokens of one sequence. In the arrays k, v, q and out, they start at index first - rows[0].first. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;     /* position of the first new token */
@@ -87,8 +87,9 @@ typedef struct fkv_attn_row {
     fkv_page_view open; /* page numbers of the open pages; used only if the layer is sealed */
 } fkv_attn_row;
 
-/* The next two functions, for sealed layers, return the first logical page that this row fills and the number of pages that it
- * fills. The first page of a sequence is not counted: it is never sealed, because all queries read it in open form. */
+/* The next two functions return, for a sealed layer, the first logical page that the new tokens of a row fill, and the number of
+ * pages that they fill. The first page of a sequence is not counted: it is never sealed, because all queries read it in open
+ * form. */
 FKV_INLINE uint32_t fkv_attn_first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
     return fkv_max_u32(1, row->start / page_tokens);
 }
@@ -107,8 +108,8 @@ typedef struct fkv_cpu_kernels fkv_cpu_kernels;
 const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa);
 const char *fkv_cpu_kernels_name(const fkv_cpu_kernels *kernels);
 
-/* Returns the number of pages per split for a query at `position`. It is a power of two for which there are at most
- * FKV_ATTN_MAX_SPLITS splits. */
+/* Returns the number of pages per split for a query at `position`. It is large enough that there are at most FKV_ATTN_MAX_SPLITS
+ * splits. */
 enum { FKV_ATTN_MAX_SPLITS = 32 };
 uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
 

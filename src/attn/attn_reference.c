@@ -64,8 +64,8 @@ static void attend_one(const query *x, float *out) {
 
 void fkv_attn_reference(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q, void *out) {
     size_t number = fkv_type_bytes(layer->row_type);
-    size_t at = 0;   /* offset of the current query's output in out, in values */
-    size_t from = 0; /* offset of the current query in q, in values */
+    size_t at = 0;   /* index in `out` of the current query's first value */
+    size_t from = 0; /* index in `q` of the current query's first value */
     for (uint32_t r = 0; r < n_rows; r++) {
         for (uint32_t i = 0; i < rows[r].n_tokens; i++) {
             for (uint32_t h = 0; h < layer->n_q_heads; h++, at += layer->head_dim, from += fkv_attn_key_dim(layer)) {

@@ -1,6 +1,5 @@
-/* See visible_values.h. The copy for a query is on the stack. It holds the scales and biases of the tile or, for 16-bit codecs,
- * the rows of 16 tokens. The kernels process the copy like a page, so non-finite masked values do not change a single bit of the
- * result. */
+/* See visible_values.h. Each copy is on the stack. It holds the scales and biases of the tile or, for 16-bit codecs, the rows of
+ * 16 tokens. The kernels process the copy like a page, so results are bit-identical whether or not masked values are finite. */
 #include "visible_values.h"
 
 enum { SLICE_TOKENS = 16, MAX_ROW_GROUPS = FKV_MAX_HEAD_DIM / 32 };
@@ -27,8 +26,8 @@ static bool any_not_finite(const fkv_value_tile *t, uint32_t from, uint32_t end)
     return false;
 }
 
-/* Returns whether a masked value may be non-finite. Every masked token is outside the window of the last row or past the end of
- * the first row's mask. */
+/* Returns whether a masked value may be non-finite. A token that is masked for any row is either before the window of the last
+ * row (and not a sink) or past the end of the first row's mask. */
 static bool hides_not_finite(const fkv_value_tile *t) {
     fkv_row_mask last = t->masks[t->n_rows - 1];
     return any_not_finite(t, last.sinks, fkv_min_u32(last.begin, t->n_tokens)) || any_not_finite(t, t->masks[0].end, t->n_tokens);
@@ -46,7 +45,7 @@ static void copy_visible(const fkv_value_tile *t, fkv_row_mask mask, uint32_t fr
 }
 
 static void visible_scaled_values(const fkv_value_tile *t, uint32_t row, fkv_fetch *next) {
-    /* tokens past n_tokens are zeroed as well, because kernels read whole vectors */
+    /* the arrays are also zero past n_tokens, because kernels read whole vectors */
     uint8_t scales[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
     uint8_t biases[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
     const fkv_codec *codec = t->codec;

@@ -12,15 +12,15 @@ typedef struct write_job {
     const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
     const fkv_cpu_kernels *kernels;
-    const fkv_block *block; /* layout of the blocks that rows are written to */
+    const fkv_block *block; /* layout of the blocks to which rows are written */
     uint8_t *pages;
     const fkv_attn_row *rows;
     uint32_t n_rows;
-    uint32_t n_tokens; /* number of new tokens in all rows of the step */
+    uint32_t n_tokens; /* total number of new tokens in the step */
     const uint8_t *side[FKV_N_SIDES];
 } write_job;
 
-/* Encodes a row of one side (K or V) into a slot of a block. The row starts at value `at` of `rows`. */
+/* Encodes one K or V row into a slot of a block. The row starts at element `at` of `rows`. */
 static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_side side, const uint8_t *rows, size_t at,
                       const fkv_rotation *rotation) {
     const fkv_attn_layer *layer = j->layer;
@@ -35,7 +35,7 @@ static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_sid
     j->codecs[side]->encode(&j->block->codec[side], x, part);
 }
 
-/* Returns the row that contains token `token` of the step. */
+/* Returns the sequence (row of the step) that token `token` of the step belongs to. */
 static const fkv_attn_row *row_of(const write_job *j, uint32_t token) {
     uint32_t low = 0;
     uint32_t high = j->n_rows;
@@ -57,7 +57,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     uint32_t end = fkv_min_u32(token + TOKENS_PER_ITEM, j->n_tokens);
     const fkv_attn_row *row = row_of(j, token);
     for (; token < end; token++) {
-        uint32_t at = token + j->rows[0].first; /* token index with the same origin as fkv_attn_row.first */
+        uint32_t at = token + j->rows[0].first; /* index of the token, counted like fkv_attn_row.first */
         while (at >= row->first + row->n_tokens) row++;
         uint32_t position = row->start + (at - row->first);
         uint32_t page = fkv_page_at(layer->sealed ? row->open : row->view, position / j->block->page_tokens);
@@ -75,8 +75,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
-/* Seals the block of one KV head in one full page. `item` identifies both: item % G is the head, and item / G is the index of the
- * page among all pages to seal. */
+/* Seals one block: KV head item % G of full page item / G, where the pages to seal are numbered over all rows of the step. */
 static void seal_page(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const write_job *j = context;
