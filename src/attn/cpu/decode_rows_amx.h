@@ -14,16 +14,17 @@
 #include "rows16_avx512.h"
 
 enum {
-    DECODE_ROWS = 11,                /* maximum number of query rows for the decode kernels */
-    COLUMN_ROWS = 4,                 /* number of query rows whose bytes form the columns of one matrix */
-    N_BYTES = 3,                     /* bytes per query value */
+    DECODE_ROWS = 11,                /* maximum number of query rows that the decode kernels process */
+    COLUMN_ROWS = 4,                 /* number of query rows that share one matrix operand */
+    N_BYTES = 3,                     /* number of bytes into which a query value is split */
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* number of quads (groups of four tokens) per tile */
 };
 
-/* Schedule for prefetching the next tile: each phase prefetches its number of shares, out of FKV_FETCH_SHARES. The phases that
- * compute scores, rearrange strips of codes and process rows get few shares, because their own loads from L2 need some of the 16
- * line fill buffers of a core. More lines are prefetched before and after softmax and before and after the weights are quantized.
- * The hardware prefetcher fetches the remaining lines, which are adjacent to prefetched lines. */
+/* Prefetch schedule: the number of shares of the next tile that each phase of the current tile prefetches. A share is 1 /
+ * FKV_FETCH_SHARES of a tile. The phases that compute scores, rearrange strips of codes and process rows get few shares, because
+ * their own loads from L2 need some of the 16 line fill buffers of a core. More lines are prefetched before and after softmax and
+ * before and after the weights are quantized. The hardware prefetcher fetches the remaining lines, which are adjacent to
+ * prefetched lines. */
 enum {
     FETCH_SCORES = 32,
     FETCH_BEFORE_SOFTMAX = 16,
@@ -35,21 +36,21 @@ enum {
 };
 
 /* Tile registers. They are macros, because AMX instructions encode tile numbers as literals. */
-#define SCORES_EVEN 0  /* accumulators of the dot products in even steps */
-#define SCORES_ODD 1   /* accumulators of the dot products in odd steps */
-#define QUERIES 2      /* queries: four rows, three bytes per value, one chunk of the head dimension */
-#define KEYS 3         /* keys: 16 tokens, the same chunk of the head dimension */
-#define VALUES_WHOLE 4 /* accumulators of the weighted values, for whole code bytes */
-#define VALUES_HIGH 5  /* accumulators of the weighted values, for the high nibbles of 4-bit codes */
-#define CODES 6        /* value codes: 16 code bytes for each of 64 tokens */
-#define WEIGHTS 7      /* weights: two bytes per weight, for four rows and 64 tokens */
-#define QUERIES_ODD 6  /* queries of the odd chunk in decode_score_pairs(); later reused for value codes */
+#define SCORES_EVEN 0  /* accumulators of scores in even steps */
+#define SCORES_ODD 1   /* accumulators of scores in odd steps */
+#define QUERIES 2      /* query operand: four rows, three bytes per value, one chunk of the head dimension */
+#define KEYS 3         /* key operand: codes of 16 tokens, for the same chunk of the head dimension */
+#define VALUES_WHOLE 4 /* accumulators of weight * code byte */
+#define VALUES_HIGH 5  /* accumulators of weight * high nibble, for 4-bit codes */
+#define CODES 6        /* value operand: 16 code bytes for each of 64 tokens */
+#define WEIGHTS 7      /* weight operand: two bytes per weight, for four rows and 64 tokens */
+#define QUERIES_ODD 6  /* query operand of the odd chunk in decode_score_pairs(); the same register later holds value codes */
 
-/* Configures the tile shapes, once per pass over the pages: configuring takes half as long as the matrix multiplications for one
- * tile of tokens. */
+/* Configures the AMX tiles. Called once per pass over the pages, because configuration takes half as long as the matrix
+ * multiplications for one tile of tokens. */
 static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    /* the queries are base-256 digits (signed bytes) of four rows; see sealed_amx.h */
+    /* for these codecs, the query operand holds base-256 digits (signed bytes) of four rows; see sealed_amx.h */
     bool sealed = fkv_codec_is_sealed(k_codec) || k_codec->kind == FKV_CODEC_TURBO;
     uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* unused if K has no integer kernel */
     uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;
@@ -65,8 +66,8 @@ static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tiles_open(&shapes);
 }
 
-/* Keeps the matrix unit powered up with a matrix multiplication whose result is discarded. The matrix unit powers down after
- * about 350 ns without a multiplication and takes 300 ns to wake up. */
+/* Keeps the matrix unit powered up by a matrix multiplication whose result is discarded. The matrix unit powers down after about
+ * 350 ns without a multiplication and takes 300 ns to wake up. */
 FKV_INLINE void decode_stay_awake(void) { _tile_dpbsud(VALUES_HIGH, WEIGHTS, CODES); }
 
 #endif

@@ -1,11 +1,12 @@
 /* AMX score kernels for decode-sized tiles. Included by kernels_amx.c; the value kernels are in decode_values_amx.h.
  *
  * Matrix A holds the codes of 16 tokens for one chunk of the head dimension. 8-bit codes are loaded from the page as stored;
- * 4-bit codes are unpacked. Matrix B holds four queries, with one column for each of the three bytes of a query. The rows of the
- * result are tokens, so the dot products are transposed while they are converted to float.
+ * 4-bit codes are unpacked. Matrix B holds four query rows. Each row has three columns, one for each byte of its values. The rows
+ * of the result are tokens, so the dot products are transposed while they are converted to float.
  *
- * A step covers 16 tokens, four rows and one chunk. Two steps are in flight: the matrix multiplication of the next step starts
- * before the dot products of the current step are converted, so that the matrix unit and the vector units work in parallel.
+ * A step covers 16 tokens, four query rows and one chunk. Two steps are in flight: the matrix multiplication of the next step
+ * starts before the dot products of the current step are converted, so that the matrix unit and the vector units work in
+ * parallel.
  */
 #ifndef FKV_DECODE_SCORES_AMX_H
 #define FKV_DECODE_SCORES_AMX_H
@@ -14,8 +15,8 @@
 
 /* ---- queries ---- */
 
-/* Query rows as matrix columns. For 4-bit keys, the even values of a chunk precede its odd values, like the codes that
- * unpack_keys() writes. */
+/* Query rows as columns of a matrix operand. For 4-bit keys, the even values of a chunk precede the odd values, in the same order
+ * as the codes that unpack_keys() writes. */
 typedef struct column_queries {
     uint32_t *n_by_float; /* see int_queries */
     uint32_t *by_float;
@@ -77,7 +78,7 @@ static void decode_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
 
 /* ---- keys ---- */
 
-/* Integer dot products of 16 tokens with all columns of column_queries. */
+/* Integer dot products of 16 tokens with four query rows, one column for each row and byte. */
 typedef struct token_sums {
     alignas(64) int32_t at[LANE_TOKENS][16];
 } token_sums;
@@ -94,7 +95,8 @@ typedef struct decode_score_job {
     uint32_t chunk; /* values per chunk */
     float *scores;
     token_sums sums[2]; /* integer dot products of the current and the previous step */
-    /* 4-bit codes widened to bytes, for the current and the next 16 tokens; in each chunk, even values precede odd values */
+    /* 4-bit codes, unpacked to one byte each, for the current and the next 16 tokens; in each chunk, even values precede odd
+     * values */
     alignas(64) uint8_t unpacked[2][LANE_TOKENS * FKV_MAX_HEAD_DIM];
 } decode_score_job;
 
@@ -122,23 +124,24 @@ FKV_INLINE void unpack_keys(decode_score_job *j, uint32_t block) {
     fkv_tiles_see_stores();
 }
 
-/* Returns the codes of a block of 16 tokens, one byte per code and dim codes per token. */
+/* Returns the address of the codes of a block of 16 tokens, with one byte per code and dim codes per token. */
 FKV_INLINE const uint8_t *key_bytes(int bits, const decode_score_job *j, uint32_t block) {
     return bits == 4 ? j->unpacked[block % 2] : j->t.codes + (size_t)block * LANE_TOKENS * j->t.row_bytes;
 }
 
-/* ---- conversion of sums to scores ---- */
+/* ---- conversion of dot products to scores ---- */
 
-/* One step computes the dot products of 16 tokens with a block of query rows, over one chunk of the head dimension. `first` is
- * the first query row. */
+/* A step computes the dot products of 16 tokens (block number `block`) with four query rows, starting at row `first`, over one
+ * chunk of the head dimension. */
 typedef struct score_step {
     uint32_t block;
     uint32_t first;
     uint32_t chunk;
 } score_step;
 
-/* Gathers the dot products of four query rows with tokens 0, 4, 8 and 12: 128-bit lane L receives those of token 4 * L. Loading
- * whole rows and permuting their lanes takes half as many instructions as loading each lane separately. */
+/* Gathers the dot products of four query rows with tokens 0, 4, 8 and 12, and combines the three bytes. 128-bit lane L of the
+ * result holds the dot products of token 4 * L. Loading whole rows and permuting their lanes takes half as many instructions as
+ * loading each lane separately. */
 FKV_INLINE __m512i joined_sums(const int32_t (*sums)[16]) {
     __m512i a = _mm512_load_si512(sums[0]);
     __m512i b = _mm512_load_si512(sums[4]);
@@ -181,7 +184,7 @@ FKV_INLINE float *scores_at(const decode_score_job *j, score_step s) {
     return j->scores + (size_t)s.first * FKV_TILE_TOKENS + s.block * LANE_TOKENS;
 }
 
-/* Loads scores from memory, adds the dot products of a step with add_scores(), and stores the scores. */
+/* Loads scores from memory, adds the dot products of a step with add_scores(), and stores the sums. */
 FKV_INLINE void add_scores_in_memory(const decode_score_job *j, score_step s, const token_sums *sums, uint32_t n_rows) {
     __mmask16 later = s.chunk == 0 ? 0 : 0xffff;
     float *to = scores_at(j, s);
@@ -197,18 +200,18 @@ static void add_scores_of_some_rows(const decode_score_job *j, score_step s, con
 
 /* ---- general shapes ---- */
 
-/* The next step to start and the next step to finish, among the steps of a tile. */
+/* Loop state over the steps of a tile: the next step to start, and the next step to finish. */
 typedef struct score_steps {
     score_step start;
     score_step now;
     uint32_t n_blocks;   /* number of blocks of 16 tokens */
     uint32_t row_blocks; /* number of blocks of 4 query rows */
-    uint32_t shares;     /* number of prefetch shares for each block of 16 tokens */
+    uint32_t shares;     /* number of prefetch shares (kernels.h) per block of 16 tokens */
     size_t dim;
-    size_t query_bytes; /* query bytes per step */
+    size_t query_bytes; /* size of the query operand of one step, in bytes */
 } score_steps;
 
-/* Advances to the next step. Chunks vary fastest, then blocks of rows, then blocks of tokens. */
+/* Advances to the next step. Chunks vary fastest, then blocks of query rows, then blocks of tokens. */
 FKV_INLINE void next_score_step(const decode_score_job *j, score_step *s) {
     if (++s->chunk < j->n_chunks) return;
     s->chunk = 0;
@@ -218,7 +221,7 @@ FKV_INLINE void next_score_step(const decode_score_job *j, score_step *s) {
     s->block++;
 }
 
-/* Starts the matrix multiplication of a step. `odd` (a compile-time constant) selects the accumulator tile. */
+/* Starts the matrix multiplication of the step s->start. `odd` (a compile-time constant) selects the accumulator tile. */
 FKV_INLINE void start_score_step(bool odd, int bits, decode_score_job *j, score_steps *s) {
     score_step at = s->start;
     if (bits == 4 && at.chunk == 0 && at.first == 0) unpack_keys(j, at.block);
@@ -234,8 +237,8 @@ FKV_INLINE void start_score_step(bool odd, int bits, decode_score_job *j, score_
     next_score_step(j, &s->start);
 }
 
-/* Stores the dot products of one step, starts the matrix multiplication of the step after the next one, and converts the stored
- * dot products to scores. */
+/* Finishes the step s->now: stores its dot products, starts the matrix multiplication of the step after the next one in the same
+ * accumulator tile, and converts the stored dot products to scores. */
 FKV_INLINE void finish_score_step(bool odd, int bits, decode_score_job *j, score_steps *s) {
     token_sums *sums = &j->sums[odd];
     if (odd)
@@ -268,8 +271,8 @@ FKV_INLINE void decode_score_steps(int bits, decode_score_job *j) {
 
 /* ---- most common shape ---- */
 
-/* Computes scores for four rows and a head dimension of two chunks (64 values each). Even steps process the first chunk and odd
- * steps the second chunk, so that the queries stay in tile registers and the scores in vector registers. */
+/* Computes scores for four query rows and a head dimension of two chunks (64 values each). Even steps process the first chunk and
+ * odd steps the second chunk, so that the queries stay in tile registers and the scores in vector registers. */
 FKV_INLINE void start_pair_step(bool odd, int bits, const decode_score_job *j, uint32_t block) {
     _tile_loadd(KEYS, key_bytes(bits, j, block) + (odd ? 64 : 0), 128);
     if (odd) {

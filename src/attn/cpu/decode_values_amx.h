@@ -1,8 +1,8 @@
 /* AMX value kernels for decode-sized tiles. Included by kernels_amx.c; the score kernels are in decode_scores_amx.h.
  *
- * Matrix A holds the two bytes of each weight, for four query rows and one group of channels. Matrix B holds 16 code bytes of
- * that group for each of 64 tokens, as quads (dwords with one byte of each of four tokens). A strip (64 bytes of every value row)
- * is rearranged into quads once and is used by all query rows. Data that is reused must be small, because the pages that stream
+ * Matrix A holds the two bytes of each weight, for four query rows and one scale group. Matrix B holds 16 code bytes of that
+ * group for each of 64 tokens, as quads (dwords with one byte of each of four tokens). A strip (64 bytes of every value row) is
+ * rearranged into quads once and is used by all query rows. The buffers for reused data are small, because the pages that stream
  * through L1 leave little space.
  */
 #ifndef FKV_DECODE_VALUES_AMX_H
@@ -14,23 +14,23 @@
 
 enum { MAX_STRIP_GROUPS = 4 };
 
-/* Quantized weights of up to four rows, for the groups of a strip. weigh() defines the quantization and packed_words the token
- * order. */
+/* Quantized weights of up to four query rows, for the scale groups of a strip. weigh() defines the quantization and packed_words
+ * the order of tokens. */
 typedef struct decode_weights {
     alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
-    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of (softmax weight p) * offset */
-    alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * zero code */
+    alignas(64) float offset[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of softmax weight p * token_affine.offset */
+    alignas(64) int32_t zero[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sum over tokens of weight * token_affine.zero */
 } decode_weights;
 
-/* Input of decode_weigh(). All callers except decode_weigh_some() pass compile-time constants as counts. */
+/* Input of decode_weigh(). n_groups, n_vecs and n_rows are compile-time constants in all callers except decode_weigh_some(). */
 typedef struct weigh_input {
     const token_affine *affine;
     const strip_place *place;
     const float *p; /* [rows, FKV_TILE_TOKENS] */
     int n_groups;
     uint32_t n_vecs; /* number of vectors (16 tokens each) per row */
-    uint32_t n_rows; /* rows past n_rows are readable but ignored */
+    uint32_t n_rows; /* further rows are readable, but their results are ignored */
 } weigh_input;
 
 FKV_INLINE uint32_t strip_group(const strip_place *place, int g) {
@@ -45,15 +45,15 @@ FKV_INLINE __m512i packed_zeros(const token_affine *f, uint32_t group) {
     return low_bytes(pack_words(zeros));
 }
 
-/* Reduces the lanes of each of n_groups * COLUMN_ROWS registers to one value. */
+/* Reduces each of n_groups * COLUMN_ROWS registers over its lanes, and returns one value per register. */
 FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
     if (n_groups == 1) return fold_rows(how, COLUMN_ROWS, x[0]);
     if (n_groups == 2) return fold_rows(how, 2 * COLUMN_ROWS, x[0]);
     return fold_rows(how, 4 * COLUMN_ROWS, x[0]);
 }
 
-/* Computes the quantization step and the offset of each group. `inverse` receives the inverse steps, which scale weights to
- * integers. */
+/* Computes the quantization step and the offset sum of each row and group. `inverse` receives the inverse steps, which scale
+ * weights to integers. */
 FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
     enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps that selects the maximum of the absolute values */
     vf largest[MAX_STRIP_GROUPS][COLUMN_ROWS];
@@ -78,9 +78,9 @@ FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[
     vf_store(w->offset[0], fold_groups(SUM, in.n_groups, offset));
 }
 
-/* Quantizes the weights to bytes and sums the products weight * zero code. */
+/* Quantizes the weights to bytes and computes the sums of weight * zero code. */
 FKV_INLINE void weigh_bytes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
-    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sums over tokens of weight * zero code, which are integers */
+    vf taken[MAX_STRIP_GROUPS][COLUMN_ROWS]; /* sums over tokens of weight * zero code, as integers */
     for (int g = 0; g < in.n_groups; g++) {
         uint32_t group = strip_group(in.place, g);
         __m512i zero = packed_zeros(in.affine, group);
@@ -126,9 +126,8 @@ static void decode_weigh_some(uint32_t n_vecs, decode_weights *w, const token_af
 
 /* ---- codes ---- */
 
-/* Dot products, over the tokens, of one vector of codes with the high and low weight bytes. For 4-bit codes, whole code bytes and
- * high nibbles have separate dot products.
- */
+/* Dot products of one vector of codes with the high and low weight bytes, over the tokens of a tile. For 4-bit codes, whole code
+ * bytes and high nibbles have separate dot products. */
 typedef struct decode_value_sums {
     alignas(64) int32_t at[2][COLUMN_ROWS][2][16];
 } decode_value_sums;
@@ -140,20 +139,21 @@ typedef struct decode_value_job {
     strip_place place;
     token_affine affine;
     decode_weights weights;
-    /* Codes as quads: dwords with one byte of each of four tokens. A vector covers 16 consecutive bytes of each token's row. Quad
-     * k is at index quad_place(k). 4-bit codes are not split into nibbles. Instead, vectors 0-3 hold whole bytes, and vectors 4-7
-     * hold the same bytes with the low nibble cleared. The dot product of the low nibbles is the dot product of the whole bytes
-     * minus that of the bytes with the low nibble cleared. */
+    /* Value codes as quads: dwords with one byte of each of four tokens. A vector covers 16 consecutive bytes of each token's
+     * row. Quad k is at index quad_place(k). 4-bit codes are not split into nibbles. Instead, vectors 0-3 hold whole bytes, and
+     * vectors 4-7 hold the same bytes with the low nibble cleared. The dot product of the low nibbles is the difference of the
+     * two dot products. */
     alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
-    decode_value_sums sums[2]; /* dot products of the current and the previous vector of codes */
+    decode_value_sums sums[2]; /* dot products of the vector in progress and of the previous vector of codes */
 } decode_value_job;
 
-/* Rearranges a strip into quads. Tokens beyond n_tokens have weight 0, so their slots may contain arbitrary bytes. */
+/* Rearranges a strip (64 bytes of every value row) into quads of tokens. Tokens beyond n_tokens have weight 0, so their slots may
+ * contain arbitrary bytes. */
 FKV_INLINE void decode_strip_open(int bits, decode_value_job *j, uint32_t at) {
     j->place = strip_at(bits, j->t, at);
     fkv_fetch *next = j->t->next;
     __m512i high_half = _mm512_set1_epi8((char)0xf0);
-    /* permutation after which v[i] holds 16 consecutive bytes */
+    /* with this permutation of the dwords, token_quads() returns 16 consecutive bytes in each v[i] */
     __m512i transposed = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __mmask64 there = strip_mask(&j->place);
     const uint8_t *rows = j->t->codes + at;
@@ -227,8 +227,8 @@ FKV_INLINE void add_vector(int bits, const decode_value_job *j, uint32_t vec, ui
     vf_store(out + 16, vf_add(vf_load(out + 16), _mm512_permutex2var_ps(even, second, odd)));
 }
 
-/* Processes up to four rows. The matrix multiplications of the next vector of codes start before the dot products of the current
- * vector are converted to float. */
+/* Processes up to four query rows. The matrix multiplications of the next vector of codes start before the dot products of the
+ * current vector are converted to float. */
 FKV_INLINE void decode_values_block(int bits, decode_value_job *j, const float *p, uint32_t n_rows, float *out, bool fetches) {
     uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
     uint32_t n_token_vecs = fkv_ceil_div(j->n_tokens, 16);

@@ -23,23 +23,23 @@ typedef struct fkv_row_mask {
     uint32_t end;
 } fkv_row_mask;
 
-/* Online softmax state of up to FKV_MAX_TILE_ROWS rows: out = sum of p * v and sum = sum of p, with p = exp(score - max). Before
- * the first visible token of a row, max = -inf, sum = 0 and out = 0. */
+/* Online softmax state of up to FKV_MAX_TILE_ROWS query rows: out = sum of p * v and sum = sum of p, with p = exp(score - max).
+ * Before the first visible token of a row, max = -inf, sum = 0 and out = 0. */
 typedef struct fkv_softmax {
     float *max; /* [rows] */
     float *sum; /* [rows] */
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* State of the prefetch that loads the next tile into L2 while the current tile is processed. The prefetched ranges are the
- * codes, scales and biases of the next tile, or its whole block if a tile covers a page. Kernels call fkv_fetch_some() regularly
- * to keep the memory system busy. A fetch step prefetches four 64-byte lines; the last step of a range may extend beyond its end.
- */
+/* State of the software prefetch that loads the next tile into L2 while the current tile is processed. The prefetched ranges are
+ * the codes, scales and biases of the next tile, or its whole block if a tile covers a page. Kernels call fkv_fetch_some()
+ * regularly to keep the memory system busy. A fetch step prefetches four 64-byte lines; the last step of a range may extend
+ * beyond the range. */
 enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
     const uint8_t *at; /* next address to prefetch in the current range */
     uint32_t n_left;   /* remaining fetch steps in the current range */
-    uint32_t due;      /* accumulated fraction of a fetch step, as a multiple of 1 / FKV_FETCH_SHARES */
+    uint32_t due;      /* fetch steps that are due but not yet issued, in units of 1 / FKV_FETCH_SHARES */
     uint32_t n_steps;  /* number of fetch steps in all ranges */
     uint32_t n_begun;  /* number of ranges started */
     uint32_t n_ranges;
@@ -85,16 +85,16 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     next->due = due;
 }
 
-/* Loads the TLB entries of a block by prefetching one line of each OS page. Without this call, a later prefetch would wait for a
+/* Fills the TLB entries of a block by prefetching one cache line of each OS page, so that later prefetches do not wait for a
  * page-table walk. */
 FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
-    enum { OS_PAGE_BYTES = 4096 }; /* smallest number of bytes that a TLB entry covers */
+    enum { OS_PAGE_BYTES = 4096 }; /* size of the smallest OS pages */
     for (uint64_t byte = 0; byte < bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(block + byte);
 }
 
-/* Returns an upper bound on the size of prepared queries, over all kernels. The six arrays hold three bytes per value, a float
- * per 32 values, and a float and an index per row. Some kernels need additional bytes, because they read the last rows as a block
- * of 16 rows, or store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
+/* Returns an upper bound, over all kernels, on the size of prepared queries: three bytes per value, a float per 32 values, a
+ * float and an index per row, and the padding of six arrays. Some kernels need additional bytes, because they read the last rows
+ * as a block of 16 rows, or store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
@@ -126,19 +126,19 @@ typedef struct fkv_codec_kernels {
 /* A run of pages [first, end) of one KV head. Every page is sealed, forms one full tile, and is fully visible to every row. */
 typedef struct fkv_run {
     const fkv_block *block;
-    const uint8_t *pages; /* address of this head's block in page 0 of the slab */
+    const uint8_t *pages; /* address of this head's block in page 0 */
     uint64_t page_bytes;
     fkv_page_view view;
     uint32_t first;
     uint32_t end;
-    uint32_t split_pages; /* pages per split: a split ends before each page whose number is a multiple of split_pages */
+    uint32_t split_pages; /* pages per split; splits start at page numbers that are multiples of split_pages */
     const uint8_t *after; /* block to prefetch after the last page of the run */
     uint64_t after_bytes;
     const float *q;
     const void *prepared;
     uint32_t n_rows;
-    fkv_softmax split; /* softmax state of the last split, which a later call may continue */
-    fkv_softmax total; /* combined softmax state, into which finished splits are merged as in fold() */
+    fkv_softmax split; /* softmax state of the unfinished last split, which a later call may continue */
+    fkv_softmax total; /* softmax state of the finished splits, merged as in fold() */
 } fkv_run;
 
 struct fkv_cpu_kernels {
@@ -150,8 +150,8 @@ struct fkv_cpu_kernels {
     void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
     void (*leave)(void);
 
-    /* Applies the soft cap and the masks to the scores, updates the running maximum, rescales the softmax state, and replaces the
-     * scores with softmax weights (0 where masked). `width` is the number of tokens of a full tile, a multiple of 16. */
+    /* Applies the soft cap and the masks to the scores, updates the maximum of each row, rescales the softmax state, and replaces
+     * the scores with softmax weights (0 where masked). `width` is the number of tokens of a full tile, a multiple of 16. */
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
 
@@ -165,14 +165,14 @@ struct fkv_cpu_kernels {
     /* Seals one block, bit-identical to fkv_seal_block(). */
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
-    /* Computes scores, softmax and values for all tiles of a run, bit-identical to separate calls for each tile. Several tiles
-     * are processed at once to hide latency, because the operations on one tile depend on each other. runs() returns whether
-     * run() supports a block. Both pointers are NULL if the instruction set has no run kernels. */
+    /* Computes scores, softmax and values for all tiles of a run, bit-identical to separate calls for each tile. The operations
+     * on one tile depend on each other, so several tiles are processed at once to hide latency. runs() returns whether run()
+     * supports a block. Both pointers are NULL if the instruction set has no run kernels. */
     bool (*runs)(const fkv_block *block, uint32_t n_rows);
     void (*run)(const fkv_run *in);
 };
 
-/* Returns the kernels of a codec. Called once per layer and step. */
+/* Returns the kernels for the kind and bit width of a codec. Called once per layer and step. */
 FKV_INLINE const fkv_codec_kernels *fkv_codec_kernels_of(const struct fkv_cpu_kernels *kernels, const fkv_codec *codec) {
     const fkv_codec_kernels *of = kernels->codecs;
     for (; of->kind != codec->kind || of->bits != codec->bits; of++) FKV_ASSERT(of->kind != FKV_CODEC_AUTO);

@@ -22,8 +22,8 @@ _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows must fi
 enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
-    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* maximum number of 16-value steps along the head dimension */
-    MAX_WEIGHTS = 16 /* maximum number of row_weights kept at a time, one for each pair of a group and a block of rows */
+    MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* maximum number of groups of 16 values along the head dimension */
+    MAX_WEIGHTS = 16 /* maximum number of row_weights in memory, one for each pair of a scale group and a block of rows */
 };
 
 /* Integer dot products of 16 rows with 16 columns. */
@@ -35,13 +35,13 @@ FKV_INLINE __m512i sums_of(const block_sums *sums, uint32_t row) { return _mm512
 
 /* ---- scores ---- */
 
-/* One loop iteration processes one chunk of the head dimension for 16 tokens. A unit is 32 values. A chunk is one unit if groups
- * have 32 values, otherwise two. All chunks of 16 tokens are processed before the next 16 tokens. */
+/* One loop iteration (turn) of the score kernel processes one chunk of the head dimension for 16 tokens. A chunk is 32 values if
+ * scale groups have 32 values, otherwise 64. All chunks of 16 tokens are processed before the next 16 tokens. */
 typedef struct key_turn {
     uint32_t token;
     uint32_t chunk;
-    uint32_t at;                /* offset of the chunk along the head dimension */
-    const uint8_t (*codes)[64]; /* quads of the chunk, see unit_quads() */
+    uint32_t at;                /* index of the chunk's first value along the head dimension */
+    const uint8_t (*codes)[64]; /* codes of the chunk as quads (four values per dword); see unit_quads() */
     alignas(64) float scale[LANE_TOKENS];
     alignas(64) float bias[LANE_TOKENS];
 } key_turn;
@@ -56,13 +56,13 @@ typedef struct score_job {
     float *scores;
     key_turn turns[MAX_KEY_UNITS];
     alignas(64) uint8_t codes[MAX_KEY_UNITS][UNIT_QUADS][64];
-    block_sums sums[2][N_BYTES]; /* dot products of the current and the previous iteration */
+    block_sums sums[2][N_BYTES]; /* dot products of this iteration and of the previous one, for each query byte */
 } score_job;
 
 FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
     uint32_t units = chunk_units(1u << t->group_shift);
-    uint32_t n = 0; /* index of the unit */
+    uint32_t n = 0; /* index of the unit (32 values of 16 tokens) in j->codes */
     j->n_turns = 0;
     j->n_chunks = n_units / units;
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
@@ -85,8 +85,8 @@ FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_toke
     }
 }
 
-/* Configures the tiles. Tiles 0-2 accumulate the products of the high, low and remainder bytes, and tiles 3-5 are a second set of
- * accumulators. Tile 6 holds one byte of each query value, and tile 7 holds codes. */
+/* Configures the AMX tiles. Tiles 0-2 accumulate the products with the high, low and remainder bytes of the queries, and tiles
+ * 3-5 are a second set of accumulators. Tile 6 holds one byte of each query value, and tile 7 holds codes. */
 static void score_tiles_open(uint32_t units) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -95,8 +95,8 @@ static void score_tiles_open(uint32_t units) {
     fkv_tiles_open(&shapes);
 }
 
-/* Converts the dot products of rows [begin, end) to scores, with the same float operations as int_scores_chunk(). Rows are
- * counted from `row`. */
+/* Converts the dot products of rows [begin, end) to scores, with the same float operations as int_scores_chunk(). Row numbers are
+ * relative to `row`. */
 FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const block_sums sums[N_BYTES], uint32_t row,
                             uint32_t begin, uint32_t end) {
     const float *step = j->queries.step + row;
@@ -150,8 +150,8 @@ FKV_INLINE void multiply_queries(uint32_t sums) {
     }
 }
 
-/* Rows of the previous iteration whose scores are computed while the matrix unit works on the next iteration: n_rows rows,
- * starting at `row`. */
+/* Dot products of the previous iteration, which are converted to scores while the matrix unit works on the next iteration. They
+ * belong to n_rows query rows, starting at `row`. */
 typedef struct scores_before {
     const key_turn *turn;
     const block_sums *sums;
@@ -159,9 +159,9 @@ typedef struct scores_before {
     uint32_t n_rows;
 } scores_before;
 
-/* For one byte of the queries, starts the dot products of the next iteration, stores those of this iteration, and converts a
- * third of the previous iteration's rows to scores. This hides latencies and keeps the matrix unit and the vector units busy.
- * `bytes` are the query bytes of the next iteration. `set` and `byte` are compile-time constants. */
+/* For one byte of the query values, starts the dot products of the next iteration, stores the dot products of this iteration, and
+ * converts a third of the previous iteration's rows to scores. This keeps the matrix unit and the vector units busy at the same
+ * time. `bytes` are the query bytes of the next iteration. `set` and `byte` are compile-time constants. */
 FKV_INLINE void score_byte(score_job *j, uint32_t set, uint32_t byte, const int8_t *bytes, scores_before before) {
     _tile_loadd(6, bytes, j->dim);
     zero_block_sums((1 - set) * N_BYTES + byte);
@@ -178,7 +178,8 @@ FKV_INLINE void score_set(score_job *j, uint32_t set, const key_turn *next, size
     score_byte(j, set, 2, j->queries.remainder + at, before);
 }
 
-/* row and n_rows refer to the previous iteration, and `at` is the offset in the queries of the next iteration. */
+/* Processes one loop iteration. `before`, row and n_rows describe the previous iteration; `next` and `at` (an offset in the query
+ * bytes) describe the next one. */
 FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows,
                            const key_turn *next, size_t at) {
     if (set == 0)
@@ -191,10 +192,10 @@ static void score_turns(score_job *j, const tile *t) {
     uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
     const key_turn *before = j->turns;
     const key_turn *end = j->turns + j->n_turns;
-    uint32_t row = 0; /* first row of the previous iteration */
+    uint32_t row = 0; /* first query row of the previous iteration */
     uint32_t n_rows = 0;
     uint32_t set = 0;
-    score_turn(j, 1, before, 0, 0, j->turns, 0); /* there is no previous iteration, so the stored dot products are ignored */
+    score_turn(j, 1, before, 0, 0, j->turns, 0); /* before the first iteration, the stored dot products are not used */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
         fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / n_blocks + 1);
@@ -253,14 +254,14 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- values ---- */
 
-/* Value codes of a tile, stored as quads of four tokens for every 16 values of the head dimension. Quad k is at index
- * quad_place(k), which matches the order of the packed weights. */
+/* Value codes of a tile. For every 16 values of the head dimension, a dword (quad) holds the codes of four tokens. Quad k of the
+ * tokens is at index quad_place(k), in the order of the packed weights. */
 typedef struct value_blocks {
     alignas(64) uint8_t codes[MAX_STEPS][TILE_QUADS][64];
 } value_blocks;
 
-/* Loads 64 codes of a row, starting at code `first`, as one byte each. The dwords are transposed as a 4x4 matrix. Codes beyond
- * the row are 0. */
+/* Loads 64 codes of a row, starting at code `first`, as one byte each, and transposes the 16 dwords as a 4x4 matrix. Codes beyond
+ * the end of the row are 0. */
 FKV_INLINE __m512i value_code_bytes(int bits, const uint8_t *row, uint32_t first, uint32_t dim) {
     uint32_t n = fkv_min_u32(64, dim - first);
     __m512i codes;
@@ -293,25 +294,26 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
         for (uint32_t i = 0; i < t->n_units; i++) _mm512_store_si512(values->codes[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-/* A tile of values and the query rows that attend to it. Weights are computed for as many groups as fit in memory before the
- * matrix multiplications of these groups start, because the matrix unit powers down if multiplications are far apart in time. */
+/* A tile of values and the query rows that attend to it. Weights are computed for as many scale groups as fit in `weights` before
+ * the matrix multiplications of these groups start, because the matrix unit powers down if multiplications are far apart in
+ * time. */
 typedef struct value_job {
     token_affine affine;
     value_blocks values;
     row_weights weights[MAX_WEIGHTS]; /* [groups, blocks of rows] */
     uint32_t dim;
-    uint32_t group_steps; /* number of steps per group, each of 16 values */
+    uint32_t group_steps; /* number of loop iterations per scale group; each covers 16 values */
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_blocks; /* blocks of rows */
     const float *p;
     float *out;
-    block_sums sums[2][2]; /* dot products of the current and the previous iteration */
+    block_sums sums[2][2]; /* dot products of this iteration and of the previous one, for each weight byte */
 } value_job;
 
 FKV_INLINE uint32_t block_rows(uint32_t n_rows, uint32_t block) { return fkv_min_u32(BLOCK_ROWS, n_rows - block * BLOCK_ROWS); }
 
-/* Computes the weights of one block of rows for n groups, starting at `group`. */
+/* Quantizes the weights of one block of rows for n scale groups, starting at `group`. */
 static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n) {
     const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
     uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
@@ -325,8 +327,8 @@ static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n)
     }
 }
 
-/* Configures the tiles. Tiles 0 and 1 accumulate the products of the high and low bytes, and tiles 2 and 3 are a second set of
- * accumulators. Tiles 4 and 5 hold the high and low bytes of the weights, and tile 6 holds codes. */
+/* Configures the AMX tiles. Tiles 0 and 1 accumulate the products with the high and low bytes of the weights, and tiles 2 and 3
+ * are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6 holds codes. */
 static void value_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 6; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
@@ -334,11 +336,11 @@ static void value_tiles_open(void) {
     fkv_tiles_open(&shapes);
 }
 
-/* One loop iteration covers 16 values of one group, for one block of rows. */
+/* One loop iteration (turn) of the value kernel covers 16 values of one scale group, for one block of rows. */
 typedef struct value_turn {
     const row_weights *weights;
     const uint8_t (*codes)[64];
-    float *out; /* output of the block's first row */
+    float *out; /* output of the first row in the block */
     uint32_t n_rows;
 } value_turn;
 
@@ -370,8 +372,8 @@ FKV_INLINE void multiply_weights(uint32_t sums) {
     }
 }
 
-/* For one byte of the weights, starts the dot products of the next iteration, stores those of this iteration, and adds half of
- * the previous iteration's rows to the output. */
+/* For one byte of the weights, starts the dot products of the next iteration, stores the dot products of this iteration, and adds
+ * half of the previous iteration's rows to the output. */
 FKV_INLINE void start_value_byte(value_job *j, uint32_t set, uint32_t byte, const value_turn *before, uint32_t n_rows) {
     zero_block_sums((1 - set) * 2 + byte);
     multiply_weights((1 - set) * 2 + byte);
@@ -402,11 +404,11 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     uint32_t n_rows = 0; /* number of rows in the previous iteration */
     uint32_t set = 0;
     fkv_tiles_see_stores();
-    value_step(j, 1, &before, 0, &now, true); /* there is no previous iteration, so the stored dot products are ignored */
+    value_step(j, 1, &before, 0, &now, true); /* before the first iteration, the stored dot products are not used */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
-            /* at the end of a group, the next iteration is in another block of rows; after the last block, the last
-             * multiplication is repeated, and its result is ignored */
+            /* after the last step of a scale group, the next iteration is in another block of rows; after the last block, the
+             * last multiplication is repeated, and its result is not used */
             bool other = step + 1 == j->group_steps;
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)

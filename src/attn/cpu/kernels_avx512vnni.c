@@ -4,9 +4,8 @@
 
 /* ---- scores ---- */
 
-/* For every query row and 16 tokens, starting at `token`, adds the dot products over n_units units (32 values each) to the
- * scores.
- */
+/* Adds to the scores of all query rows with 16 tokens, starting at `token`, the dot products over n_units units of 32 values
+ * each. */
 FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
                                  uint32_t n_rows, float *scores) {
     __m512i quads[2 * UNIT_QUADS];
@@ -59,22 +58,22 @@ static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- values ---- */
 
-/* A strip of 64 bytes of every value row, with the codes of four tokens per dword: [quads of tokens, vectors, 64]. In vector v,
- * dword i of 128-bit lane L holds byte 16 * L + 4 * v + i of the four rows. For 4-bit codes, vectors 0-3 hold the low nibbles and
- * vectors 4-7 the high nibbles. */
+/* A strip (64 bytes of every value row), rearranged so that a dword holds one code of each of four tokens: [quads of tokens,
+ * vectors, 64]. In vector v, dword i of 128-bit lane L holds byte 16 * L + 4 * v + i of the four rows. For 4-bit codes, vectors
+ * 0-3 hold the low nibbles and vectors 4-7 the high nibbles. */
 typedef struct strip {
     strip_place place;
     uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
 } strip;
 
-/* Quantized weights (softmax weight times scale) of one row for one strip. Each 128-bit lane of the strip has its own weights,
- * because lanes can belong to different groups. */
+/* Quantized weights (softmax weight times scale) of one query row for one strip. Each 128-bit lane of the strip has its own
+ * weights, because lanes can belong to different scale groups. */
 typedef struct weights {
-    int8_t high[4][4][16]; /* weights for quad k of tokens are at [k % 4][k / 4]: 4 tokens for each of 4 lanes */
+    int8_t high[4][4][16]; /* [k % 4][k / 4]: weights of tokens 4 * k to 4 * k + 3, one dword for each 128-bit lane */
     int8_t low[4][4][16];
     float step[4];   /* per lane */
-    float offset[4]; /* for each lane, sum over tokens of (softmax weight p) * offset */
-    int32_t zero[4]; /* for each lane, sum over tokens of weight * zero code */
+    float offset[4]; /* for each lane, sum over tokens of softmax weight p * token_affine.offset */
+    int32_t zero[4]; /* for each lane, sum over tokens of weight * token_affine.zero */
 } weights;
 
 FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
@@ -99,9 +98,8 @@ FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens,
     }
 }
 
-/* Products p * scale (softmax weight times value scale) of one group for up to 64 tokens, quantized to integers. Tokens beyond
- * n_tokens have weight 0, even if their slots contain arbitrary bytes.
- */
+/* Products p * scale (softmax weight times value scale) of one scale group for up to 64 tokens, quantized to integers. Tokens
+ * beyond n_tokens have weight 0, even if their slots contain arbitrary bytes. */
 typedef struct group_weights {
     __m512i high; /* high bytes of the integers; byte t belongs to token t */
     __m512i low;
@@ -139,7 +137,7 @@ FKV_INLINE group_weights weigh(const token_affine *f, uint32_t group, const floa
     return g;
 }
 
-/* Transposes four registers of 16 dwords: dword k of lane[L] is stored to dword L of to[k % 4][k / 4]. */
+/* Transposes dwords: dword k of lane[L] is stored in dword L of to[k % 4][k / 4]. */
 FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
     __m512i quad[4];
     transpose_dwords(lane, quad);
@@ -325,11 +323,11 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- TurboQuant rows ---- */
 
-/* Offset that makes codebook levels non-negative, as vpdpbusd requires. Accumulators start at the negated contribution of this
- * offset. */
+/* Added to codebook levels to make them non-negative, as vpdpbusd requires. The accumulators are initialized with the negated
+ * contribution of this offset. */
 enum { LEVEL_OFFSET = 128 };
 
-/* Computes the initial accumulators of one query row, one for each of its base-256 digits (bytes). */
+/* Computes the initial accumulators of one query row, one for each base-256 digit (byte) of its values. */
 static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
     vf sums[4];
     for (size_t d = 0; d < 4; d++) {

@@ -72,23 +72,23 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
-    /* Rounding n_tokens up to a multiple of 16 does not exceed the array, because a full tile has a multiple of 16 tokens. */
+    /* n_tokens rounded up to a multiple of 16 stays within a full tile, whose number of tokens is a multiple of 16 */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
     widen_halves(codec->type, part[FKV_PART_SCALES], n, t->scales);
     if (codec->row_bytes[FKV_PART_BIASES] != 0) widen_halves(codec->type, part[FKV_PART_BIASES], n, t->biases);
 }
 
-/* Decodes one unit of a row that is stored as codebook codes. */
+/* Decodes one unit (16 values) of a row of codebook codes. */
 FKV_INLINE void decode_codebook(int bits, const uint8_t *row, uint32_t n_units, uint32_t unit, vf_affine a, vf out[UNIT_VECS]) {
     const uint8_t *codes = row + (size_t)unit * (bits == 4 ? 8 : 4);
     const uint8_t *plane = row + fkv_turbo_plane(16 * n_units) + (size_t)unit * 2;
     vf_book(bits, fkv_turbo_books[bits].value, codes, plane, a, out);
 }
 
-/* Decodes n_units units of each of n_tokens tokens, starting at (token, unit). Every group_units consecutive units share a scale
- * and a bias, and group_units divides n_units. All counts and the form are compile-time constants, so that `out` stays in
- * registers. */
+/* Decodes n_units units (16 values each) of each of n_tokens tokens, starting at (token, unit). Every group_units consecutive
+ * units share a scale and a bias, and group_units divides n_units. All counts and the storage form are compile-time constants, so
+ * that `out` stays in registers. */
 FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_units, const tile *t, uint32_t token, uint32_t unit,
                              vf out[BLOCK_TOKENS][CHUNK_VECS]) {
     FKV_UNROLL
@@ -203,10 +203,10 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
 
 /* ---- prefill ---- */
 
-/* Prefill: tokens are decoded once to floats in L1, and the accumulators of a block of rows stay in registers. For each (row,
- * token) pair, the order of operations is the same as in the decode loops of this file. */
+/* Prefill: tokens are decoded once to floats in L1, and the accumulators of a block of query rows stay in registers. For each
+ * (row, token) pair, the order of operations is the same as in the decode loops of this file. */
 
-enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (scores) or vectors (values) per iteration of the inner loop */ };
+enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens (for scores) or vectors (for values) per iteration of the inner loop */ };
 _Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "a step must cover whole blocks of BLOCK_TOKENS tokens");
 
 typedef struct slice {
@@ -241,7 +241,7 @@ FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t to
     for (; at < n; at++) slice_tokens(form, group_units, 1, t, token + at, s, at);
 }
 
-/* Computes the scores of SLICE_STEP tokens of the slice for n_rows rows (a compile-time constant). */
+/* Computes the scores of SLICE_STEP decoded tokens for n_rows query rows (a compile-time constant). */
 FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const float *q, uint32_t dim, float *scores) {
     vf sum[PREFILL_ROWS][SLICE_STEP];
     FKV_UNROLL
@@ -284,8 +284,8 @@ FKV_INLINE void prefill_scores_form(int form, int group_units, const tile *t, ui
     }
 }
 
-/* Adds the weighted values of n slice tokens to n_vecs vectors in each of n_rows output rows. n_vecs and n_rows are compile-time
- * constants. Rows of the softmax weights p are `stride` floats apart. */
+/* Adds the weighted values of n decoded tokens to n_vecs vectors in each of n_rows output rows. n_vecs and n_rows are
+ * compile-time constants. Rows of the softmax weights p are `stride` floats apart. */
 FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, size_t stride,
                              float *out, uint32_t dim) {
     vf sum[PREFILL_ROWS][SLICE_STEP];
@@ -341,16 +341,17 @@ FKV_INLINE void prefill_values_form(int form, int group_units, const tile *t, ui
 
 /* ---- loops by storage form ---- */
 
-/* Each storage form has its own compiled loop. A group of 32 values has 2 units; a larger group covers a whole chunk. */
+/* Each storage form has its own compiled loop. A scale group of 32 values has 2 units of 16 values; a larger group covers a whole
+ * chunk. */
 
 enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
 static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
-                          void *prepared) { /* unused, because float kernels read q directly */
+                          void *prepared) { /* does nothing, because float kernels read q directly */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-/* All storage forms share the buffer s, because separate buffers would overflow the stack. */
+/* The caller passes the buffer s for all storage forms, because one buffer per form would overflow the stack. */
 FKV_INLINE void float_scores(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *q,
                              uint32_t n_rows, float *scores) {
     if (n_rows < PREFILL_MIN_ROWS)
@@ -560,8 +561,8 @@ FKV_INLINE uint64_t bytes8(const uint8_t *p) {
     return x;
 }
 
-/* Packs n codes from one byte each to `bits` bits each. Neighbouring codes are merged pairwise until the bits of eight codes are
- * contiguous. */
+/* Packs n codes, given as one byte each, to `bits` bits each. Adjacent codes are merged pairwise until the bits of eight codes
+ * are contiguous. */
 static void pack_row_codes(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) {
     if (bits == 8) {
         memcpy(out, codes, n);

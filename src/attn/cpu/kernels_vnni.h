@@ -1,19 +1,17 @@
 /* Code shared by the integer kernels (AVX-512 VNNI and AMX), which multiply 8-bit and 4-bit codes by signed bytes without
- * converting them to float.
+ * converting the codes to float.
  *
  * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
- * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because some key channels may have large
- * values, which amplify the rounding errors of queries. Queries with a channel hundreds of times larger than the others use the
- * float kernels. Integer sums are exact, so they do not depend on the order of additions or on other rows. Two measures keep
- * rounding errors from being multiplied by large biases: the values of a query are summed after rounding, and weights are
- * multiplied by the code minus the zero code (the code whose value is nearest to 0).
+ * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because large key values amplify the rounding
+ * errors of queries. Queries with a channel hundreds of times larger than the others use the float kernels. Integer sums are
+ * exact, so they do not depend on the order of additions. Two measures keep rounding errors from being multiplied by large
+ * biases: query values are summed after rounding, and weights are multiplied by code - zero, where zero is the zero code (the
+ * code whose value is nearest to 0).
  *
- * Scores: the lanes are 16 tokens; a dword holds four values of a token (a quad). score = sum over groups of (scale * step * dot
- * + bias * sum(q)), where dot is the integer dot product of the group's codes with the query, and sum(q) is the sum of the query
- * over the group. Values: the lanes are 16 values of the head dimension; a dword holds the codes of four tokens. out += step *
- * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)). The sums are over tokens, p is the softmax weight, x is the rounded p *
- * scale, and zero is the zero code.
- */
+ * Scores: the lanes are 16 tokens; a dword holds four values of a token (a quad). A score is the sum over all scale groups of
+ * (scale * step * dot + bias * sum(q)), where dot is the integer dot product of codes and query, and sum(q) the sum of the query
+ * values in the group. Values: the lanes are 16 channels; a dword holds the codes of four tokens. out += step * (dot - sum(x *
+ * zero)) + sum(p * (scale * zero + bias)), summed over tokens, where p is the softmax weight and x the rounded p * scale. */
 #ifndef FKV_KERNELS_VNNI_H
 #define FKV_KERNELS_VNNI_H
 
@@ -24,12 +22,11 @@
 
 enum {
     LANE_TOKENS = 16,
-    STRIP_BYTES = 64, /* bytes of a value row that are processed in one register */
+    STRIP_BYTES = 64, /* number of bytes of a value row that fill one register */
     MAX_STRIP_VECS = 8
 };
 
-/* Converts the scales (or biases) of n_slots tokens to floats in the layout [groups, FKV_TILE_TOKENS]. n_slots is a multiple of
- * 16. */
+/* Converts the scales (or biases) of n_slots tokens, a multiple of 16, to floats in the layout [groups, FKV_TILE_TOKENS]. */
 FKV_INLINE void lay_groups(fkv_type type, const uint8_t *from, uint32_t n_groups, uint32_t n_slots, float *to) {
     __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (n_groups == 1) {
@@ -77,24 +74,24 @@ static void int_tile_open(tile *t, const fkv_codec *codec, const uint8_t *const 
     tile_lanes(t, codec, part, n_tokens);
 }
 
-/* Returns the scales (or biases) of one group for 16 tokens, starting at `token`. all: [groups, FKV_TILE_TOKENS]. */
+/* Loads the scales (or biases) of one group for 16 tokens, starting at `token`. all: [groups, FKV_TILE_TOKENS]. */
 FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
     return vf_load(all + group * FKV_TILE_TOKENS + token);
 }
 
 /* ---- scores ---- */
 
-/* Query rows as bytes. The values of a unit are in the same order as the codes: the natural order for 8-bit codes; for 4-bit
- * codes, the 16 even values (low nibbles) precede the 16 odd values. */
+/* Query rows as bytes. Within 32 values, the order is that of the codes: ascending for 8-bit codes; for 4-bit codes, the 16 even
+ * values (low nibbles) precede the 16 odd values. */
 typedef struct int_queries {
     uint32_t *n_by_float; /* number of rows that use the float kernels */
     uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
     float *step;          /* [rows] */
-    float *sum; /* [rows, chunks] sums of the rounded query values: sums of the exact values would multiply the rounding errors by
-                   k - bias instead of k */
+    float *sum;        /* [rows, chunks] sums of the rounded query values; with sums of the exact values, rounding errors would be
+                          multiplied by key - bias instead of key */
     int8_t *high;      /* [rows, D] */
     int8_t *low;       /* [rows, D] */
-    int8_t *remainder; /* [rows, D] third byte of each value: the remainder, as a multiple of step / 256 */
+    int8_t *remainder; /* [rows, D] third byte of each value: the rounding residue, as a multiple of step / 256 */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -115,7 +112,8 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     return iq;
 }
 
-/* Stores 16 values, given as multiples of the step, as three bytes each. Returns the sum of the stored values. */
+/* Stores 16 query values, given as multiples of the quantization step, as three bytes each. Returns the sum of the rounded
+ * values. */
 FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     __m512i whole = _mm512_cvtps_epi32(x);
     bytes2 bytes = split_bytes(whole);
@@ -127,14 +125,14 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(remainder) / 256.0f;
 }
 
-/* Returns the number of units per chunk. The dot product of a chunk is an integer, which is then multiplied by a scale. A chunk
- * has all units of a group, but at most two. */
+/* Returns the number of units (32 values each) per chunk. The dot product over a chunk is computed in integers and then
+ * multiplied by a scale, so a chunk never exceeds a scale group. It has one or two units. */
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-/* Adds 1 to each lane whose value is nonzero but below 1/1024 of the largest value. Such values keep few significant bits when
- * they are rounded. The bit patterns of absolute values compare like integers. Subtracting 1 excludes zeros, because 0 - 1 wraps
- * around to the largest integer. */
+/* Increments the counter n in each lane whose value is nonzero but below 1/1024 of the largest value. Rounding leaves such values
+ * few significant bits. The bit patterns of absolute values compare like integers. Subtracting 1 excludes zeros, because 0 - 1
+ * wraps around to the largest integer. */
 FKV_INLINE __m512i count_small(__m512i n, vf x) {
     __m512i one = _mm512_set1_epi32(1);
     __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));
@@ -188,7 +186,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         if (prepare_row(codec, q + (size_t)r * codec->dim, &iq, r)) iq.by_float[(*iq.n_by_float)++] = r;
 }
 
-/* Recomputes the scores of the rows that use the float kernels. */
+/* Recomputes, with the float kernels, the scores of the query rows listed in `by_float`. */
 static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
                             uint32_t n_by_float, const uint32_t *by_float, float *scores) {
     fkv_fetch nothing = {.n_ranges = 0};
@@ -233,17 +231,18 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
 
 /* ---- values ---- */
 
-/* Position of a strip, which consists of 64 bytes of every value row. */
+/* Position of a strip, which is a range of up to 64 bytes of every value row. */
 typedef struct strip_place {
     uint32_t at;       /* byte offset of the strip in a row */
     uint32_t bytes;    /* number of bytes in the strip, at most 64; lanes past the end of the row are unused */
     uint32_t first;    /* channel index of the first code in the strip */
-    uint32_t n_lanes;  /* number of 128-bit lanes in use */
-    uint32_t group[4]; /* group index of each lane; lanes beyond the end of the row repeat the last group */
+    uint32_t n_lanes;  /* number of 128-bit lanes that contain bytes of the row */
+    uint32_t group[4]; /* scale group of each 128-bit lane; lanes beyond the end of the row repeat the last group */
 } strip_place;
 
-/* Affine parameters per group and token: the scale, the code nearest to the value 0, and the value of that code. In the last
- * vector, all parameters of tokens beyond n_tokens are 0, even if their slots contain arbitrary bytes. */
+/* Affine parameters per group and token: the scale, the zero code (the code whose value is nearest to 0), and `offset`, the value
+ * of the zero code. In the last vector, all parameters of tokens beyond n_tokens are 0, even if their slots contain arbitrary
+ * bytes. */
 typedef struct token_affine {
     alignas(64) float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
     alignas(64) float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
@@ -257,9 +256,8 @@ static void token_affine_open(token_affine *f, const tile *t, uint32_t bins, uin
             __mmask16 there = left >= LANE_TOKENS ? 0xffff : (__mmask16)((1u << left) - 1);
             vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, g, token));
             vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, g, token));
-            vf zero =
-                vf_mul(vf_sub(vf_set(0.0f), bias),
-                       _mm512_rcp14_ps(scale)); /* an approximate division suffices: the result is correct for any zero code */
+            /* an approximate quotient suffices: the result is correct for any choice of zero code */
+            vf zero = vf_mul(vf_sub(vf_set(0.0f), bias), _mm512_rcp14_ps(scale));
             zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
             vf_store(f->offset[g] + token, vf_fma(scale, zero, bias));
@@ -306,8 +304,8 @@ FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uin
         if (i < n_lanes) vf_store(to + i * apart, vf_add(vf_load(to + i * apart), lane[i]));
 }
 
-/* Adds the values of a strip to an output row. x holds the results for each vector of the strip. For 4-bit codes, the results of
- * the low nibbles precede those of the high nibbles. */
+/* Adds the weighted values of a strip to an output row. x[v] holds the results for vector v of the strip. For 4-bit codes,
+ * vectors 0-3 are low nibbles and vectors 4-7 are high nibbles. */
 FKV_INLINE void add_strip_values(int bits, const strip_place *s, const vf *x, float *out) {
     out += s->first;
     if (bits == 8) {

@@ -1,6 +1,6 @@
-/* Softmax and weight quantization for up to 16 rows at once, used by the AMX kernels. Results are bit-identical to those of
- * kernel_softmax() and weigh(), because the lanes of each row are reduced in the same tree order. One reduction handles all rows.
- */
+/* Softmax and weight quantization for up to 16 query rows at once, used by the AMX kernels. A single reduction handles all rows.
+ * Results are bit-identical to those of kernel_softmax() and weigh(), because the lanes of each row are reduced in the same tree
+ * order. */
 #ifndef FKV_ROWS16_AVX512_H
 #define FKV_ROWS16_AVX512_H
 
@@ -23,8 +23,8 @@ FKV_INLINE vf fold_pairs(fold how, vf x, vf y) {
     return fold_two(how, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
 }
 
-/* Reduces each x[r], r < n, over its lanes and returns the results in lanes 0..n-1. Lanes 8 apart are combined first, then lanes
- * 4, 2 and 1 apart, as in vf_reduce_add(). n is a compile-time constant: 4, 8 or 16. Overwrites x. */
+/* Reduces each of the n registers x[r] over its lanes and returns the results in lanes 0 to n - 1. Lanes 8 apart are combined
+ * first, then lanes 4, 2 and 1 apart, as in vf_reduce_add(). n is a compile-time constant: 4, 8 or 16. Overwrites x. */
 FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     FKV_UNROLL
     for (int i = 0; i < n / 2; i++) {
@@ -53,9 +53,9 @@ FKV_INLINE __m512i times_256(__m512i x) {
 
 /* ---- softmax ---- */
 
-/* First step of kernel_softmax() for a tile whose tokens are all visible to all n_rows <= n rows; n is a compile-time constant.
- * Updates max and sum. Returns a bit mask of the rows whose maximum increased. `factor` receives the factors by which
- * softmax_rescale() must multiply the outputs of these rows. */
+/* First step of kernel_softmax() for a tile whose tokens are all visible to n_rows <= n query rows. Updates the maximum and
+ * rescales the sum of each row. Returns a bit mask of the rows whose maximum increased. `factor` receives the factors by which
+ * softmax_rescale() must multiply the outputs of these rows. n is a compile-time constant. */
 FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows, fkv_softmax state, float factor[BLOCK_ROWS]) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
@@ -84,8 +84,8 @@ FKV_INLINE void softmax_rescale(uint32_t grown, const float *factor, uint32_t di
     }
 }
 
-/* Adds up the lanes of each row, which hold partial sums of its softmax weights, and adds the result to state.sum. Overwrites
- * `lanes`. */
+/* For each query row, sums the lanes of its register, which hold partial sums of softmax weights, and adds the result to
+ * state.sum. Overwrites `lanes`. */
 FKV_INLINE void softmax_add(int n, uint32_t n_rows, vf *lanes, fkv_softmax state) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
@@ -143,17 +143,17 @@ static void rows16_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
 
 /* ---- weights ---- */
 
-/* Quantized weights of up to 16 rows for one group. */
+/* Quantized weights of up to 16 query rows for one scale group. */
 typedef struct row_weights {
     alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
     alignas(64) float step[BLOCK_ROWS];
-    alignas(64) float offset[BLOCK_ROWS]; /* sum over tokens of (softmax weight p) * offset */
-    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum over tokens of weight * zero code */
+    alignas(64) float offset[BLOCK_ROWS]; /* sum over tokens of softmax weight p * token_affine.offset */
+    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum over tokens of weight * token_affine.zero */
 } row_weights;
 
-/* 64 integers of up to 16 bits each, to be split into low and high bytes. Dword 4 * L + k holds the values that start at index 16
- * * k + 4 * L. The pack instructions produce this order. */
+/* 64 integers of up to 16 bits each, to be split into low and high bytes. When they are packed to bytes, dword 4 * L + k holds
+ * integers 16 * k + 4 * L to 16 * k + 4 * L + 3. The pack instructions produce this order. */
 typedef struct packed_words {
     __m512i words01;
     __m512i words23;
@@ -166,14 +166,14 @@ FKV_INLINE __m512i low_bytes(packed_words x) {
     __m512i byte = _mm512_set1_epi16(255);
     return _mm512_packus_epi16(_mm512_and_si512(x.words01, byte), _mm512_and_si512(x.words23, byte));
 }
-/* Returns the high byte of each value. It is chosen so that the value equals 256 * high + low, where low is a signed byte. */
+/* Returns the high byte of each integer, such that the integer equals 256 * high + low, where low is a signed byte. */
 FKV_INLINE __m512i high_bytes(packed_words x) {
     __m512i half = _mm512_set1_epi16(128);
     return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_add_epi16(x.words01, half), 8),
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
-/* Returns the position at which packed_words stores a quad of tokens. */
+/* Returns the index of the dword in which packed_words stores quad `quad` (four consecutive tokens). */
 FKV_INLINE uint32_t quad_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
 
 /* Quantizes weights like weigh(), for up to 16 rows. n_vecs is the number of vectors of 16 tokens per row. */
@@ -185,7 +185,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
     __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
-    vf taken[BLOCK_ROWS]; /* sums over tokens of weight * zero code, which are integers */
+    vf taken[BLOCK_ROWS]; /* sums over tokens of weight * zero code, as integers */
     alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
     enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps that selects the maximum of the absolute values */
     FKV_UNROLL

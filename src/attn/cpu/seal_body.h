@@ -33,7 +33,7 @@ FKV_INLINE void seal_load(const tile *t, uint32_t token, uint32_t unit, vf limit
     for (int v = 0; v < UNIT_VECS; v++) x[v] = vf_min(vf_max(vf_not_nan(value[0][v]), minus_limit), limit);
 }
 
-/* One side (K or V) of the open block, read FKV_TILE_TOKENS tokens at a time. */
+/* The K or V rows of the open block, read FKV_TILE_TOKENS tokens at a time. */
 typedef struct seal_source {
     const fkv_block *block;
     const uint8_t *bytes;
@@ -85,7 +85,7 @@ static void seal_ranges(seal_source *s, float *lo, float *hi) {
     }
 }
 
-/* Returns whether any value exceeds FKV_SEALED_OUTLIER, so that its row may be an outlier. */
+/* Returns whether the magnitude of any value exceeds FKV_SEALED_OUTLIER, so that its row may be an outlier. */
 static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
     bool any = false;
     for (uint32_t c = 0; c < dim; c++) any |= hi[c] > FKV_SEALED_OUTLIER || lo[c] < -FKV_SEALED_OUTLIER;
@@ -94,12 +94,12 @@ static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
 
 /* Quantization parameters, indexed by channel. */
 typedef struct seal_lines {
-    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* first the channel minimum, then the bias */
+    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* on entry of fkv_sealed_key_lines() the channel minimum, afterwards the bias */
     alignas(64) float inverse[FKV_MAX_HEAD_DIM];
     alignas(64) float bins[FKV_MAX_HEAD_DIM];
 } seal_lines;
 
-/* Quantizes one unit of 16 channels for 16 tokens, starting at `token` of the tile, to one byte per code. */
+/* Quantizes 16 channels (number `unit`) of 16 tokens, starting at `token` of the tile, to one byte per code. */
 FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t unit, const seal_lines *lines, vf limit,
                                uint8_t (*codes)[SEAL_ROW_BYTES]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
@@ -114,7 +114,8 @@ FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t un
     }
 }
 
-/* Gathers the codes of the channels at positions [16 * unit, 16 * unit + 16) of the channel order, as four quads. */
+/* Gathers the codes of 16 channels as four quads. The channels are at positions [16 * unit, 16 * unit + 16) of the channel
+ * order. */
 FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[SEAL_ROW_BYTES], uint32_t unit,
                                uint8_t (*quads)[FKV_SEALED_LINE]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
@@ -130,8 +131,7 @@ FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[
     }
 }
 
-/* Packs the 2-bit digits of calibrated codes. Inverse of calibrated_unit(). The planes of digits 1 and 2 must be zero on
- * entry. */
+/* Packs calibrated codes as 2-bit digits. Inverse of calibrated_unit(). The planes of digits 1 and 2 must be zero on entry. */
 FKV_INLINE void seal_digits(const fkv_channel_order *order, uint8_t (*quads)[FKV_SEALED_LINE], uint32_t unit, uint8_t *block) {
     uint8_t *line = block + (size_t)unit * FKV_SEALED_LINE;
     for (int i = 0; i < FKV_SEALED_LINE; i++)
@@ -196,7 +196,7 @@ FKV_INLINE void seal_sizes(const fkv_sealed_book *book, const float *y, uint32_t
 }
 
 FKV_INLINE float seal_norm(const fkv_sealed_book *book, const float *y, uint32_t dim) {
-    alignas(64) float sum[3][16]; /* sums of |y|, |y| * level and level^2, each in 16 lanes */
+    alignas(64) float sum[3][16]; /* sums of |y|, |y| * level and level^2, each with 16 partial sums */
     uint8_t table[16] = {0};
     memcpy(table, book->level, sizeof book->level);
     vf lane[UNIT_VECS];

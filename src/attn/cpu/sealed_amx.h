@@ -3,9 +3,9 @@
  *
  * The codes of a sealed page are stored in the layout of the right-hand matrix and only need to be widened to bytes. The
  * left-hand matrix holds query values, split into three base-256 digits (signed bytes), or weights, split into two bytes. The
- * columns of the result are tokens (scores) or channels (values), so nothing is transposed. Decode places all three digits of
- * four rows in one matrix. Prefill uses one matrix per digit for 16 rows, and the digits of the next 16 rows are computed while
- * the matrix unit works.
+ * columns of the result are tokens (scores) or channels (values), so the result need not be transposed. Decode places all three
+ * digits of four query rows in one matrix. Prefill uses one matrix per digit for 16 rows, and the digits of the next 16 rows are
+ * computed while the matrix unit works.
  */
 #ifndef FKV_SEALED_AMX_H
 #define FKV_SEALED_AMX_H
@@ -13,8 +13,8 @@
 #include "decode_rows_amx.h"
 #include "turbo_vnni.h"
 
-/* Numbers of prefetch shares for decode, like FETCH_SCORES. Most prefetching happens during the matrix multiplications for the
- * values, which take long and issue few loads. */
+/* Prefetch schedule for decode: the number of shares (1 / FKV_FETCH_SHARES of the next tile) that each phase prefetches. Most
+ * prefetches are issued during the matrix multiplications for the values, which take long and issue few loads. */
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
@@ -25,8 +25,8 @@ enum {
 
 /* ---- decode: scores ---- */
 
-/* Tile registers, shaped by decode_tiles_open(): two accumulators, and the base-256 digits of queries for even and odd chunks.
- * Keys use CODES, and values use the tiles of decode_rows_amx.h. */
+/* AMX tiles, shaped by decode_tiles_open(): two accumulators, and the base-256 digits of the queries for even and odd chunks.
+ * Keys use the tile CODES, and values use the tiles of decode_rows_amx.h. */
 #define SEALED_EVEN 0
 #define SEALED_ODD 1
 #define SEALED_DIGITS 2
@@ -41,14 +41,15 @@ typedef struct decode_sums {
     alignas(64) int32_t at[DIGITS * COLUMN_ROWS][16];
 } decode_sums;
 
-/* Loads the base-256 digits of the queries for two consecutive chunks into tiles. */
+/* Loads the base-256 digits of the queries for two consecutive chunks (64 values each) into AMX tiles. */
 FKV_INLINE void decode_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits) {
     _tile_loadd(SEALED_DIGITS, digits.at + chunk * digits.chunk, digits.row);
     if (chunk + 1 < n_chunks) _tile_loadd(SEALED_MORE_DIGITS, digits.at + (chunk + 1) * digits.chunk, digits.row);
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. The codes of sealed keys are below 128, so the signed
- * multiplication is correct. `odd` is a compile-time constant. With up to two chunks, the query digits are already in tiles. */
+/* Starts the matrix multiplications of the queries with 16 keys. The codes of sealed keys are below 128, so a signed
+ * multiplication is correct. `odd` (a compile-time constant) selects the accumulator tile. With up to two chunks, the query
+ * digits are already in tiles. */
 FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
@@ -70,7 +71,8 @@ FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, con
     }
 }
 
-/* Converts the dot products of n rows to scores. `norms` points to the norms of the 16 tokens, or is NULL for sealed keys. */
+/* Converts the dot products of n query rows with 16 tokens to scores. `norms` holds the norms of the tokens, or is NULL for
+ * sealed keys, which have no norms. */
 FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, const float *norms,
                                   float *scores) {
     FKV_UNROLL
@@ -82,8 +84,8 @@ FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *ro
     }
 }
 
-/* Number of blocks of 16 tokens by which the rearrangement of codes runs ahead of the matrix multiplications. If a tile were
- * loaded directly after its bytes were stored, the load would wait for the stores. */
+/* Number of blocks of 16 tokens by which unpacking runs ahead of the matrix multiplications. If a tile were loaded directly after
+ * its bytes were stored, the load would wait for the stores. */
 enum { AHEAD = 2 };
 
 typedef struct decode_sealed_job {
@@ -92,16 +94,16 @@ typedef struct decode_sealed_job {
     fkv_fetch *next;
     uint32_t n_blocks;
     uint32_t n_chunks;
-    const float *norms; /* norms of the tokens; NULL for sealed keys */
+    const float *norms; /* norms of the tokens; NULL for sealed keys, which have no norms */
     sealed_page page;   /* sealed keys only */
     sealed_rows rows;
-    decode_digits digits; /* query digits for sealed keys; those for TurboQuant keys are prepared in advance */
+    decode_digits digits; /* query digits for sealed keys; for TurboQuant keys, prepare() computes the digits */
     alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* see decode_keys() */
     decode_sums sums[2];
 } decode_sealed_job;
 
-/* Returns the keys of one block of 16 tokens. Blocks are packed densely, 1 KiB per 64 values of the head dimension, so that the
- * blocks of a tile do not compete for the same L1 sets. */
+/* Returns the buffer for the unpacked keys of one block of 16 tokens. The buffers are packed densely, 1 KiB per 64 values of the
+ * head dimension, so that the blocks of a tile do not compete for the same L1 sets. */
 FKV_INLINE sealed_quads *decode_keys(decode_sealed_job *j, uint32_t block) {
     return (sealed_quads *)(void *)(j->keys + (size_t)block * j->n_chunks * sizeof(sealed_quads) / MAX_CHUNKS);
 }
@@ -298,14 +300,14 @@ typedef struct prefill_sealed_job {
     sealed_page page;  /* sealed keys only */
     uint32_t n_blocks; /* number of blocks of 16 tokens */
     uint32_t n_chunks;
-    const float *norms; /* see decode_sealed_job */
+    const float *norms; /* norms of the tokens; NULL for sealed keys, which have no norms */
     sealed_quads keys[TILE_BLOCKS];
-    sealed_rows rows[2]; /* state of the current and of the next block of rows */
+    sealed_rows rows[2]; /* quantization state of the current and of the next block of query rows */
     prefill_digits digits[2];
     alignas(64) int32_t sums[2][DIGITS][BLOCK_ROWS][16];
 } prefill_sealed_job;
 
-/* Splits the queries of rows [begin, end) of a block of rows into base-256 digits (signed bytes). */
+/* Splits the queries in rows [begin, end) of a block of query rows into base-256 digits (signed bytes). */
 static void prefill_digits_open(const prefill_sealed_job *j, const float *q, uint32_t begin, uint32_t end,
                                 const sealed_rows *rows, float *bias, prefill_digits *digits) {
     for (uint32_t r = begin; r < end; r++)
@@ -313,9 +315,9 @@ static void prefill_digits_open(const prefill_sealed_job *j, const float *q, uin
                                               digits->at[0][0][r], sizeof digits->at[0][0], sizeof digits->at[0]));
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2 accumulate the products of the high, middle and low
- * digits, and tiles 3-5 are a second set of accumulators. Tile 6 holds query digits, and tile 7 holds keys. `set` is a
- * compile-time constant. */
+/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2 accumulate the products with the high, middle and low
+ * digits, and tiles 3-5 are a second set of accumulators. Tile 6 holds query digits, and tile 7 holds keys. `set` (0 or 1, a
+ * compile-time constant) selects the accumulators. */
 FKV_INLINE void prefill_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (set == 0) {
         _tile_zero(0);
@@ -479,9 +481,9 @@ typedef struct prefill_sealed_values_job {
     alignas(64) int32_t sums[2][2][BLOCK_ROWS][16];
 } prefill_sealed_values_job;
 
-/* Starts the matrix multiplications of the weights with one unit of 16 values. Tiles 0 and 1 accumulate the products of the high
- * and low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6 holds
- * codebook levels. */
+/* Starts the matrix multiplications of the weights with one unit (16 channels). Tiles 0 and 1 accumulate the products with the
+ * high and low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6
+ * holds codebook levels. */
 FKV_INLINE void prefill_start_values(int set, const prefill_sealed_values_job *j, uint32_t unit) {
     _tile_loadd(6, j->levels.at[unit], 64);
     if (set == 0) {

@@ -23,8 +23,8 @@ FKV_INLINE uint64_t line_word(const uint8_t *line, int i) {
     return word;
 }
 
-/* Unpacks n_quads quads from a line, to 64 bytes each, with one code per byte. Quad q occupies bits [bits * q + shift, bits * (q
- * + 1) + shift) of each byte of the line. */
+/* Unpacks n_quads quads from a 64-byte line, to 64 bytes each, with one code per byte. Quad q occupies bits [bits * q + shift,
+ * bits * (q + 1) + shift) of each byte of the line. */
 FKV_INLINE void spread_line(const uint8_t *line, int n_quads, int bits, int shift, uint8_t (*quads)[FKV_SEALED_LINE]) {
     uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1u);
     for (int q = 0; q < n_quads; q++) {
@@ -45,7 +45,7 @@ FKV_INLINE void or_code_digits(const uint8_t *block, uint32_t quad, int to, uint
     }
 }
 
-/* Unpacks a unit of 16 channels of calibrated keys. The 2-bit digits of a code are joined into one byte. */
+/* Unpacks 16 channels of calibrated keys. The 2-bit digits of a code are joined into one byte. */
 FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *block, uint32_t unit,
                                 uint8_t (*quads)[FKV_SEALED_LINE]) {
     spread_line(block + (size_t)unit * FKV_SEALED_LINE, 4, 2, 0, quads);
@@ -54,7 +54,8 @@ FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *b
             or_code_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
 }
 
-/* Unpacks the codes of 16 tokens and 16 channels as four quads. `block` points to the codes of these 16 tokens. */
+/* Unpacks the codes of 16 tokens and 16 channels (number `unit`) as four quads. `block` points to the codes of these 16
+ * tokens. */
 FKV_INLINE void sealed_unit(const fkv_codec *codec, const uint8_t *block, uint32_t unit, uint8_t (*quads)[FKV_SEALED_LINE]) {
     if (codec->channels != NULL) {
         calibrated_unit(codec->channels, block, unit, quads);
@@ -82,14 +83,15 @@ FKV_INLINE const uint8_t *sealed_block(const fkv_codec *codec, const uint8_t *co
 enum {
     TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS,
     FOLD_ROWS = 48, /* maximum number of query rows that are multiplied by the scales of a page at a time */
-    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* query rows per prefill step, each with PREFILL_KEY_BLOCKS blocks of 16 tokens */
+    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* query rows per iteration; the tokens are PREFILL_KEY_BLOCKS blocks of 16 */
     PREFILL_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
-    DECODE_KEY_ROWS = 4, /* query rows per decode step, with DECODE_KEY_SUMS accumulator vectors to hide the FMA latency */
+    DECODE_KEY_ROWS = 4, /* query rows per iteration; DECODE_KEY_SUMS accumulator vectors hide the FMA latency */
     DECODE_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,
-    MAX_KEY_SUMS = 16 /* maximum of (number of rows) * (number of blocks) per step */
+    MAX_KEY_SUMS = 16 /* maximum of (number of rows) * (number of blocks) per iteration */
 };
 
-/* Query rows multiplied by the scales of a page. The score of token t is the sum over channels c of x_c * code_tc, plus bias. */
+/* Query rows multiplied by the scales of a page, for channels c. The score of token t is bias + the sum over c of x_c *
+ * code_tc. */
 typedef struct sealed_queries {
     alignas(
         64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; padding places consecutive rows in different L1 sets */
@@ -109,7 +111,7 @@ FKV_INLINE void sealed_queries_open(const float *scales, const float *biases, co
     }
 }
 
-/* A range of channels [c, end) with the same code width, and the midpoint of their codes. */
+/* Describes a range of channels with the same code width: its end (exclusive) and the midpoint of its codes. */
 typedef struct sealed_span {
     uint32_t end;
     uint32_t middle;
@@ -121,8 +123,8 @@ FKV_INLINE sealed_span sealed_span_at(const fkv_codec *codec, uint32_t c) {
     return (sealed_span){digits > 1 ? codec->channels->n[digits - 1] : codec->dim, 1u << (2 * digits - 1)};
 }
 
-/* Loads the scales and biases of a page. The biases compensate for the midpoint that is subtracted from every code, and the
- * scales include the factor VF_BYTE_UNIT that vf_load_byte() requires. */
+/* Loads the scales and biases of a page, adjusted for kernels that subtract the midpoint from every code: the biases compensate
+ * for the midpoint, and the scales include the factor VF_BYTE_UNIT that vf_load_byte() requires. */
 FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *restrict scales,
                                   float *restrict biases) {
     widen_halves(codec->type, part[FKV_PART_SCALES], codec->dim, scales);
@@ -136,7 +138,7 @@ FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const p
     }
 }
 
-/* Codes of a block of 16 tokens as signed bytes, in quads of channels. */
+/* Codes of a block of 16 tokens as signed bytes, relative to the midpoint, in quads of channels. */
 typedef uint8_t sealed_bytes[MAX_SEALED_QUADS][FKV_SEALED_LINE];
 
 FKV_INLINE void sealed_bytes_open(const fkv_codec *codec, const uint8_t *block, sealed_bytes bytes) {
@@ -166,9 +168,9 @@ FKV_INLINE void sealed_keys_open(const sealed_bytes *codes, uint32_t dim, sealed
     }
 }
 
-/* Computes the scores of n_blocks blocks of tokens for n_rows rows, starting at row r. Both counts are compile-time constants.
- * Codes are read from `keys`, or from `codes` if keys is NULL. Prefetches are spread over the four quarters of the head
- * dimension, because too many lines at once would occupy all line fill buffers. */
+/* Computes the scores of n_blocks blocks of 16 tokens for n_rows query rows, starting at row r. Both counts are compile-time
+ * constants. Codes are read from `keys`, or from `codes` if keys is NULL. Prefetches are spread over the four quarters of the
+ * head dimension, because too many prefetches at once would occupy all line fill buffers. */
 FKV_INLINE void sealed_score_blocks(uint32_t n_rows, uint32_t n_blocks, const sealed_bytes *codes, const sealed_keys *keys,
                                     fkv_fetch *next, const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
     const uint32_t step = keys == NULL ? 4 : 1;
@@ -205,7 +207,7 @@ FKV_INLINE void sealed_score_blocks(uint32_t n_rows, uint32_t n_blocks, const se
     }
 }
 
-/* Computes the decode scores of n_rows rows (a compile-time constant). */
+/* Computes the scores of n_rows query rows (a compile-time constant) with the decode loop. */
 FKV_INLINE void sealed_decode(uint32_t n_rows, const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens,
                               const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
     const uint32_t most = DECODE_KEY_SUMS / UNIT_VECS / n_rows;
@@ -214,7 +216,8 @@ FKV_INLINE void sealed_decode(uint32_t n_rows, const sealed_bytes *codes, fkv_fe
         sealed_score_blocks(n_rows, n_blocks, codes, NULL, next, queries, r, dim, scores + token);
 }
 
-/* Computes the scores of full groups of PREFILL_KEY_ROWS rows and returns the number of rows covered. */
+/* Computes scores with the prefill loop, for complete groups of PREFILL_KEY_ROWS query rows. Returns the number of rows computed.
+ */
 FKV_INLINE uint32_t sealed_prefill(const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens, const sealed_queries *queries,
                                    uint32_t n_rows, uint32_t dim, float *scores) {
     fkv_fetch nothing = {.n_ranges = 0};
@@ -242,7 +245,7 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
     for (uint32_t block = 0; block < TILE_BLOCKS; block++) {
         if (block * FKV_SEALED_TOKENS < n_tokens)
             sealed_bytes_open(codec, sealed_block(codec, part, block * FKV_SEALED_TOKENS), codes[block]);
-        else /* zeroed, because a step over several blocks may also read this block */
+        else /* zeroed, because an iteration over several blocks may also read this block */
             memset(codes[block], 0, (size_t)dim / 4 * FKV_SEALED_LINE);
     }
     for (uint32_t row = 0; row < n_rows; row += FOLD_ROWS, scores += FOLD_ROWS * FKV_TILE_TOKENS, next = &nothing) {
@@ -263,7 +266,7 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 
 /* ---- values ---- */
 
-enum { DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* units per step; with four tokens each, they fill half the registers */
+enum { DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* units of 16 values; for four tokens, they fill half the registers */
 
 /* Returns a table with the signed level of each code, as a multiple of norm / 128. */
 FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {
@@ -293,8 +296,8 @@ FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n
             vf_store(weights[r] + t, vf_mul(vf_load(p + r * FKV_TILE_TOKENS + t), vf_load(norms + t)));
 }
 
-/* Adds the weighted values of four tokens to every output row, for n_units units (a compile-time constant). `quads` points to the
- * first unit; consecutive units are 4 quads apart. */
+/* Adds the weighted values of four tokens to every output row, for n_units units of 16 values (a compile-time constant). `quads`
+ * points to the first unit; consecutive units are 4 quads apart. */
 FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, const uint8_t (*quads)[FKV_SEALED_LINE],
                                    const float *weights, uint32_t n_rows, float *out, uint32_t dim) {
     vf level[DECODE_VALUE_UNITS][4][UNIT_VECS];
@@ -316,7 +319,8 @@ FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, co
     }
 }
 
-/* Adds the weighted values of a block of 16 tokens, for n_units units (a compile-time constant), starting at `unit`. */
+/* Adds the weighted values of a block of 16 tokens to every output row, for n_units units of 16 values (a compile-time constant),
+ * starting at `unit`. */
 FKV_INLINE void sealed_decode_values(uint32_t n_units, const fkv_codec *codec, const vf_book16 *levels, const uint8_t *block,
                                      fkv_fetch *next, uint32_t unit, const sealed_weights *weights, uint32_t n_rows, float *out) {
     uint8_t quads[4 * DECODE_VALUE_UNITS][FKV_SEALED_LINE];

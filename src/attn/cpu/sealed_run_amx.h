@@ -1,35 +1,33 @@
 /* Decode over a run of sealed pages with several pages in flight. Included by kernels_amx.c. Each page goes through the
  * operations of decode_sealed_scores(), softmax and decode_book_values() in the same order, so results are bit-identical.
  *
- * Each step of a page mostly waits for the previous step: for the matrix unit, for lane reductions, or for stores that are read
- * back as tiles. Therefore each loop iteration (a turn) performs one step on each of four pages, and these four steps do not
- * depend on each other:
+ * Most operations on a page wait for the previous operation: for the matrix unit, for lane reductions, or for stores that are
+ * read back as tiles. Therefore each loop iteration (a turn) performs four independent steps on four different pages:
  *
- *   queries   of page t + 2: digits, and keys as bytes       vector units
- *   scores    of page t + 1                                  matrix unit, then vector units
- *   weights   of page t: softmax, bytes, levels              vector units
- *   values    of page t - 1                                  matrix unit, then vector units
+ *   queries   page t + 2: splits queries into digits, unpacks keys        vector units
+ *   scores    page t + 1: multiplies queries by keys                      matrix unit, then vector units
+ *   weights   page t: computes softmax, weight bytes and value levels     vector units
+ *   values    page t - 1: multiplies weights by values                    matrix unit, then vector units
  *
- * A turn has four quarters, each of which processes one block of 16 tokens and one query row. During the turn, page t + 4 is
- * prefetched. The buffers for keys and for levels hold only one page each, because the matrix multiplications of a block start
- * before the next page overwrites the block's buffer. Memory latency and the matrix unit limit the speed.
- */
+ * Each quarter of a turn processes one block of 16 tokens and one query row. During a turn, page t + 4 is prefetched. Keys and
+ * levels need buffers for one page only, because the matrix multiplications of a block start before the next page overwrites the
+ * block's buffer. Bottleneck: memory latency and the matrix unit. */
 #ifndef FKV_SEALED_RUN_AMX_H
 #define FKV_SEALED_RUN_AMX_H
 
 #include "sealed_amx.h"
 
 enum {
-    RUN_FETCHES = 3 * TILE_BLOCKS /* number of portions in which a turn (loop iteration) prefetches */
+    RUN_FETCHES = 3 * TILE_BLOCKS /* number of times that a turn (loop iteration) issues prefetches */
 };
 
-/* Parameters of a turn (one loop iteration). If they are compile-time constants, the compiler unrolls the inner loops. */
+/* Parameters of a turn (loop iteration). When they are compile-time constants, the compiler unrolls the inner loops. */
 typedef struct run_shape {
     uint32_t n_rows;
     uint32_t n_units;
     uint32_t n_chunks;
-    uint32_t block_bytes[FKV_N_SIDES]; /* bytes per block of 16 tokens */
-    bool is_4_bit;                     /* whether both K and V use 4-bit codes; if not, the bit widths are read from the codecs */
+    uint32_t block_bytes[FKV_N_SIDES]; /* size of the codes of 16 tokens, in bytes, for K and V */
+    bool is_4_bit;                     /* true if both K and V use 4-bit codes; otherwise, the codecs specify the bit widths */
 } run_shape;
 
 /* Up to four query rows, multiplied by the scales of one page and split into base-256 digits (signed bytes). */
@@ -38,15 +36,15 @@ typedef struct run_queries {
     decode_digits digits;
 } run_queries;
 
-/* State of a run of pages. Arrays of two elements are indexed by page % 2. */
+/* State of a run of pages. In arrays of two elements, index page % 2 belongs to a page. */
 typedef struct sealed_run {
     __m512i book;     /* codebook of the values */
-    sealed_page page; /* key page that the step `queries` is processing */
+    sealed_page page; /* scales and biases of the page that the step `queries` processes */
     vf bias[COLUMN_ROWS];
     run_queries queries[2];
     alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* scores, then weights */
     sealed_norms norms;
-    vf sum[COLUMN_ROWS]; /* per-lane sums and maxima of the softmax weights of the current page */
+    vf sum[COLUMN_ROWS]; /* for the page of the step `weights`: per-lane sums of p, and per-lane maxima of p * norm */
     vf largest[COLUMN_ROWS];
     decode_sealed_values_job values[2];
     decode_sums sums;
@@ -54,8 +52,8 @@ typedef struct sealed_run {
     sealed_levels_tile levels;
 } sealed_run;
 
-/* State of one turn (loop iteration). The fields queries, scores, weights and values point to the page block that the step of the
- * same name processes, or are NULL if that step has no page in this turn. */
+/* State of one turn (loop iteration). Each turn executes four steps on different pages. The fields queries, scores, weights and
+ * values point to the page block that the step of the same name processes, or are NULL if that step has no page in this turn. */
 typedef struct run_turn {
     uint32_t t; /* index, within the run, of the page that the step `weights` processes */
     const uint8_t *queries;
@@ -64,13 +62,13 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* the fields from here to `valued` are outputs of this turn's steps or inputs from earlier turns */
+    run_queries *asked;    /* asked to valued: buffers of sealed_run that the steps of this turn read and write */
     run_queries *scored;
     float *to_weigh;
     float *to_score;
     decode_sealed_values_job *weighed;
     decode_sealed_values_job *valued;
-    const uint8_t *fetch; /* next address to prefetch; n_fetch prefetch steps remain */
+    const uint8_t *fetch; /* next address to prefetch; n_fetch is the number of remaining prefetch steps */
     uint32_t n_fetch;
     uint32_t fetch_share;
 } run_turn;
@@ -93,13 +91,13 @@ FKV_INLINE void run_fetch(run_turn *w) {
 
 /* ---- queries ---- */
 
-/* Returns the keys of one block of 16 tokens. Blocks are packed densely, 1 KiB per 64 values of the head dimension, so that the
- * blocks of a tile do not compete for the same L1 sets. */
+/* Returns the buffer for the unpacked keys of one block of 16 tokens. The buffers are packed densely, 1 KiB per 64 values of the
+ * head dimension, so that the blocks of a tile do not compete for the same L1 sets. */
 FKV_INLINE sealed_quads *run_keys(run_shape shape, sealed_run *s, uint32_t block) {
     return (sealed_quads *)(void *)(s->keys + (size_t)block * shape.n_chunks * sizeof(sealed_quads) / MAX_CHUNKS);
 }
 
-/* Loads the scales of the page and computes the quantization step of each query row. */
+/* Loads the scales and biases of the page and computes the quantization step of each query row. */
 FKV_INLINE void run_open_queries(const fkv_run *in, sealed_run *s, const run_turn *w) {
     const uint8_t *part[FKV_N_PARTS];
     run_parts(in, FKV_SIDE_K, w->queries, part);
@@ -134,7 +132,7 @@ FKV_INLINE digit_rows run_digits(const run_queries *of) {
     return (digit_rows){of->digits.at[0][0], CHUNK_NUMBERS, COLUMN_ROWS * CHUNK_NUMBERS, sizeof of->digits.at[0]};
 }
 
-/* Recomputes the scores of rows that use the float kernels. */
+/* Recomputes, with the float kernels, the scores of the query rows whose bits are set in `rows`. */
 static void run_scores_by_float(const fkv_run *in, const uint8_t *block, uint32_t rows, float *scores) {
     const uint8_t *part[FKV_N_PARTS];
     run_parts(in, FKV_SIDE_K, block, part);
@@ -143,7 +141,7 @@ static void run_scores_by_float(const fkv_run *in, const uint8_t *block, uint32_
 
 /* ---- weights ---- */
 
-/* Computes the softmax of one row and replaces its scores with weights p * norm. */
+/* Computes the softmax weights p of one query row and replaces the scores with p * norm. */
 FKV_INLINE void run_softmax_row(const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t row) {
     vf base = vf_set(in->split.max[row]);
     vf sum = vf_set(0.0f);
@@ -161,7 +159,7 @@ FKV_INLINE void run_softmax_row(const fkv_run *in, sealed_run *s, const run_turn
     s->largest[row] = _mm512_castsi512_ps(most);
 }
 
-/* Quantizes the weights to bytes once all rows are complete. */
+/* Quantizes the weights p * norm to bytes, after run_softmax_row() has processed all rows. */
 FKV_INLINE void run_close_weights(run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w) {
     decode_sealed_values_job *to = w->weighed;
     alignas(64) float inverse[BLOCK_ROWS];
@@ -200,8 +198,8 @@ static void run_unit_levels_of(uint32_t bits, run_shape shape, sealed_run *s, co
         run_unit_levels(2, shape, s, codes, unit);
 }
 
-/* Starts the matrix multiplications of the weights with one unit of 16 values, stores the next page's levels for this unit, and
- * adds the weighted values of the previous unit to the output. `odd` is a compile-time constant. */
+/* Starts the matrix multiplications of the weights with one unit (16 channels), stores the next page's levels for this unit, and
+ * adds the weighted values of the previous unit to the output. `odd` (a compile-time constant) selects the accumulators. */
 FKV_INLINE void run_unit(bool odd, run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t unit) {
     if (w->values != NULL) sealed_start_values(odd, &s->levels, unit);
     fkv_tiles_see_stores();
@@ -238,8 +236,8 @@ FKV_INLINE void run_quarter(run_shape shape, const fkv_run *in, sealed_run *s, r
         decode_score_rows(&s->sums, &w->scored->rows, 0, shape.n_rows, NULL, w->to_score + quarter * FKV_SEALED_TOKENS);
 }
 
-/* Softmax maxima and sums of the split that ends before the page whose weights are computed in the current loop iteration. The
- * split is merged into the total once its last values have been added. */
+/* Softmax maxima and sums of a split that has just ended: the current turn computes the weights of the first page after the
+ * split. The split is merged into the total once the values of its last page have been added. */
 typedef struct run_split {
     bool ends;
     float max[COLUMN_ROWS];
@@ -293,7 +291,7 @@ FKV_INLINE const uint8_t *run_block(const fkv_run *in, uint32_t t) {
     return in->first + t < in->end ? in->pages + fkv_page_at(in->view, in->first + t) * in->page_bytes : NULL;
 }
 
-/* Selects the block that loop iteration (turn) t prefetches: page t + 4 of the run, or the block after the run. */
+/* Selects the block that turn t prefetches: page t + 4 of the run, or the block after the run. */
 FKV_INLINE void run_fetch_open(const fkv_run *in, run_turn *w) {
     const uint8_t *later = run_block(in, w->t + 8);
     uint64_t bytes = in->first + w->t + 4 < in->end ? in->block->bytes : in->first + w->t + 4 == in->end ? in->after_bytes : 0;

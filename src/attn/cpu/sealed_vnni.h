@@ -17,8 +17,8 @@
 #include "rows16_avx512.h"
 
 enum {
-    DIGITS = 3,         /* number of bytes per query value: high, middle and low */
-    CHUNK_NUMBERS = 64, /* channels per chunk; their quads fill one register and the rows of one matrix tile */
+    DIGITS = 3,         /* number of bytes (base-256 digits) per query value: high, middle and low */
+    CHUNK_NUMBERS = 64, /* channels per chunk; the quads of a chunk fill the rows of one AMX tile */
     CHUNK_QUADS = CHUNK_NUMBERS / 4,
     MAX_CHUNKS = FKV_MAX_HEAD_DIM / CHUNK_NUMBERS
 };
@@ -26,7 +26,7 @@ enum {
 static const float MAX_BOUND = 32.0f;
 static const float DIGIT_LIMIT = 4161000.0f; /* slightly below the largest integer that three base-256 digits can hold */
 static const float WEIGHT_LIMIT = 65280.0f;
-static const float SEALED_UNIT = 0x1p-7f; /* value = norm * level / 128 */
+static const float SEALED_UNIT = 0x1p-7f; /* value = norm * level * SEALED_UNIT */
 
 /* ---- key page ---- */
 
@@ -37,10 +37,10 @@ typedef struct sealed_page {
     uint32_t n_units;
     uint32_t n_chunks;
     float max_bound;
-    float most[FKV_MAX_HEAD_DIM / 16]; /* largest absolute scale of each unit; NaN if any scale is NaN */
+    float most[FKV_MAX_HEAD_DIM / 16]; /* largest absolute scale of each unit (16 channels); NaN if a scale of the unit is NaN */
 } sealed_page;
 
-/* Returns the largest of 16 absolute values, given as bit patterns. NaN ranks above all other values. */
+/* Returns the largest of 16 absolute values, given as bit patterns. NaN compares as the largest value. */
 FKV_INLINE float largest_size(__m512i sizes) {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)_mm512_reduce_max_epu32(sizes))));
 }
@@ -57,7 +57,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
     for (uint32_t first = 0; first < page->n_units; first += 8) {
         vf sizes[8];
         FKV_UNROLL
-        for (uint32_t u = 0; u < 8; u++) /* reads past the last unit, into unused entries of `scales` */
+        for (uint32_t u = 0; u < 8; u++) /* may read past the last unit, into unused entries of `scales` */
             sizes[u] = _mm512_castsi512_ps(abs_bits_of(vf_load(page->scales + (first + u) * 16)));
         _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(WHOLE_LARGER, 8, sizes)));
     }
@@ -65,7 +65,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
 
 /* ---- queries ---- */
 
-/* Stores the largest absolute value of each unit of a row. prepared: [units, rows rounded up to 16]. */
+/* Stores the largest absolute value of each unit (16 channels) of each query row. prepared: [units, rows rounded up to 16]. */
 static void sealed_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
     float *most = prepared;
     uint32_t width = (uint32_t)fkv_align_up(n_rows, BLOCK_ROWS);
@@ -79,11 +79,11 @@ static void sealed_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
 typedef struct sealed_rows {
     alignas(64) float step[BLOCK_ROWS];
     alignas(64) float inverse[BLOCK_ROWS];
-    alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias over all channels */
+    alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias over all channels of the page */
     uint32_t by_float;                  /* bit r is set if row r uses the float kernels */
 } sealed_rows;
 
-/* Computes the quantization steps of rows [row, row + 16). */
+/* Computes the quantization steps of query rows [row, row + 16) for one page. */
 FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, uint32_t n_rows, uint32_t row,
                                  sealed_rows *rows) {
     const float *most = (const float *)prepared + row;
@@ -103,8 +103,9 @@ FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, 
     rows->by_float = ~(uint32_t)good & there;
 }
 
-/* Layout of the base-256 digits of queries: strides, in bytes, between rows, between digits (high, middle, low) and between
- * chunks of 64 values. Bytes beyond the last value of a row may be arbitrary, because they are multiplied by zero codes. */
+/* Layout of the base-256 digits of queries. `row`, `digit` and `chunk` are the distances, in bytes, between rows, between digits
+ * (high, middle, low) and between chunks of 64 values. Bytes beyond the last value of a row may be arbitrary, because they are
+ * multiplied by zero codes. */
 typedef struct digit_rows {
     const int8_t *at;
     size_t row;
@@ -117,16 +118,16 @@ FKV_INLINE digit_rows digits_from(digit_rows digits, uint32_t row) {
     return digits;
 }
 
-/* Rounds x * inverse to an integer of three base-256 digits, with the lowest digit in the lowest byte. Adding 2^23 + 2^22 +
- * 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float, up to an offset that a byte-wise subtraction
- * removes. */
+/* Rounds x * inverse to an integer and returns its three base-256 digits, with the lowest digit in the lowest byte. Adding 2^23 +
+ * 2^22 + 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float, up to an offset that a byte-wise
+ * subtraction removes. */
 FKV_INLINE __m512i round_to_digits(vf x, vf inverse) {
     return _mm512_sub_epi8(_mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))), _mm512_set1_epi32(0x00408080));
 }
 
-/* Quantizes one row to base-256 digits. The digits of a value are `digit` bytes apart, and chunks of 64 values are `chunk` bytes
- * apart. In a chunk, quad q of unit u is stored at dword 4 * q + u, which is the order that the transpose produces. Returns the
- * sum of q * bias as 16 partial sums, one per lane. */
+/* Multiplies one query row by the page's scales and quantizes it to base-256 digits. The digits of a value are `digit` bytes
+ * apart, and chunks of 64 values are `chunk` bytes apart. In a chunk, quad q of unit u is stored at dword 4 * q + u, which is the
+ * order that the transpose produces. Returns the sum of q * bias as 16 partial sums, one per lane. */
 FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit,
                             size_t chunk) {
     const vf scale = vf_set(inverse);
@@ -151,19 +152,19 @@ FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const flo
     return bias;
 }
 
-/* Computes scores from the dot products of the three base-256 digits. */
+/* Computes 16 scores from dot products with the three base-256 digits of the query. */
 FKV_INLINE vf sealed_score(__m512i high, __m512i middle, __m512i low, float step, float bias) {
     vf score = vf_fma(_mm512_cvtepi32_ps(low), vf_set(step), vf_set(bias));
     return vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(times_256(high), middle)), vf_set(step * 256.0f), score);
 }
 
-/* Recomputes the scores of the rows in [row, row + 16) that use the float kernels. */
+/* Recomputes, with the float kernels, the scores of the rows in [row, row + 16) whose bits are set in `by_float`. */
 static void sealed_by_float(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
                             uint32_t row, uint32_t by_float, float *scores) {
     fkv_fetch nothing = {.n_ranges = 0};
     while (by_float != 0) {
         uint32_t first = (uint32_t)__builtin_ctz(by_float);
-        /* adjacent rows share the decoded keys, so they are computed in one call */
+        /* adjacent rows are computed in one call, so that they share the decoded keys */
         uint32_t n = (uint32_t)__builtin_ctz(~(by_float >> first));
         uint32_t r = row + first;
         sealed_scores(codec, part, &nothing, n_tokens, q + (size_t)r * codec->dim, NULL, n, scores + (size_t)r * FKV_TILE_TOKENS);
@@ -173,8 +174,8 @@ static void sealed_by_float(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- codes ---- */
 
-/* Shifts 16-bit elements right by a variable count. The intrinsic with an immediate count is avoided, because compilers disagree
- * on the signedness of its argument. */
+/* Shifts 16-bit elements right by `by` bits. Does not use the intrinsic for immediate counts, because compilers disagree on the
+ * signedness of its argument. */
 FKV_INLINE __m512i shifted(__m512i x, int by) { return _mm512_srl_epi16(x, _mm_cvtsi32_si128(by)); }
 
 /* Unpacks the codes of one unit (16 channels) and 16 tokens as four quads. */
@@ -202,7 +203,7 @@ FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uin
     for (int q = 0; q < 4; q++) quads[q] = _mm512_or_si512(quads[q], _mm512_and_si512(shifted(line, q), high));
 }
 
-/* Unpacks a unit of 16 channels of calibrated keys into registers. */
+/* Unpacks 16 channels (number `unit`) of calibrated keys into registers, as four quads. */
 FKV_INLINE void calibrated_codes(const fkv_channel_order *order, const uint8_t *block, uint32_t unit, __m512i quads[4]) {
     const __m512i digit = _mm512_set1_epi8(3);
     __m512i line = _mm512_loadu_si512(block + (size_t)unit * FKV_SEALED_LINE);
@@ -221,7 +222,7 @@ FKV_INLINE void calibrated_codes(const fkv_channel_order *order, const uint8_t *
     }
 }
 
-/* Keys of 16 tokens, one byte per code, with quads of channels in the same order as in the queries. */
+/* Keys of 16 tokens, one byte per code, as quads of channels in the order of the query digits. */
 typedef struct sealed_quads {
     alignas(64) uint8_t at[MAX_CHUNKS][CHUNK_QUADS][64];
 } sealed_quads;
@@ -242,24 +243,24 @@ FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, uint
             unit_codes(bits, block, n_units, unit, quads);
         sealed_quads_put(unit, quads, keys);
     }
-    /* query bytes beyond the last value are arbitrary, so the keys must be 0 there */
+    /* query bytes beyond the last value are arbitrary, so the corresponding key bytes must be 0 */
     for (uint32_t unit = n_units; unit % 4 != 0; unit++)
         for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
 }
 
-/* Values of a tile as signed codebook levels. For each unit, quad k of the tokens is at index quad_place(k). */
+/* Values of a tile as signed codebook levels. For each unit (16 channels), quad k of the tokens is at index quad_place(k). */
 typedef struct sealed_levels_tile {
     alignas(64) int8_t at[FKV_MAX_HEAD_DIM / 16][FKV_TILE_TOKENS / 4][64];
 } sealed_levels_tile;
 
-/* Zeroes the blocks of 16 tokens beyond n_tokens. */
+/* Zeroes the levels of the blocks of 16 tokens that start at or after n_tokens. */
 FKV_INLINE void clear_levels_beyond(uint32_t n_tokens, uint32_t n_units, sealed_levels_tile *levels) {
     for (uint32_t block = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS); block < FKV_TILE_TOKENS / FKV_SEALED_TOKENS; block++)
         for (uint32_t unit = 0; unit < n_units; unit++)
             for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + block], _mm512_setzero_si512());
 }
 
-/* Returns a table with the signed level of each code; positive levels come first. */
+/* Returns a table that maps codes to signed levels. Codes without the sign bit come first. */
 FKV_INLINE __m128i level_book(int bits) {
     __m128i level = _mm_loadl_epi64((const __m128i *)fkv_sealed_book_of((uint32_t)bits)->level);
     __m128i negated = _mm_sub_epi8(_mm_setzero_si128(), level);
@@ -267,7 +268,7 @@ FKV_INLINE __m128i level_book(int bits) {
     return bits == 3 ? _mm_unpacklo_epi32(level, negated) : _mm_unpacklo_epi16(level, negated);
 }
 
-/* Stores the levels of one unit for 16 tokens, where `at` is the index of their block in the tile. */
+/* Stores the levels of one unit (16 channels) for 16 tokens. `at` is the index of this block of tokens in the tile. */
 FKV_INLINE void sealed_levels_put(int bits, __m512i book, const uint8_t *block, uint32_t n_units, uint32_t unit, uint32_t at,
                                   sealed_levels_tile *levels) {
     __m512i quads[4];
@@ -276,7 +277,7 @@ FKV_INLINE void sealed_levels_put(int bits, __m512i book, const uint8_t *block, 
     for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + at], _mm512_shuffle_epi8(book, quads[q]));
 }
 
-/* Stores the levels of 16 tokens, starting at `token`. */
+/* Converts the value codes of 16 tokens, starting at `token`, to codebook levels. */
 FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token,
                                    sealed_levels_tile *levels) {
     __m512i book = _mm512_broadcast_i32x4(level_book(bits));
@@ -309,13 +310,13 @@ static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, con
 
 /* ---- weights ---- */
 
-/* Absolute norms of the tokens of a tile; 0 for tokens beyond n_tokens, even if their slots contain arbitrary bytes. */
+/* Absolute norms of the tokens in a tile. They are 0 for tokens beyond n_tokens, even if their slots contain arbitrary bytes. */
 typedef struct sealed_norms {
     alignas(64) float at[FKV_TILE_TOKENS];
-    float unit; /* level unit: value = norm * unit * level */
+    float unit; /* value of level 1 for norm 1: value = norm * unit * level */
 } sealed_norms;
 
-/* Loads the norms and returns a mask of tokens with negative norms. */
+/* Loads the absolute norms and returns a bit mask of the tokens whose norms are negative. */
 static uint64_t norms_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, float unit,
                            sealed_norms *n) {
     uint64_t below = 0;
@@ -338,7 +339,8 @@ FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK
     vf_store(step, vf_mul(vf_div(most, vf_set(WEIGHT_LIMIT)), vf_set(unit)));
 }
 
-/* Stores 64 integers as bytes in the order of packed_words. The low bytes start `low` bytes after the high bytes. */
+/* Stores 64 integers as high and low bytes, in the order of packed_words. The low bytes start `low` bytes after the high
+ * bytes. */
 FKV_INLINE void sealed_weight_bytes(const __m512i whole[4], uint8_t *to, size_t low) {
     __m512i words01 = _mm512_packus_epi32(whole[0], whole[1]);
     __m512i words23 = _mm512_packus_epi32(whole[2], whole[3]);
@@ -347,9 +349,9 @@ FKV_INLINE void sealed_weight_bytes(const __m512i whole[4], uint8_t *to, size_t 
     _mm512_storeu_si512(to + low, _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte)));
 }
 
-/* Quantizes the weights p of n_rows <= n rows to 16 bits and stores them in the order of packed_words, as two byte planes. The
- * low bytes start `low` bytes after the high bytes, and rows are 64 bytes apart. n is a compile-time constant, 4 or 16. Rows from
- * n_rows on are not read. Outputs for tokens from n_tokens on are undefined. */
+/* Quantizes the weights p * norm of n_rows <= n query rows to 16 bits and stores them in the order of packed_words. The low bytes
+ * start `low` bytes after the high bytes, and rows are 64 bytes apart. n is a compile-time constant, 4 or 16. Rows past n_rows
+ * are not read. Outputs for tokens past n_tokens are undefined. */
 FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, uint32_t n_tokens, uint32_t n_rows, uint8_t *to,
                              size_t low, float step[BLOCK_ROWS]) {
     vf largest[BLOCK_ROWS];
@@ -360,7 +362,7 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
         __m512i most = _mm512_setzero_si512();
         for (uint32_t b = 0; b < n_vecs; b++) {
             vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
-            most = _mm512_max_epu32(most, abs_bits_of(weight)); /* NaN compares greater than all other values */
+            most = _mm512_max_epu32(most, abs_bits_of(weight)); /* NaN compares as the largest value */
         }
         largest[r] = _mm512_castsi512_ps(most);
     }

@@ -19,13 +19,13 @@
 
 /* ---- queries ---- */
 
-/* Query rows as base-256 digits (signed bytes), with values in the order of the key quads (turbo_channel()). In decode, a block
- * holds as many rows as fit in one matrix; otherwise it holds all rows. */
+/* Query rows as base-256 digits (signed bytes), with values in the order of the key quads (turbo_channel()). Rows are grouped in
+ * blocks. In decode, a block has as many rows as fit in one matrix; otherwise, one block has all rows. */
 typedef struct turbo_queries {
     uint32_t *n_by_float; /* see int_queries */
     uint32_t *by_float;
     float *step;    /* [rows] */
-    int8_t *digits; /* signed bytes: [blocks of rows, base-256 digits, rows of a block, D] */
+    int8_t *digits; /* [blocks of rows, base-256 digits, rows of a block, D] signed bytes */
 } turbo_queries;
 
 static turbo_queries turbo_queries_in(const void *prepared, uint32_t n_rows) {
@@ -39,7 +39,7 @@ static turbo_queries turbo_queries_in(const void *prepared, uint32_t n_rows) {
     return tq;
 }
 
-/* Returns the channel that turbo_quads() unpacks to index `place`. */
+/* Returns the channel whose code turbo_quads() stores at index `place`. */
 FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     uint32_t quad = place / 4;
     uint32_t byte = place % 4;
@@ -47,9 +47,9 @@ FKV_INLINE uint32_t turbo_channel(uint32_t bits, uint32_t place) {
     return place / 16 * 16 + byte * 4 + quad % 4;
 }
 
-/* Quantizes one query row to base-256 digits (signed bytes). Digit i of a value is stored i * `digit` bytes after its
- * digit 0. Returns true if the float kernels should process the row, because its values are nonzero but so small that the inverse
- * of the step would overflow. */
+/* Quantizes one query row to base-256 digits (signed bytes). Digit i of a value is stored i * digit bytes after digit 0. Returns
+ * true if the float kernels should process the row, because its values are nonzero but so small that the inverse of the step
+ * would overflow. */
 static bool turbo_prepare_row(const fkv_codec *codec, const float *row, float *step, int8_t *to, size_t digit) {
     alignas(64) float x[FKV_MAX_HEAD_DIM];
     vf max = vf_set(0.0f);
@@ -87,12 +87,13 @@ static void turbo_prepare_blocks(const fkv_codec *codec, const float *q, uint32_
 
 /* ---- keys ---- */
 
-/* For each of 16 tokens, ORs the high bits of 64 three-bit codes into the quads. `plane` points to the high bits. */
+/* ORs the high bits of 64 three-bit codes into the quads, for each of 16 tokens. `plane` points to the high bits of the first
+ * token. */
 FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i quads[CHUNK_QUADS]) {
     const __m512i high = _mm512_set1_epi8(4);
     const __m512i bytes[2] = {_mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000),
                               _mm512_set4_epi32(0x0f0f0e0e, 0x0b0b0a0a, 0x07070606, 0x03030202)};
-    __m512i of_tokens[4]; /* each byte holds the high bits of 8 values, so only two of the four registers are used */
+    __m512i of_tokens[4]; /* 64 high bits take 8 bytes per row, so only the first two registers are used */
     load_columns(plane, stride, of_tokens);
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -126,8 +127,8 @@ FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *row
     if (bits == 3) turbo_high_bits(rows + fkv_turbo_plane(codec->dim) + (size_t)chunk * 8, stride, quads);
 }
 
-/* Converts the keys of 16 tokens to levels and adds `more`, which is 0 for signed multiplication (AMX) and 128 for unsigned
- * multiplication (VNNI). */
+/* Converts the key codes of 16 tokens to codebook levels and adds `more` to each level. `more` is 0 for signed multiplication
+ * (AMX) and 128 for unsigned multiplication (VNNI). */
 FKV_INLINE void turbo_keys_open(int bits, int more, const fkv_codec *codec, const uint8_t *rows, sealed_quads *keys) {
     __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)fkv_turbo_books[bits].value));
     book = _mm512_xor_si512(book, _mm512_set1_epi8((char)more));
@@ -157,9 +158,8 @@ FKV_INLINE void turbo_keys_of(int more, const fkv_codec *codec, const uint8_t *c
 
 enum { STRIP_NUMBERS = 128, STRIP_UNITS = STRIP_NUMBERS / 16 };
 
-/* Interleaves the bytes of four tokens like token_quads(), and permutes every 16 bytes by `order`. Each output vector covers 16
- * bytes of the rows.
- */
+/* Permutes every 16 bytes of four rows by `order`, and interleaves the bytes of the rows like token_quads(). Each output vector
+ * covers 16 bytes of the rows. */
 FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n_bytes, __m512i order, __m512i v[4]) {
     __m512i transposed = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __mmask64 there = ~(__mmask64)0 >> (64 - n_bytes);
@@ -172,8 +172,8 @@ FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n
     token_quads(a, v);
 }
 
-/* Unpacks the 4-bit codes of four tokens. A dword of units[u] holds one channel of the four tokens; the nibbles of 16 bytes form
- * two units of 16 channels. */
+/* Unpacks the 4-bit codes of four tokens. A dword of units[u] holds the codes of one channel for the four tokens. 16 bytes of
+ * each row form two units of 16 channels. */
 FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0706, 0x0d0c0504, 0x0b0a0302, 0x09080100);
     const __m512i half = _mm512_set1_epi8(15);
@@ -188,7 +188,7 @@ FKV_INLINE void turbo_strip_4(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* Unpacks the 2-bit codes of four tokens like turbo_strip_4(); 16 bytes form four units. */
+/* Unpacks the 2-bit codes of four tokens like turbo_strip_4(). 16 bytes of each row form four units of 16 channels. */
 FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
     const __m512i low = _mm512_set1_epi8(3);
@@ -203,8 +203,8 @@ FKV_INLINE void turbo_strip_2(const uint8_t *rows, size_t stride, uint32_t n_num
     }
 }
 
-/* ORs the high bits of 3-bit codes into the unpacked low bits. The high bits of a unit occupy two bytes: byte L / 2 holds the
- * high bit of value k in lane L, at bit 4 * (L % 2) + k. */
+/* ORs the high bits of 3-bit codes into the unpacked low bits. In each row, the high bits of a unit (16 channels) occupy two
+ * bytes, in channel order. */
 FKV_INLINE void turbo_strip_high(const uint8_t *plane, size_t stride, uint32_t n_numbers, __m512i units[STRIP_UNITS]) {
     const __m512i order = _mm512_set4_epi32(0x0f0e0d0c, 0x0b0a0908, 0x07060504, 0x03020100);
     const __m512i high = _mm512_set1_epi8(4);
@@ -242,8 +242,8 @@ FKV_INLINE void turbo_levels_open(int bits, const fkv_codec *codec, const uint8_
     }
 }
 
-/* Negates the levels of tokens with negative scales, so that weights stay non-negative. flatkv never writes a negative scale, but
- * a page file may contain one. */
+/* Negates the levels of tokens with negative scales, so that weights stay non-negative. flatkv never writes negative scales, but
+ * a page file may contain them. */
 static void turbo_negate(uint64_t below, uint32_t n_units, sealed_levels_tile *levels) {
     for (; below != 0; below &= below - 1) {
         uint32_t token = (uint32_t)__builtin_ctzll(below);
