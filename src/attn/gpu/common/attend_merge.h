@@ -21,16 +21,16 @@
 #define FKV_MERGE_EARLY 8 /* number of splits that each thread loads before their weights are known */
 #define FKV_MERGE_SHARED (FKV_MERGE_RANGES * FKV_D)
 
-/* Returns the factor by which the partial results of a split are multiplied. `max` is the largest score of the split, and
- * `largest` is the largest score of all splits. */
+/* Returns the factor by which the partial results of a split are multiplied. `max` is the largest score in the split, and
+ * `largest` is the largest score in all splits. */
 FKV_FN float fkv_split_weight(float max, float largest) {
     return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
 }
 
-/* The splits of one query row, and the range [begin, end) of splits whose results this thread adds. */
+/* The splits of one query row, and the range [begin, end) of splits whose partial results this thread adds. */
 struct fkv_merge_row {
     FKV_DEVICE const float *stats; /* {maximum score, total weight} of each split */
-    FKV_DEVICE const float *own;   /* partial results of the thread's four channels in the first split */
+    FKV_DEVICE const float *own;   /* the thread's four channels in the partial results of the first split */
     fkv_u64 stride;                /* distance between the partial results of consecutive splits, in floats */
     fkv_u32 n_splits;
     fkv_u32 begin;
@@ -56,8 +56,7 @@ FKV_FN fkv_merge_early fkv_merge_prefetch(FKV_LOCAL const fkv_merge_row &row) {
     return early;
 }
 
-/* Computes the maximum score over all splits and the total weight relative to that maximum. Every warp computes both values
- * itself. */
+/* Maximum score over all splits, and total weight relative to that maximum. Every warp computes both values itself. */
 struct fkv_merge_total {
     float largest;
     float total;
@@ -119,7 +118,7 @@ FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
 #if FKV_ROTATE_V
     FKV_UNROLL
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
-         h *= 2) { /* channels less than 32 apart are in the same warp; other pairs of channels use shared memory */
+         h *= 2) { /* channels less than 32 apart are in the same warp; other channels are exchanged through shared memory */
         float other = h < 32 ? fkv_shuffle_xor(x, h) : 0.0f;
         if (h >= 32) {
             fkv_sync();
@@ -143,7 +142,7 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     fkv_u32 of_split = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R;
     fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_SPLIT] * stride + of_split;
     fkv_u32 quad = place.index % FKV_MERGE_QUADS;
-    fkv_u32 range = place.index / FKV_MERGE_QUADS; /* threads past the last range have no work */
+    fkv_u32 range = place.index / FKV_MERGE_QUADS; /* threads past the last range of splits have no work */
     fkv_merge_row row;
     row.stats = parts + fkv_stats_at(table, of_split, item[FKV_ITEM_FIRST_SPLIT]);
     row.own = parts + first * FKV_D + 4 * quad;

@@ -67,14 +67,14 @@ template <int BITS, bool IS_K, int CODES, int SCALES> struct fkv_book_shape {
 
 /* ---- sealed pages ---- */
 
-/* Eight codes of a sealed page, stored in one dword: 8 channels of a K token, or 8 tokens of a V channel. */
+/* Eight codes of a sealed page, stored in one dword: 8 channels of one token (K), or 8 tokens of one channel (V). */
 struct fkv_codes8 {
     fkv_u32 low;
     fkv_u32 high; /* high bits of 3-bit codes; 0 for other code widths */
 };
 
-/* Loads eight codes. `codes` points to the codes of 16 tokens, and `unit` is the index of a group of 16 channels. `upper` selects
- * the upper 8 of the 16 channels (K) or of the 16 tokens (V). */
+/* Loads one dword of eight codes. `codes` points to the codes of 16 tokens, and `unit` is the index of a group of 16 channels.
+ * `upper` is 1 for the upper 8 of the 16 channels (K) or of the 16 tokens (V), and 0 for the lower 8. */
 template <int BITS>
 FKV_FN fkv_codes8 fkv_take_codes8(FKV_DEVICE const fkv_u8 *codes, fkv_u32 unit, fkv_u32 upper, fkv_u32 dword) {
     FKV_DEVICE const fkv_u32 *lines = (FKV_DEVICE const fkv_u32 *)codes + dword;

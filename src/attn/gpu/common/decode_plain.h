@@ -36,7 +36,8 @@ FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 s
     }
 }
 
-/* Adds the output sums of all streams in stream order, and stores the {max, total} of each stream in shared memory. */
+/* Adds the output sums of all streams in stream order, and stores the maximum score and the total weight of each stream in shared
+ * memory. */
 FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *shared,
                            FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
     FKV_SHARED float *stats = shared + FKV_SHARED_STATS;
@@ -92,7 +93,7 @@ FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, F
     to[1] = all;
 }
 
-/* Has the same inputs and the same format of partial results as the function in decode_mma.h. */
+/* Body of the decode kernel. Its inputs and the format of its partial results are the same as in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     fkv_u32 lane = place.index % 32;

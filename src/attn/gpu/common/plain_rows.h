@@ -8,7 +8,7 @@
 template <int ROWS> struct fkv_plain_rows {
     fkv_u32 position[ROWS];
     float max[ROWS];
-    float total[ROWS]; /* total softmax weight of the keys that this lane scored */
+    float total[ROWS]; /* total softmax weight of the keys whose scores this lane computed */
     float sum[ROWS][FKV_PLAIN_CHANNELS];
 };
 

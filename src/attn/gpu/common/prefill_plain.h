@@ -12,7 +12,7 @@
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
-/* Computes rows [first, first + n) of a tile, where n <= FKV_WARP_ROWS. Called by one warp. */
+/* Computes the attention of query rows [first, first + n) of a tile, where n <= FKV_WARP_ROWS. Called by one warp. */
 FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q,
                              FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,
                              FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile, fkv_u32 first, fkv_u32 n,

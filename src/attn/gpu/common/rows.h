@@ -15,7 +15,7 @@ FKV_FN float fkv_row_value(FKV_DEVICE const void *rows, fkv_u64 i) {
 #endif
 }
 
-/* Rounds to nearest, ties to even. NaN stays NaN. */
+/* Converts x to bfloat16, rounding to nearest, ties to even. NaN stays NaN. */
 FKV_FN fkv_u32 fkv_bf16_bits(float x) {
     fkv_u32 u = fkv_bits_of(x);
     fkv_u32 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
@@ -49,7 +49,7 @@ FKV_FN fkv_u32 fkv_page_bits(float x) {
 #endif
 }
 
-/* Return 0x80000000 if the rotation of K or V negates channel d, and 0 otherwise. */
+/* Both functions return 0x80000000 if the rotation (of K or V, respectively) negates channel d, and 0 otherwise. */
 FKV_FN fkv_u32 fkv_k_sign(fkv_u32 d) {
     const fkv_u32 signs[] = {FKV_K_SIGNS};
     return FKV_ROTATE_K ? signs[FKV_ROTATE_K ? d / 32 : 0] >> d % 32 << 31 : 0;
@@ -69,7 +69,8 @@ FKV_FN float fkv_rotation_norm() {
     return block == 2 ? norm * fkv_float_of(0x3f3504f3u) : norm;
 }
 
-/* Return the pool page that holds logical page `logical` of a sequence, in the layer's own pool or in the open pool. */
+/* Both functions return the number of the pool page that stores logical page `logical` of a sequence. fkv_page_at() refers to the
+ * layer's own pool, and fkv_open_page_at() to the open pool. */
 FKV_FN fkv_u32 fkv_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv_u32 *row, fkv_u32 logical) {
     fkv_u32 n_fixed = row[FKV_ROW_N_FIXED];
     fkv_u32 at = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % row[FKV_ROW_N_RING];
@@ -85,16 +86,16 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
  * the same rule. */
 FKV_FN bool fkv_reads_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
 
-/* Returns the index of one row's and one split's {max, total} in the array of partial results. The {max, total} entries follow
- * the output sums of all splits, and the entries of one row are adjacent. `row` is the index of the row within its item, counted
- * over all KV heads. */
+/* Returns the index, in the array of partial results, of the {max, total} entry of one query row and one split. The entries
+ * follow the output sums of all splits, and the entries of one row are adjacent. `row` is the index of the row within its work
+ * item, counted over all KV heads. */
 FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 split) {
     fkv_u64 n_splits = table[FKV_STEP_N_SPLITS];
     fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
     return n_splits * rows * FKV_D + (row * n_splits + split) * 2;
 }
 
-/* Return the codebook value of a code, before multiplication by the row's scale. */
+/* Both functions return the codebook value of a code, before multiplication by the row's scale. */
 FKV_FN float fkv_k_book(fkv_u32 code) {
     const int values[] = {FKV_K_BOOK_VALUES};
     return (float)values[code];
@@ -128,13 +129,13 @@ FKV_FN float fkv_v_level(fkv_u32 size) {
     return (float)levels[size];
 }
 
-/* Returns the levels of four consecutive codes, starting with code `first`, as the bytes of a word. */
+/* Returns the levels of V codes first to first + 3 (without sign bits) as the four bytes of a word. */
 FKV_FN fkv_u32 fkv_v_levels(int first) {
     const fkv_u32 levels[] = {FKV_V_LEVELS};
     return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;
 }
 
-/* Decode channel d of K or V from one slot of a block that stores rows. */
+/* The next two functions decode channel d of K or V from one slot of a block that stores rows. */
 #if !FKV_K_SEALED
 FKV_FN float fkv_k_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
     FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES + slot * FKV_K_ROW_BYTES;
@@ -200,8 +201,7 @@ FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sin
 /* Applies the butterfly stages of the Hadamard transform to a row (see docs/page_format.md). Called by one warp. */
 FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
-         h *= 2) { /* the loop is unrolled so that every division by h has a constant divisor */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* unrolled, so that every division by h has a constant divisor */
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = row[d];

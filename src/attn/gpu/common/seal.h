@@ -6,8 +6,8 @@
  * each K channel or V row. Each thread then reads the values a second time and builds complete dwords of codes.
  */
 #define FKV_SEAL_THREADS 128
-/* Shared memory of a block, in floats. For K, it contains {bias, 1 / scale} of each channel, and the magnitude or the outlier
- * flag of each row. For V, it contains 128 / norm of each row. */
+/* Size of a block's shared memory, in floats. For K, it contains {bias, 1 / scale} of each channel, and the magnitude or the
+ * outlier flag of each row. For V, it contains 128 / norm of each row. */
 #define FKV_SEAL_SHARED (2 * FKV_D + FKV_PAGE_TOKENS)
 #define FKV_SEAL_OUTLIER 1024.0f /* see FKV_SEALED_OUTLIER in src/codec/sealed.h */
 #define FKV_SEAL_OUTLIER_RATIO 64.0f
@@ -18,15 +18,15 @@ FKV_FN fkv_u32 fkv_seal_bits(float x) {
     return fkv_abs(fkv_page_value(bits)) < FKV_SEAL_SMALLEST ? 0u : bits;
 }
 
-/* Returns the bit offset of code e within the dword that stores it. */
+/* Returns the bit offset of the e-th code within its dword. */
 FKV_FN fkv_u32 fkv_seal_shift(fkv_u32 e, fkv_u32 bits) { return 8 * (e % 4) + bits * (e / 4); }
 
-/* Location of one dword of codes: the block of 16 tokens, the lane (index of the dword within its line of 16 dwords), and the
- * position of the dword's codes in the lane. A lane holds codes of one token (K) or of every 16th channel (V). */
+/* Location of one dword of codes. `block` is the block of 16 tokens, and `lane` the index of the dword within its line of 16
+ * dwords. Lane i stores the codes of token i (K), or of channels i, i + 16, ... (V). */
 struct fkv_seal_dword {
     fkv_u32 block;
     fkv_u32 lane;
-    fkv_u32 first; /* index of the dword's first code among the lane's codes */
+    fkv_u32 first; /* index of the first code of the dword among the codes of its lane */
     fkv_u32 bits;  /* bits per code in the plane that contains this dword */
     fkv_u32 from;  /* index of the lowest code bit that the plane stores */
 };
@@ -54,8 +54,8 @@ FKV_FN fkv_u32 fkv_seal_scale(float x) {
     return FKV_PAGE_BF16 ? (bits + 1) & ~1u : (bits + 8) & ~15u;
 }
 
-/* Stores the minimum and maximum of each of this thread's channels. If has_flags is true, rows with an outlier flag are ignored.
- * Returns true if the magnitude of any value exceeds FKV_SEAL_OUTLIER, so that its row may be an outlier. */
+/* Stores the minimum and maximum of each channel that this thread handles. If has_flags is true, rows with an outlier flag are
+ * ignored. Returns true if the magnitude of any value exceeds FKV_SEAL_OUTLIER, so that its row may be an outlier. */
 FKV_FN bool fkv_seal_ranges(fkv_u32 index, bool has_flags, FKV_SHARED const float *outlier, FKV_DEVICE const fkv_u8 *open,
                             FKV_SHARED float *lines) {
     bool large = false;
@@ -100,7 +100,7 @@ FKV_FN void fkv_seal_outliers(fkv_u32 index, FKV_SHARED float *rows, FKV_DEVICE 
 
 FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     const float bins = (float)((1 << FKV_K_BITS) - 1);
-    FKV_SHARED float *rows = lines + 2 * FKV_D; /* rows[0] is first used as a flag: 1 if there may be outlier rows */
+    FKV_SHARED float *rows = lines + 2 * FKV_D; /* at first, rows[0] is a flag: 1 if there may be outlier rows */
     if (index == 0) rows[0] = 0.0f;
     fkv_sync();
     if (fkv_seal_ranges(index, false, rows, open, lines)) rows[0] = 1.0f;
@@ -149,8 +149,8 @@ FKV_FN fkv_u32 fkv_seal_size(float y, float inverse) {
     return size;
 }
 
-/* Returns the norm of a row. Called by one warp. Like the codec, the function adds channel j to partial sum j % 16. Lane i < 16
- * holds partial sum i, so it also adds the channels of lane i + 16. */
+/* Returns the norm of a row. Called by one warp. As in src/codec/seal.c, channel j is added to partial sum j % 16. Partial sum i
+ * is in lane i, which therefore also adds the channels of lane i + 16. */
 FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
     float sum = 0.0f;
     FKV_UNROLL
@@ -208,7 +208,7 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *inverses, FKV_DEVIC
     }
 }
 #else
-/* Seals V in layers whose V codec encodes single rows: re-encodes each row with that codec. */
+/* Seals V in layers whose V codec encodes single rows, by re-encoding each row with that codec. */
 FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
         float y[FKV_WRITE_VALUES];
@@ -226,8 +226,8 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const 
 }
 #endif
 
-/* The kernel writes to the pool through a const pointer, because the framework passes the pool as an input. The output `done`
- * exists only so that the framework runs later kernels after this one. */
+/* Seals the pages listed in the step table. The kernel writes to the pool through a const pointer, because the framework passes
+ * the pool as an input. The output `done` exists only so that the framework runs later kernels after this one. */
 FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const void *open, FKV_DEVICE const void *pool,
                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE const fkv_u32 *seal = table + table[FKV_STEP_SEALS] + place.x * FKV_SEAL_WORDS;

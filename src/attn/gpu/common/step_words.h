@@ -22,12 +22,12 @@
 
 /* header */
 #define FKV_STEP_N_ROWS 0
-#define FKV_STEP_N_TOKENS 1 /* T: total number of new tokens in all rows */
+#define FKV_STEP_N_TOKENS 1 /* T: total number of new tokens in the step */
 #define FKV_STEP_N_ITEMS 2
 #define FKV_STEP_N_SPLITS 3
 #define FKV_STEP_N_TILES 4
-#define FKV_STEP_ITEM_QUERIES 5 /* maximum number of queries per item in this table */
-#define FKV_STEP_ROWS 6         /* section offsets, in words */
+#define FKV_STEP_ITEM_QUERIES 5 /* maximum number of queries per decode item in this table */
+#define FKV_STEP_ROWS 6         /* this word and the next five are offsets of sections, in words */
 #define FKV_STEP_SLOTS 7
 #define FKV_STEP_ITEMS 8
 #define FKV_STEP_SPLITS 9
@@ -41,10 +41,10 @@
 #define FKV_ROW_START 0       /* position of the first new token */
 #define FKV_ROW_N_TOKENS 1    /* number of new tokens */
 #define FKV_ROW_FIRST_TOKEN 2 /* index of the first new token among the step's T tokens */
-#define FKV_ROW_PAGES 3       /* offset of the page table, in words; see src/base/page_view.h */
+#define FKV_ROW_PAGES 3       /* offset of the sequence's page table, in words; see src/base/page_view.h */
 #define FKV_ROW_N_FIXED 4
 #define FKV_ROW_N_RING 5
-#define FKV_ROW_OPEN_PAGES 6 /* offset of the page table of a sealed layer's open pages */
+#define FKV_ROW_OPEN_PAGES 6 /* offset of the page table for the open pages of a sealed layer */
 #define FKV_ROW_OPEN_FIXED 7
 #define FKV_ROW_OPEN_RING 8
 #define FKV_ROW_WORDS 12
@@ -66,13 +66,13 @@
  * splits depend only on the query position and the layer's shape. */
 
 /* split of a decode item */
-#define FKV_SPLIT_FIRST_TOKEN 0 /* equals FKV_ITEM_FIRST_TOKEN of the split's item */
+#define FKV_SPLIT_FIRST_TOKEN 0 /* copy of the item's FKV_ITEM_FIRST_TOKEN */
 #define FKV_SPLIT_N_QUERIES 1
 #define FKV_SPLIT_POSITION 2      /* position of the first query */
-#define FKV_SPLIT_FIRST_VISIBLE 3 /* index of the split's first page among the visible pages */
+#define FKV_SPLIT_FIRST_VISIBLE 3 /* index of the split's first page among the pages visible to the query */
 #define FKV_SPLIT_N_TOKENS 4      /* number of tokens in the split; the last split ends at the last query */
 #define FKV_SPLIT_SKIPPED 5       /* number of pages between the sink pages and the first page of the window */
-#define FKV_SPLIT_PAGES 6         /* offset of the page table, as in FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
+#define FKV_SPLIT_PAGES 6         /* offset of the page table that the split uses: FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
 #define FKV_SPLIT_N_FIXED 7
 #define FKV_SPLIT_N_RING 8
 #define FKV_SPLIT_OPEN 9 /* 1 if the split reads the open pool of a sealed layer */
@@ -90,7 +90,7 @@
 #define FKV_SEAL_TO 1   /* page in the layer's own pool */
 #define FKV_SEAL_WORDS 2
 
-/* Rows with at most this many tokens become decode items; longer rows become prefill tiles. */
+/* Rows (sequences) with at most this many new tokens become decode items; longer rows become prefill tiles. */
 #define FKV_ITEM_QUERIES 8
 
 #endif

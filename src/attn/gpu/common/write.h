@@ -3,8 +3,8 @@
  *
  * Another kernel in this file copies pages for copy-on-write, with one block of 128 threads per (page to copy, KV head).
  */
-/* k, v: [T, G, D]. The kernel writes to the pool through a const pointer, because the framework passes the pool as an input. The
- * output `done` exists only so that the framework runs later kernels after this one. */
+/* Writes the rows k: [T, G, D] and v: [T, G, D]. The kernel writes to the pool through a const pointer, because the framework
+ * passes the pool as an input. The output `done` exists only so that the framework runs later kernels after this one. */
 FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
                       FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     fkv_u32 lane = place.index;
@@ -34,7 +34,7 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
     if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) done[0] = 1;
 }
 
-/* Copies pages. pairs: [n, 2], where each pair is {source page, destination page}. */
+/* Copies whole pages. pairs: [n, 2], where each pair is {source page, destination page}. */
 FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV_DEVICE const void *pool,
                            FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_words4 *blocks = (FKV_DEVICE fkv_words4 *)pool;
@@ -47,8 +47,8 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
     if (place.x == 0 && place.y == 0 && place.index == 0) done[0] = 1;
 }
 
-/* Stores 16-bit words in the pool; used to load page files. `where` holds the low and the high 32 bits of the first word's index
- * in the pool, and the number of words. */
+/* Stores n 16-bit words in the pool, to load page files. where[0] and where[1] are the low and the high 32 bits of the index of
+ * the first word in the pool, and where[2] is n. */
 FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
                             FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);

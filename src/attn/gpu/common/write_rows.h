@@ -1,6 +1,5 @@
-/* Encodes one row into its slot of a block, with results bit-identical to those of src/codec. Each row is encoded by one warp.
- * Channel d is value d / 32 of lane d % 32, so no shared memory is needed.
- */
+/* Encodes one row into its slot of a block, with results bit-identical to those of src/codec. Each row is encoded by one warp,
+ * and channel d is element d / 32 of lane d % 32, so no shared memory is needed. */
 #define FKV_WRITE_VALUES ((FKV_D + 31) / 32)
 
 #define FKV_STORABLE_LIMIT (FKV_PAGE_BF16 ? fkv_float_of(0x6f800000u) : 65504.0f)
@@ -44,7 +43,7 @@ FKV_FN float fkv_nearest_code(float position, float bins) {
     return fkv_sub(fkv_add(position, 8388608.0f), 8388608.0f);
 }
 
-/* Returns the sum of the values of lanes 0 to 15, added in lane order. */
+/* Returns the sum of x over lanes 0 to 15, added in lane order. */
 FKV_FN float fkv_sum_of_16(float x) {
     float sum = fkv_shuffle(x, 0);
     FKV_UNROLL
@@ -52,9 +51,9 @@ FKV_FN float fkv_sum_of_16(float x) {
     return sum;
 }
 
-/* Refits `line`, like fkv_codec_refit(): returns the least-squares fit of the values to the codes that `line` assigns to them.
- * Like the codec, the function adds value j of the group to partial sum j % 16. Lane i < 16 holds partial sum i, so it also adds
- * the values of lane i + 16. Returns `line` unchanged if the fitted line is not valid. */
+/* Returns the scale and bias that fit a group's values best (least squares), given the codes that `line` assigns to the values,
+ * like fkv_codec_refit(). Value j of the group is added to partial sum j % 16. Partial sum i is in lane i, which therefore also
+ * adds the values of lane i + 16. Returns `line` unchanged if the fitted line is not valid. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
@@ -111,8 +110,8 @@ FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code
     return line;
 }
 
-/* Encodes the values of one row that this lane holds, with a codebook; src/codec/turbo.c explains each step. All values must be
- * finite, with magnitudes of at most FKV_STORABLE_LIMIT. */
+/* Encodes one row with a codebook; x holds this lane's values of the row. src/codec/turbo.c explains each step. All values must
+ * be finite, with magnitudes of at most FKV_STORABLE_LIMIT. */
 FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales,
                            fkv_u32 lane) {
     float largest = 0.0f;
@@ -125,8 +124,8 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
     float sum = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16: lane i < 16 holds partial sum i and
-                                                    also adds the values of lane i + 16 */
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16; partial sum i is in lane i, which also
+                                                    adds the values of lane i + 16 */
         float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
         float square = fkv_mul(share, share);
         sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));
@@ -160,9 +159,9 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
 }
 
-/* Encodes the values of one row that this lane holds into the row's slot. book: 0 for affine codes, 1 for the K codebook, 2 for
- * the V codebook. signs: bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits
- * or fewer are refined by least squares. */
+/* Encodes one row into its slot; x holds this lane's values of the row. book: 0 for affine codes, 1 for the K codebook, 2 for the
+ * V codebook. signs: bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits or
+ * fewer are refined by least squares. */
 FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, bool fitted, int book, int bits,
                           int group, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases,
                           fkv_u32 lane) {

@@ -1,9 +1,6 @@
 /* Converts codebook codes (TurboQuant) to signed bytes with byte permutes. Each nibble of a permute's selector chooses one of
- * eight bytes, so codes are first expanded to nibbles:
- *
- *   2 bits  every other code of a word, then the remaining codes after a shift
- *   3 bits  as for 2 bits, and a permute then inserts the high bits
- *   4 bits  as stored
+ * eight bytes, so codes are first expanded to nibbles. In a word of 2-bit or 3-bit codes, the even codes are expanded first, then
+ * the odd codes after a shift. A permute inserts the high bits of 3-bit codes. 4-bit codes are nibbles already.
  *
  * A nibble above 7 yields the sign of the byte that its lower three bits select. 4-bit codes are therefore looked up in two
  * tables of eight entries each. Let value(c) be the signed byte for code c. Entry c of the first table is value(c) - value(c + 8)
@@ -51,8 +48,8 @@ template <class BOOK> FKV_FN int dc_level(int c, int term) {
     return term == 0 ? BOOK::level(c) - BOOK::level(c + 8) - 1 : BOOK::level(c + 8) + 1;
 }
 
-/* Looks up four of a word's eight nibbles (the upper four if `upper` is 1, the lower four if it is 0) and returns the results as
- * bytes. For 4-bit codes, a value is the sum of two terms, and only the term with index `term` is returned. */
+/* Looks up four nibbles of a word (the upper four if `upper` is 1, the lower four if it is 0) and returns the results as bytes.
+ * The value of a 4-bit code is the sum of two terms; only the term with index `term` is returned. */
 template <class BOOK> FKV_FN fkv_u32 dc_levels(fkv_u32 nibbles, int upper, int term) {
     fkv_u32 first =
         dc_table_word(dc_level<BOOK>(0, term), dc_level<BOOK>(1, term), dc_level<BOOK>(2, term), dc_level<BOOK>(3, term));

@@ -15,7 +15,7 @@ constexpr float SD_LEVEL = 1.0f;
 constexpr fkv_u32 SD_RUN_STEP = 4;
 constexpr fkv_u32 SD_UNIT_STEP = 4;
 
-/* A thread's tokens are r, r + 8, ..., so that each load of a warp covers adjacent rows. */
+/* Thread (r, c) handles tokens r, r + 8, ..., so that each load of a warp covers adjacent rows. */
 constexpr fkv_u32 SD_TOKEN_STEP = 8;
 constexpr fkv_u32 SD_WEIGHT_LANES = 4;
 constexpr fkv_u32 SD_OTHER_LANE = 16;
@@ -28,16 +28,16 @@ constexpr int SD_V_WORDS = FKV_V_BITS == 2 ? 1 : 2;
 
 /* Packed codes of a tile, loaded while the previous tile is computed. */
 struct sd_tile {
-    fkv_u32 k[SD_PARTS][4][SD_K_WORDS]; /* codes of tokens 8 * i + r, for 32 channels starting at channel 32 * c */
-    fkv_u32 v[SD_PARTS][8][SD_V_WORDS]; /* codes of tokens 4 * i + c, for 16 channels starting at channel 16 * r */
-    fkv_u32 loaded[2][2];               /* K and V scales that this lane loads, two of each */
-    fkv_u32 scales[SD_PARTS][2];        /* K scales of all tokens of this thread */
-    fkv_u32 norms[SD_PARTS][2];         /* V scales of all tokens of this thread */
+    fkv_u32 k[SD_PARTS][4][SD_K_WORDS]; /* key codes of tokens 8 * i + r, for 32 channels starting at channel 32 * c */
+    fkv_u32 v[SD_PARTS][8][SD_V_WORDS]; /* value codes of tokens 4 * i + c, for 16 channels starting at channel 16 * r */
+    fkv_u32 loaded[2][2];               /* two K scales and two V scales, loaded by this lane */
+    fkv_u32 scales[SD_PARTS][2];        /* K scales of all tokens that this thread handles */
+    fkv_u32 norms[SD_PARTS][2];         /* V scales of all tokens that this thread handles */
     fkv_u32 page;                       /* number of the pool page that holds the next tile */
 };
 
-/* For each part of 32 tokens, loads N channels of ROWS rows, starting at channel d. Together, the lanes of a warp load adjacent
- * rows. `rows` is the address of the first row. */
+/* Loads the codes of N channels, starting at channel d, for ROWS of every 32 tokens of a tile. Together, the lanes of a warp load
+ * adjacent rows. `rows` is the address of the lane's first row. */
 template <int BITS, int N, int ROWS, int WORDS>
 FKV_FN void sd_load_codes(fkv_u32 (&to)[SD_PARTS][ROWS][WORDS], const fkv_u8 *rows, fkv_u32 d) {
     constexpr int plane_bits = BITS == 4 ? 4 : 2;
@@ -58,7 +58,8 @@ FKV_FN void sd_load_scales(fkv_u32 (&to)[2], const fkv_u8 *scales, fkv_u32 slot,
     to[1] = fkv_stream2(from + 16);
 }
 
-/* Exchanges the token scales between the lanes that share an operand row, so that each lane has the scales of all its tokens. */
+/* Exchanges scales between the lanes that share an operand row, so that each lane has the scales of all tokens that it
+ * handles. */
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32, FKV_SHARED fkv_u32 *, fkv_u32 lane) {
     fkv_u32 own[2];
     FKV_UNROLL
@@ -88,7 +89,7 @@ FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, FKV_S
 /* ---- keys ---- */
 
 /* Returns the index at which channel d of a query row is stored in shared memory. A row is stored in lines of 8 channels. Line 4
- * * u + c holds the channels of the codes in word u of thread c. */
+ * * u + c holds the channels whose codes are in word u of thread c. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) {
     fkv_u32 line = d / DC_SLAB * DC_SLAB + d % DC_SLAB / 32 * 8;
     if (FKV_K_BITS == 4) return line + d % 32 / 8 * 32 + d % 8;
@@ -115,8 +116,8 @@ FKV_FN float sd_score_of(const sd_tile &tile, int i, float both, sd_line line) {
 
 /* ---- values ---- */
 
-/* Transposes the nibbles of four tokens and returns word k of the result. In the result, the nibbles of a channel are adjacent,
- * and each of the four words holds two channels. */
+/* Transposes the nibbles of four tokens, given as one word of 8 channels per token. Returns word k of the result. In the result,
+ * the four nibbles of a channel are adjacent, and each word holds two channels. */
 FKV_FN fkv_u32 sd_turned(fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d, int k) {
     constexpr fkv_u32 low = 0x0f0f0f0fu;
     fkv_u32 front = k < 2 ? (a & low) | (b << 4 & ~low) : (fkv_shifted_right<4>(a) & low) | (b & ~low);
@@ -124,12 +125,12 @@ FKV_FN fkv_u32 sd_turned(fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d, int k) {
     return fkv_permute(front, back, k % 2 == 0 ? 0x5140u : 0x7362u);
 }
 
-/* Returns the channel whose nibbles are in the first half of word k, or in the second half if `second` is nonzero. */
+/* Returns the channel whose nibbles are in the lower half of word k of sd_turned(), or in the upper half if `second` is
+ * nonzero. */
 FKV_FN constexpr int sd_turned_place(int k, int second) { return k / 2 + k % 2 * 4 + second * 2; }
 
-/* Transposes the high bits of four tokens and returns word k of the result. Each input word holds two tokens. Each of the two
- * result words holds eight channels, with four bits per channel.
- */
+/* Transposes the high bits of four tokens, given as two words of two tokens each. Returns word k (0 or 1) of the result. Each
+ * word of the result holds eight channels, with four bits per channel. */
 FKV_FN fkv_u32 sd_turned_high(fkv_u32 ac, fkv_u32 bd, int k) {
     constexpr fkv_u32 low = 0x0f0f0f0fu;
     fkv_u32 even = (ac & low) | (bd << 4 & ~low);
@@ -137,7 +138,7 @@ FKV_FN fkv_u32 sd_turned_high(fkv_u32 ac, fkv_u32 bd, int k) {
     return fkv_permute(even, odd, k == 0 ? 0x6420u : 0x7531u);
 }
 
-/* Returns the nibbles of the thread's i-th pair of channels for four tokens, starting at token `first`. */
+/* Returns the nibbles of two channels (the thread's i-th pair) for four tokens, starting at token `first`. */
 FKV_FN fkv_u32 sd_value_nibbles(const fkv_u32 (&v)[8][SD_V_WORDS], int first, int i) {
     const fkv_u32 *x[4] = {v[first], v[first + 1], v[first + 2], v[first + 3]};
     if constexpr (FKV_V_BITS == 4) return sd_turned(x[0][i / 4], x[1][i / 4], x[2][i / 4], x[3][i / 4], i % 4);

@@ -1,11 +1,11 @@
 /* Unpacking of codebook codes (TurboQuant) for decode_mma.h. Used if only one of K and V has a codebook, if a head has more than
- * one slab, or if a KV head has more than four query heads.
+ * one slab of channels (decode_split.h), or if a KV head has more than four query heads.
  *
  * Key codes are converted to signed levels (codebook_levels.h). Value codes of 3 or 4 bits are converted to unsigned bytes
  * (largest level - level), and these bytes are converted to the levels in fp16. The levels of 2-bit value codes are multiples of
  * 11 and are divided by 11. The quotients, +-3 and +-10, are exact in fp16, and the lower byte of their fp16 representation is 0.
  */
-/* Converts the codebook codes of one token to operand words for matrix product `step`; see dc_key_operand(). */
+/* Converts the codebook codes of one token to B operand words for the matrix product with index `step`; see dc_key_operand(). */
 FKV_FN void dc_book_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     if constexpr (dc_k::bits == 4) {
         FKV_UNROLL
@@ -28,8 +28,8 @@ FKV_FN int dc_upper_byte(int x) {
     return (x < 0 ? 128 : 0) | (15 + exponent) << 2 | (size * 4 >> exponent) % 4;
 }
 
-/* Returns entry c of the lookup table for values. 4-bit codes have two tables; this function returns entries of the first, and
- * dc_value_upper_entry() returns entries of the second. */
+/* Returns entry c of the lookup table for values. 4-bit codes have two tables; dc_value_upper_entry() returns the entries of the
+ * second table. */
 FKV_FN int dc_value_entry(int c) {
     if (dc_v::bits == 2) return dc_upper_byte(dc_v_book::level(c) / dc_v::unit);
     return dc_v::bits == 4 ? dc_v_book::level(c + 8) - dc_v_book::level(c) : dc_v_book::level(15) - dc_v_book::level(c);
@@ -44,13 +44,13 @@ FKV_FN fkv_u32 dc_value_bytes(fkv_u32 nibbles) {
         first = dc_table_word(dc_value_upper_entry(0), dc_value_upper_entry(1), dc_value_upper_entry(2), dc_value_upper_entry(3));
         second =
             dc_table_word(dc_value_upper_entry(4), dc_value_upper_entry(5), dc_value_upper_entry(6), dc_value_upper_entry(7));
-        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* each sum fits in its byte, so there is no carry */
+        bytes += fkv_permute_or_sign(first, second, nibbles & 0x7777u); /* no carry, because each sum fits in a byte */
     }
     return bytes;
 }
 
-/* Converts four bytes to fp16: first bytes 0 and 2 (two tokens of one channel), then bytes 1 and 3 (two tokens of the next
- * channel). */
+/* Converts four bytes to fp16. `first` receives bytes 0 and 2 (two tokens of one channel), and `second` receives bytes 1 and 3
+ * (two tokens of the next channel). */
 FKV_FN void dc_value_halves(fkv_u32 bytes, fkv_u32 &first, fkv_u32 &second) {
     if constexpr (dc_v::bits == 2) {
         first = fkv_permute(bytes, 0u, 0x2404u);
@@ -62,7 +62,7 @@ FKV_FN void dc_value_halves(fkv_u32 bytes, fkv_u32 &first, fkv_u32 &second) {
     }
 }
 
-/* Implements dc_value_quad() for codebook codes. */
+/* Implements dc_value_quad() of decode_values.h for codebook codes. */
 FKV_FN void dc_book_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::bits == 4) {
         FKV_UNROLL

@@ -1,18 +1,17 @@
-/* Tensor-core decode of pages that store rows of codes. One block processes one split of the history of one KV head for up to
- * DC_ROWS rows (queries x query heads) and stores {sum of p * v, maximum score, sum of p} for the merge kernel, where p is a
- * softmax weight and v a value. Runs on CUDA, and on the host with emulated matrix products.
+/* Tensor-core decode of pages that store rows of codes, on CUDA and emulated on the host. One thread block processes one split of
+ * the history of one KV head for up to DC_ROWS rows (queries x query heads). For each row, it stores {sum of p * v, maximum
+ * score, sum of p} for the merge kernel, where p is a softmax weight and v a value.
  *
- * Packed bytes are loaded into registers and converted to matrix operands in registers; the next tile is loaded while the current
+ * Packed bytes are loaded into registers and converted there to matrix operands. The next tile is loaded while the current
  * tile is computed. The parts of the kernel are in decode_split.h, decode_shape.h, decode_queries.h, decode_scores.h,
  * decode_values.h and decode_softmax.h.
  *
  * The result of a row does not depend on batching: rows never exchange data, and the operations on a row are the same for every
- * DC_ROWS. Where a multiplication is followed by an addition, fkv_mul() or fkv_fma() fixes the rounding, because a compiler might
- * fuse the two operations in one instantiation and not in another.
+ * DC_ROWS. fkv_mul() and fkv_fma() fix the rounding of products and sums, because the compiler might otherwise fuse a
+ * multiplication and an addition in one instantiation and not in another.
  *
- * Bottleneck: memory bandwidth for 128 channels with K8/V4 or wider. With narrow codes, the bottleneck is the computation of the
- * softmax and the scales. With 16 rows of 256 channels, latency is the bottleneck, because the accumulators leave registers for
- * only 8 warps per multiprocessor.
+ * Bottleneck: memory bandwidth for 128 channels with K8/V4 or wider; softmax and scales for narrow codes; latency for 16 rows of
+ * 256 channels, whose accumulators leave registers for only 8 warps per multiprocessor.
  */
 /* ---- tiles of the split ---- */
 
@@ -28,7 +27,7 @@ FKV_FN fkv_u32 dc_tile_slot(fkv_u32 tile) { return tile * DC_TILE % FKV_PAGE_TOK
 
 /* ---- rows ---- */
 
-/* Converts the block's queries to operands in shared memory. Called by all warps. */
+/* Converts the query rows of the block to matrix operands in shared memory. Called by all warps. */
 FKV_FN void dc_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
     for (fkv_u32 i = index; i < DC_QUERY_WORDS + DC_SUM_WORDS; i += DC_THREADS) shared[i] = 0;
     fkv_sync();
@@ -38,7 +37,7 @@ FKV_FN void dc_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q,
     fkv_sync();
 }
 
-/* Returns the constants of the thread's rows. Unused rows get the position of the first row. */
+/* Returns the per-row constants of the rows that this thread handles. Unused rows get the position of the first row. */
 FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shared, dc_place at) {
     FKV_SHARED const float *steps = (FKV_SHARED const float *)shared + DC_AT_STEPS;
     FKV_SHARED const float *sums = (FKV_SHARED const float *)shared + DC_AT_SUMS;
@@ -48,7 +47,7 @@ FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shar
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         fkv_u32 row = DC_DUPLICATED ? at.lane / 4 % 4 : at.lane / 4 + 8 * (fkv_u32)n;
-        /* lanes that hold the second copy of a row compute the dot products with the `rest` bytes and add no bias */
+        /* lanes with the second copy of a row compute the dot products with the least significant query bytes and add no bias */
         bool second = DC_DUPLICATED && at.lane >= 16;
         rows.step[n][1] = steps[row];
         if constexpr (dc_k::bits == 16)
@@ -80,7 +79,7 @@ FKV_FN void dc_begin(dc_state &state) {
 
 /* ---- end of the split ---- */
 
-/* Stores the maximum and the total weight of each row of the stream in shared memory. */
+/* Stores the maximum score and the total weight of each row, computed by this stream, in shared memory. */
 FKV_FN void dc_share_stats(dc_state &state, dc_place at, FKV_SHARED float *stats) {
     fkv_u32 r = at.lane / 4;
     FKV_UNROLL
@@ -96,11 +95,11 @@ FKV_FN void dc_share_stats(dc_state &state, dc_place at, FKV_SHARED float *stats
             stats[(at.stream * DC_ROWS + r + 8 * (fkv_u32)n) * 2 + 1] = state.total[n];
         }
     }
-    fkv_sync(); /* after this barrier, the score exchange buffer may be reused */
+    fkv_sync(); /* after this barrier, the buffer for exchanging scores may be reused */
 }
 
-/* Converts the thread's accumulators to output sums: multiplies them by 2^(exponent - 14), the factor of their scale group, adds
- * the biases, and rescales them to the row maxima of the split. For bfloat16 values, the factor is 1. */
+/* Converts the thread's accumulators to output sums. First, the accumulators of a scale group are multiplied by 2^(exponent -
+ * 14), or by 1 for bfloat16 values. Then the bias term is added, and the result is rescaled to the maximum score of the split. */
 FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float *stats) {
     fkv_u32 r = at.lane / 4;
     fkv_u32 c = at.lane % 4;
@@ -112,7 +111,7 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
-        /* the exponents, biases and factors of this thread's two columns are in the lanes with r = 2 * c and r = 2 * c + 1 */
+        /* the factors of column r are in lane 4 * r, and this thread accumulates columns 2 * c and 2 * c + 1 */
         int o = dc_v::group_of_tile(t);
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
@@ -130,14 +129,14 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
 }
 
-/* Adds a stream's output sums to those of the block: sums [rows, D]. */
+/* Adds a stream's output sums to the block's output sums: sums [rows, D]. */
 FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_SHARED float *sums) {
     fkv_u32 c = at.lane % 4;
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
         fkv_u32 unit = (fkv_u32)t / (2 * dc_v::quads);
         fkv_u32 channel = unit * dc_v::span + at.lane / 4 * (dc_v::span / 8) + (fkv_u32)t % (2 * dc_v::quads) * 2;
-        if (DC_DUPLICATED) { /* skips columns that do not handle this channel's scale group */
+        if (DC_DUPLICATED) { /* skips the copy of the row that does not handle the scale group of this channel */
             fkv_u32 half = dc_v::bits == 16 || dc_v::groups == 1 ? 0 : channel / FKV_V_GROUP % 2;
             if (c / 2 != half) continue;
         }
@@ -171,7 +170,7 @@ struct dc_tile {
     fkv_u32 page; /* number of the pool page that holds the next tile */
 };
 
-/* Starts loading the stream's first tile before the queries are prepared. */
+/* Starts loading the first tile of the stream. Called before the queries are prepared, to hide latency. */
 FKV_FN void dc_load_first(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, dc_place at) {
     fkv_u32 i = at.stream;
     fkv_u32 next = i + DC_STREAMS;
@@ -184,8 +183,8 @@ FKV_FN void dc_load_first(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_t
     if (next < n_tiles) tile.page = dc_tile_page(walk, next);
 }
 
-/* Processes the stream's tiles. Each load of the next tile's keys, values and scales starts as soon as its registers are free.
- * Page numbers are loaded two tiles ahead. */
+/* Processes all tiles of the stream. The loads of the next tile's keys, values and scales each start as soon as their registers
+ * are free. Page numbers are loaded two tiles ahead. */
 FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, dc_rows &rows,
                              FKV_SHARED fkv_u32 *shared, dc_place at, dc_state &state) {
     dc_operands operands = dc_first_operands(shared, at);
@@ -212,9 +211,9 @@ FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 
     }
 }
 
-/* q: [T, H, D]. parts: output sums [splits, G, rows, D], then {max, total} [G, rows, splits, 2], where rows = R * queries per
- * item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (splits * chunks of rows, G).
- */
+/* Body of the decode kernel. q: [T, H, D]. parts: output sums [splits, G, rows, D], then {max, total} [G, rows, splits, 2], where
+ * rows = R * queries per item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (splits
+ * * chunks of rows, G). */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

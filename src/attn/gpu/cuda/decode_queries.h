@@ -1,13 +1,14 @@
 /* Tensor-core decode of rows of codes (decode_mma.h): converts query rows to A operands in shared memory.
  *
  * K codes are integers, so queries are converted to integers as well. Each value is scaled relative to the largest magnitude of
- * its row and rounded to an integer that is split into three signed bytes. The most significant byte is called high, the next one
- * low and the last one rest, so the integer is 65536 * high + 256 * low + rest. Each of these bytes is stored in a separate row
- * of A. For 16-bit keys, a query value is split into two 16-bit values instead. A dot product does not depend on the order of the
- * channels. dc_channel_place() defines an order in which the loaded words of K are valid operands without rearrangement.
+ * its row and rounded to an integer that is split into three signed bytes: 65536 * high + 256 * low + rest. The high, low and
+ * rest bytes of a row are stored in separate rows of A. For 16-bit keys, a query value is split into two 16-bit values instead. A
+ * dot product does not depend on the order of the channels. dc_channel_place() defines an order in which the loaded words of K
+ * are valid operands without rearrangement.
  */
-/* Location of channel d of a slab in the query operands: the matrix product (step), the thread within the operand row, the word
- * within the thread's pair of words, and the element within the word. The mapping matches dc_load_keys() and dc_key_operand(). */
+/* Location of channel d of a slab (the channels of one warp) in the query operands: the matrix product (step), the thread within
+ * the operand row, the word within the thread's pair of words, and the element within the word. The mapping matches
+ * dc_load_keys() and dc_key_operand(). */
 struct dc_channel {
     fkv_u32 step;
     fkv_u32 thread;
@@ -49,8 +50,8 @@ FKV_FN dc_channel dc_channel_place(fkv_u32 d) {
     return at;
 }
 
-/* Returns the row of A that holds the high (part 0), low (part 1) or rest (part 2) bytes of query row `row`. Rows are numbered
- * consecutively across all row tiles. */
+/* Returns the row of the A operand that holds the high (part 0), low (part 1) or rest (part 2) bytes of query row `row`. Rows are
+ * numbered consecutively across all tiles of 16 rows. */
 FKV_FN fkv_u32 dc_operand_row(fkv_u32 row, fkv_u32 part) {
     if constexpr (DC_DUPLICATED && dc_k::bits == 16)
         return row + 4 * part;
@@ -65,7 +66,7 @@ FKV_FN fkv_u32 dc_operand_word(dc_channel at, fkv_u32 row, fkv_u32 part) {
     return ((place / 16 * dc_k::steps + at.step) * 32 + place % 8 * 4 + at.thread) * 4 + place % 16 / 8 + 2 * at.word;
 }
 
-/* Stores one value of row `row` into the operands of its slab. x is the value divided by the row's quantization step. */
+/* Stores one value of query row `row` in the operands. x is the value divided by the row's quantization step. */
 FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 channel, float x) {
     dc_channel at = dc_channel_place(channel % DC_SLAB);
     FKV_SHARED fkv_u32 *operands = queries + channel / DC_SLAB * DC_OPERAND_WORDS;
@@ -99,9 +100,9 @@ FKV_FN float dc_step_of(fkv_u32 largest) {
     return fkv_float_of(largest) > 1e-30f ? fkv_float_of(largest) * (1.0f / 8257536.0f) : 0.0f;
 }
 
-/* Computes the sum of q over the channels of each K group. The bias terms of the scores use these sums. */
+/* Computes the sum of q over the channels of each scale group of K, for the bias terms of the scores. */
 FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
-    const int n = DC_LANE_CHANNELS / (DC_SLABS * dc_k::groups); /* values per lane in each group */
+    const int n = DC_LANE_CHANNELS / (DC_SLABS * dc_k::groups); /* number of values per lane in each scale group */
     FKV_UNROLL
     for (int g = 0; g < DC_SLABS * dc_k::groups; g++) {
         float sum = 0.0f;
@@ -113,8 +114,8 @@ FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
     }
 }
 
-/* Converts the query row at q[from] to operands, and stores the operands, the quantization step and the per-group sums of q in
- * shared memory. */
+/* Converts the query row at q[from] to operands. Stores the operands, the quantization step and the sum of q over each scale
+ * group in shared memory. */
 FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
     float x[DC_LANE_CHANNELS];
     fkv_u32 largest = dc_load_row(q, from, x, lane);

@@ -12,7 +12,7 @@
  * With at most four rows, each row is duplicated. Lanes with row index r hold the dot products with the high and low bytes, and
  * lanes with row index r + 4 hold the dot products with the `rest` bytes. A shuffle adds the two parts of the score.
  */
-/* Address of the query operands in shared memory. */
+/* Query operands in shared memory, as an array of words. */
 typedef FKV_SHARED const fkv_u32 *dc_operands;
 
 FKV_FN fkv_words4 dc_operand(dc_operands operands, int tile, int step, fkv_u32 lane) {
@@ -33,7 +33,7 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
         for (int u = 0; u < dc_k::units; u++)
             dc_stream(to.codes[b][u], codes + dc_key_token(0, b) * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
     }
-    if constexpr (dc_k::bits == 3) { /* 3-bit codes have a single unit of channels */
+    if constexpr (dc_k::bits == 3) { /* with 3-bit codes, a thread loads all its channels as one unit */
         const fkv_u8 *high = block + FKV_K_CODES + token * dc_k::row_bytes + dc_k::high_plane +
                              (at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes) / 2;
         FKV_UNROLL
@@ -42,8 +42,8 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
     }
 }
 
-/* Expands the packed codes of one token to two B operand words for matrix product `step`. `unit` points to the codes of all
- * channels that the thread loads at once. A 4-bit codebook code is the sum of two terms, and each term has its own two words. */
+/* Expands packed key codes of one token to two B operand words for the matrix product with index `step`. `unit` points to the
+ * codes that the thread loads at once. A 4-bit codebook code is the sum of two terms, and each term has its own two words. */
 FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     fkv_u32 &low = to[0][0];
     fkv_u32 &high = to[0][1];
@@ -88,7 +88,7 @@ FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         fkv_mma_f16(c, a, b0, b1);
 }
 
-/* Computes the dot products of queries and codes over the channels of one group. */
+/* Computes the dot products of queries and codes over the channels of one scale group. */
 FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int group, fkv_u32 lane, dc_products &products) {
     FKV_UNROLL
     for (int i = 0; i < DC_RUN * dc_k::row_tiles * 4; i++)
@@ -111,12 +111,11 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
     }
 }
 
-/* Returns the offset, in floats, at which the scales of thread c's i-th token are stored. `n` is the number of floats per token.
- */
+/* Returns the offset, in floats, of the scales of the i-th token that thread c handles. `n` is the number of floats per token. */
 FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
 
-/* The three terms of the scores of a tile, before they are scaled and added: dot products with the high and low bytes of the
- * queries, dot products with the `rest` bytes, and bias terms. */
+/* The three terms of the scores of a tile, before they are scaled and added: dot products with the high and low query bytes, dot
+ * products with the rest bytes, and bias terms. */
 struct dc_score_parts {
     dc_scores scores; /* dot products with the high and low bytes, multiplied by K's scales */
     dc_scores rests;
@@ -143,7 +142,8 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
     }
 }
 
-/* Computes the dot products over the channels of this slab. score[n][i] belongs to the thread's n-th row and i-th token. */
+/* Computes the three score terms over the channels of one slab (the channels of this warp). score[n][i] belongs to the thread's
+ * n-th row and i-th token. */
 FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SHARED const float *scales, const dc_rows &rows,
                            fkv_u32 lane, dc_scores &score) {
     dc_score_parts parts;

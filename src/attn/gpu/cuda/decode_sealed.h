@@ -1,24 +1,22 @@
 /* Tensor-core decode of sealed 4-bit pages and, with codebook_page.h, of codebook rows. decode_split.h defines the block layout
- * and docs/page_format.md the page layout. All matrix products multiply bytes and add in integers. The rows of a group form one
- * operand, which is split into high and low bytes. Groups share only the unpacked codes, so the result of a row does not depend
- * on the number of groups.
+ * and docs/page_format.md the page layout. All matrix products multiply bytes and add in integers. Query rows are processed in
+ * groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
  *
- * K: score = sum of q * scale * code + sum of q * bias, over channels. When a stream enters a page, it rounds the operands q *
- * scale to 16-bit integers. The unit of these integers depends on the largest value of the row. If this unit is large, the
- * rounding residue is used as well and provides another 16 bits. A dword holds 8 channels of one token: its low nibbles are
- * unpacked to four operand bytes, and its high nibbles to another four operand bytes.
+ * K: score = sum of q * scale * code + sum of q * bias, over channels. On entering a page, q * scale is rounded to 16-bit
+ * integers, whose unit depends on the row's largest value. If the unit is large, the rounding residue provides another 16 bits. A
+ * dword holds 8 channels of one token; its low and its high nibbles are unpacked to four operand bytes each.
  *
- * V: a dword holds 8 tokens of one channel. Byte permutes look up four levels at a time. One lookup is for codes whose sign bit
- * is clear, and another is for codes whose sign bit is set. The results of the two lookups add up to level - 1, so the
- * accumulators are initialized with the sum of the weights. A weight is the product of the softmax weight p and the token's norm,
- * rounded to a 16-bit integer. The unit of these integers depends on the largest norm among the tile's tokens that the row sees.
+ * V: a dword holds 8 tokens of one channel. Byte permutes look up four levels at a time, once for codes with a clear sign bit and
+ * once for codes with a set sign bit. The two lookups add up to level - 1, so accumulators start at the sum of the weights. A
+ * weight is p * norm (softmax weight times token norm), rounded to a 16-bit integer.
  *
- * Bottleneck: latency. With 12 to 16 warps per multiprocessor, the schedulers issue instructions in about half of the cycles. In
- * the other cycles, the warps are stalled: when they enter a page, in the softmax, or at the end of a split.
+ * Bottleneck: latency. With 12 to 16 warps per multiprocessor, instructions are issued in about half of the cycles. The warps
+ * stall when they enter a page, in the softmax, and at the end of a split.
  */
 /* ---- query operands ---- */
 
-/* Builds the query operands of a page. lines: the page's {scales, biases}, whose copy must be complete. */
+/* Builds the query operands of a page. lines: the page's {scales, biases} in shared memory; their asynchronous copy must be
+ * complete. */
 FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, sd_queries &to) {
     int first = (int)sd_first_row(0, at);
     int step = ((int)sd_first_row(1, at) - first) * SD_QUERY_WORDS;
@@ -30,8 +28,9 @@ FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_
     to.coarse = !FKV_K_BOOK && fkv_any(coarse);
 }
 
-/* Builds the operands for the rounding residue of q * scale. The residue is at most half a unit and is expressed in a finer unit.
- * For rows with a small unit, the residue is set to 0, so that the results of these rows do not depend on the other rows. */
+/* Builds the operands for the rounding residue of q * scale. The residue is at most half of the row's unit and is expressed in a
+ * finer unit. For rows with a small unit, the residue is set to 0, so that the results of these rows do not depend on the other
+ * rows. */
 FKV_FN void sd_enter_residue(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
                              const sd_queries &page, sd_queries &to) {
     FKV_UNROLL
@@ -85,11 +84,11 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     return x;
 }
 
-/* Returns the offset of the thread's i-th token from its first token. */
+/* Returns the distance between the first and the i-th token that the thread handles. */
 FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
 
-/* Reads the norms of the thread's tokens. The norm of a masked token may be NaN, so it is replaced with 0. Returns the largest
- * norm as the bit pattern of a float. */
+/* Reads the norms of the tokens that the thread handles. The norm of a masked token may be NaN, so it is replaced with 0. Returns
+ * the largest norm as the bit pattern of a float. */
 FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, int group, float (&norm)[SD_OWN]) {
     fkv_u32 largest = 0;
     FKV_UNROLL
@@ -99,11 +98,11 @@ FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token,
         if (!whole && !fkv_is_visible(rows.own[group], token + sd_token(i))) norm[i] = 0.0f;
         largest = fkv_max_bits(largest, fkv_bits_of(norm[i]));
     }
-    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* the same tokens are visible to all rows */
+    return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* in a whole tile, no token is masked */
 }
 
-/* Converts the scores of one group of rows to weights, and updates the maximum and the total weight of each row. `token` is the
- * position of the thread's first token. */
+/* Converts the scores of one group of query rows to weights, and updates the maximum score and the total weight of each row.
+ * `token` is the position of the thread's first token. */
 FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, int group,
                      float (&score)[SD_OWN], sd_state &state, sd_weights &to) {
     float norm[SD_OWN];
@@ -150,8 +149,8 @@ FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
 
 /* ---- shared softmax ---- */
 
-/* Each of the two warps handles one group of rows. Sends the scores of the other group to the other warp, and adds the scores
- * received for this warp's own group. */
+/* Exchanges scores between the two warps of a stream, each of which handles one group of query rows. Sends this warp's scores of
+ * the other group, and adds the received scores to those of its own group. */
 FKV_FN void sd_exchange_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];
@@ -177,7 +176,7 @@ FKV_FN void sd_exchange_weights(FKV_SHARED float *given, FKV_SHARED const float 
 
 /* ---- tiles of the split ---- */
 
-/* Stores the block's queries in shared memory as floats. Unused rows are set to 0. Called by all warps. */
+/* Stores the query rows of the block in shared memory as floats. Unused rows are set to 0. Called by all warps. */
 FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
     for (fkv_u32 row = index / 32; row < DC_ROWS; row += DC_THREADS / 32) {
         float x[DC_LANE_CHANNELS] = {};
@@ -189,7 +188,7 @@ FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q,
     fkv_sync();
 }
 
-/* Returns the positions of the thread's rows. Unused rows have the position of the first row. */
+/* Returns the positions of the rows that the thread handles. Unused rows have the position of the first row. */
 FKV_FN sd_rows sd_rows_of(const fkv_split &split, dc_place at) {
     sd_rows rows;
     rows.first = split.words[FKV_SPLIT_POSITION];
@@ -206,12 +205,12 @@ FKV_FN fkv_u32 sd_next(fkv_u32 i) { return (i + 1) % SD_TURN != 0 ? i + 1 : i + 
 
 FKV_FN fkv_u32 sd_slot(fkv_u32 i) { return i % SD_TURN * SD_TILE; }
 
-/* Loads the pool page number of tile i. */
+/* Loads the pool page number of tile i into tile.page. */
 FKV_FN void sd_load_page(sd_tile &tile, const dc_split_pages &walk, fkv_u32 i, fkv_u32 n_tiles) {
     if (i < n_tiles) tile.page = dc_physical_page(walk, i / SD_TURN);
 }
 
-/* Starts loading the stream's first tile before the queries are prepared. */
+/* Starts loading the first tile of the stream. Called before the queries are prepared, to hide latency. */
 FKV_FN void sd_load_first(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines,
                           FKV_SHARED fkv_u32 *buffers, dc_place at) {
     fkv_u32 i = at.stream * SD_TURN;
@@ -226,20 +225,20 @@ FKV_FN void sd_load_first(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_t
     sd_load_page(tile, walk, sd_next(i), n_tiles);
 }
 
-/* Processes the stream's tiles. The copy of the next tile's keys starts after the scores of this tile are computed. The copy of
- * the next tile's values starts after the values of this tile are accumulated. Each wait applies only to older copies, so newer
- * copies stay in flight. Page numbers are loaded two tiles ahead. */
+/* Processes all tiles of the stream. The copy of the next tile's keys starts after the scores of this tile are computed. The copy
+ * of the next tile's values starts after the values of this tile are accumulated. Each wait applies only to older copies, so
+ * newer copies stay in flight. Page numbers are loaded two tiles ahead. */
 FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, const sd_rows &rows,
                              FKV_SHARED fkv_u32 *shared, FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *buffers, dc_place at,
                              sd_state &state) {
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
-    /* exchange buffer of the warp that handles the other slab */
+    /* exchange buffer of the other warp of the stream */
     FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane;
     sd_queries queries = {};
     if (FKV_K_BOOK)
         sd_enter_page(lines, shared, at,
-                      queries); /* query operands for codebook codes do not depend on the page, so they are built only once */
+                      queries); /* built only once, because query operands for codebook codes do not depend on the page */
     fkv_u32 n = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i), n++) {
         fkv_u32 next = sd_next(i);
@@ -280,8 +279,8 @@ FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 
     }
 }
 
-/* Stores the maximum score and the total weight of each row of the stream in shared memory, and rescales the stream's output sums
- * to the row maxima of the split. */
+/* Stores the maximum score and the total weight of each row, computed by this stream, in shared memory. Then rescales the
+ * stream's output sums to the maximum scores of the split. */
 FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats) {
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) {
@@ -292,7 +291,7 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
         stats[(at.stream * DC_ROWS + row) * 2] = state.max[g];
         stats[(at.stream * DC_ROWS + row) * 2 + 1] = state.total[g];
     }
-    fkv_sync(); /* after this barrier, the score exchange buffer may be reused */
+    fkv_sync(); /* after this barrier, the buffer for exchanging scores may be reused */
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
@@ -322,7 +321,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
     }
 }
 
-/* Has the same inputs and the same format of partial results as the function in decode_mma.h. */
+/* Body of the decode kernel. Its inputs and the format of its partial results are the same as in decode_mma.h. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

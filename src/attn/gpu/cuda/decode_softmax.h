@@ -1,9 +1,10 @@
-/* Tensor-core decode of rows of codes (decode_mma.h): loads the scales of a tile, and computes its softmax and weights.
+/* Tensor-core decode of rows of codes (decode_mma.h): loads the scales of a tile, and computes the softmax and the weights of the
+ * tile.
  *
  * Lane i converts the scales of token i to float and stores them in shared memory, from which all lanes of the warp read them.
- * With at most four rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two copies
- * handle alternating groups of V scales, so that no column is idle. The o-th scale group that column r handles is group 2 * o + r
- * / 4.
+ * With at most four query rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two
+ * copies handle alternating groups of V scales, so that no column is idle. The o-th scale group that column r handles is group 2
+ * * o + r / 4.
  */
 /* ---- scales ---- */
 
@@ -28,8 +29,8 @@ FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
     return fkv_page_value(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
 }
 
-/* Stores the scales of a tile in the warp's shared memory. `bits` receives the largest magnitude of a V scale in the tile for
- * each group, as the bit pattern of a float. */
+/* Stores the scales of a tile in the warp's shared memory. For each scale group, `bits` receives the largest magnitude of a V
+ * scale in the tile, as the bit pattern of a float. */
 FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
     dc_owner owner = dc_owner_of(lane);
     fkv_sync_warp(); /* waits until all lanes have read the previous tile's scales */
@@ -59,8 +60,8 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
     fkv_sync_warp();
 }
 
-/* Parameters of one token in one V group: the scale, and the value of the middle code, which is bias + scale * middle code. For
- * codebook codes, both fields are the scale, and no bias is added. */
+/* Parameters of one token in one scale group of V: the scale, and the value of the middle code, which is bias + scale * middle
+ * code. For codebook codes, both fields are the scale, and no bias is added. */
 struct dc_line {
     float scale;
     float middle;
@@ -109,11 +110,11 @@ FKV_FN void dc_clear_nonfinite_lines(FKV_SHARED float *scales, const dc_rows &ro
     fkv_sync_warp();
 }
 
-/* Replaces non-finite 16-bit values of V with 0 and sets the scores of the affected tokens to NaN. dc_mask() then overwrites
- * these scores in rows for which the token is masked. */
+/* Replaces non-finite 16-bit values of V with 0 and sets the scores of the affected tokens to NaN. For rows in which such a token
+ * is masked, dc_mask() then overwrites these scores. */
 FKV_FN void dc_clear_nonfinite_values(dc_values &v, dc_scores &score) {
     constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
-    fkv_u32 odd = 0; /* bitmask of the thread's tokens that have non-finite values */
+    fkv_u32 odd = 0; /* bitmask of the thread's tokens with non-finite values */
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS * dc_v::units * dc_v::words; i++) {
         int token = i / (dc_v::units * dc_v::words);
@@ -148,14 +149,14 @@ FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows,
 
 /* ---- softmax ---- */
 
-/* Row maxima and scale exponents of the thread's rows after the current tile. */
+/* New maxima of the scores and scale exponents, including the current tile, for the rows that the thread handles. */
 struct dc_growth {
     float largest[DC_OWN_ROWS];
     fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups];
 };
 
-/* Returns the largest V scale of the thread's o-th group among the tokens that are visible to row n, as the bit pattern of a
- * float. `tile_bits` holds the same maximum over all tokens of the tile. */
+/* Returns the largest V scale among the tokens that are visible to row n, as the bit pattern of a float, for the o-th scale group
+ * that the thread handles. `tile_bits` holds the maximum over all tokens of the tile. */
 FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], const dc_rows &rows,
                              fkv_u32 token, bool whole, int n, int o, fkv_u32 lane) {
     if (whole) {
@@ -187,7 +188,7 @@ FKV_FN void dc_rescale(dc_state &state, const dc_growth &to, fkv_u32 lane) {
             float factor = shrink * fkv_float_of((steps < 127 ? 127 - steps : 0) << 23);
             state.exponent[n][o] = to.exponent[n][o];
             state.bias[n][o] *= shrink;
-            /* the factors of accumulator columns 2 * c and 2 * c + 1 are in the lanes with r = 2 * c and r = 2 * c + 1 */
+            /* the factors of column r are in lane 4 * r, and this thread accumulates columns 2 * c and 2 * c + 1 */
             float even = fkv_shuffle(factor, lane % 4 * 8);
             float odd = fkv_shuffle(factor, lane % 4 * 8 + 4);
             FKV_UNROLL
@@ -202,7 +203,7 @@ FKV_FN void dc_rescale(dc_state &state, const dc_growth &to, fkv_u32 lane) {
     }
 }
 
-/* Updates the row maxima and the scale exponents with the scores and scales of a tile. */
+/* Updates the maximum score of each row and the scale exponent of each group with the scores and scales of a tile. */
 FKV_FN void dc_update_max(const dc_scores &score, FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups],
                           const dc_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, dc_state &state) {
     dc_growth to;
@@ -237,7 +238,8 @@ FKV_FN void dc_update_max(const dc_scores &score, FKV_SHARED const float *scales
     dc_rescale(state, to, lane);
 }
 
-/* Converts the scores of a tile to weights. `rests` receives the rounding residue of bfloat16 weights. */
+/* Converts the scores of a tile to weights (softmax weight times V scale). `rests` receives the rounding residue of bfloat16
+ * weights. */
 FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv_u32 lane, dc_state &state, dc_weights &weights,
                      dc_weights &rests) {
     FKV_UNROLL

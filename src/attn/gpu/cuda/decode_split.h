@@ -2,8 +2,9 @@
  * and warps, pages of the split, loading of queries, and storing of partial results.
  *
  * The warps of a block form DC_STREAMS groups, called streams, which process the tiles of the split in round-robin order. Each
- * stream keeps its own softmax state. The states are combined in stream order at the end. A stream has one warp per slab (128 or
- * 64 channels). The warps of a stream add their scores through shared memory in slab order.
+ * stream has its own softmax state. The states are combined in stream order at the end. The channels of a head are divided into
+ * slabs of 128 or 64 channels, and a stream has one warp per slab. The warps of a stream add their scores through shared memory
+ * in slab order.
  */
 /* ---- block layout ---- */
 
@@ -13,7 +14,7 @@ constexpr int DC_SLABS = FKV_D / DC_SLAB;              /* warps per stream */
 constexpr int DC_STREAMS = 4;                          /* number of streams; each has its own softmax state */
 constexpr int DC_THREADS = 32 * DC_STREAMS * DC_SLABS; /* must equal decode_threads() in kernel_source.c */
 
-/* Coordinates of a thread. In comments, lane l of a warp has the coordinates r = l / 4 and c = l % 4. */
+/* Coordinates of a thread. Comments refer to lane l of a warp as thread (r, c), where r = l / 4 and c = l % 4. */
 struct dc_place {
     fkv_u32 lane;
     fkv_u32 warp;
@@ -36,7 +37,7 @@ FKV_FN float dc_minus_infinity() { return fkv_float_of(0xff800000u); }
 
 /* ---- loads ---- */
 
-/* Loads n bytes of a page; n is a compile-time constant. */
+/* Loads n bytes of a page into registers; n is a compile-time constant. */
 FKV_FN void dc_stream(fkv_u32 *to, const fkv_u8 *at, int n) {
     if (n >= 16) {
         FKV_UNROLL
@@ -60,7 +61,7 @@ FKV_FN void dc_stream(fkv_u32 *to, const fkv_u8 *at, int n) {
 
 /* ---- pages of the split ---- */
 
-/* Page table and page range of the split. */
+/* Page table and range of pages that the block reads. */
 struct dc_split_pages {
     const fkv_u8 *blocks; /* address of this KV head's block in page 0 */
     const fkv_u32 *pages; /* page table of the sequence */
@@ -102,7 +103,7 @@ FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
 
 constexpr int DC_LANE_CHANNELS = FKV_D / 32;
 
-/* Applies the rotation of the keys to a query row. Channel d is value d / 32 of lane d % 32. */
+/* Rotates a query row like the keys. Channel d is element d / 32 of lane d % 32. */
 FKV_FN void dc_rotate_row(float *x, fkv_u32 lane) {
     FKV_UNROLL
     for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
@@ -142,7 +143,7 @@ FKV_FN fkv_u32 dc_load_row(const void *q, fkv_u64 from, float (&x)[DC_LANE_CHANN
     return fkv_warp_max_bits(largest);
 }
 
-/* Returns the offset of row `row` of this block in q. */
+/* Returns the index in q of the first value of the block's query row `row`. */
 FKV_FN fkv_u64 dc_row_at(const fkv_split &split, fkv_u32 head, fkv_u32 row) {
     fkv_u32 query = (split.first_row + row) / FKV_R;
     fkv_u32 q_head = head * FKV_R + (split.first_row + row) % FKV_R;
@@ -151,17 +152,16 @@ FKV_FN fkv_u64 dc_row_at(const fkv_split &split, fkv_u32 head, fkv_u32 row) {
 
 /* ---- tiles ---- */
 
-/* Returns true if no token of a tile is masked for any query of the item. first, last: positions of the first and last query.
- * base: position of the tile's first token. n: number of tokens in the tile. */
+/* Returns true if all tokens of a tile are visible to all queries of the work item. first, last: positions of the first and last
+ * query. base: position of the tile's first token. n: number of tokens in the tile. */
 FKV_FN bool dc_is_whole(fkv_u32 first, fkv_u32 last, fkv_u32 base, fkv_u32 n) {
     bool whole = base + n <= first + 1;
     if (FKV_WINDOW != 0) whole = whole && (base + n <= FKV_SINKS || last - base + 1 < FKV_WINDOW + 1);
     return whole;
 }
 
-/* Adds the scores that the warps of a stream computed for their slabs, in slab order. `once` is true if there is only one
- * exchange buffer, which requires a second barrier.
- */
+/* Adds, in slab order, the scores that the warps of a stream computed over their slabs of channels. `once` is true if there is
+ * only one exchange buffer, which requires a second barrier. */
 template <int ROWS, int TOKENS>
 FKV_FN void dc_add_slabs(FKV_SHARED float *exchange, bool once, dc_place at, float (&score)[ROWS][TOKENS]) {
     constexpr int n = ROWS * TOKENS;
@@ -190,7 +190,7 @@ FKV_FN float dc_split_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
-/* Stores the output sum, maximum score and total weight of each row of the split for the merge kernel. */
+/* Stores the output sum, maximum score and total weight of each query row of the split, for the merge kernel. */
 FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
                      const fkv_u32 *table, float *parts) {
     fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;

@@ -2,11 +2,11 @@
  * products.
  *
  * The matrix product is out^T = V^T P^T. Its rows are 16 channels, its inner dimension is 16 tokens, and its columns are the
- * item's rows. Codes are converted exactly to fp16, relative to the middle code (code - 128, code - 8 or code - 2). Codebook
- * codes are converted to levels (decode_codebook.h). The product of the softmax weight p and the scale is rounded to fp16 in
- * units of 2^(e - 14), where 2^e is an upper bound on all scales of the group so far. With this unit, both float16 and bfloat16
- * scales stay in the range of fp16. The bias is added in float. A thread loads the values of the tokens whose scores it holds, so
- * its weights are already its part of the B operand.
+ * query rows of the work item. Codes are converted exactly to fp16, relative to the middle code (code - 128, code - 8 or code -
+ * 2). Codebook codes are converted to levels (decode_codebook.h). The product of the softmax weight p and the scale is rounded to
+ * fp16 in units of 2^(e - 14), where 2^e is an upper bound on all scales of the group so far. With this unit, both float16 and
+ * bfloat16 scales stay in the range of fp16. The bias is added in float. A thread loads the values of the tokens whose scores it
+ * holds, so its weights are already its part of the B operand.
  */
 FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + dc_own_token(at.lane % 4, 0);
@@ -18,7 +18,7 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
         for (int u = 0; u < dc_v::units; u++)
             dc_stream(to.codes[i][u], codes + dc_own_token(0, i) * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
     }
-    if constexpr (dc_v::bits == 3) { /* 3-bit codes have a single unit of channels */
+    if constexpr (dc_v::bits == 3) { /* with 3-bit codes, a thread loads all its channels as one unit */
         const fkv_u8 *high = block + FKV_V_CODES + token * dc_v::row_bytes + dc_v::high_plane +
                              (at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes) / 2;
         FKV_UNROLL
@@ -64,8 +64,8 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
     }
 }
 
-/* B operands for each of the thread's rows and scale groups. Word b holds the weights of the thread's tokens b (lower 16 bits)
- * and DC_RUN + b (upper 16 bits). */
+/* Weights of a tile as B operands, for each of the thread's rows and scale groups. Word b holds the weights of the thread's
+ * tokens b (lower 16 bits) and DC_RUN + b (upper 16 bits). */
 typedef fkv_u32 dc_weights[DC_OWN_ROWS][dc_v::own_groups][DC_RUN];
 
 FKV_FN void dc_add_values(const dc_values &v, fkv_u32, const dc_weights &weights, float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {

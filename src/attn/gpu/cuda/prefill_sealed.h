@@ -1,16 +1,14 @@
-/* Warpgroup prefill: unpacks sealed 4-bit pages; replaces prefill_unpack.h. Each tile is one page.
+/* Warpgroup prefill: unpacks sealed 4-bit pages to fp16; replaces prefill_unpack.h. Each tile is one page.
  *
- * K: a dword holds 8 channels of one token. It is unpacked to a unit of eight fp16 values, scale * (code - 8). These values are
- * exact, because scales have seven bits. (Scales in older page files may have more bits; the values are then rounded once, to
- * 2^-13 of the channel's range.) The channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order
- * parts). The sum of the scores of these two keys is added to the score of every key of the page. The offset keys of four shared
- * pages are multiplied in one matrix product. The keys of a page are divided by a power of two, the unit of the page, which keeps
- * them in the range of fp16; the softmax multiplies the scores by this unit.
+ * K: a dword holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact because scales
+ * have seven bits. (In older page files, scales may have more bits; values are then rounded to 2^-13 of the channel's range.) The
+ * channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order parts), whose scores are added to the
+ * score of every key of the page. All keys of a page are divided by a power of two, the unit of the page, to stay in the range of
+ * fp16.
  *
- * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels. Read as
- * an fp16 subnormal, the bits of a level represent level * 2^-24. The softmax weights, not the levels, are multiplied by the
- * norms of the tokens. The values in shared memory therefore have only seven significant bits, which saves power. If a page has
- * norms of 2 or more, its norms are divided by a power of two, and its levels are multiplied by the same power.
+ * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels, which are
+ * stored as fp16 subnormals level * 2^-24. The norms of the tokens are applied to the softmax weights, so the stored values have
+ * only seven significant bits, which saves power.
  *
  * Open pages (the first page and the pages of the queries' own span) are read value by value. Each K value is split into two fp16
  * values, which are used in two matrix products. Each V value is rounded to one fp16 value.

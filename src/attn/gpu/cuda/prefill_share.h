@@ -1,24 +1,22 @@
 /* Warpgroup prefill of sealed pages: thread blocks that need the same pages share the work of unpacking them.
  *
- * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages: those that precede the
- * span of the first block's queries. Up to FKV_PREFILL_SHARERS of these blocks form a group. If a group has n members, each
- * member unpacks every n-th page into a ring buffer in device memory, in the layout that the matrix products use. All members
- * load the unpacked pages from this ring by bulk copy. The ring is small enough to stay in the L2 cache. The channel offsets of
- * PF_FOUR pages are stored after the keys of the first of these pages, so pages become available four at a time.
+ * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages. Up to
+ * FKV_PREFILL_SHARERS of these blocks form a group. In a group of n blocks, each block unpacks every n-th page into a ring buffer
+ * in device memory, and all blocks load the unpacked pages from this ring by bulk copy. The ring is small enough to stay in the
+ * L2 cache. The channel offsets of PF_FOUR pages are stored together, so pages become available four at a time.
  *
- * Members of a group wait for each other, so all of them must be running. When a block starts, it takes the next number from a
- * counter. This number determines the block's place in the grid, so blocks with lower numbers are running or have finished. If
- * the device is busy, the last members of a group may be unable to start before the first members end. A group therefore decides
- * at its start: its members share pages if all of them have started within FKV_PREFILL_PATIENCE polls; otherwise, each member
- * unpacks all its pages itself (pf_agree_to_share()). The results are bit-identical whether or not pages are shared.
- *
- * The device memory starts with three counters: the number of blocks that have started, the number of blocks that have ended, and
- * the number of future launches in which blocks must not wait. The counters are followed by PF_RING_WORDS words for each ring:
- * the index of the page in each slot plus 1, and the number of pages released by each member. The decisions of all groups follow,
- * and then the slots of all rings. Each ring is used by one group after another: group g and group g + PF_RINGS use the same
- * ring. Words of a ring contain a tag that identifies the group. The last block of a launch resets all these words to 0, except
- * the number of future launches without waiting, which it decrements. Launches must not overlap.
+ * The blocks of a group wait for each other, so all of them must be running. Each block takes its place in the grid from a
+ * counter when it starts, so blocks with lower places have already started. On a busy device, the last blocks of a group may be
+ * unable to start before the first blocks end. A group therefore shares pages only if all its blocks start within
+ * FKV_PREFILL_PATIENCE polls (pf_agree_to_share()). Results are bit-identical whether or not pages are shared. Launches must not
+ * overlap.
  */
+
+/* Layout of the device memory. It starts with three counters: the number of blocks that have started, the number of blocks that
+ * have ended, and the number of future launches in which blocks must not wait. The counters are followed by PF_RING_WORDS words
+ * for each ring (see pf_share), by the decision of each group, and by the slots of all rings. Groups g and g + PF_RINGS use the
+ * same ring, one after the other. The words of a ring contain a tag that identifies the group. The last block of a launch
+ * decrements the third counter if it is not 0, and resets all other words to 0. */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;

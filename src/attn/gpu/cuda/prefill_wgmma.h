@@ -1,21 +1,17 @@
 /* Warpgroup prefill: attention of many queries over packed pages, on sm_90a and emulated on the host. Grid: (tile of the step
- * table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the block.
+ * table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the thread block.
  *
- * One warpgroup unpacks pages; for sealed pages, two warpgroups do so (prefill_feed.h). The last two warpgroups compute the
- * matrix products and the softmax, each for 64 rows. For head dimensions above 256, both of these warpgroups process the same 64
- * rows, each with half of V's channels. While one tile's weights are computed, the tensor cores accumulate the previous tile's
- * values and compute the other warpgroup's scores.
+ * One or two warpgroups unpack pages (prefill_feed.h). Two more warpgroups compute the matrix products and the softmax, each for
+ * 64 rows, or for the same 64 rows and half of V's channels if the head dimension exceeds 256. While the weights of one tile are
+ * computed, the tensor cores accumulate the values of the previous tile and compute the scores of the other warpgroup.
  *
- * K codes are exact in fp16. Scales and biases are applied to float sums. The score is the sum, over all groups, of s * (q .
- * codes) + b * sum(q), where s and b are the scale and the bias of the group. A row of q is scaled by a power of two. Query
- * values of float32 or rotated rows are split into two fp16 values, which need two matrix products. pf_side::channel() defines
- * the order of channels in shared memory, which is chosen for fast unpacking. Queries use the order of K, and outputs use the
- * order of V.
+ * K codes are exact in fp16. A score is the sum over scale groups of s * (q . codes) + b * sum(q), in float, where s and b are
+ * the scale and bias of the group. Float32 or rotated queries are split into two fp16 values, which need two matrix products.
+ * pf_side::channel() defines the order of channels in shared memory, which is chosen for fast unpacking.
  *
- * The result of a row does not depend on batching: tiles start at multiples of PF_KEYS, a masked tile adds only zeros, and each
- * row rescales its sums only when its own maximum grows. Bottleneck: the chain of dependent operations that a warpgroup executes
- * for one tile (waiting for its turn, and computing scores, maxima and exponentials). For sealed pages, the bottleneck is the
- * power limit of the device.
+ * The result of a row does not depend on batching: tiles start at multiples of PF_KEYS, masked tiles add only zeros, and a row's
+ * sums are rescaled only when its own maximum grows. Bottleneck: the dependent operations of a warpgroup on one tile (scores,
+ * maxima, exponentials); for sealed pages, the power limit of the device.
  */
 /* ---- queries and outputs ---- */
 
