@@ -1,9 +1,8 @@
-/* Warpgroup prefill: code of the warpgroups that unpack tiles. For sealed pages, the first two warpgroups of the block unpack
- * tiles; otherwise, only the first warpgroup does. Packed tiles arrive by bulk copy, PF_PACKED tiles ahead, and are unpacked in
- * order into stages, which are buffers in shared memory (prefill_unpack.h or prefill_sealed.h). A sealed page that several blocks
- * need is unpacked only once (prefill_share.h). One fence per tile makes the keys of this tile and the values of the previous
- * tile visible to the matrix products.
- */
+/* Warpgroup prefill: code of the warpgroups that unpack tiles. For sealed pages, the first two warpgroups of the thread block
+ * unpack tiles; otherwise, only the first warpgroup does. Packed tiles arrive by bulk copy, PF_PACKED tiles ahead, and are
+ * unpacked one after another into stages (buffers in shared memory) by prefill_unpack.h or prefill_sealed.h. A sealed page that
+ * several blocks need is unpacked only once (prefill_share.h). One fence per tile makes the keys of this tile and the values of
+ * the previous tile visible to the matrix products. */
 /* Makes this warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
  * mbarrier. */
 FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
@@ -12,8 +11,8 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, mbarrier);
 }
 
-/* Tiles that the block unpacks itself: the first tile and all tiles after the shared tiles. If no tiles are shared, these are all
- * tiles. pf_n_own() returns the number of these tiles, and pf_own_tile() returns the index of the i-th such tile. */
+/* The next two functions enumerate the tiles that the block unpacks itself: the first tile and all tiles after the shared tiles
+ * (all tiles if none are shared). pf_n_own() returns their number, and pf_own_tile() returns the index of the i-th of them. */
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles - (x.shared_end - 1); }
 FKV_FN fkv_u32 pf_own_tile(const pf_item &x, fkv_u32 i) { return i == 0 ? 0 : i + x.shared_end - 1; }
@@ -22,8 +21,8 @@ FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles; }
 FKV_FN fkv_u32 pf_own_tile(const pf_item &, fkv_u32 i) { return i; }
 #endif
 
-/* Starts copying packed tiles [first, end) of the tiles that the block unpacks itself. Called by one thread, after the mbarriers
- * are initialized. */
+/* Starts copying packed tiles. The tiles are numbers [first, end) of those that the block unpacks itself. Called by one thread,
+ * after the mbarriers are initialized. */
 FKV_FN void pf_load_first_tiles(fkv_shared s, const pf_item &x, fkv_u32 first, fkv_u32 end) {
     for (fkv_u32 i = first; i < end && i < pf_n_own(x); i++) {
         fkv_u32 key = pf_first_key(x, pf_own_tile(x, i));
@@ -31,14 +30,14 @@ FKV_FN void pf_load_first_tiles(fkv_shared s, const pf_item &x, fkv_u32 first, f
     }
 }
 
-/* Returns the page that contains the first key of the i-th tile that the block unpacks itself. If i is past the end, the last
- * such tile is used. */
+/* Returns the page that contains the first key of the i-th tile that the block unpacks itself. If i is too large, the last of
+ * these tiles is used. */
 FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 i) {
     return pf_page_at(x, pf_first_key(x, pf_own_tile(x, i < pf_n_own(x) ? i : pf_n_own(x) - 1)) / FKV_PAGE_TOKENS);
 }
 
 #if FKV_SEALED
-/* Code of the first warpgroup: unpacks keys. */
+/* Code of the first warpgroup, which unpacks keys. */
 FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_key_share own = pf_keys_of(s);
     int packed = 0;
@@ -47,7 +46,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
         if (i == 1 && x.shared_end > 1) {
             pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
-            /* wait until the phases of the last shared tiles are over, because an mbarrier distinguishes only two phases */
+            /* waits until the phases of the last shared tiles are over, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
@@ -63,17 +62,17 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     }
     int stage = (int)(x.n_tiles % PF_STAGES);
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), x.n_tiles / PF_STAGES % 2 ^ 1);
-    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* the values of the last tile are published alone */
+    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile, which no keys follow */
 }
 
-/* Code of the second warpgroup: unpacks values. The values of a tile are published together with the keys of the next tile, on
- * the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles. */
+/* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
+ * on the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     pf_value_share own = pf_values_of(s);
     int packed = 0;
     fkv_u32 packed_phase = 0;
-    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will reuse this tile's buffer */
-    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* the keys of the first tile are published alone */
+    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
+    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* publishes the keys of the first tile, which no values precede */
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
         if (i == 1 && x.shared_end > 1) {
             if (s.index == 128) pf_load_shared_keys(s, x);
@@ -98,7 +97,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
             fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
             pf_load_packed_tile(s, x, pf_first_key(x, pf_own_tile(x, i + PF_PACKED)), page, packed);
         }
-        fkv_sync_warp(); /* lets the lanes of the first warp reconverge */
+        fkv_sync_warp(); /* reconverges the lanes of the first warp */
         page = next_page;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
     }
@@ -114,7 +113,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
-    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will reuse this tile's buffer */
+    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
 
@@ -123,7 +122,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), phase ^ 1);
         pf_put_keys(s, x, tile, stage, packed, k);
         pf_publish(s, pf_mbarrier(PF_FULL, stage));
-        /* loads the page number early, because the next fence waits for this load */
+        /* the load starts early, because the next fence waits for it */
         fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
 
         pf_taken_values v;
@@ -137,7 +136,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
             fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
             pf_load_packed_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
         }
-        fkv_sync_warp(); /* lets the lanes of the first warp reconverge */
+        fkv_sync_warp(); /* reconverges the lanes of the first warp */
         page = next_page;
         if (++stage == PF_STAGES) stage = 0, phase ^= 1;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;

@@ -14,7 +14,7 @@
  * values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
-constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines per warp; a line is a group of 16 channels */
+constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines (16 channels each) that a warp unpacks */
 
 FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
     fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage);
@@ -28,9 +28,8 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
 
 FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
-/* pf_key_at() returns the address of unit `unit` (eight channels) of a key. pf_value_at() returns the address of group `eight`
- * (eight tokens) of a channel of V.
- */
+/* pf_key_at() returns the address of eight channels (unit number `unit`) of a key. pf_value_at() returns the address of eight
+ * tokens (group number `eight`) of a V channel. */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
 }
@@ -38,30 +37,30 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* Weights are multiplied by 2^PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The norm is included in the weight, and
- * a level is stored as the fp16 value level * 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is 2^(24 -
- * 13 - 7). Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is also
- * correct for open pages. */
+/* Softmax weights are multiplied by 2^PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The weight includes the norm,
+ * and a level is stored as the fp16 value level * 2^-24. The output sums are therefore multiplied by PF_VALUE_UNIT, which is
+ * 2^(24 - 13 - 7). Values of open pages are divided by 4, and their tokens have the norm PF_OPEN_NORMS, so that PF_VALUE_UNIT is
+ * also correct for open pages. */
 constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
 constexpr float PF_VALUE_UNIT = 16.0f;
 constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 
 /* ---- keys ---- */
 
-constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps among which the tokens of a unit are divided */
-constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens per thread */
+constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit (8 channels) */
+constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens that a thread unpacks */
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
- * relative to the page or the tile. Because of the swizzle, the offsets of a group's other three keys are the offset of its first
- * key XOR 16, 32 and 48. */
+ * relative to the page or the tile. Because of the swizzle, the offset of the n-th key of a group (n = 1, 2, 3) is the offset of
+ * the first key XOR 16 * n. */
 struct pf_key_share {
-    fkv_u32 number;    /* index of the thread's channel in its unit; eight lanes own one channel of the unit each */
+    fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
-    fkv_u32 unit_at;   /* byte offset of the unit's scales (and of its biases) in the scales (biases) of the page */
-    fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the thread's first token */
-    fkv_u32 offset_at; /* offset, in the tile, of the thread's channel within the first offset key */
-    bool any, first;   /* `any` is true if the thread has a unit to unpack, and `first` if it stores the offset of its channel */
+    fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
+    fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the first token */
+    fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first offset key */
+    bool any, first;   /* any: the thread has a unit to unpack; first: the thread also stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -81,12 +80,12 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
     fkv_u32 scales[4], four_scales[2],
-        four_biases[2];  /* scales of the thread's unit, and scales and biases of four channels for pf_page_exponent() */
-    fkv_u32 scale, bias; /* scale and bias of the thread's own channel */
+        four_biases[2];  /* scales of the unit; scales and biases of four channels, for pf_page_exponent() */
+    fkv_u32 scale, bias; /* scale and bias of the thread's channel */
     fkv_u32 norms;       /* norms of two tokens */
 };
 
-/* Returns the index, among four groups of four V channels, of the group that the lane handles. The assignment avoids bank
+/* Returns the index (0 to 3) of the group of four V channels that the lane handles, among 16 channels. The assignment avoids bank
  * conflicts in the loads and stores of eight lanes. */
 FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
 
@@ -95,7 +94,7 @@ FKV_FN fkv_u32 pf_norms_of(fkv_u32 two) {
     two &= 0x7fff7fffu;
     return FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(two << 16), fkv_float_of(two & 0xffff0000u)) : two;
 }
-FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* ignores non-finite norms, which must not affect the unit of the other norms */
+FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* ignores non-finite norms */
     fkv_u32 low = two & 0xffffu, high = two >> 16;
     return fkv_max_bits(low < 0x7c00u ? low : 0u, high < 0x7c00u ? high : 0u);
 }
@@ -105,15 +104,14 @@ FKV_FN fkv_u32 pf_nonfinite_norms(fkv_u32 two) {
     return ((two & 0xffffu) >= 0x7c00u ? 0xffffu : 0u) | (two >= 0x7c000000u ? 0xffff0000u : 0u);
 }
 
-/* Returns an n for which the largest norm of the page is less than 4 * 2^n. Called by a warp; each lane passes two norms.
- */
+/* Returns an n such that the largest norm of the page is less than 4 * 2^n. Called by a warp; each lane passes two norms. */
 FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
     fkv_u32 exponent = fkv_warp_max_bits(pf_larger_norm(norms)) >> 10;
     return exponent < 15 ? 0 : exponent > 29 ? 14 : exponent - 15;
 }
 
-/* Loads the codes, scales and norms of a packed page that this thread unpacks into registers. If the page is open, the loaded
- * bytes are not used. */
+/* Loads into registers the codes, scales and norms that this thread unpacks. If the page is open, the loaded bytes are not
+ * used. */
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
     fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
@@ -128,7 +126,7 @@ FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_t
 
 FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x80008000u); }
 
-/* Returns the biased float exponent of the largest magnitude among the page's biases and 1024 times its scales. */
+/* Returns the biased float exponent of the larger of max |bias| and 1024 * max |scale|, over all channels of the page. */
 FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
     float scale = 0, bias = 0;
     FKV_UNROLL for (int n = 0; n < 4; n++) {
@@ -141,11 +139,12 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 
 /* Codes are inserted into the low bits of the fp16 value 1024.0. The result is 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. It is multiplied by the scale (channels 0 to 3) or by 1/16 of the scale (channels 4 to 7). To obtain
- * scale * (code - 8), 1032 * scale or 72 * scale must be subtracted, which fp16 cannot represent exactly. The nearest fp16 value
- * is subtracted instead, and the channel offsets correct the difference. */
+ * scale * (code - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest
+ * fp16 value is subtracted, and the channel offsets correct the difference. */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
-/* `value` is true if TO is a page image in device memory, which other thread blocks also read. */
+/* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
+ * and false if it is shared memory. */
 template <class TO> struct pf_is_shared_image {
     static constexpr bool value = true;
 };
@@ -153,15 +152,15 @@ template <> struct pf_is_shared_image<fkv_shared> {
     static constexpr bool value = false;
 };
 
-/* Returns the rounding error that is common to all fp16 keys of a channel. It is a multiple of the scale's last bit and is at
- * most as large as the scale. */
+/* Returns the rounding error that all fp16 keys of a channel have in common. It is a multiple of the scale's last bit, and its
+ * magnitude does not exceed the scale. */
 FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
     float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
-/* Unpacks and stores one unit (eight channels) of four tokens. TO is the type of the destination: shared memory, or a page image
- * in device memory (prefill_share.h). */
+/* Unpacks and stores eight channels (a unit) of four tokens. TO is the type of the destination: shared memory, or a page image in
+ * device memory (prefill_share.h). */
 template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 c = codes[n], d = c >> 8;
@@ -172,13 +171,14 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
     }
 }
 
-/* Destination of the channel offsets of a page. Four such entries follow the keys at `at`; the page uses entry `number`. */
+/* Destination of the channel offsets of a page. The keys at `at` are followed by space for the offsets of four pages; the page
+ * uses space `number`. */
 template <class TO> struct pf_offsets_at {
     TO to;
     fkv_u32 at, number;
 };
 
-/* Stores the offset of the thread's channel in two extra keys (high-order and low-order part), after correcting it for the
+/* Stores the offset of the thread's channel in two extra keys (high-order and low-order part). The offset is corrected by the
  * rounding error of the channel's keys. */
 template <class TO>
 FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
@@ -188,10 +188,9 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
 }
 
-/* Stores the pf_page_unit of a page: the score factor and the norms. Called by a warp. Non-finite norms are replaced with 0,
- * because a weight of 0 would not cancel them, and the rows to which the affected tokens are visible are marked. If the page is
- * shared with other blocks, all its tokens are visible to all rows, so no rows are marked, and pf_page_unit.sum is set to NaN
- * instead. */
+/* Stores the score factor and the norms of a page (pf_page_unit). Called by a warp. Non-finite norms are replaced with 0, because
+ * a weight of 0 would not cancel them, and the rows to which the affected tokens are visible are marked. The tokens of a page
+ * image are visible to all rows, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
     fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
     if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;
@@ -201,17 +200,17 @@ template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at
     if (lane == 0) fkv_put4(to, at, sum);
 }
 
-/* Stores the unpacked keys of a page at `at`, and the page's pf_page_unit at unit_at. */
+/* Stores the unpacked keys of a page at `at`, and its score factor and norms (pf_page_unit) at unit_at. */
 template <class TO>
 FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_offsets_at<TO> &offsets,
                                fkv_u32 first_key, const pf_key_share &own, const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
-    float up = fkv_float_of((268 - exponent) << 23); /* this factor makes biases smaller than 2^15 and scales smaller than 2^5 */
+    float up = fkv_float_of((268 - exponent) << 23); /* with this factor, biases are below 2^15 and scales below 2^5 */
     if (s.index / 32 == 3) pf_put_page_unit(s, to, unit_at, first_key, (exponent - 14) << 23, pf_norms_of(k.norms));
     if (!own.any) return;
     if (own.first) pf_put_offset(offsets, own, fkv_page_value(k.scale) * up, fkv_page_value(k.bias) * up);
     fkv_u32 scales[4], off[4];
-    FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels d and d + 2, where d = n % 2 + n / 2 * 4 */
+    FKV_UNROLL for (int n = 0; n < 4; n++) { /* each iteration handles channels d and d + 2, where d = n % 2 + n / 2 * 4 */
         float times = n < 2 ? up : up * 0.0625f;
         fkv_u32 part = 16 * (n % 2);
         scales[n] = fkv_pack_f16(fkv_page_value(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
@@ -246,7 +245,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
         return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
-    /* the single buffer for low-order parts may still be in use by the matrix products of the previous tile */
+    /* waits for the matrix products of the previous tile, which may still use the single buffer for low-order parts */
     if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
 }
@@ -254,16 +253,16 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
 /* ---- values ---- */
 
 struct pf_taken_values {
-    fkv_u32 codes[PF_LINES][4]; /* for each line: codes of eight tokens in four channels */
+    fkv_u32 codes[PF_LINES][4]; /* for each line (16 channels): codes of eight tokens in four channels */
     fkv_u32 norms;              /* norms of two tokens */
 };
 
-/* Position of a thread's first line (16 channels) in the page and in the tile. Consecutive lines of a thread are 4 lines apart.
- */
+/* Position, in the page and in the tile, of the first line (16 channels) that a thread unpacks. Consecutive lines of a thread are
+ * 4 lines apart. */
 struct pf_value_share {
     fkv_u32 line;
     fkv_u32 codes_at, tile_at;
-    fkv_u32 levels[2]; /* level table, kept in registers; a constant table would be reloaded for each code */
+    fkv_u32 levels[2]; /* level table in registers; a constant table would be reloaded for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
@@ -275,8 +274,7 @@ FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     return own;
 }
 
-/* Loads the codes and norms of a packed page that this thread unpacks into registers. If the page is open, the loaded bytes are
- * not used. */
+/* Loads into registers the codes and norms that this thread unpacks. If the page is open, the loaded bytes are not used. */
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
@@ -284,12 +282,12 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
     v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
-/* Stores the values of eight tokens in one channel. The low byte of an fp16 value is a level, and its high byte contains
+/* Stores the values of eight tokens in one channel. The low byte of a stored fp16 value is a level, and the high byte contains
  * only the sign, so the value is an fp16 subnormal equal to level * 2^-24. */
 template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
-                        x & 0x80808080u}; /* sign bytes of the low nibbles (tokens 0 to 3) and of the high nibbles */
+                        x & 0x80808080u}; /* signs of the low nibbles (tokens 0 to 3) and of the high nibbles (tokens 4 to 7) */
     x &= 0x77777777u;
     fkv_wg_settle_bits<1>(&x);               /* keeps the compiler from masking x twice */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles of tokens 2 * i, 2 * i + 4, 2 * i + 1 and 2 * i + 5 */

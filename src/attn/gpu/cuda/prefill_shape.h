@@ -1,5 +1,5 @@
-/* Warpgroup prefill: tile sizes, shared-memory layout, channel order and each block's range of keys. prefill_wgmma.h describes
- * the kernel.
+/* Warpgroup prefill: tile sizes, shared-memory layout, channel order and the range of keys that a thread block processes.
+ * prefill_wgmma.h describes the kernel.
  *
  * Shared memory holds the queries with their factors and sums, the mbarriers, stages of unpacked keys and values, and stages of
  * packed tiles. A stage is a buffer for one tile. The number of stages is the largest that fits, because it determines how far
@@ -7,7 +7,7 @@
  */
 constexpr int PF_DP = FKV_D > 256 ? (FKV_D + 127) / 128 * 128 : (FKV_D + 63) / 64 * 64;
 constexpr bool PF_HALVES =
-    PF_DP > 256; /* true if both multiplying warpgroups process the same rows, each with half of the channels */
+    PF_DP > 256; /* true if both multiplying warpgroups process the same rows, each for half of the channels */
 constexpr int PF_ROWS = FKV_PREFILL_ROWS;
 constexpr int PF_COLS = PF_HALVES ? PF_DP / 2 : PF_DP;
 constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
@@ -24,13 +24,13 @@ constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* true if queries are kept in registers */
 constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* true if K's biases are stored as extra channels */
 
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* used only if PF_BIASED is true; see pf_put_biases() */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* unit of the query sums if PF_BIASED is true; see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
                                (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
 constexpr int PF_MORE_KEYS =
-    FKV_K_SEALED ? 8 : 0; /* number of extra keys: channel offsets of four sealed pages, two keys per page */
+    FKV_K_SEALED ? 8 : 0; /* extra keys for the channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
@@ -56,26 +56,26 @@ static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS),
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
     static constexpr int chunk_bytes =
-        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk; a chunk has one scale group */
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* packed bytes per chunk (codes of one scale group) */
     static constexpr int words = chunk_bytes / 4;
     static constexpr int channels = chunk_bytes * 8 / BITS;
-    static constexpr int units = channels / 8; /* number of units per chunk; a unit has eight fp16 values */
+    static constexpr int units = channels / 8; /* number of units (eight fp16 values each) per chunk */
     static constexpr int chunks = FKV_D / channels;
     static constexpr int groups = BITS == 16 ? 1 : FKV_D / GROUP;
     static constexpr int per_group = chunks / groups;
     static constexpr bool spread =
         BITS == 16 ||
-        per_group % 2 == 0; /* true if the units of a chunk are stored `chunks` units apart, which avoids bank conflicts */
+        per_group % 2 == 0; /* true if consecutive units of a chunk are stored `chunks` units apart, to avoid bank conflicts */
     static constexpr int per_thread = (chunks * PF_KEYS + 127) / 128;
     static constexpr int batch =
         per_thread < 4 ? per_thread : 4; /* number of chunks that a thread holds in registers at a time */
     static constexpr int batches = (per_thread + batch - 1) / batch;
 
-    /* Returns the index at which unit u of a chunk is stored in a row. */
+    /* Returns the index, in a row of shared memory, of unit u (eight values) of a chunk. */
     FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) {
         return spread_out ? u * chunks + chunk : chunk * units + u;
     }
-    /* Returns the channel that is stored at index `place` of a row in shared memory. */
+    /* Returns the channel of the value at index `place` of a row in shared memory. */
     FKV_FN fkv_u32 channel(fkv_u32 place, bool spread_out) {
         fkv_u32 p = place / 8, e = place % 8;
         fkv_u32 chunk = spread_out ? p % chunks : p / units;
@@ -85,9 +85,8 @@ template <int BITS, int GROUP> struct pf_side {
         if (BITS == 2) within = u / 2 * 16 + u % 2 * 4 + e / 2 + 8 * (e % 2);
         return chunk * channels + within;
     }
-    /* Returns the key to which chunk c belongs. The chunks are ordered such that eight neighbouring threads store to eight
-     * different units.
-     */
+    /* Returns the key that chunk c belongs to. The order of chunks lets eight neighbouring threads store to eight different
+     * units. */
     FKV_FN fkv_u32 key_of(fkv_u32 c) {
         if (chunks < 8 && 8 % chunks == 0) return c / 8 % chunks + c % 8 / chunks * chunks + c / (8 * chunks) * 8;
         return c / chunks;
@@ -96,7 +95,7 @@ template <int BITS, int GROUP> struct pf_side {
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) {
     return place / 4 * 4 + place % 2 * 2 + place / 2 % 2;
-} /* channels are in the order in which pf_put_unit() extracts the nibbles */
+} /* order in which pf_put_unit() extracts the nibbles */
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
@@ -104,7 +103,7 @@ typedef pf_side<FKV_V_BITS, FKV_V_GROUP> pf_v;
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return pf_k::channel(place, pf_k::spread); }
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); }
 #endif
-constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products per group, each over 16 channels */
+constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products (16 channels each) per scale group */
 
 /* shared memory layout, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* size of a tile of values */
@@ -119,20 +118,20 @@ constexpr int PF_AT_V = PF_AT_LOW + pf_low_bytes(PF_KEYS);
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
-constexpr int PF_AT_FACTORS = /* [rows] score factors; they follow the packed page that this block unpacks for other blocks */
+constexpr int PF_AT_FACTORS = /* [rows] score factors, stored after the packed page that is unpacked for other blocks */
     PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
-constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows] sums of the query values */
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [scale groups, rows] sums of the query values */
 constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of pf_page_unit [stages + 1], for sealed pages */
-constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number assigned to the block when it started */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number of blocks that started before this block */
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* prefill_share.h: number of shared tiles known to be in the ring */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* prefill_share.h: value of pf_item.shared_end, determined by one thread */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* prefill_share.h: number of shared tiles whose products are complete */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* prefill_share.h: value of pf_item.shared_end, computed by one thread */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* prefill_share.h: number of shared tiles that are finished */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
-    FKV_D + 4; /* distance between output rows, in floats; output rows overwrite everything before PF_AT_NONFINITE */
+    FKV_D + 4; /* floats between consecutive output rows, which overwrite everything before PF_AT_NONFINITE */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
@@ -141,12 +140,13 @@ static_assert(PF_OUT_BYTES <= PF_AT_NONFINITE, "the output rows must not overwri
 static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K,
               "not enough space for the query rows that are being converted");
 
-/* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_TURN: it is the
- * warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the packed page that this block unpacks for other blocks has arrived. */
+/* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_K_EMPTY, PF_V_EMPTY,
+ * PF_PACKED_EMPTY: a buffer may be overwritten. PF_TURN: it is the warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the
+ * packed page that this block unpacks for other blocks has arrived. */
 enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_TO_SHARE_FULL };
 FKV_FN fkv_u32 pf_mbarrier(int kind, int stage) { return (fkv_u32)(PF_AT_MBARRIERS + (kind * 3 + stage) * 8); }
 
-/* Work of one block: its query rows and the tiles of keys that they attend to. */
+/* Work of one thread block: its query rows and the tiles of keys that they attend to. */
 struct pf_item {
     const fkv_u8 *pool; /* address of this KV head's block in page 0 */
     const fkv_u32 *pages;
@@ -155,19 +155,19 @@ struct pf_item {
     const fkv_u8 *open;
     const fkv_u32 *open_pages;
     fkv_u32 n_open_fixed, n_open_ring;
-    fkv_u8 *ring; /* memory shared between blocks; see prefill_share.h */
+    fkv_u8 *ring; /* device memory shared between blocks; see prefill_share.h */
     const fkv_u32 *table;
-    fkv_u32 number;     /* index of the tile in the step table */
-    fkv_u32 shared_end; /* tiles [1, shared_end) are shared between blocks; 1 means that no tile is shared */
+    fkv_u32 number;     /* index of the query tile in the step table */
+    fkv_u32 shared_end; /* tiles [1, shared_end) of keys are shared between blocks; 1 means that no tile is shared */
 #endif
-    fkv_u32 first_token; /* index of row 0's token among the step's tokens */
+    fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
     fkv_u32 head;
-    fkv_u32 position;    /* position of the tile's first query */
-    fkv_u32 first_row;   /* index of the block's first row among the tile's rows (queries x heads) */
+    fkv_u32 position;    /* position of the query tile's first query */
+    fkv_u32 first_row;   /* index of the block's first row among the rows (queries x heads) of the query tile */
     fkv_u32 n_rows;      /* number of rows of this block */
-    fkv_u32 begin, last; /* window start of the first row, and position of the last row */
+    fkv_u32 begin, last; /* begin: first token in the window of the first row; last: position of the last row */
     fkv_u32 n_front, first_back,
-        n_tiles; /* n_tiles tiles of keys: the first n_front contain sink tokens, and the others start at tile first_back */
+        n_tiles; /* n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles from first_back on */
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }
@@ -219,14 +219,13 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
 }
 
 #if FKV_SEALED
-/* Returns true if the block reads a page from the open pool. All queries of a block are in one page, so the result is the same
- * for all of them.
- */
+/* Returns true if the block reads a page from the open pool. All queries of a block are in one page, so the answer is the same
+ * for all of them. */
 FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_reads_open(x.position / FKV_PAGE_TOKENS, logical); }
 #endif
 
 /* Number of shared pages whose channel offsets are stored together, after the keys of the first of these pages. A page that is
- * not shared stores its offsets after its own keys. */
+ * not shared is followed by its own offsets. */
 constexpr fkv_u32 PF_FOUR = 4;
 static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "there must be two offset keys per page");
 
@@ -240,25 +239,25 @@ FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 
 /* ---- non-finite values ---- */
 
-/* Marks the rows to which `token` is visible. The row range is read from shared memory, because non-finite values are rare and
- * unpacking has no registers to spare. */
+/* Marks the rows to which `token` is visible, because it has a non-finite value. The row range is read from shared memory,
+ * because this case is rare and unpacking has no registers to spare. */
 FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
     const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
     for (fkv_u32 row = 0; row < where[2]; row++)
         if (fkv_is_visible(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_NONFINITE + row);
 }
 
-/* Clears the non-finite marks of all rows before the first tile. Called by all threads. */
+/* Clears the marks of all rows (PF_AT_NONFINITE) before the first tile. Called by all threads. */
 FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
     if (s.index < PF_ROWS) s.base[PF_AT_NONFINITE + s.index] = 0;
     fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
     if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
 }
 
-/* Factors of one page. `sum` is the factor for the dot products of its keys with the queries. `norms` holds the norms of its
- * tokens, by which softmax weights are multiplied. Each word holds two norms in fp16, and the norms for the keys of one thread
- * are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys of a later page arrive
- * in the same stage, so there are PF_STAGES + 1 slots for norms. */
+/* Factors of one page. `sum` is the factor for the dot products of the page's keys with the queries. `norms` holds the norms of
+ * the page's tokens, by which softmax weights are multiplied. Each word holds two norms in fp16, and the norms for the keys of
+ * one thread are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys of a later
+ * page arrive in the same stage, so there are PF_STAGES + 1 slots for norms. */
 struct alignas(16) pf_page_unit {
     float sum;
     alignas(16) fkv_u32 norms[32];

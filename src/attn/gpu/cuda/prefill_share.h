@@ -22,7 +22,7 @@ constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
 constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
-constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a word combines a page number below PF_TAG with a tag below PF_TAGS */
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a word is page number + tag; tags are multiples of PF_TAG */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
@@ -33,22 +33,22 @@ static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES,
               "a ring needs slots for all pages whose offsets are stored together");
 static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for every group that uses a ring");
 
-/* The group of thread blocks that a block belongs to, and the ring that this group uses. */
+/* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
     fkv_u32 *ready, *through; /* words of the ring, each with a tag; ready: index of the page in each slot plus 1; through: number
                                  of pages released by each member */
     fkv_u8 *images;
     fkv_u32 member, n_members;
-    fkv_u32 n_before; /* number of members of the group that used the ring before */
+    fkv_u32 n_before; /* number of members of the group that used the ring before this group */
     fkv_u32 tag;
 };
 
 FKV_FN fkv_u32 pf_members(fkv_u32 n_tiles, fkv_u32 first) { return n_tiles - first < PF_SHARERS ? n_tiles - first : PF_SHARERS; }
 
-FKV_FN fkv_u32 pf_groups(fkv_u32 n_tiles) { return (n_tiles + PF_SHARERS - 1) / PF_SHARERS; } /* groups per KV head */
+FKV_FN fkv_u32 pf_groups(fkv_u32 n_tiles) { return (n_tiles + PF_SHARERS - 1) / PF_SHARERS; } /* number of groups per KV head */
 
-/* Returns true if groups of this launch may share pages. This requires that the device can run all blocks of a group at the same
- * time, and that there is a decision word for each group. */
+/* Returns true if the groups of this launch may share pages. The device must be able to run all blocks of a group at the same
+ * time, and there must be a decision word for each group. */
 FKV_FN bool pf_may_share(const fkv_u32 *table) {
     return PF_SHARES && fkv_processors() >= PF_SHARERS && pf_groups(table[FKV_STEP_N_TILES]) <= PF_DECISIONS / FKV_G;
 }
@@ -70,7 +70,7 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* Returns the place in the grid that this block processes. Places are assigned in the order in which blocks start. */
+/* Returns the block's place in the grid. Places are assigned in the order in which blocks start. */
 FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
     if (!pf_may_share(table)) return place;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
@@ -81,17 +81,16 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
     return place;
 }
 
-/* Returns true if all members of the group have started and the group shares its pages. Called by one thread of the block.
- *
- * The group's decision is stored by the first member that stops waiting or finds that all members have started. All members
- * follow this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait
- * during the next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). */
+/* Returns true if the group shares its pages, which requires that all members have started. Called by one thread of the block.
+ * The first member that stops waiting, or finds that all members have started, stores the group's decision. All members follow
+ * this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait during the
+ * next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
 FKV_FN bool pf_agree_to_share(const pf_item &x) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
     fkv_u32 end = x.head * n_tiles + first +
-                  pf_members(n_tiles, first); /* all members have started once at least `end` blocks have started */
+                  pf_members(n_tiles, first); /* number of blocks that must have started before all members have */
     bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
     fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
     while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {
@@ -104,7 +103,7 @@ FKV_FN bool pf_agree_to_share(const pf_item &x) {
     return (before == 0 ? own : before) == PF_DECIDED_SHARE;
 }
 
-/* Returns the end of the range of tiles that the group can share. The range starts at tile 1 and contains the sealed tiles that
+/* Returns the end of the range of tiles that the group can share. The range starts at tile 1 and contains the sealed pages that
  * all members of the group need. Returns 1 if the range is empty. */
 FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
     if (!pf_may_share(x.table)) return 1;
@@ -115,8 +114,8 @@ FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
     return page < FKV_OPEN_SPAN || page > PF_TAG - PF_SLOTS ? 1 : page - page % FKV_OPEN_SPAN;
 }
 
-/* Decides which tiles the block shares with its group, and stores the end of the range of shared tiles in shared memory. Called
- * by one thread. */
+/* Decides which tiles the block shares with its group. Stores the end of the range of shared tiles in shared memory and returns
+ * it. Called by one thread. */
 FKV_FN fkv_u32 pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     fkv_u32 end = pf_common_end(x);
     if (end > 1 && !pf_agree_to_share(x)) end = 1;
@@ -124,8 +123,8 @@ FKV_FN fkv_u32 pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     return end;
 }
 
-/* Starts the copy of packed page j (tile j + 1), which this block unpacks for the group, into the buffer after the packed tiles.
- * Called by one thread. */
+/* Starts the bulk copy of packed page j (tile j + 1), which this block unpacks for the group, to the buffer after the packed
+ * tiles. Called by one thread. */
 FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
     fkv_u32 mbarrier = pf_mbarrier(PF_TO_SHARE_FULL, 0);
     fkv_bulk_copy_begin(s, mbarrier, FKV_BLOCK_BYTES);
@@ -134,7 +133,7 @@ FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* Waits until no block reads the previous contents of the slot for page j. Called by a warp. */
+/* Waits until no block needs the previous contents of the ring slot for page j. Called by a warp. */
 FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
     fkv_u32 lane = s.index % 32, n = j < PF_SLOTS ? share.n_before : share.n_members;
     fkv_u32 least = j < PF_SLOTS ? share.tag - 1 : share.tag + j - PF_SLOTS + 1;
@@ -142,8 +141,7 @@ FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
     fkv_sync_warp();
 }
 
-/* Unpacks into the ring those pages of the group for which this block is responsible. Called by the warpgroup that unpacks keys.
- */
+/* Unpacks into the ring every n-th page, where n is the number of members. Called by the warpgroup that unpacks keys. */
 FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
@@ -170,7 +168,7 @@ FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_
     }
 }
 
-/* The next four functions copy shared tiles from the ring in device memory to the stages in shared memory. Separate threads poll
+/* The next four functions copy shared pages from the ring in device memory to the stages in shared memory. Separate threads poll
  * for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device memory. */
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
@@ -190,7 +188,7 @@ FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Loads the keys of all shared tiles into the stages. The loading thread arrives at the mbarrier in place of the four warps that
+/* Copies the keys of all shared tiles to the stages. The calling thread arrives at the mbarrier in place of the four warps that
  * otherwise unpack a page. */
 FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
@@ -223,12 +221,12 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_arrive_n(s, next, 3);
         if (tile > PF_STAGES)
             fkv_store_release_shared(s, PF_AT_THROUGH,
-                                     tile - PF_STAGES); /* products with the stage's previous tile are complete */
+                                     tile - PF_STAGES); /* the matrix products of the previous tile in this stage are complete */
     }
 }
 
-/* Releases the ring at the end of a block. The last block of the launch resets the control words in device memory. Called by all
- * threads. */
+/* Releases the block's share of the ring at the end of the block. The last block of the launch resets the control words in device
+ * memory. Called by all threads. */
 FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
     if (!pf_may_share(x.table)) return;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER), *words = (fkv_u32 *)x.ring;

@@ -7,12 +7,12 @@
  * converted to float or stored as extra channels. V is decoded and rounded to fp16. One fence per tile makes the keys of this
  * tile and the values of the previous tile visible to the matrix products.
  */
-/* Layout of a packed tile in shared memory. If a page is not longer than a tile, the tile consists of whole page blocks.
- * Otherwise, it consists of the tile's rows from each of the six arrays of a block (codes, scales and biases of K and V). */
+/* Layout of a packed tile in shared memory. If a page has at most PF_KEYS tokens, the tile consists of whole page blocks.
+ * Otherwise, it consists of PF_KEYS rows of each of the six arrays of a block (codes, scales and biases of K and V). */
 constexpr bool PF_WHOLE = FKV_PAGE_TOKENS <= PF_KEYS;
 constexpr int PF_SUB_TOKENS = PF_WHOLE ? FKV_PAGE_TOKENS : PF_KEYS;
 constexpr int PF_SUB_BYTES = PF_WHOLE ? FKV_BLOCK_BYTES : PF_PACKED_BYTES;
-constexpr int PF_K_SCALE_BYTES = FKV_K_BITS == 16 ? 0 : 2 * FKV_D / FKV_K_GROUP; /* bytes of scales per row */
+constexpr int PF_K_SCALE_BYTES = FKV_K_BITS == 16 ? 0 : 2 * FKV_D / FKV_K_GROUP; /* bytes of scales per K row */
 constexpr int PF_V_SCALE_BYTES = FKV_V_BITS == 16 ? 0 : 2 * FKV_D / FKV_V_GROUP;
 constexpr int PF_SUB_K_CODES = PF_WHOLE ? FKV_K_CODES : 0;
 constexpr int PF_SUB_K_SCALES = PF_WHOLE ? FKV_K_SCALES : PF_KEYS * pf_k::row_bytes;
@@ -25,7 +25,8 @@ FKV_FN void pf_load_packed_part(fkv_shared s, fkv_u32 mbarrier, fkv_u32 at, cons
     if (row_bytes > 0) fkv_bulk_copy(s, mbarrier, at, part + slot * (fkv_u32)row_bytes, (fkv_u32)(PF_KEYS * row_bytes));
 }
 
-/* Starts the copy of a packed tile. page: the page that contains the tile's first key. Called by one thread. */
+/* Starts the bulk copy of a packed tile. `key` is the position of the tile's first key, and `page` is the pool page that contains
+ * this key. Called by one thread. */
 FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
     fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage);
     fkv_u32 at = (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES);
@@ -39,7 +40,7 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_CODES, block + FKV_V_CODES, slot, pf_v::row_bytes);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_SCALES, block + FKV_V_SCALES, slot, PF_V_SCALE_BYTES);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_BIASES, block + FKV_V_BIASES, slot, PF_V_SCALE_BYTES);
-    } else { /* pages that are masked for all rows are not copied */
+    } else { /* copies only the pages that are visible to at least one row */
         fkv_u32 visible = 0, n_visible = 0;
         for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
             fkv_u32 first = key + i * PF_SUB_TOKENS;
@@ -63,9 +64,8 @@ FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int par
            key % PF_SUB_TOKENS * row_bytes;
 }
 
-/* Converts unit `u` (eight values) of a chunk to four pairs of fp16 values: codes, or decoded values if the page stores 16-bit
- * values.
- */
+/* Converts eight values (unit number `u` of a chunk) to four pairs of fp16 values. The result holds codes, or decoded values if
+ * the page stores 16-bit values. */
 template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
     if (BITS == 16) {
         FKV_UNROLL for (int i = 0; i < 4; i++) h[i] =
@@ -98,14 +98,14 @@ FKV_FN fkv_u32 pf_affine(fkv_u32 codes, fkv_u32 scale, fkv_u32 bias) {
     return fkv_fma_f16x2(codes, scale * 0x10001u, bias * 0x10001u);
 }
 
-/* Packed chunks of K or V that a thread unpacks for one tile, with their scales and biases. */
+/* Packed chunks of K or V that a thread holds in registers, with their scales and biases. */
 template <class SIDE> struct pf_chunks {
     fkv_u32 w[SIDE::batch][SIDE::words];
     fkv_u32 scale[SIDE::batch], bias[SIDE::batch];
 };
 
-template <class SIDE> struct pf_chunk_position {          /* position of the thread's i-th chunk in the tile */
-    static constexpr bool even = 128 % SIDE::chunks == 0; /* all chunks of the thread cover the same channels */
+template <class SIDE> struct pf_chunk_position {          /* position in the tile of the i-th chunk that a thread unpacks */
+    static constexpr bool even = 128 % SIDE::chunks == 0; /* true if all chunks of a thread cover the same channels */
     static constexpr fkv_u32 key_step = even ? 128 / SIDE::chunks : 0;
     fkv_u32 chunk, key, turn;
     bool any;
@@ -143,8 +143,8 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
 }
 
 /* Replaces non-finite fp16 values with 0 and returns true if there were any. Used in partly masked tiles, because a weight of 0
- * would not cancel non-finite values. The caller marks the rows to which such values are visible, and the outputs of these rows
- * are set to NaN at the end. */
+ * would not cancel non-finite values. The caller marks the rows to which the affected token is visible, and the outputs of these
+ * rows are set to NaN at the end. */
 FKV_FN bool pf_clear_nonfinite(fkv_u32 *h) {
     bool nonfinite = false;
     FKV_UNROLL for (int k = 0; k < 4; k++) {
@@ -155,7 +155,8 @@ FKV_FN bool pf_clear_nonfinite(fkv_u32 *h) {
     return nonfinite;
 }
 
-/* Stores a batch of chunks as fp16 values. EDGE is true for values of a tile with tokens that are masked for at least one row. */
+/* Stores a batch of chunks as fp16 values. EDGE is true for the values of a tile in which at least one token is masked for at
+ * least one row. */
 template <class SIDE, int BITS, bool VALUES, bool SPREAD, bool EDGE>
 FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, fkv_u32 at, fkv_u32 batch, const pf_chunks<SIDE> &c) {
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
@@ -208,11 +209,11 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
  * of two split factors has four terms, so each group needs four extra channels. sum[g] is stored in units of 1 / PF_SUM_UNIT and
  * the ratios in units of PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is
  * raised to at least 2^-23 of the largest bias (for groups of 64), which changes a key by at most 2^-15 of that bias. */
-/* Returns the index of a key's scale in shared memory. The four scales that a thread needs for its share of 16 keys are adjacent.
- */
+/* Returns the index of a key's scale in shared memory. The order makes the four scales adjacent that a thread needs for its
+ * scores of 16 keys. */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
-/* Scales and biases of one key in all groups, and the group whose scale and bias this thread stores. */
+/* Scales and biases of one key in all scale groups. The thread stores the scale and bias of group `group`. */
 struct pf_key_scales {
     fkv_u32 key, group;
     fkv_u32 scale[PF_GROUPS], bias[PF_GROUPS];
@@ -250,17 +251,17 @@ FKV_FN void pf_put_biases(fkv_shared s, int stage, const pf_key_scales &x) {
         x.group == 0 ? unit : scale;
 }
 
-/* Before the first tile, clears the unused channels that follow the biases. Called by all threads. */
+/* Zeroes the unused channels that follow the biases, before the first tile. Called by all threads. */
 FKV_FN void pf_clear_stages(fkv_shared s) {
     for (fkv_u32 at = s.index * 16; PF_BIASED && at < PF_STAGES * PF_BIASES_BYTES; at += PF_THREADS * 16)
         *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
 }
 
-constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are multiplied by 2^PF_WEIGHT_EXPONENT */
-constexpr float PF_VALUE_UNIT = 1.0f;     /* factor by which output sums are multiplied */
+constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* softmax weights are multiplied by 2^PF_WEIGHT_EXPONENT */
+constexpr float PF_VALUE_UNIT = 1.0f;     /* output sums are multiplied by this factor */
 
 /* Interface to prefill_feed.h. The pf_take functions read the packed keys or values of a tile into registers, and the pf_put
- * functions store them as fp16 values in a stage. */
+ * functions store these keys or values in a stage, as fp16. */
 struct pf_taken_keys {
     pf_chunks<pf_k> codes;
     fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];

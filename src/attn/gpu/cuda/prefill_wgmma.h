@@ -32,8 +32,8 @@ FKV_FN float pf_warp_sum(float x) {
     return x;
 }
 
-/* Rotates a row in shared memory (see docs/page_format.md). If `undo` is true, applies the inverse rotation, which negates
- * channels last. Called by one warp. */
+/* Applies the rotation of K or V to a row in shared memory (see docs/page_format.md). If `undo` is true, applies the inverse
+ * rotation, which negates channels last. Called by one warp. */
 template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_u32 lane = s.index % 32;
     for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
@@ -80,7 +80,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
     float numbers[PF_LANE_CHANNELS];
     pf_fetch_query(x, q, warp, lane, numbers);
     for (fkv_u32 r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
-        if (r >= x.n_rows) { /* results of unused rows are not stored */
+        if (r >= x.n_rows) { /* unused rows are set to 0; their results are not stored */
             for (fkv_u32 place = lane; place < FKV_D; place += 32)
                 for (int part = 0; part < PF_PARTS; part++) pf_query_at(s, r, place)[part * (PF_Q_BYTES / 2)] = 0;
             continue;
@@ -95,7 +95,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* the sums of q must be computed from the rounded values that are stored */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* rounds the values, because the sums of q need rounded values */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
@@ -119,7 +119,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
     }
 }
 
-/* Copies the output rows from shared memory to `out`. Called by all warps. */
+/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
     int warp = (int)s.index / 32, lane = (int)s.index % 32;
     for (int r = warp; (fkv_u32)r < x.n_rows; r += PF_THREADS / 32) {
@@ -134,19 +134,19 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
 
 /* ---- products and softmax ---- */
 
-/* Returns the first of the two query rows whose scores this thread holds. The second row is 8 rows further. */
+/* Returns the first of the two query rows whose scores this thread holds. The second row follows 8 rows later. */
 FKV_FN fkv_u32 pf_first_row(fkv_shared s) {
     fkv_u32 of_group = s.index % 128 / 32 * 16 + s.index % 32 / 4;
     return PF_HALVES ? of_group : (s.index / 128 - PF_FEEDERS) * 64 + of_group;
 }
 
 struct pf_row_state {
-    float factor; /* converts scores to base-2 exponents */
-    float top;    /* largest score so far, before multiplication by `factor` */
-    float total;  /* total weight of this thread's keys */
+    float factor; /* factor that converts scores to base-2 exponents */
+    float top;    /* largest score so far, not yet multiplied by `factor` */
+    float total;  /* total weight of the keys whose scores this thread holds */
 };
 
-FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the unit (8 channels) of the step's first channel */
+FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the first unit (8 channels) of a matrix product */
 #if !FKV_SEALED
     constexpr int pairs = pf_k::per_group / 2 > 0 ? pf_k::per_group / 2 : 1;
     if (pf_k::spread && PF_SCALED) return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
@@ -154,30 +154,30 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the unit (8 channe
     return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
 }
 
-/* Numbers of registers per thread in the multiplying and in the unpacking warpgroups. The sum over all warpgroups must not exceed
- * the initial allocation, which is 504 for three warpgroups and 512 for four. */
+/* Numbers of registers per thread in the warpgroups that compute products and in those that unpack. The sum over all warpgroups
+ * must not exceed the initial allocation, which is 504 for three warpgroups and 512 for four. */
 constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
-constexpr bool PF_TURNS = !FKV_SEALED; /* true if the multiplying warpgroups take turns to compute scores */
+constexpr bool PF_TURNS = !FKV_SEALED; /* true if the two multiplying warpgroups take turns in computing scores */
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
-/* State that a multiplying thread keeps between tiles. */
+/* State of a thread that computes matrix products, kept between tiles. */
 struct pf_rows {
     int group;         /* index of the multiplying warpgroup: 0 or 1 */
     fkv_u32 q_at;      /* shared-memory address of the queries, in units of 16 bytes */
     fkv_u32 v_at;      /* shared-memory address of the values in stage 0, in units of 16 bytes */
     fkv_u32 low, high; /* positions of the first and the last query row */
     pf_row_state state[2];
-    float sums[2][2];                        /* sums of q for each row and group */
-    fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* sums of q as a matrix operand, for the biases */
+    float sums[2][2];                        /* sums of q for each row and scale group */
+    fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* sums of q as a matrix operand, to be multiplied by the biases */
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* query operands that are kept in registers */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
-    float offset[2]; /* score offsets of the thread's two rows, for one of four pages */
+    float offset[2]; /* score offsets of the thread's two rows; each of four neighbouring lanes holds them for another page */
 };
 
-/* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one group.
+/* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one scale group.
  * Accumulates into `acc` if ADD is true, and overwrites `acc` otherwise. */
 template <int KEYS, int ROWS, bool ADD>
 FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
@@ -206,8 +206,8 @@ FKV_FN fkv_u32 pf_keys_at(fkv_shared s, int stage) {
     return s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_K_BYTES / 16);
 }
 
-/* Issues the matrix products of the queries and keys for one group. If biases are stored as channels, the dot products of the
- * first group include the biases of all groups. */
+/* Issues the matrix products of the queries and keys for one scale group. If biases are stored as channels, the dot products of
+ * the first group include the bias terms of all groups. */
 FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r, float *acc) {
     if constexpr (PF_BIASED) {
         fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
@@ -229,8 +229,8 @@ FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float 
     fkv_wg_commit();
 }
 
-/* Scales of the keys whose scores this thread holds. An entry holds the scales and biases of two keys for one group. If biases
- * are stored as channels, an entry holds the scales of four keys, and there are entries for all groups. */
+/* Scales of the keys whose scores this thread holds. An entry holds the scales and biases of two keys for one scale group. If
+ * biases are stored as channels, an entry holds the scales of four keys, and there are entries for all groups. */
 constexpr int PF_SCALES_HELD = PF_BIASED ? PF_GROUPS * PF_KEYS / 16 : PF_KEYS / 8;
 struct pf_scales {
     pf_floats4 of[PF_SCALES_HELD];
@@ -248,7 +248,7 @@ FKV_FN void pf_load_scales(fkv_shared s, int stage, int from, int to, pf_scales 
     FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = pf_scales_at(s, 0, stage)[4 * j];
 }
 
-/* Computes x += s * acc for one group, where s are the scales and acc the dot products. The first group overwrites x. */
+/* Computes x += s * acc for one scale group, where s are the scales and acc the dot products. The first group overwrites x. */
 FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc, float *x) {
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
         pf_floats4 four = scales.of[group * (PF_KEYS / 16) + i / 8];
@@ -257,8 +257,8 @@ FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc,
     }
 }
 
-/* Computes x += s * acc + b * sum(q) for one group, where s are the scales, b the biases and acc the dot products. The first
- * group overwrites x. Then replaces `scales` with the scales of the next group. */
+/* Computes x += s * acc + b * sum(q) for one scale group, where s are the scales, b the biases and acc the dot products. The
+ * first group overwrites x. Then replaces `scales` with the scales of the next group. */
 FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales, float sum0, float sum1, const float *acc,
                           float *x) {
     FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
@@ -282,16 +282,16 @@ FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const pf_rows &r, fkv_u
     pf_tile_unit u = {unit, {0.0f, 0.0f}};
     if (FKV_SEALED)
         FKV_UNROLL for (int i = 0; i < 2; i++) u.offset[i] = fkv_shuffle(
-            r.offset[i], s.index % 32 / 4 * 4 + of_four); /* each of four neighbouring lanes holds the offsets for one page */
+            r.offset[i], s.index % 32 / 4 * 4 + of_four); /* each of four neighbouring lanes holds the offsets of one page */
     return u;
 }
 
-/* Updates the row maxima with the dot products x of one tile. `shrink` receives the factors by which the output sums so far must
- * be multiplied. */
+/* Updates the maximum score of each row with the dot products x of one tile. `shrink` receives the factors by which the output
+ * sums so far must be multiplied. */
 FKV_FN void pf_update_max(fkv_shared s, const pf_item &item, float *x, const pf_tile_unit &u, fkv_u32 first_key, bool masked,
                           pf_row_state *row, float *shrink) {
     const float none = fkv_float_of(0xff800000u);
-    /* the maximum is taken over the dot products, before they are converted to scores */
+    /* maxima are computed from the dot products and then converted to scores */
     const bool offset = FKV_SEALED != 0 && FKV_SOFTCAP_BITS == 0;
     if (FKV_SOFTCAP_BITS != 0) FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
             float sum = FKV_SEALED ? (x[i] + u.offset[i / 2 % 2]) * u.unit : x[i];
@@ -336,8 +336,8 @@ FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const f
 }
 
 #if FKV_SEALED
-/* Computes the score offsets of the thread's rows for four pages. Each of four neighbouring lanes receives the offsets for one of
- * these pages. */
+/* Computes the score offsets of the thread's rows for four pages. Each of four neighbouring lanes receives the offsets of one
+ * page. */
 FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
     float sums[4] = {0, 0, 0, 0};
     fkv_wg_begin();
@@ -399,12 +399,11 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
 #endif
 
 /* Processes one tile of keys, which must already be unpacked: computes the scores and weights of the tile while the tensor cores
- * accumulate the values of the previous tile.
- *
- * Shared-memory loads, shuffles and exponentials are queued behind matrix products that were issued earlier. Scales are therefore
- * loaded before the score products are issued, and value products are issued after the shuffles. The warpgroups take turns to
- * compute scores, except for sealed pages. SHARED: the tile is a sealed page that several blocks share and of which every row
- * sees all tokens. In this case, the value products are issued right after the score products. */
+ * accumulate the values of the previous tile. Shared-memory loads, shuffles and exponentials are queued behind matrix products
+ * that were issued earlier. Scales are therefore loaded before the score products are issued, and value products are issued after
+ * the shuffles. The warpgroups take turns in computing scores, except for sealed pages. SHARED: the tile is a sealed page that
+ * several blocks share, so all its tokens are visible to every row. In this case, the value products are issued right after the
+ * score products. */
 template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, const pf_item &item, fkv_u32 tile, pf_rows &r) {
     const int stage = (int)(tile % PF_STAGES), last_stage = (int)((tile + PF_STAGES - 1) % PF_STAGES);
     const int next_stage = (int)((tile + 1) % PF_STAGES);

@@ -1,14 +1,14 @@
 /* Tiles of sealed pages for decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
  * the same interface for rows of codebook codes.
  */
-constexpr int SD_K_TERMS = 1; /* number of bytes per code: a code is a single byte */
+constexpr int SD_K_TERMS = 1; /* number of operand bytes whose sum is the value of a K code */
 constexpr int SD_V_TERMS = 2;
-constexpr bool SD_LESS_ONE = true;        /* true if the two lookup terms of a V code add up to level - 1 instead of level */
+constexpr bool SD_LESS_ONE = true;        /* true if the two operand bytes of a V code add up to level - 1 instead of level */
 constexpr float SD_LEVEL = 1.0f / 128.0f; /* a V code with level n has the value n * SD_LEVEL * norm */
-constexpr fkv_u32 SD_RUN_STEP = 1;   /* the run of channels that a thread accumulates starts at SD_RUN_STEP * sd_lane_run() */
-constexpr fkv_u32 SD_UNIT_STEP = 32; /* distance, in channels, between a thread's consecutive runs of accumulated channels */
+constexpr fkv_u32 SD_RUN_STEP = 1; /* the first run of channels that a thread accumulates starts at SD_RUN_STEP * sd_lane_run() */
+constexpr fkv_u32 SD_UNIT_STEP = 32; /* distance, in channels, between consecutive runs of a thread */
 
-/* Constants that define which tokens a thread holds, and which two lanes hold the weights of a column of the operand. */
+/* Constants that define which tokens a thread handles, and which two lanes hold the weights of an operand column. */
 constexpr fkv_u32 SD_TOKEN_STEP = 1;
 constexpr fkv_u32 SD_WEIGHT_LANES = 8;
 constexpr fkv_u32 SD_OTHER_LANE = 4;
@@ -19,9 +19,9 @@ FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 struct sd_tile {
     FKV_SHARED const fkv_u32 *keys;        /* address of the thread's first key codes in the warp's buffer */
     FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
-    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* codes of 8 channels for each of the tokens 4 * r + i */
-    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* codes of 8 tokens for each of the channels 4 * r + i */
-    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the thread's own tokens */
+    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* codes of 8 channels, for each token 4 * r + i */
+    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* codes of 8 tokens, for each channel 4 * r + i */
+    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the tokens that the thread handles */
     fkv_u32 page;                          /* number of the pool page that holds the next tile */
 };
 
@@ -30,7 +30,7 @@ FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
     return buffers + n % 2 * SD_BUFFER_WORDS + SD_AT_NORMS;
 }
 
-/* Prepares the stream's n-th tile for use. Its keys and norms must have arrived in shared memory. */
+/* Prepares the stream's n-th tile for use. The keys and norms of the tile must have arrived in shared memory. */
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
@@ -51,15 +51,15 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, 
     }
 }
 
-/* Loads the thread's codes of part p and unit u from shared memory into registers. */
+/* Loads the codes that the thread handles from shared memory into registers, for 32 tokens (part p) and 32 channels (unit u). */
 FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
     fkv_words4 x = fkv_shared16(codes + 2 * p * SD_CODE_WORDS + u * 64);
     FKV_UNROLL
     for (int k = 0; k < 4; k++) to[k] = x.w[k];
 }
 
-/* Load the key codes of part p, or the value codes of unit u, into registers. If the part or the unit does not exist, nothing is
- * loaded. */
+/* sd_take_keys() loads the key codes of 32 tokens (part p) into registers, and sd_take_values() loads the value codes of 32
+ * channels (unit u). If the part or the unit does not exist, nothing is loaded. */
 FKV_FN void sd_take_keys(sd_tile &tile, int p) {
     FKV_UNROLL
     for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.keys, p, u);
@@ -70,8 +70,8 @@ FKV_FN void sd_take_values(sd_tile &tile, int u) {
     for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.values, p, u);
 }
 
-/* Starts copying codes to shared memory. Each lane copies 16 bytes at a time, and consecutive lanes read consecutive addresses.
- * `place` is the index of the lane's destination among the 32 destinations of the warp. */
+/* Starts copying the codes of a tile to shared memory. Each lane copies 16 bytes at a time, and consecutive lanes read
+ * consecutive addresses. `place` is the index of the lane's destination among the 32 destinations of the warp. */
 FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 slot, fkv_u32 place, dc_place at) {
     constexpr int n = DC_SLAB / 64; /* number of 512-byte copies per 16 tokens */
     codes += slot / 16 * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane * 16;
@@ -96,26 +96,26 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* Builds the A operand for 16 tokens and the channels of unit u. The tokens are in part i / 2 of the tile. They are tokens 4 * r
- * and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
+/* Builds the A operand for 16 tokens and 32 channels (unit u). The tokens are in part i / 2 of the tile (32 tokens). They are
+ * tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
     for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
 }
 
-/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integer query operand with the token's
- * codes, combined from the high and low bytes. */
+/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integer operand with the token's codes,
+ * over both the high and the low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
-/* Look up the levels of the four lowest codes in a word. sd_levels() gives the level of each code whose sign bit is clear, and 0
- * for other codes. sd_minus() expects codes with inverted sign bits. It gives -level - 1 for each code whose original sign bit is
- * set, and -1 for other codes. */
+/* Both functions look up the levels of the four lowest codes in a word. sd_levels() returns the level of each code whose sign bit
+ * is clear, and 0 for other codes. sd_minus() expects codes with inverted sign bits. It returns -level - 1 for each code whose
+ * original sign bit is set, and -1 for other codes. */
 FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
 FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
 
-/* Builds the A operand for 16 channels and the tokens of part p. The channels are in unit i / 2. They are channels 4 * r and 4 *
- * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
+/* Builds the A operand for 16 channels and 32 tokens (part p). The channels are in unit i / 2 (32 channels). They are channels 4
+ * * r and 4 * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
 FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
     FKV_UNROLL
     for (int k = 0; k < 2; k++) {
@@ -126,5 +126,5 @@ FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u3
     }
 }
 
-/* Returns the index, among the thread's accumulators, of the k-th channel of operand i. */
+/* Returns the index, among the thread's accumulators, of the k-th channel that operand i covers for this thread. */
 FKV_FN constexpr int sd_sum_place(int i, int k) { return 2 * i + k; }

@@ -1,18 +1,18 @@
-/* Groups of four rows for decode_sealed.h. The rows of a group are the B operand of the products. Column 2 * c holds the high
- * bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both dot products of its row: over the
- * high bytes and over the low bytes. The codes are the A operand: 16 tokens or 16 channels. For its row c, a thread holds the
- * scores of tokens 32 * p + 4 * r + i and the output sums of channels 32 * u + 4 * r + i.
- */
-/* Lanes with r = 2 * n hold the high bytes of operand row n, and lanes with r = 2 * n + 1 hold the low bytes. Each lane computes
- * both bytes for half of the units, and the lanes of a pair then exchange bytes. */
+/* Groups of four query rows for decode_sealed.h. The rows of a group are the B operand of the matrix products. Column 2 * c holds
+ * the high bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both dot products of row c.
+ * The codes are the A operand: 16 tokens or 16 channels. For row c, the thread holds the scores of tokens 32 * p + 4 * r + i and
+ * the output sums of channels 32 * u + 4 * r + i. */
+/* When operands are built, lanes with r = 2 * n need the high bytes of query row n, and lanes with r = 2 * n + 1 need the low
+ * bytes. Each lane computes both bytes for half of the units (32 channels each), and the two lanes then exchange bytes. */
 constexpr int SD_MADE_UNITS = SD_UNITS / 2;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 8; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return 4 * (lane / 4 % 2 != 0 ? SD_MADE_UNITS : 0) + lane % 4; }
 
-/* Sends a per-row value to the lanes that build the operand of that row. */
+/* Returns the value x of the query row whose operand this lane builds. */
 FKV_FN float sd_to_made(float x, fkv_u32 lane) { return fkv_shuffle(x, lane / 8); }
 
-/* Exchanges half of the i-th computed bytes with the partner lane, and stores the bytes that this lane needs. */
+/* Stores the i-th word of computed bytes. Lanes in pairs exchange words, so that one lane gets all high bytes and the other all
+ * low bytes. */
 FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[SD_UNITS]) {
     bool odd = lane / 4 % 2 != 0;
     fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
@@ -20,7 +20,7 @@ FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[S
     to[SD_MADE_UNITS + i / 2][i % 2] = odd ? bytes.low : other;
 }
 
-/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups. */
+/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups of rows. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
     sd_scaled<SD_MADE_UNITS> scaled;
@@ -64,9 +64,8 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
     }
 }
 
-/* Builds the B operand from the 16-bit weights of 8 tokens per column. The tokens are in the order of V's nibbles. Two of the
- * threads that share a row hold these weights. For sealed pages, these are the threads with coordinates (2 * c, row) and (2 * c +
- * 1, row). */
+/* Builds the B operand from 16-bit weights, for 8 tokens per column. The tokens are in the order of V's nibbles. Their weights
+ * are in two lanes of the same row, which are SD_OTHER_LANE lanes apart. */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {
     fkv_u32 from = lane % 4 * SD_WEIGHT_LANES + lane / 8; /* row r / 2 */
     fkv_u32 pick = lane / 4 % 2 == 0 ? 0x7351u : 0x6240u;
@@ -80,14 +79,14 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) 
 FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     const fkv_u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     sd_take_values(tile, 0);
-    int start[SD_GROUPS][4] = {}; /* initial accumulators: sums of the weights */
+    int start[SD_GROUPS][4] = {}; /* accumulators start at the sums of the weights */
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS && SD_LESS_ONE; k++) {
         const sd_operand &b = weights[k / SD_PARTS].operand[k % SD_PARTS];
         fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
     }
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i covers 16 channels, two from the run of each thread */
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i covers 16 channels, two of each thread */
         if (i % 2 == 0) sd_take_values(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL

@@ -1,11 +1,9 @@
-/* Groups of eight rows for decode_sealed.h. The rows of a group are the A operand of the products. Operand row r holds the high
- * bytes of row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both dot products of its row: over the
- * high bytes and over the low bytes. The codes are the B operand: 8 tokens or 8 channels. For its row r, a thread holds the
- * scores of tokens 32 * p + 8 * c + i and the output sums of channels 32 * u + 8 * c + i. The thread's weights are already its
- * part of the A operand for V.
- */
-/* Same interface as in sealed_rows4.h. In this file, each thread computes its own part of the operand, so no bytes are exchanged.
- */
+/* Groups of eight query rows for decode_sealed.h. The rows of a group are the A operand of the matrix products. Operand row r
+ * holds the high bytes of query row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both dot products
+ * of row r. The codes are the B operand: 8 tokens or 8 channels. For row r, the thread holds the scores of tokens 32 * p + 8 * c
+ * + i and the output sums of channels 32 * u + 8 * c + i. Its weights are already its part of the A operand for V. */
+/* These functions have the same interface as in sealed_rows4.h. Each thread computes its own part of the operand, so no bytes are
+ * exchanged. */
 constexpr int SD_MADE_UNITS = SD_UNITS;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 4; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return lane % 4; }
@@ -15,7 +13,7 @@ FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32, sd_operand (&to)[SD_UNI
     to[i / 2][i % 2 * 2 + 1] = bytes.low;
 }
 
-/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups. */
+/* Builds the query operands of a page. `step` is the distance, in words, between the queries of consecutive groups of rows. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
     sd_scaled<SD_MADE_UNITS> scaled;
@@ -69,7 +67,7 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
 
 FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     sd_take_values(tile, 0);
-    int start[SD_GROUPS][4] = {}; /* initial accumulators: sums of the weights */
+    int start[SD_GROUPS][4] = {}; /* accumulators start at the sums of the weights */
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,

@@ -1,24 +1,24 @@
 /* Tile sizes, shared-memory layout and per-thread state of the kernel in decode_sealed.h.
  */
-/* Rows are processed in groups of four or eight (sealed_rows4.h, sealed_rows8.h), depending on the layer. In every 32 tokens, a
- * thread holds the scores of SD_GROUP consecutive tokens. In every 32 channels, it holds the output sums of SD_GROUP consecutive
- * channels. */
+/* Query rows are processed in groups of four or eight (sealed_rows4.h, sealed_rows8.h), depending on the layer. Of every 32
+ * tokens, a thread holds the scores of SD_GROUP consecutive tokens. Of every 32 channels, it holds the output sums of SD_GROUP
+ * consecutive channels. */
 constexpr int SD_GROUP = FKV_R <= 4 ? 4 : 8;
 constexpr int SD_GROUPS = DC_ROWS / SD_GROUP;
-constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per slab */
+constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per slab (the channels of one warp) */
 
-/* With groups of four rows, lanes with the same l % 4 share a row. With groups of eight rows, lanes with the same l / 4 share a
- * row. */
+/* With groups of four rows, lanes with the same value of lane % 4 share a row. With groups of eight rows, lanes with the same
+ * value of lane / 4 share a row. */
 constexpr fkv_u32 SD_ROW_FIRST =
-    SD_GROUP == 4 ? 4 : 1; /* the lanes of a row differ only in the lane-index bits from SD_ROW_FIRST to SD_ROW_END / 2 */
+    SD_GROUP == 4 ? 4 : 1; /* numbers of lanes that share a row differ only in the bits SD_ROW_FIRST to SD_ROW_END / 2 */
 constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
 
-/* If there are two slabs and two groups of rows, the two warps of a stream share the softmax. Each warp computes the weights of
- * one group for both warps. In the arrays of a warp, this group has the index 0. */
+/* If there are two slabs of channels and two groups of rows, the two warps of a stream share the softmax: each warp computes the
+ * weights of one group for both warps. In the arrays of a warp, this group has the index 0. */
 constexpr bool SD_SHARES = DC_SLABS == 2 && SD_GROUPS == 2;
-constexpr int SD_WEIGHED = SD_SHARES ? 1 : SD_GROUPS; /* number of groups whose weights a warp computes */
+constexpr int SD_WEIGHED = SD_SHARES ? 1 : SD_GROUPS; /* number of groups of rows whose weights a warp computes */
 FKV_FN fkv_u32 sd_first_row(int group, dc_place at) { return SD_GROUP * (SD_SHARES ? (fkv_u32)group ^ at.slab : (fkv_u32)group); }
 
 /* Number of parts of 32 tokens per tile. The number depends only on the layer and not on DC_ROWS, because it affects how the
@@ -26,21 +26,20 @@ FKV_FN fkv_u32 sd_first_row(int group, dc_place at) { return SD_GROUP * (SD_SHAR
 constexpr int SD_PARTS = FKV_PAGE_TOKENS >= 64 && FKV_R <= 4 ? 2 : 1;
 constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
-constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; the tiles of a page are assigned to the same stream */
+constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
 constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens, in bytes */
 
 /* ---- shared memory layout, in words ---- */
 
-/* Number of words that a thread writes for other warps. Without a shared softmax, these are the scores of all groups. With a
- * shared softmax, they are the scores of the other warp's group and the weights of this warp's group. */
+/* Number of words that a thread passes to other warps. Without a shared softmax, these are the scores of all groups of rows. With
+ * a shared softmax, they are the scores of the other warp's group and the weights of this warp's group. */
 constexpr int SD_GIVEN_WORDS = SD_SHARES ? SD_OWN + SD_PARTS * (SD_GROUP / 2) + 2 : SD_GROUPS * SD_OWN;
 constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GIVEN_WORDS * 32 : 0;
-constexpr int SD_EXCHANGES = SD_SHARES || SD_EXCHANGE_WORDS > 2048
-                                 ? 1
-                                 : 2;     /* number of buffers for exchanging scores; a single buffer needs an extra barrier */
-constexpr int SD_QUERY_WORDS = FKV_D + 4; /* words per query row, including padding against bank conflicts */
-constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS;                      /* a copy of a page's {scales, biases} for each warp */
+constexpr int SD_EXCHANGES =
+    SD_SHARES || SD_EXCHANGE_WORDS > 2048 ? 1 : 2; /* number of score exchange buffers; a single buffer needs an extra barrier */
+constexpr int SD_QUERY_WORDS = FKV_D + 4;          /* words per query row, including padding against bank conflicts */
+constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS;                      /* {scales, biases} of a page, one copy per warp */
 constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
 
 /* Each warp has two buffers for sealed pages: one for the codes of a tile's keys, and one for the codes of its values. After the
@@ -50,15 +49,15 @@ constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
 constexpr int SD_BUFFER_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
 constexpr int SD_AT_BUFFERS = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;
 constexpr int SD_AT_REST =
-    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* exchanged scores, later the output sums [rows, D] */
+    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* exchange buffer for scores, later the output sums [rows, D] */
 constexpr int DC_SHARED_WORDS =
     SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_ROWS * FKV_D ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_ROWS * FKV_D);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
 
 /* ---- per-thread state ---- */
 
-/* A thread's part of a matrix operand: high and low bytes of the query values or weights of a group, for 32 channels or 32
- * tokens. */
+/* A thread's part of a matrix operand: high and low bytes of query values (for 32 channels) or of weights (for 32 tokens), for
+ * one group of rows. */
 typedef fkv_u32 sd_operand[SD_GROUP / 2];
 
 /* Parameters that convert an integer dot product to a score: score = unit * dot product + bias. They are the same for all tokens
@@ -71,12 +70,12 @@ struct sd_line {
 /* Query operands for one page. */
 struct sd_queries {
     sd_operand operand[SD_GROUPS][SD_UNITS];
-    sd_line line[SD_GROUPS]; /* score parameters of the thread's own rows */
+    sd_line line[SD_GROUPS]; /* score parameters of the rows that the thread handles */
     bool coarse;             /* true if the unit of any row of the warp exceeds SD_LARGEST_UNIT */
 };
 
-/* Integer weights of a group of rows for one tile. `worth` is the value of 1 in the integer output sums, and `shrink` is the
- * factor by which the previous output sums must be multiplied. */
+/* Integer weights of a group of query rows for one tile. `worth` is the factor that converts the integer output sums to floats,
+ * and `shrink` is the factor by which the previous output sums must be multiplied. */
 struct sd_weights {
     sd_operand operand[SD_PARTS];
     float worth;
@@ -85,13 +84,13 @@ struct sd_weights {
 
 struct sd_state {
     float max[SD_WEIGHED];
-    float total[SD_WEIGHED]; /* sum of the softmax weights of the thread's own tokens */
+    float total[SD_WEIGHED]; /* sum of the softmax weights of the tokens that this thread handles */
     float sums[SD_GROUPS][SD_UNITS][SD_GROUP];
 };
 
 typedef float sd_scores[SD_GROUPS][SD_OWN];
 
-/* Positions of the item's first query, of its last query, and of the thread's own rows. */
+/* Positions of the first and the last query of the work item, and of the rows that the thread handles. */
 struct sd_rows {
     fkv_u32 first;
     fkv_u32 last;
@@ -100,7 +99,7 @@ struct sd_rows {
 
 /* ---- loads ---- */
 
-/* Starts copying the slab's part of a page's {scales, biases} to the warp's shared memory. */
+/* Starts copying a page's {scales, biases} for the channels of this warp to the warp's shared memory. */
 FKV_FN void sd_copy_lines(FKV_SHARED fkv_u32 *lines, const fkv_u8 *block, dc_place at) {
     constexpr fkv_u32 lanes = DC_SLAB / 8;
     if (at.lane >= 2 * lanes) return;
@@ -131,20 +130,20 @@ FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
     return {fkv_permute(front, back, 0x7531u), fkv_permute(front, back, 0x6420u) ^ 0x80808080u};
 }
 
-/* Rows whose unit exceeds this limit also use the rounding residue of q * scale. Above the limit, the largest channel can change
- * the softmax weights of a page by a factor of more than 2^15, and the rounding of all channels together changes scores by about
- * 1e-3. */
+/* Rows whose unit (the value of 1 in the integer operand) exceeds this limit also use the rounding residue of q * scale. Above
+ * the limit, the largest channel can change the softmax weights of a page by a factor of more than 2^15, and the rounding of all
+ * channels together changes scores by about 1e-3. */
 constexpr float SD_LARGEST_UNIT = 1.0f / 32512.0f;
 
-/* Values of q * scale that one thread holds: 8 channels of each of N units, for one row of each group. */
+/* Products q * scale that one thread holds: 8 channels of each of N units (32 channels), for one row of each group. */
 template <int N> struct sd_scaled {
     float x[SD_GROUPS][N][8];
     fkv_u32 largest[SD_GROUPS]; /* largest magnitude as a bit pattern, so that NaN compares as the largest value */
     float bias[SD_GROUPS];      /* sum of q * bias */
 };
 
-/* Multiplies queries by the page's scales, in lines of 8 channels, starting at line `line`. `query` is the thread's row in the
- * first group, and `step` is the distance to its row in the next group, in words. */
+/* Multiplies queries by the page's scales, in lines of 8 channels, starting at line `line`. `query` points to the thread's row in
+ * the first group, and `step` is the distance, in words, to its row in the next group. */
 template <int N>
 FKV_FN void sd_scale_queries(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *query, int step, fkv_u32 line,
                              sd_scaled<N> &to) {
@@ -188,5 +187,5 @@ template <fkv_u32 THREADS> FKV_FN sd_line sd_line_of(fkv_u32 largest, float bias
 
 FKV_FN float sd_inverse(float unit) { return unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f; }
 
-/* Combines the dot products over the high and the low bytes into one number. */
+/* Combines the dot products with the high and the low bytes. */
 FKV_FN float sd_both(int high, int low) { return (float)(high * 256 + low); }
