@@ -1,4 +1,4 @@
-/* Assembles a kernel's source from the files that the build embeds as strings (cmake/kernel_files.cmake). */
+/* Assembles the source code of kernels from files that the build embeds as strings (cmake/kernel_files.cmake). */
 #include "kernel_source.h"
 
 #include "../../base/float16.h"
@@ -105,8 +105,8 @@ static void emit_side(source_buffer *w, const fkv_block *block, fkv_side side) {
     emit_side_of[block->codec[side].kind](w, block, side);
 }
 
-/* Emits the defines that differ between open and sealed pages. `ring` is true if pages of this kind may be shared through a ring
- * (prefill_share.h). */
+/* Emits the defines that differ between open and sealed pages. `ring` is true if the page table may contain a ring
+ * (page_view.h). */
 static void emit_block(source_buffer *w, const fkv_block *block, bool ring) {
     emit_number(w, "BLOCK_BYTES", block->bytes);
     emit_number(w, "RING", ring);
@@ -191,8 +191,8 @@ static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
            layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
-/* Returns true if decode_simdgroup.h is used. The query heads of a single query must fill more than half of the eight rows of a
- * matrix. */
+/* Returns true if decode of this layer uses decode_simdgroup.h. The query heads of a single query must fill more than half of the
+ * eight rows of a matrix. */
 static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer *layer) {
     return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
 }
@@ -203,7 +203,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
-        most = fkv_max_u32(4, most / 2); /* fewer rows per block allow more resident warps, which is faster than larger blocks */
+        most = fkv_max_u32(4, most / 2); /* with fewer rows per block, more warps are resident, which is faster */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -217,7 +217,7 @@ enum {
     PREFILL_THREADS = 384, /* three warpgroups */
     PREFILL_SEALED_THREADS = 512,
     PREFILL_ROWS = 128,
-    PREFILL_WIDE_ROWS = 64, /* rows per block if the accumulators of a row need the registers of two warpgroups */
+    PREFILL_WIDE_ROWS = 64, /* rows per block if the accumulators of a row are divided between two warpgroups */
     WIDE_HEAD = 256,
     ALL_SHARED_BYTES = 228 * 1024, /* shared memory of a Hopper multiprocessor, in bytes */
     SYSTEM_SHARED_BYTES = 1024,
@@ -225,8 +225,8 @@ enum {
     METAL_THREADS = 128                                            /* four simdgroups */
 };
 
-/* On Metal, threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops, but with the launch
- * configuration of Hopper. */
+/* On Metal, threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops, but with Hopper's
+ * numbers of rows and threads. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL) return layer->head_dim <= 128 ? 32 : layer->head_dim <= 256 ? 16 : 8;
     return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
@@ -257,7 +257,7 @@ uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
     const uint64_t row =
-        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key, and average bytes per token of unpacked V */
+        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; also the average bytes of unpacked V per token */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
     const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;
@@ -377,8 +377,8 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
 }
 
 /* Returns the number of blocks that should be resident on a multiprocessor; the compiler limits the registers per thread
- * accordingly. The number is large enough to keep the memory busy, and small enough that registers do not spill. Tiles are
- * larger, and need more registers, if the K bits and the V bits add up to at most 12. */
+ * accordingly. The number is large enough to keep the memory busy, and small enough that registers do not spill. If the K bits
+ * and the V bits add up to at most 12, tiles are larger and need more registers. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];

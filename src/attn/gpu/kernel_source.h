@@ -17,21 +17,22 @@ typedef enum fkv_kernel {
     FKV_KERNEL_MERGE,
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_COPY_DECODED,
-    FKV_KERNEL_SEAL, /* only for sealed layers; a separate write kernel, built for the open block format, writes their new rows to
+    FKV_KERNEL_SEAL, /* seals pages of sealed layers; a separate write kernel, built for the open block format, writes new rows to
                         the open pool */
     FKV_N_KERNELS
 } fkv_kernel;
 
-/* Returns the number of rows (queries x query heads per KV head) in a decode block. item_queries is the step table's word
- * FKV_STEP_ITEM_QUERIES. */
+/* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word
+ * FKV_STEP_ITEM_QUERIES of the step table. */
 FKV_INTERNAL uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
 /* Returns the number of decode blocks that should be resident on one CUDA multiprocessor at the same time. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
 
-/* Returns the number of rows (queries x query heads per KV head) in a prefill block. fkv_prefill_queries() returns the number of
- * queries in a tile of the step table. A tile has as many queries as fit in one prefill block. If a KV head has more query heads
- * than a block has rows, a tile is a single query, which several blocks process. */
+/* fkv_prefill_rows() returns the number of rows (queries x query heads per KV head) that a prefill block processes.
+ * fkv_prefill_queries() returns the number of queries per tile of the step table, which is the largest number that fits in one
+ * prefill block. If a KV head has more query heads than a block has rows, a tile is a single query, which several blocks
+ * process. */
 FKV_INTERNAL uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
 FKV_INTERNAL uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
 
@@ -45,21 +46,22 @@ bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
 FKV_INTERNAL uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Returns the number of 32-bit control words at the beginning of the memory that prefill blocks share (fkv_prefill_ring_bytes()).
- * Between launches, all control words except FKV_PREFILL_BACKOFF_WORD are 0. That word is the number of future launches in which
+ * Between launches, all control words are 0, except FKV_PREFILL_BACKOFF_WORD. That word is the number of future launches in which
  * blocks will not wait for the other blocks of their group. */
 uint32_t fkv_prefill_ring_words(fkv_kernel_device device);
 enum { FKV_PREFILL_BACKOFF_WORD = 2 };
 
-/* Returns the dynamic shared memory, in bytes, that a launch must request in addition to the arrays declared in the source. */
+/* Returns the number of bytes of dynamic shared memory that a launch must request, in addition to the arrays declared in the
+ * source. */
 FKV_INTERNAL uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
                                               uint32_t decode_rows);
 
 /* Returns the number of threads per block. */
 FKV_INTERNAL uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 
-/* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), writes as much
- * as fits and returns the full length without the terminating 0. `decode_rows` is the result of fkv_decode_rows() for
- * FKV_KERNEL_DECODE, and 0 otherwise. */
+/* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), truncates the
+ * text to the buffer size and returns the full length without the terminating 0. `decode_rows` is the result of fkv_decode_rows()
+ * for FKV_KERNEL_DECODE, and 0 for other kernels. */
 FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
                                       uint32_t decode_rows, char *text, size_t size);
 
@@ -67,7 +69,7 @@ FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kerne
  * for a sealed layer. */
 FKV_INTERNAL const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
 
-/* Return the parameter names of the kernel, terminated by NULL. */
+/* Both functions return parameter names of the kernel, as an array terminated by NULL. */
 FKV_INTERNAL const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed);
 FKV_INTERNAL const char *const *fkv_kernel_outputs(fkv_kernel kernel);
 

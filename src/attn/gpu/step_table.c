@@ -11,7 +11,7 @@
 
 enum {
     SMALLEST_SPLIT = 256, /* minimum split size in tokens, so that each warp has several tiles */
-    FULL_DEVICE = 131072, /* number of history tokens at which a single sequence fills the device */
+    FULL_DEVICE = 131072, /* history length, in tokens, at which a single sequence fills the device */
     MULTIPROCESSORS = 132
 };
 
@@ -19,7 +19,7 @@ fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_querie
     uint32_t rows = fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1);
     uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, rows);
     uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads, rows); /* number of blocks per split and KV head */
-    /* blocks per KV head; a sealed layer uses two of them for its open pages */
+    /* thread blocks per KV head; a sealed layer uses two of them for its open pages */
     uint32_t per_kv = fkv_max_u32(1, blocks / (layer->n_kv_heads * chunks));
     return (fkv_step_plan){.page_tokens = layer->block.page_tokens,
                            .window = layer->window,
@@ -64,7 +64,7 @@ static visible_pages visible_pages_of(const fkv_step_plan *plan, uint32_t positi
 
 static bool is_decode(const fkv_attn_row *row) { return row->n_tokens <= FKV_ITEM_QUERIES; }
 
-/* Returns the number of queries, starting at `first`, that form one item. */
+/* Returns the number of consecutive queries, starting at `first`, that form one decode item. */
 static uint32_t item_length(const fkv_step_plan *plan, const fkv_attn_row *row, uint32_t first) {
     visible_pages one = visible_pages_of(plan, row->start + first);
     uint32_t n = 1;
@@ -81,8 +81,8 @@ static uint32_t table_pages(const fkv_step_plan *plan, const fkv_attn_row *row, 
     return fkv_min_u32(n_pages, view.n_fixed + view.n_ring);
 }
 
-/* Number of entries so far in each section of the step table. The same functions first count the entries (with words == NULL) and
- * then fill the table. */
+/* Numbers of entries in the sections of the step table so far. The same functions first count the entries (with words == NULL)
+ * and then fill the table. */
 typedef struct sections {
     uint32_t n_tokens;
     uint32_t n_items;
@@ -93,10 +93,10 @@ typedef struct sections {
     uint32_t item_queries; /* maximum number of queries over all items */
 } sections;
 
-/* Ranges of visible pages, each of which is read from one pool. In a sealed layer, the first range contains only the first page
- * and is read from the open pool; it is empty if the first page is not visible or is in the query's own span. The second range is
- * read from the layer's own pool. The third range contains the visible pages of the query's own span and is read from the open
- * pool. In other layers, only the second range is not empty. */
+/* Ranges of visible pages. The pages of a range are read from the same pool. In a sealed layer, the first range contains only the
+ * first page and is read from the open pool; it is empty if the first page is not visible or is in the query's own span. The
+ * second range is read from the layer's own pool. The third range contains the visible pages of the query's own span and is read
+ * from the open pool. In other layers, the first and the third range are empty. */
 typedef struct page_ranges {
     uint32_t begin[4]; /* range i consists of the visible pages [begin[i], begin[i + 1]) */
     uint32_t pages[3]; /* number of pages per split in each range */
@@ -122,12 +122,12 @@ static page_ranges page_ranges_of(const fkv_step_plan *plan, visible_pages visib
     return s;
 }
 
-/* Writes the splits of one item. The table entry of the item's row must already be filled. */
+/* Writes the table entries of one item's splits. The entry of the item's row must already be filled. */
 static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n,
                          const sections *s, uint32_t *words) {
     visible_pages visible = visible_pages_of(plan, row->start + first);
     page_ranges parts = page_ranges_of(plan, visible);
-    uint32_t last = (row->start + first + n - 1) % plan->page_tokens; /* slot of the last query in its page */
+    uint32_t last = (row->start + first + n - 1) % plan->page_tokens; /* slot of the last query's token in its page */
     uint32_t n_tokens = (visible.n_visible - 1) * plan->page_tokens + last + 1;
     const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
     uint32_t *split = words + words[FKV_STEP_SPLITS] + (size_t)s->n_splits * FKV_SPLIT_WORDS;
@@ -177,8 +177,8 @@ static void write_tile(const fkv_attn_row *row, uint32_t r, uint32_t first, uint
     s->n_tiles++;
 }
 
-/* Adds the pages that the new tokens of this row fill to the list of pages to seal. These pages are sealed before any query reads
- * them in sealed form. */
+/* Adds the pages that the new tokens of this row fill to the list of pages to seal. The pages on this list are sealed before any
+ * query reads them in sealed form. */
 static void write_seals(const fkv_step_plan *plan, const fkv_attn_row *row, sections *s, uint32_t *words) {
     if (!plan->sealed) return;
     uint32_t first = fkv_attn_first_to_seal(row, plan->page_tokens);

@@ -5,8 +5,8 @@
 #include "../attn.h"
 #include "common/step_words.h"
 
-/* Describes how a layer divides the queries and the history of a step into work items. Layers with equal plans share a step
- * table. */
+/* Describes how the queries and the history of a step are divided into work items, for one layer. Layers with equal plans share a
+ * step table. */
 typedef struct fkv_step_plan {
     uint32_t page_tokens;
     uint32_t window; /* sliding window in tokens; 0 means no window */
@@ -14,7 +14,7 @@ typedef struct fkv_step_plan {
     uint32_t heads_per_kv;
     uint32_t blocks_per_kv; /* maximum number of splits per KV head */
     uint32_t tile_queries;  /* queries per prefill tile */
-    bool sealed;            /* true if the layer has open pages; otherwise, fkv_attn_row.open is not read */
+    bool sealed;            /* true for a sealed layer; otherwise, fkv_attn_row.open is not read */
 } fkv_step_plan;
 
 /* Returns the plan of one layer. `tile_queries` is the result of fkv_prefill_queries() for the device. */

@@ -18,7 +18,7 @@ typedef unsigned short fkv_u16;
 typedef unsigned int fkv_u32;
 typedef unsigned long long fkv_u64;
 
-/* Thread index within the block, and block index within the grid. */
+/* Index of a thread within its block, and index of the block within the grid. */
 struct fkv_place {
     fkv_u32 index;
     fkv_u32 x;
@@ -49,13 +49,13 @@ FKV_FN float fkv_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FKV_FN float fkv_sqrt(float x) { return __fsqrt_rn(x); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
-/* Approximates 1 / x; the last bit may be wrong. */
+/* Returns an approximation of 1 / x; the last bit may be wrong. */
 FKV_FN float fkv_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* returns the other argument if one argument is NaN */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other argument */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -76,7 +76,7 @@ FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
     return bits;
 }
 
-/* Convert two floats to 16-bit floats and pack them into a word, with `low` in the lower 16 bits. */
+/* Both functions convert two floats to 16-bit floats and pack them into a word, with `low` in the lower 16 bits. */
 FKV_FN fkv_u32 fkv_pack_f16(float low, float high) {
     fkv_u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -102,7 +102,7 @@ FKV_FN void fkv_sync() { __syncthreads(); }
 FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
-/* Load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
+/* These functions load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
 FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
     fkv_words4 x;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -131,8 +131,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
     return x;
 }
 
-/* Selects four of the eight bytes of a (bytes 0 to 3) and b (bytes 4 to 7). The nibbles of `order`, starting with the lowest, are
- * the numbers of the selected bytes. */
+/* Selects four of the eight bytes of a (bytes 0 to 3) and b (bytes 4 to 7). Each nibble of `order`, starting with the lowest, is
+ * the number of a selected byte. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
 /* Selects bytes in the same way as fkv_permute(). If the highest bit of a nibble is set, the sign bit of the selected byte is
@@ -143,16 +143,16 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
-/* Computes x & mask | bits in one instruction. Without the inline assembly, the compiler would emit two instructions for constant
- * `mask` and `bits`. */
+/* Computes x & mask | bits in one instruction. Without inline assembly, the compiler would emit two instructions if `mask` and
+ * `bits` are constants. */
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     fkv_u32 y;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
     return y;
 }
 
-/* Shift x right by 16 and by N bits. These functions use the multiply pipe, because the integer ALU pipe is the bottleneck of
- * unpacking. */
+/* fkv_upper_half() shifts x right by 16 bits, and fkv_shifted_right() by N bits. Both use the multiply pipe, because the integer
+ * ALU pipe is the bottleneck of unpacking. */
 FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) {
     fkv_u32 y;
     asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x100u), "r"(0u));
@@ -164,7 +164,7 @@ template <int N> FKV_FN fkv_u32 fkv_shifted_right(fkv_u32 x) {
     return y;
 }
 
-/* Computes a * b + c for two fp16 values at a time. */
+/* Computes a * b + c for the two fp16 values in each word. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
@@ -182,7 +182,7 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
 }
 
 /* Starts copying 16 bytes of a page to shared memory (cp.async). fkv_async_copy_commit() ends a group of copies.
- * fkv_async_copy_wait_but_last() waits for all groups of the thread except the last one. */
+ * fkv_async_copy_wait_but_last() waits for all of the thread's groups except the last one. */
 FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((fkv_u32)__cvta_generic_to_shared(to)), "l"(at)
                  : "memory");
@@ -196,8 +196,9 @@ FKV_FN void fkv_async_copy_wait_but_last() {
 /* Sets a byte to 1. Several threads may set the same byte at the same time. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 
-/* d = a * b + c, where a is a 16 x 32 tile of signed bytes and b a 32 x 8 tile of unsigned bytes, in the layout of mma.m16n8k32.
- * d may alias c. In fkv_mma_weights(), a is unsigned and b is signed. In fkv_mma_signed(), both are signed. */
+/* These functions compute d = a * b + c, where a is a 16 x 32 tile and b a 32 x 8 tile of bytes, in the layout of mma.m16n8k32.
+ * In fkv_mma_bytes(), a is signed and b is unsigned. In fkv_mma_weights(), a is unsigned and b is signed. In fkv_mma_signed(),
+ * both are signed. d may alias c. */
 FKV_FN void fkv_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -214,7 +215,8 @@ FKV_FN void fkv_mma_signed(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, con
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
-/* c += a * b, where a is a 16 x 16 tile and b a 16 x 8 tile of fp16 or bfloat16 values, in the layout of mma.m16n8k16. */
+/* These functions compute c += a * b, where a is a 16 x 16 tile and b a 16 x 8 tile of fp16 or bfloat16 values, in the layout of
+ * mma.m16n8k16. */
 FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

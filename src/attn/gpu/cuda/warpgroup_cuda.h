@@ -5,8 +5,9 @@
  * stored at u ^ (r % 8). The base of shared memory is aligned to 1024 bytes, and tiles start at multiples of 1024 bytes.
  * mbarriers are identified by their byte offset from the base.
  */
-/* Operand descriptors. The low word holds an address in units of 16 bytes and, for values, the stride between blocks of 64
- * channels. The high word selects the 128-byte swizzle and a stride of 1024 bytes between groups of 8 rows. */
+/* wgmma operand descriptor for shared memory. The low word holds the address of the operand in units of 16 bytes and, for values,
+ * the stride between blocks of 64 channels. The high word selects the 128-byte swizzle and a stride of 1024 bytes between groups
+ * of 8 rows. */
 #define FKV_WG_DESCRIPTOR(low) ((fkv_u64)(1u << 30 | 1024 / 16) << 32 | (low))
 
 #define FKV_ACC8(how, d, i)                                                                                                      \
@@ -33,13 +34,13 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     fkv_u32 address = (fkv_u32)__cvta_generic_to_shared(dynamic);
     fkv_u32 skip = (1024 - address % 1024) % 1024;
     fkv_u32 aligned = address + skip;
-    /* prevents the compiler from recomputing both values at each use */
+    /* keeps the compiler from recomputing both values at each use */
     if (FKV_SEALED) asm volatile("" : "+r"(aligned), "+r"(index));
     return {(fkv_u8 *)dynamic + skip, aligned, aligned / 16, index};
 }
 
-/* Returns 0 in a form that the compiler cannot evaluate. ORing a constant with this 0 forces the compiler to keep the constant in
- * a register. */
+/* Returns 0 in a form that the compiler cannot evaluate. ORing a constant with this value forces the compiler to keep the
+ * constant in a register. */
 FKV_FN fkv_u32 fkv_zero(fkv_shared s) { return s.address % 16; }
 
 /* Returns the value of x in the warp's first lane. */
@@ -49,7 +50,7 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
     static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "unsupported tile size");
-    if constexpr (KEYS == 8) /* d must be initialized even if the product overwrites it */
+    if constexpr (KEYS == 8) /* d is an input even if the product overwrites it, so it must be initialized */
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "l"(a), "l"(b), "n"((int)ADD));
@@ -123,7 +124,7 @@ template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, co
 FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-/* Keeps the compiler from moving accesses to d above this point. Emits no instruction. */
+/* Keeps the compiler from moving accesses to d[0] to d[N - 1] above this point. Emits no instruction. */
 template <int N> FKV_FN void fkv_wg_settle(float *d) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -135,7 +136,7 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-/* Load from and store to shared memory, `at` bytes from the base. */
+/* These functions load from and store to shared memory, `at` bytes from the base. */
 FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -181,8 +182,8 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
         "r"(phase)
         : "memory");
 }
-/* Copy data from device memory to shared memory with the bulk copy engine (TMA). All copies between begin and end count as a
- * single arrival at the mbarrier. Sizes are multiples of 16 bytes. */
+/* Bulk copies (TMA) from device memory to shared memory. All copies between begin and end count as a single arrival at the
+ * mbarrier. Sizes are multiples of 16 bytes. */
 FKV_FN void fkv_bulk_copy_begin(fkv_shared s, fkv_u32 mbarrier, fkv_u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + mbarrier), "r"(bytes) : "memory");
 }
@@ -192,7 +193,8 @@ FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32 mbarrier, fkv_u32 at, const fkv_
                  : "memory");
 }
 FKV_FN void fkv_bulk_copy_end(fkv_shared, fkv_u32) {}
-/* Makes this thread's stores visible to the asynchronous products of threads that pass an mbarrier afterwards. */
+/* Makes this thread's stores to shared memory visible to asynchronous matrix products that other threads issue after the next
+ * mbarrier. */
 FKV_FN void fkv_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 FKV_FN void fkv_mbarriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -230,7 +232,7 @@ FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) {
 FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
     while (fkv_load_acquire(word) < least) fkv_pause();
 }
-/* Functions for counters in shared memory, `at` bytes from the base. */
+/* Functions for counters in shared memory, which are `at` bytes from the base. */
 FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
 }
@@ -243,8 +245,9 @@ FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     }
 }
 
-/* An unpacked page (page image) in device memory. Offsets are in bytes from its base. A writer calls fkv_publish_image() before
- * it updates a counter; a reader waits for the counter and calls fkv_acquire_image() before its bulk copies. */
+/* An unpacked page (page image) in device memory. Offsets are in bytes from the base of the image. A writer calls
+ * fkv_publish_image() before it updates a counter. A reader waits for the counter and calls fkv_acquire_image() before its bulk
+ * copies. */
 struct fkv_image {
     fkv_u8 *base;
 };

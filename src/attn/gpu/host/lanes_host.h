@@ -1,9 +1,9 @@
-/* Runs the threads of a block on the host.
+/* Runs the threads of a GPU block on the host.
  *
  * With a sanitizer, each GPU thread is an OS thread, so that ThreadSanitizer reports data races in the kernels. Otherwise, the
  * GPU threads (lanes) are fibers of one OS thread: a lane runs until it waits, and then the next lane runs. Lanes run in
- * ascending order in one block and in descending order in the next, so that a read that does not wait for the corresponding write
- * sees the old value in one of the two orders. Blocks run one after another.
+ * ascending order in one block and in descending order in the next block. If a read does not wait for the corresponding write, it
+ * therefore sees the old value in one of the two orders. Blocks run one after another.
  */
 #include <atomic>
 #include <cstdint>
@@ -64,7 +64,7 @@ FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
 
 struct fkv_host_warp {
     fkv_host_barrier barrier;
-    fkv_u32 given[2][32][8]; /* words that the lanes of a warp exchange; with two buffers, one barrier per operation suffices */
+    fkv_u32 given[2][32][8]; /* words exchanged by the lanes; with two buffers, one barrier per exchange suffices */
 };
 
 struct fkv_host_block {
@@ -116,14 +116,14 @@ struct fkv_host_fiber {
     fkv_host_lane lane;
     bool done;
     ucontext_t context;
-    std::unique_ptr<fkv_u8[]> stack; /* the stack is not initialized, so that untouched pages occupy no memory */
+    std::unique_ptr<fkv_u8[]> stack; /* not initialized, so that untouched pages of the stack occupy no memory */
 };
 static std::vector<fkv_host_fiber> fkv_host_fibers;
 static ucontext_t fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
 static fkv_u32 fkv_host_at;   /* index of the running fiber */
-static fkv_u64 fkv_host_idle; /* number of fiber switches since a lane last changed a word that other lanes wait for */
-static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 for ascending order, n - 1 for descending order */
+static fkv_u64 fkv_host_idle; /* number of fiber switches since any lane last changed a word that other lanes wait for */
+static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending order) or n - 1 (descending order) */
 #define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
 
 /* Switches to the next unfinished lane. Returns when this lane is scheduled again. */
@@ -187,12 +187,13 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
         (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
         fkv_host_barrier_wait(launch->block.barrier,
-                              launch->block.n_threads); /* wait for all lanes, because the next block reuses the shared memory */
+                              launch->block.n_threads); /* waits for all lanes, because the next block reuses the shared memory */
         if (index == 0) fkv_host_next_block();
     }
 }
 
-/* Runs body(place) for each thread of each block. `grid` holds the number of blocks in the x, y and z dimensions. */
+/* Emulates a kernel launch: runs body(place) for each thread of each block. `grid` holds the number of blocks in the x, y and z
+ * dimensions. */
 FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const std::function<void(fkv_place)> &body) {
     fkv_host_launch *launch = new fkv_host_launch;
     launch->grid = grid;

@@ -1,7 +1,6 @@
-/* Host prelude for tests. Defines the names of prelude_cuda.h on top of lanes_host.h. The emulation is slow, because all warp
- * operations, including matrix products, exchange data through memory that the lanes of a warp share. The generated source
- * includes src/base/float16.h first.
- */
+/* Host prelude for tests. Defines the names of prelude_cuda.h on top of lanes_host.h. The emulation is slow, because the lanes of
+ * a warp exchange data through memory in all warp operations, including matrix products. The generated source includes
+ * src/base/float16.h first. */
 #include <cmath>
 #include <cstring>
 
@@ -21,8 +20,8 @@ struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-/* Arithmetic other than fkv_add(), fkv_sub(), fkv_mul() and fkv_div() may be contracted if the compiler options allow it, as on
- * CUDA. */
+/* As on CUDA, arithmetic other than fkv_add(), fkv_sub(), fkv_mul() and fkv_div() may be contracted to fused operations if the
+ * compiler options allow it. */
 #ifdef __clang__
 #define FKV_HOST_EXACT _Pragma("clang fp contract(off)")
 #else
@@ -58,7 +57,7 @@ FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_f32_to_bf16(low
 
 /* ---- warp operations ---- */
 
-/* Makes n words of this lane visible to the warp and returns the words of all lanes of the warp. */
+/* Passes n words of this lane to the other lanes of the warp and returns the words of all lanes. */
 typedef fkv_u32 fkv_host_exchanged[8];
 FKV_FN const fkv_host_exchanged *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
@@ -130,8 +129,8 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
 
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
-/* The result is rounded as if only once: the product of two fp16 values is exact in a float, and the sum of this product and a
- * third fp16 value is exact in a double. */
+/* The result is rounded only once, as on the GPU: the product of two fp16 values is exact in a float, and the sum of this product
+ * and a third fp16 value is exact in a double. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x = 0;
     for (int i = 0; i < 32; i += 16) {

@@ -4,7 +4,7 @@
  */
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */
-    fkv_u32 unit; /* shared-memory address of base in units of 16 bytes, which is always 0 on the host */
+    fkv_u32 unit; /* shared-memory address of base in units of 16 bytes; always 0 on the host */
     fkv_u32 index;
 };
 
@@ -22,12 +22,12 @@ FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
     return fkv_f16_to_f32(bits);
 }
 
-/* Return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator, in a tile of 64 rows. */
+/* Both functions locate a thread's i-th accumulator in a tile of 64 rows: its row within the warp's 16 rows, and its column. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 
-/* Computes d = q . k or d += q . k over 16 channels, for 64 rows of q and KEYS rows of k. d: [KEYS / 2] accumulators of the
- * thread. */
+/* Computes d = q . k, or d += q . k if ADD is true, over 16 channels, for 64 rows of q and KEYS rows of k. d: the thread's KEYS /
+ * 2 accumulators. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u32 lane = s.index % 32;
     for (int i = 0; i < KEYS / 2; i++) {
@@ -40,7 +40,8 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, 
     }
 }
 
-/* Returns the element in row `row` and column k of a 16 x 16 tile. Each lane of the warp holds four words of the tile. */
+/* Returns the element in row `row` and column k of a 16 x 16 operand tile. `all` holds the words of all lanes; each lane holds
+ * four words of the tile. */
 FKV_FN float fkv_host_operand_at(const fkv_host_exchanged *all, fkv_u32 row, fkv_u32 k) {
     return fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
 }
@@ -58,8 +59,8 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float
     }
 }
 
-/* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: [COLS / 2]
- * accumulators of the thread. */
+/* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: the thread's
+ * COLS / 2 accumulators. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     const fkv_host_exchanged *all = fkv_host_exchange(p, 4);
     fkv_u32 lane = s.index % 32;
@@ -92,8 +93,8 @@ FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base + at) = x; }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
 
-/* A phase of an mbarrier ends after n arrivals, and the mbarrier's phase bit then flips. A wait for a phase returns when that
- * phase has ended. The phase before the first one counts as ended. */
+/* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has
+ * ended. The phase before the first one counts as ended. */
 struct fkv_host_mbarrier {
     fkv_u32 n = 0;
     fkv_host_word left{0};

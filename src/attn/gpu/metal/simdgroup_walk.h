@@ -24,8 +24,8 @@
 #define SG_SLAB_ROW (SG_SLAB + 4)
 #define SG_SCORES_ROW (SG_KEYS + 4)
 
-/* shared memory, in floats: queries [rows, D], which the output sums replace at the end; a slab [32, 64]; scores [rows, 32],
- * which the weights replace; factors [rows, 8], where the factor of a row is repeated eight times */
+/* shared memory, in floats: queries [rows, D], later replaced by the output sums; a slab [32, 64]; scores [rows, 32], later
+ * replaced by the weights; factors [rows, 8], where the factor of a row is repeated eight times */
 #define SG_AT_SLAB(rows) ((rows) * SG_ROW)
 #define SG_AT_SCORES(rows) (SG_AT_SLAB(rows) + SG_KEYS * SG_SLAB_ROW)
 #define SG_AT_FACTORS(rows) (SG_AT_SCORES(rows) + (rows) * SG_SCORES_ROW)
@@ -33,11 +33,11 @@
 
 /* ---- rows and keys ---- */
 
-/* Rows of a block: consecutive queries x query heads of one KV head. */
+/* The rows of a thread block: consecutive queries x query heads of one KV head. */
 struct sg_item {
-    fkv_u32 first_token; /* index of row 0's token among the step's tokens */
-    fkv_u32 position;    /* position of the token of row 0 in its sequence */
-    fkv_u32 first_row;   /* index of the block's first row among the rows of its tile */
+    fkv_u32 first_token; /* index, among the step's tokens, of the first token of the tile or item */
+    fkv_u32 position;    /* position of this token in its sequence */
+    fkv_u32 first_row;   /* index of the block's first row among the rows of the tile or item */
     fkv_u32 n_rows;      /* number of rows of this block; unused rows are copies of the first row */
 };
 
@@ -45,13 +45,13 @@ FKV_FN fkv_u32 sg_position(FKV_LOCAL const sg_item &item, fkv_u32 row) {
     return item.position + (item.first_row + (row < item.n_rows ? row : 0)) / FKV_R;
 }
 
-/* Returns the offset of a row in q and out. */
+/* Returns the index in q and out of the first value of a row. */
 FKV_FN fkv_u64 sg_row_at(FKV_LOCAL const sg_item &item, fkv_u32 kv_head, fkv_u32 row) {
     fkv_u32 r = item.first_row + (row < item.n_rows ? row : 0);
     return ((fkv_u64)(item.first_token + r / FKV_R) * FKV_H + kv_head * FKV_R + r % FKV_R) * FKV_D;
 }
 
-/* A sequence's pages in one pool, for one KV head. */
+/* The pages of one sequence in one pool, for one KV head. */
 struct sg_pages {
     FKV_DEVICE const fkv_u8 *blocks; /* address of this KV head's block in page 0 */
     FKV_DEVICE const fkv_u32 *pages;
@@ -64,8 +64,8 @@ FKV_FN FKV_DEVICE const fkv_u8 *sg_block_at(FKV_LOCAL const sg_pages &pages, fkv
     return pages.blocks + (fkv_u64)pages.pages[at] * (FKV_G * (fkv_u64)block_bytes);
 }
 
-/* The keys that a block processes, numbered consecutively. The position of a key is its number, plus `gap` if the number is at
- * least gap_at. */
+/* The keys that a thread block processes. They have consecutive numbers in [first, end). The position of a key is its number,
+ * plus `gap` if the number is at least gap_at. */
 struct sg_keys {
     sg_pages in;
     fkv_u32 first;
@@ -75,7 +75,7 @@ struct sg_keys {
     fkv_u32 begin; /* first token in the window of the first row */
 #if FKV_SEALED
     sg_pages open; /* pages in the open pool, for kernels that read both pools */
-    fkv_u32 own;   /* logical page that contains the tokens of all queries */
+    fkv_u32 own;   /* logical page that contains the tokens of all queries of the block */
 #endif
 };
 
@@ -83,7 +83,7 @@ FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     return number < keys.gap_at ? number : number + keys.gap;
 }
 
-/* Location of a simdgroup's eight keys, which are adjacent in one page. */
+/* Location of the eight keys that a simdgroup handles; they are adjacent in one page. */
 struct sg_eight {
     FKV_DEVICE const fkv_u8 *block;
     fkv_u32 slot; /* page slot of the first key */
@@ -113,22 +113,22 @@ template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys,
 
 /* ---- unpacking ---- */
 
-/* Reads and stores a lane's part of a slab, for the eight tokens of its simdgroup. The part consists of 16 values of K or V, in a
- * chunk of shape SHAPE (chunks.h). */
+/* Reads and stores the values of a slab (64 channels) that one lane handles, for the eight tokens of its simdgroup. Each lane
+ * handles 16 values of K or V, in a chunk of shape SHAPE (chunks.h). */
 template <class SHAPE> struct sg_side {
     typedef typename SHAPE::chunk chunk;
-    enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* number of lanes that share a token */
+    enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* number of lanes that handle the same token */
     FKV_FN fkv_u32 token(fkv_u32 lane) { return lane / LANES * SHAPE::TOKENS; }
     FKV_FN fkv_u32 channel(fkv_u32 lane) { return lane % LANES * SHAPE::CHANNELS; }
-    /* Channels beyond the head dimension are neither read nor stored. */
+    /* Loads a chunk. Channels beyond the head dimension are not read. */
     FKV_FN chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
         fkv_u32 d = slab + channel(lane);
         chunk x = {};
         if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + token(lane), d);
         return x;
     }
-    /* Stores the values as floats. `to` points to the slab rows of the eight keys. If `finite` is true, non-finite values are
-     * replaced with 0. */
+    /* Stores the values of a chunk as floats. `to` points to the slab rows of the eight keys. If `finite` is true, non-finite
+     * values are replaced with 0. Channels beyond the head dimension are not stored. */
     FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
         if (slab + channel(lane) >= FKV_D) return;
         to += token(lane) * SG_SLAB_ROW + channel(lane);
@@ -138,7 +138,7 @@ template <class SHAPE> struct sg_side {
             to[i / SHAPE::CHANNELS * SG_SLAB_ROW + i % SHAPE::CHANNELS] = finite && !fkv_is_finite(number) ? 0.0f : number;
         }
     }
-    /* Returns a bitmask of the eight keys for which this lane has a non-finite value. */
+    /* Returns a bitmask of the eight keys for which this lane holds a non-finite value. */
     FKV_FN fkv_u32 nonfinite(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane) {
         fkv_u32 bits = 0;
         FKV_UNROLL
@@ -147,7 +147,7 @@ template <class SHAPE> struct sg_side {
     }
 };
 
-/* Form of the pages that a kernel reads: the layer's own form (sealed in sealed layers), the open form, or both. */
+/* The storage form of the pages that a kernel reads: the layer's own form (sealed in sealed layers), the open form, or both. */
 struct sg_own_form {
     enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 0 };
     typedef sg_side<fkv_k_shape> k;
@@ -197,8 +197,8 @@ typedef sg_own_form sg_all_forms;
 
 /* ---- rows ---- */
 
-/* State of a thread: the softmax state of one row, which several neighbouring lanes share, and the thread's part of the output
- * sums of its simdgroup. */
+/* State of a thread. It consists of the softmax state of one row, which several neighbouring lanes share, and the thread's
+ * elements of its simdgroup's output sums. */
 template <int ROWS> struct sg_rows {
     fkv_u32 position; /* position of the row's query */
     float max;
@@ -208,7 +208,7 @@ template <int ROWS> struct sg_rows {
 
 #define SG_LANES(rows) (SG_THREADS / (rows)) /* number of lanes that share a row */
 
-/* Accumulates the scores of this simdgroup's 8 keys over the channels of a slab, for all rows. */
+/* Accumulates the scores of the simdgroup's 8 keys for all rows, over the channels of one slab. */
 template <int ROWS>
 FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const float *keys, int channels,
                           FKV_LOCAL fkv_sums (&scores)[ROWS / 8]) {
@@ -219,8 +219,8 @@ FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const floa
     }
 }
 
-/* Accumulates the weighted values of this simdgroup's 16 channels of a slab, for all rows. `channels` is the number of channels
- * from the start of the slab to the end of the row. */
+/* Accumulates the weighted values of 16 channels of a slab, which this simdgroup handles, for all rows. `channels` is the number
+ * of channels from the first of these channels to the end of the row. */
 template <int ROWS>
 FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const float *values, int channels,
                           FKV_LOCAL fkv_sums (&sums)[ROWS / 8][2]) {
@@ -286,8 +286,8 @@ template <int ROWS, class FORM> FKV_FN void sg_flag_nonfinite(fkv_u32 lane, sg_e
     fkv_sync();
 }
 
-/* Computes the scores of a simdgroup's eight keys and stores them in shared memory. `k` is the chunk that is being loaded for the
- * first slab, and `slab` points to the slab rows of the eight keys. */
+/* Computes the scores of the simdgroup's eight keys and stores them in shared memory. `k` is the chunk that is being loaded for
+ * the first slab, and `slab` points to the slab rows of the eight keys. */
 template <int ROWS, class FORM>
 FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eight, typename FORM::k::chunk k,
                      FKV_SHARED float *slab, FKV_SHARED float *scores_at) {
@@ -363,8 +363,8 @@ FKV_FN void sg_process_keys(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL c
     }
 }
 
-/* Computes the attention of a block's rows over its keys. In shared memory, the output sums replace the queries, and the {max,
- * total} of each row replace the first two factors of that row. */
+/* Computes the attention of a block's rows over its keys. On return, the output sums are in place of the queries in shared
+ * memory, and the {max, total} of each row are in place of its first two factors. */
 template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
