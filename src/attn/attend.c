@@ -30,7 +30,7 @@
 enum {
     SMALLEST_SPLIT = 256,    /* minimum number of tokens per split */
     SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the overhead of smaller tiles outweighs the parallelism */
-    ITEMS_PER_THREAD = 3,    /* with fewer work items per thread, query tiles are made smaller and decode tiles are split */
+    ITEMS_PER_THREAD = 3,    /* minimum number of work items per thread; otherwise, tiles are made smaller or split */
     SHORTEST_RUN = 4         /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
@@ -51,11 +51,11 @@ typedef struct thread_scratch {
 
 typedef struct scratch {
     uint32_t *first_tile; /* [rows] number of query tiles in all preceding rows of the step */
-    uint8_t *threads;     /* [n_threads, thread_bytes], see scratch_of() */
+    uint8_t *threads;     /* [n_threads, thread_bytes] scratch memory of each thread; see scratch_of() */
     uint64_t thread_bytes;
     uint32_t *loaded; /* [n_threads] index of the (tile, head) pair whose queries the thread has loaded; private to the thread */
     _Atomic uint32_t *splits_left; /* [split items] number of unfinished splits of each (tile, head) pair */
-    float *splits;                 /* [split items * FKV_ATTN_MAX_SPLITS, split_floats()], see split_state_at() */
+    float *splits;                 /* [split items * FKV_ATTN_MAX_SPLITS, split_floats()] softmax states; see split_state_at() */
 } scratch;
 
 /* Block layout, base address and kernels of the pages in one storage form (open or packed). */
@@ -135,7 +135,7 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     return t;
 }
 
-/* Assigns all scratch arrays to the memory of `carve`. Without a base address, `carve` only counts the required bytes. */
+/* Places all scratch arrays in the memory of `carve`. If `carve` has no base address, only the required bytes are counted. */
 static void carve_scratch(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
@@ -175,7 +175,7 @@ uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, 
     return carve.used;
 }
 
-/* Returns the number of new tokens of a sequence that precede the next multiple of `cut`. */
+/* Returns the number of new tokens of a sequence before the next position that is a multiple of `cut`. */
 static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
 
 /* Returns the number of query tiles for the new tokens of one sequence. */
@@ -186,8 +186,8 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
            fkv_ceil_div(rest % cut, tile_queries);
 }
 
-/* Returns the index, within its row of new tokens, of the first token of tile `tile`. Sets *n_queries to the number of queries in
- * the tile. */
+/* Returns the distance of a query tile from the first new token of its sequence, in tokens. `tile` is the index of the tile
+ * within the sequence. Sets *n_queries to the number of queries in the tile. */
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
@@ -434,7 +434,8 @@ static void add_rope_scores(const job *j, const thread_scratch *s, const tile_st
     }
 }
 
-/* Attends to one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next tile. */
+/* Computes attention over one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next
+ * tile. */
 FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
@@ -505,8 +506,8 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
     j->kernels->run(&in);
 }
 
-/* Processes all tokens of a page that are visible to at least one query of the tile. Returns the number of bytes read.
- * *were_whole tells whether the current contents of s->masks make all tokens visible to every row; it is updated. */
+/* Processes all tokens of a page that are visible to at least one query of the tile. Returns the number of bytes read. On entry
+ * and on return, *were_whole is true if the masks in s->masks hide no token of a tile from any row. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;

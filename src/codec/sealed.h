@@ -79,7 +79,6 @@ FKV_INLINE float fkv_sealed_bins(const fkv_codec *codec, uint32_t p) {
     return (float)((1u << bits) - 1);
 }
 
-/* Decodes row `token` of a page. `part` holds the addresses of the page's codes, scales and biases. */
 void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
 /* Functions of seal.c that the vectorized sealing code also uses. */

@@ -50,7 +50,7 @@ enum {
  * multiplications for one tile of tokens. */
 static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    /* for these codecs, the query operand holds base-256 digits (signed bytes) of four rows; see sealed_amx.h */
+    /* for sealed and TurboQuant keys, the query operand holds base-256 digits (signed bytes) of four rows; see sealed_amx.h */
     bool sealed = fkv_codec_is_sealed(k_codec) || k_codec->kind == FKV_CODEC_TURBO;
     uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* unused if K has no integer kernel */
     uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;

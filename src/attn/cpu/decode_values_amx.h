@@ -27,7 +27,7 @@ typedef struct decode_weights {
 typedef struct weigh_input {
     const token_affine *affine;
     const strip_place *place;
-    const float *p; /* [rows, FKV_TILE_TOKENS] */
+    const float *p; /* [rows, FKV_TILE_TOKENS] softmax weights */
     int n_groups;
     uint32_t n_vecs; /* number of vectors (16 tokens each) per row */
     uint32_t n_rows; /* further rows are readable, but their results are ignored */
@@ -172,7 +172,7 @@ FKV_INLINE void decode_strip_open(int bits, decode_value_job *j, uint32_t at) {
             token_quads(a, v);
             FKV_UNROLL
             for (int i = 0; i < 4; i++) {
-                _mm512_store_si512(to[i][4 * quad + block], v[i]); /* quad_place(4 * block + quad) */
+                _mm512_store_si512(to[i][4 * quad + block], v[i]); /* the index is quad_place(4 * block + quad) */
                 if (bits == 4) _mm512_store_si512(to[4 + i][4 * quad + block], _mm512_and_si512(v[i], high_half));
             }
         }

@@ -300,7 +300,7 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
 typedef struct value_job {
     token_affine affine;
     value_blocks values;
-    row_weights weights[MAX_WEIGHTS]; /* [groups, blocks of rows] */
+    row_weights weights[MAX_WEIGHTS]; /* [scale groups, blocks of rows] quantized weights */
     uint32_t dim;
     uint32_t group_steps; /* number of loop iterations per scale group; each covers 16 values */
     uint32_t n_tokens;

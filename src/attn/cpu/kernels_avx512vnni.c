@@ -4,8 +4,7 @@
 
 /* ---- scores ---- */
 
-/* Adds to the scores of all query rows with 16 tokens, starting at `token`, the dot products over n_units units of 32 values
- * each. */
+/* Adds dot products over n_units units (32 values each) to the scores of 16 tokens, starting at `token`, for every query row. */
 FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
                                  uint32_t n_rows, float *scores) {
     __m512i quads[2 * UNIT_QUADS];

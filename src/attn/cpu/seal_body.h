@@ -94,7 +94,7 @@ static bool may_have_outliers(const float *lo, const float *hi, uint32_t dim) {
 
 /* Quantization parameters, indexed by channel. */
 typedef struct seal_lines {
-    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* on entry of fkv_sealed_key_lines() the channel minimum, afterwards the bias */
+    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* channel minimum, which fkv_sealed_key_lines() replaces with the bias */
     alignas(64) float inverse[FKV_MAX_HEAD_DIM];
     alignas(64) float bins[FKV_MAX_HEAD_DIM];
 } seal_lines;

@@ -129,7 +129,7 @@ static void decode_digits_open(decode_sealed_job *j, const float *q, uint32_t ro
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
 
-/* Rows [row, row + n) of a block of query rows. */
+/* A group of n query rows, starting at `row`, with their digits and scores. */
 typedef struct decode_rows {
     uint32_t row;
     uint32_t n;

@@ -90,8 +90,7 @@ enum {
     MAX_KEY_SUMS = 16 /* maximum of (number of rows) * (number of blocks) per iteration */
 };
 
-/* Query rows multiplied by the scales of a page, for channels c. The score of token t is bias + the sum over c of x_c *
- * code_tc. */
+/* Query rows multiplied by the scales of a page. The score of token t is bias plus the sum over channels c of x_c * code_tc. */
 typedef struct sealed_queries {
     alignas(
         64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; padding places consecutive rows in different L1 sets */

@@ -36,9 +36,9 @@ typedef struct run_queries {
     decode_digits digits;
 } run_queries;
 
-/* State of a run of pages. In arrays of two elements, index page % 2 belongs to a page. */
+/* State of a run of pages. Arrays of two elements hold the data of two consecutive pages, indexed by page % 2. */
 typedef struct sealed_run {
-    __m512i book;     /* codebook of the values */
+    __m512i book;
     sealed_page page; /* scales and biases of the page that the step `queries` processes */
     vf bias[COLUMN_ROWS];
     run_queries queries[2];
@@ -62,7 +62,7 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* asked to valued: buffers of sealed_run that the steps of this turn read and write */
+    run_queries *asked;    /* this pointer and the next five: buffers that the steps of this turn read and write */
     run_queries *scored;
     float *to_weigh;
     float *to_score;

@@ -141,7 +141,7 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
         for (fkv_u32 c = 0; c + 1 < 1u << bits; c++)
             code += place > 0.5f * (is_k ? fkv_k_book(c) + fkv_k_book(c + 1) : fkv_v_book(c) + fkv_v_book(c + 1)) ? 1u : 0u;
         fkv_u32 d = lane + 32 * (fkv_u32)i;
-        fkv_u32 low = bits == 4 ? code : code & 3u; /* combine the codes of neighbouring lanes into one byte */
+        fkv_u32 low = bits == 4 ? code : code & 3u; /* combines the codes of neighbouring lanes into one byte */
         if (bits == 4) {
             low |= fkv_shuffle_xor_bits(low, 1) << 4;
             if (d % 2 == 0) codes[d / 2] = (fkv_u8)low;
@@ -214,7 +214,7 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
             ((FKV_DEVICE fkv_u16 *)biases)[g] = (fkv_u16)fkv_page_bits(line.bias);
         }
         FKV_UNROLL
-        for (int i = 0; i < n; i++) { /* combine the codes of neighbouring lanes into one byte */
+        for (int i = 0; i < n; i++) { /* combines the codes of neighbouring lanes into one byte */
             fkv_u32 byte = code[i];
             if (bits == 4) byte |= fkv_shuffle_xor_bits(byte, 1) << 4;
             if (bits == 2) {

@@ -21,11 +21,11 @@ FKV_FN fkv_u32 dc_book_nibbles(fkv_u32 low, fkv_u32 high, int bits, int odd) {
     if (odd != 0) low = fkv_shifted_right<2>(low);
     if (bits == 2) return low & 0x33333333u;
     if (odd != 0) high = fkv_shifted_right<1>(high);
-    fkv_u32 spread = fkv_permute_or_sign(0x04000400u, 0x44404440u, high & 0x7777u); /* moves bits 0 and 2 to bits 2 and 6 */
+    /* moves bits 0 and 2 of each nibble of `high` to bits 2 and 6 of a byte */
+    fkv_u32 spread = fkv_permute_or_sign(0x04000400u, 0x44404440u, high & 0x7777u);
     return fkv_mask_or(low, 0x33333333u, spread);
 }
 
-/* Codebooks of K and V. */
 struct dc_k_book {
     static constexpr int bits = FKV_K_BITS;
     FKV_FN int level(int c) {

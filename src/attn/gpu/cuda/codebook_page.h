@@ -88,8 +88,8 @@ FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, FKV_S
 
 /* ---- keys ---- */
 
-/* Returns the index at which channel d of a query row is stored in shared memory. A row is stored in lines of 8 channels. Line 4
- * * u + c holds the channels whose codes are in word u of thread c. */
+/* Returns the index at which channel d of a query row is stored in shared memory. A row is stored in lines of 8 channels. Word u
+ * of thread c holds the codes of line 4 * u + c. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) {
     fkv_u32 line = d / DC_SLAB * DC_SLAB + d % DC_SLAB / 32 * 8;
     if (FKV_K_BITS == 4) return line + d % 32 / 8 * 32 + d % 8;

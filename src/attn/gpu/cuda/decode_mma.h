@@ -212,8 +212,8 @@ FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 
 }
 
 /* Body of the decode kernel. q: [T, H, D]. parts: output sums [splits, G, rows, D], then {max, total} [G, rows, splits, 2], where
- * rows = R * queries per item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (splits
- * * chunks of rows, G). */
+ * rows = R * queries per item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (x, G),
+ * where x enumerates the splits and, within a split, the chunks of rows. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

@@ -114,7 +114,6 @@ constexpr int DC_SHARED_WORDS =
 
 /* ---- per-thread state ---- */
 
-/* Packed codes of a tile. */
 struct dc_keys {
     fkv_u32 codes[DC_RUN][dc_k::units][dc_k::words];
 };

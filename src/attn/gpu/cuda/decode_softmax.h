@@ -3,8 +3,7 @@
  *
  * Lane i converts the scales of token i to float and stores them in shared memory, from which all lanes of the warp read them.
  * With at most four query rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two
- * copies handle alternating groups of V scales, so that no column is idle. The o-th scale group that column r handles is group 2
- * * o + r / 4.
+ * copies handle alternating groups of V scales, so that no column is idle: column r handles groups r / 4, r / 4 + 2, and so on.
  */
 /* ---- scales ---- */
 

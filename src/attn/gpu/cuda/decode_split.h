@@ -8,10 +8,10 @@
  */
 /* ---- block layout ---- */
 
-constexpr int DC_ROWS = FKV_ITEM_ROWS;                 /* number of rows (queries x query heads): 4, 8 or 16 */
-constexpr int DC_SLAB = FKV_D % 128 == 0 ? 128 : 64;   /* channels per warp */
-constexpr int DC_SLABS = FKV_D / DC_SLAB;              /* warps per stream */
-constexpr int DC_STREAMS = 4;                          /* number of streams; each has its own softmax state */
+constexpr int DC_ROWS = FKV_ITEM_ROWS;               /* number of rows (queries x query heads): 4, 8 or 16 */
+constexpr int DC_SLAB = FKV_D % 128 == 0 ? 128 : 64; /* channels per warp */
+constexpr int DC_SLABS = FKV_D / DC_SLAB;            /* warps per stream */
+constexpr int DC_STREAMS = 4;
 constexpr int DC_THREADS = 32 * DC_STREAMS * DC_SLABS; /* must equal decode_threads() in kernel_source.c */
 
 /* Coordinates of a thread. Comments refer to lane l of a warp as thread (r, c), where r = l / 4 and c = l % 4. */

@@ -52,8 +52,8 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
- * relative to the page or the tile. Because of the swizzle, the offset of the n-th key of a group (n = 1, 2, 3) is the offset of
- * the first key XOR 16 * n. */
+ * relative to the page or the tile. Because of the swizzle, the n-th key after the first key of a group has the offset (first XOR
+ * 16 * n) + 128 * n. */
 struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
@@ -138,9 +138,9 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 }
 
 /* Codes are inserted into the low bits of the fp16 value 1024.0. The result is 1024 + code for channels 0 to 3, and 1024 + 16 *
- * code for channels 4 to 7. It is multiplied by the scale (channels 0 to 3) or by 1/16 of the scale (channels 4 to 7). To obtain
- * scale * (code - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest
- * fp16 value is subtracted, and the channel offsets correct the difference. */
+ * code for channels 4 to 7. It is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale * (code
+ * - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest fp16 value is
+ * subtracted, and the channel offsets correct the difference. */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,

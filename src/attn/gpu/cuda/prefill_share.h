@@ -90,7 +90,7 @@ FKV_FN bool pf_agree_to_share(const pf_item &x) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
     fkv_u32 end = x.head * n_tiles + first +
-                  pf_members(n_tiles, first); /* number of blocks that must have started before all members have */
+                  pf_members(n_tiles, first); /* number of started blocks once the last member of the group has started */
     bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
     fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
     while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {

@@ -209,8 +209,8 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
  * of two split factors has four terms, so each group needs four extra channels. sum[g] is stored in units of 1 / PF_SUM_UNIT and
  * the ratios in units of PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is
  * raised to at least 2^-23 of the largest bias (for groups of 64), which changes a key by at most 2^-15 of that bias. */
-/* Returns the index of a key's scale in shared memory. The order makes the four scales adjacent that a thread needs for its
- * scores of 16 keys. */
+/* Returns the index of a key's scale in shared memory. The scales that a thread needs for its scores of 16 keys are four adjacent
+ * entries. */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
 /* Scales and biases of one key in all scale groups. The thread stores the scale and bias of group `group`. */

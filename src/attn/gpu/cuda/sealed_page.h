@@ -96,8 +96,8 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* Builds the A operand for 16 tokens and 32 channels (unit u). The tokens are in part i / 2 of the tile (32 tokens). They are
- * tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
+/* Builds the A operand for 16 tokens and 32 channels (unit u). The tokens are in part i / 2 of the tile (32 tokens). For r from 0
+ * to 7, they are tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
@@ -114,8 +114,8 @@ FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { retur
 FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
 FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
 
-/* Builds the A operand for 16 channels and 32 tokens (part p). The channels are in unit i / 2 (32 channels). They are channels 4
- * * r and 4 * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd, for r from 0 to 7. */
+/* Builds the A operand for 16 channels and 32 tokens (part p). The channels are in unit i / 2 (32 channels). For r from 0 to 7,
+ * they are channels 4 * r and 4 * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd. */
 FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
     FKV_UNROLL
     for (int k = 0; k < 2; k++) {

@@ -10,7 +10,7 @@ constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per
 /* With groups of four rows, lanes with the same value of lane % 4 share a row. With groups of eight rows, lanes with the same
  * value of lane / 4 share a row. */
 constexpr fkv_u32 SD_ROW_FIRST =
-    SD_GROUP == 4 ? 4 : 1; /* numbers of lanes that share a row differ only in the bits SD_ROW_FIRST to SD_ROW_END / 2 */
+    SD_GROUP == 4 ? 4 : 1; /* the indices of lanes that share a row differ only in bits SD_ROW_FIRST to SD_ROW_END / 2 */
 constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
