@@ -254,8 +254,8 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- values ---- */
 
-/* Value codes of a tile. For every 16 values of the head dimension, a dword (quad) holds the codes of four tokens. Quad k of the
- * tokens is at index quad_place(k), in the order of the packed weights. */
+/* Value codes of a tile as quads: a dword holds the codes of four tokens for one channel, and a vector covers 16 channels. Quad k
+ * of the tokens is at index quad_place(k), in the order of the packed weights. */
 typedef struct value_blocks {
     alignas(64) uint8_t codes[MAX_STEPS][TILE_QUADS][64];
 } value_blocks;

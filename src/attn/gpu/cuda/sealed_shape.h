@@ -139,7 +139,7 @@ constexpr float SD_LARGEST_UNIT = 1.0f / 32512.0f;
 template <int N> struct sd_scaled {
     float x[SD_GROUPS][N][8];
     fkv_u32 largest[SD_GROUPS]; /* largest magnitude as a bit pattern, so that NaN compares as the largest value */
-    float bias[SD_GROUPS];      /* sum of q * bias */
+    float bias[SD_GROUPS];      /* sum of q * bias over these channels */
 };
 
 /* Multiplies queries by the page's scales, in lines of 8 channels, starting at line `line`. `query` points to the thread's row in
