@@ -2,7 +2,7 @@
 (3 recurrent layers per attention layer), with byte tokens. With an exact cache and exact states it recalls facts at any distance.
 
 usage: train.py STAGE MINUTES [STAGE MINUTES]... [--text DIR] [--out DIR]
-Stages are those of ../needle/train.py. Requires a GPU and flash-linear-attention; `check` compares the layers with transformers."""
+Stages are those of ../needle/train.py. Requires a GPU. `check` compares the layers with transformers."""
 import argparse, importlib.util, json, math, os, sys
 import torch, torch.nn as nn, torch.nn.functional as F
 
@@ -23,19 +23,27 @@ def rope(n, dev):
 def rotate(x, c, s):
     r, h = x[..., :ROTARY].float(), ROTARY // 2
     return torch.cat([(r * c + torch.cat([-r[..., h:], r[..., :h]], -1) * s).to(x.dtype), x[..., ROTARY:]], -1)
-def delta_rule(q, k, v, g, beta):
-    """q, k, v [B, T, H, LD]; g, beta [B, T, H]. The loop is the definition; the fused kernel computes the same in chunks."""
-    if q.is_cuda:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-        return chunk_gated_delta_rule(q.bfloat16(), k.bfloat16(), v.bfloat16(), g, beta.bfloat16(), use_qk_l2norm_in_kernel=True)[0]
-    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q.float(), k.float()))
-    state, out = torch.zeros(q.shape[0], q.shape[2], LD, LD), []
-    for t in range(q.shape[1]):
-        state = state * g[:, t].exp()[..., None, None]
-        delta = (v[:, t].float() - torch.einsum("bhkv,bhk->bhv", state, k[:, t])) * beta[:, t, :, None]
-        state = state + k[:, t, :, :, None] * delta[:, :, None, :]
-        out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * LD ** -.5)
-    return torch.stack(out, 1)
+def delta_rule(q, k, v, g, beta, size=64):
+    """The gated delta rule for q, k, v [B, T, H, LD] and g, beta [B, T, H], in chunks: products within a chunk are computed for all
+    chunks at once, and a loop over the chunks carries the state."""
+    t, (b, _, h, d) = q.shape[1], q.shape
+    pad = -t % size
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = (F.pad(x.float(), (0, 0, 0, 0, 0, pad)).view(b, -1, size, h, d).permute(0, 3, 1, 2, 4) for x in (q, k, v))
+        g, beta = (F.pad(x.float(), (0, 0, 0, pad)).view(b, -1, size, h).permute(0, 3, 1, 2) for x in (g, beta))
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+        q, sums, lower = q * d ** -.5, g.cumsum(-1), torch.ones(size, size, device=q.device).tril()
+        decay = ((sums[..., :, None] - sums[..., None, :]) * lower).exp() * lower
+        inner = (beta[..., None] * k) @ k.transpose(-1, -2) * decay.tril(-1) + torch.eye(size, device=q.device)
+        both = torch.linalg.solve_triangular(inner, beta[..., None] * torch.cat([v, k * sums.exp()[..., None]], -1), upper=False, unitriangular=True)
+        keys = (k * (sums[..., -1:] - sums).exp()[..., None]).transpose(-1, -2)
+        state, states, updates = torch.zeros(b * h, d, d, device=q.device), [], []
+        for u, w, kt, last in zip(*(x.flatten(0, 1).unbind(1) for x in (*both.chunk(2, -1), keys, sums[..., -1:, None].exp()))):
+            states.append(state); updates.append(torch.baddbmm(u, w, state, alpha=-1))
+            state = torch.baddbmm(state * last, kt, updates[-1])
+        states, updates = (torch.stack(x, 1).view(b, h, -1, *x[0].shape[1:]) for x in (states, updates))
+        o = (q * sums.exp()[..., None]) @ states + q @ k.transpose(-1, -2) * decay @ updates
+    return o.permute(0, 2, 3, 1, 4).reshape(b, t + pad, h, d)[:, :t]
 class RMS(nn.Module):
     """The stored weight is an offset from 1."""
     def __init__(s, d): super().__init__(); s.weight = nn.Parameter(torch.zeros(d))
