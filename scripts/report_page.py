@@ -318,7 +318,7 @@ def rates(machine):
             for name, by in cells.items()
         ]
         head = ["cache", *(f"{what} at {d}" for d in depths for what in ("prefill", "decode"))]
-        times = " and ".join(f"{who} was measured at {r['when']} UTC" for who, found in (("flatkv", ours), ("llama.cpp", theirs)) for r in found)
+        times = " and ".join(f"{who} was measured on {r['when']} UTC" for who, found in (("flatkv", ours), ("llama.cpp", theirs)) for r in found)
         lines += [f"The table shows the speed of **{model}**, in tokens per second, for different numbers of cached tokens. In this table, {times}.", table(head, rows)]
     peers = machine.of("peer-rates")
     if peers:
@@ -369,7 +369,7 @@ COMPARISONS = (
     ("Attention on an H200", "attention_gpu",
      "The values in the table were measured with `bench_attn --device mlx`. Unless noted otherwise, a time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
-     "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column measures a CUDA graph of 20 cuDNN calls."),
+     "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column reports the time of a CUDA graph of 20 cuDNN calls."),
     ("Sealed pages on an H200", "sealed_gpu", "The values in the table were measured with `bench_attn --device mlx --case sealed`."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),

@@ -721,7 +721,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* drafts are enabled in both rounds, so that the model generates the same repetitive text */
+    drafts = true; /* the test model generates repetitive text, which can be drafted, in both rounds */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
         open_fixture(&w, &config);

@@ -438,7 +438,7 @@ START_TEST(folder_keeps_pages_across_restarts_within_its_limit) {
     s.stats(s.self, &stats);
     ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);
     s.close(s.self);
-    s = open_folder(BOUND / 4); /* reopens the folder with a lower limit than before */
+    s = open_folder(BOUND / 4); /* reopens the folder with a quarter of the size limit */
     s.stats(s.self, &stats);
     ck_assert_uint_le(stats.bytes, BOUND / 4);
     ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), stats.bytes);

@@ -329,7 +329,7 @@ START_TEST(unsupported_configs_are_rejected) {
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1, 1, 1], \"long_factor\": [1, 1]}",
          FKV_FILE_FORMAT, "differ in length"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1], \"long_factor\": [1]}", FKV_FILE_FORMAT,
-         "1 RoPE factors, but 4 dimensions rotate"},
+         "1 RoPE factors instead of 2"},
         {QWEN3 ", \"rope_scaling\": 8", FKV_FILE_FORMAT, "not an object"},
         {QWEN3 ", \"rope_parameters\": {\"full_attention\": {}}", FKV_UNSUPPORTED, "per layer type"},
         {QWEN3 ", \"quantization_config\": {}", FKV_UNSUPPORTED, "quantization with 0 bits in groups of 0"},

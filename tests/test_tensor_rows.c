@@ -278,8 +278,8 @@ typedef struct loss {
     double in_steps; /* largest error in code steps, over the groups for which is_ordinary() is true */
 } loss;
 
-/* Returns true if the bound in code steps applies to a group: its scale and bias are not denormal, and zero is within the range
- * of its values. */
+/* Returns true if the error bound that is stated in quantization steps applies to a group: its scale and bias are not denormal,
+ * and zero is within the range of its values. */
 static bool is_ordinary(double scale, double bias, double max_code) {
     const double far_end = scale * max_code + bias;
     return fabs(scale) >= 0x1p-14 && (bias == 0 || fabs(bias) >= 0x1p-14) && bias * far_end <= 0;

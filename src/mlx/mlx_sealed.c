@@ -56,7 +56,7 @@ static mlx_array pages_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array li
     return fkv_mlx_view(g, fkv_mlx_reshape(g, dwords, FKV_MLX_SHAPE(n, page_tokens * row_numbers / 2)), MLX_UINT16);
 }
 
-/* Packs codes of N pages. codes: integer-valued float32 [N, T, D] -> 16-bit words [N, T * row_bytes / 2]. */
+/* Packs the codes of N pages. codes: integer-valued float32 [N, T, D] -> 16-bit words [N, T * row_bytes / 2]. */
 static mlx_array packed_words(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, int n, int page_tokens) {
     const int dim = (int)codec->dim;
     const int blocks = n * page_tokens / LANES;

@@ -90,7 +90,7 @@ typedef struct fkv_node_heap {
 typedef struct fkv_tree {
     uint32_t n_nodes;
     uint32_t n_free;
-    uint32_t n_idle; /* number of live nodes with busy == 0; their pages are the cached pages of the full group */
+    uint32_t n_idle; /* number of live nodes with busy == 0; their pages are cached pages of the group of full-attention layers */
     uint32_t n_buckets;
     uint32_t page_tokens;
     uint64_t hash_seed;

@@ -381,8 +381,8 @@ static fkv_status fail_truncate(const fkv_pager *pager, uint32_t slot, uint32_t 
     }
     return fkv_fail(
         FKV_GONE,
-        "cannot truncate to %u tokens: a sliding-window layer has dropped tokens that left its window before length %u; "
-        "truncate less, or recompute the sequence",
+        "cannot truncate to %u tokens: the sequence has %u tokens, and a sliding-window layer no longer has those that its window "
+        "would then contain; keep more tokens, or recompute the sequence",
         n_tokens, s->len);
 }
 

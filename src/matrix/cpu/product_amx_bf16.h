@@ -185,7 +185,7 @@ typedef struct bf16_work {
     size_t panel_bytes;
     uint32_t n_panels;
     uint32_t n_units;           /* number of units in the span */
-    const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes, if several blocks share them */
+    const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes; read if several blocks of tokens share them */
     const bf16_unit *tokens;    /* [n_units] activations of one block of tokens */
     const bf16_floats *sums;
     uint32_t n_tokens;

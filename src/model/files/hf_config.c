@@ -514,7 +514,8 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
     if (fkv_hf_is_latent(r->model->type)) FKV_TRY(get_u32(r->root, "qk_rope_head_dim", r->path, &h->rope.dim));
     FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
-                "the config has %u RoPE factors, but %u dimensions rotate: %s", h->rope.n_factors, h->rope.dim, r->path);
+                "the config has %u RoPE factors instead of %u, one for every 2 rotated channels: %s", h->rope.n_factors,
+                h->rope.dim / 2, r->path);
     h->temperature_context = original;
     h->rope_interleaved = r->architecture->hf_interleaved;
     return FKV_OK;

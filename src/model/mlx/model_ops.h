@@ -1,4 +1,4 @@
-/* Operations used by the forward pass only, in addition to src/mlx/mlx_graph.h. They are lazy, the graph owns the results, and
+/* Operations used by the forward pass only, in addition to those in src/mlx/mlx_graph.h. They are lazy, the graph owns the results, and
  * failures are recorded in the graph.
  */
 #ifndef FKV_MODEL_OPS_H

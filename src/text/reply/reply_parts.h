@@ -118,7 +118,7 @@ struct fkv_reply {
     uint32_t depth;
     char header[256]; /* header of a harmony message */
     size_t n_header;
-    size_t n_given; /* number of header bytes that come from the prompt */
+    size_t n_given; /* number of bytes at the start of the header that the prompt already contains */
 
     char *raw;
     size_t n_raw;

@@ -96,8 +96,8 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* Builds the A operand for 16 tokens and 32 channels (unit u). The tokens are in part i / 2 of the tile (32 tokens). For r from 0
- * to 7, they are tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd. */
+/* Builds the A operand for 16 tokens and the 32 channels of unit u. The tokens come from run i / 2 of the tile, which has 32
+ * tokens: from every 4 consecutive tokens of the run, the first two if i is even, and the last two if i is odd. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
