@@ -79,6 +79,8 @@ static fkv_config config_of(const attn_case *c, const attn_fixture *w) {
     config.layer = (fkv_layer_config){.n_q_heads = c->shape.n_q_heads,
                                       .n_kv_heads = c->shape.n_kv_heads,
                                       .head_dim = c->shape.head_dim,
+                                      .rope_dim = c->shape.rope_dim,
+                                      .scale = c->shape.rope_dim != 0 ? w->layer.scale : 0.0f,
                                       .window = c->window,
                                       .n_sinks = c->n_sinks,
                                       .softcap = c->softcap,
@@ -103,16 +105,23 @@ static fkv_cache *open_cache(const attn_case *c, const attn_fixture *w) {
     return cache;
 }
 
-static size_t kv_row_bytes(const attn_case *c) {
-    return (size_t)c->shape.n_kv_heads * c->shape.head_dim * fkv_type_bytes(c->row_type);
+/* Returns the number of channels of a key. */
+static uint32_t key_dim(const attn_case *c) { return c->shape.head_dim + c->shape.rope_dim; }
+
+/* Returns the size of a row of K or V. A latent layer has no rows of V. */
+static size_t kv_row_bytes(const attn_case *c) { return (size_t)c->shape.n_kv_heads * key_dim(c) * fkv_type_bytes(c->row_type); }
+
+/* Returns rows of values as an MLX array, or an empty array for a latent layer. */
+static mlx_array values_of(const attn_case *c, const void *rows, uint32_t n) {
+    return c->shape.rope_dim != 0 ? mlx_array_new() : array_of(rows, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
 }
 
 /* Writes tokens [from, from + n) of sequence r. */
 static void write_tokens(fkv_step *step, const attn_fixture *w, uint32_t r, uint32_t from, uint32_t n) {
     const attn_case *c = &w->c;
     const size_t at = from * kv_row_bytes(c);
-    mlx_array k = array_of((const uint8_t *)w->k[r] + at, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
-    mlx_array v = array_of((const uint8_t *)w->v[r] + at, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
+    mlx_array k = array_of((const uint8_t *)w->k[r] + at, n, c->shape.n_kv_heads, key_dim(c), c->row_type);
+    mlx_array v = values_of(c, c->shape.rope_dim == 0 ? (const uint8_t *)w->v[r] + at : NULL, n);
     must(fkv_mlx_write(step, 0, k, v) == FKV_OK, "fkv_mlx_write");
     (void)mlx_array_free(k);
     (void)mlx_array_free(v);
@@ -145,15 +154,15 @@ static mlx_array run_step(fkv_cache *cache, const attn_fixture *w, const fkv_seq
     for (int s = 0; s < FKV_N_SIDES; s++) {
         side[s] = malloc(w->n_new * kv_row_bytes(c));
         size_t at = 0;
-        for (uint32_t r = 0; r < c->n_rows; r++) {
+        for (uint32_t r = 0; r < c->n_rows && (s == FKV_SIDE_K || c->shape.rope_dim == 0); r++) {
             const uint8_t *from = (const uint8_t *)(s == FKV_SIDE_K ? w->k[r] : w->v[r]) + w->rows[r].start * kv_row_bytes(c);
             memcpy(side[s] + at, from, w->rows[r].n_tokens * kv_row_bytes(c));
             at += w->rows[r].n_tokens * kv_row_bytes(c);
         }
     }
-    mlx_array k = array_of(side[FKV_SIDE_K], w->n_new, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
-    mlx_array v = array_of(side[FKV_SIDE_V], w->n_new, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
-    mlx_array q = array_of(w->q, w->n_new, c->shape.n_q_heads, c->shape.head_dim, c->row_type);
+    mlx_array k = array_of(side[FKV_SIDE_K], w->n_new, c->shape.n_kv_heads, key_dim(c), c->row_type);
+    mlx_array v = values_of(c, side[FKV_SIDE_V], w->n_new);
+    mlx_array q = array_of(w->q, w->n_new, c->shape.n_q_heads, key_dim(c), c->row_type);
     mlx_array out = mlx_array_new();
     must(fkv_step_begin(cache, rows, c->n_rows, &step) == FKV_OK, "fkv_step_begin");
     must(fkv_mlx_write(step, 0, k, v) == FKV_OK, "fkv_mlx_write");
@@ -361,8 +370,9 @@ static void check_answer(const attn_fixture *w, mlx_array out) {
     const attn_case *c = &w->c;
     const size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
     float *reference = malloc(n * sizeof *reference);
-    float *queries = malloc(n * sizeof *queries);
-    fkv_rows_to_f32(c->row_type, w->q, queries, n);
+    const size_t n_query = (size_t)w->n_new * c->shape.n_q_heads * key_dim(c);
+    float *queries = malloc(n_query * sizeof *queries);
+    fkv_rows_to_f32(c->row_type, w->q, queries, n_query);
     fkv_attn_layer layer = w->layer;
     layer.row_type = FKV_F32;
     fkv_attn_reference(&layer, w->rows, c->n_rows, queries, reference);
@@ -532,6 +542,25 @@ static void spoilt_rows(void) {
     }
 }
 
+/* Tests latent layers with every codec that encodes single rows, with masks, and with histories of several tiles. */
+static void latent_layers(void) {
+    static const attn_shape latent_shapes[] = {{16, 1, 512, 64}, {5, 1, 256, 32}, {40, 1, 64, 16}, {3, 1, 96, 48}};
+    enum { N_SHAPES = sizeof latent_shapes / sizeof latent_shapes[0] };
+    for (uint32_t i = 0; i < 2 * FIRST_SEALED_CODEC; i++) {
+        attn_case c = {.shape = latent_shapes[i % N_SHAPES], .codec = i / 2, .page_tokens = 16u << i % 3, .n_rows = 2};
+        c.page_type = i % 3 == 0 ? FKV_BF16 : FKV_F16;
+        c.row_type = (fkv_type)(i % 3);
+        c.rotate = (fkv_rotate)(i % 2 == 0 ? FKV_ROTATE_NONE : FKV_ROTATE_K);
+        c.window = i % 5 == 4 ? 70 : 0;
+        c.n_sinks = i % 5 == 4 ? 3 : 0;
+        c.softcap = i % 4 == 3 ? 30.0f : 0.0f;
+        c.rows[0] = (attn_mix){i % 6 == 0 ? 1100 : 130, 1};
+        c.rows[1] = (attn_mix){61, 9};
+        c.outliers = i % 2 == 1;
+        check_case(&c);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *way = argc > 1 ? argv[1] : "plain";
     mlx_config = fkv_mlx_config_default();
@@ -553,6 +582,7 @@ int main(int argc, char **argv) {
     long_histories();
     every_softcap();
     spoilt_rows();
+    if (mlx_config.way == FKV_MLX_PLAIN) latent_layers();
     (void)unlink(file_path);
     fkv_workers_close(workers);
     free(place);

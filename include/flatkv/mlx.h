@@ -40,9 +40,9 @@ extern "C" {
 #endif
 
 typedef enum fkv_mlx_way {
-    FKV_MLX_AUTO = 0, /* FKV_MLX_FUSED on a GPU stream, otherwise FKV_MLX_PLAIN */
+    FKV_MLX_AUTO = 0, /* FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
     FKV_MLX_PLAIN,    /* MLX's built-in operations; any stream */
-    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only */
+    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only, without latent layers and calibrated keys */
 } fkv_mlx_way;
 
 typedef struct fkv_mlx_config {
@@ -70,13 +70,22 @@ FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_co
 
 /* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D] of float16, bfloat16 or float32. FKV_MLX_FUSED also
  * accepts [T, G, 1, D], the shape that models use for decode. Likewise, fkv_mlx_attend() then accepts a q of shape [T, H, 1,
- * D]. */
+ * D]. In a latent layer, k is [T, 1, D + rope_dim] and v is an empty handle. */
 FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
 
 /* Computes attention, like fkv_attend(). q: [T, H, D] of float16, bfloat16 or float32. *out receives an array of the same shape
- * and type. As in all mlx-c calls, *out must be a valid handle, for example from mlx_array_new(), and its previous array is
- * released. *out may be q. */
+ * and type; in a latent layer, q is [T, H, D + rope_dim] and *out is [T, H, D]. As in all mlx-c calls, *out must be a valid
+ * handle, for example from mlx_array_new(), and its previous array is released. *out may be q. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
+
+/* Sets *state to the recurrent state of a row of the step before its tokens: float32 [state_bytes / 4], zeros if the sequence is
+ * empty. Like *out of fkv_mlx_attend(), *state must be a valid handle. */
+FKV_API fkv_status fkv_mlx_state_get(fkv_step *step, uint32_t layer, uint32_t row, mlx_array *state);
+
+/* Stores the recurrent states of all rows of the step after their tokens. states: one array for each row, float32 [state_bytes /
+ * 4]. Must be called exactly once per step for each state layer. The arrays may be lazy; nothing is copied. Recurrent states are
+ * the counterpart of fkv_state_rows(), which returns FKV_UNSUPPORTED on such a cache. */
+FKV_API fkv_status fkv_mlx_state_put(fkv_step *step, uint32_t layer, const mlx_array *states);
 
 /* Appends to `arrays` the arrays whose evaluation completes all writes of this step. Every layer must have been written. Needed
  * if no attention reads the last write, for example in a prefill chunk without logits. */

@@ -112,12 +112,6 @@ static fkv_status make_cache_shape(const fkv_device *device, const fkv_config *c
     fkv_config used = *config;
     if (!device->on_host) used.n_threads = 1;
     FKV_TRY(fkv_shape_make(&used, shape));
-    FKV_REQUIRE(device->on_host || shape->state_group == FKV_MAX_GROUPS, FKV_UNSUPPORTED,
-                "layers with a recurrent state are supported only in host memory, not on this device");
-    for (uint32_t i = 0; i < config->n_layers; i++)
-        FKV_REQUIRE(device->on_host || !fkv_shape_is_latent(fkv_shape_layer(config, i)), FKV_UNSUPPORTED,
-                    "layer %u: layers with latent attention (rope_dim %u) are supported only in host memory, not on this device",
-                    i, fkv_shape_layer(config, i)->rope_dim);
     if (!device->on_host) shape->scratch_bytes = 0;
     return FKV_OK;
 }
@@ -440,7 +434,11 @@ static fkv_status prepare_device(fkv_cache *cache) {
             n_tokens += assigned[r].n_tokens;
         }
     }
-    const fkv_device_step rows = {.rows = step->rows, .stride = stride, .n_rows = step->n_rows, .n_tokens = n_tokens};
+    const fkv_device_step rows = {.rows = step->rows,
+                                  .stride = stride,
+                                  .n_rows = step->n_rows,
+                                  .n_tokens = n_tokens,
+                                  .states = fkv_pager_step_states(cache->pager)};
     return cache->device->step_begin(cache->device_state, &rows);
 }
 

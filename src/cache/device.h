@@ -26,7 +26,8 @@ typedef struct fkv_device_step {
     const fkv_attn_row *rows; /* rows of group g are at rows + g * stride */
     uint32_t stride;
     uint32_t n_rows;
-    uint32_t n_tokens; /* T: total number of tokens in all rows */
+    uint32_t n_tokens;            /* T: total number of tokens in all rows */
+    const fkv_state_move *states; /* [n_rows] slots of the recurrent states; NULL if there are no state layers */
 } fkv_device_step;
 
 typedef struct fkv_device {

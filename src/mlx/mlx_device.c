@@ -8,26 +8,38 @@
 #include <float.h>
 #include <math.h>
 
+enum { NO_TABLE = UINT32_MAX >> 1 }; /* fkv_mlx_layer.table_of of a layer without a step table */
+
 /* ---- state ---- */
 
 /* Lays out the state of the MLX backend with `carve` (carve.h): counts bytes and, if `carve` has a base address, assigns
  * addresses. */
-static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
+static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs, uint64_t n_states) {
     fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);
     fkv_mlx_layer *layers = FKV_CARVE(carve, n_pools, fkv_mlx_layer);
     mlx_array *tables = FKV_CARVE(carve, (uint64_t)n_groups * max_seqs, mlx_array);
+    mlx_array *states = FKV_CARVE(carve, n_states, mlx_array);
     if (mlx == NULL) return NULL;
     mlx->n_pools = n_pools;
     mlx->n_groups = n_groups;
     mlx->max_seqs = max_seqs;
     mlx->layers = layers;
     mlx->tables = tables;
+    mlx->states = states;
     return mlx;
+}
+
+/* Returns the number of state slots in all layers. */
+static uint64_t count_states(const fkv_shape *shape) {
+    uint64_t n = 0;
+    for (uint32_t l = 0; l < shape->n_layers; l++)
+        if (fkv_shape_is_state(fkv_shape_layer(&shape->config, l))) n += shape->slab.group_pages[shape->state_group];
+    return n;
 }
 
 static uint64_t mlx_state_bytes(const fkv_shape *shape) {
     fkv_carve carve = {0};
-    (void)layout_state(&carve, shape->slab.n_layers, shape->pager.n_groups, shape->pager.max_seqs);
+    (void)layout_state(&carve, shape->slab.n_layers, shape->pager.n_groups, shape->pager.max_seqs, count_states(shape));
     return carve.overflow ? UINT64_MAX : carve.used;
 }
 
@@ -61,12 +73,18 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal"));
     bool calibrated = false;
-    for (uint32_t l = 0; l < mlx->n_layers; l++) calibrated |= mlx->layers[l].attn->calibrated;
+    bool latent = false;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        calibrated |= mlx->layers[l].attn->calibrated;
+        latent |= mlx->layers[l].attn->rope_dim != 0;
+    }
+    FKV_REQUIRE(!latent || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels do not support latent layers: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
     FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels do not support calibrated keys: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels need a GPU stream but the stream is on the CPU: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !calibrated ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !calibrated && !latent ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
@@ -81,6 +99,23 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
+/* Returns the size of the largest pool of latent pages. On a GPU, the first write of a step to such a pool copies it, because MLX
+ * still holds a reference to the pool after the previous evaluation. */
+static uint64_t latent_copy_bytes(const fkv_shape *shape) {
+    uint64_t most = 0;
+    for (uint32_t l = 0; l < shape->n_layers; l++) {
+        const fkv_layer_config *layer = fkv_shape_layer(&shape->config, l);
+        fkv_attn_layer attn;
+        if (!fkv_shape_is_latent(layer) || fkv_shape_attn(&shape->config, layer, &attn) != FKV_OK) continue;
+        /* every latent layer belongs to a group with at most the pages of the largest group */
+        uint64_t n_pages = 0;
+        for (uint32_t g = 0; g < shape->slab.n_groups; g++)
+            if (shape->slab.group_pages[g] > n_pages) n_pages = shape->slab.group_pages[g];
+        if (n_pages * attn.block.bytes > most) most = n_pages * attn.block.bytes;
+    }
+    return most;
+}
+
 /* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
  * memory pages. The fused method on CUDA also allocates a ring buffer, in which the thread blocks of a prefill share unpacked
  * pages. The ring buffer is large enough for every layer. */
@@ -90,12 +125,14 @@ static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     const fkv_mlx_config *config = options != NULL ? options : &usual;
     bool has_metal = false;
     if (!is_on_gpu(config)) return 0;
-    const uint64_t rounding = (uint64_t)shape->slab.n_layers * MLX_PAGE_BYTES;
+    const uint64_t rounding = (shape->slab.n_layers + count_states(shape)) * MLX_PAGE_BYTES + latent_copy_bytes(shape);
     if (config->way == FKV_MLX_PLAIN || mlx_metal_is_available(&has_metal) != 0 || has_metal) return rounding;
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         fkv_attn_layer attn;
-        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated)
+        if (fkv_shape_is_state(fkv_shape_layer(&shape->config, l))) continue;
+        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated ||
+            attn.rope_dim != 0)
             return rounding;
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
@@ -139,6 +176,10 @@ static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
 
 static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
     const fkv_attn_layer *attn = layer->attn;
+    if (layer->states != NULL) {
+        fkv_mlx_states_open(g, layer);
+        return;
+    }
     const mlx_array pool =
         fkv_mlx_zeros(g, FKV_MLX_SHAPE((int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)), MLX_UINT16);
     fkv_mlx_eval_one(g, pool); /* evaluating the array commits the memory of the pool */
@@ -171,7 +212,11 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
     fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
 }
 
-/* Assigns pools to layers. The pools of open pages are stored after those of all layers, in layer order. */
+/* The attention parameters of a state layer are all 0. */
+static bool is_state(const fkv_attn_layer *attn) { return attn->n_q_heads == 0; }
+
+/* Assigns pools to layers, and slots to state layers. The pools of open pages are stored after those of all layers, in layer
+ * order. */
 static void place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
     mlx->n_layers = place->config->n_layers;
     uint32_t n_open = 0;
@@ -186,7 +231,16 @@ static void place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
         open->block = &attn->open;
     }
     FKV_ASSERT(mlx->n_layers + n_open == mlx->n_pools);
-    for (uint32_t l = 0; l < mlx->n_pools; l++) mlx->layers[l].group = place->slab->layers[l].group;
+    mlx_array *states = mlx->states;
+    for (uint32_t l = 0; l < mlx->n_pools; l++) {
+        fkv_mlx_layer *layer = &mlx->layers[l];
+        layer->group = place->slab->layers[l].group;
+        if (!is_state(layer->attn)) continue;
+        layer->states = states;
+        layer->n_states = place->slab->group_pages[layer->group];
+        layer->n_state_values = place->slab->layers[l].block_bytes / (uint32_t)sizeof(float);
+        states += layer->n_states;
+    }
 }
 
 static void free_tables(fkv_mlx_state *mlx) {
@@ -211,6 +265,7 @@ static void mlx_close(void *state) {
         release_array(&mlx->layers[l].pool);
         release_array(&mlx->layers[l].sink_logits);
         close_channels(&mlx->layers[l].channels);
+        fkv_mlx_states_close(&mlx->layers[l]);
         for (int side = 0; side < FKV_N_SIDES; side++) release_array(&mlx->layers[l].signs[side]);
     }
     (void)mlx_stream_free(mlx->stream);
@@ -222,7 +277,10 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     const fkv_mlx_config *config = place->options;
     fkv_slab *slab = place->slab;
     fkv_carve carve = {.base = place->state, .size = UINT64_MAX};
-    fkv_mlx_state *mlx = layout_state(&carve, slab->n_layers, slab->n_groups, place->config->max_seqs);
+    uint64_t n_states = 0;
+    for (uint32_t l = 0; l < place->config->n_layers; l++)
+        if (is_state(&place->layers[l])) n_states += slab->group_pages[slab->layers[l].group];
+    fkv_mlx_state *mlx = layout_state(&carve, slab->n_layers, slab->n_groups, place->config->max_seqs, n_states);
     mlx->slab = slab;
     mlx->stream = mlx_stream_new();
     fkv_status status = open_stream(config, &mlx->stream);
@@ -233,7 +291,8 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     open_constants(&mlx->graph, &mlx->constants, place->config->page_type);
     for (uint32_t l = 0; l < slab->n_layers; l++) {
         open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[mlx->layers[l].group]);
-        if (mlx->way == FKV_MLX_FUSED) fkv_mlx_fused_open(mlx, l);
+        if (mlx->way == FKV_MLX_FUSED && mlx->layers[l].states == NULL) fkv_mlx_fused_open(mlx, l);
+        if (mlx->layers[l].states != NULL) mlx->layers[l].table_of = NO_TABLE;
         fkv_mlx_graph_release(&mlx->graph, 0);
     }
     fkv_mlx_graph_release(&mlx->graph, 0);
@@ -327,6 +386,10 @@ static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->group != group) continue;
+        if (layer->states != NULL) {
+            fkv_mlx_keep(&mlx->graph, &layer->states[to], layer->states[from]);
+            continue;
+        }
         if (mlx->way == FKV_MLX_FUSED) {
             fkv_mlx_fused_copy(mlx, layer, from, to);
             continue;
@@ -344,6 +407,10 @@ static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t
 static fkv_status store_read(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out) {
     fkv_mlx_state *mlx = self;
     FKV_ASSERT(from % 2 == 0 && bytes % 2 == 0);
+    if (mlx->layers[layer].states != NULL) {
+        fkv_mlx_states_read(&mlx->graph, &mlx->layers[layer], page, from, bytes, out);
+        return fkv_mlx_graph_status(&mlx->graph, "reading a state");
+    }
     mlx_array numbers = read_page_words(mlx, &mlx->layers[layer], page, from / 2, bytes / 2);
     const uint16_t *data = mlx->graph.failed ? NULL : mlx_array_data_uint16(numbers);
     if (data != NULL) memcpy(out, data, bytes);
@@ -355,6 +422,10 @@ static fkv_status store_read(void *self, uint32_t layer, uint32_t page, uint64_t
 static fkv_status store_write(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in) {
     fkv_mlx_state *mlx = self;
     FKV_ASSERT(from % 2 == 0 && bytes % 2 == 0);
+    if (mlx->layers[layer].states != NULL) {
+        fkv_mlx_states_write(&mlx->graph, &mlx->layers[layer], page, from, bytes, in);
+        return fkv_mlx_graph_status(&mlx->graph, "writing a state");
+    }
     mlx_array numbers = mlx_array_new_data(in, (const int[]){(int)(bytes / 2)}, 1, MLX_UINT16);
     if (numbers.ctx == NULL) return fkv_mlx_failed("writing a page");
     write_numbers(mlx, &mlx->layers[layer], page, from / 2, bytes / 2, numbers);
@@ -415,12 +486,23 @@ static fkv_status check_rows(const fkv_mlx_state *mlx, mlx_array a, uint32_t n_h
     return FKV_OK;
 }
 
+static fkv_status require_pages(const fkv_mlx_layer *at, uint32_t layer, const char *call) {
+    FKV_REQUIRE(at->states == NULL, FKV_BAD_ARGUMENT,
+                "%s: layer %u has a recurrent state and no keys and values; use fkv_mlx_state_get() and fkv_mlx_state_put()",
+                call, layer);
+    return FKV_OK;
+}
+
 fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v) {
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_UNWRITTEN, "fkv_mlx_write"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
-    FKV_TRY(check_rows(mlx, k, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
-    FKV_TRY(check_rows(mlx, v, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
+    FKV_TRY(require_pages(at, layer, "fkv_mlx_write"));
+    const bool is_latent = at->attn->rope_dim != 0;
+    FKV_TRY(check_rows(mlx, k, at->attn->n_kv_heads, fkv_attn_key_dim(at->attn), "fkv_mlx_write: k"));
+    FKV_REQUIRE(!is_latent || v.ctx == NULL, FKV_BAD_ARGUMENT,
+                "fkv_mlx_write: v of layer %u is not empty, but a latent layer has no separate values", layer);
+    if (!is_latent) FKV_TRY(check_rows(mlx, v, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
     FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_write(mlx, at, k, v) : fkv_mlx_plain_write(mlx, at, k, v));
     fkv_step_wrote(step, layer);
     return FKV_OK;
@@ -443,13 +525,37 @@ static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *laye
 }
 
 fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out) {
-    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_WRITTEN, "fkv_mlx_attend"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_ANY, "fkv_mlx_attend"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
+    FKV_TRY(require_pages(at, layer, "fkv_mlx_attend"));
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_WRITTEN, "fkv_mlx_attend"));
     FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
-    FKV_TRY(check_rows(mlx, q, at->attn->n_q_heads, at->attn->head_dim, "fkv_mlx_attend: q"));
+    FKV_TRY(check_rows(mlx, q, at->attn->n_q_heads, fkv_attn_key_dim(at->attn), "fkv_mlx_attend: q"));
     FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_attend(mlx, at, q, out) : fkv_mlx_plain_attend(mlx, at, q, out));
     fkv_step_attended(step, packed_bytes(mlx, at));
+    return FKV_OK;
+}
+
+static fkv_status require_state(const fkv_mlx_layer *at, uint32_t layer, const char *call) {
+    FKV_REQUIRE(at->states != NULL, FKV_BAD_ARGUMENT,
+                "%s: layer %u stores keys and values; use fkv_mlx_write() and fkv_mlx_attend()", call, layer);
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_state_get(fkv_step *step, uint32_t layer, uint32_t row, mlx_array *state) {
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_ANY, "fkv_mlx_state_get"));
+    fkv_mlx_state *mlx = fkv_step_device_state(step);
+    FKV_TRY(require_state(&mlx->layers[layer], layer, "fkv_mlx_state_get"));
+    return fkv_mlx_states_get(mlx, &mlx->layers[layer], row, state);
+}
+
+fkv_status fkv_mlx_state_put(fkv_step *step, uint32_t layer, const mlx_array *states) {
+    FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_UNWRITTEN, "fkv_mlx_state_put"));
+    fkv_mlx_state *mlx = fkv_step_device_state(step);
+    FKV_TRY(require_state(&mlx->layers[layer], layer, "fkv_mlx_state_put"));
+    FKV_TRY(fkv_mlx_states_put(mlx, &mlx->layers[layer], states));
+    fkv_step_wrote(step, layer);
     return FKV_OK;
 }
 
@@ -459,6 +565,11 @@ fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
     for (uint32_t l = 1; l < mlx->n_layers; l++)
         FKV_TRY(fkv_step_check(step, &fkv_device_mlx, l, FKV_LAYER_WRITTEN, "fkv_mlx_step_pending"));
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
+        const fkv_mlx_layer *layer = &mlx->layers[l];
+        for (uint32_t r = 0; layer->states != NULL && r < mlx->step.n_rows; r++)
+            FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, layer->states[mlx->step.states[r].to]),
+                                  "fkv_mlx_step_pending"));
+        if (layer->states != NULL) continue;
         const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].dependency : mlx->layers[l].pool;
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
     }
@@ -472,6 +583,9 @@ static fkv_status kept_step(fkv_step *step, const char *call, fkv_mlx_state **ml
     FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "%s: the cache uses the plain method, whose graphs depend on sequence lengths; open the cache with FKV_MLX_FUSED",
                 call);
+    for (uint32_t l = 0; l < (*mlx)->n_layers; l++)
+        FKV_REQUIRE((*mlx)->layers[l].states == NULL, FKV_UNSUPPORTED,
+                    "%s: layer %u has a recurrent state, and steps with recurrent states have no reusable graph", call, l);
     return FKV_OK;
 }
 
@@ -525,6 +639,7 @@ fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *ml
     (void)mlx_config; /* the bound of the plain method also holds for the fused method, which needs less memory */
     *bytes = 0;
     for (uint32_t i = 0; i < config->n_layers; i++) {
+        if (fkv_shape_is_state(fkv_shape_layer(config, i))) continue;
         const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);
         if (layer > *bytes) *bytes = layer;
     }

@@ -31,8 +31,8 @@ typedef struct fkv_mlx_kernel_source {
 } fkv_mlx_kernel_source;
 
 /* Creates the kernel. MLX compiles it at the first evaluation. */
-fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_source *text);
-void fkv_mlx_kernel_close(fkv_mlx_kernel *kernel);
+FKV_INTERNAL fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_source *text);
+FKV_INTERNAL void fkv_mlx_kernel_close(fkv_mlx_kernel *kernel);
 
 /* Launch geometry and output of one call. */
 typedef struct fkv_mlx_launch {
@@ -44,6 +44,7 @@ typedef struct fkv_mlx_launch {
 
 /* Applies the kernel. `inputs` has one array for each input name of the kernel source. MLX copies arrays that are not
  * row-contiguous. */
-mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *kernel, const fkv_mlx_launch *launch, const mlx_array *inputs);
+FKV_INTERNAL mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *kernel, const fkv_mlx_launch *launch,
+                                            const mlx_array *inputs);
 
 #endif

@@ -9,6 +9,9 @@
  * are gathered, scored by the functions of their codec, and merged into a running {out, max, denominator}. Each tile depends on
  * the previous one, so that the intermediate results of only one tile exist at a time.
  *
+ * In a latent layer, the K side of a page holds the latent channels, which are keys and values, and the V side holds the RoPE
+ * channels, which are only keys.
+ *
  * In a sealed layer, all queries of a block belong to the same page, so they all read the same pages in open form.
  *
  * Tile boundaries are fixed positions, and sequences never share an operation. Results therefore depend neither on other rows
@@ -24,6 +27,15 @@ enum {
     SEAL_TOKENS = 256,        /* maximum number of tokens that are sealed in one batch */
     MAX_TILE_SCORES = 1 << 21 /* upper bound on (queries per block) * H * TILE_TOKENS */
 };
+
+static bool is_latent(const fkv_mlx_layer *layer) { return layer->attn->rope_dim != 0; }
+
+/* Returns channels [from, to) of rows: [n, heads, ..] -> [n, heads, to - from]. */
+static mlx_array channels_of(fkv_mlx_graph *g, mlx_array rows, uint32_t from, uint32_t to) {
+    if (g->failed) return rows;
+    const int *shape = mlx_array_shape(rows);
+    return fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(0, 0, (int)from), FKV_MLX_SHAPE(shape[0], shape[1], (int)to));
+}
 
 /* ---- rotation ---- */
 
@@ -54,6 +66,7 @@ static void encode_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_codec *codec = &layer->block->codec[side];
     const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
+    if (is_latent(layer) && side == FKV_SIDE_V) rotation = NULL; /* the V side holds the RoPE channels, which are not rotated */
     mlx_array x = fkv_mlx_storable(mlx, fkv_mlx_astype(g, rows, MLX_FLOAT32));
     if (rotation != NULL) x = fkv_mlx_storable(mlx, fkv_mlx_rotate(g, x, rotation, layer->signs[side]));
     fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
@@ -220,8 +233,10 @@ static void seal_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
 
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
-    write_side(mlx, to, FKV_SIDE_K, k);
-    write_side(mlx, to, FKV_SIDE_V, v);
+    const uint32_t dim = layer->attn->head_dim;
+    /* write_side() releases all handles of the graph, so each side slices the rows itself */
+    write_side(mlx, to, FKV_SIDE_K, is_latent(layer) ? channels_of(&mlx->graph, k, 0, dim) : k);
+    write_side(mlx, to, FKV_SIDE_V, is_latent(layer) ? channels_of(&mlx->graph, k, dim, dim + layer->attn->rope_dim) : v);
     if (layer->open != NULL) seal_pages(mlx, layer);
     return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_write");
 }
@@ -234,6 +249,7 @@ typedef struct query_block {
     const fkv_mlx_layer *layer;
     uint32_t r;        /* the row */
     mlx_array q;       /* scaled and rotated queries: float32 [G, n * R, D], with R query heads per KV head */
+    mlx_array q_rope;  /* float32 [1, n * R, rope_dim]: scaled RoPE channels of the queries in a latent layer */
     uint32_t position; /* position of the first query */
     uint32_t n;        /* queries */
     uint32_t n_tiles;  /* number of tiles merged so far */
@@ -334,18 +350,24 @@ static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin,
     gathered_side(b, form, pages, n_pages, FKV_SIDE_K, skip, end - begin, part[FKV_SIDE_K]);
     gathered_side(b, form, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
 
-    mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
+    mlx_array scores = k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q);
+    if (is_latent(form)) {
+        scores = fkv_mlx_add(g, scores, v->scores(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], b->q_rope));
+        v = k; /* the latent channels are also the values */
+    }
+    const fkv_side values = is_latent(form) ? FKV_SIDE_K : FKV_SIDE_V;
+    scores = capped(b, scores);
     if (hides(b, begin, end)) {
         /* A softmax weight of 0 times a non-finite value is NaN. Non-finite values are therefore replaced with 0, and the scores
          * of their tokens are set to NaN. masked() then overwrites the NaN scores of masked tokens. */
-        mlx_array odd = v->take_odd(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V]);
+        mlx_array odd = v->take_odd(g, &codec[values], part[values]);
         scores = masked(b, fkv_mlx_add(g, scores, fkv_mlx_transpose(g, odd, FKV_MLX_SHAPE(0, 2, 1))), begin, end);
     }
     const bool is_first = b->n_tiles++ == 0;
     mlx_array max = fkv_mlx_maximum(g, fkv_mlx_max_last(g, scores), is_first ? b->mlx->constants.lowest : b->max);
     mlx_array p = fkv_mlx_exp(g, fkv_mlx_subtract(g, scores, max));
     mlx_array total = fkv_mlx_sum_last(g, p);
-    mlx_array out = v->values(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], p);
+    mlx_array out = v->values(g, &codec[values], part[values], p);
     if (!is_first) {
         mlx_array shrunk = fkv_mlx_exp(g, fkv_mlx_subtract(g, b->max, max));
         total = fkv_mlx_add(g, fkv_mlx_multiply(g, b->total, shrunk), total);
@@ -382,15 +404,14 @@ static void fold_seen(query_block *b, uint32_t begin, uint32_t end) {
     fold_range(b, layer->open, fkv_max_u32(begin, own), end);
 }
 
-/* Scales and rotates queries: [n, H, D] of any type -> float32 [G, n * R, D]. */
-static mlx_array prepared(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_array q, int n) {
+/* Scales and, if `rotates` is true, rotates queries: [n, H, dim] of any type -> float32 [G, n * R, dim]. */
+static mlx_array prepared(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_array q, int n, int dim, bool rotates) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
     const int heads = (int)attn->n_kv_heads;
     const int per_kv = (int)(attn->n_q_heads / attn->n_kv_heads);
-    const int dim = (int)attn->head_dim;
     mlx_array x = fkv_mlx_astype(g, q, MLX_FLOAT32);
-    if (attn->rotate_k != NULL) x = fkv_mlx_rotate(g, x, attn->rotate_k, layer->signs[FKV_SIDE_K]);
+    if (rotates && attn->rotate_k != NULL) x = fkv_mlx_rotate(g, x, attn->rotate_k, layer->signs[FKV_SIDE_K]);
     x = fkv_mlx_multiply(g, x, fkv_mlx_adopt(g, mlx_array_new_float32(attn->scale)));
     x = fkv_mlx_transpose(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, heads, per_kv, dim)), FKV_MLX_SHAPE(1, 0, 2, 3));
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n * per_kv, dim));
@@ -429,8 +450,13 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
     mlx_array mine = fkv_mlx_slice(g, q, FKV_MLX_SHAPE((int)first, 0, 0),
-                                   FKV_MLX_SHAPE((int)(first + b->n), (int)attn->n_q_heads, (int)attn->head_dim));
-    b->q = prepared(b->mlx, b->layer, mine, (int)b->n);
+                                   FKV_MLX_SHAPE((int)(first + b->n), (int)attn->n_q_heads, (int)fkv_attn_key_dim(attn)));
+    if (is_latent(b->layer)) {
+        b->q_rope = prepared(b->mlx, b->layer, channels_of(g, mine, attn->head_dim, fkv_attn_key_dim(attn)), (int)b->n,
+                             (int)attn->rope_dim, false);
+        mine = channels_of(g, mine, 0, attn->head_dim);
+    }
+    b->q = prepared(b->mlx, b->layer, mine, (int)b->n, (int)attn->head_dim, true);
     const uint32_t end = b->position + b->n;
     const uint32_t begin = attn->window != 0 && b->position + 1 > attn->window ? b->position + 1 - attn->window : 0;
     fold_seen(b, 0, fkv_min_u32(attn->n_sinks, begin));
@@ -472,7 +498,7 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
 /* The bound is four times the size of the scores, keys and values of a tile plus the rows of a step. MLX starts an operation
  * before the previous operation has finished, so the inputs and outputs of two operations exist at the same time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
-    const uint64_t dim = layer->head_dim;
+    const uint64_t dim = (uint64_t)layer->head_dim + layer->rope_dim;
     const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));
     const uint64_t scores = queries * layer->n_q_heads * TILE_TOKENS;
     const uint64_t tile = (uint64_t)TILE_TOKENS * layer->n_kv_heads * 2 * dim;

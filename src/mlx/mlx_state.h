@@ -1,5 +1,7 @@
 /* State of the MLX backend for one cache, stored in the tables of the cache. The arrays belong to MLX.
  *
+ * Recurrent states have no pool: each slot of a state layer is an array of its own (mlx_states.c).
+ *
  * A pool contains the P pages of one layer as 16-bit words: [P, G, block.bytes / 2]. The bytes are those of the slab of a host
  * cache. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can
  * write in place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an array
@@ -51,12 +53,18 @@ struct fkv_mlx_layer {
     mlx_array sink_logits;        /* float32 [max(H, 8)]; zeros if the layer has no sink logits */
     fkv_mlx_channels channels;    /* only used for sealed pages with calibrated keys */
 
+    /* state layers (mlx_states.c), which have no pool */
+    mlx_array *states; /* [n_states] slots, each float32 [n_state_values]; NULL if the layer stores keys and values */
+    uint32_t n_states;
+    uint32_t n_state_values;
+
     /* fused method */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
     uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
-    uint32_t table_of; /* index of the first layer with the same group and `cut`; that layer owns the step table */
+    uint32_t table_of; /* index of the first layer with the same group and `cut`; that layer owns the step table. In a state
+                          layer, an index that no layer has */
     mlx_array table;   /* step table; empty between steps, and always empty if `table_of` is the index of another layer */
     uint32_t table_words;
     uint32_t header[FKV_STEP_HEADER]; /* host copy of the step table's header */
@@ -84,6 +92,7 @@ typedef struct fkv_mlx_state {
     uint32_t n_groups;
     uint32_t max_seqs;
     fkv_mlx_layer *layers; /* [n_pools] */
+    mlx_array *states;     /* slots of all state layers */
     mlx_array *tables;     /* [n_groups, max_seqs]: page tables of the step's rows in the plain method, otherwise empty */
     fkv_mlx_constants constants;
     mlx_array ring; /* ring buffer through which prefill thread blocks share unpacked pages; empty if no layer uses it */
@@ -113,6 +122,22 @@ mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *ro
 
 /* Creates the channel tables of a layer with calibrated keys (mlx_sealed.c). Failures are recorded in the graph. */
 void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx_channels *channels);
+
+/* ---- recurrent states (mlx_states.c) ---- */
+
+/* Fills all slots of a state layer with zeros. Failures are recorded in the graph. */
+void fkv_mlx_states_open(fkv_mlx_graph *g, fkv_mlx_layer *layer);
+void fkv_mlx_states_close(fkv_mlx_layer *layer);
+
+/* Implement fkv_mlx_state_get() and fkv_mlx_state_put() for a state layer of the current step. */
+fkv_status fkv_mlx_states_get(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t row, mlx_array *state);
+fkv_status fkv_mlx_states_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, const mlx_array *states);
+
+/* Read or write bytes [from, from + bytes) of a slot. Failures are recorded in the graph. */
+void fkv_mlx_states_read(fkv_mlx_graph *g, const fkv_mlx_layer *layer, uint32_t slot, uint64_t from, uint64_t bytes,
+                         uint8_t *out);
+void fkv_mlx_states_write(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t slot, uint64_t from, uint64_t bytes,
+                          const uint8_t *in);
 
 /* ---- fused method (mlx_fused.c) ---- */
 
