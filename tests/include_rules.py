@@ -24,7 +24,7 @@ RULES = {
     "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # a device that implements src/cache/device.h
     "text": {"base", "text", "public"},  # tokenizers, chat templates, reply parsing
     "model": {"base", "matrix", "text", "model", "src/cache/cache_workers.h", "public"},  # otherwise uses the public cache API
-    "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "public"},  # src/model/mlx
+    "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "src/mlx/mlx_kernel.h", "public"},  # src/model/mlx
     "engine": {"base", "engine", "public"},  # uses the public APIs of models and caches
     "kit": {"kit"},  # shared by the programs; independent of flatkv
     "hub": {"kit", "hub", "public"},  # the program's downloads

@@ -4,6 +4,7 @@
  * usage: make_kernel_sources host|cuda|metal <folder>
  */
 #include "kernel_cases.h"
+#include "recurrent_cases.h"
 
 #include "../src/attn/gpu/kernel_source.h"
 #include <kernel_files.h>
@@ -209,6 +210,53 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
     }
 }
 
+/* Writes one parameter of the kernel of recurrent layers: a variable on the host, otherwise a part of the signature. */
+static void put_recurrent_input(FILE *file, fkv_kernel_device device, int k) {
+    const char *name = fkv_recurrent_inputs[k];
+    const char *type = strcmp(name, "n_tokens") == 0 ? "uint32_t" : "float";
+    if (device == FKV_KERNEL_HOST)
+        fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, name, type, k);
+    else
+        fprintf(file, "    const %s%s *%s,\n", device == FKV_KERNEL_METAL ? "device " : "", type, name);
+}
+
+/* Writes the kernel of recurrent layers for one shape. */
+static void write_recurrent(const char *folder, uint32_t i, fkv_kernel_device device) {
+    static const char *const endings[] = {[FKV_KERNEL_CUDA] = ".cu", [FKV_KERNEL_METAL] = ".metal", [FKV_KERNEL_HOST] = ".cpp"};
+    static const fkv_recurrent_device devices[] = {
+        [FKV_KERNEL_CUDA] = FKV_RECURRENT_CUDA, [FKV_KERNEL_METAL] = FKV_RECURRENT_METAL, [FKV_KERNEL_HOST] = FKV_RECURRENT_HOST};
+    const recurrent_case *c = &recurrent_cases[i];
+    const char *body = fkv_recurrent_body(devices[device]);
+    char header[2048];
+    char path[512];
+    snprintf(path, sizeof path, "%s/kernel_case_recurrent_%u%s", folder, i, endings[device]);
+    FILE *file = fopen(path, "w");
+    if (file == NULL || fkv_recurrent_header(devices[device], c->kind, &c->shape, header, sizeof header) >= sizeof header)
+        abort();
+    if (device == FKV_KERNEL_HOST) {
+        fprintf(file, "#include \"base/float16.h\"\n%s%s%s", fkv_kernel_file_lanes_host, fkv_kernel_file_prelude_host, header);
+        fprintf(file,
+                "extern \"C\" void recurrent_case_%u(fkv_u32 n_blocks, fkv_u32 n_threads, const void *const *in, float *out) {\n",
+                i);
+    } else {
+        fprintf(file, "#include %s\n%s%s void custom_kernel(\n", device == FKV_KERNEL_METAL ? "<metal_stdlib>" : "<stdint.h>",
+                header, device == FKV_KERNEL_METAL ? "kernel" : "__global__");
+    }
+    for (int k = 0; fkv_recurrent_inputs[k] != NULL; k++) put_recurrent_input(file, device, k);
+    if (device == FKV_KERNEL_HOST)
+        fprintf(file,
+                "const fkv_u32 grid[] = {n_blocks, 1, 1};\nfkv_host_run(grid, n_threads, [=](fkv_place place) {\n%s});\n}\n",
+                body);
+    else if (device == FKV_KERNEL_METAL)
+        fprintf(
+            file,
+            "    device float *out,\n    uint3 thread_position_in_threadgroup,\n    uint3 threadgroup_position_in_grid) {\n%s}\n",
+            body);
+    else
+        fprintf(file, "    float *out) {\n%s}\n", body);
+    fclose(file);
+}
+
 int main(int argc, char **argv) {
     static const char *const devices[] = {[FKV_KERNEL_CUDA] = "cuda", [FKV_KERNEL_METAL] = "metal", [FKV_KERNEL_HOST] = "host"};
     uint32_t device = 0;
@@ -228,5 +276,6 @@ int main(int argc, char **argv) {
         if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
             write_host(argv[2], i, &fixture.layer, fkv_decode_rows(FKV_KERNEL_HOST, &fixture.layer, 1), true);
     }
+    for (uint32_t i = 0; i < N_RECURRENT_CASES; i++) write_recurrent(argv[2], i, (fkv_kernel_device)device);
     return EXIT_SUCCESS;
 }

@@ -67,32 +67,32 @@ bool fkv_architecture_has_experts(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns the number of layers that store their own keys and values. These are the first layers of the model; the remaining
  * layers attend to the keys and values of these layers. */
-FKV_INTERNAL uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
+uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
 /* Returns whether a layer has a recurrent state. */
-bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
+FKV_INTERNAL bool fkv_architecture_is_recurrent(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns whether a layer has attention. */
-bool fkv_architecture_has_attention(const fkv_hparams *hparams, uint32_t layer);
+FKV_INTERNAL bool fkv_architecture_has_attention(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns whether a layer has a feed-forward block, which may consist of experts. */
-bool fkv_architecture_has_ffn(const fkv_hparams *hparams, uint32_t layer);
+FKV_INTERNAL bool fkv_architecture_has_ffn(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns the number of layers of the cache: one for each layer that stores keys and one for each recurrent state. */
 uint32_t fkv_architecture_n_cache_layers(const fkv_hparams *hparams);
 
 /* Returns 1 plus the index of the last layer that stores keys or a recurrent state. */
-uint32_t fkv_architecture_n_storing_layers(const fkv_hparams *hparams);
+FKV_INTERNAL uint32_t fkv_architecture_n_storing_layers(const fkv_hparams *hparams);
 
 /* Returns whether the model has at least one recurrent layer. */
-bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
+FKV_INTERNAL bool fkv_architecture_has_recurrence(const fkv_hparams *hparams);
 
 /* Returns the number of channels of a recurrent layer's convolution. */
-uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
+FKV_INTERNAL uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams);
 
 /* Returns the size, in bytes, of the recurrent state of one layer, a multiple of 64. A state consists of f32 values: first the
  * states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2, if any, then the last n_taps - 1 inputs of the convolution. */
-uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
+FKV_INTERNAL uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
 /* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated
  * K bias averaged over the context. This shifts all scores of a query by the same amount, so softmax is unchanged. Without

@@ -86,12 +86,6 @@ static fkv_status open_model(const char *path, fkv_model *m) {
                 "%s has the unsupported architecture %s; supported architectures are %s", path, h->architecture,
                 fkv_architecture_names());
     FKV_TRY(fkv_hparams_check(h));
-    FKV_REQUIRE(m->backend->runs_recurrent_layers || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
-                "%s has layers with a recurrent state (architecture %s), which only the CPU backend supports", path,
-                h->architecture);
-    FKV_REQUIRE(m->backend->runs_latent_attention || !fkv_architecture_is_latent(h), FKV_UNSUPPORTED,
-                "%s has multi-head latent attention (architecture %s), which only the CPU backend supports", path,
-                h->architecture);
     m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
     m->residual_scale = h->residual_scale != 0.0f ? h->residual_scale : 1.0f;

@@ -12,9 +12,6 @@
 #include <flatkv/model.h>
 
 typedef struct fkv_model_backend {
-    bool runs_recurrent_layers; /* the backend supports models with recurrent layers */
-    bool runs_latent_attention; /* the backend supports models with latent attention */
-
     /* Computes packed_bytes and mapped_bytes of a model whose tensors have been located. Allocates nothing. */
     fkv_status (*count_weights)(fkv_model *model);
 

@@ -628,9 +628,7 @@ static fkv_status cpu_numerics(fkv_isa isa, char text[FKV_NUMERICS_BYTES]) {
     return FKV_OK;
 }
 
-const fkv_model_backend fkv_cpu_model_backend = {.runs_recurrent_layers = true,
-                                                 .runs_latent_attention = true,
-                                                 .count_weights = fkv_packed_weights_count,
+const fkv_model_backend fkv_cpu_model_backend = {.count_weights = fkv_packed_weights_count,
                                                  .load_weights = fkv_packed_weights_load,
                                                  .unload_weights = fkv_packed_weights_unload,
                                                  .available = fkv_memory_available,

@@ -112,7 +112,7 @@ FKV_INTERNAL uint32_t fkv_runner_row_values(const fkv_runner *runner);
 FKV_INTERNAL uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
 
 /* Returns the padded number of RoPE channels in pages of latent layers; 0 if the model has no latent attention. */
-uint32_t fkv_runner_rope_pad(const fkv_hparams *hparams);
+FKV_INTERNAL uint32_t fkv_runner_rope_pad(const fkv_hparams *hparams);
 
 /* Returns the RoPE variant of a layer: FKV_ROPE_GLOBAL, FKV_ROPE_LOCAL or FKV_ROPE_NONE. */
 FKV_INTERNAL uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);

@@ -18,16 +18,36 @@ enum { ARRAY_NUMERICS_VERSION = 1 };
 
 /* ---- plan ---- */
 
+/* Returns the peak memory of the projections, the convolution and the gates of a recurrent layer, in bytes per token. */
+static uint64_t recurrent_token_bytes(const fkv_hparams *h) {
+    enum { CHANNEL_BYTES = 32, OUTPUT_BYTES = 24 };
+    const fkv_recurrence *s = &h->recurrence;
+    const uint64_t n_outputs = h->features.recurrence == FKV_SHORT_CONV ? 2 * h->dim : (uint64_t)s->n_v_heads * (s->v_dim + 2);
+    return (uint64_t)CHANNEL_BYTES * fkv_architecture_conv_channels(h) + OUTPUT_BYTES * n_outputs;
+}
+
+/* Returns the peak memory of the queries, keys and values of a layer, in bytes per token. */
+static uint64_t heads_token_bytes(const fkv_runner *r, const fkv_layer_shape *s) {
+    enum { HEADS_BYTES = 12 };
+    const fkv_hparams *h = r->model->hparams;
+    const fkv_latent *l = &h->latent;
+    uint64_t n = (uint64_t)(h->n_q_heads + s->n_kv_heads) * (fkv_runner_head_pad(r, s->head_dim) + fkv_runner_rope_pad(h));
+    n += (uint64_t)h->n_q_heads * (l->nope_dim + l->rope_dim + l->v_dim); /* 0 without latent attention */
+    if (h->features.gate_in_q) n += (uint64_t)h->n_q_heads * s->head_dim;
+    return HEADS_BYTES * n;
+}
+
 /* Returns the peak memory of one layer outside of attention, in bytes per token: x, the inputs of matrix products, and the
  * longest chain of operations on heads or feed-forward rows, counting the input and output of each operation. */
 static uint64_t array_token_bytes(const fkv_runner *r) {
-    enum { X_BYTES = 6, HEADS_BYTES = 12, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };
+    enum { X_BYTES = 6, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };
     const fkv_hparams *h = r->model->hparams;
     const uint64_t n_inputs = (uint64_t)h->n_layers * h->input_dim;
     uint64_t chain = INPUTS_MADE_BYTES * n_inputs;
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
-        uint64_t heads = (uint64_t)HEADS_BYTES * (h->n_q_heads + s->n_kv_heads) * fkv_runner_head_pad(r, s->head_dim);
+        uint64_t heads = heads_token_bytes(r, s);
+        if (fkv_architecture_is_recurrent(h, i)) heads += recurrent_token_bytes(h);
         uint64_t ffn = (uint64_t)FFN_BYTES * s->ffn_dim;
         if (h->n_experts != 0) ffn += (uint64_t)FFN_BYTES * h->n_experts_used * (h->expert_dim + h->dim);
         uint64_t longest = heads > ffn ? heads : ffn;
@@ -39,12 +59,16 @@ static uint64_t array_token_bytes(const fkv_runner *r) {
 /* Returns the peak memory of a step, in bytes: one layer, plus the larger of the next layer and attention, plus the logits. The
  * next layer is included because MLX prepares operations ahead. */
 static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
+    enum { N_STATES = 8 };
     const fkv_runner_config *c = &r->config;
+    const fkv_hparams *h = r->model->hparams;
     uint64_t rows = c->max_step_tokens * array_token_bytes(r);
-    uint64_t logits = (uint64_t)c->max_logit_rows * r->model->hparams->n_vocab * (sizeof(uint16_t) + sizeof(float));
+    uint64_t logits = (uint64_t)c->max_logit_rows * h->n_vocab * (sizeof(uint16_t) + sizeof(float));
     uint64_t attention = 0;
     (void)fkv_mlx_step_bytes(cache, NULL, &attention);
-    return rows + (attention > rows ? attention : rows) + logits;
+    /* intermediate states of the recurrence, which runs one sequence after the other */
+    const uint64_t states = fkv_architecture_has_recurrence(h) ? N_STATES * fkv_architecture_state_bytes(h) : 0;
+    return rows + (attention > rows ? attention : rows) + states + logits;
 }
 
 /* Returns the size limit of MLX's buffer cache between steps, in bytes. */
@@ -66,12 +90,14 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     const uint32_t most_pairs = fkv_max_u32(r->n_pairs[FKV_ROPE_GLOBAL], r->n_pairs[FKV_ROPE_LOCAL]);
     float *angles = FKV_CARVE(carve, (uint64_t)t * most_pairs * 2, float);
     int32_t *numbers = FKV_CARVE(carve, t, int32_t);
+    mlx_array *states = fkv_architecture_has_recurrence(h) ? FKV_CARVE(carve, r->config.max_seqs, mlx_array) : NULL;
     r->arrays = a;
     if (a == NULL) return;
     a->k_centers = k_centers;
     for (uint32_t i = 0; i < r->n_ropes; i++) a->one_turn[i] = one_turn[i];
     a->angles = angles;
     a->numbers = numbers;
+    a->states = states;
 }
 
 static fkv_status plan_cache(const fkv_config *config, fkv_plan *plan) { return fkv_mlx_plan_make(config, NULL, plan); }
@@ -144,6 +170,7 @@ static void close_array_runner(fkv_runner *r) {
     size_t ours = 0;
     fkv_cache_close(r->cache);
     if (a->cache_limit_is_set) (void)mlx_set_cache_limit(&ours, a->cache_limit_before);
+    fkv_mlx_kernel_close(&a->recurrence);
     (void)mlx_array_free(a->embedding_scale);
     for (uint32_t i = 0; a->k_centers != NULL && i < r->model->hparams->n_layers; i++) (void)mlx_array_free(a->k_centers[i]);
     (void)mlx_stream_free(a->graph.stream);

@@ -4,6 +4,7 @@
 #ifndef FKV_ARRAY_RUNNER_H
 #define FKV_ARRAY_RUNNER_H
 
+#include "../../mlx/mlx_kernel.h"
 #include "../forward/runner.h"
 #include "array_weights.h"
 
@@ -20,6 +21,8 @@ struct fkv_array_runner {
     mlx_array embedding_scale;       /* scale of the embeddings; empty if the scale is 1 */
     mlx_array *k_centers;            /* [n_layers] key centers, each [G, D], or NULL; see fkv_architecture_centers_keys() */
     fkv_turn *one_turn[FKV_N_ROPES]; /* [n_pairs] rotation of each pair from one position to the next */
+    mlx_array *states;               /* [max_seqs] states of the current recurrent layer; empty between layers */
+    fkv_mlx_kernel recurrence;       /* kernel of the recurrence on a GPU; opened on first use */
     float *angles;                   /* [T, n_pairs] pairs of cosine and sine */
     int32_t *numbers;                /* [T] */
 };

@@ -7,6 +7,7 @@
 #include "../../base/float16.h"
 #include "../forward/tensor_matrix.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 enum { GROUP = 32, WORD_BITS = 32 };
@@ -27,8 +28,11 @@ static int code_bits(const fkv_tensor *tensor) {
 /* The number of columns of a quantized tensor is a multiple of 32, so that codes of any width fill whole words. */
 static uint64_t row_words(const fkv_tensor *tensor) { return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor); }
 
-/* On the CPU backend, F32 tensors are not converted to half floats, because MLX multiplies floats just as fast there. */
-static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) { return tensor->type == FKV_TENSOR_F32 && !on_gpu; }
+/* On the CPU backend, F32 tensors are not converted to half floats, because MLX multiplies floats just as fast there. FP8 tensors
+ * become floats, because their scales are F32. */
+static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) {
+    return !on_gpu && (tensor->type == FKV_TENSOR_F32 || (tensor->linear != NULL && code_bits(tensor) == 0));
+}
 
 /* Returns the number of columns that share a scale. */
 static uint32_t scale_group(const fkv_tensor *tensor) { return tensor->bits != 0 ? tensor->group : GROUP; }
@@ -53,42 +57,96 @@ static uint64_t expert_bytes(const fkv_tensor *tensor, bool on_gpu) {
     return widens ? (uint64_t)tensor->n_rows * tensor->n_cols * sizeof(float) : matrix_bytes(tensor, on_gpu);
 }
 
-static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool on_gpu) {
-    const fkv_tensor *matrices[] = {t->q,  t->k,    t->v,          t->o,          t->attn_gate, t->gate,
-                                    t->up, t->down, t->input_gate, t->input_proj, t->router,    t->shared_gate};
-    const fkv_tensor *vectors[] = {t->q_bias,
-                                   t->k_bias,
-                                   t->v_bias,
-                                   t->o_bias,
-                                   t->gate_bias,
-                                   t->up_bias,
-                                   t->down_bias,
-                                   t->q_norm,
-                                   t->k_norm,
-                                   t->attn_norm,
-                                   t->ffn_norm,
-                                   t->attn_norm_bias,
-                                   t->ffn_norm_bias,
-                                   t->post_attn_norm,
-                                   t->post_ffn_norm,
-                                   t->router_bias,
-                                   t->router_correction,
-                                   t->router_scale,
-                                   t->expert_scales,
-                                   t->experts_norm,
-                                   t->post_dense_norm,
-                                   t->post_experts_norm,
-                                   t->gate_experts_bias,
-                                   t->up_experts_bias,
-                                   t->down_experts_bias,
-                                   t->input_norm,
-                                   t->out_scale};
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) bytes += matrix_bytes(matrices[i], on_gpu);
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) bytes += vector_bytes(vectors[i]);
-    for (uint32_t e = 0; t->router != NULL && e < n_experts; e++)
-        bytes += expert_bytes(t->gate_experts[e], on_gpu) + expert_bytes(t->up_experts[e], on_gpu) +
-                 expert_bytes(t->down_experts[e], on_gpu);
+/* ---- tensors of a layer ---- */
+
+/* Conversions of tensors that are not matrices. All of them give f32 arrays. */
+typedef enum vector_kind {
+    VECTOR,      /* [n] */
+    NORM_VECTOR, /* [n], plus 1 if the file stores norm weights minus 1 */
+    TABLE,       /* [n_rows, n] */
+    CONV_TABLE,  /* [n_taps, C], the transposed taps of a convolution */
+    DECAY_VECTOR /* [n] negated decay rates, stored as logarithms */
+} vector_kind;
+
+/* Offsets of a tensor in fkv_layer_tensors and of its array or matrix in fkv_array_layer. */
+typedef struct layer_part {
+    size_t tensor;
+    size_t array;
+    vector_kind kind;
+} layer_part;
+
+#define PART(name, ...) {offsetof(fkv_layer_tensors, name), offsetof(fkv_array_layer, name), __VA_ARGS__}
+#define N_PARTS(parts) (sizeof(parts) / sizeof((parts)[0]))
+
+static const layer_part MATRICES[] = {PART(q, 0),           PART(k, 0),           PART(v, 0),        PART(o, 0),
+                                      PART(attn_gate, 0),   PART(gate, 0),        PART(up, 0),       PART(down, 0),
+                                      PART(input_gate, 0),  PART(input_proj, 0),  PART(router, 0),   PART(shared_gate, 0),
+                                      PART(latent_up, 0),   PART(latent_down, 0), PART(mixer_in, 0), PART(mixer_gate, 0),
+                                      PART(mixer_fused, 0), PART(mixer_out, 0),   PART(alpha, 0),    PART(beta, 0),
+                                      PART(beta_alpha, 0),  PART(q_a, 0),         PART(kv_a, 0)};
+
+static const layer_part STACKS[] = {PART(gate_experts, 0), PART(up_experts, 0), PART(down_experts, 0)};
+
+static const layer_part VECTORS[] = {PART(q_bias, VECTOR),
+                                     PART(k_bias, VECTOR),
+                                     PART(v_bias, VECTOR),
+                                     PART(o_bias, VECTOR),
+                                     PART(gate_bias, VECTOR),
+                                     PART(up_bias, VECTOR),
+                                     PART(down_bias, VECTOR),
+                                     PART(q_norm, NORM_VECTOR),
+                                     PART(k_norm, NORM_VECTOR),
+                                     PART(attn_norm, NORM_VECTOR),
+                                     PART(ffn_norm, NORM_VECTOR),
+                                     PART(attn_norm_bias, VECTOR),
+                                     PART(ffn_norm_bias, VECTOR),
+                                     PART(post_attn_norm, NORM_VECTOR),
+                                     PART(post_ffn_norm, NORM_VECTOR),
+                                     PART(router_bias, VECTOR),
+                                     PART(router_correction, VECTOR),
+                                     PART(router_scale, VECTOR),
+                                     PART(expert_scales, VECTOR),
+                                     PART(experts_norm, NORM_VECTOR),
+                                     PART(post_dense_norm, NORM_VECTOR),
+                                     PART(post_experts_norm, NORM_VECTOR),
+                                     PART(gate_experts_bias, TABLE),
+                                     PART(up_experts_bias, TABLE),
+                                     PART(down_experts_bias, TABLE),
+                                     PART(input_norm, NORM_VECTOR),
+                                     PART(out_scale, VECTOR),
+                                     PART(mixer_in_bias, VECTOR),
+                                     PART(mixer_out_bias, VECTOR),
+                                     PART(conv, CONV_TABLE),
+                                     PART(conv_bias, VECTOR),
+                                     PART(alpha_bias, VECTOR),
+                                     PART(skip, VECTOR),
+                                     PART(mixer_norm, VECTOR), /* unlike other norm weights, never stored minus 1 */
+                                     PART(decay, VECTOR),
+                                     {offsetof(fkv_layer_tensors, decay_log), offsetof(fkv_array_layer, decay), DECAY_VECTOR},
+                                     PART(q_a_bias, VECTOR),
+                                     PART(kv_a_bias, VECTOR),
+                                     PART(q_a_norm, NORM_VECTOR),
+                                     PART(kv_a_norm, NORM_VECTOR)};
+
+static const fkv_tensor *tensor_of(const fkv_layer_tensors *t, const layer_part *part) {
+    return *(const fkv_tensor *const *)(const void *)((const char *)t + part->tensor);
+}
+
+static void *array_of(fkv_array_layer *layer, const layer_part *part) { return (char *)layer + part->array; }
+
+/* Returns the size of the per-head projections of latent attention. */
+static uint64_t heads_bytes(const fkv_hparams *h, bool on_gpu) {
+    const fkv_latent *l = &h->latent;
+    return (uint64_t)h->n_q_heads * l->dim * (l->nope_dim + l->v_dim) * (on_gpu ? sizeof(uint16_t) : sizeof(float));
+}
+
+static uint64_t layer_bytes(const fkv_hparams *h, const fkv_layer_tensors *t, bool on_gpu) {
+    uint64_t bytes = t->kv_a != NULL ? heads_bytes(h, on_gpu) : 0;
+    for (size_t i = 0; i < N_PARTS(MATRICES); i++) bytes += matrix_bytes(tensor_of(t, &MATRICES[i]), on_gpu);
+    for (size_t i = 0; i < N_PARTS(VECTORS); i++) bytes += vector_bytes(tensor_of(t, &VECTORS[i]));
+    const fkv_tensor **const stacks[] = {t->gate_experts, t->up_experts, t->down_experts};
+    for (size_t i = 0; i < N_PARTS(stacks); i++)
+        for (uint32_t e = 0; stacks[i] != NULL && e < h->n_experts; e++) bytes += expert_bytes(stacks[i][e], on_gpu);
     return bytes;
 }
 
@@ -128,8 +186,7 @@ fkv_status fkv_array_weights_count(fkv_model *model) {
     uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm) + vector_bytes(model->final_norm_bias);
     if (model->embedding != model->output) bytes += matrix_bytes(model->embedding, on_gpu);
     bytes += matrix_bytes(model->inputs, on_gpu) + matrix_bytes(model->inputs_proj, on_gpu) + vector_bytes(model->inputs_norm);
-    for (uint32_t i = 0; i < model->hparams->n_layers; i++)
-        bytes += layer_bytes(&model->tensors[i], model->hparams->n_experts, on_gpu);
+    for (uint32_t i = 0; i < model->hparams->n_layers; i++) bytes += layer_bytes(model->hparams, &model->tensors[i], on_gpu);
     model->info.packed_bytes = bytes;
     model->mapped_bytes = 0;
     model->touched_bytes = 0;
@@ -165,7 +222,11 @@ static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, u
 static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_stream stream, fkv_array_matrix *m) {
     const void *data = tensor->data; /* the data in the file is used directly unless it is converted below */
     bool is_odd = (uintptr_t)data % mlx_dtype_size(m->rows) != 0;
-    if (m->rows == MLX_FLOAT32 && is_odd) {
+    if (m->rows == MLX_FLOAT32 && tensor->type != FKV_TENSOR_F32) {
+        for (uint32_t r = 0; r < tensor->n_rows; r++)
+            fkv_tensor_row_floats(tensor, r, (float *)s->bytes + (size_t)r * tensor->n_cols);
+        data = s->bytes;
+    } else if (m->rows == MLX_FLOAT32 && is_odd) {
         memcpy(s->bytes, data, (size_t)(tensor->n_rows * tensor->row_bytes));
         data = s->bytes;
     } else if (m->rows == MLX_FLOAT16 && (tensor->type != FKV_TENSOR_F16 || is_odd)) {
@@ -406,79 +467,110 @@ static void take_stack(loading *l, const fkv_tensor **tensors, fkv_array_stack *
     free(experts);
 }
 
-/* Loads the biases of all experts, one row per expert. */
-static void take_table(loading *l, const fkv_tensor *tensor, mlx_array *array) {
-    if (tensor == NULL || l->status != FKV_OK) return;
-    fkv_tensor gathered;
-    void *bytes = NULL;
-    l->status = gather_tensor(tensor, &gathered, &bytes);
-    if (l->status == FKV_OK) l->status = load_floats(&gathered, array);
-    free(bytes);
-}
-
 /* ---- layers ---- */
 
-/* Loads a norm or bias vector; the array stays empty if the model has none. */
-static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_array *array) {
+/* Reads all values of a tensor. values: [n_rows, n_cols] */
+static fkv_status read_values(const loading *l, const fkv_tensor *tensor, vector_kind kind, float *values) {
+    fkv_tensor gathered;
+    void *bytes = NULL;
+    FKV_TRY(gather_tensor(tensor, &gathered, &bytes));
+    for (uint32_t r = 0; r < tensor->n_rows; r++) fkv_tensor_row_floats(&gathered, r, values + (size_t)r * tensor->n_cols);
+    free(bytes);
+    if (kind == NORM_VECTOR) fkv_tensor_norm_floats(tensor, l->model->hparams, values);
+    for (uint32_t i = 0; kind == DECAY_VECTOR && i < tensor->n_cols; i++) values[i] = -expf(values[i]);
+    return FKV_OK;
+}
+
+/* Transposes values: [n_rows, n_cols] -> [n_cols, n_rows]. */
+static void transpose_values(const float *values, uint32_t n_rows, uint32_t n_cols, float *out) {
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t c = 0; c < n_cols; c++) out[(size_t)c * n_rows + r] = values[(size_t)r * n_cols + c];
+}
+
+/* Loads a tensor that is not a matrix; the array stays empty if the model does not have the tensor. */
+static void load_vector(loading *l, const fkv_tensor *tensor, vector_kind kind, mlx_array *array) {
     if (tensor == NULL || l->status != FKV_OK) return;
-    float *numbers = malloc(tensor->n_cols * sizeof *numbers);
-    const int shape[] = {(int)tensor->n_cols};
-    if (numbers == NULL) {
+    const size_t n = (size_t)tensor->n_rows * tensor->n_cols;
+    float *values = malloc(2 * n * sizeof *values); /* the second half holds the transposed values */
+    if (values == NULL) {
         l->status = fkv_fail(FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", tensor->name);
         return;
     }
-    if (is_norm)
-        fkv_tensor_norm_floats(tensor, l->model->hparams, numbers);
-    else
-        fkv_tensor_row_floats(tensor, 0, numbers);
-    *array = mlx_array_new_data(numbers, shape, 1, MLX_FLOAT32);
-    l->status = said(array->ctx != NULL);
-    free(numbers);
+    l->status = read_values(l, tensor, kind, values);
+    if (l->status == FKV_OK && kind == CONV_TABLE) transpose_values(values, tensor->n_rows, tensor->n_cols, values + n);
+    const bool has_rows = kind == TABLE || kind == CONV_TABLE;
+    const int table[] = {(int)tensor->n_rows, (int)tensor->n_cols};
+    const int transposed[] = {(int)tensor->n_cols, (int)tensor->n_rows};
+    if (l->status == FKV_OK) {
+        *array = kind == CONV_TABLE ? mlx_array_new_data(values + n, transposed, 2, MLX_FLOAT32)
+                                    : mlx_array_new_data(values, has_rows ? table : table + 1, has_rows ? 2 : 1, MLX_FLOAT32);
+        l->status = said(array->ctx != NULL);
+    }
+    free(values);
+}
+
+/* Creates the array of all heads' projections from f32 values: [H, n_rows, n_cols]. */
+static fkv_status make_heads(const loading *l, const float *values, uint32_t n_rows, uint32_t n_cols, mlx_array *array) {
+    const int shape[] = {(int)l->model->hparams->n_q_heads, (int)n_rows, (int)n_cols};
+    mlx_array full = mlx_array_new_data(values, shape, 3, MLX_FLOAT32);
+    bool good = full.ctx != NULL;
+    if (good && l->weights->on_gpu)
+        good = mlx_astype(array, full, MLX_FLOAT16, l->stream) == 0 && mlx_array_eval(*array) == 0;
+    else if (good)
+        good = mlx_array_set(array, full) == 0;
+    (void)mlx_array_free(full);
+    return said(good);
+}
+
+/* Reads one head's projections from the latent vector. k: [nope_dim, latent dim], v: [latent dim, v_dim], rows: scratch for the
+ * larger of both */
+static void read_head(const fkv_latent *latent, const fkv_layer_tensors *t, uint32_t head, float *k, float *v, float *rows) {
+    const uint32_t n = latent->nope_dim;
+    const uint32_t d = latent->dim;
+    if (t->kv_b != NULL) {
+        const uint32_t first = head * (n + latent->v_dim);
+        for (uint32_t i = 0; i < n; i++) fkv_tensor_row_floats(t->kv_b, first + i, k + (size_t)i * d);
+        for (uint32_t i = 0; i < latent->v_dim; i++) fkv_tensor_row_floats(t->kv_b, first + n + i, rows + (size_t)i * d);
+    } else {
+        for (uint32_t i = 0; i < d; i++) fkv_tensor_row_floats(t->k_b, head * d + i, rows + (size_t)i * n);
+        transpose_values(rows, d, n, k);
+        for (uint32_t i = 0; i < latent->v_dim; i++)
+            fkv_tensor_row_floats(t->v_b, head * latent->v_dim + i, rows + (size_t)i * d);
+    }
+    transpose_values(rows, latent->v_dim, d, v);
+}
+
+/* Loads the per-head projections of latent attention. */
+static void load_heads(loading *l, const fkv_layer_tensors *t, fkv_array_layer *layer) {
+    if (t->kv_a == NULL || l->status != FKV_OK) return;
+    const fkv_hparams *h = l->model->hparams;
+    const fkv_latent *latent = &h->latent;
+    const size_t n_k = (size_t)latent->nope_dim * latent->dim;
+    const size_t n_v = (size_t)latent->v_dim * latent->dim;
+    float *k = malloc((h->n_q_heads * (n_k + n_v) + (n_k > n_v ? n_k : n_v)) * sizeof *k);
+    if (k == NULL) {
+        l->status = fkv_fail(FKV_NO_MEMORY, "out of memory converting the projections of %u heads for MLX", h->n_q_heads);
+        return;
+    }
+    float *v = k + h->n_q_heads * n_k;
+    float *rows = v + h->n_q_heads * n_v;
+    for (uint32_t head = 0; head < h->n_q_heads; head++) read_head(latent, t, head, k + head * n_k, v + head * n_v, rows);
+    l->status = make_heads(l, k, latent->nope_dim, latent->dim, &layer->k_up);
+    if (l->status == FKV_OK) l->status = make_heads(l, v, latent->dim, latent->v_dim, &layer->v_up);
+    free(k);
+    const fkv_tensor *const read[] = {t->kv_b, t->k_b, t->v_b};
+    for (size_t i = 0; i < N_PARTS(read); i++)
+        if (read[i] != NULL) fkv_weights_release(l->model->weights, read[i]);
 }
 
 static void load_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *layer) {
-    load_matrix(l, t->q, &layer->q);
-    load_matrix(l, t->k, &layer->k);
-    load_matrix(l, t->v, &layer->v);
-    load_matrix(l, t->o, &layer->o);
-    load_matrix(l, t->attn_gate, &layer->attn_gate);
-    load_matrix(l, t->gate, &layer->gate);
-    load_matrix(l, t->up, &layer->up);
-    load_matrix(l, t->down, &layer->down);
-    load_matrix(l, t->input_gate, &layer->input_gate);
-    load_matrix(l, t->input_proj, &layer->input_proj);
-    load_matrix(l, t->router, &layer->router);
-    load_matrix(l, t->shared_gate, &layer->shared_gate);
-    take_vector(l, t->router_correction, false, &layer->router_correction);
-    take_vector(l, t->router_scale, false, &layer->router_scale);
-    take_vector(l, t->expert_scales, false, &layer->expert_scales);
-    take_vector(l, t->experts_norm, true, &layer->experts_norm);
-    take_vector(l, t->post_dense_norm, true, &layer->post_dense_norm);
-    take_vector(l, t->post_experts_norm, true, &layer->post_experts_norm);
+    for (size_t i = 0; i < N_PARTS(MATRICES); i++) load_matrix(l, tensor_of(t, &MATRICES[i]), array_of(layer, &MATRICES[i]));
+    for (size_t i = 0; i < N_PARTS(VECTORS); i++)
+        load_vector(l, tensor_of(t, &VECTORS[i]), VECTORS[i].kind, array_of(layer, &VECTORS[i]));
     take_stack(l, t->gate_experts, &layer->gate_experts);
     take_stack(l, t->up_experts, &layer->up_experts);
     take_stack(l, t->down_experts, &layer->down_experts);
-    take_table(l, t->gate_experts_bias, &layer->gate_experts_bias);
-    take_table(l, t->up_experts_bias, &layer->up_experts_bias);
-    take_table(l, t->down_experts_bias, &layer->down_experts_bias);
-    take_vector(l, t->router_bias, false, &layer->router_bias);
-    take_vector(l, t->q_bias, false, &layer->q_bias);
-    take_vector(l, t->k_bias, false, &layer->k_bias);
-    take_vector(l, t->v_bias, false, &layer->v_bias);
-    take_vector(l, t->o_bias, false, &layer->o_bias);
-    take_vector(l, t->gate_bias, false, &layer->gate_bias);
-    take_vector(l, t->up_bias, false, &layer->up_bias);
-    take_vector(l, t->down_bias, false, &layer->down_bias);
-    take_vector(l, t->attn_norm_bias, false, &layer->attn_norm_bias);
-    take_vector(l, t->ffn_norm_bias, false, &layer->ffn_norm_bias);
-    take_vector(l, t->q_norm, true, &layer->q_norm);
-    take_vector(l, t->k_norm, true, &layer->k_norm);
-    take_vector(l, t->attn_norm, true, &layer->attn_norm);
-    take_vector(l, t->ffn_norm, true, &layer->ffn_norm);
-    take_vector(l, t->post_attn_norm, true, &layer->post_attn_norm);
-    take_vector(l, t->post_ffn_norm, true, &layer->post_ffn_norm);
-    take_vector(l, t->input_norm, true, &layer->input_norm);
-    take_vector(l, t->out_scale, false, &layer->out_scale);
+    load_heads(l, t, layer);
 }
 
 static fkv_status load_all(loading *l) {
@@ -488,10 +580,10 @@ static fkv_status load_all(loading *l) {
     if (m->embedding != m->output) load_matrix(l, m->embedding, &w->own_embedding);
     load_matrix(l, m->inputs, &w->inputs);
     load_matrix(l, m->inputs_proj, &w->inputs_proj);
-    take_vector(l, m->inputs_norm, true, &w->inputs_norm);
-    take_vector(l, m->final_norm, true, &w->final_norm);
-    take_vector(l, m->final_norm_bias, false, &w->final_norm_bias);
-    take_vector(l, m->output_bias, false, &w->output_bias);
+    load_vector(l, m->inputs_norm, NORM_VECTOR, &w->inputs_norm);
+    load_vector(l, m->final_norm, NORM_VECTOR, &w->final_norm);
+    load_vector(l, m->final_norm_bias, VECTOR, &w->final_norm_bias);
+    load_vector(l, m->output_bias, VECTOR, &w->output_bias);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) load_layer(l, &m->tensors[i], &w->layers[i]);
     return l->status;
 }
@@ -516,39 +608,16 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 
 /* ---- unload ---- */
 
-static void give_layer(fkv_array_layer *l) {
-    fkv_array_matrix *matrices[] = {
-        &l->q,          &l->k,          &l->v,      &l->o,           &l->attn_gate,    &l->gate,       &l->up,          &l->down,
-        &l->input_gate, &l->input_proj, &l->router, &l->shared_gate, &l->gate_experts, &l->up_experts, &l->down_experts};
-    mlx_array vectors[] = {l->q_bias,
-                           l->k_bias,
-                           l->v_bias,
-                           l->o_bias,
-                           l->gate_bias,
-                           l->up_bias,
-                           l->down_bias,
-                           l->q_norm,
-                           l->k_norm,
-                           l->attn_norm,
-                           l->ffn_norm,
-                           l->attn_norm_bias,
-                           l->ffn_norm_bias,
-                           l->post_attn_norm,
-                           l->post_ffn_norm,
-                           l->router_bias,
-                           l->router_correction,
-                           l->router_scale,
-                           l->expert_scales,
-                           l->experts_norm,
-                           l->post_dense_norm,
-                           l->post_experts_norm,
-                           l->gate_experts_bias,
-                           l->up_experts_bias,
-                           l->down_experts_bias,
-                           l->input_norm,
-                           l->out_scale};
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) fkv_array_matrix_free(matrices[i]);
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) (void)mlx_array_free(vectors[i]);
+static void give_layer(fkv_array_layer *layer) {
+    for (size_t i = 0; i < N_PARTS(MATRICES); i++) fkv_array_matrix_free(array_of(layer, &MATRICES[i]));
+    for (size_t i = 0; i < N_PARTS(STACKS); i++) fkv_array_matrix_free(array_of(layer, &STACKS[i]));
+    for (size_t i = 0; i < N_PARTS(VECTORS); i++) {
+        mlx_array *array = array_of(layer, &VECTORS[i]);
+        (void)mlx_array_free(*array);
+        *array = (mlx_array){NULL}; /* two parts may refer to the same array */
+    }
+    (void)mlx_array_free(layer->k_up);
+    (void)mlx_array_free(layer->v_up);
 }
 
 void fkv_array_weights_unload(fkv_model *model) {

@@ -42,6 +42,20 @@ typedef struct fkv_array_layer {
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
     mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
+    fkv_array_matrix latent_down, latent_up;                         /* projections before and after the experts, or empty */
+
+    /* recurrent layers; see fkv_layer_tensors */
+    fkv_array_matrix mixer_in, mixer_gate, mixer_fused, mixer_out, alpha, beta, beta_alpha;
+    mlx_array mixer_in_bias, mixer_out_bias;
+    mlx_array conv;                    /* [n_taps, C] */
+    mlx_array conv_bias;               /* [C] */
+    mlx_array decay, alpha_bias, skip; /* [n_v_heads]; decay: negated decay rates */
+    mlx_array mixer_norm;              /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
+
+    /* latent attention; see fkv_layer_tensors */
+    fkv_array_matrix q_a, kv_a;
+    mlx_array q_a_bias, kv_a_bias, q_a_norm, kv_a_norm;
+    mlx_array k_up, v_up; /* [H, nope_dim, latent dim] and [H, latent dim, v_dim]; f16 on a GPU, otherwise f32 */
 } fkv_array_layer;
 
 struct fkv_array_weights {

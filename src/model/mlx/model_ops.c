@@ -37,6 +37,35 @@ mlx_array fkv_model_op_expm1(fkv_mlx_graph *g, mlx_array a) {
     return op_result(g, code, out);
 }
 
+mlx_array fkv_model_op_exp(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_exp(&out, a, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_rsqrt(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_rsqrt(&out, a, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_softplus(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    mlx_array zero = fkv_mlx_adopt(g, mlx_array_new_float32(0.0f));
+    if (g->failed) return out;
+    int code = mlx_logaddexp(&out, a, zero, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_zeros(fkv_mlx_graph *g, int n) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_zeros(&out, &n, 1, MLX_FLOAT32, g->stream);
+    return op_result(g, code, out);
+}
+
 mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, float eps) {
     mlx_array out = {NULL};
     if (g->failed) return out;
@@ -86,6 +115,22 @@ mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b) {
     int code = mlx_concatenate_axis(&out, list, -1, g->stream);
     (void)mlx_vector_array_free(list);
     return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_stack_all(fkv_mlx_graph *g, mlx_vector_array list) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_concatenate_axis(&out, list, 0, g->stream);
+    return op_result(g, code, out);
+}
+
+mlx_array fkv_model_op_stack(fkv_mlx_graph *g, mlx_array a, mlx_array b) {
+    if (g->failed) return a;
+    const mlx_array both[] = {a, b};
+    mlx_vector_array list = mlx_vector_array_new_data(both, 2);
+    mlx_array out = fkv_model_op_stack_all(g, list);
+    (void)mlx_vector_array_free(list);
+    return out;
 }
 
 mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {

@@ -16,6 +16,12 @@ mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weigh
 
 mlx_array fkv_model_op_abs(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_model_op_expm1(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_model_op_exp(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_model_op_rsqrt(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_model_op_softplus(fkv_mlx_graph *g, mlx_array a); /* log(1 + exp(a)) */
+
+/* Returns n zeros of type float32. */
+mlx_array fkv_model_op_zeros(fkv_mlx_graph *g, int n);
 
 /* Multiplies `a` by `factor`. Returns `a` itself if the factor is 1. */
 mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor);
@@ -28,6 +34,10 @@ mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_model_op_columns(fkv_mlx_graph *g, mlx_array a, int from, int to);
 mlx_array fkv_model_op_widen(fkv_mlx_graph *g, mlx_array a, int n);
 mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b);
+
+/* Concatenate two arrays, or all arrays of a list, along the first axis. */
+mlx_array fkv_model_op_stack(fkv_mlx_graph *g, mlx_array a, mlx_array b);
+mlx_array fkv_model_op_stack_all(fkv_mlx_graph *g, mlx_vector_array list);
 
 /* Dequantizes rows to float32. w: [R, words]; scales and biases: float32 [R, C / group], or byte scales in other modes. */
 mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w);
