@@ -62,10 +62,10 @@ class Server:
         assert status == 200, status
         return {name: float(value) for name, value in re.findall(r"^flatkv:(\S+) (\S+)$", data.decode(), re.MULTILINE)}
 
-    def until(self, condition, what, seconds=600):  # generous, because the machine may be busy
+    def until(self, condition, what, seconds=600, headers=None):  # generous, because the machine may be busy
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            metrics = self.metrics()
+            metrics = self.metrics(headers)
             if condition(metrics):
                 return metrics
             time.sleep(0.02)
@@ -1026,6 +1026,32 @@ def overload_is_rejected_with_a_retry_time():
         assert all(int(headers["Retry-After"]) >= 1 and body["error"]["type"] == "rate_limit_error" for headers, body in busy), busy
         metrics = server.until(all_pages_released, "pages are held after all requests")
         assert metrics['request_success_total{finished_reason="error"}'] == 0, metrics
+
+
+def tenant_that_fills_the_queue_does_not_lock_out_others():
+    def ask(server, key, n_new):
+        connection = server.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=n_new, stream=True)), {"x-api-key": key})
+        return connection
+    with admin_key() as option, serving("-c", "16K", "--parallel", "1", "--queue", "100", "--max-wait", "0", "--api-key", KEYS[0], "--api-key", KEYS[1],
+                                        *option) as server:
+        running = ask(server, KEYS[0], 8000)
+        stream = running.getresponse()
+        assert stream.readline().startswith(b"data: ")
+        queued = [ask(server, KEYS[0], 8000) for _ in range(100)]
+        server.until(lambda f: f["num_requests_waiting"] == 100, "the queue does not fill", headers=ADMIN)
+        assert server.raw("POST", "/v1/chat/completions", chat("x"), {"x-api-key": KEYS[0]})[0] == 429
+        other = ask(server, KEYS[1], 4)
+        metrics = server.until(lambda f: f["requests_total"] + f["refused_busy_total"] == 103, "the request of the other tenant does not arrive", headers=ADMIN)
+        assert metrics["refused_busy_total"] == 1, metrics
+        stream.close()
+        running.close()
+        assert b"data: [DONE]" in other.getresponse().read()
+        metrics = server.metrics(ADMIN)
+        assert metrics["num_requests_waiting"] >= 99, metrics  # each request of the first tenant runs for seconds
+        for connection in queued:
+            connection.close()
+        server.until(all_pages_released, "pages are held after all requests", headers=ADMIN)
 
 
 def shared_prefix_is_computed_once():

@@ -10,11 +10,15 @@
 static fkv_admission admission;
 
 static fkv_admission_result ask(uint64_t tenant, uint64_t what, double now, uint32_t n_waiting, double *seconds) {
-    return fkv_admission_decide(
-        &admission,
-        (fkv_queue_state){
-            .n_waiting = n_waiting, .wait_s = 0.5 * n_waiting, .next_start_s = 0.5, .unit_s = 1.0, .learned = now > 0.0},
-        (fkv_admission_request){.tenant = tenant, .hash = what, .work_s = 0.5, .now = now}, seconds);
+    return fkv_admission_decide(&admission,
+                                (fkv_queue_state){.n_waiting = n_waiting,
+                                                  .n_own = n_waiting,
+                                                  .n_tenants = 1,
+                                                  .wait_s = 0.5 * n_waiting,
+                                                  .next_start_s = 0.5,
+                                                  .unit_s = 1.0,
+                                                  .learned = now > 0.0},
+                                (fkv_admission_request){.tenant = tenant, .hash = what, .work_s = 0.5, .now = now}, seconds);
 }
 
 START_TEST(returning_client_keeps_its_place_in_the_queue) {
@@ -87,6 +91,69 @@ START_TEST(reservations_are_bounded_and_expire) {
 }
 END_TEST
 
+/* ---- several tenants ---- */
+
+/* Queued requests, each given by its tenant. */
+static uint64_t queued[1024];
+static uint32_t n_queued;
+
+/* Submits a request with 2 s of work to an engine with queued[] and adds it to queued[] if it is admitted. */
+static fkv_admission_result submit_as(uint64_t tenant, double *seconds) {
+    fkv_tenant_load load = fkv_tenant_load_init(tenant);
+    for (uint32_t i = 0; i < n_queued; i++) fkv_tenant_load_add(&load, queued[i], 2.0);
+    const fkv_queue_state queue = {.n_waiting = n_queued,
+                                   .n_own = load.n_own,
+                                   .n_tenants = fkv_tenant_load_tenants(&load),
+                                   .wait_s = fkv_tenant_load_wait(&load, 1.0 + 2.0 * n_queued, 1.0),
+                                   .next_start_s = 1.0,
+                                   .unit_s = 2.0,
+                                   .learned = true};
+    static uint64_t hash;
+    const fkv_admission_request request = {.tenant = tenant, .hash = ++hash, .work_s = 2.0, .now = 1.0};
+    const fkv_admission_result result = fkv_admission_decide(&admission, queue, request, seconds);
+    if (result == FKV_ADMISSION_ADMITTED) queued[n_queued++] = tenant;
+    return result;
+}
+
+static uint32_t fill_as(uint64_t tenant) {
+    double seconds;
+    uint32_t n = 0;
+    while (submit_as(tenant, &seconds) == FKV_ADMISSION_ADMITTED) n++;
+    return n;
+}
+
+START_TEST(tenant_that_fills_the_queue_does_not_lock_out_others) {
+    n_queued = 0;
+    fkv_admission_init(&admission, 100, 0.0);
+    ck_assert_uint_eq(fill_as(7), 100); /* a tenant alone may use the whole queue */
+    ck_assert_uint_eq(fill_as(8), 50);
+    ck_assert_uint_eq(fill_as(9), 34);
+    ck_assert_uint_eq(fill_as(7) + fill_as(8) + fill_as(9), 0);
+    n_queued = 0;
+    fkv_admission_init(&admission, 2, 0.0);
+    for (uint64_t tenant = 0; tenant < 64; tenant++)
+        ck_assert_uint_ge(fill_as(tenant), 1); /* each tenant may queue at least one request */
+    ck_assert_uint_eq(n_queued, 2 + 63);
+    n_queued = 0;
+    fkv_admission_init(&admission, 0, 0.0);
+    ck_assert_uint_eq(fill_as(7) + fill_as(8), 0); /* an engine without a queue */
+}
+END_TEST
+
+START_TEST(predicted_wait_counts_other_tenants_only_up_to_the_own_work) {
+    double seconds = 0.0;
+    n_queued = 0;
+    fkv_admission_init(&admission, 100, 20.0);
+    ck_assert_uint_eq(fill_as(1), 10); /* the next request would wait for 1 + 10 * 2 s */
+    ck_assert_int_eq(submit_as(1, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
+    ck_assert_uint_eq(fill_as(2), 5); /* tenants take turns: the next request would wait for 1 + 2 * 5 * 2 s */
+    ck_assert_int_eq(submit_as(2, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
+    const fkv_tenant_load only = fkv_tenant_load_init(3);
+    ck_assert_double_eq(fkv_tenant_load_wait(&only, 9.0, 1.0),
+                        9.0); /* no other tenant: the running requests determine the wait */
+}
+END_TEST
+
 /* ---- simulated clients ---- */
 
 enum { CLIENTS = 64, PLACES = 8, QUEUE = 8, TICKS = 30000 };
@@ -153,7 +220,13 @@ static void arrive(client *c, double now) {
     double seconds = 0.0;
     ck_assert_uint_le(count(QUEUED), QUEUE);
     if (fkv_admission_decide(&admission,
-                             (fkv_queue_state){count(QUEUED), scale * predicted_wait(), scale * next_start(), scale, true},
+                             (fkv_queue_state){.n_waiting = count(QUEUED),
+                                               .n_own = count(QUEUED),
+                                               .n_tenants = 1,
+                                               .wait_s = scale * predicted_wait(),
+                                               .next_start_s = scale * next_start(),
+                                               .unit_s = scale,
+                                               .learned = true},
                              caller, &seconds) == FKV_ADMISSION_ADMITTED) {
         c->where = QUEUED;
         c->asked_at = now - seconds;
@@ -238,4 +311,5 @@ END_TEST
 
 TEST_MAIN("admission", returning_client_keeps_its_place_in_the_queue, new_requests_leave_capacity_for_rejected_ones,
           wait_beyond_the_bound_is_rejected_and_honoured_later, reservations_are_bounded_and_expire,
+          tenant_that_fills_the_queue_does_not_lock_out_others, predicted_wait_counts_other_tenants_only_up_to_the_own_work,
           clients_that_follow_their_retry_times_wait_as_predicted, retry_times_follow_the_learned_speed)

@@ -79,6 +79,7 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
     c.runner.page_tokens = 16;
     c.runner.n_threads = 2;
     c.max_queue = 100;
+    c.max_wait_s = 0.0; /* admission must not depend on the speed of the machine */
     c.step_ms = 20.0;
     c.runner.isa = the_isa;
     c.store = the_store;
@@ -716,6 +717,65 @@ START_TEST(full_queue_reports_when_to_retry) {
 }
 END_TEST
 
+/* ---- tenants ---- */
+
+enum { QUEUE = 100 };
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* while the test holds it, the first request does not finish */
+static _Atomic uint32_t n_starts;
+
+/* Request of one tenant; `position` is the number of requests that started before it. */
+typedef struct turn {
+    uint32_t position;
+    bool waits; /* wait for the gate after the first token */
+    events events;
+} turn;
+
+static void on_turn(void *user, const fkv_event *e) {
+    turn *t = user;
+    if (e->kind == FKV_EVENT_STARTED) t->position = n_starts++;
+    if (e->kind == FKV_EVENT_TOKEN && t->waits) {
+        (void)pthread_mutex_lock(&gate);
+        (void)pthread_mutex_unlock(&gate);
+        t->waits = false;
+    }
+    on_event(&t->events, e);
+}
+
+static fkv_status submit_turn(fkv_engine *engine, turn *t, uint64_t tenant) {
+    static uint32_t prompt[PROMPT];
+    uint64_t id = 0;
+    model_book_tokens(0, prompt, PROMPT);
+    fkv_request r = request_of(prompt, &t->events);
+    r.tenant = tenant;
+    r.event = on_turn;
+    r.user = t;
+    events_init(&t->events);
+    return fkv_engine_submit(engine, &r, &id, NULL);
+}
+
+START_TEST(request_of_a_second_tenant_overtakes_a_full_queue) {
+    static turn crowd[2 * QUEUE];
+    static turn guest;
+    uint32_t n = 0;
+    model = NULL;
+    (void)pthread_mutex_lock(&gate);
+    crowd[0].waits = true;
+    fkv_engine *engine = open_engine(1);
+    while (n < 2 * QUEUE && submit_turn(engine, &crowd[n], 1) == FKV_OK) n++;
+    ck_assert(n >= QUEUE && n <= QUEUE + 1); /* the first request may already have left the queue */
+    ck_ok(submit_turn(engine, &guest, 2));
+    (void)pthread_mutex_unlock(&gate);
+    events_wait(&guest.events);
+    printf("%u of %u requests of the first tenant started before the request of the second tenant\n", guest.position, n);
+    ck_assert_uint_le(guest.position, 2);
+    fkv_engine_close(engine); /* cancels the remaining requests */
+    for (uint32_t i = 0; i < n; i++) events_wait(&crowd[i].events);
+    fkv_model_close(model);
+    model = NULL;
+}
+END_TEST
+
 TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
           folder_is_not_shared_between_kernels_that_compute_different_bits,
           engines_that_share_cores_give_the_same_texts_and_close_in_any_order, turns_of_engines_never_overlap,
@@ -723,4 +783,4 @@ TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
           prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
           store_is_not_queried_in_every_step_for_a_waiting_request, pages_are_not_written_while_the_store_looks_them_up,
           drafts_do_not_change_the_text, requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,
-          full_queue_reports_when_to_retry)
+          full_queue_reports_when_to_retry, request_of_a_second_tenant_overtakes_a_full_queue)

@@ -33,7 +33,8 @@ typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
                                  capacity shared by all requests and cached prefixes */
     double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
-    uint32_t max_queue;   /* maximum number of queued requests */
+    uint32_t max_queue;   /* maximum number of queued requests. A tenant with fewer queued requests than max_queue divided by the
+                             number of tenants in the queue is admitted even if the queue is full */
     double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
                              FKV_BUSY; 0: unlimited */
     uint32_t max_tenants; /* number of tenants tracked separately by the fair scheduler */
@@ -160,9 +161,9 @@ typedef struct fkv_request {
 } fkv_request;
 
 /* Submits a request. A rejected request produces no events. Returns
- *   FKV_BUSY       the queue is full or the predicted wait exceeds max_wait_s. *retry_s (if not NULL) receives the number of
- * seconds to wait before retrying. A client that retries after this time keeps the queue position of its first attempt.
- *   FKV_POOL_FULL  the request can never fit in the cache; fkv_message() contains the sizes. */
+ *   FKV_BUSY       the queue is full for this tenant or its predicted wait exceeds max_wait_s. *retry_s (if not NULL) receives
+ * the number of seconds to wait before retrying. A client that retries after this time keeps the queue position of its first
+ * attempt. FKV_POOL_FULL  the request can never fit in the cache; fkv_message() contains the sizes. */
 FKV_API fkv_status fkv_engine_submit(fkv_engine *engine, const fkv_request *request, uint64_t *id, double *retry_s);
 
 /* Cancels a request. Its pages are released at the end of the current step, and its DONE event is still delivered. The id of a

@@ -10,6 +10,38 @@ void fkv_admission_init(fkv_admission *admission, uint32_t max_queue, double max
     *admission = (fkv_admission){.max_queue = max_queue, .max_wait_s = max_wait_s, .return_rate = 1.0};
 }
 
+/* ---- shares of tenants ---- */
+
+static uint64_t tenant_bit(uint64_t tenant) { return (uint64_t)1 << tenant % 64; }
+
+fkv_tenant_load fkv_tenant_load_init(uint64_t tenant) {
+    return (fkv_tenant_load){.tenant = tenant, .tenants = tenant_bit(tenant)};
+}
+
+void fkv_tenant_load_add(fkv_tenant_load *load, uint64_t tenant, double seconds) {
+    load->tenants |= tenant_bit(tenant);
+    if (tenant != load->tenant) return;
+    load->n_own++;
+    load->own_s += seconds;
+}
+
+uint32_t fkv_tenant_load_tenants(const fkv_tenant_load *load) { return (uint32_t)__builtin_popcountll(load->tenants); }
+
+double fkv_tenant_load_wait(const fkv_tenant_load *load, double wait_s, double next_start_s) {
+    const uint32_t n = fkv_tenant_load_tenants(load);
+    const double in_turn_s = next_start_s + n * load->own_s;
+    return n > 1 && in_turn_s < wait_s ? in_turn_s : wait_s;
+}
+
+/* Returns true if the queue has no slot for another request of the tenant. n_reserved: number of slots to keep free for the
+ * tenant's reservations. */
+static bool queue_is_full(const fkv_admission *admission, fkv_queue_state queue, uint32_t n_reserved) {
+    const uint32_t share = (admission->max_queue + queue.n_tenants - 1) / queue.n_tenants;
+    return queue.n_waiting + n_reserved >= admission->max_queue && queue.n_own + n_reserved >= share;
+}
+
+/* ---- reservations ---- */
+
 static void update_return_rate(fkv_admission *admission, double returned) {
     admission->return_rate += RETURN_RATE_STEP * (returned - admission->return_rate);
     if (admission->return_rate < MIN_RETURN_RATE) admission->return_rate = MIN_RETURN_RATE;
@@ -45,10 +77,10 @@ typedef struct reserved_work {
 static reserved_work reserved_work_before(const fkv_admission *admission, uint32_t end, uint64_t tenant, double unit_s) {
     reserved_work own = {0};
     double all_s = 0.0;
-    uint64_t tenants = 0; /* bit t is set if a reservation belongs to a tenant whose number modulo 64 is t */
+    uint64_t tenants = 0; /* set of tenant_bit() values */
     for (uint32_t i = 0; i < end; i++) {
         const fkv_reservation *t = &admission->reservations[i];
-        tenants |= (uint64_t)1 << t->tenant % 64;
+        tenants |= tenant_bit(t->tenant);
         all_s += t->work * unit_s;
         own.n += t->tenant == tenant;
         own.work_s += t->tenant == tenant ? t->work * unit_s : 0.0;
@@ -81,7 +113,7 @@ static void schedule_retry(fkv_reservation *reservation, double now, double seco
 static fkv_admission_result admit_due_reservation(fkv_admission *admission, fkv_queue_state queue, fkv_admission_request request,
                                                   uint32_t at, double *seconds) {
     fkv_reservation *reservation = &admission->reservations[at];
-    if (queue.n_waiting >= admission->max_queue) {
+    if (queue_is_full(admission, queue, 0)) {
         *seconds = clamp_retry(reserved_work_before(admission, at, request.tenant, queue.unit_s).work_s + queue.next_start_s);
         schedule_retry(reservation, request.now, *seconds);
         return FKV_ADMISSION_QUEUE_FULL;
@@ -101,7 +133,7 @@ fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_st
     /* the request is new, or its client retried before its retry time */
     const reserved_work before = reserved_work_before(admission, at, request.tenant, queue.unit_s);
     const reserved_work counted = queue.n_waiting >= (admission->max_queue + 1) / 2 ? before : (reserved_work){0};
-    const bool full = queue.n_waiting + counted.n >= admission->max_queue;
+    const bool full = queue_is_full(admission, queue, counted.n);
     const bool too_late = queue.learned && admission->max_wait_s > 0.0 && queue.wait_s + counted.work_s > admission->max_wait_s;
     if (!full && !too_late) {
         *seconds = known ? request.now - admission->reservations[at].first_attempt_at : 0.0;

@@ -7,6 +7,12 @@
  * a tenant with reservations may fill only the first half of the queue. These requests keep the engine busy even if no client
  * returns. A reservation expires some time after its retry time.
  *
+ * The queue is shared fairly between tenants. A tenant alone may fill the whole queue. A tenant whose number of queued requests
+ * is below its fair share, max_queue divided by the number of tenants with queued requests, is never rejected because of a full
+ * queue. Admitted requests are never dropped to make room, so with k tenants the queue may hold up to
+ * max_queue * (1 + 1/2 + ... + 1/k) requests. The predicted wait counts the queued work of other tenants only up to the
+ * requesting tenant's own queued work, because tenants are served in turn (fair_share.h).
+ *
  * Reserved work is measured in multiples of the machine time of a typical request (fkv_queue_state.unit_s). This time is
  * predicted, and the prediction changes while the engine learns its speed. Because reservations store only the multiple, all
  * retry times use the latest prediction.
@@ -47,11 +53,33 @@ typedef struct fkv_admission_request {
 
 typedef struct fkv_queue_state {
     uint32_t n_waiting;  /* number of queued requests */
-    double wait_s;       /* predicted queue time, in seconds, of a request added at the end of the queue */
+    uint32_t n_own;      /* number of queued requests of the requesting tenant */
+    uint32_t n_tenants;  /* number of tenants with queued requests, including the requesting tenant; at least 1 */
+    double wait_s;       /* predicted queue time, in seconds, of the request */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts and leaves the queue */
     double unit_s;       /* predicted machine time of a typical request, in seconds; more than 0 */
     bool learned;        /* true if the step-cost model is accurate enough to reject requests based on its predictions */
 } fkv_queue_state;
+
+/* Queued requests, as seen by one tenant. */
+typedef struct fkv_tenant_load {
+    uint64_t tenant;  /* the requesting tenant */
+    uint64_t tenants; /* bit t is set if a tenant whose number modulo 64 is t has queued requests or is the requesting tenant */
+    uint32_t n_own;   /* number of queued requests of the requesting tenant */
+    double own_s;     /* estimated machine time, in seconds, of these requests */
+} fkv_tenant_load;
+
+fkv_tenant_load fkv_tenant_load_init(uint64_t tenant);
+
+/* Adds a queued request that needs `seconds` seconds of machine time. */
+void fkv_tenant_load_add(fkv_tenant_load *load, uint64_t tenant, double seconds);
+
+/* Returns the number of tenants with queued requests, including the requesting tenant. */
+uint32_t fkv_tenant_load_tenants(const fkv_tenant_load *load);
+
+/* Returns the predicted queue time, in seconds, of the tenant's next request. wait_s: predicted time until all queued requests
+ * have started. next_start_s: predicted time until the next queued request starts. */
+double fkv_tenant_load_wait(const fkv_tenant_load *load, double wait_s, double next_start_s);
 
 typedef enum fkv_admission_result {
     FKV_ADMISSION_ADMITTED = 0,

@@ -137,6 +137,7 @@ static void publish_stats(fkv_engine *e) {
     e->next_start_s = next_start;
     e->free_slots = s->queue.n == 0 ? s->device.max_seqs - s->n_seqs : 0;
     e->n_listed = fkv_scheduler_list(s, e->listed, MAX_LISTED);
+    for (uint32_t i = 0; i < s->n_running; i++) s->running[i]->started = true;
     if (e->pages_wanted ||
         (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine runs no further steps in which it could publish the pages */
         e->pages_wanted = false;
@@ -357,6 +358,14 @@ void fkv_engine_close(fkv_engine *e) {
 /* Returns the predicted queue time, in seconds, of a request submitted now. The caller holds the lock. */
 static double predicted_wait(const fkv_engine *e) { return e->inbox.n < e->free_slots ? 0.0 : e->base_wait_s + e->inbox_s; }
 
+/* Returns the queued requests as seen by a tenant. The caller holds the lock. */
+static fkv_tenant_load tenant_load(const fkv_engine *e, uint64_t tenant) {
+    fkv_tenant_load load = fkv_tenant_load_init(tenant);
+    for (const fkv_job *j = e->live; j != NULL; j = j->next_live)
+        if (!j->started) fkv_tenant_load_add(&load, j->r.tenant, j->work_s);
+    return load;
+}
+
 /* Hashes of all full prompt pages of a request that is being submitted. */
 typedef struct prompt_pages {
     uint64_t *hashes; /* [n] */
@@ -365,13 +374,16 @@ typedef struct prompt_pages {
 
 static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prompt_pages pages, uint64_t *id, double *retry_s) {
     job->n_expected = fkv_recent_match(&e->recent, pages.hashes, pages.n) * e->config.runner.page_tokens;
+    job->work_s = fkv_forecast_job_seconds(&e->forecast, job);
+    const fkv_tenant_load load = tenant_load(e, job->r.tenant);
     const fkv_queue_state queue = {.n_waiting = e->stats.waiting + e->inbox.n,
-                                   .wait_s = predicted_wait(e),
+                                   .n_own = load.n_own,
+                                   .n_tenants = fkv_tenant_load_tenants(&load),
+                                   .wait_s = fkv_tenant_load_wait(&load, predicted_wait(e), e->next_start_s),
                                    .next_start_s = e->next_start_s,
                                    .unit_s = fkv_forecast_unit_seconds(&e->forecast),
                                    .learned = fkv_step_cost_ready(&e->forecast.cost)};
-    const fkv_admission_request attempt = {
-        .tenant = job->r.tenant, .hash = hash, .work_s = fkv_forecast_job_seconds(&e->forecast, job), .now = job->arrived_at};
+    const fkv_admission_request attempt = {.tenant = job->r.tenant, .hash = hash, .work_s = job->work_s, .now = job->arrived_at};
     double seconds = 5.0; /* retry delay during shutdown, in seconds; another server can then take over */
     const bool ending = e->closing || e->draining;
     const fkv_admission_result result =

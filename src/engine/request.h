@@ -39,6 +39,8 @@ typedef struct fkv_job {
     _Atomic bool cancelled;
     uint64_t cancelled_at_step; /* number of steps completed before the job was cancelled */
     fkv_phase phase;
+    double work_s;           /* machine time, in seconds, estimated at submission */
+    bool started;            /* true once the published statistics count the job as running; protected by the engine's lock */
     double first_attempt_at; /* time of the first attempt to submit the request; earlier than arrived_at after a rejection */
     double arrived_at;
     double admitted_at;
