@@ -290,6 +290,11 @@ def several_models_are_chosen_by_name():
         assert server.raw("GET", "/v1/models/tales")[0] == 200 and server.raw("GET", "/v1/models/other")[0] == 404
         metrics = server.until(lambda m: all(m[f'num_requests_running{{model_name="{name}"}}'] == 0 for name in ("needle", "tales")), "requests do not end")
         assert all(metrics[f'requests_total{{model_name="{name}"}}'] > 4 for name in ("needle", "tales")), metrics
+        for name in ("needle", "tales"):
+            for latency in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_queue_time"):
+                assert metrics[f'{latency}_seconds_count{{model_name="{name}"}}'] > 4, (name, latency, metrics)
+            assert metrics[f'request_queue_time_seconds_count{{model_name="{name}"}}'] == metrics[f'requests_total{{model_name="{name}"}}'], (name, metrics)
+        assert not any("_seconds_count" in key and "model_name" not in key for key in metrics), metrics
         planned = sum(metrics[f'planned_bytes{{model_name="{name}"}}'] for name in ("needle", "tales"))
         planned += metrics["prefix_store_memory_bytes"]  # the index of the store, which both models share
         assert 40 << 20 < planned <= 60 << 20, planned

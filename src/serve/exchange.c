@@ -120,7 +120,7 @@ static void start_work(exchange *x, void (*prepare)(exchange *x), bool large);
 static void finish_exchange(exchange *x, fkv_finish reason, const char *message) {
     const bool answered =
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
-    metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
+    metric_add(&x->m->latencies.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
     if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* log probabilities take long to serialize */
         x->answer = reply_answer(x);
@@ -252,7 +252,7 @@ static void keep_logprobs(exchange *x, const event_record *r, const char *top) {
 }
 
 static void note_times(exchange *x, const event_record *r) {
-    metrics *m = &x->s->metrics;
+    metric_latencies *m = &x->m->latencies;
     if (r->kind == FKV_EVENT_STARTED) metric_add(&m->queue, r->waited_s);
     if (r->kind == FKV_EVENT_STARTED && r->waited_s > x->waited_s) x->waited_s = r->waited_s;
     if (r->kind != FKV_EVENT_TOKEN) return;

@@ -37,11 +37,9 @@ static void write_name(struct evbuffer *out, const metric_scope *scope, const ch
     if (*scope->labels != 0 || *label != 0) (void)evbuffer_add_printf(out, "{%s%s%s}", scope->labels, both ? "," : "", label);
 }
 
-static void write_histogram(struct evbuffer *out, const metric_scope *scope, const char *name, const char *help,
-                            const metric_histogram *h) {
+static void write_histogram(struct evbuffer *out, const metric_scope *scope, const char *name, const metric_histogram *h) {
     uint64_t sum = 0;
     char label[32];
-    write_head(out, scope, name, "histogram", help);
     for (int i = 0; i < METRIC_BUCKETS; i++) {
         sum += h->counts[i];
         (void)snprintf(label, sizeof label, "le=\"%g\"", BOUNDS[i]);
@@ -73,13 +71,6 @@ static void write_values(struct evbuffer *out, const metric_scope *scope, const 
     }
 }
 
-static void write_latencies(struct evbuffer *out, const metric_scope *scope, const metrics *m) {
-    write_histogram(out, scope, "time_to_first_token_seconds", "Time from arrival to the first token.", &m->first_token);
-    write_histogram(out, scope, "inter_token_latency_seconds", "Time between two tokens of an answer.", &m->between_tokens);
-    write_histogram(out, scope, "e2e_request_latency_seconds", "Time from arrival to the end of the answer.", &m->whole);
-    write_histogram(out, scope, "request_queue_time_seconds", "Time that a request spent in the queue.", &m->queue);
-}
-
 /* Returns the statistics of the first group that has pages of keys and values. The state group has recurrent states instead. */
 static const fkv_group_stats *first_page_group(const fkv_engine_stats *s) {
     const bool is_state = s->plan.cache.state_bytes != 0 && s->plan.cache.state_group == 0;
@@ -98,6 +89,7 @@ typedef struct labelled_model {
     metric_scope scope;
     char label[MAX_LABEL]; /* label text, such as model_name="a"; empty if the samples have no model label */
     const fkv_engine_stats *stats;
+    const metric_latencies *latencies;
     metric_value values[MAX_VALUES];
 } labelled_model;
 
@@ -123,6 +115,7 @@ static labelled_model *label_models(const metrics_model *models, uint32_t n_mode
         if (has_label) format_model_label(models[i].name, all[i].label);
         all[i].scope = (metric_scope){prefix, all[i].label};
         all[i].stats = &models[i].stats;
+        all[i].latencies = models[i].latencies;
     }
     return all;
 }
@@ -137,6 +130,26 @@ static void write_model_values(struct evbuffer *out, const labelled_model *model
             write_name(out, &models[k].scope, first->name, "", "");
             (void)evbuffer_add_printf(out, " %.17g\n", models[k].values[i].value);
         }
+    }
+}
+
+/* Writes one histogram per model for each latency. */
+static void write_latencies(struct evbuffer *out, const labelled_model *models, uint32_t n_models) {
+    static const struct {
+        const char *name;
+        const char *help;
+        size_t offset; /* of the histogram in metric_latencies */
+    } all[] = {
+        {"time_to_first_token_seconds", "Time from arrival to the first token.", offsetof(metric_latencies, first_token)},
+        {"inter_token_latency_seconds", "Time between two tokens of an answer.", offsetof(metric_latencies, between_tokens)},
+        {"e2e_request_latency_seconds", "Time from arrival to the end of the answer.", offsetof(metric_latencies, whole)},
+        {"request_queue_time_seconds", "Time that a request spent in the queue.", offsetof(metric_latencies, queue)},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        write_head(out, &models[0].scope, all[i].name, "histogram", all[i].help);
+        for (uint32_t k = 0; k < n_models; k++)
+            write_histogram(out, &models[k].scope, all[i].name,
+                            (const metric_histogram *)((const char *)models[k].latencies + all[i].offset));
     }
 }
 
@@ -277,7 +290,7 @@ void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_mod
         write_store_usage(out, &models[0].stats.store.usage);
         write_model_values(out, all, n_models, n_values);
     }
-    write_latencies(out, &FLATKV, m);
+    write_latencies(out, all, n_models);
     free(all);
 }
 
@@ -299,7 +312,7 @@ static size_t vllm_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES
     return sizeof values / sizeof values[0];
 }
 
-void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t n_models, struct evbuffer *out) {
+void metrics_write_vllm(const metrics_model *models, uint32_t n_models, struct evbuffer *out) {
     char blocks[96];
     size_t n_values = 0;
     labelled_model *all = label_models(models, n_models, "vllm", true);
@@ -315,7 +328,6 @@ void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t 
         (void)evbuffer_add_printf(out, " 1\n");
     }
     write_finish_reasons(out, all, n_models);
-    const metric_scope whole = {"vllm", n_models == 1 ? all[0].label : ""}; /* latencies are recorded for all models together */
-    write_latencies(out, &whole, m);
+    write_latencies(out, all, n_models);
     free(all);
 }

@@ -13,11 +13,16 @@ typedef struct metric_histogram {
     uint64_t n;
 } metric_histogram;
 
-typedef struct metrics {
-    metric_histogram first_token; /* time to first token, in seconds */
+/* Latencies of one model, in seconds. */
+typedef struct metric_latencies {
+    metric_histogram first_token; /* time to first token */
     metric_histogram between_tokens;
-    metric_histogram whole; /* end-to-end latency, in seconds */
-    metric_histogram queue;
+    metric_histogram whole; /* end-to-end latency */
+    metric_histogram queue; /* time in the queue */
+} metric_latencies;
+
+/* Metrics of the server as a whole. */
+typedef struct metrics {
     uint64_t disconnects;
     uint64_t slow_readers; /* number of clients that were disconnected because they did not read their stream */
     uint32_t connections;  /* number of open connections */
@@ -28,19 +33,20 @@ typedef struct metrics {
 
 void metric_add(metric_histogram *h, double seconds);
 
-/* Name and statistics of one model. */
+/* Name, latencies and statistics of one model. */
 typedef struct metrics_model {
     const char *name;
+    const metric_latencies *latencies;
     fkv_engine_stats stats;
 } metrics_model;
 
-/* Writes all metrics in the Prometheus text format. models: [n_models]; if there are several, the metrics of their engines have
- * the label model_name. resident_bytes: anonymous memory of the process. */
+/* Writes all metrics in the Prometheus text format. models: [n_models]; if there are several, the metrics of each model have the
+ * label model_name. resident_bytes: anonymous memory of the process. */
 void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_models, uint64_t resident_bytes,
                    struct evbuffer *out);
 
 /* Writes the metrics that vLLM also has, under their original names and with the label model_name, for dashboards and routers
  * that expect a vLLM server. */
-void metrics_write_vllm(const metrics *m, const metrics_model *models, uint32_t n_models, struct evbuffer *out);
+void metrics_write_vllm(const metrics_model *models, uint32_t n_models, struct evbuffer *out);
 
 #endif

@@ -206,13 +206,14 @@ static void do_metrics(http_call *c) {
     struct evbuffer *out = evbuffer_new();
     for (uint32_t i = 0; i < c->s->n_models; i++) {
         models[i].name = c->s->models[i].name;
+        models[i].latencies = &c->s->models[i].latencies;
         fkv_engine_stats_now(c->s->models[i].engine, &models[i].stats);
     }
     c->s->metrics.connections = connections_count(c->s->connections);
     c->s->metrics.preparing = c->s->n_preparing;
     c->s->metrics.refused_connections = connections_rejected(c->s->connections);
     metrics_write(&c->s->metrics, models, c->s->n_models, resident_bytes(), out);
-    if (c->s->config.vllm_metrics) metrics_write_vllm(&c->s->metrics, models, c->s->n_models, out);
+    if (c->s->config.vllm_metrics) metrics_write_vllm(models, c->s->n_models, out);
     exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 

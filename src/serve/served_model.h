@@ -3,6 +3,7 @@
 #define FKV_SERVE_SERVED_MODEL_H
 
 #include "grammar.h"
+#include "metrics.h"
 #include "serve.h"
 
 #include <jansson.h>
@@ -16,8 +17,9 @@ typedef struct served_model {
     uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
     size_t max_prompt_bytes;     /* size, in bytes, above which a prompt always has more than max_request_tokens tokens */
     grammar_maker *grammars;
-    uint32_t embed_tokens; /* maximum number of tokens in an embedded text */
-    fkv_runner *embedder;  /* embedding runner, protected by embed_lock; NULL if the model does not compute embeddings */
+    metric_latencies latencies; /* used by the event-loop thread only */
+    uint32_t embed_tokens;      /* maximum number of tokens in an embedded text */
+    fkv_runner *embedder;       /* embedding runner, protected by embed_lock; NULL if the model does not compute embeddings */
     pthread_mutex_t embed_lock;
 } served_model;
 
