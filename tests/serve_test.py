@@ -644,7 +644,8 @@ def memory_view_fields_exist_in_the_state():
         state = json.loads(server.raw("GET", "/flatkv/state")[2])
         fields = set(re.findall(r"\bs\.([a-z_]+)\b(?!\()", script)) | set(re.findall(r'(?:rate|more)\("([a-z_]+)"\)', script))
         assert len(fields) > 20 and fields <= set(state), fields - set(state)
-        group = state["groups"][0]
+        group = state["groups"][state["map"]["group"]]
+        assert len(state["map"]["states"]) == group["pages"] and state["map"]["states"].count("3") == group["cached"], state["map"]
         assert group["free"] + group["held"] + group["cached"] == group["pages"] and group["cached"] == 4, group
         assert 0 < sum(g["pages"] * g["page_bytes"] for g in state["groups"]) <= state["planned_bytes"], state
 

@@ -368,7 +368,36 @@ static void run_restart(const char *name, const fkv_model *model) {
 START_TEST(a_restarted_engine_computes_only_new_tokens) { with_model("qwen35", run_restart); }
 END_TEST
 
+/* The first layers of both models are recurrent, so group 0 holds states. */
+static void check_page_map(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply r;
+    static fkv_page_info pages[FKV_MAX_LISTED_PAGES];
+    fkv_engine_stats stats;
+    fkv_engine *engine = open_engine(model, 4);
+    c = (chat){.seed = 6};
+    add_random(&c, 300);
+    ask(engine, c.tokens, c.n, &r);
+    do /* the engine publishes statistics and pages together, after the last event of the request */
+        fkv_engine_stats_now(engine, &stats);
+    while (stats.finished[FKV_FINISH_LENGTH] == 0 && usleep(1000) == 0);
+    ck_assert_uint_eq(stats.plan.cache.state_group, 0);
+    ck_assert_uint_eq(stats.page_group, 1);
+    const fkv_group_stats *g = &stats.cache.groups[stats.page_group];
+    const uint32_t n = fkv_engine_pages(engine, pages, FKV_MAX_LISTED_PAGES);
+    uint32_t n_cached = 0;
+    for (uint32_t i = 0; i < n; i++) n_cached += pages[i].state == FKV_PAGE_CACHED;
+    ck_assert_msg(n == g->pages && n_cached == g->cached, "%s: %u pages, %u cached; expected %u and %u", name, n, n_cached,
+                  g->pages, g->cached);
+    ck_assert_uint_eq(n_cached, (300 + MAX_NEW - 1) / PAGE); /* the last token of the answer is not in the cache */
+    fkv_engine_close(engine);
+}
+
+START_TEST(page_map_lists_keys_and_values_instead_of_states) { with_models(check_page_map); }
+END_TEST
+
 TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens,
           a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens, an_edited_turn_computes_only_its_new_tokens,
           branches_share_the_snapshot_of_their_prompt, prompts_share_the_snapshot_of_their_junction,
-          a_long_conversation_computes_only_new_tokens, a_restarted_engine_computes_only_new_tokens)
+          a_long_conversation_computes_only_new_tokens, a_restarted_engine_computes_only_new_tokens,
+          page_map_lists_keys_and_values_instead_of_states)

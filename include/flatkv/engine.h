@@ -214,6 +214,7 @@ typedef struct fkv_engine_stats {
     uint32_t default_new;
     uint32_t max_tokens; /* cache capacity */
     uint32_t page_tokens;
+    uint32_t page_group; /* first layer group whose pages hold keys and values; group 0 may hold recurrent states instead */
     bool consistent; /* result of the last fkv_cache_consistent() call; the engine calls this function whenever it becomes idle */
     fkv_store_stats store;
 } fkv_engine_stats;
@@ -238,9 +239,9 @@ typedef struct fkv_request_info {
 /* Lists up to `capacity` requests, with running requests before queued ones. Returns the number of entries written. */
 FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list, uint32_t capacity);
 
-/* Lists the pages of layer group 0 with their state after a recent step (see fkv_cache_pages()). If the group has more than
- * FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written. Calling this function
- * makes the engine refresh the list after its next step. */
+/* Lists the pages of layer group fkv_engine_stats.page_group with their state after a recent step (see fkv_cache_pages()). If the
+ * group has more than FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written. Calling
+ * this function makes the engine refresh the list after its next step. */
 enum { FKV_MAX_LISTED_PAGES = 2048 };
 FKV_API uint32_t fkv_engine_pages(fkv_engine *engine, fkv_page_info *list, uint32_t capacity);
 

@@ -47,7 +47,7 @@ struct fkv_engine {
     fkv_request_info listed[MAX_LISTED];
     bool pages_wanted; /* true if fkv_engine_pages() was called since `pages` was last updated */
     uint32_t n_pages;
-    fkv_page_info pages[FKV_MAX_LISTED_PAGES]; /* pages of the first layer group */
+    fkv_page_info pages[FKV_MAX_LISTED_PAGES]; /* pages of the layer group page_group() */
 };
 
 fkv_engine_config fkv_engine_config_default(void) {
@@ -67,6 +67,12 @@ fkv_engine_config fkv_engine_config_default(void) {
     c.runner.max_seqs = 8;
     c.runner.max_logit_rows = 8;
     return c;
+}
+
+/* Returns the first layer group whose pages hold keys and values. If the first layer is recurrent, group 0 holds states. */
+static uint32_t page_group(const fkv_engine *e) {
+    const fkv_plan *plan = &e->plan.cache;
+    return plan->state_bytes != 0 && plan->state_group == 0 && plan->n_groups > 1 ? 1 : 0;
 }
 
 static double engine_seconds(void *user) {
@@ -141,7 +147,7 @@ static void publish_stats(fkv_engine *e) {
     if (e->pages_wanted ||
         (s->n_running == 0 && s->queue.n == 0)) { /* an idle engine runs no further steps in which it could publish the pages */
         e->pages_wanted = false;
-        e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), 0, e->pages, FKV_MAX_LISTED_PAGES);
+        e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), page_group(e), e->pages, FKV_MAX_LISTED_PAGES);
     }
     (void)pthread_mutex_unlock(&e->lock);
 }
@@ -207,7 +213,7 @@ static fkv_status open_tier(fkv_engine *e) {
                               .cache = fkv_runner_cache(e->runner),
                               .page_tokens = e->config.runner.page_tokens,
                               .has_states = e->plan.cache.state_bytes != 0,
-                              .first_group = e->plan.cache.state_bytes != 0 && e->plan.cache.state_group == 0 ? 1 : 0,
+                              .first_group = page_group(e),
                               .seconds = engine_seconds};
     uint64_t packed_bytes = fkv_prefix_packed_bytes(tier->cache);
     tier->stats.buffer_bytes = fkv_engine_buffer_bytes(&e->plan, e->config.runner.page_tokens);
@@ -462,6 +468,7 @@ void fkv_engine_stats_now(fkv_engine *e, fkv_engine_stats *stats) {
     stats->predicted_wait_s = predicted_wait(e);
     (void)pthread_mutex_unlock(&e->lock);
     stats->plan = e->plan;
+    stats->page_group = page_group(e);
     (void)fkv_cache_stats(fkv_runner_cache(e->runner), &stats->cache);
     update_store_stats(&e->scheduler.tier, &stats->store);
 }

@@ -71,15 +71,9 @@ static void write_values(struct evbuffer *out, const metric_scope *scope, const 
     }
 }
 
-/* Returns the statistics of the first group that has pages of keys and values. The state group has recurrent states instead. */
-static const fkv_group_stats *first_page_group(const fkv_engine_stats *s) {
-    const bool is_state = s->plan.cache.state_bytes != 0 && s->plan.cache.state_group == 0;
-    return &s->cache.groups[is_state && s->cache.n_groups > 1 ? 1 : 0];
-}
-
 /* Returns the fraction of pages that are in use or reserved. */
 static double cache_usage(const fkv_engine_stats *s) {
-    const fkv_group_stats *g = first_page_group(s);
+    const fkv_group_stats *g = &s->cache.groups[s->page_group];
     const double usage = g->pages > 0 ? (double)(g->held + g->promised) / g->pages : 0.0;
     return usage > 1.0 ? 1.0 : usage;
 }
@@ -323,7 +317,7 @@ void metrics_write_vllm(const metrics_model *models, uint32_t n_models, struct e
     for (uint32_t i = 0; i < n_models; i++) {
         const fkv_engine_stats *s = all[i].stats;
         (void)snprintf(blocks, sizeof blocks, "block_size=\"%u\",num_gpu_blocks=\"%u\"", s->page_tokens,
-                       first_page_group(s)->pages);
+                       s->cache.groups[s->page_group].pages);
         write_name(out, &all[i].scope, "cache_config_info", "", blocks);
         (void)evbuffer_add_printf(out, " 1\n");
     }

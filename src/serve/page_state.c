@@ -30,8 +30,8 @@ static json_t *groups_json(const fkv_stats *stats, const fkv_plan *plan) {
     return out;
 }
 
-/* Encodes each page as two characters: its state as a digit and its tenant as a letter (modulo 26). */
-static json_t *map_json(const served_model *m) {
+/* Encodes each page of a layer group as two characters: its state as a digit and its tenant as a letter (modulo 26). */
+static json_t *map_json(const served_model *m, uint32_t group) {
     static fkv_page_info pages[FKV_MAX_LISTED_PAGES];
     char states[FKV_MAX_LISTED_PAGES + 1] = {0};
     char tenants[FKV_MAX_LISTED_PAGES + 1] = {0};
@@ -40,7 +40,7 @@ static json_t *map_json(const served_model *m) {
         states[i] = (char)('0' + (int)pages[i].state);
         tenants[i] = (char)('a' + (int)(pages[i].tenant % 26));
     }
-    return json_pack("{s:s, s:s}", "states", states, "tenants", tenants);
+    return json_pack("{s:I, s:s, s:s}", "group", (json_int_t)group, "states", states, "tenants", tenants);
 }
 
 /* Returns the planned memory of a model, in bytes. The memory of the prefix store, which all models share, is part of base_bytes.
@@ -98,7 +98,7 @@ json_t *page_state(const server *s, const served_model *m, uint64_t resident_byt
     };
     json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", m->name, "architecture", about->architecture, "isa",
                             e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache, &e.plan.cache), "requests",
-                            requests_json(m), "map", map_json(m));
+                            requests_json(m), "map", map_json(m, e.page_group));
     for (size_t i = 0; out != NULL && i < sizeof values / sizeof values[0]; i++)
         (void)json_object_set_new(out, values[i].name, json_real(values[i].value));
     return out;

@@ -147,7 +147,7 @@ function showLegend(tenants, tenantColours) {
 }
 
 function showPages(groups, pages, evicted, copied) {
-  const g = groups[0],
+  const g = groups[pages.group],
     n = pages.states.length,
     share = n / Math.max(1, g.pages),
     map = $("map");
@@ -189,7 +189,7 @@ function showPages(groups, pages, evicted, copied) {
   $("pages").textContent =
     `${integer(g.pages)} pages: ${g.held} in use (${g.shared} shared), ${g.cached} cached, ${g.promised} reserved, ${g.free} free` +
     (share < 1 ? `; showing 1 of every ${Math.round(1 / share)}` : "") +
-    (groups.length > 1 ? `; layer group 1 of ${groups.length}` : "");
+    (groups.length > 1 ? `; layer group ${pages.group + 1} of ${groups.length}` : "");
 }
 
 // ---- requests and totals
