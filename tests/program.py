@@ -69,19 +69,26 @@ class Terminal:
         self.shown = b""
         self.read_to = 0
 
-    def wait(self, words, seconds=60):
-        """Waits for the words and returns the output since the last wait."""
+    def read_until(self, condition, what, seconds=60):
         end = time.monotonic() + seconds
-        while (at := self.shown.find(words, self.read_to)) < 0:
-            expect(time.monotonic() < end, words, "was not printed:", self.shown[self.read_to:])
+        while not condition():
+            expect(time.monotonic() < end, what, "was not printed:", self.shown[self.read_to:])
             if select.select([self.fd], [], [], 0.2)[0]:
                 try:
                     self.shown += os.read(self.fd, 65536)
                 except OSError:
-                    expect(False, words, "was not printed before the program ended:", self.shown[self.read_to:])
+                    expect(False, what, "was not printed before the program ended:", self.shown[self.read_to:])
+
+    def wait(self, words, seconds=60):
+        """Waits for the words and returns the output since the last wait."""
+        self.read_until(lambda: words in self.shown[self.read_to:], words, seconds)
         before = self.read_to
-        self.read_to = at + len(words)
+        self.read_to = self.shown.index(words, before) + len(words)
         return self.shown[before:self.read_to]
+
+    def wait_letters(self, n):
+        """Waits until at least n letters have been printed since the last wait."""
+        self.read_until(lambda: sum(bytes([c]).isalpha() for c in self.shown[self.read_to:]) >= n, f"{n} letters")
 
     def type(self, text):
         self.wait(b">>> ")
@@ -416,7 +423,7 @@ def slash_commands_work_and_ctrl_c_stops_only_the_answer():
         t.wait(b"to quit]")
         t.type(b"The old sailor\n")
         t.wait(b"sailor")
-        time.sleep(0.5)
+        t.wait_letters(20)  # of the answer
         os.write(t.fd, b"\x03")
         t.wait(b"tokens/s")
         t.type(b"/set new 5\n")
@@ -532,12 +539,11 @@ def ctrl_c_prints_partial_results():
     expect(process.returncode == INTERRUPTED, process.returncode, err)
     expect(len(some) == 20 and rest.endswith(b"\n") and err == b"", some, rest[-20:], err)
 
-    process = subprocess.Popen([program, "run", "-m", "needle", "-f", BOOK, "--max-kv", "65536", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    expect(process.returncode == INTERRUPTED, "in prefill:", process.returncode, err)
-    expect(json.loads(out)["stop"] == "interrupted", out)
+    t = Terminal("run", "-f", BOOK, "--max-kv", "65536", "--chunk", "1", "--json")
+    t.wait(b" tokens  ")  # the progress bar of the prefill
+    os.write(t.fd, b"\x03")
+    expect(t.ended() == INTERRUPTED, "in prefill:", t.shown)
+    expect(json.loads(t.shown[t.shown.index(b"{"):])["stop"] == "interrupted", t.shown)
 
 
 # ---- pages
