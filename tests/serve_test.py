@@ -1125,6 +1125,25 @@ def large_requests_do_not_delay_other_clients():
         connection.close()
 
 
+def receiving_a_large_body_takes_linear_time():
+    def loop_seconds(server):
+        with open(f"/proc/{server.process.pid}/task/{server.process.pid}/schedstat", encoding="ascii") as file:  # the event loop runs on the first thread
+            return int(file.read().split()[0]) / 1e9
+
+    def least_seconds(server, n):
+        body, seconds = json.dumps({"content": 0, "x": " " * n}).encode(), []
+        for _ in range(5):
+            start = loop_seconds(server)
+            server.post("/tokenize", body, expect=400)
+            seconds.append(loop_seconds(server) - start)
+        return min(seconds)
+    if not os.path.exists("/proc/self/schedstat"):
+        return
+    with serving("-c", "2K") as server:
+        small, large = (least_seconds(server, n) for n in (1000000, 8000000))
+        assert large < 32 * small, (small, large)  # the ratio is 8 in linear time and 64 in quadratic time
+
+
 def clients_may_disconnect_during_preparation():
     body = many_turns(100000)
     head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)

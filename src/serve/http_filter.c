@@ -206,12 +206,8 @@ static int handle_line(http_filter *f, const char *line, size_t n, struct evbuff
     return 0;
 }
 
-/* Moves bytes of the body or of the current chunk from the input to the output. Returns false if no such bytes have been
- * received. */
-static bool move_body(http_filter *f, struct evbuffer *raw, struct evbuffer *out) {
-    const size_t n = evbuffer_get_length(raw) < f->left ? evbuffer_get_length(raw) : f->left;
-    if (n == 0) return false;
-    (void)evbuffer_remove_buffer(raw, out, n);
+bool http_filter_pass(http_filter *f, size_t n) {
+    if ((f->state != BODY && f->state != CHUNK_DATA) || n > f->left) return false;
     f->left -= n;
     if (f->left > 0) return true;
     if (f->state == BODY)
@@ -219,6 +215,15 @@ static bool move_body(http_filter *f, struct evbuffer *raw, struct evbuffer *out
     else
         f->state = CHUNK_END;
     return true;
+}
+
+/* Moves bytes of the body or of the current chunk from the input to the output. Returns false if no such bytes have been
+ * received. */
+static bool move_body(http_filter *f, struct evbuffer *raw, struct evbuffer *out) {
+    const size_t n = evbuffer_get_length(raw) < f->left ? evbuffer_get_length(raw) : f->left;
+    if (n == 0) return false;
+    (void)evbuffer_remove_buffer(raw, out, n);
+    return http_filter_pass(f, n);
 }
 
 int http_filter_run(http_filter *f, struct evbuffer *raw, struct evbuffer *out, const char **message) {

@@ -23,6 +23,10 @@ void http_filter_close(http_filter *f);                            /* f may be N
  * again. */
 int http_filter_run(http_filter *f, struct evbuffer *raw, struct evbuffer *out, const char **message);
 
+/* Accounts for n bytes of input that need no validation, because they are part of a body or of a chunk. The caller passes the
+ * bytes on. Returns false if some of the bytes need validation, and then does nothing. */
+bool http_filter_pass(http_filter *f, size_t n);
+
 uint64_t http_filter_requests(const http_filter *f); /* returns the number of requests that were passed on completely */
 bool http_filter_at_start(const http_filter *f);     /* returns true if no complete line of the next request has been received */
 bool http_filter_in_header(const http_filter *f);    /* returns true between the request line and the end of the header */
