@@ -487,6 +487,67 @@ START_TEST(nan_query_gives_nan_and_does_not_affect_other_queries) {
 }
 END_TEST
 
+/* ---- fetched rows ---- */
+
+/* Compares fetched rows of one head with the rows that were written. */
+static void check_fetched(mlx_array rows, uint64_t seed, uint32_t n_tokens, uint32_t side, double tolerance) {
+    ck_assert_int_eq(mlx_array_eval(rows), 0);
+    const int *shape = mlx_array_shape(rows);
+    ck_assert(mlx_array_ndim(rows) == 3 && shape[0] == KV_HEADS && shape[1] == (int)n_tokens && shape[2] == DIM);
+    const float *found = mlx_array_data_float32(rows);
+    float wanted[KV_HEADS * DIM];
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        row_of(seed, t, 0, side, KV_HEADS * DIM, wanted);
+        for (uint32_t head = 0; head < KV_HEADS; head++)
+            ck_assert_double_le(relative_l2(found + ((size_t)head * n_tokens + t) * DIM, wanted + (size_t)head * DIM, DIM),
+                                tolerance);
+    }
+}
+
+START_TEST(fetched_rows_are_the_written_rows_of_each_sequence) {
+    enum { LENGTH = 70 };
+    static const double tolerance[N_LAYER_SETS][2] = {[AFFINE] = {0.01, 0.2}, [TURBO] = {0.4, 0.2}}; /* errors of the codecs */
+    for (layer_set set = AFFINE; set < N_LAYER_SETS; set++) {
+        const fkv_config config = config_of(set, 512, 2);
+        pair p = pair_open(&config);
+        pair_seq a = pair_seq_open(&p, 1, 200);
+        pair_seq b = pair_seq_open(&p, 2, 200);
+        pair_run(&p, &b, 17, 5);
+        pair_run(&p, &a, LENGTH - 3, 32);
+        fkv_step *step = NULL;
+        const uint32_t n_tokens[] = {3, 2};
+        ck_ok(fkv_step_begin(p.mlx, (const fkv_row[]){{a.mlx, 3}, {b.mlx, 2}}, 2, &step));
+        layer_rows((pair_seq *const[]){&a, &b}, n_tokens, 2, 0);
+        mlx_array k = array_of(side_rows[0], 5, KV_HEADS);
+        mlx_array v = array_of(side_rows[1], 5, KV_HEADS);
+        ck_assert_int_eq(fkv_mlx_fetch(step, 0, 0, &k, &v), FKV_BAD_STATE); /* not written yet */
+        ck_ok(fkv_mlx_write(step, 0, k, v));
+        ck_assert_int_eq(fkv_mlx_fetch(step, 0, 2, &k, &v), FKV_BAD_ARGUMENT);
+        ck_assert_int_eq(fkv_mlx_fetch(step, 0, 0, &k, NULL), FKV_BAD_ARGUMENT);
+        const bool is_sealed = set == SEALED || set == SEALED_4;
+        for (uint32_t row = 0; row < 2 && !is_sealed; row++) {
+            const pair_seq *seq = row == 0 ? &a : &b;
+            ck_ok(fkv_mlx_fetch(step, 0, row, &k, &v));
+            check_fetched(k, seq->seed, seq->length + n_tokens[row], 0, tolerance[set][0]);
+            check_fetched(v, seq->seed, seq->length + n_tokens[row], 1, tolerance[set][1]);
+        }
+        if (is_sealed) ck_assert_int_eq(fkv_mlx_fetch(step, 0, 0, &k, &v), FKV_UNSUPPORTED);
+        (void)mlx_array_free(k);
+        (void)mlx_array_free(v);
+        k = array_of(side_rows[0], 5, KV_HEADS);
+        v = array_of(side_rows[1], 5, KV_HEADS);
+        ck_ok(fkv_mlx_write(step, 1, k, v));
+        ck_assert_int_eq(fkv_mlx_fetch(step, 1, 0, &k, &v), FKV_UNSUPPORTED); /* the layer has a window */
+        (void)mlx_array_free(k);
+        (void)mlx_array_free(v);
+        ck_ok(fkv_step_abort(step));
+        pair_run(&p, &a, 3, 3); /* later steps read the same pages */
+        pair_same_pages(&p, &a);
+        pair_close(&p);
+    }
+}
+END_TEST
+
 /* ---- memory use ---- */
 
 /* MLX frees the memory of a step on another thread. Synchronizing the stream also waits for this thread, except on CUDA. */
@@ -720,7 +781,8 @@ TEST_MAIN("mlx", chunks_batches_and_windows_match_the_host, fork_copies_the_page
           truncated_and_aborted_tokens_leave_no_rows, output_of_a_sequence_closed_in_its_step_matches_the_host,
           random_operations_leave_the_same_pages_as_on_the_host, file_saved_on_one_device_loads_on_the_other,
           batched_forked_and_reloaded_outputs_are_bit_identical, outputs_with_other_queries_of_the_sequence_are_bit_identical,
-          nan_query_gives_nan_and_does_not_affect_other_queries, pool_sizes_match_the_plan,
-          memory_counters_are_flat_over_thousands_of_steps, calls_for_the_wrong_device_name_the_right_ones,
-          arrays_of_wrong_shape_type_or_state_are_rejected, errors_inside_mlx_return_a_status_with_the_mlx_message,
-          plan_that_does_not_fit_and_unavailable_kernels_are_rejected, kernel_source_is_passed_as_an_include_of_a_file)
+          nan_query_gives_nan_and_does_not_affect_other_queries, fetched_rows_are_the_written_rows_of_each_sequence,
+          pool_sizes_match_the_plan, memory_counters_are_flat_over_thousands_of_steps,
+          calls_for_the_wrong_device_name_the_right_ones, arrays_of_wrong_shape_type_or_state_are_rejected,
+          errors_inside_mlx_return_a_status_with_the_mlx_message, plan_that_does_not_fit_and_unavailable_kernels_are_rejected,
+          kernel_source_is_passed_as_an_include_of_a_file)

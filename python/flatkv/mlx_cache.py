@@ -85,6 +85,14 @@ class MlxStep(_Transaction):
             check(out)
         return out
 
+    def fetch(self, layer: int, row: int) -> tuple[Any, Any]:
+        """Returns all keys and values of the step's sequence number `row`, decoded: two float32 arrays [KV heads, tokens, head dimension]."""
+        found: tuple[Any, Any] | int = _native.mlx_fetch(self._at, layer, row)
+        if isinstance(found, int):
+            check(found)
+            raise AssertionError("a status is not zero")
+        return found
+
     def pending(self) -> list[Any]:
         """Returns the arrays whose evaluation completes all writes of this step."""
         arrays: list[Any] | int = _native.mlx_pending(self._at)

@@ -52,6 +52,22 @@ static PyObject *mlx_attend(PyObject *self, PyObject *args) {
     return result != NULL ? result : PyLong_FromLong(status);
 }
 
+/* mlx_fetch(step, layer, row) -> (keys, values), or a nonzero status */
+static PyObject *mlx_fetch(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    unsigned layer = 0;
+    unsigned row = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KII", &step, &layer, &row)) return NULL;
+    mlx_array k = {NULL};
+    mlx_array v = {NULL};
+    const fkv_status status = fkv_mlx_fetch((fkv_step *)(uintptr_t)step, layer, row, &k, &v);
+    PyObject *result = status == FKV_OK ? Py_BuildValue("(OO)", fkv_python_mlx_object(k), fkv_python_mlx_object(v)) : NULL;
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(v);
+    return status == FKV_OK ? result : PyLong_FromLong(status);
+}
+
 /* mlx_pending(step) -> list of mx.array, or a nonzero status */
 static PyObject *mlx_pending(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
@@ -99,6 +115,7 @@ static PyMethodDef methods[] = {
     {"mlx_open", mlx_open, METH_NOARGS, "Imports mlx.core. Raises ImportError if it is missing or too old."},
     {"mlx_write", mlx_write, METH_VARARGS, "Writes keys and values of one layer."},
     {"mlx_attend", mlx_attend, METH_VARARGS, "Returns the attention of one layer."},
+    {"mlx_fetch", mlx_fetch, METH_VARARGS, "Returns the decoded keys and values of one sequence in one layer."},
     {"mlx_pending", mlx_pending, METH_VARARGS, "Returns the arrays whose evaluation completes the writes of a step."},
     {"mlx_step_state", mlx_step_state, METH_VARARGS, "Returns the graph key and the input arrays of a step."},
     {"mlx_step_put_state", mlx_step_put_state, METH_VARARGS, "Replaces the input arrays of a step."},

@@ -294,6 +294,29 @@ static mlx_array take_odd_turbo(fkv_mlx_graph *g, const fkv_codec *codec, mlx_ar
     return take_odd_of(g, size, &part[FKV_PART_SCALES], NULL);
 }
 
+/* ---- decoding ---- */
+
+/* Decodes affine rows of any bit width: [G, S, D]. */
+static mlx_array affine_values(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    if (codec->bits == 8 || g->failed) return affine_numbers(g, codec, part);
+    const fkv_mlx_affine rows = affine_rows(g, codec, part);
+    mlx_array codes = fkv_mlx_astype(g, unpack_codes(g, rows.codes, rows.bits), MLX_FLOAT32);
+    if (g->failed) return codes;
+    const int *shape = mlx_array_shape(codes);
+    const fkv_mlx_shape whole = FKV_MLX_SHAPE(shape[0], shape[1], shape[2]);
+    const fkv_mlx_shape apart = FKV_MLX_SHAPE(shape[0] * shape[1] * (shape[2] / rows.group), rows.group);
+    const fkv_mlx_shape line = FKV_MLX_SHAPE(apart.at[0], 1);
+    mlx_array x = fkv_mlx_multiply(g, fkv_mlx_reshape(g, codes, apart), fkv_mlx_reshape(g, rows.scales, line));
+    return fkv_mlx_reshape(g, fkv_mlx_add(g, x, fkv_mlx_reshape(g, rows.biases, line)), whole);
+}
+
+mlx_array fkv_mlx_decoded_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    FKV_ASSERT(fkv_mlx_codec_of(codec)->rows == NULL);
+    return codec->kind == FKV_CODEC_HALF    ? half_rows(g, codec, part)
+           : codec->kind == FKV_CODEC_TURBO ? turbo_rows(g, codec, part)
+                                            : affine_values(g, codec, part);
+}
+
 /* ---- codec table ---- */
 
 static const fkv_mlx_codec half = {encode_half, scores_half, values_half, take_odd_half, NULL, NULL};

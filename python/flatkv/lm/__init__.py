@@ -1,5 +1,6 @@
 """flatkv as the KV cache of mlx-lm.
 
+layout.py     KV layers of a model, and the pages that store them
 pool.py       page pool of a model, its sequences, and the step of a forward pass
 sizing.py     size of a pool on this machine
 prompt.py     FlatKVCache, which replaces mlx-lm's cache classes: one layer of a batch of sequences

@@ -23,7 +23,8 @@ from .. import _native
 from .._library import count
 from ..plan import Plan
 from . import admission, probe
-from .pool import KVLayer, Options, Pool, PooledSequence, identity_of, layers_of, plan_pool
+from .layout import KVLayer, Options, identity_of, layers_of, plan_pool
+from .pool import Pool, PooledSequence
 from .probe import Probe, UnsupportedModel
 from .prompt import FlatKVCache, PagedArray, loading, saving
 from .passes import recompute_trimmed, wrap_model_call
@@ -103,8 +104,7 @@ class _Installation:
             layers: list[KVLayer] | UnsupportedModel = probe.probe_model(model, own)
         except UnsupportedModel as error:
             layers = error
-            kind = getattr(model, "model_type", type(model).__module__.rpartition(".")[2])
-            warnings.warn(f"flatkv does not support {kind}: {error}; mlx-lm's own cache is used, whose memory grows with every token", stacklevel=4)
+            warnings.warn(f"flatkv does not support {probe.model_type(model)}: {error}; mlx-lm's own cache is used, whose memory grows with every token", stacklevel=4)
         self.layers_by_model[key] = weakref.ref(model, lambda _: self.forget(key)), layers
         return layers
 

@@ -9,143 +9,23 @@ submitted, or evaluated if threads alternate. In a process with one thread, writ
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
-import json
 import os
 import tempfile
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 
 import mlx.core as mx
 
-from .._config import Config, Layer, codec_name
-from .._library import BadCall, DoesNotFit, Error, count
+from .._library import BadCall, DoesNotFit, Error
 from ..cache import Sequence, file_tokens
-from ..mlx_cache import MlxCache, MlxStep, mlx_plan
-from ..plan import Plan
+from ..mlx_cache import MlxCache, MlxStep
 from .history import Checkpoint, Checkpoints, CheckpointStore, States, TokenHistory
-
-
-@dataclasses.dataclass(frozen=True)
-class KVLayer:
-    """Shape of an attention layer in the model. Rows in pages can be wider, see page_layer()."""
-
-    n_q_heads: int
-    n_kv_heads: int
-    k_dim: int
-    v_dim: int
-    scale: float
-    window: int
-    n_sinks: int
-    dtype: str
-    softcap: float = 0.0
-    sink_logits: tuple[float, ...] = ()
-    center: tuple[float, ...] = ()  # [KV heads * k_dim] vector that is subtracted from all keys before they are quantized; (): none
-
-
-class KVLayers(list[KVLayer]):
-    """The attention layers of a model, and the size of the states of its recurrent layers."""
-
-    def __init__(self, layers: Iterable[KVLayer] = (), state_bytes: int = 0):
-        super().__init__(layers)
-        self.state_bytes = state_bytes  # recurrent states of one sequence
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of install(). max_tokens is None until sized_options() chooses it."""
-
-    max_tokens: int | None = None
-    codec: str = "8/4"
-    rotate: str | None = "kv"
-    max_seqs: int = 32
-    max_step_tokens: int = 2048
-    page_tokens: int = 64
-    memory_limit: int = 0
-    compile: bool = True
-    max_checkpoints: int = 16  # in hybrid models: checkpoints of recurrent states in a pool
-    max_contexts: int = 8  # without max_tokens: number of sequences of maximum length that a pool holds if there is enough memory
-
-    @property
-    def n_tokens(self) -> int:
-        """max_tokens, after it has been chosen."""
-        assert self.max_tokens is not None, "the pool has not been sized"
-        return self.max_tokens
-
-
-def page_layer(layer: KVLayer, options: Options) -> tuple[Layer, str]:
-    """Returns the layer and codec of the pages. Rows are zero-padded to a width that the codec supports, which keeps attention exact."""
-    wide = max(layer.k_dim, layer.v_dim)
-    halves = codec_name(options.codec).replace("16", "") == "/"
-    group = 16 if halves else 64 if wide % 64 == 0 else 32
-    grouped = any(side[:1].isdigit() for side in options.codec.split("/"))
-    codec = options.codec if halves or not grouped or "g" in options.codec else f"{options.codec}g{group}"
-    dim = -(-wide // group) * group
-    return Layer(layer.n_q_heads, layer.n_kv_heads, dim, layer.window, layer.n_sinks, layer.scale,
-                 layer.softcap, layer.sink_logits), codec
-
-
-def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
-    """Returns the layers and the Config options of a pool."""
-    made = [page_layer(layer, options) for layer in layers]
-    exact = options.codec == "16/16"
-    # A decode pass has one token per sequence and cannot be split.
-    n_step = max(count("max_step_tokens", options.max_step_tokens), count("max_seqs", options.max_seqs))
-    # Unquantized pages keep the model's type; quantization scales are more precise in float16.
-    page_type = "bfloat16" if exact and any(l.dtype == "bfloat16" for l in layers) else "float16"
-    return [layer for layer, _ in made], dict(
-        codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.n_tokens,
-        max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
-        memory_limit=options.memory_limit)
-
+from .layout import KVLayer, Options, first_half, identity_of, page_layers, plan_pool
 
 ENLARGE = "call flatkv.install() with a larger max_tokens (--kv-tokens of python -m flatkv)"
-UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first
-
-
-def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
-    """Returns the configuration and the plan of a pool. The plan includes the recurrent states of all sequences and checkpoints."""
-    config, plan = plan_pages(layers, options)
-    n_states = plan_states(config.struct.max_seqs, options)
-    states = n_states * getattr(layers, "state_bytes", 0)
-    return config, dataclasses.replace(plan, total_bytes=plan.total_bytes + states, state_bytes=states)
-
-
-def plan_states(max_seqs: int, options: Options) -> int:
-    """Returns the maximum number of recurrent states: those of every sequence and every checkpoint, and those from before the last pass."""
-    return max_seqs + options.max_checkpoints + 1
-
-
-def plan_pages(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
-    """Returns the configuration and the plan of the pages of a pool.
-
-    If every layer has a window, the pages of a sequence are bounded, so its length need not be. The pool then reserves no more page
-    memory than max_tokens full-attention tokens, and admits as many sequences of unlimited length as this memory can hold.
-    """
-    page_layers, given = pool_config(layers, options)
-    config = Config(page_layers, **given)
-    plan = mlx_plan(config)
-    if all(layer.window for layer in layers):
-        n_step = min(given["max_step_tokens"], -(-options.n_tokens // options.page_tokens) * options.page_tokens)
-        for length in UNBOUNDED:
-            most = None
-            low, high = 1, options.max_seqs
-            while low <= high:
-                n_seqs = (low + high) // 2
-                tried = Config(page_layers, **given | {"max_tokens": length, "max_seqs": n_seqs, "max_step_tokens": max(n_step, n_seqs)})
-                tried_plan = mlx_plan(tried)
-                if tried_plan.slab_bytes <= plan.slab_bytes:
-                    most, low = (tried, tried_plan), n_seqs + 1
-                else:
-                    high = n_seqs - 1
-            if most is not None:
-                return most
-    return config, plan
-
-
 SPAN_PAGES = 4  # sealed pages can be truncated to a multiple of this number of pages
 ALTERNATING = 64  # consecutive passes of one thread after which threads no longer count as alternating
 
@@ -176,6 +56,9 @@ class Pool(MlxCache):
         self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
         self._centers = [mx.array(l.center).reshape(l.n_kv_heads, l.k_dim) if l.center and options.codec != "16/16" else None for l in layers]
         mx.eval([c for c in self._centers if c is not None])
+        sizes = [len(page_layers(l, options.codec)) for l in layers]
+        self._first_page_layers = [sum(sizes[:i]) for i in range(len(layers))]
+        self.has_unpacked = any(l.unpacked for l in layers)
         self.is_hybrid = getattr(layers, "state_bytes", 0) > 0
         self.recomputes = self.sealed or self.is_hybrid  # whether trims recompute tokens
         self.checkpoints = CheckpointStore(options.max_checkpoints)
@@ -275,20 +158,44 @@ class Pool(MlxCache):
         center = self._centers[layer]
         if center is not None:
             k = (k.astype(mx.float32) - (center if k.ndim == 3 else center[:, None])).astype(k.dtype)
-        self.open_step().write(layer, self._padded(layer, k), self._padded(layer, v))
+        first = self._first_page_layers[layer]
+        if not self.layers[layer].is_latent:
+            self._write_pages(first, k, v)
+        else:
+            for number, rows in (first, k), (first + 1, v):
+                middle = first_half(rows.shape[-1])
+                self._write_pages(number, rows[..., :middle], rows[..., middle:])
         self._written_layers.add(layer)
+
+    def _write_pages(self, number: int, k: Any, v: Any) -> None:
+        self.open_step().write(number, self._padded(number, k), self._padded(number, v))
+
+    def fetch(self, layer: int, row: int) -> tuple[Any, Any]:
+        """Returns the decoded keys and values of an unpacked layer, [G, S, D]. row: index among the sequences with tokens in the open step."""
+        shape, first, step = self.layers[layer], self._first_page_layers[layer], self.open_step()
+        if not shape.is_latent:
+            k, v = step.fetch(first, row)
+            return k[..., :shape.k_dim], v[..., :shape.v_dim]
+
+        def joined(number: int, dim: int) -> Any:
+            left, right = step.fetch(number, row)
+            return mx.concatenate([left[..., :first_half(dim)], right[..., :dim - first_half(dim)]], -1)
+
+        return joined(first, shape.k_dim), joined(first + 1, shape.v_dim)
 
     def open_step(self) -> MlxStep:
         assert self._step is not None, "attention before the layer was written"
         return self._step
 
     def attend(self, layer: int, q: Any) -> Any:
-        out = self.open_step().attend(layer, self._padded(layer, q))
+        number = self._first_page_layers[layer]
+        out = self.open_step().attend(number, self._padded(number, q))
         dim = self.layers[layer].v_dim
         return out if out.shape[-1] == dim else out[..., :dim]
 
-    def _padded(self, layer: int, x: Any) -> Any:
-        missing = self.config.layers[layer].head_dim - x.shape[-1]
+    def _padded(self, number: int, x: Any) -> Any:
+        """Returns rows with zeros appended up to the width of page layer `number`."""
+        missing = self.config.layers[number].head_dim - x.shape[-1]
         return x if missing == 0 else mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
     @locked
@@ -366,20 +273,6 @@ def _evaluate(arrays: list[Any]) -> None:
     """Evaluates arrays for other threads. MLX marks arrays as available only in the second call."""
     mx.eval(arrays)
     mx.eval(arrays)
-
-
-def identity_of(layers: list[KVLayer], options: Options) -> str:
-    """Returns the key of compatible pools as JSON."""
-    states = [layers.state_bytes] if isinstance(layers, KVLayers) and layers.state_bytes else []
-    listed = [dataclasses.astuple(l) if l.center else dataclasses.astuple(l)[:-1] for l in layers]
-    return json.dumps([listed, options.codec, options.rotate, options.page_tokens, *states])
-
-
-def layers_of(identity: str) -> list[KVLayer]:
-    """Returns the layers that a pool key describes."""
-    layers, _, _, _, *states = json.loads(identity)
-    plain: list[list[Any]] = [[tuple(x) if isinstance(x, list) else x for x in fields] for fields in layers]
-    return KVLayers((KVLayer(*fields) for fields in plain), *states)
 
 
 class PooledSequence:

@@ -1,10 +1,13 @@
 """Inspects how a model uses its KV caches, by building a forward pass over probes that is never evaluated.
 
-A layer is supported if its keys and values go directly from update_and_fetch() to MLX's attention, with a causal or sliding-window
-mask that the cache created. Any other use raises an exception, which becomes the reason why the model is unsupported.
+The keys and values of most models go directly from update_and_fetch() to MLX's attention, with a causal or sliding-window mask that
+the cache created. Any other use of a placeholder raises an exception. The model is then probed again with arrays in place of
+placeholders, and its layers are unpacked (layout.py). If this pass fails as well, the exception becomes the reason why the model is
+unsupported.
 """
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any, Callable, Iterable
 
@@ -13,12 +16,14 @@ import mlx_lm.models.cache as caches
 from mlx_lm.models.base import create_causal_mask
 
 from .._library import Error
-from .pool import KVLayer, KVLayers
+from .layout import KVLayer, KVLayers
 from .prompt import PagedArray
 from .sizing import context_length
 
 KINDS = (caches.KVCache, caches.RotatingKVCache)
 RECURRENT = tuple(getattr(caches, name) for name in ("ArraysCache", "MambaCache") if hasattr(caches, name))
+#: model types whose attention selects tokens with an index, and which read the stored keys of that index from the cache
+SPARSE = {"deepseek_v32": "DeepSeek V3.2", "deepseek_v41": "DeepSeek V4.1", "glm_moe_dsa": "GLM-5"}
 N_PROBED = 3  # number of tokens in the pass; models create masks only for more than one token
 
 
@@ -35,8 +40,9 @@ class Probe(caches._BaseCache):
 
     offset = 0
 
-    def __init__(self, number: int, own: Any, masks: list[tuple[Any, int]]):
+    def __init__(self, number: int, own: Any, masks: list[tuple[Any, int]], unpacked: bool = False):
         self.number = number
+        self.unpacked = unpacked  # whether update_and_fetch() returns arrays
         self.window = own.max_size - own.keep if isinstance(own, caches.RotatingKVCache) else 0
         self.n_sinks = own.keep if isinstance(own, caches.RotatingKVCache) else 0
         self.masks = masks  # masks that probes created, with their windows
@@ -49,13 +55,13 @@ class Probe(caches._BaseCache):
     def reject(self, reason: str) -> None:
         raise UnsupportedModel(f"layer {self.number} {reason}")
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[PagedArray, PagedArray]:
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         if self.rows is not None:
             self.reject("is written twice in one pass")
         self.rows = keys, values
         self.module = sys._getframe(1).f_locals.get("self")
         self.offset = keys.shape[2]
-        return self.keys_and_values()
+        return self.rows if self.unpacked else self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedArray, PagedArray]:
         assert self.rows is not None
@@ -90,6 +96,8 @@ class Probe(caches._BaseCache):
         """Returns the layer. context: maximum sequence length of the model."""
         if self.rows is None:
             self.reject("is never written")
+        if self.unpacked:
+            return self._unpacked_layer()
         if not self.attended:
             self.reject("computes attention itself instead of calling mx.fast.scaled_dot_product_attention")
         heads = {n for n, _ in self.attended}
@@ -97,6 +105,22 @@ class Probe(caches._BaseCache):
             self.reject(f"has attention calls with different numbers of query heads: {sorted(heads)}")
         if len(set(self.sinks)) > 1 or len(self.caps) > 1:
             self.reject("has attention calls with different sink logits or soft caps")
+        keys, values, dtype = self._checked_rows()
+        if self.window < 0 or (self.n_sinks and self.window == 0):
+            self.reject(f"has a window of {self.window} tokens in addition to {self.n_sinks} sink tokens")
+        cap = self.caps.pop()
+        center = key_center(self.module, keys.shape[1], keys.shape[3], context) if cap == 0 and not self.sinks[0] else ()
+        return KVLayer(heads.pop(), keys.shape[1], keys.shape[3], values.shape[3], self.attended[0][1], self.window, self.n_sinks, dtype,
+                       cap, self.sinks[0], center)
+
+    def _unpacked_layer(self) -> KVLayer:
+        if self.window or self.n_sinks:
+            self.reject(f"computes attention itself over a window of {self.window} tokens")
+        keys, values, dtype = self._checked_rows()
+        return KVLayer(keys.shape[1], keys.shape[1], keys.shape[3], values.shape[3], 1.0, 0, 0, dtype, unpacked=True)
+
+    def _checked_rows(self) -> tuple[Any, Any, str]:
+        """Returns the keys and values of the pass and the name of their type."""
         assert self.rows is not None
         keys, values = self.rows
         if values.shape[:3] != keys.shape[:3]:
@@ -104,12 +128,7 @@ class Probe(caches._BaseCache):
         dtype = str(keys.dtype).rpartition(".")[2]
         if dtype not in ("float16", "bfloat16", "float32"):
             self.reject(f"has keys of type {dtype} (expected float16, bfloat16 or float32)")
-        if self.window < 0 or (self.n_sinks and self.window == 0):
-            self.reject(f"has a window of {self.window} tokens in addition to {self.n_sinks} sink tokens")
-        cap = self.caps.pop()
-        center = key_center(self.module, keys.shape[1], keys.shape[3], context) if cap == 0 and not self.sinks[0] else ()
-        return KVLayer(heads.pop(), keys.shape[1], keys.shape[3], values.shape[3], self.attended[0][1], self.window, self.n_sinks, dtype,
-                       cap, self.sinks[0], center)
+        return keys, values, dtype
 
 
 CENTER_POSITIONS, CENTER_CHUNK = 8192, 4096  # positions over which key biases are averaged, and positions per operation
@@ -160,23 +179,43 @@ def cache_types(own: list[Any]) -> str:
     return str([(type(c).__name__, getattr(c, "max_size", 0), getattr(c, "keep", 0)) for c in own])
 
 
+class _PlaceholderUsed(UnsupportedModel):
+    """Raised if a model uses keys or values outside mx.fast.scaled_dot_product_attention."""
+
+
 def probe_model(model: Any, own: list[Any]) -> KVLayers:
     """Returns the KV layers of a model in the order of its caches. own: caches that mlx-lm created for the model.
 
     Raises UnsupportedModel if flatkv cannot store the KV cache of a layer.
     """
+    kind = model_type(model)
+    if kind in SPARSE:
+        raise UnsupportedModel(f"{SPARSE[kind]} attends to tokens that a sparse index selects, and flatkv does not store the index")
+    try:
+        return _probe(model, own, unpacked=False)
+    except _PlaceholderUsed:
+        return _probe(model, own, unpacked=True)
+
+
+def model_type(model: Any) -> str:
+    """Returns the name of a model's type in mlx-lm."""
+    return str(getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2])
+
+
+def _probe(model: Any, own: list[Any], unpacked: bool) -> KVLayers:
     probes: list[Probe] = []
     masks: list[tuple[Any, int]] = []
 
     def probe(cache: Any) -> Probe:
-        probes.append(Probe(len(probes), cache, masks))
+        probes.append(Probe(len(probes), cache, masks, unpacked))
         return probes[-1]
 
     recurrent: list[Any] = []
 
     def found(cache: Any) -> Any:
-        recurrent.append(cache)
-        return cache
+        recurrent.append(copy.copy(cache))
+        recurrent[-1].cache = [None] * len(cache.cache)
+        return recurrent[-1]
 
     given = replace_caches(own, probe, found)
     if not probes:
@@ -189,11 +228,10 @@ def probe_model(model: Any, own: list[Any]) -> KVLayers:
     except Exception as error:  # the model used a placeholder in an operation that only arrays support
         at = next((p.number for p in reversed(probes) if p.rows is not None), None)
         detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
-        if "PagedArray" in str(error):  # a placeholder was used as an array
-            detail = error.name if isinstance(error, AttributeError) and error.name else type(error).__name__
-            reason = f"layer {at} uses its keys or values outside mx.fast.scaled_dot_product_attention"
-        else:
-            reason = "the forward pass fails" + ("" if at is None else f" after layer {at} was written")
-        raise UnsupportedModel(f"{reason} ({detail})") from error
+        if isinstance(error, AttributeError) and isinstance(error.obj, Probe):
+            raise UnsupportedModel(f"layer {error.obj.number} reads {error.name} of its cache, which only mlx-lm's caches have") from error
+        if "PagedArray" not in str(error):
+            raise UnsupportedModel(f"the forward pass fails{'' if at is None else f' after layer {at} was written'} ({detail})") from error
+        raise _PlaceholderUsed(f"layer {at} uses its keys or values outside mx.fast.scaled_dot_product_attention") from error
     context = context_length(model)
     return KVLayers((p.layer(context) for p in probes), sum(a.nbytes for c in recurrent for a in c.cache if a is not None))

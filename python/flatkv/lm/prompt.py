@@ -1,7 +1,8 @@
 """FlatKVCache: one layer of a batch of sequences. It replaces mlx-lm's KVCache, RotatingKVCache and their batched forms.
 
 Every layer has its own token counts, as in mlx-lm. trim() changes the counts, and the sequence is truncated when the next pass
-begins. update_and_fetch() returns PagedArray placeholders for keys and values, and attention over them reads the pages.
+begins. update_and_fetch() returns PagedArray placeholders for keys and values, and attention over them reads the pages. Models that
+compute attention themselves get arrays instead, which are decoded from the pages and left-padded like those of mlx-lm's batches.
 """
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class FlatKVCache(caches._BaseCache):
 
     # ---- forward pass ----
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[PagedArray, PagedArray]:
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         n_rows, _, n, _ = keys.shape
         counts = [n] * n_rows if self._remaining is None else [min(n, remaining) for remaining in self._remaining]
         if self.pool.begins(self.layer, self.seqs, counts):
@@ -80,7 +81,31 @@ class FlatKVCache(caches._BaseCache):
             self._remaining = [remaining - n for remaining, n in zip(self._remaining, counts)]
         self.lengths = [length + n for length, n in zip(now, counts)]
         self._shapes = keys.shape, values.shape, keys.dtype
-        return self.keys_and_values()
+        return self._decoded(now, n) if self._is_unpacked else self.keys_and_values()
+
+    @property
+    def _is_unpacked(self) -> bool:
+        return self.pool.layers[self.layer].unpacked
+
+    def _decoded(self, starts: list[int], n: int) -> tuple[Any, Any]:
+        """Returns the keys and values of all rows, [B, G, S, D], in a pass of n tokens. starts: lengths of the rows before the pass.
+
+        The new tokens of all rows are in the last n columns. Padding consists of zeros.
+        """
+        shape, longest, fetched = self.pool.layers[self.layer], max(starts), 0
+        dtype, found = self._shapes[2], []
+        for start, count in zip(starts, self._counts):
+            if count == 0:
+                found.append([mx.zeros((1, shape.n_kv_heads, longest + n, dim), dtype) for dim in (shape.k_dim, shape.v_dim)])
+                continue
+            arrays = [a.astype(dtype)[None] for a in self.pool.fetch(self.layer, fetched)]
+            fetched += 1
+            if start < longest or count < n:
+                arrays = [mx.pad(a, [(0, 0), (0, 0), (longest - start, n - count), (0, 0)]) for a in arrays]
+            found.append(arrays)
+        if len(found) == 1:
+            return found[0][0], found[0][1]
+        return mx.concatenate([row[0] for row in found]), mx.concatenate([row[1] for row in found])
 
     def keys_and_values(self) -> tuple[PagedArray, PagedArray]:
         keys, values, dtype = self._shapes
@@ -123,8 +148,12 @@ class FlatKVCache(caches._BaseCache):
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Returns a causal mask for the model. Attention over pages applies its own mask."""
-        if return_array:
-            return create_causal_mask(N, max(self._now()), window_size=window_size)
+        now = self._now()
+        if self._is_unpacked and (self.batched or window_size):
+            padding = mx.array([max(now) - n for n in now]) if self.batched else None
+            return create_causal_mask(N, max(now), window_size=window_size, left_padding=padding)
+        if return_array and not (self._is_unpacked and N == 1):
+            return create_causal_mask(N, max(now), window_size=window_size)
         return None if N == 1 else "causal"
 
     # ---- cache interface of mlx-lm ----

@@ -161,7 +161,7 @@ class DecodeGraphs:
     def graphs_of(self, model: Any, call: Callable[..., Any], cache: Any) -> _ModelGraphs | None:
         """Returns the graphs of a model, or None if this pass cannot be replayed."""
         first = cache[0]
-        if type(first) is not FlatKVCache or not first.pool.fused or len(cache) != len(first.pool.layers):
+        if type(first) is not FlatKVCache or not first.pool.fused or first.pool.has_unpacked or len(cache) != len(first.pool.layers):
             return None
         for c in cache:
             if type(c) is not FlatKVCache or c._remaining is not None or c.lengths != first.lengths or c.seqs != first.seqs:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from .._library import DoesNotFit, held
-from .pool import KVLayer, Options, plan_pool
+from .layout import KVLayer, Options, plan_pool
 
 DEFAULT_CONTEXT = 131072  # number of tokens, for models whose arguments do not state a maximum length
 MIN_TOKENS = 1024  # a smaller pool is useless, so it is reported as an error
