@@ -220,6 +220,23 @@ def test_an_incomplete_pass_is_aborted(flat):
     assert cache[0].offset == offset and cache[1].offset == offset
 
 
+def test_a_prompt_of_another_mlx_version_is_rejected(flat, tmp_path, monkeypatch):
+    path, model, prompt = str(tmp_path / "p.safetensors"), llama(layers=1), random_tokens(70)
+    cache = caches.make_prompt_cache(model)
+    mx.eval(model(prompt[None], cache=cache))
+    caches.save_prompt_cache(path, cache)
+    numerics = f"mlx-lm {mx.__version__} {'cpu' if mx.default_device().type != mx.DeviceType.gpu else ''}"
+    assert numerics.encode() in open(path, "rb").read()
+    del cache
+    monkeypatch.setattr(mx, "__version__", "0.1.2")
+    flatkv.install(max_tokens=4096, codec="16/16")
+    with pytest.raises(flatkv.BadFile, match=f'numerics is "{numerics}.*" in the file but "mlx-lm 0.1.2'):
+        caches.load_prompt_cache(path)
+    monkeypatch.undo()
+    flatkv.install(max_tokens=4096, codec="16/16")
+    assert caches.load_prompt_cache(path)[0].offset == 70
+
+
 def test_an_unsupported_model_warns_once():
     flatkv.install(max_tokens=128)
     model = Odd()

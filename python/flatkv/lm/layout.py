@@ -12,6 +12,8 @@ import dataclasses
 import json
 from typing import Any, Iterable
 
+import mlx.core as mx
+
 from .._config import Config, Layer, codec_name
 from .._library import count
 from ..mlx_cache import mlx_plan
@@ -118,7 +120,18 @@ def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], d
     return [layer for layer, _ in made], dict(
         codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.n_tokens,
         max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
-        memory_limit=options.memory_limit)
+        memory_limit=options.memory_limit, numerics=numerics())
+
+
+def numerics() -> str:
+    """Returns the identity of the arithmetic that computes rows, which page files store: MLX's version, device and GPU architecture.
+
+    The prefix distinguishes rows of mlx-lm from those of flatkv's own models.
+    """
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return f"mlx-lm {mx.__version__} cpu"
+    architecture = str(mx.device_info().get("architecture", "")).removeprefix("applegpu_")
+    return f"mlx-lm {mx.__version__} {'metal' if mx.metal.is_available() else 'cuda'} {architecture}"
 
 
 UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first
