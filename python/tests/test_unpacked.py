@@ -98,11 +98,18 @@ def test_a_server_serves_latent_models(monkeypatch):
         assert flatkv.lm.pools()[0].layers[0].is_latent and flatkv.lm.pools()[0].consistent()
 
 
-@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
-def test_models_with_a_sparse_index_are_rejected_by_name(installed, name):
+@pytest.mark.parametrize(("name", "words"), [("deepseek_v32", ["sparse index", "memory grows with every token"]),
+                                             ("glm_moe_dsa", ["sparse index", "memory grows with every token"]),
+                                             ("mamba2", ["no layer uses KVCache", "memory is constant"])])
+def test_rejected_models_warn_with_the_reason_and_their_memory(installed, name, words):
     model = hybrid(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         caches.make_prompt_cache(model)
     message, = [str(w.message) for w in caught]
-    assert "sparse index" in message and name in message and "memory grows with every token" in message
+    assert all(word in message for word in [name, *words])
+
+
+def test_latent_attention_with_a_bounded_cache_is_rejected(installed):
+    with pytest.warns(UserWarning, match="computes attention itself over a window.*memory is bounded by its maximum size"):
+        caches.make_prompt_cache(hybrid("deepseek_v3"), max_kv_size=64)

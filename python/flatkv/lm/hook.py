@@ -104,7 +104,7 @@ class _Installation:
             layers: list[KVLayer] | UnsupportedModel = probe.probe_model(model, own)
         except UnsupportedModel as error:
             layers = error
-            warnings.warn(f"flatkv does not support {probe.model_type(model)}: {error}; mlx-lm's own cache is used, whose memory grows with every token", stacklevel=4)
+            warnings.warn(f"flatkv does not support {probe.model_type(model)}: {error}; mlx-lm's own cache is used, {probe.memory_of(own)}", stacklevel=4)
         self.layers_by_model[key] = weakref.ref(model, lambda _: self.forget(key)), layers
         return layers
 

@@ -179,6 +179,15 @@ def cache_types(own: list[Any]) -> str:
     return str([(type(c).__name__, getattr(c, "max_size", 0), getattr(c, "keep", 0)) for c in own])
 
 
+def memory_of(own: list[Any]) -> str:
+    """Describes how the memory of mlx-lm's caches grows, for a warning."""
+    if all(type(c) in RECURRENT for c in own):
+        return "whose memory is constant"
+    if all(type(c) in (*RECURRENT, caches.RotatingKVCache) for c in own):
+        return "whose memory is bounded by its maximum size"
+    return "whose memory grows with every token"
+
+
 class _PlaceholderUsed(UnsupportedModel):
     """Raised if a model uses keys or values outside mx.fast.scaled_dot_product_attention."""
 
