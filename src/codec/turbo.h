@@ -18,8 +18,8 @@ typedef struct fkv_turbo_book {
     int8_t value[16]; /* codebook values in ascending order; the whole codebook is repeated until 16 entries are filled */
 } fkv_turbo_book;
 
-/* Codebooks by bit width. The values are Lloyd-Max points rounded to integers, which increases the quantization error of Gaussian data by
- * less than 0.1 %. */
+/* Codebooks by bit width. The values are Lloyd-Max points rounded to integers, which increases the quantization error of Gaussian
+ * data by less than 0.1 %. */
 static const fkv_turbo_book fkv_turbo_books[] = {
     [2] = {0x1.c1eb58p-7f, {-110, -33, 33, 110, -110, -33, 33, 110, -110, -33, 33, 110, -110, -33, 33, 110}},
     [3] = {0x1.908664p-6f, {-88, -55, -31, -10, 10, 31, 55, 88, -88, -55, -31, -10, 10, 31, 55, 88}},

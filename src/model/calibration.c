@@ -267,9 +267,7 @@ static void order_channels(const double *cost, uint32_t dim, uint16_t *order) {
     }
 }
 
-static uint8_t bits_at(uint32_t rank, uint32_t n6, uint32_t n_more) {
-    return rank < n6 ? 6 : rank < n_more - n6 ? 4 : 2;
-}
+static uint8_t bits_at(uint32_t rank, uint32_t n6, uint32_t n_more) { return rank < n6 ? 6 : rank < n_more - n6 ? 4 : 2; }
 
 /* Channels are sorted by descending cost; the first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. Because the
  * average is fixed, the number of 6-bit channels determines the number of 4-bit channels. The function therefore tries every

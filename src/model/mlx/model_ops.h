@@ -1,5 +1,5 @@
-/* Operations used by the forward pass only, in addition to those in src/mlx/mlx_graph.h. They are lazy, the graph owns the results, and
- * failures are recorded in the graph.
+/* Operations used by the forward pass only, in addition to those in src/mlx/mlx_graph.h. They are lazy, the graph owns the
+ * results, and failures are recorded in the graph.
  */
 #ifndef FKV_MODEL_OPS_H
 #define FKV_MODEL_OPS_H
