@@ -16,7 +16,7 @@
 /* Required functions of mlx.core. */
 /* clang-format off */
 #define FUNCTIONS(F) \
-    F(abs) F(add) F(arange) F(array) F(as_strided) F(bitwise_and) F(concatenate) F(cumsum) F(default_device) F(depends) F(divide) \
+    F(abs) F(add) F(arange) F(array) F(as_strided) F(bitwise_and) F(concatenate) F(contiguous) F(cumsum) F(default_device) F(depends) F(divide) \
     F(eval) F(exp) F(get_active_memory) F(hadamard_transform) F(isnan) F(less) F(less_equal) F(logical_and) F(logical_or) \
     F(matmul) F(max) F(maximum) F(min) F(minimum) F(multiply) F(quantize) F(quantized_matmul) F(reshape) F(right_shift) \
     F(round) F(sqrt) F(subtract) F(sum) F(take) F(tanh) F(transpose) F(view) F(where) F(zeros)
@@ -108,7 +108,7 @@ static int report_exception(void) {
 
 typedef struct holder {
     PyObject *array;
-    PyObject *bytes; /* data returned by mlx_array_data_uint16(), or NULL */
+    PyObject *bytes; /* data returned by an mlx_array_data function, or NULL */
     int n_dims;      /* -1 until the shape is read */
     int type;        /* -1 until the type is read */
     int shape[MAX_DIMS];
@@ -288,7 +288,7 @@ int mlx_array_eval(mlx_array a) {
 }
 
 /* Copies the data into a bytes object that the handle owns, because the stable ABI of Python 3.10 lacks the buffer protocol. */
-const uint16_t *mlx_array_data_uint16(const mlx_array a) {
+static const void *data_of(const mlx_array a) {
     holder *h = holder_of(a);
     PyObject *view = PyMemoryView_FromObject(h->array);
     PyObject *bytes = view != NULL ? PyObject_CallMethod(view, "tobytes", NULL) : NULL;
@@ -299,8 +299,11 @@ const uint16_t *mlx_array_data_uint16(const mlx_array a) {
     }
     Py_XDECREF(h->bytes);
     h->bytes = bytes;
-    return (const uint16_t *)(const void *)PyBytes_AsString(bytes);
+    return PyBytes_AsString(bytes);
 }
+
+const uint16_t *mlx_array_data_uint16(const mlx_array a) { return data_of(a); }
+const float *mlx_array_data_float32(const mlx_array a) { return data_of(a); }
 
 /* Always true: src/mlx calls this only for pools, which are evaluated zeros. */
 int _mlx_array_is_row_contiguous(bool *res, const mlx_array a) {
@@ -554,6 +557,11 @@ int mlx_quantized_matmul(mlx_array *res, const mlx_array x, const mlx_array w, c
     PyObject *made = args != NULL ? PyObject_CallObject(functions[FN_quantized_matmul], args) : NULL;
     Py_XDECREF(args);
     return set_result(res, made);
+}
+
+int mlx_contiguous(mlx_array *res, const mlx_array a, bool allow_col_major, const mlx_stream s) {
+    (void)s;
+    return set_result(res, call_with(FN_contiguous, object_or_none(a), PyBool_FromLong(allow_col_major)));
 }
 
 int mlx_reshape(mlx_array *res, const mlx_array a, const int *shape, size_t shape_num, const mlx_stream s) {

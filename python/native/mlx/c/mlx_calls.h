@@ -15,6 +15,7 @@ size_t mlx_array_nbytes(const mlx_array arr);
 const int *mlx_array_shape(const mlx_array arr);
 mlx_dtype mlx_array_dtype(const mlx_array arr);
 const uint16_t *mlx_array_data_uint16(const mlx_array arr);
+const float *mlx_array_data_float32(const mlx_array arr);
 int _mlx_array_is_row_contiguous(bool *res, const mlx_array arr);
 
 mlx_vector_array mlx_vector_array_new(void);
@@ -49,6 +50,7 @@ int mlx_as_strided(mlx_array *res, const mlx_array a, const int *shape, size_t s
 int mlx_astype(mlx_array *res, const mlx_array a, mlx_dtype dtype, const mlx_stream s);
 int mlx_bitwise_and(mlx_array *res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_concatenate_axis(mlx_array *res, const mlx_vector_array arrays, int axis, const mlx_stream s);
+int mlx_contiguous(mlx_array *res, const mlx_array a, bool allow_col_major, const mlx_stream s);
 int mlx_cumsum_axis(mlx_array *res, const mlx_array a, int axis, bool reverse, bool inclusive, mlx_optional_dtype dtype,
                     const mlx_stream s);
 int mlx_depends(mlx_vector_array *res, const mlx_vector_array inputs, const mlx_vector_array dependencies);
