@@ -27,6 +27,15 @@ def bytes_text(n: int) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 10**9 else f"{n / 1e6:.2f} MB"
 
 
+def memory_limit() -> int:
+    """Returns MLX's memory limit. Old versions of MLX return it only when it is replaced."""
+    if hasattr(mx, "get_memory_limit"):
+        return int(mx.get_memory_limit())
+    limit = int(mx.set_memory_limit(1 << 40))
+    mx.set_memory_limit(limit)
+    return limit
+
+
 def available_memory() -> int:
     """Returns the number of bytes that a pool could use at present on the default device."""
     free: int = held.fkv_memory_available(None)
@@ -35,7 +44,7 @@ def available_memory() -> int:
     info, active = mx.device_info(), int(mx.get_active_memory())
     if "max_recommended_working_set_size" in info:  # memory of a Mac, which the CPU and the GPU share
         return max(0, min(free, int(info["max_recommended_working_set_size"]) - active))
-    limit = max(0, int(mx.get_memory_limit()) - active)
+    limit = max(0, memory_limit() - active)
     return min(limit, int(info["free_memory"])) if "free_memory" in info else limit
 
 
