@@ -29,7 +29,8 @@ typedef struct fake_server {
     const char *reply; /* reply to all commands for which command_reply is not used */
     size_t n_reply;
     bool closes;               /* true if the server closes the connection after this reply */
-    const char *command_reply; /* reply to PING and SET; NULL: `reply`, as for other commands */
+    size_t n_held;             /* number of commands that the server reads before it replies to all of them */
+    const char *command_reply; /* reply to PING and SET; NULL: like other commands */
     pthread_t thread;
     pthread_t threads[MAX_CONNECTIONS]; /* [n_threads] one thread per connection */
     size_t n_threads;
@@ -64,7 +65,12 @@ static void *serve_connection(void *user) {
     char name[16] = "";
     FILE *in = fdopen(c.fd, "r");
     free(user);
+    size_t n_read = 0;
     while (read_command(in, name, sizeof name)) {
+        if (++n_read < f->n_held) continue;
+        for (; n_read > 1; n_read--)
+            if (write(c.fd, f->reply, f->n_reply) < 0) break;
+        n_read = 0;
         const bool is_other = f->command_reply == NULL || (strcmp(name, "PING") != 0 && strcmp(name, "SET") != 0);
         const char *reply = is_other ? f->reply : f->command_reply;
         const size_t n_reply = is_other ? f->n_reply : strlen(reply);
@@ -86,11 +92,11 @@ static void *run_fake(void *user) {
     return NULL;
 }
 
-static void open_fake_with(fake_server *f, const char *reply, size_t n_reply, bool closes, const char *command_reply) {
+static void open_fake_with(fake_server *f, fake_server config) {
     static int number;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     (void)signal(SIGPIPE, SIG_IGN); /* the store may close a connection before the reply */
-    *f = (fake_server){.reply = reply, .n_reply = n_reply, .closes = closes, .command_reply = command_reply};
+    *f = config;
     (void)snprintf(f->path, sizeof f->path, "/tmp/flatkv_fake_%d_%d", (int)getpid(), number++);
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", f->path);
     f->listener = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -101,7 +107,7 @@ static void open_fake_with(fake_server *f, const char *reply, size_t n_reply, bo
 }
 
 static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool closes) {
-    open_fake_with(f, reply, n_reply, closes, NULL);
+    open_fake_with(f, (fake_server){.reply = reply, .n_reply = n_reply, .closes = closes});
 }
 
 static void close_fake(fake_server *f) {
@@ -213,6 +219,60 @@ START_TEST(hostile_replies_are_refused) {
 }
 END_TEST
 
+/* Pages that are read in one sequence. */
+typedef struct read_order {
+    fkv_page_read pages[40];
+    size_t n_pages;
+    size_t n_next;
+    size_t n_done;
+} read_order;
+
+static fkv_page_read *next_page(void *user) {
+    read_order *order = user;
+    return order->n_next < order->n_pages ? &order->pages[order->n_next++] : NULL;
+}
+
+static void page_done(void *user) {
+    read_order *order = user;
+    ck_assert_uint_lt(order->n_done, order->n_next);
+    ck_assert_int_ne(order->pages[order->n_done++].status, FKV_OK);
+    if (order->n_done < order->n_next) ck_assert_int_eq(order->pages[order->n_done].status, FKV_OK); /* not set yet */
+}
+
+static void read_all(const char *path, size_t n_pages, read_order *order) {
+    static uint8_t packed[CAPACITY];
+    fkv_prefix_store store = open_store(path, 60.0);
+    *order = (read_order){.n_pages = n_pages};
+    for (size_t i = 0; i < n_pages; i++)
+        order->pages[i] = (fkv_page_read){.key = {{(uint8_t)i}}, .packed = packed, .capacity = sizeof packed};
+    store.read_pages(store.self, &(fkv_page_reads){.user = order, .next = next_page, .done = page_done});
+    ck_assert_uint_eq(order->n_done, n_pages);
+    for (size_t i = 0; i < n_pages; i++)
+        ck_assert(order->pages[i].status == FKV_GONE || order->pages[i].status == FKV_FILE_DAMAGED);
+    store.close(store.self);
+}
+
+/* The server replies only after it has received several commands. */
+START_TEST(pages_are_requested_before_earlier_pages_arrive) {
+    fake_server f;
+    read_order order;
+    open_fake_with(&f, (fake_server){.reply = "$-1\r\n", .n_reply = 5, .n_held = 8});
+    read_all(f.path, 40, &order);
+    close_fake(&f);
+}
+END_TEST
+
+START_TEST(all_requested_pages_are_reported_if_the_connection_fails) {
+    for (size_t i = 0; i < N_OF(REPLIES); i++) {
+        fake_server f;
+        read_order order;
+        open_fake(&f, REPLIES[i].bytes, REPLIES[i].n_bytes, true);
+        read_all(f.path, 20, &order);
+        close_fake(&f);
+    }
+}
+END_TEST
+
 START_TEST(silent_server_is_not_used_and_costs_no_time) {
     uint8_t packed[CAPACITY] = {0};
     uint64_t n_bytes = 0;
@@ -256,7 +316,7 @@ START_TEST(outage_is_logged_once_and_ends_with_a_written_page) {
     uint64_t n_bytes = 0;
     fake_server f;
     store_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    open_fake_with(&f, "", 0, true, "+OK\r\n");
+    open_fake_with(&f, (fake_server){.reply = "", .closes = true, .command_reply = "+OK\r\n"});
     fkv_prefix_store store = open_logged_store(f.path, 60.0, NULL, &log);
     const fkv_page_key key = {{1}};
     for (int i = 0; i < 2; i++) {
@@ -372,5 +432,6 @@ START_TEST(cipher_matches_published_vectors) {
 END_TEST
 
 TEST_MAIN("prefix_redis", cipher_matches_published_vectors, invalid_configurations_are_rejected, hostile_replies_are_refused,
+          pages_are_requested_before_earlier_pages_arrive, all_requested_pages_are_reported_if_the_connection_fails,
           silent_server_is_not_used_and_costs_no_time, wait_for_an_answer_is_limited,
           outage_is_logged_once_and_ends_with_a_written_page, password_is_not_logged, error_reply_to_a_question_is_a_failure)

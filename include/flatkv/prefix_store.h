@@ -85,6 +85,22 @@ typedef struct fkv_prefix_store_stats {
     uint32_t n_unavailable; /* number of servers that currently do not respond */
 } fkv_prefix_store_stats;
 
+/* A page to read. The store sets n_bytes and status, which have the meaning of the results of read(). */
+typedef struct fkv_page_read {
+    fkv_page_key key;
+    uint8_t *packed; /* [capacity] */
+    uint64_t capacity;
+    uint64_t n_bytes;
+    fkv_status status;
+} fkv_page_read;
+
+/* A sequence of pages to read. Both functions are called from the thread that called read_pages(), and must not block. */
+typedef struct fkv_page_reads {
+    void *user;
+    fkv_page_read *(*next)(void *user); /* returns the next page to read, or NULL if there is none at the moment */
+    void (*done)(void *user);           /* called once for each page, in the order in which next() returned the pages */
+} fkv_page_reads;
+
 /* Functions of a store. All of them may be called from several threads at the same time. contains(), pending(), expect() and
  * touch() must not block, because they are called from the thread that runs steps or from threads that submit requests; the other
  * functions may access a disk or a network. */
@@ -104,6 +120,10 @@ typedef struct fkv_prefix_store {
     /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not contain the page, and FKV_FILE_DAMAGED if the
      * stored bytes cannot be a packed page of at most `capacity` bytes. */
     fkv_status (*read)(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes);
+
+    /* Optional: reads pages until all pages that next() has returned are done and next() returns NULL. A store on a network can
+     * request pages before earlier pages have arrived. */
+    void (*read_pages)(void *self, const fkv_page_reads *reads);
 
     /* Writes a page durably: once FKV_OK is returned, the page survives the process until it is evicted or removed. An existing
      * page with the same key is kept. */

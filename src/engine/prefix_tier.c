@@ -7,9 +7,9 @@ enum { ANNOUNCED_STATES = 32 }; /* maximum number of snapshot keys that are anno
 
 static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore, in seconds, if the compute time is not known yet */
 static const double ASK_AGAIN_S = 0.002;     /* polling interval while the store determines which pages it has, in seconds */
-static const double PAGE_TIME_STEP = 0.2;   /* weight of the newest measurement in the moving average of the read time per page */
-static const double PAGE_TIME_DECAY = 0.98; /* factor by which each declined restore lowers the estimated read time, so that a
-                                               slow store is eventually tried again */
+static const double PAGE_TIME_STEP = 0.2;    /* weight of the newest measurement in the moving averages of the read times */
+static const double PAGE_TIME_DECAY = 0.98;  /* factor by which each declined restore lowers the estimated read times, so that a
+                                                slow store is eventually tried again */
 
 fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job) {
     char number[32];
@@ -71,7 +71,8 @@ static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
         status = (is_state ? fkv_prefix_unpack_state : fkv_prefix_unpack)(t->cache, t->job->r.tenant, t->job->r.prompt, n_pages,
                                                                           &key, a->packed, a->n_bytes);
     double seconds = a->seconds + t->seconds(t->seconds_user) - start;
-    t->page_s = t->page_s > 0.0 ? t->page_s + PAGE_TIME_STEP * (seconds - t->page_s) : seconds;
+    double *average = t->n_restored == t->first_page ? &t->first_page_s : &t->page_s;
+    *average = *average > 0.0 ? *average + PAGE_TIME_STEP * (seconds - *average) : seconds;
     if (status == FKV_OK) {
         t->n_restored++;
         t->stats.read_pages++;
@@ -133,8 +134,9 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
     t->store.touch(t->store.self, t->job->keys, fkv_min_u32(t->n_restored, t->end_page));
     if (t->n_restored < restore_end(t)) {
         double page_s = (t->seconds(t->seconds_user) - t->started_at) / (t->n_restored - t->first_page + 1);
+        double *average = t->n_restored == t->first_page ? &t->first_page_s : &t->page_s;
         t->stats.late++;
-        if (page_s > t->page_s) t->page_s = page_s;
+        if (page_s > *average) *average = page_s;
     }
     finish_restore(t);
 }
@@ -207,8 +209,10 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         cost, (fkv_step_work){.n_prefill = n_tokens, .history = fkv_step_history(job->n_matched, n_tokens)});
     double now = t->seconds(t->seconds_user);
     if (cost->n_steps == 0) compute_s = MAX_FIRST_WAIT_S;
-    if (n == 0 || n * t->page_s >= compute_s || (job->store_wait_since > 0.0 && now - job->store_wait_since > compute_s)) {
+    double restore_s = n > 0 ? t->first_page_s + (n - 1) * t->page_s : 0.0;
+    if (n == 0 || restore_s >= compute_s || (job->store_wait_since > 0.0 && now - job->store_wait_since > compute_s)) {
         t->stats.declined += n > 0;
+        t->first_page_s *= n > 0 ? PAGE_TIME_DECAY : 1.0;
         t->page_s *= n > 0 ? PAGE_TIME_DECAY : 1.0;
         job->restore_done = true;
         return false;

@@ -38,9 +38,11 @@ typedef struct fkv_prefix_tier {
     uint32_t n_restored;  /* pages [0, n_restored) are in the prefix tree */
     uint32_t end_page;    /* end of the page range to restore; the store holds pages [first_page, end_page) */
     double started_at;
-    double limit_s; /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
-    double page_s;  /* moving average of the time to restore one page, in seconds; 0 before the first measurement */
-    bool removing;  /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
+    double limit_s;      /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
+    double first_page_s; /* moving average of the time to restore the first page, including the latency of the store, in seconds;
+                            0 before the first measurement */
+    double page_s;       /* moving average of the time to restore each further page, in seconds; 0 before the first measurement */
+    bool removing; /* true after a page failed verification; pages [n_removed, end_page) must then be removed from the store */
     uint32_t n_removed;  /* index of the next page to remove; valid if `removing` is true */
     double asking_until; /* end of the period in which a job waits for the store to report which pages it has */
     fkv_store_stats stats;

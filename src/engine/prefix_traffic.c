@@ -11,10 +11,7 @@
 enum { RING_BYTES = 16 << 20, MIN_SLOTS = 2, MAX_SLOTS = 64 };
 
 typedef struct io_slot {
-    fkv_page_key key;
-    uint8_t *packed;
-    uint64_t n_bytes;
-    fkv_status status;
+    fkv_page_read page;
     bool remove;
     double seconds;
 } io_slot;
@@ -26,18 +23,18 @@ typedef struct io_ring {
     pthread_t thread;
     bool started;
     bool closing;
-    bool busy; /* true while the I/O thread processes a slot */
     uint32_t n_slots;
     io_slot *slots;
     uint64_t n_submitted;
+    uint64_t n_started;
     uint64_t n_completed;
     uint64_t n_released;
+    double waiting_since; /* time at which the store began to work on slot n_completed; used by the thread only */
 } io_ring;
 
 struct fkv_prefix_traffic {
     fkv_prefix_store store;
     uint64_t map_bytes;
-    uint64_t packed_bytes;
     void (*wake)(void *user);
     void *wake_user;
     io_ring out;
@@ -56,7 +53,7 @@ static void layout_ring(fkv_carve *carve, uint64_t packed_bytes, io_ring *ring) 
     io_slot *slots = FKV_CARVE(carve, n, io_slot);
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *packed = fkv_carve_take(carve, 1, packed_bytes);
-        if (slots != NULL) slots[i].packed = packed;
+        if (slots != NULL) slots[i].page = (fkv_page_read){.packed = packed, .capacity = packed_bytes};
     }
     if (ring != NULL) *ring = (io_ring){.n_slots = n, .slots = slots};
 }
@@ -82,13 +79,12 @@ static double io_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Waits for the next submitted slot and returns it. Returns NULL if the ring is closed. If `finish` is true, slots that were
- * submitted before the ring was closed are returned first. The caller must hold the lock. */
+/* Waits for the next submitted slot, starts it and returns it. Returns NULL after the ring has been closed. If `finish` is true,
+ * the slots that were submitted before are returned first. The caller must hold the lock. */
 static io_slot *next_slot(io_ring *ring, bool finish) {
-    while (ring->n_completed == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
-    ring->busy = ring->n_completed < ring->n_submitted && (!ring->closing || finish);
-    if (!ring->busy) return NULL;
-    return &ring->slots[ring->n_completed % ring->n_slots];
+    while (ring->n_started == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
+    if (ring->n_started == ring->n_submitted || (ring->closing && !finish)) return NULL;
+    return &ring->slots[ring->n_started++ % ring->n_slots];
 }
 
 static void *write_thread(void *user) {
@@ -98,7 +94,7 @@ static void *write_thread(void *user) {
     for (io_slot *s = next_slot(ring, true); s != NULL; s = next_slot(ring, true)) {
         (void)pthread_mutex_unlock(&ring->lock);
         double start = io_seconds();
-        fkv_status status = t->store.write(t->store.self, &s->key, s->packed, s->n_bytes);
+        fkv_status status = t->store.write(t->store.self, &s->page.key, s->page.packed, s->page.n_bytes);
         double seconds = io_seconds() - start;
         (void)pthread_mutex_lock(&ring->lock);
         *(status == FKV_OK ? &t->stats.written : &t->stats.failed) += 1;
@@ -110,25 +106,61 @@ static void *write_thread(void *user) {
     return NULL;
 }
 
+/* Completes the oldest started slot of the read ring. The store worked on it since the previous slot was completed. */
+static void complete_slot(void *user) {
+    io_ring *ring = user;
+    const double now = io_seconds();
+    (void)pthread_mutex_lock(&ring->lock);
+    ring->slots[ring->n_completed % ring->n_slots].seconds = now - ring->waiting_since;
+    ring->n_completed++;
+    (void)pthread_mutex_unlock(&ring->lock);
+    ring->waiting_since = now;
+    ring->traffic->wake(ring->traffic->wake_user);
+}
+
+/* The read request that read_thread() has started, followed by the requests that are submitted meanwhile. */
+typedef struct read_sequence {
+    io_ring *ring;
+    io_slot *first; /* NULL after next_read() has returned it */
+} read_sequence;
+
+static fkv_page_read *next_read(void *user) {
+    read_sequence *sequence = user;
+    io_ring *ring = sequence->ring;
+    io_slot *s = sequence->first;
+    sequence->first = NULL;
+    if (s != NULL) return &s->page;
+    (void)pthread_mutex_lock(&ring->lock);
+    if (ring->n_started < ring->n_submitted && !ring->closing && !ring->slots[ring->n_started % ring->n_slots].remove)
+        s = &ring->slots[ring->n_started++ % ring->n_slots];
+    (void)pthread_mutex_unlock(&ring->lock);
+    return s != NULL ? &s->page : NULL;
+}
+
+static void complete_read(void *user) {
+    const read_sequence *sequence = user;
+    complete_slot(sequence->ring);
+}
+
 static void *read_thread(void *user) {
     io_ring *ring = user;
-    fkv_prefix_traffic *t = ring->traffic;
+    const fkv_prefix_store *store = &ring->traffic->store;
     (void)pthread_mutex_lock(&ring->lock);
     for (io_slot *s = next_slot(ring, false); s != NULL; s = next_slot(ring, false)) {
         (void)pthread_mutex_unlock(&ring->lock);
-        double start = io_seconds();
-        s->status = FKV_OK;
-        s->n_bytes = 0;
-        if (s->remove)
-            t->store.remove(t->store.self, &s->key);
-        else
-            s->status = t->store.read(t->store.self, &s->key, s->packed, t->packed_bytes, &s->n_bytes);
-        s->seconds = io_seconds() - start;
-        (void)pthread_mutex_lock(&ring->lock);
-        ring->n_completed++;
-        ring->busy = false;
-        (void)pthread_mutex_unlock(&ring->lock);
-        t->wake(t->wake_user);
+        ring->waiting_since = io_seconds();
+        s->page.status = FKV_OK;
+        s->page.n_bytes = 0;
+        if (!s->remove && store->read_pages != NULL) {
+            read_sequence sequence = {.ring = ring, .first = s};
+            store->read_pages(store->self, &(fkv_page_reads){.user = &sequence, .next = next_read, .done = complete_read});
+        } else {
+            if (s->remove)
+                store->remove(store->self, &s->page.key);
+            else
+                s->page.status = store->read(store->self, &s->page.key, s->page.packed, s->page.capacity, &s->page.n_bytes);
+            complete_slot(ring);
+        }
         (void)pthread_mutex_lock(&ring->lock);
     }
     (void)pthread_mutex_unlock(&ring->lock);
@@ -161,7 +193,6 @@ fkv_status fkv_traffic_open(const fkv_prefix_store *store, uint64_t packed_bytes
     fkv_prefix_traffic *t = layout_traffic(&carve, packed_bytes);
     t->store = *store;
     t->map_bytes = bytes;
-    t->packed_bytes = packed_bytes;
     t->wake = wake;
     t->wake_user = user;
     ring_start(&t->out, t, write_thread);
@@ -201,20 +232,20 @@ static void submit_slot(io_ring *ring) {
 
 uint8_t *fkv_traffic_buffer(fkv_prefix_traffic *t) {
     io_slot *s = free_slot(&t->out);
-    return s != NULL ? s->packed : NULL;
+    return s != NULL ? s->page.packed : NULL;
 }
 
 void fkv_traffic_send(fkv_prefix_traffic *t, const fkv_page_key *key, uint64_t n_bytes) {
     io_slot *s = &t->out.slots[t->out.n_submitted % t->out.n_slots];
-    s->key = *key;
-    s->n_bytes = n_bytes;
+    s->page.key = *key;
+    s->page.n_bytes = n_bytes;
     submit_slot(&t->out);
 }
 
 static bool submit_read(fkv_prefix_traffic *t, const fkv_page_key *key, bool remove) {
     io_slot *s = free_slot(&t->in);
     if (s == NULL) return false;
-    s->key = *key;
+    s->page.key = *key;
     s->remove = remove;
     submit_slot(&t->in);
     return true;
@@ -225,7 +256,7 @@ bool fkv_traffic_request_removal(fkv_prefix_traffic *t, const fkv_page_key *key)
 
 void fkv_traffic_cancel(fkv_prefix_traffic *t) {
     (void)pthread_mutex_lock(&t->in.lock);
-    t->in.n_submitted = t->in.n_completed + (t->in.busy ? 1 : 0);
+    t->in.n_submitted = t->in.n_started;
     (void)pthread_mutex_unlock(&t->in.lock);
 }
 
@@ -236,8 +267,11 @@ bool fkv_traffic_next_arrival(fkv_prefix_traffic *t, fkv_arrival *arrival) {
     (void)pthread_mutex_unlock(&ring->lock);
     if (!here) return false;
     const io_slot *s = &ring->slots[ring->n_released % ring->n_slots];
-    *arrival = (fkv_arrival){
-        .packed = s->packed, .n_bytes = s->n_bytes, .status = s->status, .removed = s->remove, .seconds = s->seconds};
+    *arrival = (fkv_arrival){.packed = s->page.packed,
+                             .n_bytes = s->page.n_bytes,
+                             .status = s->page.status,
+                             .removed = s->remove,
+                             .seconds = s->seconds};
     return true;
 }
 

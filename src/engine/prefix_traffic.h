@@ -3,9 +3,9 @@
  *
  * All memory is one mapping. It holds two ring buffers, one for writes and one for reads. Each ring has one producer and one
  * consumer, with the invariant
- *     n_released <= n_completed <= n_submitted <= n_released + n_slots.
- * In the write ring, the engine submits a page, and the write thread completes and releases the slot. In the read ring, the
- * engine submits a key, the read thread completes the slot with the page, and the engine releases the slot.
+ *     n_released <= n_completed <= n_started <= n_submitted <= n_released + n_slots.
+ * Write ring: the engine submits a slot; the write thread completes and releases it. Read ring: the engine submits a slot with
+ * only a key; the read thread completes it; the engine releases it. A store may start several reads before the first is complete.
  */
 #ifndef FKV_PREFIX_TRAFFIC_H
 #define FKV_PREFIX_TRAFFIC_H
@@ -45,7 +45,7 @@ typedef struct fkv_arrival {
     uint64_t n_bytes;
     fkv_status status;
     bool removed;   /* true if the request was a removal */
-    double seconds; /* time that the store took to process the request, in seconds */
+    double seconds; /* time that the store needed for the request after it had completed the preceding one, in seconds */
 } fkv_arrival;
 
 /* Returns true and fills in *arrival if the oldest request is complete. */

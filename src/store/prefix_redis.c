@@ -138,6 +138,7 @@ fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_pref
                                 .pending = fkv_redis_pending,
                                 .expect = fkv_redis_expect,
                                 .read = fkv_redis_read,
+                                .read_pages = fkv_redis_read_pages,
                                 .write = fkv_redis_write,
                                 .remove = fkv_redis_remove,
                                 .touch = fkv_redis_touch,

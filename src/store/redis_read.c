@@ -47,35 +47,101 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     return status;
 }
 
-fkv_status fkv_redis_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
-    fkv_redis_store *s = self;
-    fkv_redis_server *server = fkv_redis_server_of(s, key);
-    fkv_resp *c = &server->reader;
+/* A requested page. */
+typedef struct page_request {
+    fkv_page_read *page;
+    fkv_redis_server *server;
+    bool sent;
+    uint64_t serial; /* connection on which the command was sent (reader_serial) */
     char name[FKV_REDIS_NAME_BYTES + 1];
+} page_request;
+
+/* Makes the read connection of a server ready for a command. Replies that nobody waits for are discarded with their connection.
+ */
+static bool connect_reader(fkv_redis_store *s, fkv_redis_server *server) {
+    fkv_resp *c = &server->reader;
+    if (c->fd >= 0 && server->n_in_flight > 0) return true;
+    const bool is_open = c->fd >= 0 && fkv_resp_is_idle(c);
+    server->n_in_flight = 0;
+    server->reader_serial += !is_open;
+    return is_open || fkv_redis_connect(s, server, c);
+}
+
+/* Sends a GET command. A failure is reported by receive_request(). */
+static page_request send_request(fkv_redis_store *s, fkv_page_read *page) {
+    page_request r = {.page = page, .server = fkv_redis_server_of(s, &page->key)};
     char command[160];
-    fkv_resp_reply reply;
-    FKV_TRY(fkv_redis_name(s, key, name));
-    FKV_REQUIRE(fkv_redis_is_usable(s, server), FKV_GONE, "the prefix store %s is not available", server->address.name);
-    const int n = snprintf(command, sizeof command, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", FKV_REDIS_NAME_BYTES, name);
+    page->n_bytes = 0;
+    if (!fkv_redis_is_usable(s, r.server) || fkv_redis_name(s, &page->key, r.name) != FKV_OK) return r;
+    const int n = snprintf(command, sizeof command, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", FKV_REDIS_NAME_BYTES, r.name);
     struct iovec part = {.iov_base = command, .iov_len = (size_t)n};
+    r.sent = connect_reader(s, r.server) && fkv_resp_send(&r.server->reader, &part, 1, fkv_seconds_now() + s->timeout_s);
+    r.serial = r.server->reader_serial;
+    if (r.sent) r.server->n_in_flight++;
+    if (!r.sent) (void)fkv_redis_connection_failed(s, r.server, &r.server->reader);
+    return r;
+}
+
+/* Reads the reply to the oldest command of a server. */
+static fkv_status receive_request(fkv_redis_store *s, const page_request *r) {
+    fkv_resp *c = &r->server->reader;
+    fkv_page_read *page = r->page;
+    fkv_resp_reply reply;
+    FKV_REQUIRE(r->sent && c->fd >= 0 && r->serial == r->server->reader_serial, FKV_GONE, "the prefix store %s is not available",
+                r->server->address.name);
+    r->server->n_in_flight--;
+    if (!fkv_resp_receive(c, &reply, fkv_seconds_now() + s->timeout_s)) return fkv_redis_connection_failed(s, r->server, c);
+    if (reply.kind == FKV_RESP_ERROR) {
+        fkv_redis_error_reply(s, r->server, reply.text);
+        return fkv_fail(FKV_GONE, "the prefix store %s refused to read a page: %s", r->server->address.name, reply.text);
+    }
+    if (reply.kind == FKV_RESP_BULK && reply.number >= 0)
+        return receive_page(s, r->server, r->name, (uint64_t)reply.number, page->packed, page->capacity, &page->n_bytes);
+    if (reply.kind != FKV_RESP_BULK) fkv_resp_close(c);
+    return fkv_fail(FKV_GONE, "the page is not in the prefix store");
+}
+
+void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
+    fkv_redis_store *s = self;
+    page_request requests[FKV_REDIS_READ_AHEAD]; /* ring of n requests that begins at `first` */
+    uint32_t first = 0;
+    uint32_t n = 0;
     (void)pthread_mutex_lock(&s->read_lock);
-    fkv_status status = FKV_OK;
-    const bool connected = fkv_redis_connect(s, server, c);
-    const double deadline = fkv_seconds_now() + s->timeout_s;
-    if (!connected || !fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline)) {
-        status = fkv_redis_connection_failed(s, server, c);
-    } else if (reply.kind == FKV_RESP_ERROR) {
-        fkv_redis_error_reply(s, server, reply.text);
-        status = fkv_fail(FKV_GONE, "the prefix store %s refused to read a page: %s", server->address.name, reply.text);
-    } else if (reply.kind != FKV_RESP_BULK || reply.number < 0) {
-        status = fkv_fail(FKV_GONE, "the page is not in the prefix store");
-        if (reply.kind != FKV_RESP_BULK) fkv_resp_close(c);
-    } else {
-        status = receive_page(s, server, name, (uint64_t)reply.number, packed, capacity, n_bytes);
+    for (;;) {
+        while (n < FKV_REDIS_READ_AHEAD) {
+            fkv_page_read *page = reads->next(reads->user);
+            if (page == NULL) break;
+            requests[(first + n++) % FKV_REDIS_READ_AHEAD] = send_request(s, page);
+        }
+        if (n == 0) break;
+        const page_request *r = &requests[first];
+        fkv_status status = receive_request(s, r);
+        if (status != FKV_OK) fkv_redis_note_answer(s, &r->page->key, FKV_REDIS_MISSING);
+        r->page->status = status == FKV_IO ? FKV_GONE : status;
+        reads->done(reads->user);
+        first = (first + 1) % FKV_REDIS_READ_AHEAD;
+        n--;
     }
     (void)pthread_mutex_unlock(&s->read_lock);
-    if (status != FKV_OK) fkv_redis_note_answer(s, key, FKV_REDIS_MISSING);
-    return status == FKV_IO ? fkv_fail(FKV_GONE, "the prefix store %s is not available", server->address.name) : status;
+}
+
+/* A sequence of one page. */
+static fkv_page_read *next_of_one(void *user) {
+    fkv_page_read **next = user;
+    fkv_page_read *page = *next;
+    *next = NULL;
+    return page;
+}
+
+static void done_with_one(void *user) { (void)user; }
+
+fkv_status fkv_redis_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
+    fkv_page_read page = {.key = *key, .packed = packed, .capacity = capacity};
+    fkv_page_read *next = &page;
+    const fkv_page_reads reads = {.user = &next, .next = next_of_one, .done = done_with_one};
+    fkv_redis_read_pages(self, &reads);
+    *n_bytes = page.n_bytes;
+    return page.status;
 }
 
 void fkv_redis_remove(void *self, const fkv_page_key *key) {
@@ -89,7 +155,7 @@ void fkv_redis_remove(void *self, const fkv_page_key *key) {
     const int n = snprintf(command, sizeof command, "*2\r\n$6\r\nUNLINK\r\n$%d\r\n%s\r\n", FKV_REDIS_NAME_BYTES, name);
     struct iovec part = {.iov_base = command, .iov_len = (size_t)n};
     (void)pthread_mutex_lock(&s->read_lock);
-    const bool connected = fkv_redis_connect(s, server, c);
+    const bool connected = connect_reader(s, server);
     const double deadline = fkv_seconds_now() + s->timeout_s;
     if (!connected || !fkv_resp_send(c, &part, 1, deadline) || !fkv_resp_receive(c, &reply, deadline))
         (void)fkv_redis_connection_failed(s, server, c);

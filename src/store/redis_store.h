@@ -13,6 +13,9 @@
  * pages exist, refreshes expiry times and probes servers that have failed. read() and write() use the network on the threads of
  * their callers, with deadlines.
  *
+ * Reads: GET commands for up to FKV_REDIS_READ_AHEAD pages are in flight, so a prefix costs about one round trip. Replies are
+ * read in the order of the commands, into the buffers of the caller.
+ *
  * Failures: after a failure, a server is not used until a probe of the background thread succeeds. Meanwhile its pages count as
  * missing, and writes to it are dropped. An outage lasts until a page has been read or written. During an outage, failures are
  * logged once, and the time between a failure and the next probe grows. Each page belongs to one server, chosen by rendezvous
@@ -43,7 +46,8 @@ enum {
     FKV_REDIS_HEADER_BYTES = 20,
     FKV_REDIS_OVERHEAD = FKV_REDIS_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
     FKV_REDIS_VERSION = 1,
-    FKV_REDIS_LOGIN_BYTES = 512
+    FKV_REDIS_LOGIN_BYTES = 512,
+    FKV_REDIS_READ_AHEAD = 16 /* maximum number of pages that are requested before the first of them has arrived */
 };
 
 #define FKV_REDIS_MAGIC "FKVR"
@@ -77,6 +81,8 @@ typedef struct fkv_redis_server {
     uint64_t hash;
     fkv_resp asker; /* connection used by the background thread */
     fkv_resp reader;
+    uint64_t reader_serial; /* number of times that `reader` was connected */
+    uint32_t n_in_flight;   /* number of GET commands on `reader` whose replies have not been read */
     fkv_resp writer;
     bool is_down;
     double probe_at;
@@ -182,6 +188,7 @@ void *fkv_redis_background(void *user);
 /* ---- redis_read.c ---- */
 
 fkv_status fkv_redis_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes);
+void fkv_redis_read_pages(void *self, const fkv_page_reads *reads);
 void fkv_redis_remove(void *self, const fkv_page_key *key);
 
 /* ---- redis_write.c ---- */
