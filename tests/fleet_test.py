@@ -349,6 +349,30 @@ def redis_errors_are_logged_once():
         assert errors.count("OOM") == 1, errors
 
 
+def pages_of_redis_are_kept_in_the_folder():
+    n_pages = (len(PROMPT) - 1) // 64
+    with redis_server() as redis, tempfile.TemporaryDirectory(prefix="flatkv-near-") as folder:
+        with serving_redis(redis) as first:
+            expected, _ = text_and_cached(first)
+            until_written(first, n_pages)
+        with serving_redis(redis, "--prefix-dir", folder) as second:
+            text, cached = text_and_cached(second)
+            assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
+            second.until(lambda f: f["prefix_store_pages"] >= n_pages, "pages from Redis are not written to the folder")
+        redis.command("FLUSHALL")
+        with serving_redis(redis, "--prefix-dir", folder) as third:
+            text, cached = text_and_cached(third)
+            assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
+            end = time.monotonic() + 600  # pages that Redis has lost are written to it again, once Redis has reported that it does not have them
+            while len(redis.command("KEYS", "*")) < n_pages and time.monotonic() < end:
+                assert text_and_cached(third)[0] == expected
+            assert len(redis.command("KEYS", "*")) >= n_pages
+        redis.stop()
+        with serving_redis(redis, "--prefix-dir", folder) as fourth:  # the folder works without Redis
+            text, cached = text_and_cached(fourth)
+            assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
+
+
 def empty_secrets_are_rejected():
     for option in ("--prefix-password-file", "--prefix-secret-file"):
         done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", "-c", "8K", "--prefix-redis", "redis://127.0.0.1:1", option, os.devnull],
@@ -359,4 +383,4 @@ def empty_secrets_are_rejected():
 if __name__ == "__main__":
     run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
          changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once,
-         empty_secrets_are_rejected])
+         empty_secrets_are_rejected, pages_of_redis_are_kept_in_the_folder])

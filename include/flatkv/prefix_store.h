@@ -101,9 +101,9 @@ typedef struct fkv_page_reads {
     void (*done)(void *user);           /* called once for each page, in the order in which next() returned the pages */
 } fkv_page_reads;
 
-/* Functions of a store. All of them may be called from several threads at the same time. contains(), pending(), expect() and
- * touch() must not block, because they are called from the thread that runs steps or from threads that submit requests; the other
- * functions may access a disk or a network. */
+/* Functions of a store. All of them may be called from several threads at the same time. contains(), pending(), expect(),
+ * wants() and touch() must not block, because they are called from the thread that runs steps or from threads that submit
+ * requests; the other functions may access a disk or a network. */
 typedef struct fkv_prefix_store {
     void *self;
 
@@ -116,6 +116,9 @@ typedef struct fkv_prefix_store {
 
     /* Optional: announces that contains() will soon be called for these keys, so that the store can look them up in advance. */
     void (*expect)(void *self, const fkv_page_key *keys, uint32_t n);
+
+    /* Optional: returns whether the page should be written. If NULL, a page is written if contains() returns false. */
+    bool (*wants)(void *self, const fkv_page_key *key);
 
     /* Reads a page. packed: [capacity]. Returns FKV_GONE if the store does not contain the page, and FKV_FILE_DAMAGED if the
      * stored bytes cannot be a packed page of at most `capacity` bytes. */
@@ -163,6 +166,12 @@ typedef struct fkv_prefix_redis_config {
  * fails is not used until it responds again. Server failures never cause a request to fail. Resolves host names, but does not
  * wait for the servers. The strings are copied. Starts one thread and allocates about 3 MB. */
 FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
+
+/* Combines a near store, for example a folder, and a far store, for example Redis servers. Pages are read from the near store if
+ * it has them. Pages are written to both; a page that was read from the far store is later written to the near one. The pair
+ * takes ownership of both stores and closes them; if it cannot be opened, the caller keeps them. Both stores must use
+ * the same keys. */
+FKV_API fkv_status fkv_prefix_pair_open(const fkv_prefix_store *near, const fkv_prefix_store *far, fkv_prefix_store *store);
 
 #ifdef __cplusplus
 }

@@ -86,8 +86,6 @@ static int check_serve_options(serve_options *o) {
     if (e->parallel == 0 || e->parallel >= m->chunk)
         return kit_fail(EXIT_USAGE, "--parallel must be at least 1 and less than --chunk, so at most %u (got %u)", m->chunk - 1,
                         e->parallel);
-    if (e->prefix_dir != NULL && e->prefix_redis != NULL)
-        return kit_fail(EXIT_USAGE, "--prefix-dir and --prefix-redis cannot be combined: choose one prefix store");
     if (e->prefix_redis == NULL && (e->prefix_password_file != NULL || e->prefix_secret_file != NULL))
         return kit_fail(EXIT_USAGE, "--prefix-password-file and --prefix-secret-file require --prefix-redis");
     if (e->embed_tokens != 0 && !e->embeddings) return kit_fail(EXIT_USAGE, "--embedding-tokens requires --embeddings");
@@ -205,7 +203,8 @@ int cli_serve(int argc, char **argv) {
         {"prefix-disk", 0, OPTION_SIZE, &e->prefix_disk, INT64_MAX, "SIZE",
          "maximum size of the prefix store; the least recently used prefixes are deleted first (default 20G)"},
         {"prefix-redis", 0, OPTION_TEXT, &e->prefix_redis, 0, "URL",
-         "share prefixes with other servers through Redis: redis://[USER@]HOST:PORT[,HOST:PORT...]"},
+         "share prefixes with other servers through Redis: redis://[USER@]HOST:PORT[,HOST:PORT...]; with --prefix-dir, the folder is "
+         "the nearer cache"},
         {"prefix-password-file", 0, OPTION_TEXT, &e->prefix_password_file, 0, "FILE", "file with the Redis password"},
         {"prefix-timeout", 0, OPTION_REAL, &e->prefix_timeout_ms, 0, "MS",
          "milliseconds after which a Redis server that does not reply is not used until it responds again (default 100)"},

@@ -188,7 +188,9 @@ static void report_plan(const serve_models *s) {
                       kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
         model_report_chat(slot->model);
         if (i == 0 && s->engine.prefix_dir != NULL) report_store(&stats.store, s->engine.prefix_dir);
-        if (i == 0 && s->engine.prefix_redis != NULL)
+        if (i == 0 && s->engine.prefix_redis != NULL && s->engine.prefix_dir != NULL)
+            (void)fprintf(stderr, "prefixes are also shared through %s\n", s->engine.prefix_redis);
+        if (i == 0 && s->engine.prefix_redis != NULL && s->engine.prefix_dir == NULL)
             (void)fprintf(stderr, "prefix store %s: %s of memory for buffers and tables\n", s->engine.prefix_redis,
                           kit_bytes(stats.store.buffer_bytes + stats.store.usage.memory, bytes));
         if (slot->embedder != NULL)
@@ -223,31 +225,46 @@ static int read_secret(text_buffer *text, const char *path) {
     return kit_fail(EXIT_USAGE, "the secret file %s is empty: expected at least 16 random bytes", path);
 }
 
-/* Opens the prefix store that the options select, if any. Returns an exit code. */
-static int open_store(serve_models *s) {
-    const engine_options *o = &s->engine;
+/* Opens the store on Redis servers. Returns an exit code. */
+static int open_redis(const engine_options *o, fkv_prefix_store *store) {
     text_buffer text = {0};
     text_buffer secret = {0};
     const char *password = NULL;
-    fkv_status status = FKV_OK;
     int code = EXIT_GOOD;
-    if (o->prefix_dir != NULL) status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &s->store);
-    if (o->prefix_redis != NULL && o->prefix_password_file != NULL)
-        code = read_password(&text, o->prefix_password_file, &password);
-    if (o->prefix_redis != NULL && o->prefix_secret_file != NULL && code == EXIT_GOOD)
-        code = read_secret(&secret, o->prefix_secret_file);
-    if (o->prefix_redis != NULL && code == EXIT_GOOD) {
+    if (o->prefix_password_file != NULL) code = read_password(&text, o->prefix_password_file, &password);
+    if (o->prefix_secret_file != NULL && code == EXIT_GOOD) code = read_secret(&secret, o->prefix_secret_file);
+    if (code == EXIT_GOOD) {
         const fkv_prefix_redis_config config = {.url = o->prefix_redis,
                                                 .password = password,
                                                 .secret = (const uint8_t *)secret.bytes,
                                                 .n_secret = secret.n,
                                                 .timeout_s = o->prefix_timeout_ms * 1e-3,
                                                 .log = log_to_stderr};
-        status = fkv_prefix_redis_open(&config, &s->store);
+        const fkv_status status = fkv_prefix_redis_open(&config, store);
+        if (status != FKV_OK) code = cli_fail_status(status);
     }
     text_free(&text);
     text_free(&secret);
-    return code == EXIT_GOOD && status != FKV_OK ? cli_fail_status(status) : code;
+    return code;
+}
+
+/* Opens the prefix stores that the options select, if any, and combines them. Returns an exit code. */
+static int open_store(serve_models *s) {
+    const engine_options *o = &s->engine;
+    fkv_prefix_store redis = {0};
+    if (o->prefix_dir != NULL) {
+        const fkv_status status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &s->store);
+        if (status != FKV_OK) return cli_fail_status(status);
+    }
+    if (o->prefix_redis == NULL) return EXIT_GOOD;
+    if (o->prefix_dir == NULL) return open_redis(o, &s->store);
+    const int code = open_redis(o, &redis);
+    if (code != EXIT_GOOD) return code;
+    const fkv_prefix_store folder = s->store;
+    const fkv_status status = fkv_prefix_pair_open(&folder, &redis, &s->store);
+    if (status == FKV_OK) return EXIT_GOOD;
+    redis.close(redis.self);
+    return cli_fail_status(status);
 }
 
 static fkv_status open_engines(serve_models *s) {

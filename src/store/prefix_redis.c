@@ -137,6 +137,7 @@ fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_pref
                                 .contains = fkv_redis_contains,
                                 .pending = fkv_redis_pending,
                                 .expect = fkv_redis_expect,
+                                .wants = fkv_redis_wants,
                                 .read = fkv_redis_read,
                                 .read_pages = fkv_redis_read_pages,
                                 .write = fkv_redis_write,

@@ -92,6 +92,15 @@ bool fkv_redis_pending(void *self, const fkv_page_key *key) {
     return pending;
 }
 
+/* A page of a server that is not used would be dropped. */
+bool fkv_redis_wants(void *self, const fkv_page_key *key) {
+    fkv_redis_store *s = self;
+    (void)pthread_mutex_lock(&s->lock);
+    const bool wanted = ask_for(s, key) != FKV_REDIS_FOUND && !fkv_redis_server_of(s, key)->is_down;
+    (void)pthread_mutex_unlock(&s->lock);
+    return wanted;
+}
+
 void fkv_redis_expect(void *self, const fkv_page_key *keys, uint32_t n) {
     fkv_redis_store *s = self;
     (void)pthread_mutex_lock(&s->lock);

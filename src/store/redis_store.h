@@ -175,6 +175,7 @@ fkv_status fkv_redis_transfer_failed(fkv_redis_store *s, fkv_redis_server *serve
 
 bool fkv_redis_contains(void *self, const fkv_page_key *key);
 bool fkv_redis_pending(void *self, const fkv_page_key *key);
+bool fkv_redis_wants(void *self, const fkv_page_key *key);
 void fkv_redis_expect(void *self, const fkv_page_key *keys, uint32_t n);
 void fkv_redis_touch(void *self, const fkv_page_key *keys, uint32_t n);
 
