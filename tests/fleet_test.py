@@ -156,16 +156,17 @@ def no_request_fails_while_a_server_stops():
 class Redis:
     """A Redis server on a Unix socket in a temporary folder."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, wrapper=()):
         if REDIS is None:
             skip("redis-server")
+        self.wrapper = wrapper
         self.folder = tempfile.TemporaryDirectory(prefix="flatkv-redis-")
         self.path = os.path.join(self.folder.name, "socket")
         self.options = options
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen([REDIS, "--port", "0", "--unixsocket", self.path, "--save", "", "--dir", self.folder.name, "--maxmemory", "256mb",
+        self.process = subprocess.Popen([*self.wrapper, REDIS, "--port", "0", "--unixsocket", self.path, "--save", "", "--dir", self.folder.name, "--maxmemory", "256mb",
                                          "--maxmemory-policy", "volatile-ttl", *self.options], stdout=subprocess.DEVNULL)
         end = time.monotonic() + 600
         while time.monotonic() < end:
@@ -199,8 +200,8 @@ class Redis:
 
 
 @contextlib.contextmanager
-def redis_server(*options):
-    redis = Redis(*options)
+def redis_server(*options, wrapper=()):
+    redis = Redis(*options, wrapper=wrapper)
     try:
         yield redis
     finally:
