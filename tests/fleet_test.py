@@ -22,6 +22,7 @@ from serve_test import BOOK, TREE, check_resident_growth, run, serving
 
 PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
 HAPROXY = shutil.which("haproxy", path=PATHS)
+OPENSSL = shutil.which("openssl", path=PATHS)
 REDIS = shutil.which("redis-server", path=PATHS) or shutil.which("valkey-server", path=PATHS)
 
 
@@ -374,6 +375,49 @@ def pages_of_redis_are_kept_in_the_folder():
             assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
 
 
+def make_certificate(folder, name, alternative):
+    """Makes a self-signed certificate. Returns the paths of the certificate and of its key."""
+    paths = os.path.join(folder, name + ".pem"), os.path.join(folder, name + ".key")
+    subprocess.run([OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=" + name, "-addext",
+                    "subjectAltName=" + alternative, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
+    return paths
+
+
+def redis_over_tls_is_verified():
+    if REDIS is None or OPENSSL is None:
+        skip("redis-server or openssl")
+    said = subprocess.run([REDIS, "--port", "0", "--tls-port", "1"], capture_output=True, check=False, timeout=600).stdout
+    if b"Bad directive" in said:
+        skip("redis-server with TLS")
+    n_pages = (len(PROMPT) - 1) // 64
+    with tempfile.TemporaryDirectory(prefix="flatkv-tls-") as folder:
+        certificate, key = make_certificate(folder, "server", "DNS:localhost,IP:127.0.0.1")
+        other = make_certificate(folder, "other", "DNS:localhost,IP:127.0.0.1")[0]
+        port = free_port()
+        with redis_server("--tls-port", str(port), "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate,
+                          "--tls-auth-clients", "no") as redis:
+            def serving_tls(host, trusted):
+                return serving("-c", "8K", "--prefix-redis", f"rediss://{host}:{port}", "--prefix-timeout", "20000", "--prefix-ca-file", trusted)
+            with serving_tls("localhost", certificate) as first:
+                expected, _ = text_and_cached(first)
+                until_written(first, n_pages)
+            with serving_tls("127.0.0.1", certificate) as second:  # another name of the same server
+                text, cached = text_and_cached(second)
+                assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
+                assert second.metrics()["prefix_store_refused_values_total"] == 0
+            for host, trusted, reason in (("localhost", other, "self-signed certificate"), ("127.0.0.2", certificate, "IP address mismatch")):
+                with serving_tls(host, trusted) as server:
+                    for i in range(2):
+                        assert text_and_cached(server, f"{i} {PROMPT}")[1] == 0
+                    server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a server that cannot be verified is used")
+                    assert server.metrics()["prefix_store_written_pages_total"] == 0
+                    errors = server.stop()
+                    assert errors.count("TLS handshake failed") == 1 and reason in errors, errors
+    done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", "-c", "8K", "--prefix-redis", "rediss://127.0.0.1:1", "--prefix-ca-file",
+                           os.devnull], capture_output=True, check=False, timeout=600)
+    assert done.returncode == 2 and b"cannot read certificates" in done.stderr, done
+
+
 def empty_secrets_are_rejected():
     for option in ("--prefix-password-file", "--prefix-secret-file"):
         done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", "-c", "8K", "--prefix-redis", "redis://127.0.0.1:1", option, os.devnull],
@@ -384,4 +428,4 @@ def empty_secrets_are_rejected():
 if __name__ == "__main__":
     run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
          changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once,
-         empty_secrets_are_rejected, pages_of_redis_are_kept_in_the_folder])
+         empty_secrets_are_rejected, pages_of_redis_are_kept_in_the_folder, redis_over_tls_is_verified])

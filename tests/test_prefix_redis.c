@@ -368,6 +368,8 @@ START_TEST(invalid_configurations_are_rejected) {
         const char *message;
     } cases[] = {
         {{.url = "http://a:1"}, "expected redis://"},
+        {{.url = "rediss://127.0.0.1:1"}, "requires TLS"},
+        {{.url = "rediss://unix:/tmp/x", .tls = &(fkv_tls_client){0}}, "not available on Unix sockets"},
         {{.url = "redis://"}, "has no address"},
         {{.url = "redis://127.0.0.1"}, "expected HOST:PORT"},
         {{.url = "redis://127.0.0.1:"}, "expected HOST:PORT"},

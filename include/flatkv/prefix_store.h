@@ -149,15 +149,49 @@ typedef struct fkv_prefix_store {
  * names are ignored. Allocates about 80 bytes of memory for every 256 KiB of max_bytes. */
 FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_prefix_store *store);
 
+/* Results of the functions of fkv_tls_client, in addition to positive numbers. */
+typedef enum fkv_tls_result {
+    FKV_TLS_CLOSED = 0,
+    FKV_TLS_WANTS_READ = -1,
+    FKV_TLS_WANTS_WRITE = -2,
+    FKV_TLS_FAILED = -3
+} fkv_tls_result;
+
+/* TLS for connections to servers. The application provides it, because this library does not depend on a TLS library. The
+ * functions must not block. open() may be called from several threads at the same time; a session is used by one thread at a
+ * time. A write to a closed connection must not end the process with SIGPIPE. */
+typedef struct fkv_tls_client {
+    void *self;
+
+    /* Begins a session on a connected, non-blocking socket. Returns NULL on failure. */
+    void *(*open)(void *self, int fd, const char *host);
+
+    /* Continues the handshake, which must fail if the certificate of the server is not trusted or not valid for `host`. Returns a
+     * positive number when the handshake is complete. Writes the reason of a failure to reason: [n_reason]. */
+    int64_t (*handshake)(void *session, char *reason, size_t n_reason);
+
+    /* Receives or sends up to n bytes. Returns the number of bytes. */
+    int64_t (*receive)(void *session, void *bytes, size_t n);
+    int64_t (*send)(void *session, const void *bytes, size_t n);
+
+    /* Returns true if the connection is open and no data from the server is waiting to be read. */
+    bool (*is_idle)(void *session);
+
+    /* Ends a session. Does not close the socket. */
+    void (*close)(void *session);
+} fkv_tls_client;
+
 typedef struct fkv_prefix_redis_config {
-    const char *url;       /* redis://[USER@]ADDRESS[,ADDRESS...]; an address is HOST:PORT, [IPV6]:PORT or unix:PATH */
-    const char *password;  /* NULL: no login */
-    const uint8_t *secret; /* [n_secret] at least 16 random bytes, the same in all processes that share the servers */
-    size_t n_secret;       /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
-    uint64_t expiry_s;     /* seconds after which an unused page expires; 0: one day */
-    double timeout_s;      /* seconds after which a server that does not reply counts as failed; 0: 0.1. A request waits at most a
-                              fifth of this time for servers to report which of its pages exist */
-    fkv_log_fn log;        /* called with one line of text when a server fails and when it recovers; NULL: no log */
+    const char *url; /* redis://[USER@]ADDRESS[,ADDRESS...]; an address is HOST:PORT, [IPV6]:PORT or unix:PATH. With rediss://,
+                        connections use TLS */
+    const fkv_tls_client *tls; /* required for rediss://; must remain valid until the store is closed */
+    const char *password;      /* NULL: no login */
+    const uint8_t *secret;     /* [n_secret] at least 16 random bytes, the same in all processes that share the servers */
+    size_t n_secret;           /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
+    uint64_t expiry_s;         /* seconds after which an unused page expires; 0: one day */
+    double timeout_s; /* seconds after which a server that does not reply counts as failed; 0: 0.1. A request waits at most a
+                         fifth of this time for servers to report which of its pages exist */
+    fkv_log_fn log;   /* called with one line of text when a server fails and when it recovers; NULL: no log */
     void *log_user;
 } fkv_prefix_redis_config;
 

@@ -88,6 +88,8 @@ static int check_serve_options(serve_options *o) {
                         e->parallel);
     if (e->prefix_redis == NULL && (e->prefix_password_file != NULL || e->prefix_secret_file != NULL))
         return kit_fail(EXIT_USAGE, "--prefix-password-file and --prefix-secret-file require --prefix-redis");
+    if (e->prefix_ca_file != NULL && (e->prefix_redis == NULL || strncmp(e->prefix_redis, "rediss:", 7) != 0))
+        return kit_fail(EXIT_USAGE, "--prefix-ca-file requires --prefix-redis with rediss://");
     if (e->embed_tokens != 0 && !e->embeddings) return kit_fail(EXIT_USAGE, "--embedding-tokens requires --embeddings");
     if (e->embeddings && m->device == FKV_BACKEND_MLX)
         return kit_fail(EXIT_USAGE, "--embeddings requires --device cpu: MLX runs only one model thread at a time");
@@ -203,8 +205,10 @@ int cli_serve(int argc, char **argv) {
         {"prefix-disk", 0, OPTION_SIZE, &e->prefix_disk, INT64_MAX, "SIZE",
          "maximum size of the prefix store; the least recently used prefixes are deleted first (default 20G)"},
         {"prefix-redis", 0, OPTION_TEXT, &e->prefix_redis, 0, "URL",
-         "share prefixes with other servers through Redis: redis://[USER@]HOST:PORT[,HOST:PORT...]; with --prefix-dir, the folder is "
+         "share prefixes with other servers through Redis: redis://[USER@]HOST:PORT[,HOST:PORT...], or rediss:// for TLS; with --prefix-dir, the folder is "
          "the nearer cache"},
+        {"prefix-ca-file", 0, OPTION_TEXT, &e->prefix_ca_file, 0, "FILE",
+         "certificates in PEM format that are trusted for rediss:// (default: those of the system)"},
         {"prefix-password-file", 0, OPTION_TEXT, &e->prefix_password_file, 0, "FILE", "file with the Redis password"},
         {"prefix-timeout", 0, OPTION_REAL, &e->prefix_timeout_ms, 0, "MS",
          "milliseconds after which a Redis server that does not reply is not used until it responds again (default 100)"},

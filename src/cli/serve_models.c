@@ -4,6 +4,7 @@
 #include "../kit/process.h"
 #include "cli.h"
 #include "model_names.h"
+#include "redis_tls.h"
 #include "text.h"
 
 #include <string.h>
@@ -226,15 +227,18 @@ static int read_secret(text_buffer *text, const char *path) {
 }
 
 /* Opens the store on Redis servers. Returns an exit code. */
-static int open_redis(const engine_options *o, fkv_prefix_store *store) {
+static int open_redis(serve_models *s, fkv_prefix_store *store) {
+    const engine_options *o = &s->engine;
     text_buffer text = {0};
     text_buffer secret = {0};
     const char *password = NULL;
     int code = EXIT_GOOD;
     if (o->prefix_password_file != NULL) code = read_password(&text, o->prefix_password_file, &password);
     if (o->prefix_secret_file != NULL && code == EXIT_GOOD) code = read_secret(&secret, o->prefix_secret_file);
+    if (code == EXIT_GOOD && strncmp(o->prefix_redis, "rediss:", 7) == 0) code = redis_tls_open(o->prefix_ca_file, &s->tls);
     if (code == EXIT_GOOD) {
         const fkv_prefix_redis_config config = {.url = o->prefix_redis,
+                                                .tls = s->tls.self != NULL ? &s->tls : NULL,
                                                 .password = password,
                                                 .secret = (const uint8_t *)secret.bytes,
                                                 .n_secret = secret.n,
@@ -257,8 +261,8 @@ static int open_store(serve_models *s) {
         if (status != FKV_OK) return cli_fail_status(status);
     }
     if (o->prefix_redis == NULL) return EXIT_GOOD;
-    if (o->prefix_dir == NULL) return open_redis(o, &s->store);
-    const int code = open_redis(o, &redis);
+    if (o->prefix_dir == NULL) return open_redis(s, &s->store);
+    const int code = open_redis(s, &redis);
     if (code != EXIT_GOOD) return code;
     const fkv_prefix_store folder = s->store;
     const fkv_status status = fkv_prefix_pair_open(&folder, &redis, &s->store);
@@ -324,5 +328,6 @@ void serve_models_close(serve_models *s) {
         fkv_engine_close(s->slots[i].engine);
     }
     if (s->store.close != NULL) s->store.close(s->store.self);
+    redis_tls_close(&s->tls);
     for (uint32_t i = 0; i < s->n; i++) fkv_model_close(s->slots[i].model);
 }

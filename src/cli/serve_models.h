@@ -24,6 +24,7 @@ typedef struct engine_options {
     const char *prefix_redis; /* URL, or NULL */
     const char *prefix_password_file;
     const char *prefix_secret_file;
+    const char *prefix_ca_file;
     double prefix_timeout_ms;
 } engine_options;
 
@@ -46,7 +47,8 @@ typedef struct serve_models {
     model_slot slots[SERVE_MAX_MODELS];
     uint32_t n;
     fkv_prefix_store store;
-    uint64_t store_bytes; /* planned memory of the prefix store, including the I/O buffers of all engines */
+    fkv_tls_client tls;   /* zeroed unless the store uses TLS */
+    uint64_t store_bytes; /* planned memory of the prefix store and of the buffers of all engines for it */
     uint64_t base_bytes;  /* anonymous process memory before the engines were opened */
 } serve_models;
 

@@ -49,13 +49,18 @@ static fkv_status derive_keys(fkv_redis_store *s, const uint8_t *secret, size_t 
     return fkv_keyed_hash(master, "flatkv redis value 1", 20, s->value_key);
 }
 
-/* Parses redis://[USER@]ADDRESS[,ADDRESS...] and resolves the addresses. */
-static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *password) {
+/* Parses redis[s]://[USER@]ADDRESS[,ADDRESS...] and resolves the addresses. */
+static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *password, const fkv_tls_client *tls) {
     char user[128] = "";
     char address[300];
-    FKV_REQUIRE(strncmp(url, "redis://", 8) == 0, FKV_BAD_ARGUMENT,
-                "invalid URL of a prefix store: expected redis://[USER@]HOST:PORT[,HOST:PORT...] (got %s)", url);
-    const char *at = url + 8;
+    const bool is_secure = strncmp(url, "rediss://", 9) == 0;
+    FKV_REQUIRE(is_secure || strncmp(url, "redis://", 8) == 0, FKV_BAD_ARGUMENT,
+                "invalid URL of a prefix store: expected redis://[USER@]HOST:PORT[,HOST:PORT...] or rediss:// for TLS (got %s)",
+                url);
+    FKV_REQUIRE(!is_secure || tls != NULL, FKV_BAD_ARGUMENT, "rediss:// requires TLS, which this program does not provide: %s",
+                url);
+    if (!is_secure) tls = NULL;
+    const char *at = url + 8 + is_secure;
     const char *name_end = strchr(at, '@');
     if (name_end != NULL) {
         FKV_REQUIRE((size_t)(name_end - at) < sizeof user && memchr(at, ':', (size_t)(name_end - at)) == NULL, FKV_BAD_ARGUMENT,
@@ -71,12 +76,14 @@ static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *pas
         FKV_REQUIRE(n < sizeof address, FKV_BAD_ARGUMENT, "the address of a Redis server is too long");
         (void)snprintf(address, sizeof address, "%.*s", (int)n, at);
         fkv_redis_server *server = &s->servers[s->n_servers++];
-        *server = (fkv_redis_server){.asker = {.fd = -1},
-                                     .reader = {.fd = -1},
-                                     .writer = {.fd = -1},
+        *server = (fkv_redis_server){.asker = {.fd = -1, .tls = tls},
+                                     .reader = {.fd = -1, .tls = tls},
+                                     .writer = {.fd = -1, .tls = tls},
                                      .probe_s = FKV_REDIS_PROBE_S,
                                      .rate = FKV_REDIS_FIRST_RATE};
         FKV_TRY(fkv_resp_resolve(address, &server->address));
+        FKV_REQUIRE(!is_secure || server->address.host[0] != 0, FKV_BAD_ARGUMENT,
+                    "TLS is not available on Unix sockets: use redis://%s", address);
         for (const char *c = address; *c != 0; c++) server->hash = fkv_redis_mix(server->hash * 257 + (unsigned char)*c);
         at += n + (at[n] == ',');
     }
@@ -95,7 +102,7 @@ static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *pas
 }
 
 static fkv_status open_redis(fkv_redis_store *s, const fkv_prefix_redis_config *config) {
-    FKV_TRY(parse_url(s, config->url, config->password));
+    FKV_TRY(parse_url(s, config->url, config->password, config->tls));
     for (uint32_t i = 0; i < s->n_servers && config->n_secret == 0; i++)
         FKV_REQUIRE(
             s->servers[i].address.is_loopback, FKV_BAD_ARGUMENT,

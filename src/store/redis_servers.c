@@ -85,7 +85,14 @@ static void stop_using(fkv_redis_store *s, fkv_redis_server *server, double prob
     if (is_new) fkv_redis_log(s, server, reason);
 }
 
-static void mark_down(fkv_redis_store *s, fkv_redis_server *server, fkv_resp_failure failure) {
+static void mark_down(fkv_redis_store *s, fkv_redis_server *server, const fkv_resp *c) {
+    char line[sizeof c->tls_reason + 100];
+    const fkv_resp_failure failure = c->failure;
+    if (failure == FKV_RESP_TLS) {
+        (void)snprintf(line, sizeof line, "the TLS handshake failed (%s); pages are computed until it succeeds", c->tls_reason);
+        stop_using(s, server, 0.0, line);
+        return;
+    }
     stop_using(s, server, 0.0,
                failure == FKV_RESP_TIMEOUT    ? "no reply before the deadline; pages are computed until the server responds"
                : failure == FKV_RESP_PROTOCOL ? "invalid reply; pages are computed until the server responds"
@@ -127,7 +134,7 @@ bool fkv_redis_connect(fkv_redis_store *s, fkv_redis_server *server, fkv_resp *c
 }
 
 fkv_status fkv_redis_connection_failed(fkv_redis_store *s, fkv_redis_server *server, const fkv_resp *c) {
-    if (c->failure != FKV_RESP_NONE) mark_down(s, server, c->failure);
+    if (c->failure != FKV_RESP_NONE) mark_down(s, server, c);
     return fkv_fail(FKV_IO, "the prefix store %s is not available", server->address.name);
 }
 

@@ -49,6 +49,7 @@ fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address) {
                 FKV_BAD_ARGUMENT, "invalid address of a Redis server: expected HOST:PORT, [IPV6]:PORT or unix:PATH (got %s)",
                 text);
     (void)snprintf(host, sizeof host, "%.*s", (int)(end - begin), begin);
+    (void)snprintf(address->host, sizeof address->host, "%s", host);
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *found = NULL;
     const int code = getaddrinfo(host, port + 1, &hints, &found);
@@ -66,6 +67,8 @@ fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address) {
 /* ---- connection ---- */
 
 void fkv_resp_close(fkv_resp *c) {
+    if (c->session != NULL) c->tls->close(c->session);
+    c->session = NULL;
     if (c->fd >= 0) (void)close(c->fd);
     c->fd = -1;
     c->at = c->n = 0;
@@ -92,6 +95,7 @@ static bool wait_ready(fkv_resp *c, short events, double deadline) {
 bool fkv_resp_is_idle(const fkv_resp *c) {
     char byte = 0;
     if (c->fd < 0 || c->at != c->n) return false;
+    if (c->session != NULL) return c->tls->is_idle(c->session);
     return recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
@@ -115,11 +119,33 @@ static bool connect_to(fkv_resp *c, const struct sockaddr_storage *address, sock
     return true;
 }
 
+/* Waits until a TLS operation with a negative result can be repeated. */
+static bool wait_tls(fkv_resp *c, int64_t result, double deadline) {
+    if (result == FKV_TLS_WANTS_READ) return wait_ready(c, POLLIN, deadline);
+    if (result == FKV_TLS_WANTS_WRITE) return wait_ready(c, POLLOUT, deadline);
+    return fail(c, FKV_RESP_CLOSED);
+}
+
+static bool start_tls(fkv_resp *c, const char *host, double deadline) {
+    (void)snprintf(c->tls_reason, sizeof c->tls_reason, "no session");
+    c->session = c->tls->open(c->tls->self, c->fd, host);
+    if (c->session == NULL) return fail(c, FKV_RESP_TLS);
+    for (;;) {
+        const int64_t result = c->tls->handshake(c->session, c->tls_reason, sizeof c->tls_reason);
+        if (result > 0) return true;
+        if (result != FKV_TLS_WANTS_READ && result != FKV_TLS_WANTS_WRITE) return fail(c, FKV_RESP_TLS);
+        if (!wait_tls(c, result, deadline)) return false;
+    }
+}
+
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline) {
     fkv_resp_close(c);
     for (uint32_t i = 0; i < address->n; i++) {
-        const double now = fkv_seconds_now(); /* divide the remaining time equally among the remaining addresses */
-        if (connect_to(c, &address->addresses[i], address->n_bytes[i], now + (deadline - now) / (address->n - i))) return true;
+        const double now = fkv_seconds_now(); /* each address has an equal share of the remaining time */
+        const double end = now + (deadline - now) / (address->n - i);
+        if (connect_to(c, &address->addresses[i], address->n_bytes[i], end) &&
+            (c->tls == NULL || start_tls(c, address->host, end)))
+            return true;
     }
     return false;
 }
@@ -134,6 +160,14 @@ bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadlin
         if (parts->iov_len == 0) { /* sent completely */
             parts++;
             n_parts--;
+            continue;
+        }
+        if (c->session != NULL) {
+            const int64_t sent = c->tls->send(c->session, parts->iov_base, parts->iov_len);
+            if (sent <= 0 && !wait_tls(c, sent, deadline)) return false;
+            if (sent <= 0) continue;
+            parts->iov_base = (char *)parts->iov_base + sent;
+            parts->iov_len -= (size_t)sent;
             continue;
         }
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)n_parts};
@@ -153,6 +187,11 @@ bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadlin
 
 /* Reads at least one byte. Returns the number of bytes, or 0 on failure. */
 static size_t receive_some(fkv_resp *c, void *bytes, size_t n, double deadline) {
+    while (c->session != NULL) {
+        const int64_t got = c->tls->receive(c->session, bytes, n);
+        if (got > 0) return (size_t)got;
+        if (!wait_tls(c, got, deadline)) return 0;
+    }
     for (;;) {
         const ssize_t got = recv(c->fd, bytes, n, 0);
         if (got > 0) return (size_t)got;

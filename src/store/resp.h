@@ -1,4 +1,4 @@
-/* A client connection to a Redis or Valkey server (RESP2), over TCP or a Unix socket.
+/* A client connection to a Redis or Valkey server (RESP2), over TCP, optionally with TLS, or a Unix socket.
  *
  * Every call has a deadline, measured on the clock of fkv_seconds_now(), for the whole call rather than for each system call.
  * After a failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values
@@ -8,6 +8,8 @@
 #define FKV_RESP_H
 
 #include "../base/timed_wait.h"
+
+#include <flatkv/prefix_store.h>
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -20,19 +22,24 @@ typedef struct fkv_resp_address {
     socklen_t n_bytes[FKV_RESP_MAX_ADDRESSES];
     uint32_t n;
     char name[80];    /* for messages */
-    bool is_loopback; /* true if all addresses are loopback addresses or Unix sockets */
+    char host[256];   /* name or address without the port; empty for a Unix socket */
+    bool is_loopback; /* all addresses are loopback addresses or Unix sockets */
 } fkv_resp_address;
 
 /* Reason for the most recent failure on a connection. */
 typedef enum fkv_resp_failure {
     FKV_RESP_NONE,
     FKV_RESP_TIMEOUT,
-    FKV_RESP_CLOSED,  /* the server refused, reset or closed the connection */
-    FKV_RESP_PROTOCOL /* invalid reply */
+    FKV_RESP_CLOSED,   /* the server refused, reset or closed the connection */
+    FKV_RESP_PROTOCOL, /* invalid reply */
+    FKV_RESP_TLS       /* the TLS handshake failed */
 } fkv_resp_failure;
 
 typedef struct fkv_resp {
-    int fd; /* -1 if closed */
+    int fd;                    /* -1 if closed */
+    const fkv_tls_client *tls; /* NULL: no encryption */
+    void *session;             /* TLS session, or NULL */
+    char tls_reason[120];      /* reason of FKV_RESP_TLS */
     fkv_resp_failure failure;
     size_t at; /* bytes [at, n) of `in` are unread */
     size_t n;
@@ -60,7 +67,7 @@ fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address);
 bool fkv_resp_is_idle(const fkv_resp *c);
 
 /* Connects to the first address that accepts the connection. Returns false on failure. On entry, *c must be a closed connection,
- * or zeroed except for fd = -1. */
+ * or zeroed except for fd = -1 and tls. The handshake of TLS is part of connecting. */
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline);
 void fkv_resp_close(fkv_resp *c);
 
