@@ -9,7 +9,8 @@ static void count_refused(fkv_redis_store *s) {
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Receives the n_value bytes of a value and decrypts the page. */
+/* Receives the n_value bytes of a value. Decrypts each chunk while it is in the processor's cache and the server sends the next
+ * one. */
 static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, const char *name, uint64_t n_value, uint8_t *packed,
                                uint64_t capacity, uint64_t *n_bytes) {
     fkv_resp *c = &server->reader;
@@ -25,24 +26,25 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     const uint64_t n_page = n_value - FKV_REDIS_OVERHEAD;
     const double start = fkv_seconds_now();
     const double deadline = start + s->timeout_s + fkv_redis_transfer_seconds(s, server, n_value);
-    if (!fkv_resp_receive_bytes(c, header, sizeof header, deadline) || !fkv_resp_receive_bytes(c, packed, n_page, deadline) ||
-        !fkv_resp_receive_bytes(c, tag, sizeof tag, deadline) || !fkv_resp_receive_end(c, deadline))
+    if (!fkv_resp_receive_bytes(c, header, sizeof header, deadline)) return fkv_redis_transfer_failed(s, server, c);
+    uint32_t version = 0;
+    memcpy(&version, header + 4, sizeof version);
+    fkv_status status = FKV_OK;
+    if (memcmp(header, FKV_REDIS_MAGIC, 4) != 0 ||
+        version != FKV_REDIS_VERSION) /* perhaps written by another version of flatkv */
+        status = fkv_fail(FKV_GONE, "the value of a stored page has an unknown format");
+    if (status == FKV_OK) status = fkv_cipher_begin(&s->opener, header + 8, bound, fkv_redis_bound(name, header, bound));
+    for (uint64_t at = 0; at < n_page; at += FKV_REDIS_CHUNK_BYTES) {
+        const size_t n = n_page - at < FKV_REDIS_CHUNK_BYTES ? (size_t)(n_page - at) : FKV_REDIS_CHUNK_BYTES;
+        if (!fkv_resp_receive_bytes(c, packed + at, n, deadline)) return fkv_redis_transfer_failed(s, server, c);
+        if (status == FKV_OK) status = fkv_cipher_add(&s->opener, packed + at, packed + at, n);
+    }
+    if (!fkv_resp_receive_bytes(c, tag, sizeof tag, deadline) || !fkv_resp_receive_end(c, deadline))
         return fkv_redis_transfer_failed(s, server, c);
     fkv_redis_note_rate(s, server, n_value, fkv_seconds_now() - start);
     fkv_redis_note_success(s, server);
-    uint32_t version = 0;
-    memcpy(&version, header + 4, sizeof version);
-    if (memcmp(header, FKV_REDIS_MAGIC, 4) != 0 ||
-        version != FKV_REDIS_VERSION) { /* perhaps written by another version of flatkv */
-        count_refused(s);
-        return fkv_fail(FKV_GONE, "the value of a stored page has an unknown format");
-    }
-    FKV_TRY(fkv_cipher_begin(&s->opener, header + 8, bound, fkv_redis_bound(name, header, bound)));
-    for (uint64_t at = 0; at < n_page; at += FKV_REDIS_CHUNK_BYTES)
-        FKV_TRY(fkv_cipher_add(&s->opener, packed + at, packed + at,
-                               n_page - at < FKV_REDIS_CHUNK_BYTES ? n_page - at : FKV_REDIS_CHUNK_BYTES));
-    const fkv_status status = fkv_cipher_end(&s->opener, tag);
-    if (status == FKV_FILE_DAMAGED) count_refused(s);
+    if (status == FKV_OK) status = fkv_cipher_end(&s->opener, tag);
+    if (status == FKV_FILE_DAMAGED || status == FKV_GONE) count_refused(s);
     *n_bytes = n_page;
     return status;
 }

@@ -1,0 +1,186 @@
+/* Tests that a prefix store on Redis accepts a value only unchanged, under the key it was written to, and with the same secret. A
+ * server in this process keeps the last value that was written and returns it with every possible change.
+ */
+#include "cache_fixture.h"
+#include "test.h"
+
+#include <flatkv/prefix_store.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { PAGE_BYTES = 40, MAX_VALUE = 200, MAX_CONNECTIONS = 128 };
+
+typedef struct value_server {
+    int listener;
+    char path[100];
+    pthread_t thread;
+    pthread_t threads[MAX_CONNECTIONS];
+    size_t n_threads;
+    pthread_mutex_t lock; /* protects the following fields */
+    uint8_t value[MAX_VALUE];
+    size_t n_value;
+    uint8_t reply[MAX_VALUE]; /* value that GET returns */
+    size_t n_reply;
+} value_server;
+
+typedef struct connection {
+    value_server *server;
+    FILE *in;
+    int fd;
+} connection;
+
+/* Reads a bulk string of up to n bytes. Returns its length, or -1 at the end of the connection. */
+static long read_bulk(FILE *in, uint8_t *bytes, size_t n) {
+    char line[32];
+    if (fgets(line, sizeof line, in) == NULL || line[0] != '$') return -1;
+    const long length = strtol(line + 1, NULL, 10);
+    if (length < 0 || (size_t)length > n || fread(bytes, 1, (size_t)length, in) != (size_t)length) return -1;
+    return fgetc(in) == '\r' && fgetc(in) == '\n' ? length : -1;
+}
+
+static void *serve_values(void *user) {
+    connection c = *(connection *)user;
+    value_server *s = c.server;
+    char line[32];
+    free(user);
+    while (fgets(line, sizeof line, c.in) != NULL && line[0] == '*') {
+        uint8_t words[5][MAX_VALUE] = {{0}};
+        long lengths[5] = {0};
+        char reply[MAX_VALUE + 40] = "$-1\r\n";
+        size_t n_reply = 5;
+        const long n = strtol(line + 1, NULL, 10);
+        for (long i = 0; i < n && i < 5; i++) lengths[i] = read_bulk(c.in, words[i], MAX_VALUE);
+        (void)pthread_mutex_lock(&s->lock);
+        if (memcmp(words[0], "SET", 4) == 0 && lengths[2] > 0) {
+            s->n_value = (size_t)lengths[2];
+            memcpy(s->value, words[2], s->n_value);
+            n_reply = (size_t)snprintf(reply, sizeof reply, "+OK\r\n");
+        } else if (memcmp(words[0], "GET", 4) == 0) {
+            n_reply = (size_t)snprintf(reply, sizeof reply, "$%zu\r\n", s->n_reply);
+            memcpy(reply + n_reply, s->reply, s->n_reply);
+            memcpy(reply + n_reply + s->n_reply, "\r\n", 2);
+            n_reply += s->n_reply + 2;
+        }
+        (void)pthread_mutex_unlock(&s->lock);
+        if (send(c.fd, reply, n_reply, 0) < 0) break;
+    }
+    (void)fclose(c.in);
+    return NULL;
+}
+
+static void *accept_connections(void *user) {
+    value_server *s = user;
+    for (int fd = accept(s->listener, NULL, NULL); fd >= 0; fd = accept(s->listener, NULL, NULL)) {
+        connection *c = malloc(sizeof *c);
+        if (c == NULL || s->n_threads == MAX_CONNECTIONS) abort();
+        *c = (connection){.server = s, .in = fdopen(fd, "r"), .fd = fd};
+        if (pthread_create(&s->threads[s->n_threads++], NULL, serve_values, c) != 0) abort();
+    }
+    return NULL;
+}
+
+static void open_server(value_server *s) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *s = (value_server){.lock = PTHREAD_MUTEX_INITIALIZER};
+    (void)snprintf(s->path, sizeof s->path, "/tmp/flatkv_values_%d", (int)getpid());
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", s->path);
+    s->listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    ck_assert_int_ge(s->listener, 0);
+    ck_assert_int_eq(bind(s->listener, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(s->listener, 8), 0);
+    ck_assert_int_eq(pthread_create(&s->thread, NULL, accept_connections, s), 0);
+}
+
+/* The stores must be closed. */
+static void close_server(value_server *s) {
+    (void)shutdown(s->listener, SHUT_RDWR);
+    (void)pthread_join(s->thread, NULL);
+    for (size_t i = 0; i < s->n_threads; i++) (void)pthread_join(s->threads[i], NULL);
+    (void)close(s->listener);
+    (void)unlink(s->path);
+}
+
+static void set_reply(value_server *s, const uint8_t *value, size_t n) {
+    (void)pthread_mutex_lock(&s->lock);
+    memcpy(s->reply, value, n);
+    s->n_reply = n;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static fkv_prefix_store open_store(const value_server *s, uint8_t secret_byte) {
+    const uint8_t secret[16] = {secret_byte};
+    char url[200];
+    fkv_prefix_store store;
+    (void)snprintf(url, sizeof url, "redis://unix:%s", s->path);
+    const fkv_prefix_redis_config config = {.url = url, .timeout_s = 60.0, .secret = secret, .n_secret = sizeof secret};
+    ck_ok(fkv_prefix_redis_open(&config, &store));
+    return store;
+}
+
+static uint64_t count_refused(const fkv_prefix_store *store) {
+    fkv_prefix_store_stats stats;
+    store->stats(store->self, &stats);
+    return stats.refused;
+}
+
+static fkv_status read_key(const fkv_prefix_store *store, uint8_t number, uint8_t page[PAGE_BYTES]) {
+    const fkv_page_key key = {{number}};
+    uint64_t n_bytes = 0;
+    const fkv_status status = store->read(store->self, &key, page, PAGE_BYTES, &n_bytes);
+    if (status == FKV_OK) ck_assert_uint_eq(n_bytes, PAGE_BYTES);
+    return status;
+}
+
+START_TEST(changed_values_are_refused_and_counted) {
+    value_server s;
+    uint8_t page[PAGE_BYTES];
+    uint8_t got[PAGE_BYTES];
+    uint8_t value[MAX_VALUE] = {0};
+    const fkv_page_key key = {{1}};
+    uint64_t n_refused = 0;
+    open_server(&s);
+    fkv_prefix_store store = open_store(&s, 7);
+    fkv_prefix_store other = open_store(&s, 8);
+    for (size_t i = 0; i < sizeof page; i++) page[i] = (uint8_t)(i * 5 + 1);
+    ck_ok(store.write(store.self, &key, page, sizeof page));
+    const size_t n = s.n_value;
+    memcpy(value, s.value, n);
+    ck_assert_uint_eq(n, PAGE_BYTES + 36);
+
+    for (size_t bit = 0; bit < 8 * n; bit++) { /* every bit */
+        value[bit / 8] ^= (uint8_t)(1U << bit % 8);
+        set_reply(&s, value, n);
+        ck_status(read_key(&store, 1, got), bit < 64 ? FKV_GONE : FKV_FILE_DAMAGED); /* an unknown format, or not authentic */
+        ck_assert_uint_eq(count_refused(&store), ++n_refused);
+        value[bit / 8] ^= (uint8_t)(1U << bit % 8);
+    }
+    for (size_t length = 0; length < n; length++) { /* every shorter value */
+        set_reply(&s, value, length);
+        ck_assert(read_key(&store, 1, got) != FKV_OK);
+        ck_assert_uint_eq(count_refused(&store), ++n_refused);
+    }
+    set_reply(&s, value, n + 1); /* longer than a page can be */
+    ck_assert(read_key(&store, 1, got) != FKV_OK);
+    ck_assert_uint_eq(count_refused(&store), ++n_refused);
+
+    set_reply(&s, value, n);
+    ck_status(read_key(&store, 2, got), FKV_FILE_DAMAGED); /* the value of another page or of another tenant */
+    ck_assert_uint_eq(count_refused(&store), ++n_refused);
+    ck_status(read_key(&other, 1, got), FKV_FILE_DAMAGED); /* a value that was written without the secret */
+    ck_assert_uint_eq(count_refused(&other), 1);
+    ck_ok(read_key(&store, 1, got)); /* unchanged */
+    ck_assert_mem_eq(got, page, sizeof page);
+    ck_assert_uint_eq(count_refused(&store), n_refused);
+    store.close(store.self);
+    other.close(other.self);
+    close_server(&s);
+}
+END_TEST
+
+TEST_MAIN("redis_values", changed_values_are_refused_and_counted)
