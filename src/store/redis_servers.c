@@ -13,10 +13,15 @@ static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server t
 /* ---- keys ---- */
 
 fkv_status fkv_redis_name(const fkv_redis_store *s, const fkv_page_key *key, char name[FKV_REDIS_NAME_BYTES + 1]) {
+    static const char digits[] = "0123456789abcdef";
     uint8_t hash[FKV_CIPHER_KEY_BYTES];
     FKV_TRY(fkv_keyed_hash(s->name_key, key->bytes, sizeof key->bytes, hash));
-    (void)snprintf(name, 7, "fkv:1:");
-    for (size_t i = 0; i < sizeof hash; i++) (void)snprintf(name + 6 + 2 * i, 3, "%02x", hash[i]);
+    memcpy(name, "fkv:1:", 6);
+    for (size_t i = 0; i < sizeof hash; i++) {
+        name[6 + 2 * i] = digits[hash[i] >> 4];
+        name[7 + 2 * i] = digits[hash[i] & 15];
+    }
+    name[FKV_REDIS_NAME_BYTES] = 0;
     return FKV_OK;
 }
 
