@@ -7,9 +7,10 @@ files. A section without measurements is omitted. The page shows rounded numbers
 import pathlib
 
 import report_codecs
+import report_fleet
 import report_serving
 from report_records import Machine
-from report_tables import TABLES, build, markdown as table
+from report_tables import TABLES, build, markdown as table, table_of_text
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
@@ -55,11 +56,6 @@ class Sources:
         for r in sorted(self.records.values(), key=lambda r: (r.get("kind", ""), r.get("when", ""))):
             rows.append([r.get("kind", ""), r.get("when", "")[:10], r.get("revision", ""), f"`{r['command'].replace('|', '/')}`", r.get("note", "")])
         return table_of_text(["measurement", "date", "revision", "command", "note"], rows)
-
-
-def table_of_text(head, rows):
-    """Formats a table of text columns."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 # ---- sections: each returns the paragraphs of one machine ----
@@ -406,6 +402,7 @@ def make(results):
     ]
     for title, name, text in COMPARISONS:
         parts += [f"### {title}", text, TABLES[name](results)]
+    parts += report_fleet.section(results) if (results.folder / "fleet_proofs.json").is_file() else []
     for folder in sorted(p.parent for p in results.folder.glob("*/machine.json")):
         machine = Machine(folder)
         machine.sources = Sources()

@@ -18,6 +18,11 @@ MODEL_NAMES = {
 }
 
 
+def table_of_text(head, rows):
+    """Formats a table of text columns."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
 def markdown(head, rows):
     """Formats a table with one text column followed by numeric columns."""
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]

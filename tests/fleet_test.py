@@ -18,6 +18,11 @@ import sys
 import tempfile
 import time
 
+try:
+    import yaml
+except ImportError:
+    yaml = None
+
 from serve_test import BOOK, TREE, check_resident_growth, run, serving
 
 PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
@@ -134,6 +139,25 @@ def requests_with_a_common_prefix_use_the_same_server():
     print(f"{n_cached} of {n_prompt} prompt tokens cached ({n_cached / n_prompt:.3f}; at most 0.8 is possible)")
     assert n_cached / n_prompt >= 0.75, servers
     assert set().union(*servers.values()) == {"a", "b"} and len(sessions) == 1, (servers, sessions)
+
+
+def compose_file_has_the_documented_configuration():
+    if HAPROXY is None or yaml is None:
+        skip("haproxy or PyYAML")
+    with open(os.path.join(TREE, "docs/compose.yaml"), encoding="utf-8") as file:
+        compose = yaml.safe_load(file)
+    text = compose["configs"]["haproxy"]["content"]
+    backend = text[text.index("backend"):].replace(" a:8080 ", " 127.0.0.1:8101 ").replace(" b:8080 ", " 127.0.0.1:8102 ")
+    documented = re.sub(r"  #.*\n", "", documented_configuration())
+    assert backend == documented[documented.index("backend"):], backend
+    with tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:  # the names of the containers cannot be resolved here
+        file.write(text[:text.index("backend")] + backend)
+        file.flush()
+        subprocess.run([HAPROXY, "-c", "-f", file.name], check=True, capture_output=True, timeout=600)
+    known = subprocess.run([sys.argv[1], "serve", "--help"], check=True, capture_output=True, text=True, timeout=600).stdout
+    for name in ("a", "b"):
+        command = compose["services"][name]["command"]
+        assert all(word in known for word in command if word.startswith("--")), command
 
 
 def no_request_fails_while_a_server_stops():
@@ -426,6 +450,6 @@ def empty_secrets_are_rejected():
 
 
 if __name__ == "__main__":
-    run([requests_with_a_common_prefix_use_the_same_server, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
+    run([requests_with_a_common_prefix_use_the_same_server, compose_file_has_the_documented_configuration, no_request_fails_while_a_server_stops, second_server_answers_from_the_pages_of_the_first,
          changed_values_are_refused_and_computed, requests_succeed_while_redis_hangs_or_dies, redis_errors_are_logged_once,
          empty_secrets_are_rejected, pages_of_redis_are_kept_in_the_folder, redis_over_tls_is_verified])

@@ -53,8 +53,8 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
 typedef struct page_request {
     fkv_page_read *page;
     fkv_redis_server *server;
-    bool sent;
     uint64_t serial; /* connection on which the command was sent (reader_serial) */
+    bool sent;
     char name[FKV_REDIS_NAME_BYTES + 1];
 } page_request;
 

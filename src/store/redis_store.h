@@ -50,7 +50,8 @@ enum {
     FKV_REDIS_READ_AHEAD = 16 /* maximum number of pages that are requested before the first of them has arrived */
 };
 
-#define FKV_REDIS_MAGIC "FKVR"
+static const uint8_t FKV_REDIS_MAGIC[4] = {'F', 'K', 'V', 'R'}; /* first bytes of a value */
+
 #define FKV_REDIS_PROBE_S 0.5     /* time, in seconds, between the first failure of an outage and the first probe */
 #define FKV_REDIS_FIRST_RATE 20e6 /* assumed transfer rate, in bytes per second, before the first measurement */
 

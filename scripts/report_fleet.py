@@ -1,0 +1,98 @@
+"""Generates the section of docs/results.md about several servers from bench/results/fleet_*.json. Imported by report_page.py."""
+import math
+import statistics
+
+from report_tables import table_of_text
+
+# Assumptions of the capacity table. The bytes per token are those of a model with 32 layers and 8 KV heads of dimension 128 with codec 8/4.
+TOKEN_BYTES = 53248
+PREFIX_TOKENS = 4096
+REQUESTS_PER_SECOND = 0.5  # per server
+MISS_SHARE = 0.1  # requests whose prefix is not in the memory of their server
+REDIS_BYTES = 32e9
+MAX_REDIS_SERVERS = 16
+
+
+def quantiles(row, name):
+    return f"{row[name]['p50']:,.1f} / {row[name]['p99']:,.1f}"
+
+
+def first_tokens(test):
+    rows = [[row["server"], f"{row['first_token_ms']:,.0f} ms", f"{row['cached_tokens']} of {row['prompt_tokens']}"] for row in test["rows"]]
+    return table_of_text(["server", "time to the first token", "prompt tokens cached"], rows)
+
+
+def stopped(test):
+    rows = [[name.replace("_", " "), str(test[name]["requests"]), str(test[name]["errors"]), quantiles(test[name], "first_token_ms"), quantiles(test[name], "between_tokens_ms")]
+            for name in ("with_the_store", "without_a_store")]
+    return table_of_text(["server", "requests", "errors", "first token, p50 / p99 in ms", "between tokens, p50 / p99 in ms"], rows)
+
+
+def networks(test):
+    rows = [[name + (f" for {row['seconds']:.0f} s" if "seconds" in row else ""), str(row["requests"]), f"{row['first_token_ms']['with_the_store']:.1f}",
+             f"{row['first_token_ms']['without_a_store']:.1f}", f"{row['resident_growth'] / 1e6:.1f}"] for name, row in test.items() if isinstance(row, dict)]
+    return table_of_text(["network", "requests", "first token with the store, median in ms", "without a store", "growth of resident memory in MB"], rows)
+
+
+def reads(test):
+    rows = [[row["where"], f"{row['page_bytes'] / 1e6:.2f} MB", f"{row['get_mb_per_s']:,}", f"{row['verified_mb_per_s']:,}", f"{100 * row['share']:.0f} %"] for row in test["rows"]]
+    return table_of_text(["network", "page", "GET in MB/s", "verified reads in MB/s", "share"], rows)
+
+
+def capacity(test):
+    """Works out fleets of 10, 100 and 1,000 servers from the measured read rates."""
+    slow = max(row["verified_mb_per_s"] for row in test["rows"] if row["where"] == "1 Gbit/s") * 1e6
+    fast = max(row["verified_mb_per_s"] for row in test["rows"] if row["where"] == "loopback") * 1e6
+    fetch = PREFIX_TOKENS * TOKEN_BYTES
+    rows = []
+    for n in (10, 100, 1000):
+        traffic = n * REQUESTS_PER_SECOND * MISS_SHARE * fetch
+        shards = [max(1, math.ceil(traffic / rate)) for rate in (slow, fast)]
+        rows.append([f"{n:,}", f"{traffic / 1e6:,.0f} MB/s", *(f"{s}{' (too many)' if s > MAX_REDIS_SERVERS else ''}" for s in shards),
+                     f"{REDIS_BYTES / (PREFIX_TOKENS * TOKEN_BYTES) * shards[1]:,.0f}", f"{3 * n:,}"])
+    text = (f"The table assumes {REQUESTS_PER_SECOND} requests per second and server, a shared prefix of {PREFIX_TOKENS} tokens with {TOKEN_BYTES:,} bytes each "
+            f"({fetch / 1e6:.0f} MB), {100 * MISS_SHARE:.0f} % of the requests on a server that does not have their prefix in memory, and {REDIS_BYTES / 1e9:.0f} GB per Redis "
+            f"server. A Redis server delivers {slow / 1e6:.0f} MB/s over 1 Gbit/s; on a faster network, one client reads {fast / 1e6:,.0f} MB/s from it. Such a fetch takes "
+            f"{fetch / slow:.1f} s over 1 Gbit/s and {fetch / fast:.2f} s at the higher rate, instead of the time to compute {PREFIX_TOKENS} tokens. A store has at most {MAX_REDIS_SERVERS} Redis servers.")
+    head = ["flatkv servers", "traffic of fetches", "Redis servers at 1 Gbit/s", "on a faster network", "prefixes they hold", "connections per Redis server"]
+    return [text, table_of_text(head, rows)]
+
+
+def section(results):
+    """Returns the paragraphs. `results` is a report_readme.Results."""
+    found = results.file("fleet_proofs")
+    tests = found["tests"]
+    killed, writers, errors = tests["redis_is_killed"], tests["servers_are_killed"], tests["errors_of_redis_are_logged_once"]
+    loads = " ".join(f"{test['load_average']:.0f}" for test in tests.values())
+    ahead = tests["pages_are_read_ahead"]
+    before = results.file("fleet_one_by_one")["tests"]["pages_are_read_ahead"]  # the same test with a program that requested pages one by one
+    return [
+        "## Several servers",
+        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores that other programs used at the same time; the load averages after the tests were {loads}. "
+        "Times are therefore upper limits, and each comparison ran a server with a store and a server without one at the same time. All other tests used the needle model.",
+        f"### A prefix that another server has computed ({tests['first_token_on_other_servers']['model']}, 1 Gbit/s)",
+        "Each server is on its own simulated host. Host 1 computes the prefix and writes it; the others read it. All texts are equal.",
+        first_tokens(tests["first_token_on_other_servers"]),
+        "### Pages are read ahead",
+        f"{ahead['pages']} pages of {ahead['model']} arrive through a relay with a delay of {ahead['delay_ms']} ms in each direction in "
+        f"{statistics.median(ahead['read_seconds']):.2f} s. An earlier version, which requested each page after the previous one had arrived, needed "
+        f"{statistics.median(before['read_seconds']):.2f} s (medians of {len(ahead['read_seconds'])} runs).",
+        f"### Redis is stopped for {tests['redis_is_stopped']['stopped_seconds']:.0f} s under 8 clients",
+        stopped(tests["redis_is_stopped"]),
+        "### Kills",
+        f"Redis was killed {killed['kills']} times while 4 servers read and wrote: {sum(row['requests'] for row in killed['servers'])} requests, "
+        f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
+        f"Redis was in use again {killed['used_again_ms']['p50']} ms (median) and at most {killed['used_again_ms']['max']} ms after it was back.",
+        f"flatkv was killed {writers['kills']} times while it wrote: {writers['pages_written']} pages were written, {writers['refused_or_damaged']} values were refused, "
+        f"{writers['wrong_texts']} texts were wrong.",
+        "### Slow and partitioned networks",
+        networks(tests["slow_networks_cost_nothing"]),
+        "### Errors of Redis",
+        table_of_text(["error", "requests", "failed", "log lines"],
+                      [[name, str(row["requests"]), str(row["failed"]), str(row["log_lines"])] for name, row in errors.items() if isinstance(row, dict)]),
+        "### Verified reads",
+        "The store decrypts and authenticates pages on the thread that receives them.",
+        reads(tests["verified_reads"]),
+        "### Capacity",
+        *capacity(tests["verified_reads"]),
+    ]
