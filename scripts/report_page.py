@@ -402,7 +402,7 @@ def make(results):
     ]
     for title, name, text in COMPARISONS:
         parts += [f"### {title}", text, TABLES[name](results)]
-    parts += report_fleet.section(results) if (results.folder / "fleet_proofs.json").is_file() else []
+    parts += report_fleet.section(results)
     for folder in sorted(p.parent for p in results.folder.glob("*/machine.json")):
         machine = Machine(folder)
         machine.sources = Sources()
