@@ -157,9 +157,9 @@ static bool is_wanted(const fkv_prefix_tier *t, const fkv_page_key *key) {
     return t->store.wants != NULL ? t->store.wants(t->store.self, key) : !t->store.contains(t->store.self, key);
 }
 
-/* Returns true if the job should wait until the store knows whether it has the page. Announces all keys when the wait begins, so
- * that the job does not wait for them one after another. The store should limit this wait itself; MAX_FIRST_WAIT_S is a second
- * limit in case it does not. */
+/* Returns true if the job should wait until the store knows whether it has the page. When the wait begins, all keys are announced
+ * to the store, so that the store looks them up together. The store should limit the wait itself; MAX_FIRST_WAIT_S is an
+ * additional limit. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
     if (!is_pending(t, key)) return false;
     const double now = t->seconds(t->seconds_user);
@@ -266,8 +266,8 @@ static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     }
 }
 
-/* Writes the pages and snapshots of the job that the store wants. Returns early if the store does not know yet whether it
- * has a page, unless is_last is true. */
+/* Writes the pages and snapshots of the job that the store wants. Unless is_last is true, returns early if the store does not
+ * know yet whether it has a page. */
 static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     const fkv_answer *a = &job->answers[0];
     uint32_t n_pages = a->n_inserted / t->page_tokens;

@@ -79,8 +79,8 @@ static double io_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Waits for the next submitted slot, starts it and returns it. Returns NULL after the ring has been closed. If `finish` is true,
- * the slots that were submitted before are returned first. The caller must hold the lock. */
+/* Waits for the next submitted slot, starts it and returns it. Returns NULL if the ring is closed. If `finish` is true, slots
+ * that were submitted before the ring was closed are returned first. The caller must hold the lock. */
 static io_slot *next_slot(io_ring *ring, bool finish) {
     while (ring->n_started == ring->n_submitted && !ring->closing) (void)pthread_cond_wait(&ring->submitted, &ring->lock);
     if (ring->n_started == ring->n_submitted || (ring->closing && !finish)) return NULL;

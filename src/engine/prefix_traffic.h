@@ -4,8 +4,9 @@
  * All memory is one mapping. It holds two ring buffers, one for writes and one for reads. Each ring has one producer and one
  * consumer, with the invariant
  *     n_released <= n_completed <= n_started <= n_submitted <= n_released + n_slots.
- * Write ring: the engine submits a slot; the write thread completes and releases it. Read ring: the engine submits a slot with
- * only a key; the read thread completes it; the engine releases it. A store may start several reads before the first is complete.
+ * In the write ring, the engine submits a page, and the write thread completes and releases the slot. In the read ring, the
+ * engine submits a key, the read thread completes the slot with the page, and the engine releases the slot. The read thread may
+ * start several reads before the first one is complete.
  */
 #ifndef FKV_PREFIX_TRAFFIC_H
 #define FKV_PREFIX_TRAFFIC_H

@@ -10,8 +10,8 @@ static const double FOUND_S = 10.0;      /* time, in seconds, for which a cached
 static const double MISSING_S = 2.0;
 static const double MAX_PROBE_S = 8.0;
 
-/* Finds the table entry of a page key. If there is no entry and `add` is true, replaces the oldest entry in the key's set. The
- * caller holds the lock.
+/* Finds the cached existence-query result of a page. If there is none and `add` is true, replaces the oldest entry in the set
+ * that the page key maps to. The caller holds the lock.
  */
 static fkv_redis_answer *find_answer(fkv_redis_store *s, const fkv_page_key *key, bool add) {
     uint32_t set = 0;
@@ -42,8 +42,8 @@ void fkv_redis_note_answer(fkv_redis_store *s, const fkv_page_key *key, fkv_redi
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns what is known about the existence of a page, or FKV_REDIS_UNKNOWN if the cached result or the unanswered query is too
- * old. The caller holds the lock. */
+/* Returns the cached result of the existence query for a page. Returns FKV_REDIS_UNKNOWN if there is no result or if the result
+ * or the unanswered query is too old. The caller holds the lock. */
 static fkv_redis_answer_state current_answer(fkv_redis_store *s, const fkv_page_key *key) {
     const fkv_redis_answer *a = find_answer(s, key, false);
     if (a == NULL) return FKV_REDIS_UNKNOWN;
@@ -54,7 +54,7 @@ static fkv_redis_answer_state current_answer(fkv_redis_store *s, const fkv_page_
     return age <= limit ? a->state : FKV_REDIS_UNKNOWN;
 }
 
-/* Adds a task for the background thread. Drops it if the ring is full. The caller holds the lock. */
+/* Queues a task for the background thread. Returns false if the queue is full. The caller holds the lock. */
 static bool add_task(fkv_redis_store *s, fkv_redis_task_kind kind, const fkv_page_key *key, uint32_t depth) {
     if (s->n_tasks == FKV_REDIS_RING_ENTRIES) return false;
     if (s->n_tasks == 0) (void)pthread_cond_signal(&s->changed);
@@ -63,8 +63,8 @@ static bool add_task(fkv_redis_store *s, fkv_redis_task_kind kind, const fkv_pag
     return true;
 }
 
-/* Returns current_answer(). Queues an existence query if nothing is known about the page and no query is outstanding. The caller
- * holds the lock. */
+/* Returns current_answer(). If the answer is unknown and no query is outstanding, queues an existence query for the page. The
+ * caller holds the lock. */
 static fkv_redis_answer_state ask_for(fkv_redis_store *s, const fkv_page_key *key) {
     const fkv_redis_answer_state state = current_answer(s, key);
     const fkv_redis_answer *a = find_answer(s, key, false);
@@ -160,7 +160,7 @@ static bool run_pipeline(fkv_redis_store *s, fkv_redis_server *server, uint32_t 
     return true;
 }
 
-/* Removes the unanswered existence queries of the batch from the table, so that they can be queued again. */
+/* Marks the unanswered existence queries of the batch as unknown, so that they can be queued again. */
 static void forget_queries(fkv_redis_store *s, uint32_t n_tasks) {
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < n_tasks; i++) {

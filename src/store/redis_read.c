@@ -30,8 +30,7 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     uint32_t version = 0;
     memcpy(&version, header + 4, sizeof version);
     fkv_status status = FKV_OK;
-    if (memcmp(header, FKV_REDIS_MAGIC, 4) != 0 ||
-        version != FKV_REDIS_VERSION) /* perhaps written by another version of flatkv */
+    if (memcmp(header, FKV_REDIS_MAGIC, 4) != 0 || version != FKV_REDIS_VERSION) /* possibly written by another flatkv version */
         status = fkv_fail(FKV_GONE, "the value of a stored page has an unknown format");
     if (status == FKV_OK) status = fkv_cipher_begin(&s->opener, header + 8, bound, fkv_redis_bound(name, header, bound));
     for (uint64_t at = 0; at < n_page; at += FKV_REDIS_CHUNK_BYTES) {

@@ -4,9 +4,9 @@
 #include <stdio.h>
 
 enum { MIN_EXPIRY_SECONDS = 60, DEPTH_SECONDS = 1 };
-enum { MIN_SAMPLE_BYTES = 64 * 1024 };      /* smaller values do not count as measurements of the transfer rate */
+enum { MIN_SAMPLE_BYTES = 64 * 1024 };      /* transfers of fewer bytes do not affect the measured rate */
 static const double RATE_STEP = 0.2;        /* weight of the newest measurement in the moving average of the transfer rate */
-static const double MIN_SAMPLE_S = 1e-3;    /* shorter reads do not count as measurements of the transfer rate */
+static const double MIN_SAMPLE_S = 1e-3;    /* transfers that take fewer seconds do not affect the measured rate */
 static const double MIN_RATE = 1e6;         /* lower limit of the assumed transfer rate, in bytes per second */
 static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server that rejects the login or a command */
 
@@ -73,8 +73,8 @@ bool fkv_redis_is_usable(fkv_redis_store *s, const fkv_redis_server *server) {
     return usable;
 }
 
-/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds, or if probe_s is 0, after a time
- * that grows during an outage. Logs the reason if it is the first one of an outage. */
+/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds. If probe_s is 0, the delay is
+ * chosen by the store and grows during an outage. Only the first failure of an outage is logged, with its reason. */
 static void stop_using(fkv_redis_store *s, fkv_redis_server *server, double probe_s, const char *reason) {
     bool is_new = false;
     (void)pthread_mutex_lock(&s->lock);
@@ -113,7 +113,7 @@ void fkv_redis_error_reply(fkv_redis_store *s, fkv_redis_server *server, const c
 
 void fkv_redis_note_success(fkv_redis_store *s, fkv_redis_server *server) {
     (void)pthread_mutex_lock(&s->lock);
-    const bool ends = server->outage_is_logged && !server->is_down; /* another thread may have seen a new failure */
+    const bool ends = server->outage_is_logged && !server->is_down; /* another thread may have detected a new failure */
     if (!server->is_down) {
         server->outage_is_logged = false;
         server->probe_s = FKV_REDIS_PROBE_S;
@@ -125,7 +125,7 @@ void fkv_redis_note_success(fkv_redis_store *s, fkv_redis_server *server) {
 bool fkv_redis_connect(fkv_redis_store *s, fkv_redis_server *server, fkv_resp *c) {
     const double deadline = fkv_seconds_now() + s->timeout_s;
     fkv_resp_reply reply;
-    if (fkv_resp_is_idle(c)) return true; /* otherwise the server was restarted or has closed the connection */
+    if (fkv_resp_is_idle(c)) return true; /* a connection that is not idle was closed by the server or has unread data */
     if (!fkv_resp_connect(c, &server->address, deadline)) return false;
     if (s->n_login == 0) return true;
     struct iovec part = {.iov_base = s->login, .iov_len = s->n_login};

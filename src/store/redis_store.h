@@ -39,7 +39,7 @@ enum {
     FKV_REDIS_ANSWER_SETS = 16384, /* number of sets in the set-associative table that caches which pages exist; a power of two */
     FKV_REDIS_ANSWER_WAYS = 4,
     FKV_REDIS_ANSWER_KEY_BYTES = 16,
-    FKV_REDIS_RING_ENTRIES = 4096, /* capacity of the ring of existence queries and expiry refreshes for the background thread */
+    FKV_REDIS_RING_ENTRIES = 4096, /* capacity of the background thread's queue of existence queries and expiry refreshes */
     FKV_REDIS_BATCH = 128,         /* maximum number of commands in one pipeline */
     FKV_REDIS_CHUNK_BYTES = 64 * 1024,
     FKV_REDIS_NAME_BYTES = 6 + 2 * FKV_PAGE_KEY_BYTES, /* length of a Redis key */
@@ -87,10 +87,10 @@ typedef struct fkv_redis_server {
     fkv_resp writer;
     bool is_down;
     double probe_at;
-    double probe_s;    /* time between the next failure and its probe, in seconds */
+    double probe_s;    /* number of seconds to wait after the next failure before the server is probed */
     double full_until; /* time before which no pages are written to the server */
     bool full_is_logged;
-    bool outage_is_logged; /* a failure has been logged, and no page has been read or written since then */
+    bool outage_is_logged; /* true if a failure has been logged and no page has been read or written since then */
     double rate;           /* measured transfer rate, in bytes per second */
 } fkv_redis_server;
 
@@ -169,7 +169,8 @@ double fkv_redis_transfer_seconds(fkv_redis_store *s, const fkv_redis_server *se
 /* Adds a measurement to the moving average of the transfer rate. */
 void fkv_redis_note_rate(fkv_redis_store *s, fkv_redis_server *server, uint64_t n_bytes, double seconds);
 
-/* Handles a failed transfer of a page: as fkv_redis_connection_failed(). After a timeout, the next transfer has more time. */
+/* Handles a failed transfer of a page: as fkv_redis_connection_failed(). After a timeout, the deadline of the
+ * next transfer is longer. */
 fkv_status fkv_redis_transfer_failed(fkv_redis_store *s, fkv_redis_server *server, const fkv_resp *c);
 
 /* ---- redis_lookup.c ---- */

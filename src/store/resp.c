@@ -141,7 +141,7 @@ static bool start_tls(fkv_resp *c, const char *host, double deadline) {
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline) {
     fkv_resp_close(c);
     for (uint32_t i = 0; i < address->n; i++) {
-        const double now = fkv_seconds_now(); /* each address has an equal share of the remaining time */
+        const double now = fkv_seconds_now(); /* divide the remaining time equally among the remaining addresses */
         const double end = now + (deadline - now) / (address->n - i);
         if (connect_to(c, &address->addresses[i], address->n_bytes[i], end) &&
             (c->tls == NULL || start_tls(c, address->host, end)))

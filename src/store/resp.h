@@ -23,7 +23,7 @@ typedef struct fkv_resp_address {
     uint32_t n;
     char name[80];    /* for messages */
     char host[256];   /* name or address without the port; empty for a Unix socket */
-    bool is_loopback; /* all addresses are loopback addresses or Unix sockets */
+    bool is_loopback; /* true if all addresses are loopback addresses or Unix sockets */
 } fkv_resp_address;
 
 /* Reason for the most recent failure on a connection. */
