@@ -214,6 +214,17 @@ def a_missing_model_says_to_pull():
         expect(b"config.json" in done.stderr and b"pull" not in done.stderr, done)
 
 
+def a_downloaded_model_is_suggested():
+    with Place(some__needle=needle()) as place:
+        place.pull(NAME)
+        for command, code, words in ((["run", "-p", "x"], USAGE, f"use -m {NAME}, which is on this machine"), (["serve"], USAGE, f"use -m {NAME}"),
+                                     (["run", "-m", "Needle-", "-p", "x"], FAILED, "flatkv models"), (["run", "-m", "NEEDLE", "-p", "x"], FAILED, f"use -m {NAME}"),
+                                     (["run", "-m", "Some/Needle", "-p", "x"], FAILED, f"use -m {NAME}"),
+                                     (["run", "-m", "other/needle", "-p", "x"], FAILED, "flatkv pull other/needle")):
+            got, out, err = place.run(*command)
+            expect(got == code and words in err and out == "", command, got, err)
+
+
 def gguf_repository():
     return Repository({
         "tiny-Q8_0.gguf": gguf(4 << 20),

@@ -105,9 +105,37 @@ static bool looks_like_path(const char *word) {
     return false;
 }
 
+/* A model in the Hugging Face cache that the user may mean. */
+typedef struct cached_name {
+    const char *word;    /* value of -m; NULL if -m is missing */
+    char best[HUB_REPO]; /* first model in alphabetical order that the word may mean; "" if there is none */
+} cached_name;
+
+/* A word may mean a model if it differs from its name only in case, or is the part of its name after the organization. A missing
+ * word may mean any model. */
+static void consider_name(const char *repo, void *user) {
+    cached_name *found = user;
+    const char *slash = strchr(repo, '/');
+    const bool matches =
+        found->word == NULL || strcasecmp(found->word, repo) == 0 || (slash != NULL && strcasecmp(found->word, slash + 1) == 0);
+    if (matches && (found->best[0] == 0 || strcmp(repo, found->best) < 0))
+        (void)snprintf(found->best, sizeof found->best, "%s", repo);
+}
+
+static cached_name find_similar(const char *word) {
+    cached_name found = {.word = word};
+    hub_cache_each(consider_name, &found);
+    return found;
+}
+
 static int fail_unknown_model(const char *word) {
     suggestion near = {.typed = word};
     char hint[96];
+    const cached_name cached = find_similar(word);
+    if (cached.best[0] != 0)
+        return kit_fail(EXIT_FAILED,
+                        "-m %s is neither a readable file or folder nor a model name; use -m %s, which is on this machine", word,
+                        cached.best);
     for (unsigned i = 0; i < n_model_names; i++) suggestion_offer(&near, model_names[i].name);
     return kit_fail(EXIT_FAILED,
                     "-m %s is neither a readable file or folder nor a model name%s; 'flatkv models' lists the names, and 'flatkv "
@@ -115,14 +143,30 @@ static int fail_unknown_model(const char *word) {
                     word, suggestion_hint(&near, "", hint));
 }
 
+static int fail_absent_model(const char *word) {
+    const cached_name cached = find_similar(word);
+    if (cached.best[0] != 0)
+        return kit_fail(EXIT_FAILED, "-m %s is not a readable path, and the Hugging Face cache contains it as %s: use -m %s",
+                        word, cached.best, cached.best);
+    return kit_fail(EXIT_FAILED,
+                    "-m %s is not a readable path, and the Hugging Face cache does not contain it: run 'flatkv pull %s'", word,
+                    word);
+}
+
+static int fail_unnamed_with(const char *present) {
+    return kit_fail(
+        EXIT_USAGE,
+        "no model given: use -m %s, which is on this machine, or -m with a .gguf file, a safetensors folder or ORG/NAME",
+        present);
+}
+
 int model_fail_unnamed(void) {
     char path[MODEL_PATH];
     for (unsigned i = 0; i < n_model_names; i++)
         if (strcmp(model_names[i].name, "needle") != 0 && model_name_path(&model_names[i], path))
-            return kit_fail(
-                EXIT_USAGE,
-                "no model given: use -m %s, which is on this machine, or -m with a .gguf file, a safetensors folder or ORG/NAME",
-                model_names[i].name);
+            return fail_unnamed_with(model_names[i].name);
+    const cached_name cached = find_similar(NULL);
+    if (cached.best[0] != 0) return fail_unnamed_with(cached.best);
     return kit_fail(EXIT_USAGE, "no model given: use -m with a .gguf file, a safetensors folder or ORG/NAME, or run 'flatkv pull "
                                 "smollm2' to download a small model and then use -m smollm2");
 }
@@ -151,9 +195,7 @@ static int find_in_hub(const char *word, char path[MODEL_PATH]) {
     if (looks_like_path(word) || !hub_name_parse(word, &name)) return fail_unknown_model(word);
     bool present = find_cached(&name, &found, folder);
     if (!present)
-        code = kit_fail(EXIT_FAILED,
-                        "-m %s is not a readable path, and the Hugging Face cache does not contain it: run 'flatkv pull %s'",
-                        word, word);
+        code = fail_absent_model(word);
     else if (found.n > 1)
         code = fail_ambiguous(word, &name, &found);
     else

@@ -5,7 +5,6 @@
 #include "model_files.h"
 #include "model_options.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -71,28 +70,15 @@ static void print_named(void) {
     printf("\nflatkv pull NAME downloads a missing model; flatkv pull ORG/NAME downloads any model of huggingface.co\n");
 }
 
-/* Prints the models in the Hugging Face cache as org/name. */
-static void print_hub_names(void) {
-    static const char start[] = "models--";
-    char folder[HUB_PATH];
-    DIR *entries = hub_cache_folder(folder) ? opendir(folder) : NULL;
-    for (const struct dirent *entry = NULL; entries != NULL && (entry = readdir(entries)) != NULL;) {
-        hub_name name;
-        char word[2 * HUB_WORD];
-        const char *org = entry->d_name + strlen(start);
-        if (strncmp(entry->d_name, start, strlen(start)) != 0) continue;
-        const char *split = strstr(org, "--");
-        if (split == NULL) continue;
-        int n = snprintf(word, sizeof word, "%.*s/%s", (int)(split - org), org, split + 2);
-        if (n < (int)sizeof word && hub_name_parse(word, &name) && hub_cache_snapshot(name.repo, folder)) puts(word);
-    }
-    if (entries != NULL) (void)closedir(entries);
+static void print_name(const char *repo, void *user) {
+    (void)user;
+    puts(repo);
 }
 
 /* Prints all model names, for shell completion, without opening any model. */
 static int print_names(void) {
     for (unsigned i = 0; i < n_model_names; i++) puts(model_names[i].name);
-    print_hub_names();
+    hub_cache_each(print_name, NULL);
     return EXIT_GOOD;
 }
 

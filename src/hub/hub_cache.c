@@ -3,6 +3,7 @@
 
 #include "../kit/program.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -58,6 +59,23 @@ bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]) {
     (void)join(folder, "snapshots", folder);
     if (commit[0] != 0) (void)join(folder, commit, folder);
     return access(folder, R_OK) == 0;
+}
+
+void hub_cache_each(void (*visit)(const char *repo, void *user), void *user) {
+    static const char start[] = "models--";
+    char folder[HUB_PATH];
+    DIR *entries = hub_cache_folder(folder) ? opendir(folder) : NULL;
+    for (const struct dirent *entry = NULL; entries != NULL && (entry = readdir(entries)) != NULL;) {
+        hub_name name;
+        char word[HUB_REPO];
+        const char *org = entry->d_name + strlen(start);
+        if (strncmp(entry->d_name, start, strlen(start)) != 0) continue;
+        const char *split = strstr(org, "--");
+        if (split == NULL) continue;
+        int n = snprintf(word, sizeof word, "%.*s/%s", (int)(split - org), org, split + 2);
+        if (n < (int)sizeof word && hub_name_parse(word, &name) && hub_cache_snapshot(name.repo, folder)) visit(name.repo, user);
+    }
+    if (entries != NULL) (void)closedir(entries);
 }
 
 /* Opens and locks a file without waiting. Returns a descriptor, -1 if another process holds the lock, or -2 if any other error

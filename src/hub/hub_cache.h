@@ -25,6 +25,9 @@ typedef struct hub_cache {
  * refs/main is missing. Returns false if the repository is not in the cache. */
 bool hub_cache_snapshot(const char *repo, char folder[HUB_PATH]);
 
+/* Calls visit() with the name (org/name) of each model in the cache, in no particular order. */
+void hub_cache_each(void (*visit)(const char *repo, void *user), void *user);
+
 /* Creates the folders of a repository and waits until no other process is pulling it. `stop` is polled while waiting. Returns an
  * exit code. hub_cache_close() may be called even after a failure. */
 int hub_cache_open(const char *repo, bool (*stop)(void), hub_cache *cache);
