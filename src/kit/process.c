@@ -9,6 +9,7 @@
 #ifdef __APPLE__
 #include <mach-o/dyld.h>
 #include <mach/mach.h>
+#include <pthread/qos.h>
 
 bool process_memory_now(process_memory *now) {
     task_vm_info_data_t info;
@@ -26,7 +27,11 @@ bool process_program_path(char *path, size_t capacity) {
     return _NSGetExecutablePath(path, &room) == 0;
 }
 
+void process_lower_thread_priority(void) { (void)pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0); }
+
 #else
+
+#include <sys/resource.h>
 
 /* Files under /proc are read into a stack buffer, because measuring must not allocate memory. */
 enum { PROC_TEXT = 8192 };
@@ -83,6 +88,10 @@ bool process_program_path(char *path, size_t capacity) {
     if (length <= 0 || (size_t)length == capacity - 1) return false;
     path[length] = '\0';
     return true;
+}
+
+void process_lower_thread_priority(void) {
+    (void)setpriority(PRIO_PROCESS, 0, 5); /* on Linux, this affects only the calling thread: a third of the normal weight */
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Information about the running process: its memory use and the path of its executable.
+/* The running process: its memory use, the path of its executable and the priority of its threads.
  *
  * Programs include only the public headers of flatkv, so they cannot use src/base, where the library keeps its operating-system
  * conditionals. The programs' own operating-system conditionals are confined to this module.
@@ -25,5 +25,8 @@ uint64_t process_memory_peak(void);
 
 /* Writes the path of the running executable. Returns false if the system does not report it or `capacity` is too small. */
 bool process_program_path(char *path, size_t capacity);
+
+/* Lowers the scheduling priority of the calling thread. Other threads of the process then run first if all cores are busy. */
+void process_lower_thread_priority(void);
 
 #endif

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LARGE_BODY = 256 << 10 }; /* requests with at least this body size may use only some of the worker threads */
+enum { LARGE_BODY = 256 << 10 }; /* requests with larger bodies are prepared with a low priority */
 
 /* ---- creation and release ---- */
 

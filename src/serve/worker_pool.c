@@ -1,6 +1,8 @@
 /* See worker_pool.h. */
 #include "worker_pool.h"
 
+#include "../kit/process.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -16,10 +18,9 @@ struct worker_pool {
     pthread_cond_t changed;
     job_list small;
     job_list large;
-    uint32_t n_large; /* number of large jobs that are running */
     bool closing;
     uint32_t n_threads;
-    pthread_t threads[WORKER_THREADS];
+    pthread_t threads[WORKER_SMALL_THREADS + WORKER_LARGE_THREADS]; /* the threads for small jobs come first */
 };
 
 static void append_job(job_list *list, worker_job *job) {
@@ -28,38 +29,42 @@ static void append_job(job_list *list, worker_job *job) {
     list->end = &job->next;
 }
 
+/* Removes and returns the first job, or returns NULL if the list is empty. */
 static worker_job *take_job(job_list *list) {
     worker_job *job = list->first;
+    if (job == NULL) return NULL;
     list->first = job->next;
     if (list->first == NULL) list->end = &list->first;
     return job;
 }
 
-/* Returns the next job that may start, or NULL if there is none. The caller holds the lock. */
-static worker_job *next_job(worker_pool *pool) {
-    if (pool->large.first != NULL && pool->n_large < WORKER_MAX_LARGE) return take_job(&pool->large);
-    return pool->small.first != NULL ? take_job(&pool->small) : NULL;
-}
-
-static void *run_worker(void *user) {
-    worker_pool *pool = user;
+static void run_jobs(worker_pool *pool, job_list *list) {
     (void)pthread_mutex_lock(&pool->lock);
     for (;;) {
-        worker_job *job = next_job(pool);
+        worker_job *job = take_job(list);
         if (job == NULL && pool->closing) break;
         if (job == NULL) {
             (void)pthread_cond_wait(&pool->changed, &pool->lock);
             continue;
         }
-        const bool large = job->large;
-        pool->n_large += large;
         (void)pthread_mutex_unlock(&pool->lock);
         job->run(job->user);
         job->done(job->user);
         (void)pthread_mutex_lock(&pool->lock);
-        pool->n_large -= large;
     }
     (void)pthread_mutex_unlock(&pool->lock);
+}
+
+static void *run_small(void *user) {
+    worker_pool *pool = user;
+    run_jobs(pool, &pool->small);
+    return NULL;
+}
+
+static void *run_large(void *user) {
+    worker_pool *pool = user;
+    process_lower_thread_priority();
+    run_jobs(pool, &pool->large);
     return NULL;
 }
 
@@ -74,11 +79,13 @@ worker_pool *worker_pool_open(void) {
     sigset_t before;
     (void)sigfillset(&all); /* blocks all signals, because the event loop handles them */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    const uint32_t n_threads = WORKER_SMALL_THREADS + WORKER_LARGE_THREADS;
     uint32_t n = 0;
-    while (n < WORKER_THREADS && pthread_create(&pool->threads[n], NULL, run_worker, pool) == 0) n++;
+    while (n < n_threads && pthread_create(&pool->threads[n], NULL, n < WORKER_SMALL_THREADS ? run_small : run_large, pool) == 0)
+        n++;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     pool->n_threads = n;
-    if (n == WORKER_THREADS) return pool;
+    if (n == n_threads) return pool;
     worker_pool_close(pool);
     return NULL;
 }
@@ -86,18 +93,14 @@ worker_pool *worker_pool_open(void) {
 void worker_pool_add(worker_pool *pool, worker_job *job) {
     (void)pthread_mutex_lock(&pool->lock);
     append_job(job->large ? &pool->large : &pool->small, job);
-    (void)pthread_cond_signal(&pool->changed);
+    (void)pthread_cond_broadcast(&pool->changed); /* only some of the threads can run the job */
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
 void worker_pool_discard(worker_pool *pool) {
     for (;;) {
         (void)pthread_mutex_lock(&pool->lock);
-        worker_job *job = NULL;
-        if (pool->small.first != NULL)
-            job = take_job(&pool->small);
-        else if (pool->large.first != NULL)
-            job = take_job(&pool->large);
+        worker_job *job = take_job(pool->small.first != NULL ? &pool->small : &pool->large);
         (void)pthread_mutex_unlock(&pool->lock);
         if (job == NULL) return;
         job->done(job->user);

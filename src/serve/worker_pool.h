@@ -1,8 +1,8 @@
 /* Threads that run jobs that would block the event loop for too long, such as parsing and tokenizing a request.
  *
- * Small jobs start in the order in which they were submitted, and so do large jobs. Large jobs may occupy only some of the
- * threads, so that small jobs do not have to wait until all large jobs have finished. The queue holds at most one job per open
- * connection. worker_pool_add() and worker_pool_discard() must be called on the event-loop thread.
+ * Small jobs start in the order in which they were submitted, and so do large jobs. Large jobs run on separate threads with a low
+ * priority, so that they delay neither small jobs nor the engines. The queue holds at most one job per open connection.
+ * worker_pool_add() and worker_pool_discard() must be called on the event-loop thread.
  */
 #ifndef FKV_SERVE_WORKER_POOL_H
 #define FKV_SERVE_WORKER_POOL_H
@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 enum {
-    WORKER_THREADS = 4,
-    WORKER_MAX_LARGE = 2, /* maximum number of large jobs that run at the same time */
+    WORKER_SMALL_THREADS = 4,
+    WORKER_LARGE_THREADS = 2, /* maximum number of large jobs that run at the same time */
 };
 
 typedef struct worker_job {
