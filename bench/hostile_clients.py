@@ -58,10 +58,11 @@ class Crowd:
         writer.close()
         await asyncio.sleep(pause_s)
 
-    async def drip(self, name, data, interval_s):
-        """Sends one byte at a time until the server closes the connection."""
+    async def drip(self, name, data, interval_s, at_once=0):
+        """Sends the first `at_once` bytes at once and then one byte at a time, until the server closes the connection."""
         reader, writer = await self.connect()
-        for at in range(len(data)):
+        writer.write(data[:at_once])
+        for at in range(at_once, len(data)):
             writer.write(data[at : at + 1])
             await writer.drain()
             await asyncio.sleep(interval_s)
@@ -82,7 +83,8 @@ class Crowd:
         await self.drip("slow_header", self.head(10), 0.5)
 
     async def slow_body(self, rng):
-        await self.drip("slow_body", self.request(chat("x" * 100))[-100:], 1.0)
+        data = self.request(chat("x" * 100))
+        await self.drip("slow_body", data, 1.0, at_once=len(data) - 100)
 
     async def garbage(self, rng):
         await self.say("garbage", rng.randbytes(200) + b"\r\n\r\n", 1.0)

@@ -213,7 +213,8 @@ def quantile(values, q):
 
 
 class OthersWatch:
-    """Measures the share of the machine's CPU time used by other processes; 0 means an idle machine."""
+    """Measures the share of the machine's CPU time used by other processes; 0 means an idle machine. Child processes of the benchmark must
+    end before share() is called. Their CPU time then counts as that of the benchmark."""
 
     def __init__(self, *servers):
         self.servers = servers
@@ -221,7 +222,7 @@ class OthersWatch:
 
     @staticmethod
     def own():
-        return sum(os.times()[:2])
+        return sum(os.times()[:4])
 
     def look(self):
         with open("/proc/stat", encoding="ascii") as stat:
