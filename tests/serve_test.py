@@ -300,6 +300,13 @@ def several_models_are_chosen_by_name():
         assert 40 << 20 < planned <= 60 << 20, planned
         report = server.stop()
         assert "needle: cache of" in report and "tales: cache of" in report and "2 models: " in report, report
+    with serving("-m", STORIES) as server:
+        cards = json.loads(server.raw("GET", "/v1/models")[2])["data"]
+        assert [card["id"] for card in cards] == ["needle", "stories260K.gguf"] and cards[1]["default_max_tokens"] < cards[1]["max_model_len"], cards
+        for name in ("stories260K", "stories260K.gguf", "stories260K:latest", "stories260K.gguf:latest"):
+            assert server.post("/v1/completions", {**ask, "model": name})["model"] == "stories260K.gguf"
+        server.post("/v1/completions", {**ask, "model": "stories260K.gg"}, expect=404)
+        assert "[stories260K.gguf: the model has no chat template" in server.stop()
     with tempfile.TemporaryDirectory(prefix="flatkv-hub-") as folder:  # a model of the Hugging Face cache keeps its whole name
         os.makedirs(os.path.join(folder, "models--some--needle/snapshots"))
         os.symlink(os.path.join(TREE, "models/needle"), os.path.join(folder, "models--some--needle/snapshots/abc"))

@@ -211,8 +211,8 @@ typedef struct fkv_engine_stats {
     double predicted_seconds;    /* total predicted time of all steps */
     double predicted_wait_s;     /* predicted queue time of a request submitted now */
     uint32_t max_request_tokens; /* maximum number of tokens per request, including the prompt */
-    uint32_t default_new;
-    uint32_t max_tokens; /* cache capacity */
+    uint32_t default_new;        /* fkv_engine_config.default_new, or less if it exceeds the maximum length of an answer */
+    uint32_t max_tokens;         /* cache capacity */
     uint32_t page_tokens;
     uint32_t page_group; /* first layer group whose pages hold keys and values; group 0 may hold recurrent states instead */
     bool consistent; /* result of the last fkv_cache_consistent() call; the engine calls this function whenever it becomes idle */

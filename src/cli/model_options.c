@@ -121,10 +121,10 @@ int model_options_load(model_options *o, bool plan_only, fkv_model **model) {
     return EXIT_GOOD;
 }
 
-void model_report_chat(const fkv_model *model) {
+void model_report_chat(const char *name, const fkv_model *model) {
     size_t n = 0;
     if (fkv_chat_render(model, "", 0, NULL, NULL, NULL, 0, &n) != FKV_UNSUPPORTED) return;
-    (void)fprintf(stderr, "[%s]\n", fkv_message());
+    (void)fprintf(stderr, "[%s%s%s]\n", name, name[0] != 0 ? ": " : "", fkv_message());
 }
 
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens) {

@@ -397,7 +397,7 @@ static int load_and_run(run *r, const prompt_parts *parts) {
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->has_chat = r->about->has_chat && !o->raw;
-    if (!o->raw) model_report_chat(r->model);
+    if (!o->raw) model_report_chat("", r->model);
     sample_memory(r);
     code = make_prompt(r, parts);
     if (code == EXIT_GOOD) code = open_sampler(r);

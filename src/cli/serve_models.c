@@ -187,7 +187,7 @@ static void report_plan(const serve_models *s) {
         (void)fprintf(stderr, "%s%scache of %u tokens for %u parallel requests, %s; up to %u tokens per request\n",
                       s->n > 1 ? slot->name : "", s->n > 1 ? ": " : "", slot->config.runner.max_tokens, s->engine.parallel,
                       kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
-        model_report_chat(slot->model);
+        model_report_chat(s->n > 1 ? slot->name : "", slot->model);
         if (i == 0 && s->engine.prefix_dir != NULL) report_store(&stats.store, s->engine.prefix_dir);
         if (i == 0 && s->engine.prefix_redis != NULL && s->engine.prefix_dir != NULL)
             (void)fprintf(stderr, "prefixes are also shared through %s\n", s->engine.prefix_redis);

@@ -61,7 +61,7 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
         if (n > s->max_token_bytes) s->max_token_bytes = n;
     }
     s->stats.max_request_tokens = fkv_min_u32(d->max_tokens, d->context);
-    s->stats.default_new = config->default_new;
+    s->stats.default_new = fkv_min_u32(config->default_new, s->stats.max_request_tokens - 1);
     s->stats.max_tokens = d->max_tokens;
     s->stats.page_tokens = d->page_tokens;
     return FKV_OK;

@@ -39,11 +39,22 @@ void served_model_close(served_model *m) {
     (void)pthread_mutex_destroy(&m->embed_lock);
 }
 
-served_model *served_model_find(served_model *models, uint32_t n_models, const char *name) {
-    for (uint32_t i = 0; i < n_models; i++) {
-        const size_t n = strlen(models[i].name);
-        if (strncmp(name, models[i].name, n) == 0 && (name[n] == 0 || strcmp(name + n, ":latest") == 0)) return &models[i];
+/* Returns whether a request means the model `name`. The suffix .gguf of a file name may be omitted, and Ollama's clients append
+ * ":latest". */
+static bool means_model(const char *word, const char *name) {
+    static const char suffix[] = ".gguf";
+    size_t n = strlen(name);
+    if (strncmp(word, name, n) != 0) {
+        if (n <= strlen(suffix) || strcmp(name + n - strlen(suffix), suffix) != 0) return false;
+        n -= strlen(suffix);
+        if (strncmp(word, name, n) != 0) return false;
     }
+    return word[n] == 0 || strcmp(word + n, ":latest") == 0;
+}
+
+served_model *served_model_find(served_model *models, uint32_t n_models, const char *name) {
+    for (uint32_t i = 0; i < n_models; i++)
+        if (means_model(name, models[i].name)) return &models[i];
     return NULL;
 }
 

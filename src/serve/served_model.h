@@ -28,7 +28,7 @@ typedef struct served_model {
 bool served_model_open(const serve_subject *subject, served_model *m);
 void served_model_close(served_model *m);
 
-/* Returns the model with this name or NAME:latest. Returns NULL if there is none. */
+/* Returns the model with this name, NAME.gguf or NAME:latest. Returns NULL if there is none. */
 served_model *served_model_find(served_model *models, uint32_t n_models, const char *name);
 
 /* Returns the model that a request selects with the JSON value `name`. A server with one model ignores the name, and a request
