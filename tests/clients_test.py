@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Tests flatkv serve with common clients, which must agree with it about chats, streams, errors, structured output and tools.
 
-usage: clients_test.py <flatkv> [test...]                     openai, anthropic, langchain-openai, ollama and instructor
-       clients_test.py <flatkv> --all [--output FILE] [test...]     also litellm, pydantic-ai, llm, openai-node and the Vercel AI SDK
+usage: clients_test.py <flatkv> [--output FILE] [test...]
 
-Requires a Python with these packages; scripts/test creates one for the first set. The node clients are installed with npm into a
-temporary folder and are skipped if node is missing. --output adds the results to a JSON file.
+Requires a Python with openai, anthropic, langchain-openai, instructor, ollama, litellm, pydantic-ai-slim[openai] and llm; scripts/test creates one.
+The node clients openai-node and Vercel AI SDK are installed with npm into a temporary folder and are skipped if node or npm is missing.
+--output adds the results to a JSON file.
 
 Structured output is tested with the needle model, which gets a tokenizer, an end token and a chat template with tool calls. The model
 was not trained for either, so only the grammar makes its answers valid.
@@ -218,10 +218,8 @@ def ollama_chats_streams_and_lists_models():
                 assert e.status_code in (400, 401, 404) and e.error, e
 
 
-# ---- clients that run only with --all
-
-
 def litellm_structured_output_and_tools():
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm does not download prices
     import litellm
     litellm.suppress_debug_info = True
     with serving_tools() as server:
@@ -317,14 +315,14 @@ def node_clients_structured_output_and_tools():
 TESTS = {openai_chat_streams_and_reports_errors: "openai", openai_responses_stream_and_report_errors: "openai", anthropic_streams_and_counts_tokens: "anthropic",
          langchain_invokes_streams_and_batches: "langchain-openai", openai_structured_output_and_tools: "openai",
          anthropic_structured_output_and_tools: "anthropic", langchain_structured_output_and_tools: "langchain-openai",
-         instructor_structured_output_and_tools: "instructor", ollama_chats_streams_and_lists_models: "ollama"}
-MORE_TESTS = {litellm_structured_output_and_tools: "litellm", pydantic_ai_structured_output_and_tools: "pydantic-ai-slim", llm_structured_output_and_tools: "llm",
-              node_clients_structured_output_and_tools: None}
+         instructor_structured_output_and_tools: "instructor", ollama_chats_streams_and_lists_models: "ollama",
+         litellm_structured_output_and_tools: "litellm", pydantic_ai_structured_output_and_tools: "pydantic-ai-slim", llm_structured_output_and_tools: "llm",
+         node_clients_structured_output_and_tools: None}
 VERSIONS = {}
 
 
 def write_results(path, tests):
-    """Adds the tests that passed and the versions of their clients to the file. Clients whose packages conflict need separate runs."""
+    """Adds the tests that passed and the versions of their clients to the file."""
     results = {"clients": {}, "tests": []}
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
         results = json.load(file)
@@ -336,12 +334,11 @@ def write_results(path, tests):
 
 
 def main():
-    tests = TESTS | (MORE_TESTS if "--all" in sys.argv else {})
     output = sys.argv[sys.argv.index("--output") + 1] if "--output" in sys.argv else None
-    sys.argv = [a for a in sys.argv if a not in ("--all", "--output", output)]
-    run(list(tests))
+    sys.argv = [a for a in sys.argv if a not in ("--output", output)]
+    run(list(TESTS))
     if output:
-        write_results(output, {t: package for t, package in tests.items() if len(sys.argv) == 2 or t.__name__ in sys.argv})
+        write_results(output, {t: package for t, package in TESTS.items() if len(sys.argv) == 2 or t.__name__ in sys.argv})
 
 
 if __name__ == "__main__":
