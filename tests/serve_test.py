@@ -300,7 +300,7 @@ def several_models_are_chosen_by_name():
         assert 40 << 20 < planned <= 60 << 20, planned
         report = server.stop()
         assert "needle: cache of" in report and "tales: cache of" in report and "2 models: " in report, report
-    with serving("-m", STORIES) as server:
+    with serving("-c", "2K", "-m", STORIES) as server:
         cards = json.loads(server.raw("GET", "/v1/models")[2])["data"]
         assert [card["id"] for card in cards] == ["needle", "stories260K.gguf"] and cards[1]["default_max_tokens"] < cards[1]["max_model_len"], cards
         for name in ("stories260K", "stories260K.gguf", "stories260K:latest", "stories260K.gguf:latest"):
@@ -313,7 +313,7 @@ def several_models_are_chosen_by_name():
         with serving("-c", "2K", model="some/needle", wrapper=("env", "HF_HUB_CACHE=" + folder)) as server:
             assert names(server, "/v1/models", "data", "id") == ["some/needle"] and server.raw("GET", "/v1/models/some/needle")[0] == 200
     for options, reason in ((("-m", "needle"), "two models have the name needle"), (("-m", STORIES, "--alias", "a", "--alias", "b", "--alias", "c"), "--alias was given 3 times"),
-                            (("-m", STORIES, "-c", "64K", "--memory", "2M"), "lower -c"), (("-m", STORIES, "--memory", "2M"), "need at least"),
+                            (("-m", STORIES, "-c", "64K", "--memory", "2M"), "lower -c"), (("-c", "8"), "-c must be more than --parallel (8)"), (("-m", STORIES, "--memory", "2M"), "need at least"),
                             (("-m", STORIES, "--device", "mlx"), "--device cpu")):
         done = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, check=False)
         assert done.returncode != 0 and reason in done.stderr.decode(), (options, done)

@@ -86,6 +86,10 @@ static int check_serve_options(serve_options *o) {
     if (e->parallel == 0 || e->parallel >= m->chunk)
         return kit_fail(EXIT_USAGE, "--parallel must be at least 1 and less than --chunk, so at most %u (got %u)", m->chunk - 1,
                         e->parallel);
+    if (m->context != 0 && m->context <= e->parallel)
+        return kit_fail(EXIT_USAGE,
+                        "-c must be more than --parallel (%u), because a step decodes one token of each answer (got %u)",
+                        e->parallel, m->context);
     if (e->prefix_redis == NULL && (e->prefix_password_file != NULL || e->prefix_secret_file != NULL))
         return kit_fail(EXIT_USAGE, "--prefix-password-file and --prefix-secret-file require --prefix-redis");
     if (e->prefix_ca_file != NULL && (e->prefix_redis == NULL || strncmp(e->prefix_redis, "rediss:", 7) != 0))
