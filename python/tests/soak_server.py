@@ -1,11 +1,15 @@
-"""Runs `python -m flatkv server` under load and compares its answers with those of mlx-lm's own server.
+"""Runs `python -m flatkv server` with its default options under load and compares its answers with those of mlx-lm's own server.
 
-usage: soak_server.py [--seconds N] [--clients 10,64,200] [--kv-tokens N] [--json FILE]
+usage: soak_server.py [--seconds N] [--clients 10,64,200] [--codec NAME] [--json FILE]
 
-The model is a small Llama with random weights; pages are 16-bit. First, mlx-lm's server answers a set of prompts one at a time. Then,
-for every number of clients and for N seconds each, the clients send random prompts of this set to flatkv's server without pause. One
-request in ten has a prompt that exceeds the pool; it must be rejected with status 400. The exit status is 1 if an answer differs, a
-status is unexpected, the server is not healthy, or its resident memory grows by more than 1 % after the first half of a level.
+The model is a small Llama with random weights, whose maximum length gives a pool of POOL_TOKENS tokens by default. Pages are 16-bit, so
+that answers are those of mlx-lm; with another codec, the answers that flatkv's server gives one at a time are used instead. First, a
+server answers a set of prompts one at a time. Then, for every number of clients and for N seconds each, the clients send random prompts
+of this set to flatkv's server without pause. One request in ten has a prompt that exceeds the pool; it must be rejected with status 400.
+
+The exit status is 1 if an answer differs, a status is unexpected, the server is not healthy, its resident memory grows by more than 1 %
+after the first half of a level, or the memory that MLX has in use after a level differs by more than 1 % of the plan from the weights and
+the pages.
 """
 import argparse
 import concurrent.futures
@@ -29,19 +33,41 @@ from mlx.utils import tree_flatten
 
 N_PROMPTS = 60
 MAX_GROWTH = 1.01  # resident memory of the second half of a level relative to the first half
-COMMANDS = {"mlx-lm": ["mlx_lm", "server"], "flatkv": ["flatkv", "server", "--codec", "16/16"]}
+MAX_EXCESS = 0.01  # memory of MLX in addition to weights and pages, relative to the plan
+CONTEXT = 4096  # maximum length of the model
+POOL_TOKENS = 8 * CONTEXT  # default size of the server's pool
+#: runs flatkv's server with a thread that writes MLX's active memory, and the plans of all pools, to the file argv[1] several times a second
+MONITORED = """
+import json, os, sys, threading, time
+import mlx.core as mx
+import flatkv.__main__
+path = sys.argv.pop(1)
+def monitor():
+    while True:
+        plans = [pool.plan for pool in flatkv.lm.pools()] if "flatkv.lm" in sys.modules else []
+        about = {"active": mx.get_active_memory(), "pages": sum(p.slab_bytes for p in plans), "total": sum(p.total_bytes for p in plans)}
+        with open(path + ".new", "w") as file:
+            json.dump(about, file)
+        os.replace(path + ".new", path)
+        time.sleep(0.2)
+threading.Thread(target=monitor, daemon=True).start()
+sys.exit(flatkv.__main__.main())
+"""
 
 
 class Server:
-    """A server process."""
+    """A server process. If memory is a path, it is flatkv's server, which writes its memory use to this file, otherwise mlx-lm's."""
 
-    def __init__(self, name, folder, log, *options):
+    def __init__(self, folder, log, memory=None, *options):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        command = [sys.executable, "-m", *COMMANDS[name], "--model", str(folder), "--port", str(self.port), "--log-level", "ERROR", *map(str, options)]
+        program = ["-m", "mlx_lm", "server"] if memory is None else ["-c", MONITORED, str(memory), "server"]
+        command = [sys.executable, *program, "--model", str(folder), "--port", str(self.port), "--log-level", "ERROR", *map(str, options)]
+        self.memory = memory
         with open(log, "w", encoding="utf-8") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder)
+        self.wait()
 
     def request(self, method, path, body=None):
         """Returns the status and the body of a response."""
@@ -73,6 +99,18 @@ class Server:
         status, body = self.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens})
         return status, json.loads(body)["choices"][0]["text"] if status == 200 else body
 
+    def excess(self, weights):
+        """Returns the memory of MLX in addition to weights and pages, relative to the plan. The server must be idle."""
+        least = None
+        for _ in range(100):  # temporary arrays of the last request are released by another thread
+            time.sleep(0.2)
+            used = json.loads(self.memory.read_text(encoding="utf-8"))
+            excess = (used["active"] - weights - used["pages"]) / used["total"]
+            least = excess if least is None else min(least, excess)
+            if least <= MAX_EXCESS:
+                break
+        return least
+
     def resident_bytes(self):
         for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmRSS:"):
@@ -85,14 +123,15 @@ class Server:
 
 
 def save_model(folder):
-    """Writes a Llama model with random weights and a byte tokenizer in Hugging Face format."""
+    """Writes a Llama model with random weights and a byte tokenizer in Hugging Face format. Returns the size of the weights."""
     folder.mkdir()
     model = llama(layers=1, vocab=256)
+    model.args.max_position_embeddings = CONTEXT
     config = {name: value for name, value in dataclasses.asdict(model.args).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}), encoding="utf-8")
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     readme_lines.byte_tokenizer().save_pretrained(folder)
-    return folder
+    return sum(a.nbytes for _, a in tree_flatten(model.parameters()))
 
 
 def make_prompts(seed):
@@ -147,41 +186,45 @@ class Load:
         return resident
 
 
+def run_level(server, load, n_clients, seconds, weights):
+    """Runs one number of clients. Returns the results and whether they are good."""
+    load.run(n_clients, min(5, seconds))  # warm-up
+    began = time.monotonic()
+    resident = load.run(n_clients, seconds)
+    half = len(resident) // 2
+    growth, excess = max(resident[half:]) / max(resident[:half]), server.excess(weights)
+    level = {"clients": n_clients, "seconds": round(time.monotonic() - began, 1), **load.counts, "wrong": len(load.wrong), "examples": load.wrong[:3],
+             "healthy": server.is_healthy(), "max_resident_bytes": max(resident), "growth": round(growth, 4), "excess": round(excess, 5)}
+    return level, not load.wrong and level["healthy"] and growth <= MAX_GROWTH and abs(excess) <= MAX_EXCESS
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=lambda text: [int(n) for n in text.split(",")], default=[10, 64, 200])
-    parser.add_argument("--kv-tokens", type=int, default=32768)
+    parser.add_argument("--codec", default="16/16")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     prompts = make_prompts(1)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        model = save_model(folder / "model")
-        own = Server("mlx-lm", model, folder / "own.log")
-        own.wait()
-        wanted = [own.complete(*p)[1] for p in prompts]
-        own.stop()
-        server = Server("flatkv", model, folder / "flatkv.log", "--kv-tokens", options.kv_tokens)
-        server.wait()
+        model, codec = folder / "model", ["--codec", options.codec]
+        weights = save_model(model)
+        alone = Server(model, folder / "alone.log", *([] if options.codec == "16/16" else [folder / "alone.json", *codec]))
+        wanted = [alone.complete(*p)[1] for p in prompts]
+        alone.stop()
+        server = Server(model, folder / "flatkv.log", folder / "memory.json", *codec)
         levels, good = [], True
         for n_clients in options.clients:
-            load = Load(server, prompts, wanted, "x" * (options.kv_tokens + 100))
-            load.run(n_clients, min(5, options.seconds))  # warm-up
-            began = time.monotonic()
-            resident = load.run(n_clients, options.seconds)
-            half = len(resident) // 2
-            growth = max(resident[half:]) / max(resident[:half])
-            level = {"clients": n_clients, "seconds": round(time.monotonic() - began, 1), **load.counts, "wrong": len(load.wrong),
-                     "examples": load.wrong[:3], "healthy": server.is_healthy(), "max_resident_bytes": max(resident), "growth": round(growth, 4)}
+            level, is_good = run_level(server, Load(server, prompts, wanted, "x" * (POOL_TOKENS + 100)), n_clients, options.seconds, weights)
             levels.append(level)
-            good = good and not load.wrong and level["healthy"] and growth <= MAX_GROWTH
+            good = good and is_good
             print(level, flush=True)
         plan = next((line for line in (folder / "flatkv.log").read_text(encoding="utf-8").splitlines() if line.startswith("flatkv: ")), "")
         server.stop()
     if options.json:
         versions = {name.replace("-", "_"): importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}
-        options.json.write_text(json.dumps({**versions, "kv_tokens": options.kv_tokens, "plan": plan, "good": good, "levels": levels}, indent=1) + "\n",
+        options.json.write_text(json.dumps({**versions, "codec": options.codec, "plan": plan, "good": good, "levels": levels}, indent=1) + "\n",
                                 encoding="utf-8")
     return 0 if good else 1
 
