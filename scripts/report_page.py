@@ -377,6 +377,8 @@ COMPARISONS = (
     ("mlx-lm's server under load", "python_soak",
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
      "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last column compares the maximum resident memory in the second half of each load level with that in the first half."),
+    ("Model types of mlx-lm", "python_census",
+     "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. A rejected type uses mlx-lm's own cache after a warning."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens and renders the last 14 tokens of the previous prompt and the reply differently. The models are small and have random weights. "
      "mlx-lm alone cannot trim the caches of these models and computes the whole prompt in every turn; only the first turns of mlx-lm alone were run."),

@@ -384,6 +384,19 @@ def python_key_biases(results):
     return markdown(["cache", *found], [[codec, *(f"{column[codec]:.4f}" for column in found.values())] for codec in next(iter(found.values()))])
 
 
+def python_census(results):
+    """Model types of mlx-lm: served from pages, decoded for each pass, or rejected (python/tests/census.py)."""
+    found = results.file("python_census")["models"]
+    decoded = [name for name, f in found.items() if f.get("unpacked")]
+    attended = [name for name, f in found.items() if f["kept"] and name not in decoded]
+    rejected = {}
+    for name, f in found.items():
+        if not f["kept"]:
+            rejected.setdefault(f["reason"].replace(" (found ArraysCache)", ""), []).append(name)
+    rows = [["attention over pages", str(len(attended)), "all types that are not listed below"], ["rows are decoded for each pass", str(len(decoded)), ", ".join(decoded)]]
+    return markdown(["result", "types", "names"], rows + [[f"rejected: {reason}", str(len(names)), ", ".join(names)] for reason, names in rejected.items()])
+
+
 def outside_checks(results):
     """Counts of checks made by programs and test suites that are not part of flatkv."""
     census, fuzz = results.file("python_census"), results.file("serve_fuzz")
@@ -393,6 +406,7 @@ def outside_checks(results):
     rows = [
         ["mlx-lm model types served by flatkv (python/tests/census.py)", f"{census['counts']['kept']} of {census['types']}"],
         ["largest relative logit error among them at 16/16", f"{census['largest']['16/16']:.4f}"],
+        ["the same relative to mlx-lm with keys and values rounded to 16 bits", f"{census['largest_to_rounded_rows']:.4f}"],
         ["mlx-lm tests passed with flatkv / failed / left out", f"{lm['passed']} / {lm['FAILED']} / {lm['skipped']}"],
         ["llama.cpp server tests passed / failed / left out", f"{suite['passed']} / {suite['failed']} / {suite['left_out']}"],
         ["schemathesis requests / server errors", f"{openapi['release']['cases']:,} / {openapi['release']['server_errors']}"],
@@ -404,6 +418,6 @@ def outside_checks(results):
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch)
-MADE += (python_soak, python_turns, python_key_biases)
+MADE += (python_soak, python_census, python_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}

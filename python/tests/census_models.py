@@ -137,7 +137,7 @@ OVERRIDES = {
     "openelm": {"num_transformer_layers": 4, "ffn_dim_divisor": 32, "num_query_heads": [4, 4, 8, 8], "num_kv_heads": [1, 1, 2, 2],
                 "ffn_multipliers": [0.5, 1.0, 2.0, 4.0]},
     "phi3": {"partial_rotary_factor": 1.0},
-    "phi3small": {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0, "mup_width_multiplier": 8.0,
+    "phi3small": {"vocab_size": 100352, "dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0, "mup_width_multiplier": 8.0,
                   "mup_attn_multiplier": 1.0, "mup_use_scaling": True, "mup_embedding_multiplier": 10.0, "blocksparse_block_size": 64,
                   "blocksparse_num_local_blocks": 16, "blocksparse_vert_stride": 8, "rope_embedding_base": 10000.0},
     "phimoe": {"rope_scaling": {"long_factor": [1.0] * 16, "short_factor": [1.0] * 16, "long_mscale": 1.2, "short_mscale": 1.2}},
@@ -160,9 +160,11 @@ OVERRIDES = {
 EXCLUDED = {"prism_hadamard_qwen35": "qwen3_5 with packed weights, which can only be built from a manifest of weight files"}
 
 
+sys.modules.setdefault("hf_olmo", types.ModuleType("hf_olmo"))  # mlx-lm's olmo module exits the process if this package is missing
+
+
 def names():
     """Returns the model types of the installed mlx-lm, which are the modules that define Model and ModelArgs."""
-    sys.modules.setdefault("hf_olmo", types.ModuleType("hf_olmo"))  # mlx-lm's olmo module exits the process if this package is missing
     found = []
     for info in pkgutil.iter_modules(mlx_lm.models.__path__):
         module = importlib.import_module(f"mlx_lm.models.{info.name}")

@@ -122,16 +122,16 @@ class Server:
         self.process.wait()
 
 
-def save_model(folder):
-    """Writes a Llama model with random weights and a byte tokenizer in Hugging Face format. Returns the size of the weights."""
+def save_model(folder, context=32768):
+    """Writes a Llama model with random weights and a byte tokenizer in Hugging Face format. context: maximum length."""
     folder.mkdir()
     model = llama(layers=1, vocab=256)
-    model.args.max_position_embeddings = CONTEXT
+    model.args.max_position_embeddings = context
     config = {name: value for name, value in dataclasses.asdict(model.args).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}), encoding="utf-8")
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     readme_lines.byte_tokenizer().save_pretrained(folder)
-    return sum(a.nbytes for _, a in tree_flatten(model.parameters()))
+    return folder
 
 
 def make_prompts(seed):
@@ -208,8 +208,8 @@ def main():
     prompts = make_prompts(1)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        model, codec = folder / "model", ["--codec", options.codec]
-        weights = save_model(model)
+        model, codec = save_model(folder / "model", CONTEXT), ["--codec", options.codec]
+        weights = sum(a.nbytes for a in mx.load(str(model / "model.safetensors")).values())
         alone = Server(model, folder / "alone.log", *([] if options.codec == "16/16" else [folder / "alone.json", *codec]))
         wanted = [alone.complete(*p)[1] for p in prompts]
         alone.stop()

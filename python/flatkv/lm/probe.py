@@ -69,7 +69,7 @@ class Probe(caches._BaseCache):
         return PagedArray(self, keys.shape, keys.dtype, self.offset), PagedArray(self, values.shape, values.dtype, self.offset)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        mask = create_causal_mask(N, window_size=window_size) if return_array else _Causal("causal")
+        mask = create_causal_mask(N, window_size=window_size) if return_array else "causal" if self.unpacked else _Causal("causal")
         self.masks.append((mask, window_size or 0))
         return mask
 
