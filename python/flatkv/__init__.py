@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'flatkv' has no attribute {name!r}")
 
 
-def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
+def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
             page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8) -> None:
     """Replaces the prompt caches of mlx-lm; flatkv.lm.install() documents the options."""
     from . import lm

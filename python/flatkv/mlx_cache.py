@@ -13,6 +13,7 @@ from .plan import Plan
 
 def mlx_plan(config: Config) -> Plan:
     """Returns the plan of an MlxCache with this configuration."""
+    _native.mlx_open()
     made = _abi.fkv_plan()
     check(held.fkv_mlx_plan_make(config.address, None, C.addressof(made)))
     return Plan._of(made, config.struct)

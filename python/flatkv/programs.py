@@ -40,7 +40,7 @@ def make_parser(name: str) -> argparse.ArgumentParser:
                        help="total number of tokens in all sequences and stored prompts, such as 131072 or 128K (default: "
                        f"{CONTEXTS[name]} x the maximum length of the model, or fewer if they need more than half of the available memory)")
     group.add_argument("--memory", type=parse_count, metavar="SIZE", help="maximum memory of the pool, such as 8G (default: half of the available memory)")
-    group.add_argument("--codec", default="8/4", metavar="NAME", help="bits of keys / bits of values, or sealed (default: %(default)s)")
+    group.add_argument("--codec", metavar="NAME", help="bits of keys / bits of values, or sealed (default: sealed if this needs no more memory than 8/4, otherwise 8/4)")
     group.add_argument("--max-seqs", type=parse_count, default=32, metavar="N", help="maximum number of sequences, including stored prompts (default: %(default)s)")
     return parser
 

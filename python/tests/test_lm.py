@@ -220,6 +220,28 @@ def test_an_incomplete_pass_is_aborted(flat):
     assert cache[0].offset == offset and cache[1].offset == offset
 
 
+def test_the_default_codec_is_sealed_if_it_needs_no_more_memory(tmp_path):
+    model, prompt, path = llama(layers=1), random_tokens(300), str(tmp_path / "p.safetensors")
+    try:
+        for max_tokens, max_seqs, codec in ((512, 32, "8/4"), (16384, 4, "sealed")):
+            flatkv.install(max_tokens=max_tokens, max_seqs=max_seqs)
+            cache = caches.make_prompt_cache(model)
+            assert cache[0].pool.options.codec == codec
+            plans = {name: flatkv.plan(model, max_tokens, max_seqs=max_seqs, codec=name).total_bytes for name in ("sealed", "8/4")}
+            assert flatkv.plan(model, max_tokens, max_seqs=max_seqs).total_bytes == cache[0].pool.plan.total_bytes == plans[codec] == min(plans.values())
+            mx.eval(model(prompt[None], cache=cache))
+            caches.save_prompt_cache(path, cache)
+            del cache
+        flatkv.install(max_tokens=512)  # alone, a pool of this size has the codec 8/4, but the file has sealed pages
+        loaded = caches.load_prompt_cache(path)
+        assert loaded[0].pool.options.codec == "sealed" and caches.make_prompt_cache(model)[0].pool is loaded[0].pool
+        assert caches.trim_prompt_cache(loaded, 40) == 40  # not a position that sealed pages can be truncated to
+        mx.eval(model(prompt[None, :5], cache=loaded))
+        assert loaded[0].offset == 265
+    finally:
+        flatkv.uninstall()
+
+
 def test_a_prompt_of_another_mlx_version_is_rejected(flat, tmp_path, monkeypatch):
     path, model, prompt = str(tmp_path / "p.safetensors"), llama(layers=1), random_tokens(70)
     cache = caches.make_prompt_cache(model)

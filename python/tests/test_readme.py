@@ -16,4 +16,4 @@ def test_first_example_finds_a_fact_with_a_4_bit_model(tmp_path):
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {f.name for f in folder.iterdir()}
     found = r.run_lines(r.lines(r.PAGES["python/README.md"]), folder, book[:100] + r.FACT + r.QUESTION)
     assert found["printed"] and "3352009" in found["answer"]
-    assert found["codec"] == "8/4" and found["max_tokens"] == 131072
+    assert found["codec"] == "sealed" and found["max_tokens"] == 131072

@@ -23,7 +23,7 @@ from .. import _native
 from .._library import count
 from ..plan import Plan
 from . import admission, probe
-from .layout import KVLayer, Options, identity_of, layers_of, plan_pool
+from .layout import KVLayer, Options, codec_of, identity_of, layers_of, plan_pool
 from .pool import Pool, PooledSequence
 from .probe import Probe, UnsupportedModel
 from .prompt import FlatKVCache, PagedArray, loading, saving
@@ -85,13 +85,17 @@ class _Installation:
         # The stores are empty, so sequences that they owned are only referenced by local variables of mlx-lm.
         return any([seq.evict() for seq in list(self.stored)])
 
-    def pool(self, layers: list[KVLayer], context: int = DEFAULT_CONTEXT) -> Pool:
-        """Returns the pool for these layers and opens it if necessary. context: maximum sequence length of the model."""
+    def pool(self, layers: list[KVLayer], context: int = DEFAULT_CONTEXT, saved_codec: str | None = None) -> Pool:
+        """Returns the pool for these layers and opens it if necessary.
+
+        context: maximum sequence length of the model. saved_codec: codec of a file that is loaded, which is used if install() has no codec.
+        """
         identity = identity_of(layers, self.options)
         with self.lock:
             pool = self.pools.get(identity)
             if pool is None:
-                pool = self.pools[identity] = Pool(layers, sized_options(layers, self.options, context), self.evict_prompt)
+                options = self.options if self.options.codec else dataclasses.replace(self.options, codec=saved_codec)
+                pool = self.pools[identity] = Pool(layers, sized_options(layers, options, context), self.evict_prompt)
         return pool
 
     def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | UnsupportedModel:
@@ -168,7 +172,7 @@ class _Installation:
 
         @functools.wraps(load)
         def load_prompt_cache(*args: Any, **named: Any) -> Any:
-            with loading(lambda identity: self.pool(layers_of(identity))):
+            with loading(lambda identity: self.pool(layers_of(identity), saved_codec=codec_of(identity))):
                 return load(*args, **named)
 
         replacements = {"batch_generate": admission.discarding(self.original("batch_generate")), "make_prompt_cache": self.prompt_cache,
@@ -249,7 +253,7 @@ REDIRECTED = {"make_prompt_cache": caches, "save_prompt_cache": caches, "load_pr
 _installation: _Installation | None = None
 
 
-def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
+def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
             page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8) -> None:
     """Replaces the prompt caches of mlx-lm. generate, batch_generate, chat and the server of mlx-lm then use flatkv unchanged.
 
@@ -258,7 +262,7 @@ def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | 
     up to max_contexts sequences of the model's maximum length, but takes at most half of the available memory.
     memory_limit: maximum bytes of a pool, 0 for the available memory.
     max_checkpoints: in models with recurrent layers, the maximum number of saved states to which a prompt cache can be trimmed.
-    codec: bits of keys / bits of values. rotate: "kv", "k", "v" or None; codec 16/16 is never rotated.
+    codec: bits of keys / bits of values, or "sealed". Without codec, pages are sealed if this needs no more memory than 8/4. rotate: "kv", "k", "v" or None; codec 16/16 is never rotated.
     max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.
     max_step_tokens: maximum number of tokens in one step. Larger forward passes are split into several steps.
     compile: on a GPU, compile the graph of a decode step once and replay it for later tokens.
@@ -268,7 +272,7 @@ def install(max_tokens: int | None = None, *, codec: str = "8/4", rotate: str | 
     _native.mlx_open()
     options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile, count("max_checkpoints", max_checkpoints),
                       count("max_contexts", max_contexts))
-    checked = options if max_tokens is not None else dataclasses.replace(options, max_tokens=1024)
+    checked = dataclasses.replace(options, max_tokens=1024 if max_tokens is None else max_tokens, codec="sealed" if codec is None else codec)
     plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], checked)  # raises on invalid options before a model is loaded
     _installation = installed = _Installation(options)
     mx.fast.scaled_dot_product_attention = installed.wrapped_attention()
@@ -326,4 +330,5 @@ def layers_for(model: Any, max_kv_size: int | None = None) -> list[KVLayer]:
 
 def plan_for(model: Any, max_tokens: int, *, max_kv_size: int | None = None, **options: Any) -> Plan:
     """Returns the plan of the pool that install(max_tokens, **options) reserves for a model of mlx-lm."""
-    return plan_pool(layers_for(model, max_kv_size), Options(max_tokens, **options))[1]
+    layers = layers_for(model, max_kv_size)
+    return plan_pool(layers, sized_options(layers, Options(max_tokens, **options)))[1]

@@ -53,10 +53,10 @@ class KVLayers(list[KVLayer]):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of install(). max_tokens is None until sized_options() chooses it."""
+    """Options of install(). max_tokens and codec are None until sized_options() chooses them."""
 
     max_tokens: int | None = None
-    codec: str = "8/4"
+    codec: str | None = None
     rotate: str | None = "kv"
     max_seqs: int = 32
     max_step_tokens: int = 2048
@@ -71,6 +71,12 @@ class Options:
         """max_tokens, after it has been chosen."""
         assert self.max_tokens is not None, "the pool has not been sized"
         return self.max_tokens
+
+    @property
+    def codec_text(self) -> str:
+        """codec, after it has been chosen."""
+        assert self.codec is not None, "the codec has not been chosen"
+        return self.codec
 
 
 def page_layer(layer: KVLayer, codec: str) -> tuple[Layer, str]:
@@ -111,7 +117,7 @@ def first_half(dim: int) -> int:
 
 def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
     """Returns the layers and the Config options of a pool."""
-    made = [page for layer in layers for page in page_layers(layer, options.codec)]
+    made = [page for layer in layers for page in page_layers(layer, options.codec_text)]
     exact = options.codec == "16/16"
     # A decode pass has one token per sequence and cannot be split.
     n_step = max(count("max_step_tokens", options.max_step_tokens), count("max_seqs", options.max_seqs))
@@ -193,6 +199,12 @@ def identity_of(layers: list[KVLayer], options: Options) -> str:
     states = [layers.state_bytes] if isinstance(layers, KVLayers) and layers.state_bytes else []
     listed = [_fields(l) for l in layers]
     return json.dumps([listed, options.codec, options.rotate, options.page_tokens, *states])
+
+
+def codec_of(identity: str) -> str | None:
+    """Returns the codec that a pool key describes."""
+    codec: str | None = json.loads(identity)[1]
+    return codec
 
 
 def layers_of(identity: str) -> list[KVLayer]:

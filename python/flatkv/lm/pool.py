@@ -53,10 +53,10 @@ class Pool(MlxCache):
         self.span_tokens = SPAN_PAGES * options.page_tokens
         self.max_step_tokens: int = self.config.struct.max_step_tokens
         self._finished: list[weakref.ref[PooledSequence]] = []  # sequences whose unused reservation can be released
-        self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
+        self.sealed = any(side[:1] in ("s", "c") for side in options.codec_text.split("/"))
         self._centers = [mx.array(l.center).reshape(l.n_kv_heads, l.k_dim) if l.center and options.codec != "16/16" else None for l in layers]
         mx.eval([c for c in self._centers if c is not None])
-        sizes = [len(page_layers(l, options.codec)) for l in layers]
+        sizes = [len(page_layers(l, options.codec_text)) for l in layers]
         self._first_page_layers = [sum(sizes[:i]) for i in range(len(layers))]
         self.has_unpacked = any(l.unpacked for l in layers)
         self.is_hybrid = getattr(layers, "state_bytes", 0) > 0

@@ -1,4 +1,7 @@
-"""Sizes a pool for the machine if install() was called without max_tokens.
+"""Chooses the codec of a pool and sizes the pool for the machine, if install() was called without codec or max_tokens.
+
+Sealed pages need the least memory per token and are the fastest on a GPU, but every sequence needs additional open pages. The codec is
+sealed if such a pool holds at least as many tokens as one with 8/4 pages and takes no more memory, otherwise 8/4.
 
 The pool holds up to Options.max_contexts conversations of the model's maximum length, but takes at most half of the memory that is
 available when it is opened, or memory_limit if that option is given. The other half is left to activations and other programs.
@@ -10,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .._library import DoesNotFit, held
+from .._library import DoesNotFit, Error, held
 from .layout import KVLayer, Options, plan_pool
 
 DEFAULT_CONTEXT = 131072  # number of tokens, for models whose arguments do not state a maximum length
@@ -59,7 +62,28 @@ def context_length(model: Any) -> int:
     return DEFAULT_CONTEXT
 
 
+DEFAULT_CODECS = ("sealed", "8/4")  # the first one is preferred
+
+
 def sized_options(layers: list[KVLayer], options: Options, context: int = DEFAULT_CONTEXT) -> Options:
+    """Returns the options with max_tokens and codec set. Options that are already set are not changed."""
+    if options.codec is not None:
+        return _with_max_tokens(layers, options, context)
+    found: list[tuple[int, int, Options]] = []
+    failed: Error | None = None
+    for codec in DEFAULT_CODECS:
+        try:
+            sized = _with_max_tokens(layers, dataclasses.replace(options, codec=codec), context)
+            found.append((sized.n_tokens, -plan_pool(layers, sized)[1].total_bytes, sized))
+        except Error as error:  # the pool does not fit, or the codec does not support the layers
+            failed = error
+    if not found:
+        assert failed is not None
+        raise failed
+    return max(found, key=lambda candidate: candidate[:2])[2]
+
+
+def _with_max_tokens(layers: list[KVLayer], options: Options, context: int) -> Options:
     """Returns the options with max_tokens set. Options that already have max_tokens are returned unchanged."""
     if options.max_tokens is not None:
         return options
