@@ -361,6 +361,17 @@ def python_batch(results):
     return markdown(["cache", *head], rows)
 
 
+def python_lengths(results):
+    """Prefill and decode of mlx-lm by prompt length, with flatkv and with its own cache (python/tests/gpu_defaults.py)."""
+    rows = []
+    for codec, run in results.file(f"{GPU}/python_lengths")["runs"].items():
+        for found in run["lengths"]:
+            speeds = [f"{found[part][who]:,.0f}" for part in ("prefill", "decode") for who in ("flatkv", "mlx-lm bf16")]
+            ratios = [f"{found[part]['ratio']:.2f}x" for part in ("prefill", "decode")]
+            rows.append([codec, str(found["tokens"]), *speeds[:2], ratios[0], *speeds[2:], ratios[1]])
+    return markdown(["flatkv codec", "prompt tokens", "prefill, tokens/s", "mlx-lm bf16", "ratio", "decode, tokens/s", "mlx-lm bf16", "ratio"], rows)
+
+
 def python_soak(results):
     """The server of mlx-lm with flatkv under load (python/tests/soak_server.py)."""
     rows = [[str(level["clients"]), f"{level['seconds']:.0f}", f"{level['answered']:,}", f"{level['rejected']:,}", str(level["wrong"]), f"{level['growth'] - 1:+.1%}"]
@@ -417,7 +428,7 @@ def outside_checks(results):
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
