@@ -111,14 +111,25 @@ typedef struct cached_name {
     char best[HUB_REPO]; /* first model in alphabetical order that the word may mean; "" if there is none */
 } cached_name;
 
-/* A word may mean a model if it differs from its name only in case, or is the part of its name after the organization. A missing
- * word may mean any model. */
+/* Returns true if the Hugging Face cache contains a complete model of the repository. */
+static bool is_cached(const char *repo) {
+    hub_name name;
+    model_files found;
+    char folder[HUB_PATH];
+    if (!hub_name_parse(repo, &name)) return false;
+    const bool present = find_cached(&name, &found, folder);
+    model_files_free(&found);
+    return present;
+}
+
+/* A word may mean a downloaded model if it differs from its name only in case, or is the part of its name after the organization.
+ * A missing word may mean any downloaded model. */
 static void consider_name(const char *repo, void *user) {
     cached_name *found = user;
     const char *slash = strchr(repo, '/');
     const bool matches =
         found->word == NULL || strcasecmp(found->word, repo) == 0 || (slash != NULL && strcasecmp(found->word, slash + 1) == 0);
-    if (matches && (found->best[0] == 0 || strcmp(repo, found->best) < 0))
+    if (matches && (found->best[0] == 0 || strcmp(repo, found->best) < 0) && is_cached(repo))
         (void)snprintf(found->best, sizeof found->best, "%s", repo);
 }
 
