@@ -32,6 +32,7 @@ from conftest import llama
 from mlx.utils import tree_flatten
 
 N_PROMPTS = 60
+WARM_REQUESTS = 1000  # requests before a level, which fill the prompt store of the server and MLX's cache of buffers
 MAX_GROWTH = 1.01  # resident memory of the second half of a level relative to the first half
 MAX_EXCESS = 0.01  # memory of MLX in addition to weights and pages, relative to the plan
 CONTEXT = 4096  # maximum length of the model
@@ -188,7 +189,9 @@ class Load:
 
 def run_level(server, load, n_clients, seconds, weights):
     """Runs one number of clients. Returns the results and whether they are good."""
-    load.run(n_clients, min(5, seconds))  # warm-up
+    while sum(load.counts.values()) < WARM_REQUESTS and not load.wrong:
+        load.run(n_clients, min(5, seconds))
+    load.counts = dict.fromkeys(load.counts, 0)
     began = time.monotonic()
     resident = load.run(n_clients, seconds)
     half = len(resident) // 2
