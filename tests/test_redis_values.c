@@ -149,8 +149,10 @@ START_TEST(changed_values_are_refused_and_counted) {
     fkv_prefix_store other = open_store(&s, 8);
     for (size_t i = 0; i < sizeof page; i++) page[i] = (uint8_t)(i * 5 + 1);
     ck_ok(store.write(store.self, &key, page, sizeof page));
+    (void)pthread_mutex_lock(&s.lock);
     const size_t n = s.n_value;
     memcpy(value, s.value, n);
+    (void)pthread_mutex_unlock(&s.lock);
     ck_assert_uint_eq(n, PAGE_BYTES + 36);
 
     for (size_t bit = 0; bit < 8 * n; bit++) { /* every bit */
