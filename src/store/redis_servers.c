@@ -98,7 +98,9 @@ static void mark_down(fkv_redis_store *s, fkv_redis_server *server, const fkv_re
         stop_using(s, server, 0.0, line);
         return;
     }
-    stop_using(s, server, 0.0,
+    /* A server that closes connections is probed soon, because it may be restarting. A slow server is probed less and less often.
+     */
+    stop_using(s, server, failure == FKV_RESP_TIMEOUT ? 0.0 : FKV_REDIS_PROBE_S,
                failure == FKV_RESP_TIMEOUT    ? "no reply before the deadline; pages are computed until the server responds"
                : failure == FKV_RESP_PROTOCOL ? "invalid reply; pages are computed until the server responds"
                                               : "not reachable; pages are computed until the server responds");
