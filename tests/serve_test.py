@@ -1044,24 +1044,22 @@ def overload_is_rejected_with_a_retry_time():
 def tenant_that_fills_the_queue_does_not_lock_out_others():
     def ask(server, key, n_new):
         connection = server.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=n_new, stream=True)), {"x-api-key": key})
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=n_new)), {"x-api-key": key})
         return connection
-    with admin_key() as option, serving("-c", "16K", "--parallel", "1", "--queue", "100", "--max-wait", "0", "--api-key", KEYS[0], "--api-key", KEYS[1],
+    with admin_key() as option, serving("-c", "16K", "--parallel", "1", "--queue", "20", "--max-wait", "0", "--api-key", KEYS[0], "--api-key", KEYS[1],
                                         *option) as server:
-        running = ask(server, KEYS[0], 8000)
-        stream = running.getresponse()
-        assert stream.readline().startswith(b"data: ")
-        queued = [ask(server, KEYS[0], 8000) for _ in range(100)]
-        server.until(lambda f: f["num_requests_waiting"] == 100, "the queue does not fill", headers=ADMIN)
+        running = ask(server, KEYS[0], 15000)  # runs until the test disconnects, even if the machine is busy
+        server.until(lambda f: f["num_requests_running"] == 1, "the first request does not start", headers=ADMIN)
+        queued = [ask(server, KEYS[0], 8000) for _ in range(20)]
+        server.until(lambda f: f["num_requests_waiting"] == 20, "the queue does not fill", headers=ADMIN)
         assert server.raw("POST", "/v1/chat/completions", chat("x"), {"x-api-key": KEYS[0]})[0] == 429
         other = ask(server, KEYS[1], 4)
-        metrics = server.until(lambda f: f["requests_total"] + f["refused_busy_total"] == 103, "the request of the other tenant does not arrive", headers=ADMIN)
+        metrics = server.until(lambda f: f["requests_total"] + f["refused_busy_total"] == 23, "the request of the other tenant does not arrive", headers=ADMIN)
         assert metrics["refused_busy_total"] == 1, metrics
-        stream.close()
         running.close()
-        assert b"data: [DONE]" in other.getresponse().read()
+        assert json.loads(other.getresponse().read())["usage"]["completion_tokens"] == 4
         metrics = server.metrics(ADMIN)
-        assert metrics["num_requests_waiting"] >= 99, metrics  # each request of the first tenant runs for seconds
+        assert metrics["num_requests_waiting"] >= 18, metrics  # each request of the first tenant runs for seconds
         for connection in queued:
             connection.close()
         server.until(all_pages_released, "pages are held after all requests", headers=ADMIN)
@@ -1139,7 +1137,7 @@ def receiving_a_large_body_takes_linear_time():
 
     def least_seconds(server, n):
         body, seconds = json.dumps({"content": 0, "x": " " * n}).encode(), []
-        for _ in range(5):
+        for _ in range(3):
             start = loop_seconds(server)
             server.post("/tokenize", body, expect=400)
             seconds.append(loop_seconds(server) - start)
