@@ -69,8 +69,8 @@ def section(results):
     before = results.file("fleet_one_by_one")["tests"]["pages_are_read_ahead"]  # the same test with a program that requested pages one by one
     return [
         "## Several servers",
-        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores that other programs used at the same time; load averages after tests were {loads}. "
-        "Times are therefore upper limits, and each comparison ran a server with a store and a server without one at the same time. Tests without another model used the needle model.",
+        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores. Some tests ran while other programs used the machine; load averages after tests, which include the servers and clients of the tests, were {loads}. "
+        "Each comparison ran a server with a store and a server without one at the same time. Tests without another model used the needle model.",
         f"### A prefix that another server has computed ({tests['first_token_on_other_servers']['model']}, 1 Gbit/s)",
         "Each server is on its own simulated host. Host 1 computes the prefix and writes it; the others read it. All texts are equal.",
         first_tokens(tests["first_token_on_other_servers"]),
@@ -80,7 +80,6 @@ def section(results):
         f"{statistics.median(before['read_seconds']):.2f} s (medians of {len(ahead['read_seconds'])} runs).",
         f"### Redis is stopped for {tests['redis_is_stopped']['stopped_seconds']:.0f} s under 8 clients",
         stopped(tests["redis_is_stopped"]),
-        "In repeated runs on this machine, the differences between the two servers had both signs.",
         "### Kills",
         f"Redis was killed {killed['kills']} times while 4 servers read and wrote: {sum(row['requests'] for row in killed['servers'])} requests, "
         f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
