@@ -147,7 +147,8 @@ int cli_pull(int argc, char **argv) {
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.words.n != 1) return kit_fail(EXIT_USAGE, "pull requires exactly one model, such as %s", model_name_find("smollm2")->hub);
+    if (o.words.n != 1)
+        return kit_fail(EXIT_USAGE, "pull requires exactly one model, such as %s", model_name_find("smollm2")->hub);
     if (strcmp(o.words.texts[0], "needle") == 0)
         return kit_fail(EXIT_USAGE, "the needle model is part of flatkv and need not be downloaded");
     if (!hub_revision_is_valid(o.revision))
