@@ -1,5 +1,5 @@
-/* Runs the GPU kernel of recurrent layers on the host and compares its outputs and states with the CPU backend. Running the
- * tokens in two parts must give the same bits as running them at once. */
+/* Runs the GPU kernel of recurrent layers on the host and compares its outputs and states with the CPU backend. Results must
+ * be bit-identical whether the tokens run in one call or in two. */
 #include "attn_cases.h"
 #include "recurrent_cases.h"
 #include "relative_l2.h"

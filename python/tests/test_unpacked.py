@@ -17,7 +17,7 @@ import census_models  # noqa: E402
 import flatkv  # noqa: E402
 from conftest import random_tokens, tokenizer  # noqa: E402
 import test_server  # noqa: E402
-from test_hybrid import VOCAB, hybrid, own_logits, relative, run  # noqa: E402
+from test_hybrid import VOCAB, hybrid, installed, own_logits, relative, run  # noqa: E402, F401
 
 FAMILIES = ["deepseek_v3", "glm4_moe_lite", "kimi_k25", "kimi_linear", "mistral4", "longcat_flash", "stablelm"]
 LIMIT = 1e-3  # relative error of logits with 16-bit pages
@@ -36,13 +36,6 @@ def no_compiler():
     mx.disable_compile()
     yield
     mx.enable_compile()
-
-
-@pytest.fixture
-def installed():
-    flatkv.install(max_tokens=4096, codec="16/16", max_seqs=16, max_step_tokens=256)
-    yield flatkv
-    flatkv.uninstall()
 
 
 def test_prompts_can_be_trimmed_saved_and_continued(installed, model, tmp_path):

@@ -1,6 +1,6 @@
 /* State of the MLX backend for one cache, stored in the tables of the cache. The arrays belong to MLX.
  *
- * Recurrent states have no pool: each slot of a state layer is an array of its own (mlx_states.c).
+ * Recurrent states have no pool: each slot of a state layer is a separate array (mlx_states.c).
  *
  * A pool contains the P pages of one layer as 16-bit words: [P, G, block.bytes / 2]. The bytes are those of the slab of a host
  * cache. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can

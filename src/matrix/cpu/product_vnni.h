@@ -172,9 +172,9 @@ static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32
 }
 
 /* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens. The activation bytes start at quad
- * `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so many independent chains are
- * needed. With eight tokens, the low-byte accumulators are initialized with the shifted high-byte results, which saves an
- * addition. With fewer tokens, both bytes are accumulated in parallel. */
+ * `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so ten or more independent
+ * accumulators keep it busy. With eight tokens, the low-byte accumulators are initialized with the shifted high-byte results,
+ * which saves an addition. With fewer tokens, both bytes are accumulated in parallel. */
 FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
     const int8_t *parts[2 * MAX_TOKENS]; /* addresses of the high activation bytes of each token, then of the low bytes */
     __m512i sums[2 * MAX_TOKENS];

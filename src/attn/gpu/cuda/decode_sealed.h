@@ -149,8 +149,8 @@ FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
 
 /* ---- shared softmax ---- */
 
-/* Exchanges scores between the two warps of a stream, each of which handles one group of query rows. Sends this warp's scores of
- * the other group, and adds the received scores to those of its own group. */
+/* Exchanges scores between the two warps of a stream, each of which handles one group of query rows. Each warp sends its
+ * partial scores of the other warp's rows, and adds the partial scores that it receives to those of the rows that it handles. */
 FKV_FN void sd_exchange_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];
