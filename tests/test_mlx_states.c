@@ -1,6 +1,6 @@
-/* State layers of a cache on MLX: states are those of their sequence's tokens after steps, forks, aborts, truncation and reloads,
- * page files are identical to those of a host cache, and wrong calls are rejected. The state of a sequence is computed from a
- * hash of its tokens. Runs on MLX's CPU backend, or on a GPU if FKV_TEST_MLX_GPU is set. */
+/* State layers of a cache on MLX: each state matches the tokens of its sequence after steps, forks, aborts, truncation and
+ * reloads, page files are identical to those of a host cache, and invalid calls are rejected. The state of a sequence is computed
+ * from a hash of its tokens. Runs on MLX's CPU backend, or on a GPU if FKV_TEST_MLX_GPU is set. */
 #include "cache_fixture.h"
 #include "test.h"
 

@@ -6,8 +6,8 @@
  */
 #include "mlx_codec.h"
 
-/* Orders the next kernel on the layer's pool after the read that produced `pages`. The dependency array must be the result of an
- * operation on `pages`, because MLX orders GPU work by the buffers of its inputs. */
+/* Orders the next kernel on the layer's pool after the read that produced `pages`. MLX orders GPU work by the buffers that
+ * operations take as inputs, so the dependency array must be computed from `pages`. */
 static void order_after_read(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array pages) {
     fkv_mlx_graph *g = &mlx->graph;
     mlx_array word = fkv_mlx_slice(g, pages, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(1, 1, 1));

@@ -1,7 +1,7 @@
 /* A prefix store that combines two stores: a near one, for example a folder on this machine, and a far one, which several
- * machines share. Pages are looked up and read in the near store first. A page that only one of the stores has is wanted by the
- * other one, so a page that was read from the far store is written to the near one after the request, and a page that the far
- * store has lost is written to it again.
+ * machines share. Pages are looked up and read in the near store first. If only one store has a page, the other store needs it: a
+ * page that was read from the far store is written to the near one after the request, and a page that the far store has lost is
+ * written to it again.
  *
  * The pair has no state except the two stores, whose functions it calls directly. All invariants are those of the stores.
  */
@@ -66,7 +66,7 @@ static fkv_status pair_read(void *self, const fkv_page_key *key, uint8_t *packed
     return status == FKV_OK ? status : p->far.read(p->far.self, key, packed, capacity, n_bytes);
 }
 
-/* The pages of a sequence that the near store does not have, up to the first page that it has. */
+/* A run of consecutive pages that the near store does not have. The run ends before the next page that the near store has. */
 typedef struct far_pages {
     const store_pair *pair;
     const fkv_page_reads *reads;

@@ -92,7 +92,7 @@ bool fkv_redis_pending(void *self, const fkv_page_key *key) {
     return pending;
 }
 
-/* A page of a server that is not used would be dropped. */
+/* While a server is down, a page that is written to it would be dropped. */
 bool fkv_redis_wants(void *self, const fkv_page_key *key) {
     fkv_redis_store *s = self;
     (void)pthread_mutex_lock(&s->lock);

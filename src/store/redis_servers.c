@@ -31,7 +31,7 @@ uint64_t fkv_redis_mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Rendezvous hashing: a page belongs to the server for which the hash of its name and the page key is largest. */
+/* Rendezvous hashing: a page belongs to the server with the largest hash of (server name, page key). */
 fkv_redis_server *fkv_redis_server_of(fkv_redis_store *s, const fkv_page_key *key) {
     uint64_t low = 0;
     memcpy(&low, key->bytes, sizeof low);
@@ -127,7 +127,8 @@ void fkv_redis_note_success(fkv_redis_store *s, fkv_redis_server *server) {
 bool fkv_redis_connect(fkv_redis_store *s, fkv_redis_server *server, fkv_resp *c) {
     const double deadline = fkv_seconds_now() + s->timeout_s;
     fkv_resp_reply reply;
-    if (fkv_resp_is_idle(c)) return true; /* a connection that is not idle was closed by the server or has unread data */
+    if (fkv_resp_is_idle(c))
+        return true; /* a connection that is not idle cannot be reused: the server has closed it, or it has unread data */
     if (!fkv_resp_connect(c, &server->address, deadline)) return false;
     if (s->n_login == 0) return true;
     struct iovec part = {.iov_base = s->login, .iov_len = s->n_login};

@@ -148,7 +148,7 @@ size_t fkv_redis_bound(const char *name, const uint8_t header[FKV_REDIS_HEADER_B
 
 void fkv_redis_log(const fkv_redis_store *s, const fkv_redis_server *server, const char *text);
 
-/* Returns false while an outage of the server lasts. */
+/* Returns false while the server is down: from a failure until a probe succeeds. */
 bool fkv_redis_is_usable(fkv_redis_store *s, const fkv_redis_server *server);
 
 /* Handles an error reply: the server is not used until it accepts commands again. */
@@ -169,8 +169,8 @@ double fkv_redis_transfer_seconds(fkv_redis_store *s, const fkv_redis_server *se
 /* Adds a measurement to the moving average of the transfer rate. */
 void fkv_redis_note_rate(fkv_redis_store *s, fkv_redis_server *server, uint64_t n_bytes, double seconds);
 
-/* Handles a failed transfer of a page: as fkv_redis_connection_failed(). After a timeout, the deadline of the
- * next transfer is longer. */
+/* Like fkv_redis_connection_failed(), but for a failed transfer of a page. After a timeout, the next transfer has a longer
+ * deadline. */
 fkv_status fkv_redis_transfer_failed(fkv_redis_store *s, fkv_redis_server *server, const fkv_resp *c);
 
 /* ---- redis_lookup.c ---- */

@@ -101,7 +101,7 @@ static routed route(const fkv_array_pass *p, fkv_array_rows in) {
     mlx_array scores = h->features.sigmoid_router ? fkv_model_op_sigmoid(p->g, logits)
                        : is_normed_late           ? logits
                                                   : fkv_model_op_softmax(p->g, logits);
-    /* the CPU backend also scores expert groups by logits, unless the scores are sigmoids or have a correction */
+    /* like the CPU backend, ranks expert groups by logits unless scores are sigmoids or a correction bias is added */
     const bool by_logits = !h->features.sigmoid_router && l->router_correction.ctx == NULL && h->n_expert_groups > 1;
     mlx_array chosen_by = h->features.experts_scale_input
                               ? logits

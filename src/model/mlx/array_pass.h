@@ -41,8 +41,7 @@ FKV_INLINE bool fkv_array_has(const fkv_array_matrix *m) { return m->halves.ctx 
 fkv_array_rows fkv_array_row_slice(const fkv_array_pass *p, mlx_array x);
 
 /* Multiply rows by a matrix: [T, C] -> [T, R], f32. fkv_array_product_of_large() accepts rows whose values exceed the range of
- * f16. fkv_array_product_of_input() takes the input rows of a layer, which are normalized except in models without norms before
- * their products. */
+ * f16. fkv_array_product_of_input() takes the input rows of a layer, which are normalized unless the model has no pre-norm. */
 mlx_array fkv_array_product(const fkv_array_pass *p, fkv_array_rows x, const fkv_array_matrix *m);
 mlx_array fkv_array_product_of_large(const fkv_array_pass *p, mlx_array x, const fkv_array_matrix *m);
 mlx_array fkv_array_product_of_input(const fkv_array_pass *p, fkv_array_rows x, const fkv_array_matrix *m);
