@@ -3,6 +3,7 @@
 
 usage: program.py FLATKV BEHAVIOUR     program.py --list prints the behaviours
 """
+import hashlib
 import json
 import math
 import os
@@ -225,10 +226,15 @@ def untrusted_text_is_escaped():
             expect(all(c >= " " or c == "\n" for c in err) and "\x9b" not in err, repr(err))
         saved = os.path.join(folder, "stranger.fkv")
         expect(pages.count(b"neox base=10000") == 1, "good.fkv has another RoPE")
+        changed = bytearray(pages.replace(b"neox base=10000", b"neox\x1b[31m\xc2\x9b0000"))
+        data_offset = struct.unpack_from("<Q", changed, 48)[0]
+        changed[256:288] = hashlib.sha256(changed[:256] + changed[288:data_offset]).digest()  # the digest of the header, docs/page_format.md
         with open(saved, "wb") as file:
-            file.write(pages.replace(b"neox base=10000", b"neox\x1b[31m=10000"))
-        _, out, err = flatkv("pages", "show", saved)
-        expect(b"\x1b" not in out and "\x1b" not in err, out, err)
+            file.write(changed)
+        for more in ([], ["--json"]):
+            code, out, err = flatkv("pages", "show", saved, *more)
+            expect(code == GOOD and b"neox" in out and b"\x1b" not in out and b"\xc2\x9b" not in out, more, out, err)
+        expect(json.loads(out)["rope"] == "neox\x1b[31m\u009b0000", "the escaped JSON has another value", out)
         # C1 controls, bidirectional controls and separators, in a file name.
         unsafe = "\u009b31m\u202e\u2066\u2028\u2029"
         shutil.copy(os.path.join(TREE, "tests/data/stories260K.gguf"), os.path.join(folder, unsafe + ".gguf"))
@@ -738,6 +744,7 @@ def a_plan_covers_other_machines_and_missing_models():
                 file.write(b"\2\0\0\0\0\0\0\0{}")
             refused(FAILED, [f"unsupported model_type '{kind}'"], *plan_of)
             refused(FAILED, [f"unsupported model_type '{kind}'"], "run", "-m", folder, "-p", "x")
+            expect("docs/" not in flatkv("run", "-m", folder, "-p", "x")[2], "the message names a page that may not be installed")
             os.remove(os.path.join(folder, "model.safetensors"))
 
 
