@@ -4,7 +4,7 @@
 
 #include "base.h"
 
-enum { FKV_CIPHER_KEY_BYTES = 32, FKV_CIPHER_NONCE_BYTES = 12, FKV_CIPHER_TAG_BYTES = 16 };
+enum { FKV_CIPHER_KEY_BYTES = 32, FKV_CIPHER_NONCE_BYTES = 12, FKV_CIPHER_TAG_BYTES = 16, FKV_CIPHER_BLOCK_BYTES = 16 };
 
 /* Computes HMAC-SHA-256 of n bytes. Allocates no memory. Returns FKV_UNSUPPORTED if libcrypto failed. */
 fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *bytes, size_t n,

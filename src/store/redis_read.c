@@ -9,8 +9,8 @@ static void count_refused(fkv_redis_store *s) {
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Receives the n_value bytes of a value. Decrypts each chunk while it is in the processor's cache and the server sends the next
- * one. */
+/* Receives the n_value bytes of a value. Decrypts each part while it is in the processor's cache and the server sends the next
+ * one. All parts but the last one are whole cipher blocks, because libcrypto is slow with others. */
 static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, const char *name, uint64_t n_value, uint8_t *packed,
                                uint64_t capacity, uint64_t *n_bytes) {
     fkv_resp *c = &server->reader;
@@ -33,10 +33,14 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     if (memcmp(header, FKV_REDIS_MAGIC, 4) != 0 || version != FKV_REDIS_VERSION) /* possibly written by another flatkv version */
         status = fkv_fail(FKV_GONE, "the value of a stored page has an unknown format");
     if (status == FKV_OK) status = fkv_cipher_begin(&s->opener, header + 8, bound, fkv_redis_bound(name, header, bound));
-    for (uint64_t at = 0; at < n_page; at += FKV_REDIS_CHUNK_BYTES) {
-        const size_t n = n_page - at < FKV_REDIS_CHUNK_BYTES ? (size_t)(n_page - at) : FKV_REDIS_CHUNK_BYTES;
-        if (!fkv_resp_receive_bytes(c, packed + at, n, deadline)) return fkv_redis_transfer_failed(s, server, c);
-        if (status == FKV_OK) status = fkv_cipher_add(&s->opener, packed + at, packed + at, n);
+    for (uint64_t received = 0, decrypted = 0; received < n_page;) {
+        const size_t most = n_page - received < FKV_REDIS_CHUNK_BYTES ? (size_t)(n_page - received) : FKV_REDIS_CHUNK_BYTES;
+        const size_t n = fkv_resp_receive_part(c, packed + received, most, deadline);
+        if (n == 0) return fkv_redis_transfer_failed(s, server, c);
+        received += n;
+        const uint64_t end = received < n_page ? received / FKV_CIPHER_BLOCK_BYTES * FKV_CIPHER_BLOCK_BYTES : n_page;
+        if (status == FKV_OK) status = fkv_cipher_add(&s->opener, packed + decrypted, packed + decrypted, end - decrypted);
+        decrypted = end;
     }
     if (!fkv_resp_receive_bytes(c, tag, sizeof tag, deadline) || !fkv_resp_receive_end(c, deadline))
         return fkv_redis_transfer_failed(s, server, c);

@@ -235,13 +235,27 @@ bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline) {
     return true;
 }
 
-bool fkv_resp_receive_bytes(fkv_resp *c, void *bytes, size_t n, double deadline) {
-    char *to = bytes;
+/* The buffer `in` takes the bytes after the part, so that the end of one value and the first line of the next reply need no
+ * system calls of their own. */
+size_t fkv_resp_receive_part(fkv_resp *c, void *bytes, size_t n, double deadline) {
     const size_t there = c->n - c->at < n ? c->n - c->at : n;
-    memcpy(to, c->in + c->at, there);
+    memcpy(bytes, c->in + c->at, there);
     c->at += there;
-    for (size_t done = there; done < n;) {
-        const size_t got = receive_some(c, to + done, n - done, deadline);
+    if (there == n) return n;
+    struct iovec parts[2] = {{.iov_base = (char *)bytes + there, .iov_len = n - there},
+                             {.iov_base = c->in, .iov_len = sizeof c->in}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    const ssize_t got = c->session == NULL ? recvmsg(c->fd, &message, 0) : -1;
+    if (got <= 0) return there > 0 ? there : receive_some(c, bytes, n, deadline);
+    if ((size_t)got <= n - there) return there + (size_t)got;
+    c->at = 0;
+    c->n = (size_t)got - (n - there);
+    return n;
+}
+
+bool fkv_resp_receive_bytes(fkv_resp *c, void *bytes, size_t n, double deadline) {
+    for (size_t done = 0; done < n;) {
+        const size_t got = fkv_resp_receive_part(c, (char *)bytes + done, n - done, deadline);
         if (got == 0) return false;
         done += got;
     }

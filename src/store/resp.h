@@ -77,6 +77,9 @@ bool fkv_resp_send(fkv_resp *c, struct iovec *parts, int n_parts, double deadlin
 /* Reads the first line of a reply. */
 bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline);
 
+/* Reads 1 to n bytes of a bulk string, as many as have arrived. Waits only for the first byte. Returns 0 on failure. */
+size_t fkv_resp_receive_part(fkv_resp *c, void *bytes, size_t n, double deadline);
+
 /* Reads the next n bytes of a bulk string. */
 bool fkv_resp_receive_bytes(fkv_resp *c, void *bytes, size_t n, double deadline);
 
