@@ -10,7 +10,7 @@ static void count_refused(fkv_redis_store *s) {
 }
 
 /* Receives the n_value bytes of a value. Decrypts each part while it is in the processor's cache and the server sends the next
- * one. All parts but the last one are whole cipher blocks, because libcrypto is slow with others. */
+ * one. All parts but the last one are whole cipher blocks. */
 static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, const char *name, uint64_t n_value, uint8_t *packed,
                                uint64_t capacity, uint64_t *n_bytes) {
     fkv_resp *c = &server->reader;
@@ -57,8 +57,10 @@ typedef struct page_request {
     fkv_page_read *page;
     fkv_redis_server *server;
     uint64_t serial; /* connection on which the command was sent (reader_serial) */
+    int n_command;   /* 0 if no command is to be sent */
     bool sent;
     char name[FKV_REDIS_NAME_BYTES + 1];
+    char command[160]; /* GET command */
 } page_request;
 
 /* Makes the read connection of a server ready for a command. Replies that nobody waits for are discarded with their connection.
@@ -72,19 +74,35 @@ static bool connect_reader(fkv_redis_store *s, fkv_redis_server *server) {
     return is_open || fkv_redis_connect(s, server, c);
 }
 
-/* Sends a GET command. A failure is reported by receive_request(). */
-static page_request send_request(fkv_redis_store *s, fkv_page_read *page) {
+static page_request make_request(fkv_redis_store *s, fkv_page_read *page) {
     page_request r = {.page = page, .server = fkv_redis_server_of(s, &page->key)};
-    char command[160];
     page->n_bytes = 0;
-    if (!fkv_redis_is_usable(s, r.server) || fkv_redis_name(s, &page->key, r.name) != FKV_OK) return r;
-    const int n = snprintf(command, sizeof command, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", FKV_REDIS_NAME_BYTES, r.name);
-    struct iovec part = {.iov_base = command, .iov_len = (size_t)n};
-    r.sent = connect_reader(s, r.server) && fkv_resp_send(&r.server->reader, &part, 1, fkv_seconds_now() + s->timeout_s);
-    r.serial = r.server->reader_serial;
-    if (r.sent) r.server->n_in_flight++;
-    if (!r.sent) (void)fkv_redis_connection_failed(s, r.server, &r.server->reader);
+    if (fkv_redis_is_usable(s, r.server) && fkv_redis_name(s, &page->key, r.name) == FKV_OK)
+        r.n_command = snprintf(r.command, sizeof r.command, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", FKV_REDIS_NAME_BYTES, r.name);
     return r;
+}
+
+/* Sends the commands of n requests, with one system call for each server. Failures are reported by receive_request(). */
+static void send_requests(fkv_redis_store *s, page_request *const requests[FKV_REDIS_READ_AHEAD], uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        struct iovec parts[FKV_REDIS_READ_AHEAD];
+        int n_parts = 0;
+        fkv_redis_server *server = requests[i]->server;
+        if (requests[i]->n_command == 0) continue;
+        const bool connected = connect_reader(s, server);
+        for (uint32_t j = i; j < n; j++) {
+            page_request *r = requests[j];
+            if (r->server != server || r->n_command == 0) continue;
+            parts[n_parts++] = (struct iovec){.iov_base = r->command, .iov_len = (size_t)r->n_command};
+            r->serial = server->reader_serial;
+            r->sent = connected;
+            r->n_command = 0;
+        }
+        if (connected && fkv_resp_send(&server->reader, parts, n_parts, fkv_seconds_now() + s->timeout_s))
+            server->n_in_flight += (uint32_t)n_parts;
+        else
+            (void)fkv_redis_connection_failed(s, server, &server->reader);
+    }
 }
 
 /* Reads the reply to the oldest command of a server. */
@@ -113,11 +131,17 @@ void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
     uint32_t n = 0;
     (void)pthread_mutex_lock(&s->read_lock);
     for (;;) {
-        while (n < FKV_REDIS_READ_AHEAD) {
+        /* Requesting several pages at a time costs fewer system calls than requesting each one. */
+        uint32_t n_new = 0;
+        page_request *new_requests[FKV_REDIS_READ_AHEAD];
+        while (n + n_new < FKV_REDIS_READ_AHEAD && n <= FKV_REDIS_READ_AHEAD - FKV_REDIS_READ_BATCH) {
             fkv_page_read *page = reads->next(reads->user);
             if (page == NULL) break;
-            requests[(first + n++) % FKV_REDIS_READ_AHEAD] = send_request(s, page);
+            new_requests[n_new] = &requests[(first + n + n_new) % FKV_REDIS_READ_AHEAD];
+            *new_requests[n_new++] = make_request(s, page);
         }
+        send_requests(s, new_requests, n_new);
+        n += n_new;
         if (n == 0) break;
         const page_request *r = &requests[first];
         fkv_status status = receive_request(s, r);

@@ -47,7 +47,8 @@ enum {
     FKV_REDIS_OVERHEAD = FKV_REDIS_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
     FKV_REDIS_VERSION = 1,
     FKV_REDIS_LOGIN_BYTES = 512,
-    FKV_REDIS_READ_AHEAD = 16 /* maximum number of pages that are requested before the first of them has arrived */
+    FKV_REDIS_READ_AHEAD = 16, /* maximum number of pages that are requested before the first of them has arrived */
+    FKV_REDIS_READ_BATCH = 4   /* number of pages that must have arrived before more pages are requested */
 };
 
 static const uint8_t FKV_REDIS_MAGIC[4] = {'F', 'K', 'V', 'R'}; /* first bytes of a value */
