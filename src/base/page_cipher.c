@@ -4,6 +4,7 @@
 #include "checksum.h"
 
 #include <limits.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
 
@@ -29,8 +30,9 @@ static fkv_status cipher_failed(void) { return fkv_fail(FKV_UNSUPPORTED, "libcry
 
 fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_BYTES], bool encrypts) {
     EVP_CIPHER_CTX *context = EVP_CIPHER_CTX_new();
-    *cipher = (fkv_cipher){.context = context, .encrypts = encrypts};
+    *cipher = (fkv_cipher){.context = context, .encrypts = encrypts, .kernel = encrypts ? NULL : fkv_gcm_vaes_functions()};
     FKV_REQUIRE(context != NULL, FKV_NO_MEMORY, "out of memory allocating a cipher state");
+    if (cipher->kernel != NULL) cipher->kernel->open(&cipher->state, key);
     if (EVP_CipherInit_ex(context, EVP_aes_256_gcm(), NULL, key, NULL, encrypts) == 1) return FKV_OK;
     fkv_cipher_close(cipher);
     return cipher_failed();
@@ -39,6 +41,7 @@ fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_
 void fkv_cipher_close(fkv_cipher *cipher) {
     EVP_CIPHER_CTX_free(cipher->context);
     cipher->context = NULL;
+    OPENSSL_cleanse(&cipher->state, sizeof cipher->state);
 }
 
 fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]) {
@@ -48,6 +51,10 @@ fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]) {
 
 fkv_status fkv_cipher_begin(fkv_cipher *cipher, const uint8_t nonce[FKV_CIPHER_NONCE_BYTES], const void *bound, size_t n_bound) {
     int n = 0;
+    if (cipher->kernel != NULL) {
+        cipher->kernel->begin(&cipher->state, nonce, bound, n_bound);
+        return FKV_OK;
+    }
     const bool good = EVP_CipherInit_ex(cipher->context, NULL, NULL, NULL, nonce, -1) == 1 &&
                       EVP_CipherUpdate(cipher->context, NULL, &n, bound, (int)n_bound) == 1;
     return good ? FKV_OK : cipher_failed();
@@ -56,15 +63,25 @@ fkv_status fkv_cipher_begin(fkv_cipher *cipher, const uint8_t nonce[FKV_CIPHER_N
 fkv_status fkv_cipher_add(fkv_cipher *cipher, const uint8_t *in, uint8_t *out, size_t n) {
     int n_out = 0;
     FKV_ASSERT(n <= INT_MAX);
+    if (cipher->kernel != NULL) {
+        cipher->kernel->decrypt(&cipher->state, in, out, n);
+        return FKV_OK;
+    }
     return EVP_CipherUpdate(cipher->context, out, &n_out, in, (int)n) == 1 && n_out == (int)n ? FKV_OK : cipher_failed();
 }
 
 fkv_status fkv_cipher_end(fkv_cipher *cipher, uint8_t tag[FKV_CIPHER_TAG_BYTES]) {
     uint8_t none[FKV_CIPHER_TAG_BYTES];
     int n = 0;
-    if (!cipher->encrypts && EVP_CIPHER_CTX_ctrl(cipher->context, EVP_CTRL_GCM_SET_TAG, FKV_CIPHER_TAG_BYTES, tag) != 1)
-        return cipher_failed();
-    const bool good = EVP_CipherFinal_ex(cipher->context, none, &n) == 1;
+    bool good = false;
+    if (cipher->kernel != NULL) {
+        cipher->kernel->end(&cipher->state, none);
+        good = CRYPTO_memcmp(none, tag, FKV_CIPHER_TAG_BYTES) == 0;
+    } else {
+        if (!cipher->encrypts && EVP_CIPHER_CTX_ctrl(cipher->context, EVP_CTRL_GCM_SET_TAG, FKV_CIPHER_TAG_BYTES, tag) != 1)
+            return cipher_failed();
+        good = EVP_CipherFinal_ex(cipher->context, none, &n) == 1;
+    }
     if (!cipher->encrypts) return good ? FKV_OK : fkv_fail(FKV_FILE_DAMAGED, "an encrypted page has an invalid tag");
     return good && EVP_CIPHER_CTX_ctrl(cipher->context, EVP_CTRL_GCM_GET_TAG, FKV_CIPHER_TAG_BYTES, tag) == 1 ? FKV_OK
                                                                                                               : cipher_failed();

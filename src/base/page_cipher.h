@@ -3,6 +3,7 @@
 #define FKV_PAGE_CIPHER_H
 
 #include "base.h"
+#include "simd/gcm_vaes.h"
 
 enum { FKV_CIPHER_KEY_BYTES = 32, FKV_CIPHER_NONCE_BYTES = 12, FKV_CIPHER_TAG_BYTES = 16, FKV_CIPHER_BLOCK_BYTES = 16 };
 
@@ -15,6 +16,8 @@ fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *b
 typedef struct fkv_cipher {
     void *context;
     bool encrypts;
+    const fkv_gcm_functions *kernel; /* used for decryption instead of libcrypto, unless NULL */
+    fkv_gcm_vaes state;              /* of the kernel */
 } fkv_cipher;
 
 fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_BYTES], bool encrypts);
@@ -26,7 +29,8 @@ fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]);
 /* Begins a message. bound: [n_bound] additional bytes that are authenticated but not encrypted (AAD) */
 fkv_status fkv_cipher_begin(fkv_cipher *cipher, const uint8_t nonce[FKV_CIPHER_NONCE_BYTES], const void *bound, size_t n_bound);
 
-/* Encrypts or decrypts the next n bytes. in and out may be equal; n must be less than 2^31. */
+/* Encrypts or decrypts the next n bytes. in and out may be equal. n must be less than 2^31 and, except in the last call of a
+ * message, a multiple of FKV_CIPHER_BLOCK_BYTES. */
 fkv_status fkv_cipher_add(fkv_cipher *cipher, const uint8_t *in, uint8_t *out, size_t n);
 
 /* Ends a message. Encryption writes the tag. Decryption returns FKV_FILE_DAMAGED if the tag does not match, and the decrypted
