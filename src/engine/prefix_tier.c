@@ -1,6 +1,8 @@
 /* See prefix_tier.h. */
 #include "prefix_tier.h"
 
+#include "../base/store_queries.h"
+
 #include <stdio.h>
 
 enum { ANNOUNCED_STATES = 32 }; /* maximum number of snapshot keys that are announced to the store in one call */
@@ -149,19 +151,11 @@ static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
     return g->free + g->cached >= g->promised + n;
 }
 
-static bool is_pending(const fkv_prefix_tier *t, const fkv_page_key *key) {
-    return t->store.pending != NULL && t->store.pending(t->store.self, key);
-}
-
-static bool is_wanted(const fkv_prefix_tier *t, const fkv_page_key *key) {
-    return t->store.wants != NULL ? t->store.wants(t->store.self, key) : !t->store.contains(t->store.self, key);
-}
-
 /* Returns true if the job should wait until the store knows whether it has the page. When the wait begins, all keys are announced
  * to the store, so that the store looks them up together. The store should limit the wait itself; MAX_FIRST_WAIT_S is an
  * additional limit. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
-    if (!is_pending(t, key)) return false;
+    if (!fkv_store_pending(&t->store, key)) return false;
     const double now = t->seconds(t->seconds_user);
     if (job->store_asked_at == 0.0) {
         job->store_asked_at = now;
@@ -254,8 +248,8 @@ static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
         fkv_page_key key;
         uint64_t n_bytes = 0;
         if (n_pages > job->n_sent) return;
-        if (fkv_prefix_state_key(&job->keys[n_pages - 1], &key) == FKV_OK && is_wanted(t, &key)) {
-            if (!is_last && is_pending(t, &key)) return;
+        if (fkv_prefix_state_key(&job->keys[n_pages - 1], &key) == FKV_OK && fkv_store_wants(&t->store, &key)) {
+            if (!is_last && fkv_store_pending(&t->store, &key)) return;
             uint8_t *packed = fkv_traffic_buffer(t->traffic);
             if (packed == NULL) return;
             if (fkv_prefix_pack_state(t->cache, job->r.tenant, job->answers[0].tokens, n_pages, &key, packed, &n_bytes) == FKV_OK)
@@ -273,8 +267,8 @@ static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
     uint32_t n_pages = a->n_inserted / t->page_tokens;
     for (; job->n_sent < n_pages && extend_keys(t, job); job->n_sent++) {
         const fkv_page_key *key = &job->keys[job->n_sent];
-        if (!is_wanted(t, key)) continue;
-        if (!is_last && is_pending(t, key)) return;
+        if (!fkv_store_wants(&t->store, key)) continue;
+        if (!is_last && fkv_store_pending(&t->store, key)) return;
         uint64_t n_bytes = 0;
         uint8_t *packed = fkv_traffic_buffer(t->traffic);
         if (packed == NULL) return;

@@ -7,8 +7,7 @@
  */
 #include "../base/base.h"
 #include "../base/memory.h"
-
-#include <flatkv/prefix_store.h>
+#include "../base/store_queries.h"
 
 typedef struct store_pair {
     uint64_t map_bytes;
@@ -17,14 +16,6 @@ typedef struct store_pair {
 } store_pair;
 
 static bool is_in(const fkv_prefix_store *store, const fkv_page_key *key) { return store->contains(store->self, key); }
-
-static bool is_pending_in(const fkv_prefix_store *store, const fkv_page_key *key) {
-    return store->pending != NULL && store->pending(store->self, key);
-}
-
-static bool is_wanted_by(const fkv_prefix_store *store, const fkv_page_key *key) {
-    return store->wants != NULL ? store->wants(store->self, key) : !is_in(store, key);
-}
 
 /* ---- lookups ---- */
 
@@ -35,13 +26,13 @@ static bool pair_contains(void *self, const fkv_page_key *key) {
 
 static bool pair_pending(void *self, const fkv_page_key *key) {
     const store_pair *p = self;
-    return !is_in(&p->near, key) && (is_pending_in(&p->near, key) || is_pending_in(&p->far, key));
+    return !is_in(&p->near, key) && (fkv_store_pending(&p->near, key) || fkv_store_pending(&p->far, key));
 }
 
 /* A page that the near store has is written to the far store only if the far store is known not to have it. */
 static bool pair_wants(void *self, const fkv_page_key *key) {
     const store_pair *p = self;
-    return is_wanted_by(&p->near, key) || (is_wanted_by(&p->far, key) && !is_pending_in(&p->far, key));
+    return fkv_store_wants(&p->near, key) || (fkv_store_wants(&p->far, key) && !fkv_store_pending(&p->far, key));
 }
 
 static void pair_expect(void *self, const fkv_page_key *keys, uint32_t n) {
@@ -112,8 +103,8 @@ static fkv_status pair_write(void *self, const fkv_page_key *key, const uint8_t 
     const store_pair *p = self;
     fkv_status near = FKV_OK;
     fkv_status far = FKV_OK;
-    if (is_wanted_by(&p->near, key)) near = p->near.write(p->near.self, key, packed, n_bytes);
-    if (is_wanted_by(&p->far, key)) far = p->far.write(p->far.self, key, packed, n_bytes);
+    if (fkv_store_wants(&p->near, key)) near = p->near.write(p->near.self, key, packed, n_bytes);
+    if (fkv_store_wants(&p->far, key)) far = p->far.write(p->far.self, key, packed, n_bytes);
     return near == FKV_OK ? near : far == FKV_OK && is_in(&p->far, key) ? far : near;
 }
 
