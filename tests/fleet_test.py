@@ -2,6 +2,8 @@
 """Tests several servers: behind HAProxy with the configuration of docs/fleet.md, and with prefixes shared through Redis.
 
 usage: fleet_test.py <flatkv> [test...]     exits with 77 if HAProxy or Redis is not installed
+
+FKV_REDIS_SERVER is the path of the server program to test with. Default: redis-server, or else valkey-server.
 """
 import concurrent.futures
 import contextlib
@@ -28,7 +30,7 @@ from serve_test import BOOK, TREE, check_resident_growth, run, serving
 PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
 HAPROXY = shutil.which("haproxy", path=PATHS)
 OPENSSL = shutil.which("openssl", path=PATHS)
-REDIS = shutil.which("redis-server", path=PATHS) or shutil.which("valkey-server", path=PATHS)
+REDIS = os.environ.get("FKV_REDIS_SERVER") or shutil.which("redis-server", path=PATHS) or shutil.which("valkey-server", path=PATHS)
 
 
 def skip(program):
