@@ -23,6 +23,7 @@ const stress_domain STRESS_DOMAIN = {
 };
 
 enum {
+    LATENT_PERCENT = 20,
     MOST_WORK = 3000000,          /* limit on the number of multiplications per query token over the longest history */
     MOST_TOKEN_FLOATS = 4096,     /* limit on the number of K and V values of one token, over all layers */
     MOST_FLOATS = 6 * 1000 * 1000 /* limit on the number of K and V values of all tokens in a cache */
@@ -86,17 +87,29 @@ static void draw_codecs(stress_random *r, fkv_layer_config *l) {
     draw_channel_bits(r, l, bits[n_drawn++ % STRESS_MAX_LAYERS]);
 }
 
+/* Turns a layer into a latent layer, with the same head dimension. */
+static void draw_latent(stress_random *r, const stress_config *c, fkv_layer_config *l) {
+    const uint32_t n_q_heads = l->n_q_heads / l->n_kv_heads;
+    *l = (fkv_layer_config){.n_q_heads = n_q_heads, .n_kv_heads = 1, .head_dim = l->head_dim};
+    l->rope_dim = 16 * (c->long_history ? 1 : stress_mostly_small(r, 1, stress_chance(r, 10) ? FKV_MAX_HEAD_DIM / 16 : 8));
+    l->k = draw_codec(r, l->head_dim);
+    if (stress_chance(r, 50)) l->v = draw_codec(r, l->head_dim); /* ignored by the cache */
+}
+
 static void draw_shape(stress_random *r, const stress_config *c, fkv_layer_config *l) {
     static const uint32_t usual[] = {64, 128, 96, 256, 32};
     if (c->long_history) {
         *l = (fkv_layer_config){.n_q_heads = stress_between(r, 1, 2), .n_kv_heads = 1, .head_dim = 16 * stress_between(r, 1, 2)};
         draw_codecs(r, l);
+        if (stress_chance(r, LATENT_PERCENT)) draw_latent(r, c, l);
         return;
     }
     l->head_dim = stress_chance(r, 60) ? usual[stress_below(r, 5)] : 16 * stress_mostly_small(r, 1, FKV_MAX_HEAD_DIM / 16);
     l->n_kv_heads = stress_mostly_small(r, 1, STRESS_MAX_HEADS_KV);
     l->n_q_heads = l->n_kv_heads * stress_mostly_small(r, 1, stress_chance(r, 5) ? FKV_MAX_HEADS_PER_KV : 12);
+    l->rope_dim = 0;
     draw_codecs(r, l);
+    if (stress_chance(r, LATENT_PERCENT)) draw_latent(r, c, l);
 }
 
 /* Draws sink logits for the largest number of heads. The array is static, because copies of a configuration also point to it. */
@@ -111,6 +124,7 @@ static const float *draw_sink_logits(stress_random *r) {
 static void draw_scores(stress_random *r, fkv_layer_config *l) {
     l->scale = 0;
     if (stress_chance(r, 25)) l->scale = log_uniform(r, STRESS_DOMAIN.scale_least, STRESS_DOMAIN.scale_most);
+    if (l->rope_dim != 0 && l->scale == 0) l->scale = 1.0f / sqrtf((float)(l->head_dim + l->rope_dim));
     if (stress_chance(r, 3)) l->scale = -l->scale;
     l->softcap = 0;
     if (stress_chance(r, 20)) l->softcap = log_uniform(r, 5, 60);
@@ -165,13 +179,19 @@ static void place_layers(stress_config *c) {
 
 static uint32_t token_floats(const stress_config *c) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < c->base.n_layers; i++) n += 2 * c->layers[i].n_kv_heads * c->layers[i].head_dim;
+    for (uint32_t i = 0; i < c->base.n_layers; i++) {
+        const fkv_layer_config *l = &c->layers[i];
+        n += l->rope_dim != 0 ? l->head_dim + l->rope_dim : 2 * l->n_kv_heads * l->head_dim;
+    }
     return n;
 }
 
 uint64_t stress_token_work(const stress_config *c) {
     uint64_t work = 0;
-    for (uint32_t i = 0; i < c->base.n_layers; i++) work += 2 * (uint64_t)c->layers[i].n_q_heads * c->layers[i].head_dim;
+    for (uint32_t i = 0; i < c->base.n_layers; i++) {
+        const fkv_layer_config *l = &c->layers[i];
+        work += (uint64_t)l->n_q_heads * (2 * l->head_dim + l->rope_dim);
+    }
     return work;
 }
 
@@ -220,6 +240,12 @@ static void make_codecs(stress_config *c) {
         bool sealed = stress_layer_is_sealed(c, i);
         for (uint32_t side = 0; side < STRESS_N_SIDES; side++) {
             fkv_codec_config codec = side == STRESS_K ? c->layers[i].k : c->layers[i].v;
+            if (stress_layer_is_latent(c, i) && side == STRESS_V) {
+                const fkv_codec_config rope = {.bits = 16};
+                c->codec[i][side] = stress_codec_make(rope, c->layers[i].rope_dim, c->base.page_type, false, 0, side);
+                c->sealed[i][side] = c->codec[i][side];
+                continue;
+            }
             bool rotated = ((uint32_t)c->base.rotate >> side & 1) != 0 && !(sealed && side == STRESS_K);
             uint64_t seed = c->base.rotation_seed;
             c->codec[i][side] = stress_codec_make(sealed ? open_codec(dim) : codec, dim, c->base.page_type, rotated, seed, side);
@@ -234,7 +260,7 @@ static uint32_t required_rotations(const stress_config *c) {
     uint32_t sides = 0;
     for (uint32_t i = 0; i < c->base.n_layers; i++) {
         if (c->layers[i].k.kind == FKV_CODEC_TURBO) sides |= FKV_ROTATE_K;
-        if (c->layers[i].v.kind == FKV_CODEC_TURBO) sides |= FKV_ROTATE_V;
+        if (c->layers[i].v.kind == FKV_CODEC_TURBO && !stress_layer_is_latent(c, i)) sides |= FKV_ROTATE_V;
     }
     return sides;
 }
@@ -279,10 +305,14 @@ void stress_config_sibling(stress_random *r, const stress_config *c, stress_conf
     draw_sizes(r, sibling);
 }
 
-/* Changes the identity of a layer: adds heads or, if the keys are calibrated, changes their channel bits. */
+/* Changes the identity of a layer: adds heads or RoPE channels or, if the keys are calibrated, changes their channel bits. */
 static void change_heads(stress_random *r, fkv_layer_config *l) {
     static layer_bits others;
     const uint8_t *bits = l->channel_bits;
+    if (l->rope_dim != 0) {
+        l->rope_dim = l->rope_dim == 16 ? 32 : l->rope_dim - 16;
+        return;
+    }
     if (bits == NULL) l->n_kv_heads = l->n_q_heads += l->n_kv_heads;
     while (bits != NULL && (l->channel_bits == bits || memcmp(others, bits, (size_t)l->n_kv_heads * l->head_dim) == 0))
         draw_channel_bits(r, l, others);
@@ -321,6 +351,8 @@ void stress_config_foreign(stress_random *r, const stress_config *c, stress_conf
     place_layers(s);
 }
 
+bool stress_layer_is_latent(const stress_config *c, uint32_t layer) { return c->layers[layer].rope_dim != 0; }
+
 bool stress_layer_is_sealed(const stress_config *c, uint32_t layer) {
     return c->layers[layer].k.kind == FKV_CODEC_SEALED || c->layers[layer].k.kind == FKV_CODEC_CALIBRATED;
 }
@@ -353,11 +385,11 @@ const char *stress_config_text(const stress_config *c) {
         (double)c->outlier[1], (double)c->outlier[2], (double)c->query_size);
     for (uint32_t i = 0; i < c->base.n_layers && n < (int)sizeof text - 200; i++) {
         const fkv_layer_config *l = &c->layers[i];
-        n +=
-            snprintf(text + n, sizeof text - (size_t)n,
-                     " [%u/%u/%u K%u g%u kind %d V%u g%u kind %d window %u sinks %u scale %g cap %g%s]", l->n_q_heads,
-                     l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, (int)l->k.kind, l->v.bits, l->v.group, (int)l->v.kind,
-                     l->window, l->n_sinks, (double)l->scale, (double)l->softcap, l->sink_logits != NULL ? " learned sinks" : "");
+        n += snprintf(text + n, sizeof text - (size_t)n,
+                      " [%u/%u/%u+%u K%u g%u kind %d V%u g%u kind %d window %u sinks %u scale %g cap %g%s]", l->n_q_heads,
+                      l->n_kv_heads, l->head_dim, l->rope_dim, l->k.bits, l->k.group, (int)l->k.kind, l->v.bits, l->v.group,
+                      (int)l->v.kind, l->window, l->n_sinks, (double)l->scale, (double)l->softcap,
+                      l->sink_logits != NULL ? " learned sinks" : "");
     }
     for (uint32_t i = 0; i < c->n_states && n < (int)sizeof text - 200; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, " [state of %u bytes in layer %u, %u snapshots]", c->state_bytes[i],

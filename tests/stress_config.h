@@ -11,6 +11,7 @@ enum {
     STRESS_MAX_STATES = 3, /* state layers */
     STRESS_MAX_ALL_LAYERS = STRESS_MAX_LAYERS + STRESS_MAX_STATES,
     STRESS_MAX_HEADS_KV = 4,
+    STRESS_MAX_KEY_DIM = 2 * FKV_MAX_HEAD_DIM, /* latent channels and RoPE channels */
     STRESS_MAX_SEQS = 10,
     STRESS_MAX_ISAS = 8
 };
@@ -80,6 +81,9 @@ void stress_config_foreign(stress_random *r, const stress_config *config, stress
 /* Returns the number of multiplications for one pair of a query token and a cached token, over all layers. */
 uint64_t stress_token_work(const stress_config *config);
 
+/* A latent layer has one stored row per token. STRESS_K stands for its latent channels, which are also the values, and STRESS_V
+ * stands for its RoPE channels. */
+bool stress_layer_is_latent(const stress_config *config, uint32_t layer);
 bool stress_layer_is_sealed(const stress_config *config, uint32_t layer);
 bool stress_has_sealed_layer(const stress_config *config);
 bool stress_has_window(const stress_config *config);

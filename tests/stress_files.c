@@ -117,6 +117,7 @@ static void write_layers(const image *m, uint8_t *at) {
             const uint32_t fields[] = {codec->bits, codec->kind == FKV_CODEC_AFFINE ? codec->group : 0, (uint32_t)codec->kind};
             for (uint32_t f = 0; f < 3; f++, to += 4) put(to, fields[f], 4);
         }
+        put(to, l->rope_dim, 4);
     }
 }
 
@@ -235,8 +236,9 @@ static void check_file(stress_run *l, const stress_file *file) {
     stress_expect(fkv_file_inspect(file->path, true, &info), FKV_OK, "inspect");
     const fkv_layer_config *first = &l->config.layers[0];
     if (info.n_tokens != file->n || info.n_layers != l->fixture.n_layers || info.file_bytes != n ||
-        info.first_layer.head_dim != first->head_dim || info.first_layer.k.bits != first->k.bits ||
-        info.page_type != l->config.base.page_type || info.rotate != l->config.base.rotate)
+        info.first_layer.head_dim != first->head_dim || info.first_layer.rope_dim != first->rope_dim ||
+        info.first_layer.k.bits != first->k.bits || info.page_type != l->config.base.page_type ||
+        info.rotate != l->config.base.rotate)
         stress_fail("the result of fkv_file_inspect() does not match the saved sequence");
     uint32_t n_tokens = 0;
     uint32_t some = file->n < 100 ? file->n : 100;

@@ -52,10 +52,16 @@ static void odd_row(const stress_config *c, stress_random *r, uint32_t what, uin
     }
 }
 
-/* Generates one row whose values are exact in the row type. x: [D] */
+/* Returns the number of values in a stored row, or in a query. */
+static uint32_t row_dim(const stress_fixture *w, uint32_t layer, uint32_t what) {
+    const fkv_layer_config *l = &w->config->layers[layer];
+    return what == STRESS_Q ? l->head_dim + l->rope_dim : w->config->codec[layer][what].dim;
+}
+
+/* Generates one row whose values are exact in the row type. x: [row_dim()] */
 static void make_row(const stress_fixture *w, const stress_token *token, uint32_t layer, uint32_t what, uint32_t head, float *x) {
     const stress_config *c = w->config;
-    uint32_t dim = c->layers[layer].head_dim;
+    uint32_t dim = row_dim(w, layer, what);
     stress_random r = {stress_mix(stress_mix(token->chain, c->seed), (layer * 4 + what) * 4096 + head)};
     for (uint32_t d = 0; d < dim; d++) {
         x[d] = stress_gaussian(&r) * (what == STRESS_Q ? c->query_size : 1);
@@ -71,9 +77,16 @@ static uint32_t heads_of(const stress_fixture *w, uint32_t layer, uint32_t what)
     return what == STRESS_Q ? l->n_q_heads : l->n_kv_heads;
 }
 
+static size_t number_bytes(const stress_fixture *w) { return w->config->base.row_type == FKV_F32 ? 4 : 2; }
+
 size_t stress_rows_bytes(const stress_fixture *w, uint32_t layer, uint32_t what) {
-    size_t numbers = (size_t)heads_of(w, layer, what) * w->config->layers[layer].head_dim;
-    return numbers * (w->config->base.row_type == FKV_F32 ? 4 : 2);
+    const fkv_layer_config *l = &w->config->layers[layer];
+    if (stress_layer_is_latent(w->config, layer) && what == STRESS_V) return 0;
+    return heads_of(w, layer, what) * (size_t)(l->head_dim + l->rope_dim) * number_bytes(w);
+}
+
+size_t stress_answer_bytes(const stress_fixture *w, uint32_t layer) {
+    return (size_t)w->config->layers[layer].n_q_heads * w->config->layers[layer].head_dim * number_bytes(w);
 }
 
 static void put_number(fkv_type type, uint8_t *rows, size_t i, float x) {
@@ -92,10 +105,13 @@ static float get_number(fkv_type type, const uint8_t *rows, size_t i) {
 }
 
 void stress_rows(const stress_fixture *w, const stress_token *token, uint32_t layer, uint32_t what, uint8_t *rows) {
-    uint32_t dim = w->config->layers[layer].head_dim;
+    const bool is_latent = stress_layer_is_latent(w->config, layer);
+    if (is_latent && what == STRESS_V) return;
+    uint32_t dim = w->config->layers[layer].head_dim + w->config->layers[layer].rope_dim;
     for (uint32_t h = 0; h < heads_of(w, layer, what); h++) {
-        float x[FKV_MAX_HEAD_DIM];
+        float x[STRESS_MAX_KEY_DIM];
         make_row(w, token, layer, what, h, x);
+        if (is_latent && what == STRESS_K) make_row(w, token, layer, STRESS_V, h, x + row_dim(w, layer, STRESS_K));
         for (uint32_t d = 0; d < dim; d++) put_number(w->config->base.row_type, rows, (size_t)h * dim + d, x[d]);
     }
 }
@@ -115,7 +131,7 @@ void stress_fixture_open(stress_fixture *w, const stress_config *config, uint32_
         for (uint32_t side = 0; side < STRESS_N_SIDES; side++) {
             w->stored_at[i][side] = w->stored_floats;
             w->bytes_at[i][side] = w->stored_bytes;
-            w->stored_floats += (size_t)config->layers[i].n_kv_heads * config->layers[i].head_dim;
+            w->stored_floats += (size_t)config->layers[i].n_kv_heads * row_dim(w, i, side);
             w->stored_bytes += (size_t)config->layers[i].n_kv_heads * stress_row_bytes(&config->codec[i][side]);
             w->sealed_at[i][side] = w->sealed_floats;
             if (stress_layer_is_sealed(config, i))
@@ -149,7 +165,6 @@ uint64_t stress_chain_begin(const stress_fixture *w, uint64_t tenant) { return s
 
 static void store(const stress_fixture *w, stress_token *token) {
     for (uint32_t i = 0; i < w->n_layers; i++) {
-        uint32_t dim = w->config->layers[i].head_dim;
         for (uint32_t side = 0; side < STRESS_N_SIDES; side++) {
             const stress_codec *codec = &w->config->codec[i][side];
             for (uint32_t head = 0; head < w->config->layers[i].n_kv_heads; head++) {
@@ -157,7 +172,7 @@ static void store(const stress_fixture *w, stress_token *token) {
                 uint8_t *bytes = token->bytes + w->bytes_at[i][side] + (size_t)head * stress_row_bytes(codec);
                 make_row(w, token, i, side, head, x);
                 stress_encode(codec, x, bytes);
-                stress_decode(codec, bytes, token->stored + w->stored_at[i][side] + (size_t)head * dim);
+                stress_decode(codec, bytes, token->stored + w->stored_at[i][side] + (size_t)head * codec->dim);
             }
         }
     }
@@ -265,7 +280,7 @@ typedef struct question {
     uint32_t n;
     uint32_t layer;
     uint32_t head; /* query head */
-    double q[FKV_MAX_HEAD_DIM];
+    double q[STRESS_MAX_KEY_DIM];
 } question;
 
 typedef struct reply {
@@ -297,7 +312,12 @@ static const float *stored_row(const question *x, uint32_t t, uint32_t side) {
         return page->sealed + x->fixture->sealed_at[x->layer][side] +
                ((size_t)(t % page_tokens) * l->n_kv_heads + head) * l->head_dim;
     }
-    return x->history[t]->stored + x->fixture->stored_at[x->layer][side] + (size_t)head * l->head_dim;
+    return x->history[t]->stored + x->fixture->stored_at[x->layer][side] + (size_t)head * row_dim(x->fixture, x->layer, side);
+}
+
+/* Returns which stored row is the value. */
+static uint32_t value_side(const question *x) {
+    return stress_layer_is_latent(x->fixture->config, x->layer) ? STRESS_K : STRESS_V;
 }
 
 static bool is_visible(const fkv_layer_config *l, uint32_t query, uint32_t t) {
@@ -315,7 +335,9 @@ static void ask(const question *x, reply *to) {
     *to = (reply){.out = {0}};
     for (uint32_t t = 0; t < x->n; t++) {
         if (!is_visible(l, x->n - 1, t)) continue;
-        double score = dot(x->q, stored_row(x, t, STRESS_K), l->head_dim) * scale;
+        double score = dot(x->q, stored_row(x, t, STRESS_K), l->head_dim);
+        if (l->rope_dim != 0) score += dot(x->q + l->head_dim, stored_row(x, t, STRESS_V), l->rope_dim);
+        score *= scale;
         if (isnan(score)) nan = score;
         if (l->softcap > 0) score = (double)l->softcap * tanh(score / (double)l->softcap);
         weights[t] = score;
@@ -325,13 +347,13 @@ static void ask(const question *x, reply *to) {
     for (uint32_t t = 0; t < x->n; t++) {
         if (!is_visible(l, x->n - 1, t)) continue;
         double p = exp(weights[t] - most);
-        const float *v = stored_row(x, t, STRESS_V);
+        const float *v = stored_row(x, t, value_side(x));
         weights[t] = p;
         total += p;
         for (uint32_t d = 0; d < l->head_dim; d++) to->out[d] += p * (double)v[d];
     }
     for (uint32_t d = 0; d < l->head_dim; d++) to->out[d] = to->out[d] / total + nan;
-    const stress_codec *v = &x->fixture->config->codec[x->layer][STRESS_V];
+    const stress_codec *v = &x->fixture->config->codec[x->layer][value_side(x)];
     if (v->rotated) stress_rotate_back(v, to->out);
 }
 
@@ -390,13 +412,15 @@ static double slack_of(const question *x) {
     for (uint32_t t = 0; t < x->n; t++) {
         if (!is_visible(l, x->n - 1, t)) continue;
         const float *k = stored_row(x, t, STRESS_K);
-        const float *v = stored_row(x, t, STRESS_V);
+        const float *v = stored_row(x, t, value_side(x));
+        const float *rope = stored_row(x, t, STRESS_V);
         double size = bias_error(x, k);
         double norm = 0;
         for (uint32_t d = 0; d < l->head_dim; d++) {
             size += fabs(x->q[d] * (double)k[d]) * SCORE_ERROR + of_query * fabs((double)k[d]);
             norm += (double)v[d] * (double)v[d];
         }
+        for (uint32_t d = 0; d < l->rope_dim; d++) size += fabs(x->q[l->head_dim + d] * (double)rope[d]) * SCORE_ERROR;
         largest = fmax(largest, size * fabs(scale_of(l)));
         values += x->fixture->weights[t] * sqrt(norm);
         norms += sqrt(norm);
@@ -404,7 +428,7 @@ static double slack_of(const question *x) {
         total += x->fixture->weights[t];
     }
     if (largest > FLOAT_HOLDS * SCORE_ERROR || values > FLOAT_HOLDS) return (double)INFINITY;
-    const stress_codec *v = &x->fixture->config->codec[x->layer][STRESS_V];
+    const stress_codec *v = &x->fixture->config->codec[x->layer][value_side(x)];
     double least = v->bits == 16 ? 0 : LEAST_SCALE * ((1u << v->bits) - 1) * sqrt((double)l->head_dim);
     if (largest > 1.0 / 16) return 2 * most; /* the scores are meaningless, so any weighted mean of the values is accepted */
     return (4 * largest + VALUE_ERROR) * values / total + VALUE_ERROR * least + LEAST_WEIGHT * norms;
@@ -460,9 +484,9 @@ static void check_head(question *x, const uint8_t *answer) {
     const stress_config *c = w->config;
     const fkv_layer_config *l = &c->layers[x->layer];
     const stress_token *token = x->history[x->n - 1];
-    float q[FKV_MAX_HEAD_DIM];
+    float q[STRESS_MAX_KEY_DIM];
     make_row(w, token, x->layer, STRESS_Q, x->head, q);
-    for (uint32_t d = 0; d < l->head_dim; d++) x->q[d] = (double)q[d];
+    for (uint32_t d = 0; d < l->head_dim + l->rope_dim; d++) x->q[d] = (double)q[d];
     if (c->codec[x->layer][STRESS_K].rotated) stress_rotate(&c->codec[x->layer][STRESS_K], x->q);
     reply reference;
     ask(x, &reference);
@@ -471,6 +495,7 @@ static void check_head(question *x, const uint8_t *answer) {
     bool over_sealed = stress_layer_is_sealed(c, x->layer) && x->n > 2 * c->base.page_tokens;
     w->n_sealed += over_sealed;
     w->n_calibrated += over_sealed && l->k.kind == FKV_CODEC_CALIBRATED;
+    w->n_latent += stress_layer_is_latent(c, x->layer);
     w->n_turbo += c->codec[x->layer][STRESS_K].kind == FKV_CODEC_TURBO || c->codec[x->layer][STRESS_V].kind == FKV_CODEC_TURBO;
     if (between.hidden_nan)
         stress_fail("layer %u head %u position %u: the output is finite where the reference is NaN", x->layer, x->head,
@@ -514,7 +539,7 @@ static bool has_nan(fkv_type type, const uint8_t *answer, size_t n) {
 void stress_check_answer(stress_fixture *w, stress_token *const *history, uint32_t n, uint32_t layer, const uint8_t *answer) {
     const fkv_layer_config *l = &w->config->layers[layer];
     stress_token *token = history[n - 1];
-    size_t bytes = stress_rows_bytes(w, layer, STRESS_Q);
+    size_t bytes = stress_answer_bytes(w, layer);
     uint64_t bits = hash_of(answer, bytes);
     if (token->answers[layer] == bits) {
         w->n_same++;

@@ -15,7 +15,7 @@ typedef struct stress_token {
     uint64_t chain; /* hash of the token and its history */
     uint32_t id;
     uint32_t position;
-    float *stored;   /* decoded K and V of every layer: [layer][K or V][G, D] */
+    float *stored;   /* decoded K and V of every layer: [layer][K or V][G, D or R] */
     uint8_t *bytes;  /* stored bytes of the same rows: [layer][K or V][G, row bytes] */
     float *sealed;   /* decoded rows of the sealed page that ends with this token: [layer][K or V][T, G, D]; NULL until needed */
     uint8_t *blocks; /* stored bytes of the same page: [layer][G, block bytes] */
@@ -40,6 +40,7 @@ typedef struct stress_fixture {
     uint64_t n_answers;    /* number of query-head rows compared with the reference */
     uint64_t n_sealed;     /* number of query-head rows that read a sealed page */
     uint64_t n_calibrated; /* number of query-head rows that read a sealed page with calibrated keys */
+    uint64_t n_latent;     /* number of query-head rows of latent layers */
     uint64_t n_turbo;      /* number of query-head rows that read TurboQuant codes */
     uint64_t n_same;       /* number of outputs that were bit-identical to an earlier output of the same token */
     uint64_t n_slack;  /* number of query-head rows that matched only with the additional tolerance for ill-conditioned sums */
@@ -59,9 +60,13 @@ stress_token *stress_token_after(stress_fixture *fixture, uint64_t before, uint3
 /* Returns the same token with a NaN in one stored row. Only a page file can contain such a row. */
 stress_token *stress_token_with_nan(stress_fixture *fixture, uint64_t before, uint32_t position, uint32_t id);
 
-/* Generates rows in the row type. what: STRESS_K, STRESS_V ([G, D]) or STRESS_Q ([H, D]). */
+/* Generates rows in the row type. what: STRESS_K, STRESS_V ([G, D]) or STRESS_Q ([H, D]). In a latent layer, STRESS_K is a whole
+ * row ([1, D + R]), STRESS_V is empty, and STRESS_Q is [H, D + R]. */
 void stress_rows(const stress_fixture *fixture, const stress_token *token, uint32_t layer, uint32_t what, uint8_t *rows);
 size_t stress_rows_bytes(const stress_fixture *fixture, uint32_t layer, uint32_t what);
+
+/* Returns the size of the output of one token: [H, D] in the row type. */
+size_t stress_answer_bytes(const stress_fixture *fixture, uint32_t layer);
 
 const uint8_t *stress_stored_row(const stress_fixture *fixture, const stress_token *token, uint32_t layer, uint32_t side,
                                  uint32_t head);

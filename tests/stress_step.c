@@ -103,6 +103,11 @@ static void write_states(stress_run *l, stress_cache *c, const plan *p, fkv_step
     }
 }
 
+/* Returns the V rows of a layer, or NULL if the layer is latent. */
+static const uint8_t *v_rows(const stress_run *l, uint32_t layer) {
+    return stress_layer_is_latent(&l->config, layer) ? NULL : l->rows[STRESS_V];
+}
+
 static void write_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, uint32_t layer) {
     if (is_state(l, layer)) {
         write_states(l, c, p, step, layer);
@@ -110,14 +115,18 @@ static void write_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step 
     }
     gather_rows(l, p, layer, STRESS_K);
     gather_rows(l, p, layer, STRESS_V);
-    stress_expect(fkv_write(step, c->config.at[layer], l->rows[STRESS_K], l->rows[STRESS_V]), FKV_OK, "write");
+    stress_expect(fkv_write(step, c->config.at[layer], l->rows[STRESS_K], v_rows(l, layer)), FKV_OK, "write");
 }
 
 static void attend_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, uint32_t layer) {
     if (is_state(l, layer)) return;
-    size_t token_bytes = stress_rows_bytes(&l->fixture, layer, STRESS_Q);
+    size_t token_bytes = stress_answer_bytes(&l->fixture, layer);
     gather_rows(l, p, layer, STRESS_Q);
     uint8_t *out = l->rows[stress_chance(&l->random, 25) ? STRESS_Q : 3];
+    if (out != l->rows[3] && stress_layer_is_latent(&l->config, layer)) {
+        stress_expect(fkv_attend(step, c->config.at[layer], l->rows[STRESS_Q], out), FKV_BAD_ARGUMENT, "attend in place");
+        out = l->rows[3];
+    }
     memset(l->rows[3], 0xff, l->rows_bytes);
     stress_expect(fkv_attend(step, c->config.at[layer], l->rows[STRESS_Q], out), FKV_OK, "attend");
     for (uint32_t i = 0; i < p->n_rows; i++) {
@@ -155,7 +164,7 @@ static void call_in_a_step(stress_run *l, stress_cache *c, const plan *p, fkv_st
         if (written[layer] && is_state(l, layer))
             stress_expect(fkv_state_rows(step, at, states), FKV_BAD_STATE, "second call for states");
         else if (written[layer])
-            stress_expect(fkv_write(step, at, l->rows[0], l->rows[1]), FKV_BAD_STATE, "second write");
+            stress_expect(fkv_write(step, at, l->rows[0], v_rows(l, layer)), FKV_BAD_STATE, "second write");
         break;
     case 10:
         if (is_state(l, layer))
