@@ -11,8 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const NAMES[] = {"lfm2",       "lfm2_moe",       "qwen35",     "qwen35_odd",     "qwen35_moe", "qwen3_next",
-                                    "granite4_h", "granite4_h_moe", "nemotron_h", "nemotron_h_moe", "falcon_h1"};
+static const char *const NAMES[] = {"lfm2",       "lfm2_moe",       "qwen35",     "qwen35_odd",
+                                    "qwen35_moe", "qwen3_next",     "granite4_h", "granite4_h_moe",
+                                    "nemotron_h", "nemotron_h_moe", "falcon_h1",  "kimi_linear_odd"};
 enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 200, PAGE = 64, MAX_SEQS = 4 };
 
 typedef float all_logits[N * GOLDEN_VOCAB];

@@ -74,8 +74,12 @@ END_TEST
 
 enum { N_VALUES = 5, N_TOKENS = 40, MAX_K = 256 };
 
-/* Runs the delta rule over N_TOKENS tokens. state: [N_VALUES, k_dim], initially zero; outputs: [N_TOKENS, N_VALUES] */
-static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, float *state, float *outputs) {
+/* Returns the decay of a key channel. Without separate decays, all channels have the decay of channel 0. */
+static float decay_of(uint32_t channel, bool by_channel) { return by_channel ? 1.0f - 0.1f * (float)(channel % 7 + 1) : 0.9f; }
+
+/* Runs the delta rule over N_TOKENS tokens, with one decay or with one decay per key channel. state: [N_VALUES, k_dim], initially
+ * zero; outputs: [N_TOKENS, N_VALUES] */
+static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool by_channel, bool in_place, float *state, float *outputs) {
     static float other[N_VALUES * MAX_K];
     float k[MAX_K];
     float q[MAX_K];
@@ -87,12 +91,19 @@ static void run_delta(const fkv_vector_ops *ops, uint32_t k_dim, bool in_place, 
         fill(out, N_VALUES, 3 * t + 2, 2.0f);
         ops->l2_norm(k, 1e-6f, 1.0f, k_dim);
         if (!in_place) memcpy(other, state, N_VALUES * k_dim * sizeof *state);
-        ops->delta_step(in_place ? state : other, state, N_VALUES, k_dim, k, q, out, 0.9f, 0.1f + (float)(t % 8) * 0.1f, out);
+        const float *from = in_place ? state : other;
+        const float beta = 0.1f + (float)(t % 8) * 0.1f;
+        float decays[MAX_K];
+        for (uint32_t i = 0; i < k_dim; i++) decays[i] = decay_of(i, by_channel);
+        if (by_channel)
+            ops->kda_step(from, state, N_VALUES, k_dim, k, q, out, decays, beta, out);
+        else
+            ops->delta_step(from, state, N_VALUES, k_dim, k, q, out, decays[0], beta, out);
     }
 }
 
 /* Computes the outputs of run_delta() in double precision, directly from the equations that define the delta rule. */
-static void reference_delta(uint32_t k_dim, float *outputs) {
+static void reference_delta(uint32_t k_dim, bool by_channel, float *outputs) {
     static double state[N_VALUES][MAX_K];
     float k[MAX_K];
     float q[MAX_K];
@@ -107,7 +118,7 @@ static void reference_delta(uint32_t k_dim, float *outputs) {
         for (uint32_t v = 0; v < N_VALUES; v++) {
             double memory = 0.0;
             double out = 0.0;
-            for (uint32_t i = 0; i < k_dim; i++) memory += (state[v][i] *= (double)0.9f) * (double)k[i];
+            for (uint32_t i = 0; i < k_dim; i++) memory += (state[v][i] *= (double)decay_of(i, by_channel)) * (double)k[i];
             for (uint32_t i = 0; i < k_dim; i++) state[v][i] += beta * ((double)values[v] - memory) * (double)k[i];
             for (uint32_t i = 0; i < k_dim; i++) out += state[v][i] * (double)q[i];
             outputs[(size_t)t * N_VALUES + v] = (float)out;
@@ -117,21 +128,24 @@ static void reference_delta(uint32_t k_dim, float *outputs) {
 
 START_TEST(delta_rule_is_bit_identical_and_accurate) {
     static const uint32_t dims[] = {1, 7, 16, 24, 40, 64, 128, 256};
+    enum { N_DIMS = sizeof dims / sizeof dims[0] };
     static float states[2][N_VALUES * MAX_K];
     static float outputs[2][N_TOKENS * N_VALUES];
-    for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++) {
-        const size_t state_bytes = N_VALUES * dims[d] * sizeof(float);
-        run_delta(&fkv_vector_ops_plain, dims[d], true, states[0], outputs[0]);
+    for (size_t c = 0; c < 2 * (size_t)N_DIMS; c++) {
+        const bool by_channel = c >= N_DIMS;
+        const uint32_t k_dim = dims[c % N_DIMS];
+        const size_t state_bytes = N_VALUES * k_dim * sizeof(float);
+        run_delta(&fkv_vector_ops_plain, k_dim, by_channel, true, states[0], outputs[0]);
         for (size_t i = 0; i < sizeof ISAS / sizeof ISAS[0]; i++) {
             if (!fkv_cpu_runs(ISAS[i])) continue;
             for (int in_place = 0; in_place < 2; in_place++) {
-                run_delta(fkv_vector_ops_for(ISAS[i]), dims[d], in_place, states[1], outputs[1]);
+                run_delta(fkv_vector_ops_for(ISAS[i]), k_dim, by_channel, in_place, states[1], outputs[1]);
                 ck_assert_msg(memcmp(states[0], states[1], state_bytes) == 0 &&
                                   memcmp(outputs[0], outputs[1], sizeof outputs[0]) == 0,
-                              "%s differs for keys of %u", fkv_isa_name(ISAS[i]), dims[d]);
+                              "%s differs for keys of %u", fkv_isa_name(ISAS[i]), k_dim);
             }
         }
-        reference_delta(dims[d], outputs[1]);
+        reference_delta(k_dim, by_channel, outputs[1]);
         ck_assert_double_le(relative_l2(outputs[0], outputs[1], N_TOKENS * N_VALUES), 2e-6);
     }
 }

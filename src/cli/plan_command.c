@@ -143,6 +143,17 @@ static void print_remote(const pull_choice *remote) {
            remote->variant->is_folder ? "safetensors" : remote->variant->label);
 }
 
+/* Prints the row size of latent attention. The first layers of the model may be recurrent. */
+static void print_latent(const fkv_model *model) {
+    fkv_model_layer layer = {0};
+    if (fkv_model_about(model)->latent_dim == 0) return;
+    for (uint32_t i = 0; layer.rope_dim == 0; i++)
+        if (fkv_model_layer_about(model, i, &layer) != FKV_OK) return;
+    printf(
+        "Each layer with attention stores %u latent channels and %u RoPE channels per token, for keys and values of all heads.\n",
+        layer.head_dim, layer.rope_dim);
+}
+
 static void print_head(const subject *s) {
     const char *bounded = is_bounded(s) ? ", bounded" : "";
     if (s->model == NULL) {
@@ -156,10 +167,7 @@ static void print_head(const subject *s) {
     if (is_config(s)) (void)snprintf(parameters, sizeof parameters, "%.3g billion parameters, ", (double)a->n_parameters / 1e9);
     printf("%s (%s, %u layers, %u/%u/%u, %strained for %u tokens), %u tokens%s\n", s->o->model.model, a->architecture,
            a->n_layers, a->n_q_heads, a->n_kv_heads, a->head_dim, parameters, a->context, s->n_tokens, bounded);
-    fkv_model_layer layer;
-    if (a->latent_dim != 0 && fkv_model_layer_about(s->model, 0, &layer) == FKV_OK)
-        printf("Each layer stores %u latent channels and %u RoPE channels per token, for keys and values of all heads.\n",
-               layer.head_dim, layer.rope_dim);
+    print_latent(s->model);
     if (is_config(s)) printf("The size of the weights is an estimate based on config.json.\n");
     if (s->remote.variant != NULL) print_remote(&s->remote);
     putchar('\n');

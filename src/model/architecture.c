@@ -75,6 +75,29 @@
      .recurrence = FKV_MAMBA2,                                                                                                   \
      .norm_experts = true,                                                                                                       \
      .sigmoid_router = true}
+#define KIMI_LINEAR_NAMES                                                                                                        \
+    {{"self_attn.q_conv1d", "ssm_conv1d_q"},                                                                                     \
+     {"self_attn.k_conv1d", "ssm_conv1d_k"},                                                                                     \
+     {"self_attn.v_conv1d", "ssm_conv1d_v"},                                                                                     \
+     {"self_attn.q_conv.conv", "ssm_conv1d_q"},                                                                                  \
+     {"self_attn.k_conv.conv", "ssm_conv1d_k"},                                                                                  \
+     {"self_attn.v_conv.conv", "ssm_conv1d_v"},                                                                                  \
+     {"self_attn.f_a_proj", "ssm_f_a"},                                                                                          \
+     {"self_attn.f_b_proj", "ssm_f_b"},                                                                                          \
+     {"self_attn.g_a_proj", "ssm_g_a"},                                                                                          \
+     {"self_attn.g_b_proj", "ssm_g_b"},                                                                                          \
+     {"self_attn.b_proj", "ssm_beta"},                                                                                           \
+     {"self_attn.A_log", "ssm_a_log"},                                                                                           \
+     {"self_attn.dt_bias", "ssm_dt"},                                                                                            \
+     {"self_attn.o_norm", "ssm_norm"},                                                                                           \
+     {"block_sparse_moe.gate_proj", "ffn_gate"},                                                                                 \
+     {"block_sparse_moe.up_proj", "ffn_up"},                                                                                     \
+     {"block_sparse_moe.down_proj", "ffn_down"},                                                                                 \
+     {"block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"},                                                            \
+     {"block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"},                                                                \
+     {"block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"},                                                            \
+     {"block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b"},                                                           \
+     {"mlp.e_score_correction_bias", "exp_probs_b"}}
 #define LFM2_NAMES                                                                                                               \
     {{"operator_norm", "attn_norm"},                                                                                             \
      {"ffn_norm", "ffn_norm"},                                                                                                   \
@@ -153,6 +176,9 @@ static const fkv_architecture ARCHITECTURES[] = {
     {.name = "deepseek2", .gguf_interleaved = true},
     {.name = "mistral4", .features = {.norm_experts = true}, .gguf_interleaved = true},
     {.name = "minicpm3"},
+    {.name = "kimi-linear",
+     .features = {.recurrence = FKV_KDA, .norm_experts = true, .sigmoid_router = true},
+     .hf_names = KIMI_LINEAR_NAMES},
     {.name = "phi3", .features = {.window_period = FKV_NO_PERIOD}},
     {.name = "smollm3", .features = {.no_rope_period = 4}, .gguf_interleaved = true, .rope_base = 2e6f},
     {.name = "granite",
@@ -317,7 +343,7 @@ const char *fkv_architecture_names(void) {
     return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
            "granite, granitemoe, granitehybrid, nemotron_h, nemotron_h_moe, falcon-h1, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5, gpt-oss, qwen2vl, qwen3vlmoe, "
            "ernie4_5-moe, exaone4, olmoe, minimax-m2, hunyuan-dense, hunyuan-moe, dots1, arcee, starcoder2, apertus, phimoe, afmoe, "
-           "llama4, mimo2, bailingmoe, bailingmoe2, lfm2, lfm2moe, qwen3next, qwen35 and qwen35moe";
+           "llama4, mimo2, bailingmoe, bailingmoe2, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe and kimi-linear";
 }
 
 #define RECURRENT "layers with this kind of recurrent state (state space or linear attention) are not supported"
@@ -329,13 +355,12 @@ const char *fkv_architecture_refusal(const char *name) {
         const char *name;
         const char *why;
     } refused[] = {
-        {"mamba", RECURRENT},       {"mamba2", RECURRENT},      {"falcon_mamba", RECURRENT},    {"jamba", RECURRENT},
-        {"bamba", RECURRENT},       {"plamo2", RECURRENT},      {"rwkv6", RECURRENT},           {"rwkv7", RECURRENT},
-        {"kimi_linear", RECURRENT}, {"kimi-linear", RECURRENT}, {"recurrent_gemma", RECURRENT}, {"bailing_hybrid", RECURRENT},
-        {"olmo_hybrid", RECURRENT}, {"zamba2", RECURRENT},      {"minimax", RECURRENT},         {"kimi_k3", RECURRENT},
-        {"deepseek_v32", INDEXED},  {"deepseek32", INDEXED},    {"deepseek_v4", INDEXED},       {"deepseek4", INDEXED},
-        {"glm_moe_dsa", INDEXED},   {"glm-dsa", INDEXED},       {"glm5_next", INDEXED},         {"qwen4_exp", INDEXED},
-        {"gemma3n", ALTUP},         {"gemma3n_text", ALTUP},
+        {"mamba", RECURRENT},           {"mamba2", RECURRENT},         {"falcon_mamba", RECURRENT}, {"jamba", RECURRENT},
+        {"bamba", RECURRENT},           {"plamo2", RECURRENT},         {"rwkv6", RECURRENT},        {"rwkv7", RECURRENT},
+        {"recurrent_gemma", RECURRENT}, {"bailing_hybrid", RECURRENT}, {"olmo_hybrid", RECURRENT},  {"zamba2", RECURRENT},
+        {"minimax", RECURRENT},         {"kimi_k3", RECURRENT},        {"deepseek_v32", INDEXED},   {"deepseek32", INDEXED},
+        {"deepseek_v4", INDEXED},       {"deepseek4", INDEXED},        {"glm_moe_dsa", INDEXED},    {"glm-dsa", INDEXED},
+        {"glm5_next", INDEXED},         {"qwen4_exp", INDEXED},        {"gemma3n", ALTUP},          {"gemma3n_text", ALTUP},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strcmp(refused[i].name, name) == 0) return refused[i].why;

@@ -44,9 +44,9 @@ static fkv_status check_latent(const fkv_hparams *h) {
     FKV_REQUIRE(isfinite(l->norm_eps) && l->norm_eps >= 0.0f, FKV_UNSUPPORTED, "invalid epsilon %g of the latent norms",
                 (double)l->norm_eps);
     FKV_REQUIRE(h->features.qk_norm == FKV_QK_PLAIN && !h->features.attn_gate && !h->features.gate_in_q && !h->features.sinks &&
-                    h->n_shared_kv_layers == 0 && !fkv_architecture_has_recurrence(h),
+                    h->n_shared_kv_layers == 0 && !h->features.parallel_mixers,
                 FKV_UNSUPPORTED,
-                "latent attention with norms of heads, gates, sinks, shared pages or recurrent layers is not supported");
+                "latent attention with norms of heads, gates, sinks, shared pages or parallel recurrent layers is not supported");
     return FKV_OK;
 }
 
@@ -68,6 +68,10 @@ static fkv_status check_recurrence(const fkv_hparams *h) {
             "the recurrent layers have %u key heads and %u value heads; expected a multiple of the key heads, at most %d value heads",
             r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
     }
+    FKV_REQUIRE(h->features.recurrence != FKV_KDA || (r->n_k_heads == r->n_v_heads && r->k_dim == r->v_dim), FKV_UNSUPPORTED,
+                "Kimi Delta Attention with %u key heads of dimension %u and %u value heads of dimension %u is not supported; "
+                "expected equal numbers and dimensions",
+                r->n_k_heads, r->k_dim, r->n_v_heads, r->v_dim);
     FKV_REQUIRE(r->n_norm_groups == 0 || (r->n_v_heads * r->v_dim) % r->n_norm_groups == 0, FKV_UNSUPPORTED,
                 "the outputs of the recurrent layers have %u channels, which is not a multiple of %u groups",
                 r->n_v_heads * r->v_dim, r->n_norm_groups);

@@ -31,24 +31,28 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *input_norm;              /* [dim] */
     const fkv_tensor *sinks;                   /* [H] */
 
-    /* Tensors of recurrent layers. Such layers have no q, k, v and o unless attention runs in parallel. C is the number of
-     * channels of the convolution. */
+    /* Tensors of recurrent layers. Such layers have no q, k, v and o unless attention runs in parallel. In KDA layers, q, k and v
+     * replace mixer_in. C is the number of channels of the convolution. */
     const fkv_tensor *mixer_out;      /* [dim, n_v_heads * v_dim] output projection; in a short convolution [dim, dim] */
     const fkv_tensor *mixer_out_bias; /* [dim] */
     const fkv_tensor *mixer_in; /* [C, dim] projection to the input of the convolution; for a short convolution, [3 * dim, dim]:
                                    projections to B, C and x */
     const fkv_tensor *mixer_in_bias; /* [3 * dim] */
-    const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net */
+    const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net; [n_v_heads * v_dim, v_dim] in KDA */
+    const fkv_tensor *gate_low;      /* [v_dim, dim] KDA: low-rank projection to the input of mixer_gate */
+    const fkv_tensor *alpha_low;     /* [k_dim, dim] KDA: low-rank projection to the input of alpha */
     const fkv_tensor *mixer_fused;   /* fused mixer_in and mixer_gate; a key head has rows for its query, key, values and gates */
-    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] projections to the decay and write strength of a delta net */
+    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] projections to the decay and write strength of a delta net; in KDA,
+                                        alpha is [n_v_heads * k_dim, k_dim] */
     const fkv_tensor *beta_alpha;    /* beta and alpha in one tensor, with rows grouped by key head */
-    const fkv_tensor *conv;          /* [C, n_taps] */
-    const fkv_tensor *conv_bias;     /* [C] */
-    const fkv_tensor *decay_log;     /* [n_v_heads] logarithms of the decay rates */
-    const fkv_tensor *decay;         /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
-    const fkv_tensor *alpha_bias;    /* [n_v_heads] */
-    const fkv_tensor *skip;          /* [n_v_heads] Mamba-2: factors of the skip connection from input to output */
-    const fkv_tensor *mixer_norm;    /* output norm weights: [v_dim], in Mamba-2 [n_v_heads * v_dim] */
+    const fkv_tensor *conv;          /* [C, n_taps]; in KDA only the channels of the queries, [n_v_heads * k_dim, n_taps] */
+    const fkv_tensor *conv_k, *conv_v; /* KDA: convolutions of the keys and the values, or NULL */
+    const fkv_tensor *conv_bias;       /* [C] */
+    const fkv_tensor *decay_log;       /* [n_v_heads] logarithms of the decay rates */
+    const fkv_tensor *decay;           /* [n_v_heads] negated decay rates; replaces decay_log in GGUF files */
+    const fkv_tensor *alpha_bias;      /* [n_v_heads]; in KDA [n_v_heads * k_dim] */
+    const fkv_tensor *skip;            /* [n_v_heads] Mamba-2: factors of the skip connection from input to output */
+    const fkv_tensor *mixer_norm;      /* output norm weights: [v_dim], in Mamba-2 [n_v_heads * v_dim] */
     /* Tensors of latent attention. q is [H * (nope_dim + rope_dim), dim], or [H * (nope_dim + rope_dim), q_dim] if q_a exists.
      * The projections from the latent vector are either kv_b, or k_b and v_b. */
     const fkv_tensor *q_a, *q_a_bias; /* [q_dim, dim] */

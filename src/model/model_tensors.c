@@ -163,11 +163,9 @@ static fkv_status find_qkv(tensor_search *s, fkv_layer_tensors *t) {
     return find_fused_parts(s, is_fused ? "attn_qkv" : NULL, h->features.qkv_bias, parts, 3);
 }
 
-/* Finds the weights of the convolution: [C, n_taps]. MLX stores them as [C, n_taps, 1]. */
-static fkv_status find_conv(tensor_search *s, const char *name, const fkv_tensor **out) {
-    const fkv_hparams *h = s->model->hparams;
-    const uint32_t n_channels = fkv_architecture_conv_channels(h);
-    const uint32_t n_taps = h->recurrence.n_taps;
+/* Finds the weights of a convolution: [n_channels, n_taps]. MLX stores them as [n_channels, n_taps, 1]. */
+static fkv_status find_channels_conv(tensor_search *s, const char *name, uint32_t n_channels, const fkv_tensor **out) {
+    const uint32_t n_taps = s->model->hparams->recurrence.n_taps;
     char text[FKV_MAX_TENSOR_NAME];
     const fkv_tensor *found = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
     if (found == NULL || found->n_cols != 1) {
@@ -183,6 +181,11 @@ static fkv_status find_conv(tensor_search *s, const char *name, const fkv_tensor
     view->row_bytes = n_taps * found->row_bytes;
     *out = view;
     return FKV_OK;
+}
+
+/* Finds the weights of the convolution over all channels. */
+static fkv_status find_conv(tensor_search *s, const char *name, const fkv_tensor **out) {
+    return find_channels_conv(s, name, fkv_architecture_conv_channels(s->model->hparams), out);
 }
 
 static fkv_status find_short_conv(tensor_search *s, fkv_layer_tensors *t) {
@@ -261,11 +264,43 @@ static fkv_status find_mamba2(tensor_search *s, fkv_layer_tensors *t) {
     return find_layer_tensor(s, "ssm_out.weight", h->dim, n_values, true, &t->mixer_out);
 }
 
+/* Finds the tensors of Kimi Delta Attention. All heads have a query, a key and a value of the same dimension. */
+static fkv_status find_kda(tensor_search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_recurrence *r = &h->recurrence;
+    const uint32_t n_keys = r->n_v_heads * r->k_dim;
+    const uint32_t n_values = r->n_v_heads * r->v_dim;
+    const struct {
+        const char *name;
+        uint32_t n_rows, n_cols;
+        const fkv_tensor **out;
+    } matrices[] = {{"attn_q.weight", n_keys, h->dim, &t->q},
+                    {"attn_k.weight", n_keys, h->dim, &t->k},
+                    {"attn_v.weight", n_values, h->dim, &t->v},
+                    {"ssm_f_a.weight", r->k_dim, h->dim, &t->alpha_low},
+                    {"ssm_f_b.weight", n_keys, r->k_dim, &t->alpha},
+                    {"ssm_g_a.weight", r->v_dim, h->dim, &t->gate_low},
+                    {"ssm_g_b.weight", n_values, r->v_dim, &t->mixer_gate},
+                    {"ssm_beta.weight", r->n_v_heads, h->dim, &t->beta},
+                    {"ssm_dt.bias", 1, n_keys, &t->alpha_bias},
+                    {"ssm_norm.weight", 1, r->v_dim, &t->mixer_norm},
+                    {"attn_output.weight", h->dim, n_values, &t->mixer_out}};
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+        FKV_TRY(find_layer_tensor(s, matrices[i].name, matrices[i].n_rows, matrices[i].n_cols, true, matrices[i].out));
+    FKV_TRY(find_channels_conv(s, "ssm_conv1d_q.weight", n_keys, &t->conv));
+    FKV_TRY(find_channels_conv(s, "ssm_conv1d_k.weight", n_keys, &t->conv_k));
+    FKV_TRY(find_channels_conv(s, "ssm_conv1d_v.weight", n_values, &t->conv_v));
+    const bool has_rates = has_layer_tensor(s, "ssm_a"); /* GGUF stores the decay rates, safetensors their logarithms */
+    const char *name = has_rates ? "ssm_a" : "ssm_a_log.weight";
+    return find_mamba_vector(s, name, name, r->n_v_heads, has_rates ? &t->decay : &t->decay_log);
+}
+
 static fkv_status find_recurrent(tensor_search *s, fkv_layer_tensors *t) {
     switch (s->model->hparams->features.recurrence) {
     case FKV_SHORT_CONV: return find_short_conv(s, t);
     case FKV_DELTA_NET: return find_delta_net(s, t);
     case FKV_MAMBA2: return find_mamba2(s, t);
+    case FKV_KDA: return find_kda(s, t);
     case FKV_RECURRENCE_NONE: break;
     }
     return fkv_fail(FKV_UNSUPPORTED, "layer %u is recurrent, but the architecture has no recurrence", s->layer);

@@ -127,8 +127,8 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
 /* Returns whether the file's model has latent attention and belongs to an architecture for which latent attention is supported in
  * GGUF files. */
 static bool is_latent_file(const fkv_gguf_values *values, const fkv_weights *weights) {
-    return strcmp(weights->architecture, "deepseek2") == 0 &&
-           fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
+    const bool is_known = strcmp(weights->architecture, "deepseek2") == 0 || strcmp(weights->architecture, "kimi-linear") == 0;
+    return is_known && fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
 }
 
 /* Reads the shape and the scale of latent attention. Files without key_length_mla have the lengths of expanded heads in
@@ -407,6 +407,19 @@ static fkv_status read_gguf_mamba(const fkv_gguf_values *values, fkv_weights *we
     return get_arch_u32(values, weights, "moe_latent_size", &h->latent_dim);
 }
 
+/* Reads the shape of Kimi Delta Attention, which has the same number of heads as attention. head_count_kv determines which layers
+ * are recurrent. No layer has RoPE. */
+static fkv_status read_gguf_kda(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    fkv_recurrence *r = &h->recurrence;
+    FKV_TRY(get_arch_u32(values, weights, "ssm.conv_kernel", &r->n_taps));
+    FKV_TRY(get_arch_u32(values, weights, "kda.head_dim", &r->k_dim));
+    r->v_dim = r->k_dim;
+    r->n_k_heads = r->n_v_heads = h->n_q_heads;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
+    return FKV_OK;
+}
+
 /* Reads the shape of recurrent layers. Also determines which layers are recurrent, unless head_count_kv states this. model.c
  * checks the values. */
 static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weights *weights) {
@@ -416,6 +429,7 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
     uint32_t interval = 4;
     if (h->features.recurrence == FKV_SHORT_CONV) return get_arch_u32(values, weights, "shortconv.l_cache", &r->n_taps);
     if (h->features.recurrence == FKV_RECURRENCE_NONE) return FKV_OK;
+    if (h->features.recurrence == FKV_KDA) return read_gguf_kda(values, weights);
     FKV_TRY(get_arch_u32(values, weights, "ssm.conv_kernel", &r->n_taps));
     FKV_TRY(get_arch_u32(values, weights, "ssm.state_size", &r->k_dim));
     FKV_TRY(get_arch_u32(values, weights, "ssm.group_count", &r->n_k_heads));

@@ -138,6 +138,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"glm4_moe_lite", "deepseek2", 0, NULL},
     {"minicpm3", "minicpm3", 0, NULL},
     {"mistral4", "mistral4", 0, NULL},
+    {"kimi_linear", "kimi-linear", 0, NULL},
     {"lfm2", "lfm2", 0, LFM2_DEFAULTS},
     {"lfm2_moe", "lfm2moe", 0, LFM2_MOE_DEFAULTS},
     {"qwen3_next", "qwen3next", 0, DELTA_NET_DEFAULTS},
@@ -527,7 +528,8 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
 static const char *recurrent_layer_type(const config_reader *r) {
     switch (r->h->features.recurrence) {
     case FKV_SHORT_CONV: return "conv";
-    case FKV_DELTA_NET: return "linear_attention";
+    case FKV_DELTA_NET:
+    case FKV_KDA: return "linear_attention";
     case FKV_MAMBA2: return "mamba";
     case FKV_RECURRENCE_NONE: break;
     }

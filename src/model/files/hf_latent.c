@@ -3,7 +3,8 @@
 
 #include "hf_fields.h"
 
-static const char *const LATENT_TYPES[] = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "minicpm3", "mistral4"};
+static const char *const LATENT_TYPES[] = {"deepseek_v2", "deepseek_v3", "kimi_k2",    "glm4_moe_lite",
+                                           "minicpm3",    "mistral4",    "kimi_linear"};
 
 /* transformers uses this epsilon for the norms of latent vectors, regardless of rms_norm_eps. */
 static const float LATENT_NORM_EPS = 1e-6f;
@@ -23,8 +24,9 @@ static fkv_status read_routing(const json_t *root, const char *type, const char 
     const char *scoring = NULL;
     uint32_t period = 1;
     if (h->n_experts == 0) return FKV_OK;
-    const bool is_glm = strcmp(type, "glm4_moe_lite") == 0;
-    if (is_glm && get_field(root, "mlp_layer_types") == NULL && get_field(root, "first_k_dense_replace") == NULL) h->n_dense = 1;
+    const bool has_dense_layer = strcmp(type, "glm4_moe_lite") == 0 || strcmp(type, "kimi_linear") == 0;
+    if (has_dense_layer && get_field(root, "mlp_layer_types") == NULL && get_field(root, "first_k_dense_replace") == NULL)
+        h->n_dense = 1;
     FKV_TRY(get_text(root, "topk_method", path, &method));
     FKV_TRY(get_text(root, "scoring_func", path, &scoring));
     FKV_TRY(get_u32(root, "moe_layer_freq", path, &period));

@@ -176,6 +176,51 @@ static fkv_status read_mamba(const json_t *root, const char *path, fkv_hparams *
     return get_f32(root, "time_step_min", path, &c->min_step);
 }
 
+/* Marks the layers that linear_attn_config lists as recurrent. The lists contain layer numbers that start at 1, and every layer
+ * must be in exactly one list. */
+static fkv_status read_kda_layers(const json_t *object, const char *path, fkv_hparams *h) {
+    const json_t *recurrent = get_field(object, "kda_layers");
+    const json_t *full = get_field(object, "full_attn_layers");
+    bool is_good = json_is_array(recurrent) && json_is_array(full) && h->n_layers <= FKV_MAX_LAYERS &&
+                   json_array_size(recurrent) <= h->n_layers && json_array_size(full) <= h->n_layers;
+    for (uint32_t i = 0; is_good && i < h->n_layers; i++) {
+        uint32_t n_recurrent = 0;
+        uint32_t n_full = 0;
+        for (size_t k = 0; k < json_array_size(recurrent); k++)
+            n_recurrent += json_integer_value(json_array_get(recurrent, k)) == (json_int_t)i + 1;
+        for (size_t k = 0; k < json_array_size(full); k++)
+            n_full += json_integer_value(json_array_get(full, k)) == (json_int_t)i + 1;
+        is_good = n_recurrent + n_full == 1;
+        if (n_recurrent != 0) h->layers[i] |= FKV_LAYER_RECURRENT;
+    }
+    FKV_REQUIRE(is_good, FKV_FILE_FORMAT,
+                "linear_attn_config must list each of %u layers once, in kda_layers or in full_attn_layers: %s", h->n_layers,
+                path);
+    return FKV_OK;
+}
+
+/* Reads the fields of Kimi Linear. Published configs have them in linear_attn_config; transformers writes them at the top level.
+ * No layer has RoPE. */
+static fkv_status read_kda(const json_t *root, const char *path, fkv_hparams *h) {
+    fkv_recurrence *c = &h->recurrence;
+    const json_t *object = get_field(root, "linear_attn_config");
+    FKV_REQUIRE(object == NULL || json_is_object(object), FKV_FILE_FORMAT, "linear_attn_config must be an object: %s", path);
+    FKV_TRY(get_u32(root, "linear_head_dim", path, &c->k_dim));
+    FKV_TRY(get_u32(root, "linear_num_heads", path, &c->n_k_heads));
+    FKV_TRY(get_u32(object, "head_dim", path, &c->k_dim));
+    FKV_TRY(get_u32(object, "num_heads", path, &c->n_k_heads));
+    FKV_TRY(get_u32(object, "short_conv_kernel_size", path, &c->n_taps));
+    c->v_dim = c->k_dim;
+    c->n_v_heads = c->n_k_heads;
+    const bool has_lists = get_field(object, "kda_layers") != NULL || get_field(object, "full_attn_layers") != NULL;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        h->layers[i] |= FKV_LAYER_NO_ROPE;
+        const bool is_listed = get_field(root, "layer_types") != NULL || has_lists;
+        if (!is_listed && (i == 0 || i % 4 != 0)) h->layers[i] |= FKV_LAYER_RECURRENT;
+    }
+    return has_lists && get_field(root, "layer_types") == NULL ? read_kda_layers(object, path, h) : FKV_OK;
+}
+
 fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     const struct {
@@ -194,6 +239,7 @@ fkv_status fkv_hf_read_recurrence(const json_t *root, const char *path, fkv_hpar
     if (h->features.recurrence == FKV_RECURRENCE_NONE) return FKV_OK;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(root, keys[i].key, path, keys[i].out));
     if (h->features.recurrence == FKV_MAMBA2) return read_mamba(root, path, h);
+    if (h->features.recurrence == FKV_KDA) return read_kda(root, path, h);
     return get_field(root, "layer_types") == NULL ? read_recurrent_layers(root, path, h) : FKV_OK;
 }
 

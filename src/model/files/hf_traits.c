@@ -60,7 +60,19 @@ static const char MISTRAL4_DEFAULTS[] =
     " \"n_shared_experts\": 1, \"n_routed_experts\": 128, \"n_group\": 1, \"topk_group\": 1, \"norm_topk_prob\": true,"
     " \"moe_intermediate_size\": 2048, \"rms_norm_eps\": 1e-6}";
 
+static const char KIMI_LINEAR_DEFAULTS[] =
+    "{\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, \"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"num_shared_experts\": 1,"
+    " \"num_experts\": 256, \"num_experts_per_token\": 8, \"num_expert_group\": 1, \"topk_group\": 1,"
+    " \"moe_intermediate_size\": 1024, \"routed_scaling_factor\": 2.446, \"moe_renormalize\": true, \"rms_norm_eps\": 1e-5,"
+    " \"linear_head_dim\": 128, \"linear_num_heads\": 32, \"linear_conv_kernel_dim\": 4}";
+
 static const fkv_hf_traits TRAITS[] = {
+    {.type = "kimi_linear",
+     .defaults = KIMI_LINEAR_DEFAULTS,
+     .renames = "{\"model_max_length\": \"max_position_embeddings\", \"moe_renormalize\": \"norm_topk_prob\","
+                " \"num_expert_group\": \"n_group\", \"num_experts_per_token\": \"num_experts_per_tok\","
+                " \"num_shared_experts\": \"n_shared_experts\", \"moe_router_activation_func\": \"scoring_func\"}",
+     .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
     {.type = "deepseek_v2",
      .defaults = DEEPSEEK_V2_DEFAULTS,
      .fields = "kv_lora_rank q_lora_rank n_shared_experts first_k_dense_replace"},
@@ -134,6 +146,7 @@ static const fkv_hf_traits TRAITS[] = {
 };
 
 static const fkv_hf_option OPTIONS[] = {
+    {"kimi_linear", "mla_use_nope", "true"},
     {"olmoe", "clip_qkv", "null"},
     {"minimax_m2", "use_qk_norm", "true"},
     {"minimax_m2", "qk_norm_type", "\"per_layer\""},

@@ -135,7 +135,8 @@ typedef enum fkv_recurrence_kind {
     FKV_RECURRENCE_NONE,
     FKV_SHORT_CONV, /* gated short convolution (LFM2) */
     FKV_DELTA_NET,  /* gated delta net: linear attention with the delta rule and a decay per head (Qwen3-Next, Qwen3.5) */
-    FKV_MAMBA2      /* Mamba-2 state-space model (Granite 4, Nemotron-H, Falcon-H1) */
+    FKV_MAMBA2,     /* Mamba-2 state-space model (Granite 4, Nemotron-H, Falcon-H1) */
+    FKV_KDA         /* Kimi Delta Attention: a gated delta net with a decay per key channel (Kimi Linear) */
 } fkv_recurrence_kind;
 
 /* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */

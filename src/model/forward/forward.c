@@ -372,7 +372,7 @@ static void add_mixers(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_product attended = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
     const fkv_product mixed = {&p->layer->mixer_out, p->layer->mixer_out_bias, r->cpu.h, r->cpu.dim_pad};
-    if (is_latent(p)) {
+    if (is_latent(p) && has_attention(p)) {
         fkv_latent_finish(p->r, p->layer, p->n_rows);
         multiply_rows(p, &attended, 1, r->cpu.latent_out, p->q_pad);
     } else if (has_attention(p)) {

@@ -102,15 +102,22 @@ static float *pack_bias(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
-/* Converts the taps of a convolution to floats and transposes them: [n_taps, C]. */
-static float *pack_conv(packing *p, const fkv_tensor *tensor) {
-    if (tensor == NULL) return NULL;
-    float *out = FKV_CARVE(&p->carve, (uint64_t)tensor->n_rows * tensor->n_cols, float);
-    float taps[FKV_MAX_TAPS];
-    FKV_ASSERT(tensor->n_cols <= FKV_MAX_TAPS);
-    for (uint32_t c = 0; p->carve.base != NULL && c < tensor->n_rows; c++) {
-        fkv_tensor_row_floats(tensor, c, taps);
-        for (uint32_t j = 0; j < tensor->n_cols; j++) out[(size_t)j * tensor->n_rows + c] = taps[j];
+/* Converts the taps of a convolution to floats and transposes them: [n_taps, C]. In KDA, three tensors hold the channels. */
+static float *pack_conv(packing *p, const fkv_layer_tensors *t) {
+    const fkv_tensor *parts[] = {t->conv, t->conv_k, t->conv_v};
+    enum { N_PARTS = sizeof parts / sizeof parts[0] };
+    uint32_t n_channels = 0;
+    for (uint32_t i = 0; i < N_PARTS; i++) n_channels += parts[i] != NULL ? parts[i]->n_rows : 0;
+    float *out = FKV_CARVE(&p->carve, (uint64_t)n_channels * t->conv->n_cols, float);
+    if (p->carve.base == NULL) return out;
+    FKV_ASSERT(t->conv->n_cols <= FKV_MAX_TAPS);
+    float *to = out;
+    for (uint32_t i = 0; i < N_PARTS && parts[i] != NULL; i++) {
+        for (uint32_t c = 0; c < parts[i]->n_rows; c++, to++) {
+            float taps[FKV_MAX_TAPS];
+            fkv_tensor_row_floats(parts[i], c, taps);
+            for (uint32_t j = 0; j < parts[i]->n_cols; j++) to[(size_t)j * n_channels] = taps[j];
+        }
     }
     return out;
 }
@@ -179,14 +186,14 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
         const fkv_tensor *tensor;
         fkv_matrix *matrix;
     } matrices[] = {
-        {t->mixer_in, &layer->mixer_in},    {t->mixer_gate, &layer->mixer_gate}, {t->mixer_fused, &layer->mixer_fused},
-        {t->mixer_out, &layer->mixer_out},  {t->alpha, &layer->alpha},           {t->beta, &layer->beta},
-        {t->beta_alpha, &layer->beta_alpha}};
+        {t->mixer_in, &layer->mixer_in},     {t->mixer_gate, &layer->mixer_gate}, {t->mixer_fused, &layer->mixer_fused},
+        {t->mixer_out, &layer->mixer_out},   {t->alpha, &layer->alpha},           {t->beta, &layer->beta},
+        {t->beta_alpha, &layer->beta_alpha}, {t->alpha_low, &layer->alpha_low},   {t->gate_low, &layer->gate_low}};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
         if (matrices[i].tensor != NULL) FKV_TRY(pack_matrix(p, matrices[i].tensor, matrices[i].matrix));
     layer->mixer_in_bias = pack_bias(p, t->mixer_in_bias);
     layer->mixer_out_bias = pack_bias(p, t->mixer_out_bias);
-    layer->conv = pack_conv(p, t->conv);
+    layer->conv = pack_conv(p, t);
     layer->conv_bias = pack_bias(p, t->conv_bias);
     layer->decay = t->decay != NULL || t->decay_log != NULL ? pack_decay(p, t) : NULL;
     layer->alpha_bias = pack_bias(p, t->alpha_bias);

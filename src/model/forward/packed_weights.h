@@ -27,11 +27,12 @@ typedef struct fkv_packed_layer {
     fkv_matrix mixer_in, mixer_gate, mixer_fused; /* recurrent layers; see fkv_layer_tensors */
     fkv_matrix mixer_out;
     fkv_matrix alpha, beta, beta_alpha;
+    fkv_matrix alpha_low, gate_low;
     float *mixer_in_bias, *mixer_out_bias;
     float *conv;                 /* [n_taps, C] transposed taps of the convolution */
     float *conv_bias;            /* [C] or NULL */
     float *decay;                /* [n_v_heads] negated decay rates */
-    float *alpha_bias;           /* [n_v_heads] */
+    float *alpha_bias;           /* [n_v_heads]; in KDA [n_v_heads * k_dim] */
     float *skip;                 /* [n_v_heads] */
     float *mixer_norm;           /* output norm weights: [v_dim], in Mamba-2 [n_v_heads * v_dim] or NULL */
     fkv_matrix q_a, kv_a;        /* latent attention; see fkv_layer_tensors */

@@ -8,6 +8,10 @@
  *     S = decay * S;  d = sigmoid(beta) * (v - S k);  S = S + d k^T;  o = S q
  * The output is rms_norm(o) * silu(gate).
  *
+ * Kimi Delta Attention (Kimi Linear) differs from a gated delta net as follows. Queries, keys and values have separate
+ * projections. Every key channel has its own decay: exp(-rate * softplus(alpha + bias)), where alpha and the gate are low-rank
+ * projections of h. The output is rms_norm(o) * sigmoid(gate).
+ *
  * Mamba-2 (Granite 4, Nemotron-H, Falcon-H1): u = silu(conv(in_proj(h)) + bias), u = values | keys (B) | queries (C). Per token
  * and head, with step = softplus(alpha + bias) and decay = exp(-rate * step): S = decay * S + (step * v) B^T;  o = S C + skip * v
  * The output is rms_norm(o * silu(gate)), normalized in groups of channels. Falcon-H1 scales the projections and the output, and
@@ -47,6 +51,12 @@ static uint32_t input_width(const fkv_hparams *h) {
     return h->features.recurrence == FKV_SHORT_CONV ? 3 * n : n;
 }
 
+/* Returns the number of decays per token. */
+static uint32_t n_decays(const fkv_hparams *h) {
+    const fkv_recurrence *s = &h->recurrence;
+    return h->features.recurrence == FKV_KDA ? s->n_v_heads * s->k_dim : s->n_v_heads;
+}
+
 uint32_t fkv_recurrent_pad(const fkv_hparams *h) {
     return fkv_architecture_has_recurrence(h) ? fkv_packed_pad(output_width(h)) : 0;
 }
@@ -59,8 +69,12 @@ void fkv_recurrent_layout(fkv_carve *carve, fkv_runner *r) {
     c->mixer_in = FKV_CARVE(carve, t * input_width(h), float);
     c->mixed = FKV_CARVE(carve, t * fkv_recurrent_pad(h), float);
     if (h->features.recurrence == FKV_SHORT_CONV) return;
-    c->decay = FKV_CARVE(carve, t * h->recurrence.n_v_heads, float);
+    c->decay = FKV_CARVE(carve, t * n_decays(h), float);
     c->beta = FKV_CARVE(carve, t * h->recurrence.n_v_heads, float);
+    if (h->features.recurrence == FKV_KDA) {
+        c->alpha_low = FKV_CARVE(carve, t * fkv_packed_pad(h->recurrence.k_dim), float);
+        c->gate_low = FKV_CARVE(carve, t * fkv_packed_pad(h->recurrence.v_dim), float);
+    }
     bool is_fused = false;
     for (uint32_t i = 0; i < h->n_layers; i++)
         is_fused = is_fused || r->model->tensors[i].mixer_fused != NULL || r->model->tensors[i].beta_alpha != NULL;
@@ -209,6 +223,18 @@ static void gate_state_row(const mixer *m, uint32_t row) {
     }
 }
 
+/* Computes the decays of all key channels from alpha, and applies the sigmoid to beta. */
+static void gate_kda_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const float *bias = m->layer->alpha_bias;
+    float *decays = m->r->cpu.decay + (size_t)row * s->n_v_heads * s->k_dim;
+    float *beta = m->r->cpu.beta + (size_t)row * s->n_v_heads;
+    for (uint32_t head = 0; head < s->n_v_heads; head++, decays += s->k_dim, bias += s->k_dim) {
+        for (uint32_t i = 0; i < s->k_dim; i++) decays[i] = expf(m->layer->decay[head] * softplus(decays[i] + bias[i]));
+        beta[head] = 1.0f / (1.0f + expf(-beta[head]));
+    }
+}
+
 static void norm_keys_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     float *q = in_of(m, row);
@@ -239,23 +265,27 @@ static void run_state_item(void *context, uint32_t index, uint32_t thread) {
         state = (const float *)item.state->in + at;
     else
         memset(after, 0, (size_t)n * s->k_dim * sizeof *after);
-    const bool is_mamba = m->r->model->hparams->features.recurrence == FKV_MAMBA2;
+    const fkv_recurrence_kind kind = m->r->model->hparams->features.recurrence;
     for (uint32_t row = item.first; row < item.end; row++) {
         /* a delta net has queries before keys, and Mamba-2 has keys before queries */
         const float *first = in_of(m, row) + m->keys_offset + (size_t)k_head * s->k_dim;
         const float *second = first + (size_t)s->n_k_heads * s->k_dim;
         float *values = in_of(m, row) + m->values_offset + (size_t)head * s->v_dim + from;
         const size_t gate = (size_t)row * s->n_v_heads + head;
-        if (is_mamba)
+        if (kind == FKV_MAMBA2)
             m->r->ops->ssm_step(state, after, n, s->k_dim, first, second, values, c->decay[gate], c->beta[gate],
                                 m->layer->skip[head], values);
+        else if (kind == FKV_KDA)
+            m->r->ops->kda_step(state, after, n, s->k_dim, second, first, values, c->decay + gate * s->k_dim, c->beta[gate],
+                                values);
         else
             m->r->ops->delta_step(state, after, n, s->k_dim, second, first, values, c->decay[gate], c->beta[gate], values);
         state = after;
     }
 }
 
-/* Computes rms_norm(o) * silu(gate) for every head. The gate is in `mixed` and is replaced by the result. */
+/* Computes rms_norm(o) * silu(gate), in KDA rms_norm(o) * sigmoid(gate), for every head. The gate is in `mixed` and is replaced
+ * by the result. */
 static void gate_output_row(const mixer *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     const fkv_recurrence *s = &h->recurrence;
@@ -265,7 +295,13 @@ static void gate_output_row(const mixer *m, uint32_t row) {
         float *one = o + (size_t)head * s->v_dim;
         m->r->ops->rms_norm(one, m->layer->mixer_norm, h->norm_eps, s->v_dim, one);
     }
-    m->r->ops->silu_mul(gate, o, s->n_v_heads * s->v_dim);
+    const uint32_t n = s->n_v_heads * s->v_dim;
+    if (h->features.recurrence == FKV_KDA) {
+        m->r->ops->sigmoid_mul(o, gate, n);
+        memcpy(gate, o, n * sizeof *gate);
+    } else {
+        m->r->ops->silu_mul(gate, o, n);
+    }
     pad_row(m, row);
 }
 
@@ -350,11 +386,46 @@ static void run_states(mixer *m) {
     run_sequences(m, run_state_item, s->n_v_heads * fkv_ceil_div(s->v_dim, VALUES_PER_ITEM));
 }
 
+/* Zeroes the padding of the inputs of the second low-rank projections. */
+static void pad_low_row(const mixer *m, uint32_t row) {
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const uint32_t k_pad = fkv_packed_pad(s->k_dim);
+    const uint32_t v_pad = fkv_packed_pad(s->v_dim);
+    memset(m->r->cpu.alpha_low + (size_t)row * k_pad + s->k_dim, 0, (k_pad - s->k_dim) * sizeof(float));
+    memset(m->r->cpu.gate_low + (size_t)row * v_pad + s->v_dim, 0, (v_pad - s->v_dim) * sizeof(float));
+}
+
+static void project_kda(mixer *m) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_packed_layer *l = m->layer;
+    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const size_t n_keys = (size_t)s->n_v_heads * s->k_dim;
+    const uint32_t k_pad = fkv_packed_pad(s->k_dim);
+    const uint32_t v_pad = fkv_packed_pad(s->v_dim);
+    const fkv_product inputs[] = {{&l->q, NULL, c->mixer_in, m->in_width, NULL},
+                                  {&l->k, NULL, c->mixer_in + n_keys, m->in_width, NULL},
+                                  {&l->v, NULL, c->mixer_in + 2 * n_keys, m->in_width, NULL},
+                                  {&l->beta, NULL, c->beta, s->n_v_heads, NULL}};
+    const fkv_product low[] = {{&l->alpha_low, NULL, c->alpha_low, k_pad, NULL}, {&l->gate_low, NULL, c->gate_low, v_pad, NULL}};
+    const fkv_product alpha = {&l->alpha, NULL, c->decay, n_decays(m->r->model->hparams), NULL};
+    const fkv_product gate = {&l->mixer_gate, NULL, c->mixed, m->pad, NULL};
+    multiply_h(m, inputs, sizeof inputs / sizeof inputs[0]);
+    multiply_h(m, low, 2);
+    run_rows(m, pad_low_row);
+    fkv_product_run(c->workers, m->r->config.isa, &alpha, 1, c->alpha_low, m->r->n_tokens, k_pad, c->input);
+    fkv_product_run(c->workers, m->r->config.isa, &gate, 1, c->gate_low, m->r->n_tokens, v_pad, c->input);
+}
+
+/* Runs a gated delta net, or KDA. */
 static void run_delta_net(mixer *m) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
+    const bool is_kda = m->r->model->hparams->features.recurrence == FKV_KDA;
     m->values_offset = 2 * (size_t)s->n_k_heads * s->k_dim;
-    project_delta_net(m);
-    run_rows(m, gate_state_row);
+    if (is_kda)
+        project_kda(m);
+    else
+        project_delta_net(m);
+    run_rows(m, is_kda ? gate_kda_row : gate_state_row);
     run_conv(m);
     run_rows(m, norm_keys_row);
     run_states(m);

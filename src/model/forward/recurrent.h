@@ -1,4 +1,5 @@
-/* Recurrent layers on the CPU: gated short convolutions, gated delta nets and Mamba-2.
+/* Recurrent layers on the CPU: gated short convolutions, gated delta nets, Kimi Delta Attention (KDA) and
+ * Mamba-2.
  *
  * A recurrent layer replaces attention or runs in parallel with it. It reads the normalized rows in `h` and writes its output,
  * before the output projection, to `mixed`. Its memory of a sequence is a state in the cache (fkv_state_rows()): the state before

@@ -48,8 +48,9 @@ typedef struct fkv_cpu_runner {
     fkv_state_row *states; /* [max_seqs] states of the current layer */
     float *mixer_in;       /* [T, channels] input of the convolution, later its output */
     float *mixed;          /* [T, padded output width] gates, later the input of the output projection */
-    float *decay, *beta;   /* [T, n_v_heads] decay and write strength of a delta net */
-    float *mixer_fused;    /* [T, rows of the fused projection] output of the fused projection, or NULL */
+    float *decay, *beta;   /* [T, n_v_heads] decay and write strength of a delta net; in KDA, decay is [T, n_v_heads * k_dim] */
+    float *alpha_low, *gate_low; /* [T, padded k_dim], [T, padded v_dim] KDA: inputs of the second low-rank projections */
+    float *mixer_fused;          /* [T, rows of the fused projection] output of the fused projection, or NULL */
 
     /* Expert buffers, NULL for models without experts. */
     float *router;              /* [T, E] router logits */

@@ -46,6 +46,10 @@ typedef struct fkv_vector_ops {
     void (*delta_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
                        const float *values, float decay, float beta, float *out);
 
+    /* Computes the same with a separate decay for every channel of a state row. decays: [k_dim] */
+    void (*kda_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
+                     const float *values, const float *decays, float beta, float *out);
+
     /* Computes one token of Mamba-2 for n_values rows s of a state: s = decay * s + (step * value) * b; out = s.c + skip * value.
      * The arrays have the same shapes as in delta_step. */
     void (*ssm_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *b, const float *c,

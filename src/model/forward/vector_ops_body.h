@@ -139,19 +139,22 @@ static float sum_lanes(float *lanes) {
     return lanes[0];
 }
 
-static void delta_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT k,
-                       const float *FKV_RESTRICT q, const float *values, float decay, float beta, float *out) {
+/* Computes one token of the delta rule, with one decay for all channels, or with one decay per channel if decays is not NULL.
+ * Inlined with a constant `decays`, so that the loops contain no condition. */
+FKV_INLINE void delta_rule(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT k,
+                           const float *FKV_RESTRICT q, const float *values, const float *FKV_RESTRICT decays, float decay,
+                           float beta, float *out) {
     const uint32_t whole = k_dim / LANES * LANES;
     for (uint32_t v = 0; v < n_values; v++, from += k_dim, to += k_dim) {
         float s[FKV_MAX_STATE_DIM];
         float lanes[LANES] = {0};
         for (uint32_t i = 0; i < whole; i += LANES)
             for (uint32_t l = 0; l < LANES; l++) {
-                s[i + l] = decay * from[i + l];
+                s[i + l] = (decays != NULL ? decays[i + l] : decay) * from[i + l];
                 lanes[l] += s[i + l] * k[i + l];
             }
         for (uint32_t i = whole; i < k_dim; i++) {
-            s[i] = decay * from[i];
+            s[i] = (decays != NULL ? decays[i] : decay) * from[i];
             lanes[i - whole] += s[i] * k[i];
         }
         const float d = beta * (values[v] - sum_lanes(lanes));
@@ -168,6 +171,16 @@ static void delta_step(const float *from, float *to, uint32_t n_values, uint32_t
         memcpy(to, s, k_dim * sizeof *s);
         out[v] = sum_lanes(lanes);
     }
+}
+
+static void delta_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
+                       const float *values, float decay, float beta, float *out) {
+    delta_rule(from, to, n_values, k_dim, k, q, values, NULL, decay, beta, out);
+}
+
+static void kda_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
+                     const float *values, const float *decays, float beta, float *out) {
+    delta_rule(from, to, n_values, k_dim, k, q, values, decays, 0.0f, beta, out);
 }
 
 static void ssm_step(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT b,
@@ -259,6 +272,7 @@ const fkv_vector_ops VECTOR_OPS = {.rms_norm = rms_norm,
                                    .l2_norm = l2_norm,
                                    .conv_step = conv_step,
                                    .delta_step = delta_step,
+                                   .kda_step = kda_step,
                                    .ssm_step = ssm_step,
                                    .rope_halves = rope_halves,
                                    .rope_pairs = rope_pairs,

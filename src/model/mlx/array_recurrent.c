@@ -346,6 +346,7 @@ static mlx_array gate_outputs(const mixer *m, mlx_array o) {
         if (!m->s->norms_before_gate) o = norm_groups(m, o);
         return m->s->out_scale != 0.0f ? fkv_model_op_scale(g, o, m->s->out_scale) : o;
     case FKV_DELTA_NET:
+    case FKV_KDA: /* rejected by fkv_array_weights_count() */
     case FKV_RECURRENCE_NONE: break;
     }
     o = fkv_mlx_reshape(g, o, FKV_MLX_SHAPE(m->p->n_rows, (int)m->s->n_v_heads, (int)m->s->v_dim));

@@ -179,6 +179,8 @@ uint64_t fkv_array_available(const char **source) {
 }
 
 fkv_status fkv_array_weights_count(fkv_model *model) {
+    FKV_REQUIRE(model->hparams->features.recurrence != FKV_KDA, FKV_UNSUPPORTED,
+                "Kimi Delta Attention (%s) is not supported on MLX; use the CPU backend", model->hparams->architecture);
     mlx_device device;
     bool on_gpu = false;
     FKV_TRY(fkv_array_device(&device, &on_gpu));
