@@ -13,6 +13,7 @@ import sys
 from typing import Any, Callable
 
 import flatkv
+from . import malloc
 
 NAMES = {"server": "serve a model of mlx-lm over HTTP", "chat": "chat with a model of mlx-lm", "generate": "generate text with a model of mlx-lm"}
 CONTEXTS = {"server": 8, "chat": 1, "generate": 1}  # number of sequences of maximum length that the default pool holds
@@ -78,6 +79,7 @@ def main(name: str, arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(parser.format_help())
     options, rest = parser.parse_known_args(arguments)
+    malloc.return_freed_memory()
     try:
         program = importlib.import_module(f"mlx_lm.{name}")  # before install(), which changes functions of imported modules only
     except ImportError as error:

@@ -32,12 +32,12 @@ from conftest import llama
 from mlx.utils import tree_flatten
 
 N_PROMPTS = 60
-WARM_REQUESTS = 1000  # requests before a level, which fill the prompt store of the server and MLX's cache of buffers
+WARM_REQUESTS = 300  # requests before a level, which fill the prompt store of the server and MLX's cache of buffers
 MAX_GROWTH = 1.01  # resident memory of the second half of a level relative to the first half
 MAX_EXCESS = 0.01  # memory of MLX in addition to weights and pages, relative to the plan
 CONTEXT = 4096  # maximum length of the model
 POOL_TOKENS = 8 * CONTEXT  # default size of the server's pool
-#: runs flatkv's server with a thread that writes MLX's active memory, and the plans of all pools, to the file argv[1] several times a second
+#: runs flatkv's server with a thread that writes MLX's active and peak memory, and the plans of all pools, to the file argv[1] several times a second
 MONITORED = """
 import json, os, sys, threading, time
 import mlx.core as mx
@@ -46,7 +46,7 @@ path = sys.argv.pop(1)
 def monitor():
     while True:
         plans = [pool.plan for pool in flatkv.lm.pools()] if "flatkv.lm" in sys.modules else []
-        about = {"active": mx.get_active_memory(), "pages": sum(p.slab_bytes for p in plans), "total": sum(p.total_bytes for p in plans)}
+        about = {"active": mx.get_active_memory(), "peak": mx.get_peak_memory(), "pages": sum(p.slab_bytes for p in plans), "total": sum(p.total_bytes for p in plans)}
         with open(path + ".new", "w") as file:
             json.dump(about, file)
         os.replace(path + ".new", path)
@@ -111,6 +111,10 @@ class Server:
             if least <= MAX_EXCESS:
                 break
         return least
+
+    def peak_bytes(self):
+        """Returns the maximum memory of MLX since the start, without its cache of unused buffers."""
+        return json.loads(self.memory.read_text(encoding="utf-8"))["peak"]
 
     def resident_bytes(self):
         for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
@@ -197,7 +201,7 @@ def run_level(server, load, n_clients, seconds, weights):
     half = len(resident) // 2
     growth, excess = max(resident[half:]) / max(resident[:half]), server.excess(weights)
     level = {"clients": n_clients, "seconds": round(time.monotonic() - began, 1), **load.counts, "wrong": len(load.wrong), "examples": load.wrong[:3],
-             "healthy": server.is_healthy(), "max_resident_bytes": max(resident), "growth": round(growth, 4), "excess": round(excess, 5)}
+             "healthy": server.is_healthy(), "max_resident_bytes": max(resident), "growth": round(growth, 4), "excess": round(excess, 5), "mlx_peak_bytes": server.peak_bytes()}
     return level, not load.wrong and level["healthy"] and growth <= MAX_GROWTH and abs(excess) <= MAX_EXCESS
 
 
@@ -217,18 +221,18 @@ def main():
         wanted = [alone.complete(*p)[1] for p in prompts]
         alone.stop()
         server = Server(model, folder / "flatkv.log", folder / "memory.json", *codec)
-        levels, good = [], True
+        versions = {name.replace("-", "_"): importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}
+        levels, good, began = [], True, time.monotonic()
         for n_clients in options.clients:
             level, is_good = run_level(server, Load(server, prompts, wanted, "x" * (POOL_TOKENS + 100)), n_clients, options.seconds, weights)
             levels.append(level)
             good = good and is_good
             print(level, flush=True)
-        plan = next((line for line in (folder / "flatkv.log").read_text(encoding="utf-8").splitlines() if line.startswith("flatkv: ")), "")
+            plan = next((line for line in (folder / "flatkv.log").read_text(encoding="utf-8").splitlines() if line.startswith("flatkv: ")), "")
+            if options.json:
+                found = {**versions, "codec": options.codec, "plan": plan, "good": good, "load_seconds": round(time.monotonic() - began), "levels": levels}
+                options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         server.stop()
-    if options.json:
-        versions = {name.replace("-", "_"): importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}
-        options.json.write_text(json.dumps({**versions, "codec": options.codec, "plan": plan, "good": good, "levels": levels}, indent=1) + "\n",
-                                encoding="utf-8")
     return 0 if good else 1
 
 

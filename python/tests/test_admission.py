@@ -13,8 +13,9 @@ import mlx_lm.models.cache as caches  # noqa: E402
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache as imported_before_install  # noqa: E402
 
+import census_models  # noqa: E402
 import flatkv  # noqa: E402
-from conftest import gemma3, llama, random_tokens, tokenizer  # noqa: E402
+from conftest import gemma3, llama, random_tokens, settled_memory, tokenizer  # noqa: E402
 
 
 @pytest.fixture
@@ -70,6 +71,22 @@ def test_passes_larger_than_a_step_are_split_without_changing_the_logits(install
     installed(max_tokens=1024, codec="16/16", max_step_tokens=64)
     split = model(tokens[None], cache=caches.make_prompt_cache(model))
     assert split.shape == own.shape and (mx.linalg.norm(split - own) / mx.linalg.norm(own)).item() < 5e-3
+
+
+@pytest.mark.parametrize("make", [lambda: llama(layers=1, vocab=256), lambda: census_models.build("deepseek_v3")], ids=["attended", "unpacked"])
+def test_no_pass_copies_the_pool(installed, make):
+    """MLX copies an array that another operation still reads when it is updated, so every pass must be evaluated before the next one."""
+    model = make()
+    installed(max_tokens=1 << 17, codec="16/16", max_step_tokens=64)
+    cache = caches.make_prompt_cache(model)
+    pool, = flatkv.lm.pools()
+    before = settled_memory()
+    mx.reset_peak_memory()
+    results = [model(random_tokens(200, vocab=50)[None], cache=cache), model(mx.array([[1]]), cache=cache), model(mx.array([[2]]), cache=cache)]
+    mx.eval(results)
+    batched = mlx_lm.batch_generate(model, tokenizer(), [[1] * 40, [2] * 70, [3]], max_tokens=3, return_token_ids=True)
+    assert [len(ids) for ids in batched.token_ids] == [3, 3, 3]
+    assert mx.get_peak_memory() - before < pool.plan.slab_bytes / 2 / len(model.layers)
 
 
 def test_requests_that_do_not_fit_together_wait(installed):

@@ -1,6 +1,7 @@
 """Tests `python -m flatkv server`, `chat` and `generate`, and pools that are sized for the machine."""
 import argparse
 import concurrent.futures
+import ctypes
 import http.client
 import importlib
 import io
@@ -123,6 +124,25 @@ def test_the_server_rejects_long_prompts_with_400_and_accepts_many_connections(f
     finally:
         server.terminate()
         server.wait()
+
+
+#: prints whether a block of 8 MiB is allocated on the heap after a larger one was freed, which is the default of glibc
+LARGE_BLOCK = """
+import ctypes
+from flatkv import malloc
+assert malloc.return_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.free(libc.malloc(24 << 20))
+block = libc.malloc(8 << 20)
+heaps = [line.split()[0].split("-") for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
+print(any(int(first, 16) <= block < int(end, 16) for first, end in heaps))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc")
+def test_large_blocks_are_not_allocated_on_the_heap():
+    assert subprocess.run([sys.executable, "-c", LARGE_BLOCK], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_counts():

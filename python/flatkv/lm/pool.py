@@ -69,7 +69,11 @@ class Pool(MlxCache):
         self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; weak references, so that a dropped sequence is closed
         self._written_layers: set[int] = set()
         self._every_layer = set(range(len(layers)))
-        self._unevaluated: list[Any] = []  # without fused kernels: writes to evaluate before the next step, because MLX would otherwise copy whole pools
+        #: Without fused kernels: arrays of the last step to evaluate before the next one. MLX updates a pool in place only if no other
+        #: array or operation refers to it; otherwise it copies the whole pool.
+        self._unevaluated: list[Any] = []
+        self._last_reads: list[Any] = []  # without fused kernels: values that depend on the reads of pages by the last layer of the open step
+        self._last_layer = -1  # the layer of these reads
         self.lock = threading.RLock()  # protects all mutable state of the pool and its sequences
         self._thread = 0  # id of the thread that began the last step
         self._n_consecutive = ALTERNATING  # consecutive passes of that thread
@@ -129,12 +133,13 @@ class Pool(MlxCache):
         self._finish_others()
         self._thread = me
         result, written = build(), self.pending()
+        needed = written if self.fused else self._last_reads  # without fused kernels, evaluating the result evaluates the writes
         if self._n_consecutive < ALTERNATING:
             _evaluate(written)
         elif threading.active_count() > 1:
             mx.async_eval(written)
-        elif self.fused and written and isinstance(result, mx.array):
-            return mx.depends(result, written)  # evaluating the result also evaluates the writes, on which passes of other threads depend
+        elif written and needed and isinstance(result, mx.array):
+            return mx.depends(result, needed)  # evaluating the result also evaluates the arrays on which passes of other threads depend
         return result
 
     def _finish_others(self) -> None:
@@ -172,6 +177,11 @@ class Pool(MlxCache):
 
     def fetch(self, layer: int, row: int) -> tuple[Any, Any]:
         """Returns the decoded keys and values of an unpacked layer, [G, S, D]. row: index among the sequences with tokens in the open step."""
+        k, v = self._fetch_pages(layer, row)
+        self._note_read(layer, k, v)
+        return k, v
+
+    def _fetch_pages(self, layer: int, row: int) -> tuple[Any, Any]:
         shape, first, step = self.layers[layer], self._first_page_layers[layer], self.open_step()
         if not shape.is_latent:
             k, v = step.fetch(first, row)
@@ -190,8 +200,17 @@ class Pool(MlxCache):
     def attend(self, layer: int, q: Any) -> Any:
         number = self._first_page_layers[layer]
         out = self.open_step().attend(number, self._padded(number, q))
+        self._note_read(layer, out)
         dim = self.layers[layer].v_dim
         return out if out.shape[-1] == dim else out[..., :dim]
+
+    def _note_read(self, layer: int, *arrays: Any) -> None:
+        """Records arrays that were computed from pages. Layers depend on each other, so that those of the last layer suffice."""
+        if self.fused:
+            return
+        if layer != self._last_layer:
+            self._last_reads, self._last_layer = [], layer
+        self._last_reads += [mx.max(a[-1:, -1:, -1:]) for a in arrays]  # single values, which do not keep the arrays alive
 
     def _padded(self, number: int, x: Any) -> Any:
         """Returns rows with zeros appended up to the width of page layer `number`."""
@@ -233,24 +252,27 @@ class Pool(MlxCache):
 
     @locked
     def pending(self) -> list[Any]:
-        """Returns the arrays of the open step's writes, or [] if layers are missing or another thread began the step."""
+        """Returns the arrays to evaluate after the pass, or [] if layers are missing or another thread began the step."""
         return self._written() if self._thread in (0, threading.get_ident()) else []
 
     def _written(self) -> list[Any]:
-        return self._step.pending() if self._step is not None and len(self._written_layers) == len(self.layers) else []
+        complete = self._step is not None and len(self._written_layers) == len(self.layers)
+        return self.open_step().pending() + self._last_reads if complete else []
 
     @locked
     def settle(self) -> None:
         """Commits the open step, or aborts it if the pass is incomplete."""
         self._finish_others()
+        written = [] if self.fused else self._written()
         step, rows, self._step, self._rows = self._step, self._rows, None, []
+        self._last_reads, self._last_layer = [], -1
         if step is not None:
             seqs = [(seq, n) for seq, n in ((ref(), n) for ref, n in rows) if seq is not None]
             committed = False
             try:
                 if len(self._written_layers) == len(self.layers):
                     with step:
-                        self._unevaluated = [] if self.fused else step.pending()
+                        self._unevaluated = written
                     committed = True
                 else:
                     step.abort()
