@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import dataclasses
 from typing import Any, Iterable, Sequence as Many
 
 from . import _abi, _native
@@ -16,7 +17,9 @@ def mlx_plan(config: Config) -> Plan:
     _native.mlx_open()
     made = _abi.fkv_plan()
     check(held.fkv_mlx_plan_make(config.address, None, C.addressof(made)))
-    return Plan._of(made, config.struct)
+    step_bytes = C.c_uint64()
+    check(held.fkv_mlx_step_bytes(config.address, None, C.addressof(step_bytes)))
+    return dataclasses.replace(Plan._of(made, config.struct), step_bytes=step_bytes.value)
 
 
 class MlxCache(_Pages):

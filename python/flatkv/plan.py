@@ -26,6 +26,7 @@ class Plan:
     group_pages: tuple[int, ...]  #: pages of each layer group; the layers of a group have the same window and sinks
     group_page_bytes: tuple[int, ...]
     state_bytes: int = 0  #: maximum size of all recurrent states and checkpoints in a hybrid model of mlx-lm; allocated when used
+    step_bytes: int = 0  #: with MLX: upper bound on the temporary arrays of write() and attend() in one layer, which total_bytes does not include
 
     @classmethod
     def _of(cls, made: Any, config: Any) -> Plan:

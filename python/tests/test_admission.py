@@ -86,7 +86,8 @@ def test_no_pass_copies_the_pool(installed, make):
     mx.eval(results)
     batched = mlx_lm.batch_generate(model, tokenizer(), [[1] * 40, [2] * 70, [3]], max_tokens=3, return_token_ids=True)
     assert [len(ids) for ids in batched.token_ids] == [3, 3, 3]
-    assert mx.get_peak_memory() - before < pool.plan.slab_bytes / 2 / len(model.layers)
+    used = mx.get_peak_memory() - before
+    assert used < pool.plan.slab_bytes / 2 / len(model.layers) and (pool.has_unpacked or used < pool.plan.step_bytes)
 
 
 def test_requests_that_do_not_fit_together_wait(installed):

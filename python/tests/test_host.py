@@ -1,6 +1,7 @@
 """Tests the host cache against attention in numpy: sequences, files and errors."""
 import errno
 import gc
+import importlib.metadata
 import pickle
 
 import numpy as np
@@ -186,6 +187,11 @@ def test_messages_name_python_functions():
     with flatkv.Cache(LAYER, max_tokens=64) as cache, cache.open(4) as seq, pytest.raises(flatkv.DoesNotFit, match=r"Sequence.reserve\(\)") as caught:
         cache.step([(seq, 5)])
     assert "fkv_" not in str(caught.value)
+
+
+def test_the_installed_package_names_its_author_and_contains_its_license():
+    package = importlib.metadata.distribution("flatkv")
+    assert package.metadata["Author"] and any(file.name == "LICENSE" for file in package.files)
 
 
 def test_rows_of_other_libraries_are_accepted():
