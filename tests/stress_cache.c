@@ -152,16 +152,12 @@ bool stress_was_snapped(const stress_cache *c, const stress_seq *seq, uint32_t n
 
 uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt) {
     uint32_t matched = 0;
-    bool sealed = stress_has_sealed_layer(
-        &c->config); /* with a sealed layer, a shared prefix must consist of full spans, or of the first page alone */
     uint64_t chain = stress_chain_begin(c->fixture, tenant);
     for (uint32_t i = 0; i < n_prompt; i++) {
         chain = stress_mix(chain, prompt[i]);
         if ((i + 1) % c->config.base.page_tokens != 0) continue;
         if (!has_chain(&c->offered, chain)) break;
-        uint32_t n_pages = (i + 1) / c->config.base.page_tokens;
-        if (c->config.n_states > 0 && !has_chain(&c->snapped, chain)) continue;
-        if (!sealed || n_pages == 1 || n_pages % STRESS_SPAN == 0) matched = i + 1;
+        if (c->config.n_states == 0 || has_chain(&c->snapped, chain)) matched = i + 1;
     }
     return matched;
 }

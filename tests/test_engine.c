@@ -43,6 +43,8 @@ typedef struct fixture {
 
 static bool drafts; /* true if fixtures opened from now on use drafts; the model then generates mostly repetitive text */
 
+static bool sealed; /* true if fixtures opened from now on have a sealed layer */
+
 static uint32_t next_token(uint32_t token, uint32_t position) {
     if (drafts) return (token + (position % 11 == 0 ? 2 : 1)) % 7;
     return (token * 7 + position * 3 + 5) % (VOCAB - 1);
@@ -98,6 +100,8 @@ static void open_fixture(fixture *w, const fkv_engine_config *config) {
     memset(w, 0, sizeof *w);
     c.n_layers = 1;
     c.layer = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .k = {16}, .v = {16}};
+    if (sealed) c.layer.k = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED};
+    if (sealed) c.layer.v = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED_V};
     c.page_tokens = PAGE;
     c.max_tokens = MAX_TOKENS;
     c.max_seqs = MAX_SEQS;
@@ -115,6 +119,7 @@ static void open_fixture(fixture *w, const fkv_engine_config *config) {
                            .max_seqs = MAX_SEQS,
                            .max_step_tokens = STEP_TOKENS,
                            .page_tokens = PAGE,
+                           .has_sealed = sealed,
                            .draft_tokens = drafts ? DRAFT : 0,
                            .draft_rows = MAX_SEQS * DRAFT,
                            .n_end = 1,
@@ -319,7 +324,9 @@ START_TEST(random_requests_cancels_and_tenants_keep_all_invariants) {
     for (uint64_t seed = 1; seed <= 12; seed++) random_stress(seed);
     drafts = true;
     for (uint64_t seed = 13; seed <= 20; seed++) random_stress(seed);
-    drafts = false;
+    sealed = true;
+    for (uint64_t seed = 21; seed <= 24; seed++) random_stress(seed);
+    drafts = sealed = false;
 }
 END_TEST
 
@@ -343,6 +350,43 @@ START_TEST(shared_prefix_of_32_requests_is_computed_once) {
     ck_ok(submit(&w, &all[0], (fkv_request){.tenant = 2}));
     (void)run_all(&w);
     ck_assert_uint_eq(all[0].n_cached, 0); /* another tenant does not share the prefix */
+    close_fixture(&w);
+}
+END_TEST
+
+/* Submits a request whose prompt is a prefix of n_prefix tokens followed by n_own other tokens. */
+static void submit_after_prefix(fixture *w, uint32_t i, uint32_t n_prefix, uint32_t n_own) {
+    all[i] = (client_view){.max_new = 8, .n = 1};
+    tokens_of(&all[i], 5, 0, n_prefix);
+    tokens_of(&all[i], 100 + i, n_prefix, n_own);
+    ck_ok(submit(w, &all[i], (fkv_request){.tenant = 1}));
+}
+
+/* In sealed layers, a prefix ends within a span. The first prompts seal this span before its pages enter the tree, so the next
+ * one recomputes part of it. From then on, all pages before the divergence are shared. */
+START_TEST(prompts_with_sealed_layers_share_all_pages_before_they_diverge) {
+    static fixture w;
+    fkv_engine_config config = quick_config();
+    enum { SPAN = 4 * PAGE, PREFIX = 2 * SPAN + 3 * PAGE + 1 };
+    config.step_ms = 1000.0; /* chunks of STEP_TOKENS tokens, so that a chunk seals whole spans */
+    sealed = true;
+    open_fixture(&w, &config);
+    sealed = false;
+    for (uint32_t i = 0; i < 4; i++) {
+        static const uint32_t expected[] = {0, 2 * SPAN, PREFIX / PAGE * PAGE, PREFIX / PAGE * PAGE};
+        submit_after_prefix(&w, i, PREFIX, 3 * SPAN);
+        (void)run_all(&w);
+        ck_assert_uint_eq(all[i].n_cached, expected[i]);
+    }
+    close_fixture(&w);
+
+    sealed = true;
+    open_fixture(&w, &config);
+    sealed = false;
+    const uint64_t computed = PREFIX + 3 * SPAN + 7 * (PREFIX % PAGE + 3 * SPAN);
+    for (uint32_t i = 0; i < 8; i++) submit_after_prefix(&w, i, PREFIX, 3 * SPAN); /* concurrent requests wait for the first */
+    (void)run_all(&w);
+    ck_assert_uint_eq(w.scheduler.stats.computed_tokens, computed);
     close_fixture(&w);
 }
 END_TEST
@@ -816,6 +860,6 @@ TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_all_invariants, sha
           returning_tenant_has_no_credit, priority_then_deadline_then_age_order_a_tenants_requests,
           decode_during_prefill_keeps_steps_short, suspended_process_does_not_distort_predictions,
           request_that_can_never_fit_is_rejected_with_the_sizes, stop_strings_end_the_text_before_them,
-          held_text_is_what_could_become_a_stop_string, drafts_are_tried_only_as_far_as_they_pay_off,
-          prefill_chunks_are_multiples_of_the_row_block, drafts_and_forks_obey_a_mask, every_failed_request_receives_the_reason,
-          steps_allocate_nothing)
+          prompts_with_sealed_layers_share_all_pages_before_they_diverge, held_text_is_what_could_become_a_stop_string,
+          drafts_are_tried_only_as_far_as_they_pay_off, prefill_chunks_are_multiples_of_the_row_block,
+          drafts_and_forks_obey_a_mask, every_failed_request_receives_the_reason, steps_allocate_nothing)

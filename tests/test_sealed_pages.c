@@ -124,9 +124,10 @@ START_TEST(prefix_and_file_restore_the_first_page_and_the_last_span) {
     uint32_t n_shared = 0;
     fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = N_TOKENS};
     ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
-    ck_assert_uint_eq(n_shared, 100 / SPAN * SPAN);
-    ck_status(fkv_seq_truncate(w.cache, seq, n_shared - 1), FKV_GONE);
-    ck_ok(fkv_seq_truncate(w.cache, seq, n_shared - SPAN));
+    ck_assert_uint_eq(n_shared, 100 / PAGE * PAGE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, n_shared - 1));
+    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, held - SPAN));
     ck_ok(fkv_seq_close(w.cache, seq));
 
     ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
@@ -156,6 +157,99 @@ START_TEST(prefix_can_be_shared_after_another_sequence_used_all_pages) {
     ck_ok(fkv_prefix_match(w.cache, &asked, &n_shared));
     ck_assert_uint_eq(n_shared, 64);
     cache_fixture_close(&w);
+}
+END_TEST
+
+/* Inserts a prefix after every n_pages pages, so that its open pages enter the tree, and then computes the rest of the tokens. */
+static void insert_while_open(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, uint32_t n_pages) {
+    for (uint32_t from = 0; from < N_TOKENS; from += n_pages * PAGE) {
+        const uint32_t end = from + n_pages * PAGE < N_TOKENS ? from + n_pages * PAGE : N_TOKENS;
+        cache_fixture_run(w, seq, tokens, from, end, 40, NULL);
+        ck_ok(fkv_prefix_insert(w->cache, seq, tokens, end));
+    }
+}
+
+/* A prompt that diverges from an earlier one after n pages shares these n pages, and its outputs are bit-identical to those of a
+ * prompt that shares nothing. */
+START_TEST(prefixes_are_shared_up_to_any_page) {
+    size_t bytes = 0;
+    uint8_t *expected = outputs_under((fkv_layer_config)SEALED_LAYER, 40, &bytes);
+    uint8_t *got = malloc(N_TOKENS * bytes);
+    ck_assert_ptr_nonnull(got);
+    for (uint32_t n = 1; n <= N_TOKENS / PAGE; n++) {
+        cache_fixture w;
+        uint32_t tokens[N_TOKENS];
+        open_sealed(&w, tokens);
+        uint32_t others[N_TOKENS];
+        memcpy(others, tokens, sizeof tokens);
+        if (n * PAGE < N_TOKENS) others[n * PAGE] ^= 1; /* the first sequence diverges after n pages */
+        fkv_seq first = cache_fixture_seq(&w, N_TOKENS);
+        insert_while_open(&w, first, others, n);
+        ck_ok(fkv_seq_close(w.cache, first));
+        uint32_t n_shared = 0;
+        fkv_seq seq = 0;
+        fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = N_TOKENS};
+        ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
+        ck_assert_uint_eq(n_shared, n * PAGE);
+        cache_fixture_run(&w, seq, tokens, n_shared, N_TOKENS, 7, got);
+        ck_assert_mem_eq(got + n_shared * bytes, expected + n_shared * bytes, (N_TOKENS - n_shared) * bytes);
+        ck_assert(fkv_cache_consistent(w.cache));
+        cache_fixture_close(&w);
+    }
+    free(expected);
+    free(got);
+}
+END_TEST
+
+/* Cached open pages other than first pages are evicted before first pages, without which nothing can be shared. */
+START_TEST(open_pages_of_new_prefixes_do_not_evict_the_first_pages_of_older_ones) {
+    enum { N_PREFIXES = 6 };
+    cache_fixture w;
+    uint32_t tokens[N_PREFIXES][N_TOKENS];
+    open_sealed(&w, tokens[0]);
+    for (uint32_t i = 0; i < N_PREFIXES; i++) {
+        cache_tokens(100 + i, tokens[i], N_TOKENS);
+        fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
+        cache_fixture_run(&w, seq, tokens[i], 0, SPAN, 40, NULL);
+        ck_ok(fkv_prefix_insert(w.cache, seq, tokens[i], SPAN));
+        ck_ok(fkv_seq_close(w.cache, seq));
+    }
+    for (uint32_t i = 0; i < N_PREFIXES; i++) {
+        uint32_t n_shared = 0;
+        fkv_seq_config asked = {.max_tokens = N_TOKENS, .prompt = tokens[i], .n_prompt = N_TOKENS};
+        ck_ok(fkv_prefix_match(w.cache, &asked, &n_shared));
+        ck_assert_msg(n_shared == SPAN, "prefix %u: %u tokens can be shared", i, n_shared);
+    }
+    cache_fixture_close(&w);
+}
+END_TEST
+
+/* A step with draft tokens can be undone up to any of its tokens, from every length. */
+START_TEST(a_step_of_up_to_a_page_can_be_truncated_to_any_length) {
+    size_t bytes = 0;
+    uint8_t *expected = outputs_under((fkv_layer_config)SEALED_LAYER, 40, &bytes);
+    uint8_t *got = malloc(N_TOKENS * bytes);
+    ck_assert_ptr_nonnull(got);
+    cache_fixture w;
+    uint32_t tokens[N_TOKENS];
+    open_sealed(&w, tokens);
+    fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
+    uint32_t length = 0;
+    for (uint32_t turn = 0; length < N_TOKENS; turn++) {
+        uint32_t drafts[N_TOKENS];
+        const uint32_t end = length + PAGE + 1 < N_TOKENS ? length + PAGE + 1 : N_TOKENS;
+        const uint32_t accepted = length + 1 + turn * 5 % (end - length);
+        for (uint32_t i = 0; i < N_TOKENS; i++) drafts[i] = tokens[i] ^ (i < accepted ? 0 : 1);
+        cache_fixture_run(&w, seq, drafts, length, end, PAGE + 1, got);
+        ck_ok(fkv_prefix_insert(w.cache, seq, tokens, accepted));
+        ck_ok(fkv_seq_truncate(w.cache, seq, accepted));
+        length = accepted;
+    }
+    ck_assert_mem_eq(got, expected, N_TOKENS * bytes);
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_fixture_close(&w);
+    free(expected);
+    free(got);
 }
 END_TEST
 
@@ -376,8 +470,9 @@ END_TEST
 
 TEST_MAIN("sealed pages", first_page_and_current_span_are_read_in_8_bits, truncate_works_within_a_page_or_to_a_span_boundary,
           prefix_and_file_restore_the_first_page_and_the_last_span, prefix_can_be_shared_after_another_sequence_used_all_pages,
-          long_context_needs_at_most_71_percent_of_8_4, the_golden_sealed_file_is_reproduced_and_loads,
-          sealed_file_with_full_precision_scales_is_preserved,
+          prefixes_are_shared_up_to_any_page, open_pages_of_new_prefixes_do_not_evict_the_first_pages_of_older_ones,
+          a_step_of_up_to_a_page_can_be_truncated_to_any_length, long_context_needs_at_most_71_percent_of_8_4,
+          the_golden_sealed_file_is_reproduced_and_loads, sealed_file_with_full_precision_scales_is_preserved,
           the_golden_calibrated_file_is_reproduced_and_foreign_to_other_channel_bits,
           invalid_channel_bits_are_rejected_with_their_values, every_flipped_bit_of_a_sealed_file_is_detected,
           sealed_file_is_foreign_to_an_unsealed_layer)

@@ -378,7 +378,8 @@ FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t 
 /* Inserts the full pages of the first n_tokens tokens of a sequence into the prefix tree, keyed by these tokens. The caller
  * guarantees that the rows were computed from these tokens. If the cache has state layers and n_tokens is both the length of the
  * sequence and a multiple of page_tokens, also stores the state of the sequence as a snapshot, without copying it. In such a
- * cache, a prefix is shared only up to a snapshot. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose tokens differ
+ * cache, a prefix is shared only up to a snapshot. A prefix of sealed layers is shared up to any page if it was inserted before the
+ * sequence was more than one page past the span of this page, and otherwise up to a multiple of 4 pages. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose tokens differ
  * from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 

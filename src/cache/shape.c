@@ -5,8 +5,9 @@
 
 #include <math.h>
 
-/* A cached prefix of sealed layers needs its first page in open form. The plan contains one open page for this purpose for every
- * PAGES_PER_PREFIX pages of capacity. */
+/* A cached prefix of sealed layers needs its first page in open form, and it can be shared up to the end of a page only if the
+ * pages of this span are also in open form. The plan contains an open first page for every PAGES_PER_PREFIX pages of capacity,
+ * and as many other open pages. */
 enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
@@ -145,9 +146,12 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     return FKV_OK;
 }
 
-/* Returns the number of pages planned for first pages in open form: one per sequence, plus some for cached prefixes that no
- * sequence uses. A prefix cannot be shared without its first page in open form. */
-static uint64_t open_first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
+/* Returns the number of open pages planned for cached prefixes that no sequence uses: first pages, without which a prefix cannot
+ * be shared, and the same number of other pages, but at least those of one partial span. */
+static uint64_t open_cached_pages(const fkv_config *c, uint32_t most) {
+    const uint32_t n_first = c->max_seqs + most / PAGES_PER_PREFIX;
+    return (uint64_t)n_first + fkv_min_u32(fkv_max_u32(n_first, FKV_OPEN_SPAN - 1), most);
+}
 
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
  * belongs to each group; the group of open pages comes last. The page counts are large enough for any max_seqs sequences whose
@@ -187,7 +191,7 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
             pages = at_most < pages || g == *state_group ? at_most : pages;
         }
         if (g == *state_group) pages += c->max_snapshots;
-        if (g == *open_group) pages += open_first_pages(c, most);
+        if (g == *open_group) pages += open_cached_pages(c, most);
         pager->groups[g].n_pages = (uint32_t)pages; /* `pages` is less than 2^28, because max_tokens and max_seqs are bounded */
     }
     return FKV_OK;

@@ -220,9 +220,16 @@ static fkv_status open_tier(fkv_engine *e) {
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
 }
 
-/* Returns true if the cache has window groups. Sealed layers count as well, because their open pages form a window group. */
+static bool has_sealed_layers(const fkv_engine *e) {
+    const fkv_codec_kind kind = e->config.runner.k.kind;
+    return kind == FKV_CODEC_SEALED || kind == FKV_CODEC_CALIBRATED;
+}
+
+/* Returns true if the cache has sliding-window layers or states. The open pages of sealed layers form a separate group, but
+ * sealed layers can always be truncated by one page, which exceeds the longest draft. */
 static bool is_windowed(const fkv_engine *e) {
-    return fkv_model_about(e->model)->window != 0 || e->config.runner.max_kv != 0 || e->plan.cache.n_groups != 1;
+    const uint32_t n_groups = has_sealed_layers(e) ? 2 : 1;
+    return fkv_model_about(e->model)->window != 0 || e->config.runner.max_kv != 0 || e->plan.cache.n_groups != n_groups;
 }
 
 static fkv_status open_on_thread(fkv_engine *e) {
@@ -249,6 +256,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
                            .max_step_tokens = c.max_step_tokens,
                            .page_tokens = c.page_tokens,
                            .has_states = e->plan.cache.state_bytes != 0,
+                           .has_sealed = has_sealed_layers(e),
                            .windowed = windowed,
                            .draft_tokens = windowed ? 0 : e->config.draft_tokens,
                            .draft_rows = c.max_logit_rows - c.max_seqs,

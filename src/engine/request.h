@@ -47,7 +47,8 @@ typedef struct fkv_job {
     double deadline_at;    /* time of the deadline; INFINITY if there is no deadline */
     uint32_t tenant_slot;  /* slot of the tenant in fkv_fair_share */
     uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
-    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, including those after the last snapshot */
+    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, including those that could not be shared,
+                              or number of tokens in common with a job that waits for this one */
     uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
     uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
     bool waits_for_page;   /* true if the job has waited at least once for a page that another job was computing */

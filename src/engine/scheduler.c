@@ -8,14 +8,17 @@
 #include <stdlib.h>
 
 enum {
-    MIN_CHUNK = 16,         /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
-    ROW_BLOCK = 16,         /* number of rows in a block of the matrix product; a partial block costs more per row */
-    MIN_BLOCK_FILL = 12,    /* a partial block with at least this many rows is assumed to cost as much as a full block */
-    UNIT_PROMPT = 256,      /* number of prompt tokens of a typical request */
-    UNIT_NEW = 256,         /* max_new of a typical request, whose expected answer length is max_new * used_fraction */
-    MAX_COMPARED = 16,      /* maximum number of queued jobs whose prompts are compared with a new prompt */
-    ANSWER_PREFIX = 16,     /* maximum number of tokens between the last message and the answer in a chat template */
-    SNAPSHOT_SPACING = 4096 /* distance, in tokens, between additional snapshots in a long prompt */
+    MIN_CHUNK = 16,          /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
+    ROW_BLOCK = 16,          /* number of rows in a block of the matrix product; a partial block costs more per row */
+    MIN_BLOCK_FILL = 12,     /* a partial block with at least this many rows is assumed to cost as much as a full block */
+    UNIT_PROMPT = 256,       /* number of prompt tokens of a typical request */
+    UNIT_NEW = 256,          /* max_new of a typical request, whose expected answer length is max_new * used_fraction */
+    MAX_COMPARED = 16,       /* maximum number of queued jobs whose prompts are compared with a new prompt */
+    ANSWER_PREFIX = 16,      /* maximum number of tokens between the last message and the answer in a chat template */
+    SNAPSHOT_SPACING = 4096, /* distance, in tokens, between additional snapshots in a long prompt */
+    OPEN_SPAN = 4,           /* pages in a span of a sealed layer, as defined in docs/page_format.md */
+    MAX_OPEN_PAGES = 7       /* maximum number of open pages that a sequence holds between steps: the first page, a span, the
+                                following page, and one page before the span */
 };
 static const double SLOWDOWN_WINDOW_S =
     30.0; /* time constant, in seconds, of the decaying sums of measured and predicted times */
@@ -79,10 +82,12 @@ void fkv_scheduler_close(fkv_scheduler *s) {
 }
 
 /* Returns the number of tokens that a fork must reserve: max_new tokens, one page for a private copy of the last prompt page, and
- * one page for the partially filled page at the end of the answer. In a cache with window groups, a fork shares no pages, so it
- * reserves the whole prompt and answer. */
+ * one page for the partially filled page at the end of the answer. In a cache with sliding-window layers, a fork shares no pages,
+ * so it reserves the whole prompt and answer. For the same reason, a fork reserves all open pages of sealed layers. */
 static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
-    return s->device.windowed ? n_prompt + max_new : max_new + 2 * s->device.page_tokens;
+    const uint32_t page = s->device.page_tokens;
+    const uint32_t open = s->device.has_sealed ? fkv_min_u32(n_prompt + max_new, MAX_OPEN_PAGES * page) : 0;
+    return s->device.windowed ? n_prompt + max_new : fkv_max_u32(max_new + 2 * page, open);
 }
 
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uint32_t *max_new) {
@@ -309,13 +314,16 @@ void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job) {
     fkv_request_queue_add(&s->queue, job);
 }
 
-/* Returns true if a running job is computing the next prompt page of this job. */
+/* Returns true if a running job is computing the next prompt page of this job. The prefill of the running job then stops at the
+ * end of the common prefix, so that its open pages enter the prefix tree. */
 static bool shares_pending_page(const fkv_scheduler *s, const fkv_job *job) {
     for (uint32_t i = 0; i < s->n_running; i++) {
-        const fkv_job *other = s->running[i];
+        fkv_job *other = s->running[i];
         if (other->phase != FKV_PHASE_PREFILL || other->r.tenant != job->r.tenant) continue;
         uint32_t common = common_tokens(s, job, other);
-        if (common > job->n_matched && other->answers[0].n_fed < common) return true;
+        if (common <= job->n_matched || other->answers[0].n_fed >= common) continue;
+        if (s->device.has_sealed && other->junction <= other->answers[0].n_fed) other->junction = common;
+        return true;
     }
     return false;
 }
@@ -335,7 +343,7 @@ static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
     uint32_t n_shared = 0;
     fkv_status status = FKV_OK;
     job->junction = 0;
-    if (s->device.has_states) (void)fkv_prefix_overlap(s->device.cache, &config, &job->junction);
+    if (s->device.has_states || s->device.has_sealed) (void)fkv_prefix_overlap(s->device.cache, &config, &job->junction);
     for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
         status = fkv_seq_open(s->device.cache, &config, &job->answers[i].seq, i == 0 ? &n_shared : NULL);
         if (status == FKV_OK) s->n_seqs++;
@@ -467,10 +475,20 @@ static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at)
     return at <= last && (at + s->device.page_tokens > last || at % SNAPSHOT_SPACING == 0);
 }
 
+/* Returns true if sealed layers no longer hold the open pages before position `at`, a multiple of page_tokens, when the sequence
+ * has `length` tokens. A prefix that is inserted at this length can then not be shared up to `at`. */
+static bool is_sealed_over(const fkv_scheduler *s, uint32_t at, uint32_t length) {
+    const uint32_t span = OPEN_SPAN * s->device.page_tokens;
+    return at % span != 0 && length >= s->device.page_tokens && at / span < (length - s->device.page_tokens) / span;
+}
+
 /* Returns the length of a prefill chunk that starts at prompt position `from`. The length is n tokens, unless the chunk contains
- * a snapshot position; the chunk then ends at the first snapshot position. */
+ * a snapshot position; the chunk then ends at the first snapshot position. In a cache with sealed layers, the chunk ends where
+ * the prompt diverges from earlier prompts, so that later prompts can share all pages before this position. */
 static uint32_t cut_at_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t from, uint32_t n) {
     const uint32_t page = s->device.page_tokens;
+    const bool diverges = s->device.has_sealed && job->junction > from && job->junction < from + n;
+    if (diverges && is_sealed_over(s, job->junction, from + n)) n = job->junction - from;
     for (uint32_t at = (from / page + 1) * page; s->device.has_states && at < from + n; at += page)
         if (is_snapshot(s, job, at)) return at - from;
     return n;

@@ -82,7 +82,7 @@ uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group) {
 }
 
 static uint32_t cached_pages(const fkv_pager *pager, uint32_t group) {
-    return group == pager->full ? pager->tree.n_idle : pager->tree.cached[group].n;
+    return group == pager->full ? pager->tree.n_idle : fkv_tree_cached_pages(pager, group);
 }
 
 uint64_t fkv_group_room(const fkv_pager *pager, uint32_t group) {

@@ -7,7 +7,7 @@
  * down to a multiple of `span`, so pages are released in whole spans. A group with spare pages (n_spare > 0) also keeps the pages
  * that a query at a position n_spare pages earlier would attend to, so that truncate() can shorten a sequence by up to n_spare
  * pages. A sequence can lack spare pages if it was truncated, shares a prefix, or was loaded from a file. At most one group has
- * spare pages, and the prefix tree stores only the sink pages of that group. Logical page i of a sequence holds tokens [i *
+ * spare pages, and prefix stores hold only the sink pages of that group. Logical page i of a sequence holds tokens [i *
  * page_tokens, (i + 1) * page_tokens).
  *
  * State group. At most one group is a state group: its pages are not rows of tokens but whole recurrent states. A state is a

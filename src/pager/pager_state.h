@@ -104,6 +104,7 @@ typedef struct fkv_tree {
     fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group is referenced only by the
                                              tree. States are pushed when the last sequence releases them, so they are ordered by
                                              the time of their last use */
+    fkv_node_heap sinks; /* like `cached`, for the sink pages of the group with spare pages; `cached` has only its other pages */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of

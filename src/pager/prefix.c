@@ -5,8 +5,8 @@
  * computed from only one token sequence.
  * - The pool invariant takes precedence: an insertion ends early, without an error, if it would pin cached pages that are
  * promised to other sequences.
- * - In a group with spare pages, only sink pages are inserted, because a sequence that shares the prefix needs no other pages of
- * this group.
+ * - In a window group, only pages that the sequence still holds are inserted. A prefix can therefore be shared up to the end of
+ * a page if it was inserted soon after this page was filled.
  */
 #include "page_table.h"
 #include "pager_state.h"
@@ -83,9 +83,7 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
         }
         for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
             uint32_t page = held_page(pager, g, slot, i);
-            bool wanted = pager->groups[g].n_spare == 0 || i < pager->groups[g].n_fixed;
-            if (wanted && page != FKV_NO_PAGE && pager->tree.nodes[node].pages[g] == FKV_NO_PAGE)
-                fkv_tree_adopt(pager, node, g, page);
+            if (page != FKV_NO_PAGE && pager->tree.nodes[node].pages[g] == FKV_NO_PAGE) fkv_tree_adopt(pager, node, g, page);
         }
         above = node;
     }
@@ -98,7 +96,7 @@ fkv_status fkv_pager_clear(fkv_pager *pager) {
     while (pager->tree.leaves.n > 0) fkv_tree_evict_oldest(pager);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (g != pager->full)
-            while (pager->tree.cached[g].n > 0) fkv_tree_abandon(pager, pager->tree.cached[g].items[0], g);
+            while (fkv_tree_cached_pages(pager, g) > 0) fkv_tree_strip_page(pager, g);
     fkv_pager_settle(pager);
     return FKV_OK;
 }

@@ -17,11 +17,19 @@ static uint32_t find_page_node(const fkv_pager *pager, uint64_t tenant, const ui
     return node;
 }
 
+/* Returns whether prefix stores hold logical page `logical` of the group. In a group with spare pages, they hold only sink pages,
+ * because the other pages are larger than all the pages of other groups and save at most one span of computation. */
+static bool is_storable(const fkv_pager *pager, uint32_t logical, uint32_t group) {
+    if (group >= pager->spec.n_groups) return false;
+    return pager->groups[group].n_spare == 0 || logical < pager->groups[group].n_fixed;
+}
+
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]) {
     uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     if (node == FKV_NO_NODE) return false;
-    memcpy(pages, pager->tree.nodes[node].pages, sizeof pager->tree.nodes[node].pages);
+    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++)
+        pages[g] = is_storable(pager, n_pages - 1, g) ? pager->tree.nodes[node].pages[g] : FKV_NO_PAGE;
     return true;
 }
 
@@ -39,8 +47,7 @@ fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups) {
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
         bool there = (groups >> g & 1) != 0;
-        bool may = g < pager->spec.n_groups && (pager->groups[g].n_spare == 0 || logical < pager->groups[g].n_fixed);
-        if ((there && !may) || (!there && g == pager->full)) return false;
+        if ((there && !is_storable(pager, logical, g)) || (!there && g == pager->full)) return false;
     }
     return groups != 0 && groups < UINT32_C(1) << FKV_MAX_GROUPS;
 }
@@ -50,7 +57,7 @@ bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t 
 static bool ensure_free_page(fkv_pager *pager, uint32_t group) {
     const fkv_tree *tree = &pager->tree;
     if (pager->groups[group].pool.n_free > 0) return true;
-    const fkv_node_heap *heap = group == pager->full ? &tree->leaves : &tree->cached[group];
+    const fkv_node_heap *heap = group == pager->full ? &tree->leaves : fkv_tree_strip_heap(pager, group);
     if (heap->n == 0 || tree->nodes[heap->items[0]].last_use == tree->clock) return false;
     fkv_group_make_free(pager, group, 1);
     return true;

@@ -50,6 +50,7 @@ void fkv_tree_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_tree *tre
         fkv_group shape = {0};
         fkv_table_shape(spec, g, &shape);
         fkv_heap_layout(carve, tree == NULL ? NULL : &tree->cached[g], n_nodes, shape.n_fixed, shape.is_state);
+        if (shape.n_spare > 0) fkv_heap_layout(carve, tree == NULL ? NULL : &tree->sinks, n_nodes, 0, false);
     }
 }
 
@@ -64,6 +65,7 @@ void fkv_tree_reset(fkv_pager *pager) {
     fkv_heap_reset(&tree->leaves, tree->n_nodes);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (pager->groups[g].window != 0) fkv_heap_reset(&tree->cached[g], tree->n_nodes);
+    if (tree->sinks.items != NULL) fkv_heap_reset(&tree->sinks, tree->n_nodes);
 }
 
 /* ---- lookup ---- */
@@ -128,12 +130,19 @@ fkv_match fkv_tree_match(const fkv_pager *pager, uint64_t tenant, const uint32_t
     return best;
 }
 
+/* Returns the heap for cached pages of a window group that contains the node while only the tree references its page. */
+static fkv_node_heap *page_heap(fkv_pager *pager, uint32_t node, uint32_t group) {
+    const fkv_group *g = &pager->groups[group];
+    const bool is_sink = g->n_spare > 0 && pager->tree.nodes[node].depth < g->n_fixed;
+    return is_sink ? &pager->tree.sinks : &pager->tree.cached[group];
+}
+
 void fkv_tree_touch(fkv_pager *pager, uint32_t node) {
     fkv_tree *tree = &pager->tree;
     tree->nodes[node].last_use = tree->clock;
     fkv_heap_aged(&tree->leaves, tree->nodes, node);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-        if (g != pager->full) fkv_heap_aged(&tree->cached[g], tree->nodes, node);
+        if (g != pager->full) fkv_heap_aged(page_heap(pager, node, g), tree->nodes, node);
 }
 
 /* ---- pinning ---- */
@@ -171,9 +180,9 @@ static void set_used(fkv_pager *pager, uint32_t node, uint32_t group, bool used)
     tree->nodes[node].used ^= bit;
     if (pager->groups[group].window != 0) {
         if (used)
-            fkv_heap_remove(&tree->cached[group], tree->nodes, node);
+            fkv_heap_remove(page_heap(pager, node, group), tree->nodes, node);
         else
-            fkv_heap_push(&tree->cached[group], tree->nodes, node);
+            fkv_heap_push(page_heap(pager, node, group), tree->nodes, node);
     }
     if (!pager->groups[group].pins) return;
     if (used)
@@ -187,7 +196,7 @@ void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t pa
     FKV_ASSERT(tree->nodes[node].pages[group] == FKV_NO_PAGE);
     fkv_pool_adopt(&pager->groups[group].pool, page, node);
     tree->nodes[node].pages[group] = page;
-    if (pager->groups[group].window != 0) fkv_heap_push(&tree->cached[group], tree->nodes, node);
+    if (pager->groups[group].window != 0) fkv_heap_push(page_heap(pager, node, group), tree->nodes, node);
     set_used(pager, node, group, pager->groups[group].pool.refs[page] > 1);
 }
 
@@ -195,7 +204,7 @@ void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group) {
     fkv_tree *tree = &pager->tree;
     uint32_t page = tree->nodes[node].pages[group];
     set_used(pager, node, group, false);
-    if (pager->groups[group].window != 0) fkv_heap_remove(&tree->cached[group], tree->nodes, node);
+    if (pager->groups[group].window != 0) fkv_heap_remove(page_heap(pager, node, group), tree->nodes, node);
     tree->nodes[node].pages[group] = FKV_NO_PAGE;
     fkv_pool_abandon(&pager->groups[group].pool, page);
     fkv_counter_add(&pager->counters.evictions, 1);
@@ -308,11 +317,21 @@ static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
     return worst;
 }
 
-void fkv_tree_strip_page(fkv_pager *pager, uint32_t group) {
+uint32_t fkv_tree_cached_pages(const fkv_pager *pager, uint32_t group) {
+    return pager->tree.cached[group].n + (pager->groups[group].n_spare > 0 ? pager->tree.sinks.n : 0);
+}
+
+const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group) {
     const fkv_tree *tree = &pager->tree;
-    FKV_ASSERT(tree->cached[group].n > 0);
+    const bool is_sink = pager->groups[group].n_spare > 0 && tree->sinks.n > tree->cached[group].n;
+    return is_sink ? &tree->sinks : &tree->cached[group];
+}
+
+void fkv_tree_strip_page(fkv_pager *pager, uint32_t group) {
+    const fkv_node_heap *heap = fkv_tree_strip_heap(pager, group);
+    FKV_ASSERT(heap->n > 0);
     const bool is_state = pager->groups[group].is_state;
-    fkv_tree_abandon(pager, is_state ? least_useful_state(tree, group) : tree->cached[group].items[0], group);
+    fkv_tree_abandon(pager, is_state ? least_useful_state(&pager->tree, group) : heap->items[0], group);
 }
 
 void fkv_tree_forget(fkv_pager *pager, uint32_t node) {
@@ -339,7 +358,9 @@ static bool node_consistent(const fkv_pager *pager, uint32_t node) {
         const fkv_group *group = &pager->groups[g];
         uint32_t page = n->pages[g];
         bool used = (n->used >> g & 1) != 0;
-        bool in_heap = group->window != 0 && fkv_heap_has(&tree->cached[g], node);
+        bool is_sink = group->n_spare > 0 && n->depth < group->n_fixed;
+        bool in_heap = group->window != 0 && fkv_heap_has(is_sink ? &tree->sinks : &tree->cached[g], node);
+        if (group->n_spare > 0 && fkv_heap_has(is_sink ? &tree->cached[g] : &tree->sinks, node)) return false;
         if (page == FKV_NO_PAGE) {
             if (group->window == 0 || used || in_heap) return false;
             continue;
@@ -382,6 +403,7 @@ bool fkv_tree_consistent(const fkv_pager *pager, uint32_t *busy, uint32_t *n_chi
         if (n_pages[g] != pager->groups[g].pool.counts.in_tree) return false;
         if (pager->groups[g].window == 0) continue;
         if (!fkv_heap_consistent(&tree->cached[g], tree->nodes, tree->n_nodes)) return false;
+        if (pager->groups[g].n_spare > 0 && !fkv_heap_consistent(&tree->sinks, tree->nodes, tree->n_nodes)) return false;
     }
     return fkv_heap_consistent(&tree->leaves, tree->nodes, tree->n_nodes);
 }

@@ -45,8 +45,16 @@ void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d
 
 void fkv_tree_evict_oldest(fkv_pager *pager);               /* the tree must have an idle leaf */
 void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node); /* the node must be idle, or become idle when its pages are removed */
+/* Returns the number of pages of a window group that only the tree references. */
+uint32_t fkv_tree_cached_pages(const fkv_pager *pager, uint32_t group);
+
+/* Returns the heap from which fkv_tree_strip_page() evicts. The heap is empty if the group has no cached page. */
+const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group);
+
 /* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
- * state. */
+ * state. In a group with spare pages, sink pages and other pages are evicted separately, so that other pages never occupy more
+ * than half of the cached pages. Without its sink page, no part of a prefix can be shared; without other pages, a prefix is
+ * shared up to the preceding span. */
 void fkv_tree_strip_page(fkv_pager *pager, uint32_t group);
 
 /* Removes a node whose page is in use but whose descendants are all idle. First evicts idle leaves of the tree in LRU order until
