@@ -23,6 +23,7 @@
 #ifdef FKV_HOST_THREADS
 #include <thread>
 #else
+#include <setjmp.h>
 #include <ucontext.h>
 #endif
 
@@ -115,16 +116,28 @@ FKV_FN void fkv_host_next_block() {}
 struct fkv_host_fiber {
     fkv_host_lane lane;
     bool done;
-    ucontext_t context;
+    bool started;
+    ucontext_t start;                /* starts the fiber */
+    jmp_buf resume;                  /* continues a fiber that has started */
     std::unique_ptr<fkv_u8[]> stack; /* not initialized, so that untouched pages of the stack occupy no memory */
 };
 static std::vector<fkv_host_fiber> fkv_host_fibers;
-static ucontext_t fkv_host_caller;
+static jmp_buf fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
 static fkv_u32 fkv_host_at;   /* index of the running fiber */
 static fkv_u64 fkv_host_idle; /* number of fiber switches since any lane last changed a word that other lanes wait for */
 static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending order) or n - 1 (descending order) */
 #define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
+
+/* Saves the state of the running fiber in `own` and runs another one. Uses _longjmp(), because swapcontext() makes a system call,
+ * which would take half of the time of a kernel. Returns when `own` is resumed. */
+[[gnu::noinline, maybe_unused]] static void fkv_host_switch(jmp_buf own, fkv_host_fiber *next) {
+    if (_setjmp(own) != 0) return;
+    if (next->started) _longjmp(next->resume, 1);
+    next->started = true;
+    setcontext(&next->start);
+    abort();
+}
 
 /* Switches to the next unfinished lane. Returns when this lane is scheduled again. */
 FKV_FN void fkv_host_next() {
@@ -139,10 +152,10 @@ FKV_FN void fkv_host_next() {
         if (fkv_host_fibers[next].done) continue;
         if (next == own) return;
         fkv_host_at = next;
-        swapcontext(&fkv_host_fibers[own].context, &fkv_host_fibers[next].context);
+        fkv_host_switch(fkv_host_fibers[own].resume, &fkv_host_fibers[next]);
         return;
     }
-    setcontext(&fkv_host_caller);
+    _longjmp(fkv_host_caller, 1);
 }
 
 FKV_FN void fkv_host_store_notify(fkv_host_word &word, fkv_u32 value) {
@@ -167,17 +180,18 @@ FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
         fkv_host_fiber &fiber = fkv_host_fibers[t];
         fiber.lane = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
         fiber.done = false;
+        fiber.started = false;
         if (!fiber.stack) fiber.stack.reset(new fkv_u8[FKV_HOST_STACK_BYTES]);
-        if (getcontext(&fiber.context) != 0) abort();
-        fiber.context.uc_stack.ss_sp = fiber.stack.get();
-        fiber.context.uc_stack.ss_size = FKV_HOST_STACK_BYTES;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, fkv_host_fiber_main, 0);
+        if (getcontext(&fiber.start) != 0) abort();
+        fiber.start.uc_stack.ss_sp = fiber.stack.get();
+        fiber.start.uc_stack.ss_size = FKV_HOST_STACK_BYTES;
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, fkv_host_fiber_main, 0);
     }
     fkv_host_at = 0;
     fkv_host_idle = 0;
     fkv_host_step = 1;
-    swapcontext(&fkv_host_caller, &fkv_host_fibers[0].context);
+    fkv_host_switch(fkv_host_caller, &fkv_host_fibers[0]);
 }
 FKV_FN void fkv_host_next_block() { fkv_host_step = (fkv_u32)fkv_host_fibers.size() - fkv_host_step; }
 #endif
