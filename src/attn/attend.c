@@ -373,6 +373,7 @@ typedef struct tile_step {
     place here;
     place next;
     uint32_t n_tokens;
+    bool whole; /* whether all rows see all tokens of a full tile */
 } tile_step;
 
 static void parts_of(place at, const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]) {
@@ -444,6 +445,14 @@ FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch 
     fkv_fetch fetch = {.n_ranges = 0};
     parts_of(step->here, part);
     fetch_open(j, step->next, &fetch);
+    if (step->whole && j->tile_tokens == FKV_TILE_TOKENS && j->layer->rope_dim == 0 && !(j->layer->softcap > 0.0f) &&
+        j->kernels->fuses != NULL && j->kernels->fuses(block, n_rows)) {
+        fkv_tile_rows in = {
+            .block = block, .next = &fetch, .q = s->q[form], .prepared = s->prepared[form], .n_rows = n_rows, .state = s->split};
+        memcpy(in.part, part, sizeof in.part);
+        j->kernels->tile(&in);
+        return;
+    }
     j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
                                               s->prepared[form], n_rows, s->scores);
     if (j->layer->rope_dim != 0) add_rope_scores(j, s, step, n_rows, part[FKV_SIDE_ROPE]);
@@ -516,13 +525,14 @@ static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch 
     for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
         uint32_t base = page * page_tokens + slot;
         if (base >= visible_end) break;
-        tile_step step = {here, next, fkv_min_u32(j->tile_tokens, visible_end - base)};
+        tile_step step = {.here = here, .next = next, .n_tokens = fkv_min_u32(j->tile_tokens, visible_end - base)};
         step.here.slot = slot;
         if (slot + j->tile_tokens < page_tokens) step.next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
         bool whole = j->layer->window == 0 &&
                      base + j->tile_tokens <= tile.position + 1; /* whether all tokens of the tile are visible to every row */
         if (!whole || !*were_whole) set_masks(j, tile, base, s->masks);
         *were_whole = whole;
+        step.whole = whole;
         attend_tile(j, tile, s, &step);
         bytes_read += (uint64_t)step.n_tokens * j->forms[here.form].block->token_bytes;
     }

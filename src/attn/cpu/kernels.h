@@ -141,6 +141,17 @@ typedef struct fkv_run {
     fkv_softmax total; /* softmax state of the finished splits, merged as in fold() */
 } fkv_run;
 
+/* A tile of FKV_TILE_TOKENS tokens of one KV head that are visible to every row. */
+typedef struct fkv_tile_rows {
+    const fkv_block *block;
+    const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]; /* addresses of the codes, scales and biases of the first token */
+    fkv_fetch *next;
+    const float *q;
+    const void *prepared;
+    uint32_t n_rows;
+    fkv_softmax state;
+} fkv_tile_rows;
+
 struct fkv_cpu_kernels {
     const char *name;
     const fkv_codec_kernels *codecs; /* one entry per codec and bit width, terminated by an entry of kind FKV_CODEC_AUTO */
@@ -170,6 +181,12 @@ struct fkv_cpu_kernels {
      * supports a block. Both pointers are NULL if the instruction set has no run kernels. */
     bool (*runs)(const fkv_block *block, uint32_t n_rows);
     void (*run)(const fkv_run *in);
+
+    /* Computes scores, softmax (without soft cap) and values of one tile, bit-identical to separate calls. Each block of rows
+     * passes through all three steps while its data is in L1. fuses() returns whether tile() supports a block. Both pointers are
+     * NULL if the instruction set has no such kernel. */
+    bool (*fuses)(const fkv_block *block, uint32_t n_rows);
+    void (*tile)(const fkv_tile_rows *in);
 };
 
 /* Returns the kernels for the kind and bit width of a codec. Called once per layer and step. */

@@ -15,6 +15,7 @@
  */
 #include "decode_scores_amx.h"
 #include "decode_values_amx.h"
+#include "prefill_tile_amx.h"
 #include "sealed_run_amx.h"
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows must fill a tile");
@@ -475,5 +476,5 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, am
                                            SEALED_INT_CODECS(sealed_prepare, amx_sealed_scores, amx_book_values),
                                            {0}};
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          codecs,      amx_enter,   amx_leave, rows16_softmax,
-                                                kernel_largest, kernel_fold, kernel_seal, amx_runs,  amx_run};
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",       codecs,      amx_enter, amx_leave, rows16_softmax, kernel_largest,
+                                                kernel_fold, kernel_seal, amx_runs,  amx_run,   amx_fuses,      amx_tile};

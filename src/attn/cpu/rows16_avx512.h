@@ -53,6 +53,23 @@ FKV_INLINE __m512i times_256(__m512i x) {
 
 /* ---- softmax ---- */
 
+/* Computes the same bits as vf_exp(). Does not clamp x, because lanes below -87 are replaced with 0 in any case. */
+FKV_INLINE vf exp_weight(vf x) {
+    const vf rounder = vf_set(12582912.0f);
+    vf n = vf_sub(vf_fma(x, vf_set(1.44269504088896341f), rounder), rounder);
+    vf r = vf_fma(n, vf_set(-0.693359375f), x);
+    r = vf_fma(n, vf_set(2.12194440e-4f), r);
+    vf y = vf_set(1.9875691500e-4f);
+    y = vf_fma(y, r, vf_set(1.3981999507e-3f));
+    y = vf_fma(y, r, vf_set(8.3334519073e-3f));
+    y = vf_fma(y, r, vf_set(4.1665795894e-2f));
+    y = vf_fma(y, r, vf_set(1.6666665459e-1f));
+    y = vf_fma(y, r, vf_set(5.0000001201e-1f));
+    y = vf_fma(y, r, vf_set(1.0f));
+    y = vf_fma(y, r, vf_set(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vf_set(-87.0f), _CMP_NLT_UQ), y, n);
+}
+
 /* First step of kernel_softmax() for a tile whose tokens are all visible to n_rows <= n query rows. Updates the maximum and
  * rescales the sum of each row. Returns a bit mask of the rows whose maximum increased. `factor` receives the factors by which
  * softmax_rescale() must multiply the outputs of these rows. n is a compile-time constant. */
@@ -101,7 +118,7 @@ FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax
         vf base = vf_set(state.max[r]);
         FKV_UNROLL
         for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) {
-            vf p = vf_exp(vf_sub(vf_load(scores + r * FKV_TILE_TOKENS + t), base));
+            vf p = exp_weight(vf_sub(vf_load(scores + r * FKV_TILE_TOKENS + t), base));
             vf_store(scores + r * FKV_TILE_TOKENS + t, p);
             lanes[r] = vf_add(lanes[r], p);
         }
