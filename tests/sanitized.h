@@ -12,12 +12,10 @@
 #ifndef __has_feature /* gcc */
 #define __has_feature(x) 0
 #endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer) || defined(__SANITIZE_ADDRESS__) ||                          \
+    __has_feature(address_sanitizer)
 #define TEST_SANITIZED 1
 #define TEST_EVERY 12
-#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define TEST_SANITIZED 1
-#define TEST_EVERY 6
 #else
 #define TEST_SANITIZED 0
 #ifndef TEST_EVERY /* defined by the build system if the tests run in an emulator */
