@@ -28,9 +28,14 @@ fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *b
 
 static fkv_status cipher_failed(void) { return fkv_fail(FKV_UNSUPPORTED, "libcrypto cannot compute AES-256-GCM"); }
 
+/* Returns the kernel that decrypts faster than libcrypto, or NULL. libcrypto uses VAES since version 3.1. */
+static const fkv_gcm_functions *decryption_kernel(void) {
+    return OPENSSL_version_major() == 3 && OPENSSL_version_minor() == 0 ? fkv_gcm_vaes_functions() : NULL;
+}
+
 fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_BYTES], bool encrypts) {
     EVP_CIPHER_CTX *context = EVP_CIPHER_CTX_new();
-    *cipher = (fkv_cipher){.context = context, .encrypts = encrypts, .kernel = encrypts ? NULL : fkv_gcm_vaes_functions()};
+    *cipher = (fkv_cipher){.context = context, .encrypts = encrypts, .kernel = encrypts ? NULL : decryption_kernel()};
     FKV_REQUIRE(context != NULL, FKV_NO_MEMORY, "out of memory allocating a cipher state");
     if (cipher->kernel != NULL) cipher->kernel->open(&cipher->state, key);
     if (EVP_CipherInit_ex(context, EVP_aes_256_gcm(), NULL, key, NULL, encrypts) == 1) return FKV_OK;

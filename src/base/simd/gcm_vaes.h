@@ -1,7 +1,7 @@
 /* AES-256-GCM decryption with the vector instructions VAES and VPCLMULQDQ (NIST SP 800-38D, nonces of 12 bytes).
  *
- * libcrypto 3.0 does not use these instructions and needs more time to decrypt a page than the system to receive it from a local
- * Redis server. Neither branches nor addresses depend on secret data, and no memory is allocated.
+ * Used only with libcrypto 3.0, which does not use these instructions and takes longer to decrypt a page than the system takes to
+ * receive it from a local Redis server. Neither branches nor addresses depend on secret data, and no memory is allocated.
  */
 #ifndef FKV_GCM_VAES_H
 #define FKV_GCM_VAES_H
