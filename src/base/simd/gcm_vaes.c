@@ -31,13 +31,12 @@ static void expand_key(const uint8_t key[32], uint8_t round_keys[15 * 16]) {
     __m128i k[15];
     k[0] = load(key);
     k[1] = load(key + 16);
-#define FKV_EVEN(i, constant)                                                                                                    \
-    k[i] = next_round_key(k[i - 2], _mm_shuffle_epi32(_mm_aeskeygenassist_si128(k[i - 1], constant), 0xff))
-#define FKV_ODD(i) k[i] = next_round_key(k[i - 2], _mm_shuffle_epi32(_mm_aeskeygenassist_si128(k[i - 1], 0), 0xaa))
-    FKV_EVEN(2, 1), FKV_ODD(3), FKV_EVEN(4, 2), FKV_ODD(5), FKV_EVEN(6, 4), FKV_ODD(7), FKV_EVEN(8, 8), FKV_ODD(9);
-    FKV_EVEN(10, 16), FKV_ODD(11), FKV_EVEN(12, 32), FKV_ODD(13), FKV_EVEN(14, 64);
-#undef FKV_EVEN
-#undef FKV_ODD
+    for (int i = 2; i < 15; i++) { /* dword 3 of `rotated` is SubWord and RotWord of the last word; dword 2 is SubWord only */
+        const __m128i rotated = _mm_aeskeygenassist_si128(k[i - 1], 0);
+        const __m128i word = i % 2 == 0 ? _mm_xor_si128(_mm_shuffle_epi32(rotated, 0xff), _mm_set1_epi32(1 << (i / 2 - 1)))
+                                        : _mm_shuffle_epi32(rotated, 0xaa);
+        k[i] = next_round_key(k[i - 2], word);
+    }
     for (size_t i = 0; i < 15; i++) store(round_keys + i * BLOCK, k[i]);
 }
 
@@ -175,7 +174,9 @@ static void gcm_decrypt(fkv_gcm_vaes *g, const uint8_t *in, uint8_t *out, size_t
 }
 
 static void gcm_end(fkv_gcm_vaes *g, uint8_t tag[16]) {
-    const __m128i lengths = reversed(_mm_set_epi64x((long long)(g->n_bound * 8), (long long)(g->n_bytes * 8)));
+    const uint64_t bound_bits = g->n_bound * 8;
+    const uint64_t text_bits = g->n_bytes * 8;
+    const __m128i lengths = reversed(_mm_set_epi64x((long long)bound_bits, (long long)text_bits));
     store(tag, _mm_xor_si128(reversed(add_block(g, load(g->hash), lengths)), load(g->tag_mask)));
 }
 
