@@ -28,15 +28,25 @@ def stopped(test):
     return table_of_text(["server", "requests", "errors", "first token, p50 / p90 / p99 in ms", "between tokens, p50 / p99 in ms"], rows)
 
 
-def networks(test):
-    rows = [[name + (f" for {row['seconds']:.0f} s" if "seconds" in row else ""), str(row["requests"]), f"{row['first_token_ms']['with_the_store']:.1f}",
-             f"{row['first_token_ms']['without_a_store']:.1f}", f"{row['resident_growth'] / 1e6:.1f}"] for name, row in test.items() if isinstance(row, dict)]
-    return table_of_text(["network", "requests", "first token with the store, median in ms", "without a store", "growth of resident memory in MB"], rows)
+def networks(*tests):
+    """Each row is a network of one of the tests."""
+    rows = [[name + (f", {row['times']} times" if row.get("times", 1) > 1 else ""), str(row["requests"]), *(f"{value:.1f}" for value in row["first_token_ms"].values()),
+             f"{row['resident_growth'] / 1e6:.1f}"] for test in tests for name, row in test.items() if isinstance(row, dict)]
+    return table_of_text(["network", "requests", "first token with the store, median in ms", "without a store", "cost", "growth of resident memory in MB"], rows)
 
 
 def reads(test):
     rows = [[row["where"], f"{row['page_bytes'] / 1e6:.2f} MB", f"{row['get_mb_per_s']:,}", f"{row['verified_mb_per_s']:,}", f"{100 * row['share']:.0f} %"] for row in test["rows"]]
     return table_of_text(["network", "page", "GET in MB/s", "verified reads in MB/s", "share"], rows)
+
+
+def valkey(tests):
+    killed, shares = tests["redis_is_killed"], [row["share"] for row in tests["verified_reads"]["rows"] if row["where"] == "loopback"]
+    lines = [row["log_lines"] for row in tests["errors_of_redis_are_logged_once"].values() if isinstance(row, dict)]
+    return (f"With {killed['redis']}: {killed['kills']} kills under 4 servers, {sum(row['requests'] for row in killed['servers'])} requests, "
+            f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts, in use again after "
+            f"{killed['used_again_ms']['p50']} ms (median) and at most {killed['used_again_ms']['max']} ms. Each of {len(lines)} errors caused {max(lines)} log line. "
+            f"Verified reads on loopback reached {', '.join(f'{100 * share:.0f} %' for share in shares)} of the rate of GET for the three page sizes.")
 
 
 def capacity(test):
@@ -84,16 +94,20 @@ def section(results):
         f"Redis was killed {killed['kills']} times while 4 servers read and wrote: {sum(row['requests'] for row in killed['servers'])} requests, "
         f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
         f"Redis was in use again {killed['used_again_ms']['p50']} ms (median) and at most {killed['used_again_ms']['max']} ms after it was back.",
-        f"flatkv was killed {writers['kills']} times while it wrote: {writers['pages_written']} pages were written, {writers['refused_or_damaged']} values were refused, "
-        f"{writers['wrong_texts']} texts were wrong.",
+        f"flatkv was killed {writers['kills']} times while it wrote, each time with another prompt. Redis then had {writers['pages_written']} complete values. "
+        f"Another server read {writers['pages_read']} of them to answer the same prompts: {writers['refused_or_damaged']} values were refused, {writers['wrong_texts']} texts were wrong.",
         "### Slow and partitioned networks",
-        networks(tests["slow_networks_cost_nothing"]),
+        "The cost is the median of the differences within pairs of requests, one with and one without the store.",
+        networks(tests["slow_networks_cost_nothing"], tests["partitions_cost_nothing"]),
         "### Errors of Redis",
         table_of_text(["error", "requests", "failed", "log lines"],
                       [[name, str(row["requests"]), str(row["failed"]), str(row["log_lines"])] for name, row in errors.items() if isinstance(row, dict)]),
         "### Verified reads",
-        "The store decrypts and authenticates pages on the thread that receives them.",
+        "The store decrypts and authenticates pages on the thread that receives them." +
+        (" Redis and the client ran with real-time priority, because other programs used the machine." if tests["verified_reads"]["real_time"] else ""),
         reads(tests["verified_reads"]),
+        "### Valkey",
+        valkey(results.file("fleet_valkey")["tests"]),
         "### Capacity",
         *capacity(tests["verified_reads"]),
     ]
