@@ -276,6 +276,38 @@ def turns_can_be_edited_and_regenerated():
         assert not log_of(browser)
 
 
+def incomplete_answers_are_continued_and_failed_ones_replaced():
+    plan = []
+    def answer(handler, body):
+        kind = plan.pop(0)
+        if kind == "fail":
+            handler.fail(500, "out of order")
+        else:
+            handler.stream({"content": kind}, finish="length" if kind == "One, two" else "stop")
+
+    def focused():
+        return browser.execute_script("return document.activeElement.id || document.activeElement.getAttribute('aria-label')")
+
+    with scripted(answer) as server, browsing() as browser:
+        open_page(browser, server.port)
+        plan[:] = ["One, two", ", three"]
+        send(browser, "Count.")
+        assert focused() == "message", focused()
+        browser.find_element("xpath", "//button[text()='Continue']").click()
+        until(browser, DONE + " && document.querySelector('.turn.answer .body').textContent.trim() === 'One, two, three'", "the answer is not continued")
+        assert server.bodies[1]["messages"] == [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}], server.bodies
+        assert texts(browser, ".branches") == ["2 / 2"] and focused() == "message" and not browser.find_elements("xpath", "//button[text()='Continue']")
+        plan[:] = ["fail", "fine"]
+        send(browser, "Again.")
+        assert len(browser.find_elements("css selector", ".turn.answer:last-of-type .turn-tools button")) == 1, "an empty answer can only be regenerated"
+        click(browser, ".turn.answer:last-of-type .error-box button")
+        until(browser, DONE + " && document.querySelector('.turn.answer:last-of-type .body').textContent.trim() === 'fine'", "trying again does not work")
+        assert texts(browser, ".branches") == ["2 / 2"] and not texts(browser, ".error-box"), "the failed answer is kept as a version"
+        click(browser, ".turn.user [aria-label=Edit]")
+        browser.switch_to.active_element.send_keys("\ue00c") # Escape
+        assert focused() == "Edit", focused()
+
+
 def conversations_are_listed_renamed_exported_and_deleted():
     def answer(handler, body):
         handler.stream({"content": f"Answer to {body['messages'][-1]['content']}"})
@@ -297,6 +329,14 @@ def conversations_are_listed_renamed_exported_and_deleted():
         send(browser, "second question")
         assert server.bodies[1]["messages"] == [{"role": "user", "content": "second question"}] and "temperature" not in server.bodies[1]
         assert texts(browser, ".open") == ["second question", "first question"], texts(browser, ".open")
+        click(browser, "#conversations li.current .icon")
+        browser.execute_async_script("import('/page/store.js').then(async store => { const c = await store.loadConversation((await store.listConversations())[0].id); "
+                                     "new BroadcastChannel('flatkv').postMessage('another'); setTimeout(arguments[0], 100, c); })")
+        assert browser.find_elements("css selector", ".menu:popover-open"), "an unchanged list is drawn again, which closes its menu"
+        browser.switch_to.active_element.send_keys("\ue00c") # Escape
+        choose("Rename")
+        find(browser, ".rename input").send_keys("\ue00c")
+        until(browser, "document.querySelectorAll('.open').length === 2", "Escape does not restore the title")
         choose("Rename")
         find(browser, ".rename input").send_keys("My title <b>\n") # replaces the selected title
         until(browser, "document.querySelector('.open').textContent === 'My title <b>'", "the title does not change")
@@ -319,7 +359,21 @@ def conversations_are_listed_renamed_exported_and_deleted():
             find(browser, "#import-file").send_keys(os.path.join(folder, "bad.json"))
             until(browser, "!document.getElementById('toast').hidden", "an invalid file is not reported")
             assert "bad.json cannot be imported" in find(browser, "#toast").text
-        assert len(texts(browser, ".open")) == 3
+        assert len(texts(browser, ".open")) == 3 and not find(browser, "#filter").is_displayed()
+        browser.execute_async_script("""
+            const done = arguments[0];
+            Promise.all([import("/page/store.js"), import("/page/tree.js")]).then(async ([store, tree]) => {
+              for (let i = 0; i < 9; i++) await store.saveConversation({...tree.newConversation(), title: "Topic " + i, updated: 1});
+              done();
+            });""")
+        browser.refresh()
+        until(browser, "document.querySelectorAll('.open').length === 12", "a long list is not shown")
+        find(browser, "#filter").send_keys("topic 7")
+        until(browser, "document.querySelectorAll('.open').length === 1", "the list is not filtered")
+        find(browser, "#filter").send_keys("\ue003" * 7) # Backspace
+        until(browser, "document.querySelectorAll('.open').length === 12", "the filter is not removed")
+        browser.execute_async_script("import('/page/store.js').then(async store => { for (const row of await store.listConversations()) "
+                                     "if (row.title.startsWith('Topic')) await store.deleteConversation(row.id); arguments[0](); })")
         browser.refresh()
         until(browser, "document.querySelectorAll('.turn').length === 2 && document.querySelectorAll('.open').length === 3", "the conversations are lost")
         assert not log_of(browser)
@@ -585,6 +639,16 @@ def streamed_markdown_equals_complete_markdown_at_linear_cost():
         assert len(streams) == 5
         for stream in streams:
             assert stream == whole, (stream, whole)
+        headings, plain = browser.execute_async_script("""
+            const done = arguments[0];
+            Promise.all([import("/page/markdown.js"), import("/page/vendor/marked.esm.js")]).then(([{renderMarkdown}, {Lexer}]) => {
+              const lex = Lexer.prototype.lex, box = document.createElement("div");
+              Lexer.prototype.lex = function (text) { const end = performance.now() + 260; while (performance.now() < end); return lex.call(this, text); };
+              renderMarkdown(box, "## Title\\n\\nSome words.\\n\\n".repeat(400));
+              Lexer.prototype.lex = lex;
+              done([box.querySelectorAll("h2").length, box.querySelectorAll(".plain-text").length]);
+            });""")
+        assert (headings, plain) == (400, 0), "Markdown is shown as plain text if the machine is slow"
         kinds = {"paragraphs": "Some words of an answer, `code` and **bold**.\\n\\n", "code": "```\\n" + "    x = f(x)  # comment\\n" * 40, "one line": "word and word ", "marks": "!", "quotes": "> ",
                  "list": "- item of a long list\\n"}
         for kind, pattern in kinds.items(): # the number of parsed characters must not grow with the square of the length
@@ -661,8 +725,11 @@ def several_models_can_be_chosen():
             send(browser, "Once upon a time")
             metrics = server.until(lambda m: m['num_requests_running{model_name="tales"}'] == 0, "the answer does not end")
             assert {key: metrics[f'requests_total{{model_name="{key}"}}'] for key in answers} == answers, (name, metrics)
+            assert texts(browser, ".usage .model")[-1] == name
         click(browser, "#tab-memory")
         until(browser, "document.getElementById('about').textContent.startsWith('tales')", "the memory view shows another model")
+        browser.refresh()
+        until(browser, "document.getElementById('models').value === 'tales'", "the chosen model is not remembered")
         assert_only_own_requests(browser, server.port)
         assert not log_of(browser)
 
@@ -861,7 +928,7 @@ def save_screenshots(folder, model):
             ask.join()
 
 
-TESTS = [chat_streams_stops_and_counts_cached_tokens, turns_can_be_edited_and_regenerated, conversations_are_listed_renamed_exported_and_deleted,
+TESTS = [chat_streams_stops_and_counts_cached_tokens, turns_can_be_edited_and_regenerated, incomplete_answers_are_continued_and_failed_ones_replaced, conversations_are_listed_renamed_exported_and_deleted,
          documents_are_counted_and_sent_before_the_question, reasoning_is_folded_and_tool_calls_are_answered, errors_are_explained, hostile_markdown_is_sanitized,
          security_policy_blocks_inline_code, streamed_markdown_equals_complete_markdown_at_linear_cost, memory_view_draws_and_its_sums_are_true,
          several_models_can_be_chosen, memory_view_shows_page_states_live, api_keys_are_requested, page_fits_phones_and_follows_the_colour_scheme, page_is_accessible]

@@ -5,6 +5,7 @@ import {viewOf} from "./thread.js";
 import {addTurn, requestBody} from "./tree.js";
 import {announce, seconds} from "./util.js";
 
+const ELAPSED_MS = 1000; // interval at which the time without a token is shown
 const SAVE_MS = 2000; // interval at which a partial answer is stored
 const MAX_AUTO_RETRY_S = 300; // a longer wait is reported as an error
 const runs = new Map(); // conversation id to {conversation, turn, controller}
@@ -63,14 +64,17 @@ function addPart(turn, part) {
   }
 }
 
-// Adds an answer to the turn `parent` and generates it. hooks: changed() after every change of state, save() to store the
-// conversation, needsKey() if the server rejected the API key.
-export async function generate(c, parent, model, hooks) {
+// Adds an answer to the turn `parent` and generates it. begun: an incomplete answer that the new answer continues, or null. hooks:
+// changed() after every change of state, save() to store the conversation, needsKey() if the server rejected the API key, lost() if
+// the server cannot be reached or does not have the model.
+export async function generate(c, parent, model, begun, hooks) {
   const controller = new AbortController();
+  const start = begun?.content ?? "";
   const turn = addTurn(c, parent, "assistant", {
-    content: "",
-    reasoning: "",
+    content: start,
+    reasoning: begun?.reasoning ?? "",
     calls: [],
+    model,
     usage: null,
     times: null,
     finish: "",
@@ -79,9 +83,9 @@ export async function generate(c, parent, model, hooks) {
   runs.set(c.id, {conversation: c, turn, controller});
   hooks.changed();
   announce("Waiting for the answer.");
-  const start = performance.now();
+  const startTime = performance.now();
   let first = 0,
-    saved = start;
+    saved = startTime;
   const onPart = part => {
     const now = performance.now();
     if (!first && (part.content || part.reasoning || part.call)) first = now;
@@ -92,8 +96,11 @@ export async function generate(c, parent, model, hooks) {
       hooks.save();
     }
   };
+  const timer = setInterval(() => {
+    if (!first) viewOf(turn)?.showElapsed((performance.now() - startTime) / 1000);
+  }, ELAPSED_MS);
   try {
-    await attempt(requestBody(c, parent, model), turn, controller.signal, onPart);
+    await attempt(requestBody(c, parent, model, start), turn, controller.signal, onPart);
     announce("The answer is complete.");
   } catch (error) {
     if (error.name === "AbortError") {
@@ -102,9 +109,11 @@ export async function generate(c, parent, model, hooks) {
     } else {
       turn.error = {message: error.message, advice: error.advice ?? ""};
       if (error.status === 401) hooks.needsKey();
+      if (error.status === 0 || error.status === 404) hooks.lost();
     }
   }
-  if (first) turn.times = {first: (first - start) / 1000, total: (performance.now() - start) / 1000};
+  clearInterval(timer);
+  if (first) turn.times = {first: (first - startTime) / 1000, total: (performance.now() - startTime) / 1000};
   runs.delete(c.id);
   c.updated = Date.now();
   viewOf(turn)?.finish();

@@ -38,6 +38,8 @@ function advice(status, message) {
   return "";
 }
 
+const sentence = text => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
 async function errorOf(reply) {
   let message = `the server replied with status ${reply.status}`;
   try {
@@ -45,7 +47,7 @@ async function errorOf(reply) {
   } catch {
     /* the reply is not JSON */
   }
-  message = message[0].toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");
+  message = sentence(message);
   const wait = Number(reply.headers.get("Retry-After"));
   const retry =
     (reply.status === 429 || reply.status === 503) && reply.headers.has("Retry-After") && wait >= 0 ? Math.max(1, wait) : null;
@@ -127,7 +129,8 @@ export async function streamChat(body, signal, onPart) {
   });
   try {
     for await (const event of eventsOf(reply)) {
-      if (event.error) throw new RequestError(event.error.message, "Regenerate the answer.");
+      if (event.error)
+        throw new RequestError(sentence(event.error.message || "the server reports an error"), "Continue or regenerate the answer.");
       if (event.usage) onPart({usage: event.usage});
       const choice = event.choices?.[0];
       if (!choice) continue;

@@ -31,6 +31,8 @@ for (const tab of tabs) {
   });
 }
 
+addEventListener("hashchange", () => select(location.hash === "#memory" ? $("tab-memory") : $("tab-chat")));
+
 // ---- colour theme: follows the system until the user chooses
 
 const THEMES = {auto: "Colours: same as the system", light: "Colours: light", dark: "Colours: dark"};
@@ -76,6 +78,7 @@ $("key-form").addEventListener("submit", () => {
 // ---- models
 
 const RETRY_MS = 2000;
+const MODEL = "flatkv-model"; // name of the model that was chosen last
 let retryTimer = 0;
 
 function notice(text) {
@@ -85,7 +88,7 @@ function notice(text) {
 
 function showModels(models) {
   const select = $("models"),
-    before = select.value;
+    before = small.get("localStorage", MODEL);
   $("model").textContent = models[0].id;
   $("model").hidden = models.length > 1;
   select.hidden = models.length < 2;
@@ -96,7 +99,10 @@ function showModels(models) {
     chooseModel(models.length > 1 ? model.id : "");
     setModel(model.id, model.max_model_len ?? 0, models.length > 1);
   };
-  select.onchange = apply;
+  select.onchange = () => {
+    small.set("localStorage", MODEL, select.value);
+    apply();
+  };
   apply();
 }
 
@@ -112,11 +118,12 @@ async function connect() {
       askForKey(keyOf("chat") ? "The server did not accept this API key." : "This server requires an API key.");
       return;
     }
-    notice(error.status === 503 ? "The model is loading." : error.message + " " + error.advice);
+    const lost = "The server cannot be reached. The page connects again as soon as it is running.";
+    notice(error.status === 503 ? "The model is loading." : error.status === 0 ? lost : error.message + " " + error.advice);
     retryTimer = setTimeout(connect, RETRY_MS);
   }
 }
 
-await startChat(askForKey);
+await startChat(askForKey, connect);
 select(location.hash === "#memory" ? $("tab-memory") : $("tab-chat"));
 connect();

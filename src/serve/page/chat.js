@@ -5,7 +5,7 @@ import {attachedTokens, onDocumentsChange, takeDocuments} from "./documents.js";
 import {defaultSettings, openSettings} from "./settings.js";
 import {deleteConversation, listConversations, loadConversation, onOtherTab, openStore, saveConversation} from "./store.js";
 import {clearThread, redraw, scrollToEnd, setActions, showThread} from "./thread.js";
-import {addTurn, choose, importConversation, newConversation, pathOf, toMarkdown} from "./tree.js";
+import {addTurn, choose, importConversation, newConversation, pathOf, removeLastTurn, toMarkdown} from "./tree.js";
 import {$, download, element, icon, integer, small, toast} from "./util.js";
 
 const LAST = "flatkv-last"; // id of the conversation that was open last
@@ -13,6 +13,7 @@ const isTouch = matchMedia("(pointer: coarse)").matches;
 let current = newConversation(defaultSettings());
 const info = {model: "", context: 0, hasChoice: false};
 let askForKey = () => {};
+let reconnect = () => {};
 
 // ---- storage
 
@@ -30,6 +31,9 @@ async function save(c) {
 }
 
 // ---- list of conversations
+
+const MIN_FILTERED = 10; // shorter lists have no search field
+let shownRows = ""; // an unchanged list is not drawn again, so that an open menu and the focus are kept
 
 async function rename(row, item) {
   const field = element("input", {"aria-label": "Title", maxlength: 200});
@@ -58,6 +62,7 @@ async function rename(row, item) {
   });
   form.addEventListener("focusout", leave);
   item.replaceChildren(form);
+  shownRows = ""; // the row must be drawn again even if its title does not change
   field.select();
 }
 
@@ -121,8 +126,14 @@ function menuOf(row, item) {
 }
 
 async function showList() {
-  const rows = await listConversations();
+  const all = await listConversations();
   if ($("conversations").querySelector(".rename")) return; // keeps the field that is being edited
+  $("filter").hidden = all.length < MIN_FILTERED;
+  const wanted = $("filter").hidden ? "" : $("filter").value.trim().toLowerCase();
+  const rows = all.filter(row => row.title.toLowerCase().includes(wanted));
+  const key = JSON.stringify([current.id, rows.map(row => [row.id, row.title])]);
+  if (key === shownRows) return;
+  shownRows = key;
   $("conversations").replaceChildren(
     ...rows.map(row => {
       const item = element("li", {class: row.id === current.id ? "current" : null});
@@ -143,16 +154,36 @@ async function showList() {
   );
 }
 
+$("filter").addEventListener("input", showList);
+
 // ---- the open conversation
+
+// Returns the number of tokens of the conversation and of the documents that were not part of a request with known usage.
+function usedTokens(c) {
+  const path = pathOf(c),
+    last = path.findLastIndex(turn => turn.usage),
+    usage = path[last]?.usage,
+    files = path.slice(last + 1).flatMap(turn => turn.files ?? []);
+  return (usage ? usage.prompt + usage.generated : 0) + files.reduce((sum, file) => sum + (file.tokens ?? 0), attachedTokens());
+}
+
+function showSettingsMark() {
+  const {system, sampling, tools} = current.settings,
+    isChanged = Boolean(system || tools || Object.keys(sampling).length),
+    label = isChanged ? "Settings (changed for this conversation)" : "Settings";
+  $("settings-button").classList.toggle("changed", isChanged);
+  $("settings-button").title = label;
+  $("settings-button").setAttribute("aria-label", label);
+}
 
 function show() {
   const c = current,
     run = runOf(c.id);
   showThread(c, info, turn => run?.turn === turn);
+  showSettingsMark();
   $("send").hidden = Boolean(run);
   $("stop").hidden = !run;
-  const last = pathOf(c).findLast(turn => turn.usage)?.usage,
-    used = (last ? last.prompt + last.generated : 0) + attachedTokens();
+  const used = usedTokens(c);
   $("context").textContent = used && info.context ? `${integer(used)} of ${integer(info.context)} tokens` : "";
   $("context").classList.toggle("error", info.context > 0 && used > info.context);
   document.title = c.title ? `${c.title} – flatkv` : "flatkv";
@@ -177,21 +208,28 @@ async function openById(id) {
   if (c) open(c);
 }
 
-function startNew() {
-  open(newConversation(defaultSettings()));
+// Returns the focus to the message box after a button was used that is hidden or replaced. A touch screen would show its keyboard.
+function focusBox() {
   if (!isTouch) $("message").focus();
 }
 
-// Generates an answer to the turn `parent` of the open conversation.
-function answer(parent) {
+function startNew() {
+  open(newConversation(defaultSettings()));
+  focusBox();
+}
+
+// Generates an answer to the turn `parent` of the open conversation. begun: the incomplete answer that it continues, or null.
+function answer(parent, begun = null) {
   const c = current;
-  const done = generate(c, parent, info.hasChoice ? info.model : "", {
+  const done = generate(c, parent, info.hasChoice ? info.model : "", begun, {
     changed: () => {
       if (c === current) show();
     },
     save: () => save(c),
     needsKey: () => askForKey("The server did not accept the API key."),
+    lost: () => reconnect(),
   });
+  focusBox();
   small.set("sessionStorage", LAST, c.id);
   scrollToEnd();
   save(c);
@@ -219,8 +257,14 @@ async function whenIdle(act) {
 
 setActions({
   start: send,
-  retry: turn => whenIdle(() => answer(turn.parent)),
+  retry: turn =>
+    whenIdle(() => {
+      const isEmpty = !turn.content && !turn.reasoning && !turn.calls.length;
+      if (isEmpty && turn === current.turns.at(-1)) removeLastTurn(current);
+      answer(turn.parent);
+    }),
   regenerate: turn => whenIdle(() => answer(turn.parent)),
+  proceed: turn => whenIdle(() => answer(turn.parent, turn)),
   sendResults: (turn, results) => {
     const next = addTurn(current, turn.id, "tool", {results});
     redraw(turn); // without the form
@@ -283,7 +327,10 @@ $("composer").addEventListener("submit", event => {
   fitBox();
   send(text);
 });
-$("stop").addEventListener("click", () => stopRun(current.id));
+$("stop").addEventListener("click", () => {
+  stopRun(current.id);
+  focusBox();
+});
 document.addEventListener("keydown", event => {
   if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) stopRun(current.id);
 });
@@ -324,7 +371,11 @@ $("import-file").addEventListener("change", async event => {
     toast(`${file.name} cannot be imported: ${error.message}`);
   }
 });
-$("settings-button").addEventListener("click", () => openSettings(current.settings, () => save(current)));
+$("settings-button").addEventListener("click", () => openSettings(current.settings, () => {
+    showSettingsMark();
+    save(current);
+  }),
+);
 
 // ---- start
 
@@ -335,9 +386,10 @@ export function setModel(model, context, hasChoice) {
   show();
 }
 
-// onKey(reason) asks the user for an API key.
-export async function startChat(onKey) {
+// onKey(reason) asks the user for an API key. onLost() tries to reach the server and reads its list of models again.
+export async function startChat(onKey, onLost) {
   askForKey = onKey;
+  reconnect = onLost;
   const isStored = await openStore();
   if (!isStored) toast("This browser does not allow storage, so conversations are lost when the page is closed.");
   onOtherTab(async id => {
@@ -350,5 +402,5 @@ export async function startChat(onKey) {
   const last = small.get("sessionStorage", LAST);
   const c = last ? await loadConversation(last) : null;
   open(c ?? current);
-  if (!isTouch) box.focus();
+  focusBox();
 }

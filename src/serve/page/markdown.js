@@ -3,16 +3,17 @@
 //
 // MarkdownStream renders a text that arrives in parts. All blocks but the last one are final, so only the last block is rendered
 // again. A code block, which can be long, is extended in place. The time that marked needs can grow with the square of the size of
-// a block, and deep nesting can exhaust the stack, so the size and the time per block are limited: a block beyond the limits is
-// displayed as plain text. drawScheduler() limits the rate of draws. The cost of a long answer therefore grows linearly.
+// a block, and deep nesting can exhaust the stack, so the size of a block is limited: a larger block is displayed as plain text. The
+// limit is lowered after a slow parse. A parse can also be slow because the machine is busy, so its result is used in any case.
+// drawScheduler() limits the rate of draws. The cost of a long answer therefore grows linearly.
 
 import {Lexer, Marked} from "./vendor/marked.esm.js";
 import {copyText, element, icon} from "./util.js";
 
 const MAX_BLOCK = 16384; // maximum number of characters in a block
-const MAX_BLOCK_MS = 250; // maximum time to parse a block
-const SMALL = 2048; // the time limit does not apply to smaller texts, which are slow only if the machine is busy
-const MAX_PLAIN = 4; // after this many blocks beyond the limits, the rest of the text is displayed as plain text
+const MIN_BLOCK = 4096; // the limit after slow parses
+const SLOW_MS = 250; // a parse that takes longer lowers the limit
+const MAX_PLAIN = 4; // after this many blocks beyond the limit, the rest of the text is displayed as plain text
 const PART = 4096; // a stored text is rendered in parts of this size
 
 // ---- text to HTML
@@ -133,6 +134,7 @@ export class MarkdownStream {
   #fence = null; // open code block: {closing, complete, partial}
   #links = {}; // link definitions, which apply to the following blocks
   #nPlain = 0; // number of blocks displayed as plain text
+  #maxBlock = MAX_BLOCK;
 
   constructor(container) {
     this.container = container;
@@ -163,22 +165,23 @@ export class MarkdownStream {
     this.#nPlain++;
   }
 
-  // Returns the blocks of a text, or null if they exceed the limits.
+  // Returns the blocks of a text, or null if they are nested too deeply.
   #blocksOf(text) {
     const lexer = new Lexer(marked.defaults),
       start = performance.now();
     lexer.tokens.links = {...this.#links};
     try {
       const tokens = lexer.lex(text);
-      return text.length < SMALL || performance.now() - start < MAX_BLOCK_MS ? tokens : null;
+      if (performance.now() - start > SLOW_MS) this.#maxBlock = MIN_BLOCK;
+      return tokens;
     } catch {
-      return null; // nested too deeply
+      return null;
     }
   }
 
   // Renders the blocks of the tail. Returns true if nothing is left to do until more text arrives.
   #drawBlocks() {
-    const text = this.#tail.slice(0, 2 * MAX_BLOCK),
+    const text = this.#tail.slice(0, 2 * this.#maxBlock),
       isAll = text.length === this.#tail.length;
     const tokens = this.#nPlain < MAX_PLAIN ? this.#blocksOf(text) : null;
     while (this.#end.nextSibling) this.#end.nextSibling.remove();
@@ -196,8 +199,8 @@ export class MarkdownStream {
       this.#openFence(fence);
       return false;
     }
-    if (tokens.slice(last).reduce((sum, token) => sum + token.raw.length, 0) > MAX_BLOCK) {
-      this.#settlePlain(MAX_BLOCK);
+    if (tokens.slice(last).reduce((sum, token) => sum + token.raw.length, 0) > this.#maxBlock) {
+      this.#settlePlain(this.#maxBlock);
       return false;
     }
     if (!isAll) return false;

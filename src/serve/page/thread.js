@@ -12,7 +12,7 @@ const MIN_RATE_S = 0.02; // the rate is not shown if it was measured over a shor
 let views = []; // [{turn, node, ...}] of the displayed path
 let act = {}; // see setActions()
 
-// actions: edit(turn, content), regenerate(turn), switchTo(turn), retry(turn), sendResults(turn, results), start(text)
+// actions: edit(turn, content), regenerate(turn), proceed(turn), switchTo(turn), retry(turn), sendResults(turn, results), start(text)
 export function setActions(actions) {
   act = actions;
 }
@@ -61,8 +61,10 @@ function editTurn(c, turn, body) {
   field.value = turn.content;
   const before = [...body.childNodes];
   const restore = () => {
+    const node = body.closest("article");
     body.replaceChildren(...before);
-    body.closest("article").classList.remove("editing");
+    node.classList.remove("editing");
+    node.querySelector("[aria-label=Edit]").focus();
   };
   const form = element(
     "form",
@@ -164,6 +166,7 @@ function usageLine(turn) {
       );
   }
   if (times?.first) parts.push(element("span", {}, "first token in " + seconds(times.first)));
+  if (turn.model) parts.push(element("span", {class: "model"}, turn.model));
   if (turn.finish === "stopped") parts.push(element("span", {}, "stopped"));
   if (turn.finish === "edited") parts.push(element("span", {}, "edited by you"));
   if (!parts.length) return null;
@@ -199,6 +202,7 @@ function userView(c, turn) {
 }
 
 function toolView(c, turn) {
+  const branches = branchSwitch(c, turn);
   const results = turn.results.map(result =>
     element("details", {class: "tool"}, element("summary", {}, "Tool result"), element("pre", {tabindex: "0"}, result.content)),
   );
@@ -208,7 +212,7 @@ function toolView(c, turn) {
       "article",
       {class: "turn tool-results", "aria-label": "Tool results"},
       ...results,
-      element("div", {class: "turn-tools"}, branchSwitch(c, turn)),
+      branches && element("div", {class: "turn-tools"}, branches),
     ),
   };
 }
@@ -260,16 +264,18 @@ function answerView(c, turn) {
     if (awaitsResults) calls.append(resultsForm(turn));
     if (turn.finish === "length")
       foot.append(
-        element("p", {class: "dim"}, "The answer reached its limit. A higher answer limit can be set in the settings."),
+        element("p", {class: "dim"}, "The answer reached its limit. Continue it, or set a higher answer limit in the settings."),
       );
     if (turn.error) foot.append(errorBox(turn));
+    const isCut = turn.content && !turn.calls.length && (turn.finish === "length" || turn.finish === "stopped" || turn.error);
     const tools = element(
       "div",
       {class: "turn-tools"},
       branchSwitch(c, turn),
-      copyButton(turn),
-      iconButton("edit", "Edit", () => editTurn(c, turn, body)),
+      turn.content && copyButton(turn),
+      turn.content && iconButton("edit", "Edit", () => editTurn(c, turn, body)),
       iconButton("again", "Regenerate", () => act.regenerate(turn)),
+      isCut && element("button", {type: "button", class: "plain small", onclick: () => act.proceed(turn)}, "Continue"),
       usageLine(turn),
     );
     foot.append(tools);
@@ -300,6 +306,13 @@ function answerView(c, turn) {
           element("span", {role: "status"}, text),
           element("button", {type: "button", class: "plain", onclick: now}, "Try now"),
         );
+      wait.hidden = false;
+    },
+    // Shows how long the server has been reading the prompt, unless a reason for waiting is shown.
+    showElapsed(s) {
+      if (wait.childElementCount === 1) wait.append(element("span", {class: "elapsed"}));
+      const label = wait.querySelector(".elapsed");
+      if (label) label.textContent = `Reading the prompt, ${Math.round(s)} s`;
       wait.hidden = false;
     },
   };

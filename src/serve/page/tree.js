@@ -3,7 +3,7 @@
 //
 // A turn's id is its index in `turns`, and its parent has a smaller id (-1: the root), so the tree cannot contain cycles.
 //   user:      {content, files: [{name, text, tokens}]}
-//   assistant: {content, reasoning, calls: [{id, name, arguments}], usage, times, finish, error}
+//   assistant: {content, reasoning, calls: [{id, name, arguments}], model, usage, times, finish, error}; model is "" if the server has one
 //   tool:      {results: [{id, content}]}
 
 const VERSION = 1;
@@ -57,6 +57,14 @@ export function choose(c, turn) {
   else c.turns[turn.parent].chosen = turn.id;
 }
 
+// Removes the last turn of a conversation, which must be an answer, for example one that failed.
+export function removeLastTurn(c) {
+  const turn = c.turns.pop();
+  const before = childrenOf(c, turn.parent).at(-1)?.id ?? -1;
+  if (turn.parent < 0) c.chosen = before;
+  else c.turns[turn.parent].chosen = before;
+}
+
 export function addTurn(c, parent, role, fields) {
   const turn = {id: c.turns.length, parent, role, chosen: -1, at: Date.now(), ...fields};
   c.turns.push(turn);
@@ -102,9 +110,10 @@ function ancestorsOf(c, last) {
   return turns.reverse();
 }
 
-// Returns the body of the request for an answer to the turn `last`.
-export function requestBody(c, last, model) {
+// Returns the body of the request for an answer to the turn `last`. start: text with which the answer begins, or "".
+export function requestBody(c, last, model, start) {
   const messages = ancestorsOf(c, last).flatMap(messagesOfTurn);
+  if (start) messages.push({role: "assistant", content: start});
   if (c.settings.system) messages.unshift({role: "system", content: c.settings.system});
   const body = {messages, ...c.settings.sampling};
   if (model) body.model = model;
@@ -153,6 +162,7 @@ function cleanTurn(turn, id) {
     content: text(turn.content),
     reasoning: text(turn.reasoning),
     calls: list(turn.calls).map(k => ({id: text(k?.id), name: text(k?.name), arguments: text(k?.arguments)})),
+    model: text(turn.model),
     usage: cleanUsage(turn.usage),
     times: turn.times ? {first: count(turn.times.first), total: count(turn.times.total)} : null,
     finish: text(turn.finish),
