@@ -587,6 +587,7 @@ def an_interrupted_prefill_is_resumed():
         told = re.search(rb"\[(\d+) of (\d+) tokens saved in " + saved.encode() + rb"\.partial; the same command continues", t.shown)
         expect(told and not os.path.exists(saved) and b"t/s" in t.shown and b"left" in t.shown, t.shown)
         n_saved = int(told.group(1))
+        expect(re.search(rb"\n\d+ of \d+ prompt tokens", t.shown), "the summary does not say how many tokens were read", t.shown)
         expect(0 < n_saved < int(told.group(2)), told)
         os.truncate(document, n_saved + 300)  # the tokens of this model are bytes, so the saved tokens are a prefix of the shorter text
         fresh = answer(*command)

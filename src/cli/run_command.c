@@ -329,7 +329,10 @@ static int report_run(const run *r, int code) {
         (void)putchar('\n');
         if (isatty(STDERR_FILENO) == 0) return code;
         char pages[32];
-        (void)fprintf(stderr, "\n%zu prompt tokens", r->prompt.n);
+        (void)fputc('\n', stderr);
+        if (code == EXIT_INTERRUPTED && (size_t)r->n_loaded + r->n_prefilled < r->prompt.n)
+            (void)fprintf(stderr, "%zu of ", (size_t)r->n_loaded + r->n_prefilled);
+        (void)fprintf(stderr, "%zu prompt tokens", r->prompt.n);
         if (r->n_loaded > 0) (void)fprintf(stderr, " (%u loaded from the prefix)", r->n_loaded);
         if (!isnan(prefill_tps)) (void)fprintf(stderr, ", %.0f t/s", prefill_tps);
         (void)fprintf(stderr, "; %zu new", g->tokens.n);
