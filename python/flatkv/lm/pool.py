@@ -210,7 +210,8 @@ class Pool(MlxCache):
             return
         if layer != self._last_layer:
             self._last_reads, self._last_layer = [], layer
-        self._last_reads += [mx.max(a[-1:, -1:, -1:]) for a in arrays]  # single values, which do not keep the arrays alive
+        # The maximum of two elements is a new array. That of one element would be a view, which keeps the whole array alive.
+        self._last_reads += [mx.max(a[-1:, -1:, -2:]) for a in arrays]
 
     def _padded(self, number: int, x: Any) -> Any:
         """Returns rows with zeros appended up to the width of page layer `number`."""
@@ -263,16 +264,15 @@ class Pool(MlxCache):
     def settle(self) -> None:
         """Commits the open step, or aborts it if the pass is incomplete."""
         self._finish_others()
-        written = [] if self.fused else self._written()
         step, rows, self._step, self._rows = self._step, self._rows, None, []
-        self._last_reads, self._last_layer = [], -1
+        reads, self._last_reads, self._last_layer = self._last_reads, [], -1
         if step is not None:
             seqs = [(seq, n) for seq, n in ((ref(), n) for ref, n in rows) if seq is not None]
             committed = False
             try:
                 if len(self._written_layers) == len(self.layers):
                     with step:
-                        self._unevaluated = written
+                        self._unevaluated = [] if self.fused else step.pending() + reads
                     committed = True
                 else:
                     step.abort()
