@@ -375,12 +375,11 @@ FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 /* Writes the number of committed tokens of a sequence to *n_tokens. */
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
 
-/* Inserts the full pages of the first n_tokens tokens of a sequence into the prefix tree, keyed by these tokens. The caller
- * guarantees that the rows were computed from these tokens. If the cache has state layers and n_tokens is both the length of the
- * sequence and a multiple of page_tokens, also stores the state of the sequence as a snapshot, without copying it. In such a
- * cache, a prefix is shared only up to a snapshot. A prefix of sealed layers is shared up to any page if it was inserted before the
- * sequence was more than one page past the span of this page, and otherwise up to a multiple of 4 pages. Returns FKV_BAD_ARGUMENT if the sequence shares a prefix whose tokens differ
- * from these tokens. Pages that cannot be inserted without breaking a reservation are skipped silently. */
+/* Inserts the full pages of a sequence's first n_tokens tokens into the prefix tree, keyed by these tokens, from which the rows
+ * must have been computed. If the cache has state layers and n_tokens is both the length of the sequence and a multiple of
+ * page_tokens, also stores the state as a snapshot, without copying it. A prefix is then shared only up to a snapshot. Sealed
+ * layers share a prefix up to any page whose span was still open at the insertion, and otherwise up to a multiple of 4 pages.
+ * Returns FKV_BAD_ARGUMENT if the sequence shares a prefix of other tokens. Pages that would break a reservation are skipped. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the number of prompt tokens that fkv_seq_open() would find in the prefix tree if it were called now with this
