@@ -291,7 +291,7 @@ static void run_cache(decode_bench *b, fkv_codec_config k, fkv_codec_config v, d
     config.layer.v = v;
     config.max_tokens = b->n_cached + b->n_steps + 64;
     config.max_step_tokens = FILL_TOKENS;
-    if (k.bits <= 4) config.rotate = FKV_ROTATE_K;
+    config.rotate = k.bits <= 4 ? FKV_ROTATE_K : FKV_ROTATE_NONE;
     fkv_plan plan;
     must(fkv_mlx_plan_make(&config, &b->device, &plan));
     must(fkv_mlx_cache_open(&config, &b->device, &b->cache));

@@ -56,7 +56,7 @@ def main():
         assert status == 0, (status, library.fkv_message())
 
     config = library.fkv_config_default()
-    assert config.page_tokens == 64 and config.layer.k.bits == 8, "the header was parsed incorrectly"
+    assert config.page_tokens == 64 and config.layer.k.bits == 4 and config.rotate == 2, "the header was parsed incorrectly"
     config.n_layers = 2
     config.layer.n_q_heads, config.layer.n_kv_heads, config.layer.head_dim = 4, 2, 64
     config.max_tokens = 1024

@@ -498,6 +498,7 @@ static double huge_error(const huge_case *c, fkv_type page_type, const float *k,
     config.layer = (fkv_layer_config){1, 1, HUGE_D, 0, 0, 0, 0, c->k, c->v};
     if (c->k.kind == FKV_CODEC_CALIBRATED) config.layer.channel_bits = channel_bits;
     config.page_type = page_type;
+    config.rotate = FKV_ROTATE_NONE;
     config.page_tokens = HUGE_PAGE;
     config.max_tokens = N_HUGE;
     config.max_step_tokens = N_HUGE;

@@ -93,6 +93,7 @@ static fkv_config plain_config(void) {
     fkv_config config = fkv_config_default();
     config.n_layers = 1;
     config.layer = (fkv_layer_config){.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}};
+    config.rotate = FKV_ROTATE_NONE;
     config.page_tokens = 16;
     config.max_tokens = 256;
     config.max_seqs = 4;

@@ -657,8 +657,9 @@ END_TEST
 
 START_TEST(default_configuration_matches_the_documentation) {
     fkv_config config = fkv_config_default();
-    ck_assert(config.layer.k.bits == 8 && config.layer.k.group == 64 && config.layer.v.bits == 4 && config.layer.v.group == 64);
-    ck_assert(config.row_type == FKV_F32 && config.page_type == FKV_F16 && config.rotate == FKV_ROTATE_NONE);
+    ck_assert(config.layer.k.bits == 4 && config.layer.k.group == 64 && config.layer.k.kind == FKV_CODEC_SEALED);
+    ck_assert(config.layer.v.bits == 4 && config.layer.v.group == 64 && config.layer.v.kind == FKV_CODEC_SEALED_V);
+    ck_assert(config.row_type == FKV_F32 && config.page_type == FKV_F16 && config.rotate == FKV_ROTATE_V);
     ck_assert(config.page_tokens == 64 && config.max_seqs == 1 && config.max_step_tokens == 512 && config.isa == FKV_ISA_AUTO);
     ck_assert(config.n_layers == 0 && config.max_tokens == 0 && config.layer.head_dim == 0 && !config.lazy && config.log == NULL);
     char version[32];

@@ -17,12 +17,13 @@ static int failed(const char *what) {
 }
 
 int main() {
-    const fkv_codec_config usual = {8, 64, FKV_CODEC_AUTO};
+    const fkv_codec_config usual = {4, 64, FKV_CODEC_SEALED};
     fkv_config config = fkv_config_default();
     if (config.layer.k.bits != usual.bits || config.layer.k.group != usual.group || config.layer.k.kind != usual.kind)
         return failed("fkv_config_default");
     if (fkv_codec_parse("8/4", &config.layer.k, &config.layer.v) != FKV_OK || config.layer.v.kind != FKV_CODEC_AFFINE)
         return failed("fkv_codec_parse");
+    config.rotate = FKV_ROTATE_NONE;
     config.n_layers = 1;
     config.layer.n_q_heads = 2;
     config.layer.n_kv_heads = 1;

@@ -339,6 +339,62 @@ START_TEST(saved_prompt_continues_bit_identically_in_the_same_model_only) {
 }
 END_TEST
 
+/* Truncates a sequence to every length in turn, downwards and by more than a span, and checks the logits of the next tokens. */
+START_TEST(truncation_to_any_length_recomputes_what_is_sealed) {
+    static float expected[SAME_TOKENS * NEEDLE_VOCAB];
+    static float got[2 * NEEDLE_VOCAB];
+    uint32_t tokens[SAME_TOKENS];
+    model_book_tokens(2000, tokens, SAME_TOKENS);
+    fkv_model *model = load("models/needle");
+    fkv_runner_config config = fkv_runner_config_default();
+    config.max_tokens = SAME_TOKENS;
+    config.page_tokens = 16; /* small pages, so that some are sealed */
+    config.max_step_tokens = 40;
+    config.max_logit_rows = 40;
+    fkv_runner *runner = model_runner(model, config);
+    fkv_cache *cache = fkv_runner_cache(runner);
+    fkv_seq seq = model_seq(runner, SAME_TOKENS);
+    model_run(runner, seq, tokens, SAME_TOKENS, 40, NEEDLE_VOCAB, expected);
+    uint32_t n_recomputed = 0;
+    for (uint32_t length = SAME_TOKENS - 2; length > 100; length -= 23) {
+        n_recomputed += fkv_seq_truncate(cache, seq, length) == FKV_GONE;
+        ck_ok(fkv_runner_truncate(runner, seq, tokens, length));
+        model_run(runner, seq, tokens + length, 2, 2, NEEDLE_VOCAB, got);
+        ck_assert_mem_eq(got, expected + (size_t)length * NEEDLE_VOCAB, sizeof got);
+    }
+    ck_assert_uint_gt(n_recomputed, 0);
+    ck_status(fkv_runner_truncate(runner, seq, tokens, SAME_TOKENS), FKV_BAD_ARGUMENT); /* longer than the sequence */
+    ck_status(fkv_runner_truncate(runner, seq, NULL, 10), FKV_BAD_ARGUMENT);
+    ck_status(fkv_runner_truncate(NULL, seq, tokens, 10), FKV_BAD_ARGUMENT);
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+}
+END_TEST
+
+/* An unset codec becomes sealed only if this needs no more memory than K8/V4. */
+START_TEST(codec_is_chosen_by_memory_unless_it_is_set) {
+    fkv_model *model = load("models/needle");
+    fkv_runner_config config = fkv_runner_config_default();
+    config.k = config.v = (fkv_codec_config){0};
+    config.max_tokens = 32768;
+    ck_ok(fkv_runner_config_adapt(model, &config));
+    ck_assert_int_eq(config.k.kind, FKV_CODEC_SEALED);
+    ck_assert_int_eq(config.v.kind, FKV_CODEC_SEALED_V);
+    config.max_tokens = 256;
+    ck_ok(fkv_runner_config_adapt(model, &config));
+    ck_assert_int_eq(config.k.kind, FKV_CODEC_SEALED); /* already set */
+    config.k = config.v = (fkv_codec_config){0};
+    config.max_seqs = 16;
+    ck_ok(fkv_runner_config_adapt(model, &config)); /* the open pages of 16 short sequences need more memory */
+    ck_assert_uint_eq(config.k.bits, 8);
+    ck_assert_uint_eq(config.v.bits, 4);
+    fkv_runner *runner = model_runner(model, config);
+    fkv_runner_close(runner);
+    ck_status(fkv_runner_config_adapt(model, NULL), FKV_BAD_ARGUMENT);
+    fkv_model_close(model);
+}
+END_TEST
+
 /* ---- generated texts ---- */
 
 /* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
@@ -558,6 +614,7 @@ TEST_MAIN("runner", logits_of_every_architecture_match_the_reference, bounded_co
           large_key_biases_do_not_reduce_precision, layers_that_share_pages_are_not_planned,
           chunked_attention_is_limited_to_one_chunk, embeddings_require_their_runner,
           logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
-          saved_prompt_continues_bit_identically_in_the_same_model_only, stories_match_the_output_of_llama2c,
-          planted_fact_is_found, runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context,
-          rejected_step_has_no_effect, invalid_configurations_are_rejected)
+          saved_prompt_continues_bit_identically_in_the_same_model_only, truncation_to_any_length_recomputes_what_is_sealed,
+          codec_is_chosen_by_memory_unless_it_is_set, stories_match_the_output_of_llama2c, planted_fact_is_found,
+          runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context, rejected_step_has_no_effect,
+          invalid_configurations_are_rejected)

@@ -225,8 +225,8 @@ typedef struct fkv_config {
     void *log_user;
 } fkv_config;
 
-/* Returns the default configuration: K8/V4 in groups of 64, fp16 scales, f32 rows, 64 tokens per page, one sequence and 512
- * tokens per step. The caller must fill in the layer shapes, n_layers and max_tokens, which are 0. */
+/* Returns the default configuration: sealed 4-bit K, sealed and rotated 4-bit V, fp16 scales, f32 rows, 64 tokens per page, one
+ * sequence, 512 tokens per step. The layer shapes, n_layers and max_tokens are 0. Latent layers need another codec. */
 FKV_API fkv_config fkv_config_default(void);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */

@@ -295,6 +295,11 @@ typedef struct fkv_runner_config {
  * model's context length, one sequence, 512 tokens per step, logits for one row. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
+/* Chooses the codec if k.bits and v.bits are 0, and otherwise changes nothing. The codec is sealed 4-bit if the runner then needs
+ * no more memory than with K8/V4; otherwise it is K8/V4. Sealed layers need less memory per token, but every sequence needs
+ * additional open pages, so K8/V4 can be smaller for short sequences. Models with latent attention get 8 bits. */
+FKV_API fkv_status fkv_runner_config_adapt(const fkv_model *model, fkv_runner_config *config);
+
 /* Memory requirements of a runner. total_bytes = cache.total_bytes + activations_bytes; weights are listed separately. The CPU
  * backend allocates total_bytes in fkv_runner_open(). MLX allocates the cache in fkv_runner_open() and the activations in each
  * step. On MLX, activations_bytes is an upper bound that includes MLX's buffer cache. */
@@ -335,6 +340,11 @@ typedef struct fkv_tokens {
  * they differ between batches by rounding errors, because MLX selects matrix kernels by the number of rows (docs/mlx.md). On
  * MLX, each step is a single evaluation of one graph. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* Truncates a sequence to any length. fkv_seq_truncate() rejects lengths that sealed, windowed and recurrent layers cannot be
+ * truncated to; this function then truncates to the nearest shorter length and recomputes the tokens after it. tokens: the first
+ * n_tokens tokens of the sequence. If a step fails, the sequence keeps the tokens computed so far (fkv_seq_length()). */
+FKV_API fkv_status fkv_runner_truncate(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the embedding of a text with a decoder model such as Qwen3-Embedding. Runs the tokens as a new sequence, takes the
  * final hidden state of the last token, keeps its first n_dims values and scales them to a Euclidean norm of 1. The runner must

@@ -59,8 +59,8 @@ def _sink_logits(layer: Layer) -> Any:
 class Config:
     """An fkv_config struct together with the layer structs that it points to."""
 
-    def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, codec: str | Many[str] = "8/4", n_layers: int | None = None,
-                 group: int | None = None, rotate: str | None = None, rotation_seed: int = 0, max_seqs: int = 1,
+    def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, codec: str | Many[str] = "sealed", n_layers: int | None = None,
+                 group: int | None = None, rotate: str | None = "auto", rotation_seed: int = 0, max_seqs: int = 1,
                  max_step_tokens: int = 512, page_tokens: int = 64, page_type: str = "float16", row_type: str = "float32",
                  n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = "",
                  numerics: str = ""):
@@ -81,6 +81,8 @@ class Config:
         struct.max_step_tokens, struct.page_tokens = count("max_step_tokens", max_step_tokens), count("page_tokens", page_tokens)
         struct.n_threads, struct.lazy, struct.memory_limit = count("n_threads", n_threads), lazy, count("memory_limit", memory_limit, 64)
         struct.page_type, struct.row_type = choice("page_type", page_type, TYPES), choice("row_type", row_type, TYPES)
+        if rotate == "auto":  # the codec of sealed values is made for rotated values
+            rotate = "v" if any(made.v.kind == _abi.FKV_CODEC_SEALED_V for made in self._structs) else None
         struct.rotate, struct.rotation_seed = choice("rotate", rotate, ROTATIONS), count("rotation_seed", rotation_seed, 64)
         struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])
         struct.rope_id = rope_id.encode()[:63]

@@ -309,7 +309,8 @@ class Step(_Transaction):
 class Cache(_Pages):
     """A KV cache in host memory. The constructor reserves all memory or raises DoesNotFit.
 
-    layers: a Layer (with n_layers) or a list of layers. codec: "8/4" means 8-bit keys and 4-bit values; one name, or one per layer.
+    layers: a Layer (with n_layers) or a list of layers. codec: one name, or one per layer; "8/4" means 8-bit keys and 4-bit values.
+    rotate: "k", "v", "kv" or None; by default, values of sealed layers are rotated.
     With row_type="bfloat16", rows are uint16 arrays that contain the bfloat16 bits. Rows can also be arrays of other libraries that
     support __dlpack__, such as MLX and PyTorch. Results are numpy arrays.
 

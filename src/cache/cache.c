@@ -99,9 +99,10 @@ static fkv_status make_cache_plan(const fkv_shape *shape, const fkv_device *devi
 }
 
 fkv_config fkv_config_default(void) {
-    return (fkv_config){.layer = {.k = {8, 64}, .v = {4, 64}},
+    return (fkv_config){.layer = {.k = {4, 64, FKV_CODEC_SEALED}, .v = {4, 64, FKV_CODEC_SEALED_V}},
                         .row_type = FKV_F32,
                         .page_type = FKV_F16,
+                        .rotate = FKV_ROTATE_V,
                         .page_tokens = 64,
                         .max_seqs = 1,
                         .max_step_tokens = 512};

@@ -94,10 +94,10 @@ bool model_options_parse(model_options *o, const char *usage, const kit_option *
 }
 
 void model_options_adapt(model_options *o, const fkv_model *model) {
-    const fkv_layer_config usual = fkv_config_default().layer;
+    const fkv_codec_config eight = {8, 64};
     codec_choice *codec = &o->codecs.codecs[0];
     if (o->codecs.named || fkv_model_about(model)->latent_dim == 0 || codec->k.kind != FKV_CODEC_SEALED) return;
-    *codec = (codec_choice){.k = usual.k, .v = usual.k, .rotate = FKV_ROTATE_KV};
+    *codec = (codec_choice){.k = eight, .v = eight, .rotate = FKV_ROTATE_KV};
 }
 
 int model_options_load(model_options *o, bool plan_only, fkv_model **model) {

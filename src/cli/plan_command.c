@@ -215,8 +215,7 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
 /* Suggests the codec 8/4 if it needs less memory than the chosen codec. This is the case for short sequences, because sealed
  * layers keep the newest pages of every sequence open, with 8 bits per value. */
 static void suggest_smaller_codecs(const subject *s, const fkv_runner_plan *plan) {
-    const fkv_layer_config usual = fkv_config_default().layer; /* 8/4 */
-    const codec_choice rows = {.k = usual.k, .v = usual.v};
+    const codec_choice rows = {.k = {8, 64}, .v = {4, 64}};
     fkv_runner_plan by_row;
     char text[32];
     if (plan_subject(s, s->n_tokens, &rows, &by_row) == FKV_OK && by_row.total_bytes < plan->total_bytes)
