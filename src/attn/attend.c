@@ -461,8 +461,13 @@ FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch 
 
 static void close_splits(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
     uint32_t dim = j->layer->head_dim;
+    uint32_t page_tokens = j->layer->block.page_tokens;
+    /* the splits of later queries have as many pages, or a multiple of them, so they end only where those of the first query end
+     */
+    uint32_t fewest = fkv_attn_split_pages(tile.position, page_tokens);
+    if (from_page / fewest == to_page / fewest) return;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
-        uint32_t pages = fkv_attn_split_pages(tile.position + i, j->layer->block.page_tokens);
+        uint32_t pages = fkv_attn_split_pages(tile.position + i, page_tokens);
         if (from_page / pages == to_page / pages) continue;
         fkv_softmax split = rows_from(s->split, i * j->heads_per_kv, dim);
         j->kernels->fold(rows_from(s->total, i * j->heads_per_kv, dim), split, j->heads_per_kv, dim);
