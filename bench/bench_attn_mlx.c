@@ -24,7 +24,7 @@
 /* Tolerance that allows for a different order of float32 additions and for rounding the result to float16. */
 static const double TOLERANCE = 2e-3;
 
-enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_CASES = 64, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
+enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_LENGTHS = 16, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
 static const double CHAIN_US = 5e4;
 static const uint64_t CHAIN_BYTES = UINT64_C(16) << 30;
 
@@ -86,6 +86,9 @@ typedef struct mlx_bench {
     uint32_t n_chain;
     const char *only; /* runs only the cases whose names contain this text; NULL: all cases */
     bool peers;
+    bool bf16_only;           /* of MLX's own implementations, measures only bf16 */
+    int lengths[MAX_LENGTHS]; /* numbers of cached tokens that replace those of the cases */
+    int n_lengths;
     uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;
     FILE *text;
@@ -588,7 +591,7 @@ static void add_result(mlx_bench *b, const mlx_result *r) {
     if (b->n_results == MAX_RESULTS) kit_die(EXIT_FAILED, "more than %d results", MAX_RESULTS);
     b->results[b->n_results++] = *r;
     char extra[BENCH_TEXT];
-    (void)fprintf(b->text, "%-18s %-14s", r->c.name, r->who);
+    (void)fprintf(b->text, "%-18s %6d %-14s", r->c.name, r->c.cached, r->who);
     if (!r->right) {
         (void)fprintf(b->text, "  WRONG: relative L2 error %.1e\n", r->error);
         return;
@@ -605,7 +608,7 @@ static void run_peers(mlx_bench *b) {
         const char *who;
         int bits;
     } peers[] = {{"MLX bf16", 16}, {"MLX q8", 8}, {"MLX q4", 4}};
-    for (size_t i = 0; i < sizeof peers / sizeof peers[0]; i++) {
+    for (size_t i = 0; i < (b->bf16_only ? 1 : sizeof peers / sizeof peers[0]); i++) {
         mlx_array q = {NULL};
         open_peer(b, peers[i].bits);
         settle(b, &q, fkv_mlx_astype(&b->g, b->q, MLX_BFLOAT16));
@@ -649,6 +652,19 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     let_go(&b->v);
     let_go(&b->q);
     (void)mlx_clear_cache();
+}
+
+/* Runs a case with the n-th of the given numbers of cached tokens, if there are any. */
+static void run_length(mlx_bench *b, const mlx_case *given, int n, bool with_peers) {
+    mlx_case c = *given;
+    if (b->n_lengths > 0) c.cached = b->lengths[n];
+    if (b->divide > 1) {
+        const int shorter = c.cached / (int)b->divide;
+        c.cached = shorter > PAGE_TOKENS ? shorter : PAGE_TOKENS;
+        c.queries = c.queries > 16 ? 16 : c.queries;
+    }
+    if (c.queries > c.cached) c.queries = c.cached;
+    run_case(b, &c, with_peers);
 }
 
 /* ---- program ---- */
@@ -704,36 +720,53 @@ static const char *case_help(void) {
     return text;
 }
 
+static void parse_lengths(mlx_bench *b, const char *text) {
+    for (const char *at = text; at != NULL && b->n_lengths < MAX_LENGTHS; at = strchr(at, ',')) {
+        char *end = NULL;
+        if (*at == ',') at++;
+        const long n = strtol(at, &end, 10);
+        if (end == at || (*end != ',' && *end != '\0') || n < PAGE_TOKENS || n > 1 << 20 || n % PAGE_TOKENS != 0)
+            kit_die(EXIT_USAGE, "--lengths must be multiples of %d up to %d, separated by commas (got \"%s\")", PAGE_TOKENS,
+                    1 << 20, text);
+        b->lengths[b->n_lengths++] = (int)n;
+    }
+}
+
 static void parse(mlx_bench *b, int argc, char **argv) {
     static const char usage[] = "usage: bench_attn --device mlx [options]\n"
                                 "Verifies and times attention on the MLX backend and MLX's own attention, chained and single.\n"
                                 "Exit status: 0 success, 1 wrong result, 2 invalid usage.\n";
     bool no_peers = false;
     bool quick = false;
+    const char *lengths = NULL;
     int device = 1;
     int stream = gpu_is_there() ? 1 : 0;
     int way = 0;
     b->n_rounds = 20;
     b->n_chain = 100;
     b->divide = 1;
-    const kit_option own[] = {{"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "see bench_attn --help for the CPU options"},
-                              {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
-                              {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
-                              {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
-                              {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "skip the timing of MLX's own attention"},
-                              {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "maximum calls per evaluation (default 100)"},
-                              {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
-                              {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N",
-                               "divide history lengths by N, to test the program; the times are then not meaningful"},
-                              {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "same as --divide 1024 --chain 1 --rounds 1"},
-                              {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
-                              {0}};
+    const kit_option own[] = {
+        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "see bench_attn --help for the CPU options"},
+        {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
+        {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
+        {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
+        {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "skip the timing of MLX's own attention"},
+        {"bf16-only", 0, OPTION_FLAG, &b->bf16_only, 0, NULL, "skip the timing of MLX's quantized attention"},
+        {"lengths", 0, OPTION_TEXT, &lengths, 0, "N,N", "cached tokens, instead of those of the cases"},
+        {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "maximum calls per evaluation (default 100)"},
+        {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
+        {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N",
+         "divide history lengths by N, to test the program; the times are then not meaningful"},
+        {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "same as --divide 1024 --chain 1 --rounds 1"},
+        {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
     b->is_gpu = stream == 1;
     b->device.way = (fkv_mlx_way)way;
     b->peers = !no_peers;
+    parse_lengths(b, lengths);
     if (quick) {
         b->divide = 1024;
         b->n_chain = b->n_rounds = 1;
@@ -755,15 +788,10 @@ int bench_attn_mlx(int argc, char **argv) {
     const mlx_case *before = NULL;
     for (int i = 0; i < N_ALL_CASES; i++) {
         if (b.only != NULL && strstr(all_cases[i].name, b.only) == NULL) continue;
-        mlx_case c = all_cases[i];
-        if (b.divide > 1) {
-            int shorter = c.cached / (int)b.divide;
-            c.cached = shorter > 64 ? shorter : 64;
-            c.queries = c.queries > 16 ? 16 : c.queries;
-        }
         /* MLX's own attention does not depend on the flatkv codec, so it is measured once per shape */
-        run_case(&b, &c, b.peers && (before == NULL || !same_rows(before, &all_cases[i])));
+        const bool with_peers = b.peers && (before == NULL || !same_rows(before, &all_cases[i]));
         before = &all_cases[i];
+        for (int n = 0; n < (b.n_lengths > 0 ? b.n_lengths : 1); n++) run_length(&b, &all_cases[i], n, with_peers);
     }
     b.roof = fmax(b.roof, measure_roof(&b));
     size_t n_wrong = 0;
