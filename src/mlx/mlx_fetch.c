@@ -16,11 +16,20 @@ static void order_after_read(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     fkv_mlx_keep(g, &layer->dependency, fkv_mlx_add(g, layer->dependency, zero));
 }
 
+/* Returns page numbers that depend on the kernels that wrote to the layer's pool. The numbers must be computed from the
+ * dependency array: a dependency without data (mlx_depends()) orders the evaluation, but not the work of a CUDA graph. */
+static mlx_array ordered_after_writes(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_array numbers) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const mlx_array words = fkv_mlx_reshape(g, layer->dependency, FKV_MLX_SHAPE(-1));
+    const mlx_array word = fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE(1));
+    return fkv_mlx_add(g, numbers, fkv_mlx_multiply(g, word, mlx->constants.zero_u32));
+}
+
 /* Returns the pages that contain the first n_tokens tokens of a row: [pages, G, block.bytes / 2]. */
 static mlx_array gathered_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer, const fkv_attn_row *row, uint32_t n_pages) {
     fkv_mlx_graph *g = &mlx->graph;
     mlx_array numbers = fkv_mlx_adopt(g, mlx_array_new_data(row->view.pages, (const int[]){(int)n_pages}, 1, MLX_UINT32));
-    if (mlx->way == FKV_MLX_FUSED) numbers = fkv_mlx_after(g, numbers, layer->dependency);
+    if (mlx->way == FKV_MLX_FUSED) numbers = ordered_after_writes(mlx, layer, numbers);
     const mlx_array pages = fkv_mlx_take_first(g, layer->pool, numbers);
     if (mlx->way == FKV_MLX_FUSED) order_after_read(mlx, layer, pages);
     return pages;
