@@ -17,6 +17,7 @@
 
 template <int BITS, int GROUP, int CODES, int SCALES, int BIASES> struct fkv_row_shape {
     enum { TOKENS = 1, CHANNELS = 16 };
+    enum { CODE_BITS = BITS, GROUP_CHANNELS = GROUP, CODES_AT = CODES, SCALES_AT = SCALES, BIASES_AT = BIASES };
     struct chunk {
         fkv_u32 w[BITS / 2];
         fkv_u32 scale;

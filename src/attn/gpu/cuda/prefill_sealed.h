@@ -10,8 +10,8 @@
  * stored as fp16 subnormals level * 2^-24. The norms of the tokens are applied to the softmax weights, so the stored values have
  * only seven significant bits, which saves power.
  *
- * Open pages (the first page and the pages of the queries' own span) are read value by value. Each K value is split into two fp16
- * values, which are used in two matrix products. Each V value is rounded to one fp16 value.
+ * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
+ * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
 constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines (16 channels each) that a warp unpacks */
@@ -25,8 +25,6 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
                   (open ? x.open : x.pool) + (fkv_u64)page * (FKV_G * (fkv_u64)bytes), bytes);
     fkv_bulk_copy_end(s, mbarrier);
 }
-
-FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
 /* pf_key_at() returns the address of eight channels (unit number `unit`) of a key. pf_value_at() returns the address of eight
  * tokens (group number `eight`) of a V channel. */
@@ -220,22 +218,50 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at,
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
 
+/* ---- open pages ---- */
+
+/* Converts byte i of a word to float. The byte becomes the low bits of the float 2^23. */
+FKV_FN float pf_byte(fkv_u32 word, fkv_u32 i) {
+    return fkv_sub(fkv_float_of(fkv_permute(word, 0x4b000000u, 0x7440u + i)), 8388608.0f);
+}
+
+FKV_FN float pf_open_factor(fkv_shared s, fkv_u32 factors_at, fkv_u32 number) {
+    return fkv_page_value(fkv_get2(s, factors_at + number * 2));
+}
+
+/* Reads N (4 or 8) adjacent channels, starting with channel d, of a token in the open page at `page`. The channels are in one
+ * group. SIDE: opened::fkv_k_shape or opened::fkv_v_shape, whose codes have 8 or 16 bits. */
+template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 page, fkv_u32 token, fkv_u32 d, float *x) {
+    constexpr fkv_u32 bits = SIDE::CODE_BITS, words = N * bits / 32;
+    fkv_u32 w[words], at = page + SIDE::CODES_AT + (token * FKV_D + d) * (bits / 8);
+    if constexpr (words == 1) w[0] = fkv_get4(s, at);
+    if constexpr (words == 2) fkv_get8(s, at, w);
+    if constexpr (words == 4) fkv_get16(s, at, w);
+    if constexpr (bits == 16) {
+        FKV_UNROLL for (fkv_u32 n = 0; n < N; n++) x[n] = fkv_page_value(w[n / 2] >> 16 * (n % 2) & 0xffffu);
+    } else {
+        fkv_u32 group = token * (FKV_D / SIDE::GROUP_CHANNELS) + d / SIDE::GROUP_CHANNELS;
+        float scale = pf_open_factor(s, page + SIDE::SCALES_AT, group), bias = pf_open_factor(s, page + SIDE::BIASES_AT, group);
+        FKV_UNROLL for (fkv_u32 n = 0; n < N; n++) x[n] = fkv_fma(scale, pf_byte(w[n / 4], n % 4), bias);
+    }
+}
+
+/* Stores the keys of an open page. A thread converts eight channels of a key at a time. */
 FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packed) {
-    const fkv_u8 *page = pf_packed_page(s, packed);
-    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
         fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS;
+        float x[8];
+        pf_take_open<opened::fkv_k_shape, 8>(s, page, key, unit * 8, x);
         pf_words4 high, low;
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
-            float x = opened::fkv_k_at(page, key, unit * 8 + pf_k_channel(2 * n));
-            float y = opened::fkv_k_at(page, key, unit * 8 + pf_k_channel(2 * n + 1));
-            high.w[n] = fkv_pack_f16(x, y);
-            low.w[n] = fkv_pack_f16(x - fkv_f16_to_f32(high.w[n] & 0xffffu), y - fkv_f16_to_f32(high.w[n] >> 16));
+            float a = x[pf_k_channel(2 * n)], b = x[pf_k_channel(2 * n + 1)];
+            high.w[n] = fkv_pack_f16(a, b);
+            low.w[n] = fkv_pack_f16(a - fkv_f16_to_f32(high.w[n] & 0xffffu), b - fkv_f16_to_f32(high.w[n] >> 16));
         }
         *pf_key_at<PF_K_ROWS>(s, at, key, unit) = high;
         *pf_key_at<PF_KEYS>(s, PF_AT_LOW, key, unit) = low;
     }
-    if (s.index < 2 * PF_UNITS) *pf_key_at<PF_K_ROWS>(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
     if (s.index == 0) fkv_put4(s, unit_at, 0x3f800000u);
     if (s.index < 32) fkv_put4(s, unit_at + pf_norms_at(s.index), PF_OPEN_NORMS);
 }
@@ -299,17 +325,29 @@ template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, cons
     fkv_put16(out, at, to[0], to[1], to[2], to[3]);
 }
 
+/* Stores the values of an open page. A thread converts and transposes eight tokens of four channels at a time. The assignment of
+ * tokens to threads avoids bank conflicts in the loads of a warp and in the stores of eight lanes. Values beyond the range of
+ * fp16 are replaced with 0, and the rows to which they are visible are marked. */
 FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int packed) {
-    const fkv_u8 *page = pf_packed_page(s, packed);
-    for (fkv_u32 i = s.index % 128; i < FKV_D * (PF_KEYS / 8); i += 128) {
-        fkv_u32 channel = i % FKV_D, eight = i / FKV_D;
-        float y[8];
-        FKV_UNROLL for (fkv_u32 n = 0; n < 8; n++) {
-            y[n] = opened::fkv_v_at(page, eight * 8 + n, channel) * 0.25f;
-            if (!(fkv_abs(y[n]) < 65520.0f)) y[n] = 0.0f, pf_mark_rows(s, first_key + eight * 8 + n);
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
+    FKV_NO_UNROLL for (fkv_u32 i = s.index % 128; i < FKV_D / 4 * (PF_KEYS / 8); i += 128) {
+        fkv_u32 quad = i % (FKV_D / 4), eight = (i / (FKV_D / 4)) ^ (quad / 2 % 4);
+        pf_words4 to[4];
+        fkv_u32 bad = 0; /* bit n is set if a value of the n-th token is out of range */
+        FKV_UNROLL for (fkv_u32 pair = 0; pair < 4; pair++) {
+            float y[2][4];
+            FKV_UNROLL for (fkv_u32 n = 0; n < 2; n++) {
+                pf_take_open<opened::fkv_v_shape, 4>(s, page, eight * 8 + pair * 2 + n, quad * 4, y[n]);
+                FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) {
+                    y[n][c] *= 0.25f;
+                    if (!(fkv_abs(y[n][c]) < 65520.0f)) y[n][c] = 0.0f, bad |= 1u << (pair * 2 + n);
+                }
+            }
+            FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) to[c].w[pair] = fkv_pack_f16(y[0][c], y[1][c]);
         }
-        *pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), channel, eight) =
-            pf_words4{{fkv_pack_f16(y[0], y[1]), fkv_pack_f16(y[2], y[3]), fkv_pack_f16(y[4], y[5]), fkv_pack_f16(y[6], y[7])}};
+        FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) * pf_value_at(s, at, quad * 4 + c, eight) = to[c];
+        for (fkv_u32 n = 0; bad >> n != 0; n++)
+            if ((bad >> n & 1u) != 0) pf_mark_rows(s, first_key + eight * 8 + n);
     }
 }
 

@@ -141,12 +141,17 @@ FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
     fkv_sync_warp();
 }
 
+/* Starts copying the first page that this block unpacks for the group. Called by one thread. */
+FKV_FN void pf_load_first_page_to_share(fkv_shared s, const pf_item &x) {
+    fkv_u32 member = x.number % PF_SHARERS;
+    if (member + 1 < x.shared_end) pf_load_page_to_share(s, x, member);
+}
+
 /* Unpacks into the ring every n-th page, where n is the number of members. Called by the warpgroup that unpacks keys. */
 FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
     fkv_u32 n = x.shared_end - 1, phase = 0;
-    if (s.index == 0 && share.member < n) pf_load_page_to_share(s, x, share.member);
     for (fkv_u32 j = share.member; j < n; j += share.n_members) {
         fkv_image to = {share.images + j % PF_SLOTS * PF_IMAGE_BYTES};
         fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), phase);

@@ -71,6 +71,34 @@ FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32
     }
 }
 
+#if FKV_SEALED && !FKV_ROTATE_K && FKV_ROW_TYPE != 0
+/* Stores the queries in shared memory as fp16 values. A warp converts all its rows at once, four adjacent channels per lane.
+ * Called by all warps. */
+FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
+    constexpr int n_rows = PF_ROWS / (PF_THREADS / 32);
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
+    float scale = fkv_float_of(FKV_SCALE_BITS), sign = scale < 0 ? -1.0f : 1.0f;
+    float y[n_rows][4];
+    FKV_UNROLL for (int i = 0; i < n_rows; i++) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        fkv_u32 row = warp * n_rows + (fkv_u32)i;
+        y[i][n] = row < x.n_rows && lane * 4 < FKV_D ? sign * fkv_row_value(q, pf_row_at(x, row) + lane * 4 + n) : 0.0f;
+    }
+    FKV_UNROLL for (int i = 0; i < n_rows; i++) {
+        fkv_u32 row = warp * n_rows + (fkv_u32)i;
+        float largest = 0;
+        FKV_UNROLL for (int n = 0; n < 4; n++) largest = fkv_max(largest, fkv_abs(y[i][n]));
+        fkv_u32 exponent = fkv_warp_max_bits(fkv_bits_of(largest)) >> 23;
+        if (exponent == 0 || exponent > 253) exponent = 127;
+        float down = fkv_float_of((254 - exponent) << 23);
+        if (lane * 4 < FKV_D) { /* four adjacent places of a row hold four adjacent channels in the order of pf_k_channel() */
+            pf_words2 four = {{fkv_pack_f16(y[i][pf_k_channel(0)] * down, y[i][pf_k_channel(1)] * down),
+                               fkv_pack_f16(y[i][pf_k_channel(2)] * down, y[i][pf_k_channel(3)] * down)}};
+            *(pf_words2 *)pf_query_at(s, row, lane * 4) = four;
+        }
+        if (lane == 0) ((float *)(s.base + PF_AT_FACTORS))[row] = scale * sign * fkv_float_of(exponent << 23);
+    }
+}
+#else
 /* Stores the queries in shared memory as fp16 values. Each warp converts one row while it loads the next. Called by all warps. */
 FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -118,6 +146,8 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         fkv_sync_warp();
     }
 }
+
+#endif
 
 /* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
@@ -426,7 +456,10 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, con
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at);
     if (PF_TURNS) fkv_mbarrier_wait(s, pf_mbarrier(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
 #if FKV_SEALED
-    if (of_four == 0) pf_score_offsets(s, stage, r);
+    if (SHARED ? of_four == 0 : !pf_is_open(item, key / FKV_PAGE_TOKENS))
+        pf_score_offsets(s, stage, r);
+    else if (!SHARED)
+        r.offset[0] = r.offset[1] = 0; /* an open page has no channel offsets */
     pf_score<SHARED>(s, item, key, stage, v_at, r, x);
 #else
     pf_score(s, stage, r, scales, x);
@@ -576,6 +609,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         pf_load_first_tiles(s, x, 0, 1);
 #if FKV_SEALED
         x.shared_end = pf_decide_shared_end(s, x); /* the number of shared tiles determines which tile follows the first tile */
+        pf_load_first_page_to_share(s, x);
 #endif
         pf_load_first_tiles(s, x, 1, PF_PACKED);
     }
