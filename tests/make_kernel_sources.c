@@ -202,8 +202,9 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
         const char *space = metal ? "device " : "";
         for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel, layer->sealed); *name != NULL; name++)
             fprintf(file, "    const %s%s *%s,\n", space, type_of(*name, layer->row_type, device), *name);
-        const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
-        fprintf(file, "    %s%s *%s%s) {\n%s}\n", space, type_of(output, layer->row_type, device), output,
+        const char *const *output = fkv_kernel_outputs((fkv_kernel)kernel);
+        if (output[1] != NULL) fprintf(file, "    %s%s *%s,\n", space, type_of(output[1], layer->row_type, device), output[1]);
+        fprintf(file, "    %s%s *%s%s) {\n%s}\n", space, type_of(output[0], layer->row_type, device), output[0],
                 metal ? ",\n    uint3 thread_position_in_threadgroup,\n    uint3 threadgroup_position_in_grid" : "",
                 fkv_kernel_source(device, (fkv_kernel)kernel, layer->sealed));
         fclose(file);

@@ -683,9 +683,18 @@ static int set_item(void *config, const char *key, PyObject *value) {
     return code == 0 ? 0 : report_exception();
 }
 
+/* Appends a value to a list in a configuration and releases the reference to value. */
+static int append_item(void *config, const char *key, PyObject *value) {
+    PyObject *list = config != NULL ? PyDict_GetItemString(config, key) : NULL; /* a borrowed reference */
+    if (list == NULL) return set_item(config, key, Py_BuildValue("[N]", value));
+    const int code = value != NULL ? PyList_Append(list, value) : -1;
+    Py_XDECREF(value);
+    return code == 0 ? 0 : report_exception();
+}
+
 static int add_output(void *config, const int *shape, size_t size, mlx_dtype dtype) {
-    return set_item(config, "output_shapes", Py_BuildValue("[N]", tuple_of(shape, size))) |
-           set_item(config, "output_dtypes", Py_BuildValue("[O]", types[dtype]));
+    return append_item(config, "output_shapes", tuple_of(shape, size)) |
+           append_item(config, "output_dtypes", Py_BuildValue("O", types[dtype]));
 }
 
 #define KERNELS(device, extra_type, extra_name, object_of)                                                                       \

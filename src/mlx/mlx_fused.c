@@ -196,7 +196,7 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
     const mlx_array inputs[] = {layer->open->pool, layer->pool, shared->table, layer->dependency, layer->open->dependency};
-    keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
 }
 
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
@@ -210,7 +210,7 @@ fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
     const mlx_array inputs[] = {k, v, to->pool, mlx->layers[layer->table_of].table, to->dependency};
-    fkv_mlx_keep(g, &to->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_keep(g, &to->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     if (layer->open != NULL && !g->failed) seal(mlx, layer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_write");
@@ -227,7 +227,7 @@ void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from,
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = 1;
     const mlx_array inputs[] = {pair, layer->pool, layer->dependency};
-    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     fkv_mlx_graph_release(g, 0);
 }
 
@@ -242,7 +242,7 @@ void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, ui
     launch.blocks[1] = 1;
     launch.blocks[2] = 1;
     const mlx_array inputs[] = {numbers, where, layer->pool, layer->dependency};
-    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     fkv_mlx_graph_release(g, 0);
     fkv_mlx_eval_one(g, layer->dependency);
 }
@@ -297,7 +297,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
     add_dependencies(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
-    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &splits, read.at);
+    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &splits, read.at, NULL);
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
@@ -305,12 +305,12 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
                                   .out_type = mlx_array_dtype(q)};
     const mlx_array folded[] = {parts, shared->table, layer->sink_logits};
     kernel = kernel_for(mlx, layer, FKV_KERNEL_MERGE, rows_type(q), 0);
-    return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
+    return fkv_mlx_kernel_apply(g, kernel, &merge, folded, NULL);
 }
 
 /* Computes attention for all prefill rows, copies the results of the decode rows from `decoded`, and returns [T, H, D]. `decoded`
- * is an empty handle if there are no decode rows. */
-static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
+ * is an empty handle if there are no decode rows. *done receives an array that depends on the kernel. */
+static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded, mlx_array *done) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;
     const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
@@ -321,17 +321,18 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
                                              fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
                                   .threads = threads_of(mlx, layer, which),
                                   .out_shape = shape_of(q),
-                                  .out_type = mlx_array_dtype(q)};
+                                  .out_type = mlx_array_dtype(q),
+                                  .done_words = DEPENDENCY_WORDS};
     const bool shares = layer->open != NULL;
     attend_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
     add_kernel_input(&inputs, layer->sink_logits);
     if (beside) add_kernel_input(&inputs, decoded);
     if (shares) add_kernel_input(&inputs, mlx->ring_dependency);
     add_dependencies(layer, &inputs);
-    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at);
+    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at, done);
 }
 
-/* Returns a small array that depends on the result of attention. */
+/* Returns a small array that depends on the result of decode. */
 static mlx_array dependency_of(fkv_mlx_state *mlx, mlx_array out) {
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return out;
@@ -348,11 +349,14 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     fkv_mlx_graph *g = &mlx->graph;
     const uint32_t *words = mlx->layers[layer->table_of].header;
     mlx_array answer = {NULL};
+    mlx_array done = {NULL};
     if (words[FKV_STEP_N_ITEMS] > 0) answer = decode_rows(mlx, layer, q);
-    if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill_rows(mlx, layer, q, answer);
-    const mlx_array dependency = dependency_of(mlx, answer);
-    keep_dependency(g, layer, dependency);
-    if (layer->open != NULL && words[FKV_STEP_N_TILES] > 0) fkv_mlx_keep(g, &mlx->ring_dependency, dependency);
+    if (words[FKV_STEP_N_TILES] > 0 && !g->failed)
+        answer = prefill_rows(mlx, layer, q, answer, &done);
+    else
+        done = dependency_of(mlx, answer);
+    keep_dependency(g, layer, done);
+    if (layer->open != NULL && words[FKV_STEP_N_TILES] > 0) fkv_mlx_keep(g, &mlx->ring_dependency, done);
     fkv_mlx_keep(g, out, answer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_attend");

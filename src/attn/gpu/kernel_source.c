@@ -570,10 +570,10 @@ const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][2] = {
+    static const char *const names[FKV_N_KERNELS][3] = {
         [FKV_KERNEL_WRITE] = {"done", NULL},       [FKV_KERNEL_COPY_PAGES] = {"done", NULL},
         [FKV_KERNEL_PUT_NUMBERS] = {"done", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
-        [FKV_KERNEL_MERGE] = {"out", NULL},        [FKV_KERNEL_PREFILL] = {"out", NULL},
-        [FKV_KERNEL_COPY_DECODED] = {"out", NULL}, [FKV_KERNEL_SEAL] = {"done", NULL}};
+        [FKV_KERNEL_MERGE] = {"out", NULL},        [FKV_KERNEL_PREFILL] = {"out", "done", NULL},
+        [FKV_KERNEL_SEAL] = {"done", NULL},        [FKV_KERNEL_COPY_DECODED] = {"out", "done", NULL}};
     return names[kernel];
 }

@@ -274,7 +274,7 @@ static mlx_array run_recurrence_kernel(const mixer *m, const run *r, const recur
                                    .threads = FKV_RECURRENT_THREADS,
                                    .out_shape = FKV_MLX_SHAPE(n_out + m->n_matrix),
                                    .out_type = MLX_FLOAT32};
-    mlx_array all = fkv_mlx_kernel_apply(g, kernel, &launch, inputs);
+    mlx_array all = fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL);
     fkv_mlx_keep(g, state, fkv_mlx_slice(g, all, FKV_MLX_SHAPE(n_out), FKV_MLX_SHAPE(n_out + m->n_matrix)));
     return fkv_mlx_slice(g, all, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE(n_out));
 }
