@@ -367,6 +367,9 @@ COMPARISONS = (
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
      "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column reports the time of a CUDA graph of 20 cuDNN calls."),
     ("Sealed pages on an H200", "sealed_gpu", "The values in the table were measured with `bench_attn --device mlx --case sealed`."),
+    ("Sealed pages on an H200, by history length", "lengths_gpu",
+     "512 queries (prefill) or one query (decode), 32/8/128, next to MLX's bf16 attention in the same run. "
+     "The number of cached tokens includes the queries."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2."),

@@ -318,6 +318,16 @@ def sealed_gpu(results):
     return markdown(["microseconds", "per call, chained", "single call"], rows)
 
 
+def lengths_gpu(results):
+    """bench_attn --device mlx --lengths: sealed pages next to MLX's bf16 attention, by history length."""
+    rows = {}
+    for what in ("prefill", "decode"):
+        for r in results.file(f"{GPU}/{what}_lengths")["result"]["results"]:
+            rows.setdefault(r["cached"], []).extend(three_digits(r[key]) for key in ("us_chained", "us_single"))
+    head = [f"{what}, {who}{single}" for what in ("prefill", "decode") for who in ("flatkv", "MLX bf16") for single in ("", ", single call")]
+    return markdown(["microseconds, by cached tokens", *head], [[str(length), *cells] for length, cells in sorted(rows.items())])
+
+
 def small_codecs_gpu(results):
     """bench_attn --device mlx for 2-bit and TurboQuant pages."""
     found = results.file(f"{GPU}/decode")["result"]["results"]
@@ -428,7 +438,7 @@ def outside_checks(results):
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, sealed_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
