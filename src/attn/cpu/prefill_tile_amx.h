@@ -63,8 +63,7 @@ static void fused_open(uint32_t n_chunks, fused_job *j) {
     book_values_open(j->v, in->part[FKV_SIDE_V], FKV_TILE_TOKENS, &j->norms, &j->levels);
 }
 
-/* The following functions process one block of n rows, starting at `row`. n_chunks is a compile-time constant, and so is n for a
- * full block. */
+/* The following functions process one block of n rows, starting at `row`. n_chunks is a compile-time constant. */
 
 /* ---- scores ---- */
 
@@ -104,7 +103,6 @@ FKV_INLINE void fused_start_scores(int set, uint32_t n_chunks, const fused_job *
 /* Converts the sums of 16 tokens to scores, with the float operations of sealed_score(). */
 FKV_INLINE void fused_score_rows(bool turbo, int set, fused_job *j, uint32_t token, uint32_t n) {
     vf norms = vf_load(j->key_norms + token);
-    FKV_UNROLL
     for (uint32_t r = 0; r < n; r++) {
         __m512i high = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), _mm512_load_si512(j->sums[set][1][r]));
         vf low = _mm512_cvtepi32_ps(_mm512_load_si512(j->sums[set][2][r]));
@@ -231,7 +229,6 @@ FKV_INLINE void fused_value_step(int set, uint32_t dim, fused_job *j, uint32_t u
         _tile_stored(3, j->sums[1][1], 64);
     }
     fkv_tiles_see_stores();
-    FKV_UNROLL
     for (uint32_t r = 0; r < n; r++) {
         __m512i sum = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), _mm512_load_si512(j->sums[set][1][r]));
         float *to = out + r * dim + unit * 16;
@@ -251,43 +248,34 @@ FKV_INLINE void fused_values(uint32_t n_chunks, fused_job *j, uint32_t row, uint
 
 /* ---- tile ---- */
 
-/* Calls step(n_chunks, j, row, n), with a constant n for a full block. */
-#define FUSED_STEP(step, n_chunks, j, row)                                                                                       \
-    do {                                                                                                                         \
-        if ((j)->in->n_rows - (row) >= BLOCK_ROWS)                                                                               \
-            step(n_chunks, j, row, BLOCK_ROWS);                                                                                  \
-        else                                                                                                                     \
-            step(n_chunks, j, row, (j)->in->n_rows - (row));                                                                     \
-    } while (0)
+/* Returns the number of rows in the block that starts at `row`. */
+FKV_INLINE uint32_t fused_rows(const fused_job *j, uint32_t row) { return fkv_min_u32(BLOCK_ROWS, j->in->n_rows - row); }
 
 FKV_INLINE void fused_tile(uint32_t n_chunks, fused_job *j) {
     const uint32_t n_rows = j->in->n_rows;
     const uint32_t n_shares = FKV_FETCH_SHARES / (4 * fkv_ceil_div(n_rows, BLOCK_ROWS)) + 1;
     fused_open(n_chunks, j);
     prefill_tiles_open();
-    FUSED_STEP(fused_queries, n_chunks, j, 0);
+    fused_queries(n_chunks, j, 0, fused_rows(j, 0));
     fused_start_scores(0, n_chunks, j, 0, 0);
     for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
         const uint32_t next = row + BLOCK_ROWS;
-        FUSED_STEP(fused_scores, n_chunks, j, row);
+        fused_scores(n_chunks, j, row, fused_rows(j, row));
         fkv_fetch_some(j->in->next, n_shares);
         if (row > 0) fused_start_block_values(j);
-        if (next < n_rows) FUSED_STEP(fused_queries, n_chunks, j, next);
+        if (next < n_rows) fused_queries(n_chunks, j, next, fused_rows(j, next));
         fkv_fetch_some(j->in->next, n_shares);
         if (row > 0) fused_values(n_chunks, j, row - BLOCK_ROWS, BLOCK_ROWS);
         if (next < n_rows) fused_start_scores(0, n_chunks, j, next, 0);
         fkv_fetch_some(j->in->next, n_shares);
-        FUSED_STEP(fused_softmax, n_chunks, j, row);
+        fused_softmax(n_chunks, j, row, fused_rows(j, row));
         fkv_fetch_some(j->in->next, n_shares);
     }
+    const uint32_t last = (n_rows - 1) / BLOCK_ROWS * BLOCK_ROWS;
     fused_start_block_values(j);
-    FUSED_STEP(fused_values, n_chunks, j, (n_rows - 1) / BLOCK_ROWS * BLOCK_ROWS);
+    fused_values(n_chunks, j, last, fused_rows(j, last));
     fkv_tiles_close();
 }
-
-static void fused_64(fused_job *j) { fused_tile(1, j); }
-static void fused_128(fused_job *j) { fused_tile(2, j); }
-static void fused_256(fused_job *j) { fused_tile(4, j); }
 
 static bool amx_fuses(const fkv_block *block, uint32_t n_rows) {
     const fkv_codec *k = &block->codec[FKV_SIDE_K];
@@ -303,11 +291,11 @@ static void amx_tile(const fkv_tile_rows *in) {
     j.k = &in->block->codec[FKV_SIDE_K];
     j.v = &in->block->codec[FKV_SIDE_V];
     if (j.k->dim == 64)
-        fused_64(&j);
+        fused_tile(1, &j);
     else if (j.k->dim == 128)
-        fused_128(&j);
+        fused_tile(2, &j);
     else
-        fused_256(&j);
+        fused_tile(4, &j);
 }
 
 #endif
