@@ -414,7 +414,10 @@ static void inner_figures(void *self, fkv_prefix_store_stats *figures) {
     inner->stats(inner->self, figures);
 }
 
+/* A late read teaches the engine that the store is slower than the predicted time of computing. On a busy machine, this
+ * prediction can rise between two requests and the store is then tried again, so several requests are sent. */
 START_TEST(store_slower_than_computing_is_not_used) {
+    enum { N_REQUESTS = 6 };
     static events cold;
     static events warm;
     uint32_t prompt[PROMPT];
@@ -433,7 +436,7 @@ START_TEST(store_slower_than_computing_is_not_used) {
     the_store = &slow;
     fkv_engine *engine = open_engine(2);
     the_store = NULL;
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i <= N_REQUESTS; i++) {
         uint32_t other[PROMPT];
         memcpy(other, prompt, sizeof other);
         /* the engine learns the cost of computing tokens from the first request */
@@ -449,7 +452,7 @@ START_TEST(store_slower_than_computing_is_not_used) {
     ck_assert(fkv_engine_drain(engine, 3600.0));
     fkv_engine_stats_now(engine, &stats);
     ck_assert_uint_le(stats.store.read_pages, 1);
-    ck_assert_uint_eq(stats.store.late + stats.store.declined, 2);
+    ck_assert_uint_eq(stats.store.late + stats.store.declined, N_REQUESTS);
     ck_assert_uint_ge(stats.store.declined, 1);
     fkv_engine_close(engine);
     inner.close(inner.self);
