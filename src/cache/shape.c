@@ -6,8 +6,8 @@
 #include <math.h>
 
 /* A cached prefix of sealed layers needs its first page in open form, and it can be shared up to the end of a page only if the
- * pages of this span are also in open form. The plan contains an open first page for every PAGES_PER_PREFIX pages of capacity,
- * and as many other open pages. */
+ * pages of this span are also in open form. The plan contains an open first page for every PAGES_PER_PREFIX pages of
+ * capacity. */
 enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
@@ -147,10 +147,10 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
 }
 
 /* Returns the number of open pages planned for cached prefixes that no sequence uses: first pages, without which a prefix cannot
- * be shared, and the same number of other pages, but at least those of one partial span. */
+ * be shared, and other pages for the positions where prompts diverge: one per sequence, but at least those of a partial span. */
 static uint64_t open_cached_pages(const fkv_config *c, uint32_t most) {
     const uint32_t n_first = c->max_seqs + most / PAGES_PER_PREFIX;
-    return (uint64_t)n_first + fkv_min_u32(fkv_max_u32(n_first, FKV_OPEN_SPAN - 1), most);
+    return (uint64_t)n_first + fkv_min_u32(fkv_max_u32(c->max_seqs, FKV_OPEN_SPAN - 1), most);
 }
 
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
