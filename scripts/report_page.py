@@ -381,7 +381,9 @@ COMPARISONS = (
      "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, with flatkv and with mlx-lm's own bf16 cache in turn. The model has the shape of Llama-3-8B and random 4-bit weights. Speeds are medians of 1 to 5 runs."),
     ("mlx-lm's server under load", "python_soak",
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
-     "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last column compares the maximum resident memory in the second half of each load level with that in the first half."),
+     "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last two columns compare the minimum and the maximum of the resident memory in the second half of each load level with those in the first half. "
+     "The minimum is the memory between forward passes. The maximum includes temporary arrays, whose size depends on the requests that are computed together. "
+     "The levels with 10 and 64 clients ran one after the other on one server. The level with 200 clients ran on a new server without warm-up, so its minimum includes the start of the server. Other programs loaded the machine at the same time."),
     ("Model types of mlx-lm", "python_census",
      "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. A rejected type uses mlx-lm's own cache after a warning."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",

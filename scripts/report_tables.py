@@ -384,9 +384,10 @@ def python_lengths(results):
 
 def python_soak(results):
     """The server of mlx-lm with flatkv under load (python/tests/soak_server.py)."""
-    rows = [[str(level["clients"]), f"{level['seconds']:.0f}", f"{level['answered']:,}", f"{level['rejected']:,}", str(level["wrong"]), f"{level['growth'] - 1:+.1%}"]
+    rows = [[str(level["clients"]), f"{level['seconds']:.0f}", f"{level['answered']:,}", f"{level['rejected']:,}", str(level["wrong"]), f"{level['growth'] - 1:+.1%}",
+             f"{level['max_growth'] - 1:+.1%}"]
             for level in results.file("python_soak")["levels"]]
-    return markdown(["clients", "seconds", "answered like mlx-lm", "rejected with 400", "wrong", "memory growth"], rows)
+    return markdown(["clients", "seconds", "answered like mlx-lm", "rejected with 400", "wrong", "growth of minimum", "growth of maximum"], rows)
 
 
 def python_turns(results):
