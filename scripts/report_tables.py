@@ -400,6 +400,19 @@ def python_turns(results):
     return markdown(["model", "cache", *(f"turn {i + 1}" for i in range(found["turns"]))], rows)
 
 
+def hybrid_turns(results):
+    """Tokens computed and time to the first token in conversations with a hybrid model, next to llama.cpp's server (bench/hybrid_turns)."""
+    labels = {"turn": "new turn", "edit": "edited turn", "regenerate": "last turn again, after the edit", "branch": "different next message"}
+    rows = []
+    for length in (n for n in ("8K", "32K") if (results.folder / f"hybrid_turns_{n}.json").is_file()):
+        for kind, s in results.file(f"hybrid_turns_{length}")["summary"].items():
+            ours, theirs = s["flatkv"], s["llama.cpp"]
+            rows.append([length, labels[kind], str(s["requests"]), f"{s['new']:,}", f"{ours['computed']:,}", f"{theirs['computed']:,}", f"{ours['first_s']:.2f} s", f"{theirs['first_s']:.2f} s",
+                         ratio(theirs["first_s"], ours["first_s"]), f"{ours['cpu_s']:.1f} s", f"{theirs['cpu_s']:.1f} s"])
+    head = ["conversation", "request", "requests", "new tokens", "computed, flatkv", "computed, llama.cpp", "first token, flatkv", "first token, llama.cpp", "ratio", "CPU, flatkv", "CPU, llama.cpp"]
+    return markdown(head, rows)
+
+
 def python_key_biases(results):
     """KL divergence of quantized caches with large and small key biases (python/tests/key_biases.py)."""
     found = results.file("python_key_biases")
@@ -440,6 +453,6 @@ def outside_checks(results):
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
-MADE += (python_soak, python_census, python_turns, python_key_biases)
+MADE += (python_soak, python_census, python_turns, hybrid_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
