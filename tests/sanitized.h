@@ -23,9 +23,13 @@
 #endif
 #endif
 
-/* Returns true if a test runs this case. The selection is fixed and independent of the order of nested loops. */
+/* Returns true if a test runs this case. The selection is fixed and independent of the order of nested loops. The hash is that of
+ * SplitMix64. */
 static inline bool test_runs_case(uint64_t number) {
-    return (number + 1) * UINT64_C(0x9E3779B97F4A7C15) >> 32 <= UINT32_MAX / TEST_EVERY;
+    uint64_t x = (number + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return (x ^ x >> 31) >> 32 <= UINT32_MAX / TEST_EVERY;
 }
 
 #endif
