@@ -1,8 +1,8 @@
-/* bench_compare: times attention of flatkv and of other implementations (peers) on the same shapes and values, interleaved in one
+/* bench_compare: times attention in flatkv and in other implementations (peers) on the same shapes and values, interleaved in one
  * run.
  *
- * A subject is flatkv with one codec pair, called through its public API, or a peer with one pair of cache types: a libggml
- * (ggml_peer.h) or mlx-lm on the MLX CPU backend (peers/mlx_attention_peer.py). Every result is first compared with exact
+ * A subject is flatkv with one codec pair, called through its public API, or a peer with one pair of cache types: a build of
+ * libggml (ggml_peer.h) or mlx-lm on the MLX CPU backend (peers/mlx_attention_peer.py). Every result is first compared with exact
  * attention over the unquantized values, and wrong results are not timed. Each round then visits all subjects. Before every call,
  * streaming a buffer several times larger than the last-level cache evicts the history, as in a model with many layers, and a
  * call on a small case wakes the subject's worker threads. A ratio is the peer's time divided by flatkv's time in the same round;

@@ -17,7 +17,7 @@ static const char PROGRAM[] = "ggml_peer";
 enum {
     MAX_LIBRARIES = 8,
     MASK_ROWS = 64,          /* mask rows are padded to a multiple of this number, which suffices for every version of ggml */
-    N_WARM = 256,            /* number of tokens in the small case that wakes the threads */
+    N_WARM = 256,            /* number of tokens in the warm-up case, which wakes the worker threads */
     HANDLES_BYTES = 1 << 20, /* size of a ggml context without its tensor data */
     WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; unused pages are never touched */
     N_ARGUMENTS = 10

@@ -387,14 +387,14 @@ COMPARISONS = (
     ("Model types of mlx-lm", "python_census",
      "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. A rejected type uses mlx-lm's own cache after a warning."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
-     "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens and renders the last 14 tokens of the previous prompt and the reply differently. The models are small and have random weights. "
-     "mlx-lm alone cannot trim the caches of these models and computes the whole prompt in every turn; only the first turns of mlx-lm alone were run."),
+     "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens. The template renders the previous reply and the 14 tokens before it differently than in the previous turn, so that they no longer match the cache. The models are small and have random weights. "
+     "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were run."),
     ("Conversations with a hybrid model, next to llama.cpp's server", "hybrid_turns",
      "`bench/hybrid_turns` holds a conversation of 20 turns with both servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and random weights. llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both servers use one thread and a 16-bit cache. "
      "Token counts and CPU times are sums over all requests, and times to the first token are medians. The requests of both servers were interleaved on a busy machine, so times are longer than on an idle machine."),
     ("Large key biases in mlx-lm", "python_key_biases",
-     "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` measures a small Qwen2 model with random weights whose key biases in slowly rotating channels are large, as in trained models of this family, or small. "
+     "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small ones. "
      "\"Not centered\" means that the mean key biases are not subtracted."),
     ("Calibrated keys", "calibrated", "The table shows the mean KL divergence from the 16-bit cache on WikiText-2. The keys were calibrated on 16384 tokens of a novel."),
     ("Model families", "families", "The table shows the relative error of the logits for tiny models with random weights. The error is relative to the logits that transformers computes in float32."),

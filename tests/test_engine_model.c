@@ -510,7 +510,7 @@ START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
     fkv_engine_cancel(engine, id);
     events_wait(&long_one);
     events_wait(&waits);
-    ck_assert_uint_eq(waits.n_cached, (PROMPT - 1) / 16 * 16); /* the prefix is still loaded from the store */
+    ck_assert_uint_eq(waits.n_cached, (PROMPT - 1) / 16 * 16); /* the prefix can still be loaded from the store */
     fkv_engine_close(engine);
     inner.close(inner.self);
     (void)each_page(UINT32_MAX);

@@ -84,10 +84,11 @@ static json_t *read_answer(llama_peer *peer) {
 }
 
 static void report_failure(const char *what) {
-    (void)kit_fail(EXIT_FAILED,
-                   "%s: --python needs an interpreter in which llama.cpp runs, for example after python3 -m venv peers && "
-                   "peers/bin/pip install xllamacpp numpy",
-                   what);
+    (void)kit_fail(
+        EXIT_FAILED,
+        "%s: --python needs a Python interpreter with the package xllamacpp, for example after python3 -m venv peers && "
+        "peers/bin/pip install xllamacpp numpy",
+        what);
 }
 
 llama_peer *llama_peer_open(const llama_peer_config *config) {

@@ -40,7 +40,7 @@ typedef struct grid {
 /* Tokens of one haystack for one context length. */
 typedef struct stack {
     token_list begin; /* tokens that precede `body`, such as the start of a chat message */
-    token_list body;  /* excerpt of the book, in which the facts are planted */
+    token_list body;  /* excerpt from the book in which the facts are planted */
     token_list rest;  /* complete input of a cell; with --together, the haystack that all cells share */
     size_t kept;      /* number of leading `body` tokens that are in the session's cache */
 } stack;

@@ -63,9 +63,9 @@ typedef struct fkv_job {
     uint32_t n_state_pages;
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
-    double store_asked_at; /* time when the job began to wait until the store knows which pages it has; 0 if it has not waited */
-    bool restore_done;     /* true if the restore is finished or was skipped */
-    bool store_checked;    /* true if the store was queried; pages [store_first, store_end) are then in the store */
+    double store_asked_at;   /* time at which the job started to wait for the page lookup in the store; 0 if it has not waited */
+    bool restore_done;       /* true if the restore is finished or was skipped */
+    bool store_checked;      /* true if the store was queried; pages [store_first, store_end) are then in the store */
     uint32_t store_first;
     uint32_t store_end;
     char message[512];    /* error message if the job failed */

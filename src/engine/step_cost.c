@@ -37,8 +37,7 @@ fkv_step_cost fkv_step_cost_measured(fkv_step_times t) {
     fkv_step_cost cost = fkv_step_cost_init();
     const double rows = fkv_ceil_div(t.n_rows, ROW_GROUP) * ROW_GROUP;
     double step_s =
-        t.one_row_s /
-        2.0; /* by default, half of the time of a one-row step is the cost of the step, and half is the cost of the row */
+        t.one_row_s / 2.0; /* by default, half of the time of a one-row step is a fixed cost, and half is the cost per row */
     if (rows > (double)ROW_GROUP)
         step_s = t.one_row_s - (t.all_rows_s - t.one_row_s) / (rows - (double)ROW_GROUP) * (double)ROW_GROUP;
     if (step_s < 0.0) step_s = 0.0;

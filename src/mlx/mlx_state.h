@@ -84,7 +84,7 @@ typedef struct fkv_mlx_constants {
 typedef struct fkv_mlx_state {
     mlx_stream stream;
     fkv_mlx_way way;
-    fkv_kernel_device kernels_for; /* device of the fused kernels */
+    fkv_kernel_device kernels_for; /* device that runs the fused kernels */
     const char *name;
     const fkv_slab *slab;
     uint32_t n_layers; /* number of layers of the model */

@@ -114,7 +114,7 @@ static labelled_model *label_models(const metrics_model *models, uint32_t n_mode
     return all;
 }
 
-/* For each of the first n_values metrics, writes one sample per model. Prometheus requires that all samples of a metric are
+/* For each of the first n_values metrics, writes one sample per model. Prometheus requires all samples of a metric to be
  * adjacent. */
 static void write_model_values(struct evbuffer *out, const labelled_model *models, uint32_t n_models, size_t n_values) {
     for (size_t i = 0; i < n_values; i++) {

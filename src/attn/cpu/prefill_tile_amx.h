@@ -134,7 +134,7 @@ FKV_INLINE void fused_score_block(bool turbo, uint32_t n_chunks, fused_job *j, u
     fused_score_step(turbo, 1, n_chunks, j, row, 3, n);
 }
 
-/* Computes the scores. The products of the first 16 tokens have been started. */
+/* Computes the scores. The matrix products of the first 16 tokens are already running. */
 FKV_INLINE void fused_scores(uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
     const fkv_tile_rows *in = j->in;
     const uint8_t *const *part = in->part[FKV_SIDE_K];
@@ -236,7 +236,7 @@ FKV_INLINE void fused_value_step(int set, uint32_t dim, fused_job *j, uint32_t u
     }
 }
 
-/* Adds the weighted values to the outputs. The products of the first 16 channels have been started. */
+/* Adds the weighted values to the outputs. The matrix products of the first 16 channels are already running. */
 FKV_INLINE void fused_values(uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
     const uint32_t dim = n_chunks * CHUNK_NUMBERS;
     float *out = j->in->state.out + (size_t)row * dim;

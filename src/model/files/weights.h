@@ -172,7 +172,7 @@ enum { FKV_MAX_TAPS = 8, FKV_MAX_STATE_DIM = 256 };
 typedef struct fkv_features {
     fkv_norm_kind norm;
     fkv_qk_norm qk_norm;      /* norms applied to q and k */
-    bool qk_norm_after_rope;  /* q and k are normalized after RoPE; otherwise before RoPE */
+    bool qk_norm_after_rope;  /* true if q and k are normalized after RoPE, false if before */
     bool attn_gate;           /* the attention output is multiplied by the sigmoid of a projection of the attention input */
     bool plain_ffn;           /* feed-forward blocks and experts have no gate: down(activation(up(x))) */
     bool no_pre_norms;        /* attention and feed-forward blocks read the residual stream without normalizing it */

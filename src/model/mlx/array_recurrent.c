@@ -28,7 +28,7 @@ typedef struct mixer {
     const fkv_recurrence *s;
     int n_channels;        /* C: channels of the convolution */
     int n_matrix;          /* number of values in the matrices of a state, which precede the convolution's inputs */
-    int a, b;              /* number of value heads as a product; see above */
+    int a, b;              /* the product a * b is the number of value heads; see above */
     mlx_array u;           /* [T, C] inputs of the convolution */
     mlx_array gate;        /* [T, n_v_heads * v_dim] gates of the output; c of a short convolution: [T, dim] */
     mlx_array decay, beta; /* [T, n_v_heads]; in Mamba-2, beta is the step size */

@@ -176,8 +176,8 @@ template <class TO> struct pf_offsets_at {
     fkv_u32 at, number;
 };
 
-/* Stores the offset of the thread's channel in two extra keys (high-order and low-order part). The offset is corrected by the
- * rounding error of the channel's keys. */
+/* Stores the offset of this thread's channel as two extra keys: the high-order part and the low-order part. The offset includes a
+ * correction for the rounding error of the channel's keys. */
 template <class TO>
 FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
     bias = fkv_fma(8.0f, scale, bias) - pf_channel_error(scale, own.number);
