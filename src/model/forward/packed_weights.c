@@ -106,10 +106,10 @@ static float *pack_bias(packing *p, const fkv_tensor *tensor) {
 static float *pack_conv(packing *p, const fkv_layer_tensors *t) {
     const fkv_tensor *parts[] = {t->conv, t->conv_k, t->conv_v};
     enum { N_PARTS = sizeof parts / sizeof parts[0] };
-    uint32_t n_channels = 0;
-    for (uint32_t i = 0; i < N_PARTS; i++) n_channels += parts[i] != NULL ? parts[i]->n_rows : 0;
+    uint32_t n_channels = t->conv->n_rows;
+    for (uint32_t i = 1; i < N_PARTS; i++) n_channels += parts[i] != NULL ? parts[i]->n_rows : 0;
     float *out = FKV_CARVE(&p->carve, (uint64_t)n_channels * t->conv->n_cols, float);
-    if (p->carve.base == NULL) return out;
+    if (out == NULL) return NULL; /* only the size is computed */
     FKV_ASSERT(t->conv->n_cols <= FKV_MAX_TAPS);
     float *to = out;
     for (uint32_t i = 0; i < N_PARTS && parts[i] != NULL; i++) {
