@@ -780,27 +780,6 @@ START_TEST(request_of_a_second_tenant_overtakes_a_full_queue) {
 }
 END_TEST
 
-/* Stores share prefixes of sealed layers only in spans of four pages. */
-START_TEST(codec_with_a_prefix_store_is_8_4_unless_it_is_set) {
-    static const fkv_prefix_store store;
-    fkv_engine_config c = fkv_engine_config_default();
-    fkv_engine_close(open_engine(1)); /* opened only to load the model */
-    c.runner.max_tokens = 65536;
-    ck_ok(fkv_engine_config_adapt(model, &c));
-    ck_assert_int_eq(c.runner.k.kind, FKV_CODEC_SEALED);
-    c.store = &store;
-    ck_ok(fkv_engine_config_adapt(model, &c));
-    ck_assert_int_eq(c.runner.k.kind, FKV_CODEC_SEALED); /* already set */
-    c.runner.k = c.runner.v = (fkv_codec_config){0};
-    ck_ok(fkv_engine_config_adapt(model, &c));
-    ck_assert_uint_eq(c.runner.k.bits, 8);
-    ck_assert_uint_eq(c.runner.v.bits, 4);
-    ck_status(fkv_engine_config_adapt(model, NULL), FKV_BAD_ARGUMENT);
-    fkv_model_close(model);
-    model = NULL;
-}
-END_TEST
-
 TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
           folder_is_not_shared_between_kernels_that_compute_different_bits,
           engines_that_share_cores_give_the_same_texts_and_close_in_any_order, turns_of_engines_never_overlap,
@@ -808,5 +787,4 @@ TEST_MAIN("engine_model", batched_shared_and_forked_texts_are_bit_identical,
           prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed, store_slower_than_computing_is_not_used,
           store_is_not_queried_in_every_step_for_a_waiting_request, pages_are_not_written_while_the_store_looks_them_up,
           drafts_do_not_change_the_text, requests_and_cancels_from_many_threads_are_served, mask_limits_the_tokens_of_an_answer,
-          full_queue_reports_when_to_retry, request_of_a_second_tenant_overtakes_a_full_queue,
-          codec_with_a_prefix_store_is_8_4_unless_it_is_set)
+          full_queue_reports_when_to_retry, request_of_a_second_tenant_overtakes_a_full_queue)

@@ -32,7 +32,7 @@ enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
                                  capacity shared by all requests and cached prefixes. By default, k and v are 0, and
-                                 fkv_engine_open() chooses the codec with fkv_engine_config_adapt() */
+                                 fkv_engine_open() chooses the codec with fkv_runner_config_adapt() */
     double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
     uint32_t max_queue;   /* maximum number of queued requests. A tenant with fewer queued requests than max_queue divided by the
                              number of tenants in the queue is admitted even if the queue is full */
@@ -61,12 +61,8 @@ typedef struct fkv_engine_config {
 } fkv_engine_config;
 
 /* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted
- * wait, 64 tenants, 1024 new tokens per answer, and a codec that depends on the model. */
+ * wait, 64 tenants, 1024 new tokens per answer, and the K8/V4 codec, which shares prefixes at page granularity. */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
-
-/* Chooses the codec if runner.k.bits and runner.v.bits are 0, like fkv_runner_config_adapt(), but K8/V4 instead of sealed 4-bit
- * if the engine has a prefix store. Stores share prefixes of sealed layers only up to multiples of 4 pages. */
-FKV_API fkv_status fkv_engine_config_adapt(const fkv_model *model, fkv_engine_config *config);
 
 /* Returns the size of the I/O buffers that an engine with a prefix store allocates in addition to plan->total_bytes. */
 FKV_API uint64_t fkv_engine_buffer_bytes(const fkv_runner_plan *plan, uint32_t page_tokens);

@@ -70,10 +70,10 @@ static fkv_status configure_engine(const serve_models *s, model_slot *slot, uint
     c.default_new = o->default_new;
     if (s->n > 1) c.runner.memory_limit = 0; /* the limit applies to all models together */
     if (c.runner.memory_limit > store_memory(s)) c.runner.memory_limit -= store_memory(s);
-    if (has_store(s)) c.store = &s->store;
-    if (!slot->options.codecs.named) c.runner.k = c.runner.v = (fkv_codec_config){0};
     slot->config = c;
-    return fkv_engine_config_adapt(slot->model, &slot->config);
+    if (slot->options.codecs.named) return FKV_OK;
+    slot->config.runner.k = slot->config.runner.v = (fkv_codec_config){0};
+    return fkv_runner_config_adapt(slot->model, &slot->config.runner);
 }
 
 /* Writes the configuration of the runner for embeddings: one sequence with 16-bit keys and values. */
@@ -281,6 +281,7 @@ static fkv_status open_engines(serve_models *s) {
     s->base_bytes = before.anonymous_bytes;
     for (uint32_t i = 0; i < s->n && status == FKV_OK; i++) {
         model_slot *slot = &s->slots[i];
+        if (has_store(s)) slot->config.store = &s->store;
         if (i > 0) slot->config.peer = s->slots[0].engine;
         status = fkv_engine_open(slot->model, &slot->config, &slot->engine);
         if (status != FKV_OK || !s->engine.embeddings) continue;

@@ -59,20 +59,10 @@ fkv_engine_config fkv_engine_config_default(void) {
                            .default_new = 1024,
                            .ageing_s = 10.0,
                            .output_weight = 2.0};
-    c.runner.k = c.runner.v = (fkv_codec_config){0}; /* chosen by fkv_engine_config_adapt() */
+    c.runner.k = c.runner.v = (fkv_codec_config){0}; /* fkv_runner_config_adapt() chooses the codec when the engine is opened */
     c.runner.max_seqs = 8;
     c.runner.max_logit_rows = 8;
     return c;
-}
-
-fkv_status fkv_engine_config_adapt(const fkv_model *model, fkv_engine_config *config) {
-    FKV_REQUIRE(model != NULL && config != NULL, FKV_BAD_ARGUMENT, "fkv_engine_config_adapt: model or config is NULL");
-    const bool is_chosen = config->runner.k.bits != 0 || config->runner.v.bits != 0;
-    FKV_TRY(fkv_runner_config_adapt(model, &config->runner));
-    if (is_chosen || config->store == NULL || config->runner.k.kind != FKV_CODEC_SEALED) return FKV_OK;
-    config->runner.k = (fkv_codec_config){8, 64};
-    config->runner.v = (fkv_codec_config){4, 64};
-    return FKV_OK;
 }
 
 /* Returns the first layer group whose pages hold keys and values. If the first layer is recurrent, group 0 holds states. */
@@ -240,7 +230,7 @@ static bool is_windowed(const fkv_engine *e) {
 
 static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
-    FKV_TRY(fkv_engine_config_adapt(e->model, &e->config));
+    FKV_TRY(fkv_runner_config_adapt(e->model, &e->config.runner));
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
     const bool windowed = is_windowed(e); /* drafts are disabled, because a windowed sequence cannot always be truncated */
