@@ -31,8 +31,7 @@ enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 
 typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
-                                 capacity shared by all requests and cached prefixes. By default, k and v are 0, and
-                                 fkv_engine_open() chooses the codec with fkv_runner_config_adapt() */
+                                 capacity shared by all requests and cached prefixes */
     double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
     uint32_t max_queue;   /* maximum number of queued requests. A tenant with fewer queued requests than max_queue divided by the
                              number of tenants in the queue is admitted even if the queue is full */

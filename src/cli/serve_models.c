@@ -52,8 +52,8 @@ static uint64_t store_memory(const serve_models *s) {
     return stats.memory;
 }
 
-/* Writes the engine configuration for a cache of n_tokens tokens. Chooses the codec unless the options name one. */
-static fkv_status configure_engine(const serve_models *s, model_slot *slot, uint64_t n_tokens) {
+/* Writes the engine configuration for a cache of n_tokens tokens. */
+static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n_tokens) {
     const engine_options *o = &s->engine;
     fkv_engine_config c = fkv_engine_config_default();
     c.runner = model_options_runner(&slot->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
@@ -71,9 +71,6 @@ static fkv_status configure_engine(const serve_models *s, model_slot *slot, uint
     if (s->n > 1) c.runner.memory_limit = 0; /* the limit applies to all models together */
     if (c.runner.memory_limit > store_memory(s)) c.runner.memory_limit -= store_memory(s);
     slot->config = c;
-    if (slot->options.codecs.named) return FKV_OK;
-    slot->config.runner.k = slot->config.runner.v = (fkv_codec_config){0};
-    return fkv_runner_config_adapt(slot->model, &slot->config.runner);
 }
 
 /* Writes the configuration of the runner for embeddings: one sequence with 16-bit keys and values. */
@@ -105,8 +102,8 @@ static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
         const uint64_t wanted = wanted_tokens(s, slot);
         const uint64_t least = wanted < MIN_TOKENS ? wanted : MIN_TOKENS;
         const uint64_t n_tokens = wanted * share / SHARE_STEPS;
-        fkv_status status = configure_engine(s, slot, n_tokens > least ? n_tokens : least);
-        if (status == FKV_OK) status = fkv_runner_plan_make(slot->model, &slot->config.runner, &plan);
+        configure_engine(s, slot, n_tokens > least ? n_tokens : least);
+        fkv_status status = fkv_runner_plan_make(slot->model, &slot->config.runner, &plan);
         if (status != FKV_OK) return status;
         slot->planned_bytes = plan.total_bytes;
         if (has_store(s)) s->store_bytes += fkv_engine_buffer_bytes(&plan, slot->config.runner.page_tokens);

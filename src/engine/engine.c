@@ -59,7 +59,10 @@ fkv_engine_config fkv_engine_config_default(void) {
                            .default_new = 1024,
                            .ageing_s = 10.0,
                            .output_weight = 2.0};
-    c.runner.k = c.runner.v = (fkv_codec_config){0}; /* fkv_runner_config_adapt() chooses the codec when the engine is opened */
+    /* Unlike the runner's default codec, this codec is not sealed. Prefix stores can therefore share prefixes up to any page
+     * boundary, not only up to span boundaries. */
+    c.runner.k = (fkv_codec_config){8, 64};
+    c.runner.v = (fkv_codec_config){4, 64};
     c.runner.max_seqs = 8;
     c.runner.max_logit_rows = 8;
     return c;
@@ -230,7 +233,6 @@ static bool is_windowed(const fkv_engine *e) {
 
 static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
-    FKV_TRY(fkv_runner_config_adapt(e->model, &e->config.runner));
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
     const bool windowed = is_windowed(e); /* drafts are disabled, because a windowed sequence cannot always be truncated */
