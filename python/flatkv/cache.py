@@ -320,7 +320,7 @@ class Cache(_Pages):
     >>> with cache.step([(seq, 3)]) as step:
     ...     step.write(0, rows, rows)
     ...     out = step.attend(0, np.ones((3, 4, 64), np.float32))
-    >>> len(seq), out.shape, bool(abs(out - 1).max() < 0.01)
+    >>> len(seq), out.shape, bool(abs(out - 1).max() < 0.02)
     (3, (3, 4, 64), True)
     """
 

@@ -21,7 +21,7 @@ from mlx_lm.generate import generate_step
 
 MAKER = {"name", "input_names", "output_names", "source", "header", "ensure_row_contiguous"}
 CALL = {"inputs", "grid", "threadgroup", "output_shapes", "output_dtypes"}
-calls = []  # (kernel name, inputs by name, output)
+calls = []  # (kernel name, inputs by name, last output, on which later kernels depend)
 sources = {}  # kernel source by kernel name
 
 
@@ -37,7 +37,7 @@ def checked(extra, maker):
     """Wraps a kernel constructor to check its arguments and those of its kernels."""
     def make(**named):
         assert set(named) == MAKER | {extra}, named.keys()
-        assert named["ensure_row_contiguous"] is True and len(named["output_names"]) == 1
+        assert named["ensure_row_contiguous"] is True and len(named["output_names"]) in (1, 2)
         header = named["header"]
         if extra == "shared_memory" and sys.platform == "linux":  # MLX hashes the CUDA source at every call, so it only includes a file
             assert re.fullmatch(r'#include "/proc/self/fd/\d+"\n', header) and len(named["source"]) < 1000, header
@@ -49,11 +49,11 @@ def checked(extra, maker):
         def call(**given):
             assert set(given) == CALL, given.keys()
             assert len(given["inputs"]) == len(named["input_names"]) and all(type(a) is mx.array for a in given["inputs"])
-            assert len(given["output_shapes"]) == len(given["output_dtypes"]) == 1
+            assert len(given["output_shapes"]) == len(given["output_dtypes"]) == len(named["output_names"])
             grid, group = given["grid"], given["threadgroup"]
             assert len(grid) == len(group) == 3 and all(g > 0 and g % t == 0 for g, t in zip(grid, group)), (grid, group)
             out = kernel(**given)
-            calls.append((named["name"], dict(zip(named["input_names"], given["inputs"])), out[0]))
+            calls.append((named["name"], dict(zip(named["input_names"], given["inputs"])), out[-1]))
             return out
 
         return call
@@ -68,7 +68,7 @@ def emulate_gpu(metal):
     mx.default_stream = lambda _: default_stream(mx.cpu)
     mx.metal.is_available = lambda: metal
     mx.fast.metal_kernel = checked("atomic_outputs", mx.fast.metal_kernel)
-    mx.fast.cuda_kernel = checked("shared_memory", lambda **_: lambda **given: [mx.zeros(given["output_shapes"][0], given["output_dtypes"][0])])
+    mx.fast.cuda_kernel = checked("shared_memory", lambda **_: lambda **given: list(map(mx.zeros, given["output_shapes"], given["output_dtypes"])))
 
 
 def dependencies(call):
@@ -136,8 +136,11 @@ def mixer(input_names, **_):
         means = [(a.view(mx.float32) if name.startswith("after") else a.astype(mx.float32)).mean() for name, a in zip(input_names, inputs)]
         # matrix products, because mx.compile fuses elementwise operations into C++ functions that take seconds to build
         total = mx.stack(means)[None] @ (1.0 / mx.arange(64, 64 + len(means)))[:, None]
-        out = (mx.ones((math.prod(output_shapes[0]), 1)) @ mx.sin(total)).reshape(output_shapes[0])
-        return [out.view(mx.uint32) if output_dtypes[0] == mx.uint32 else out.astype(output_dtypes[0])]
+        results = []
+        for shape, dtype in zip(output_shapes, output_dtypes):
+            out = (mx.ones((math.prod(shape), 1)) @ mx.sin(total)).reshape(shape)
+            results.append(out.view(mx.uint32) if dtype == mx.uint32 else out.astype(dtype))
+        return results
 
     return call
 

@@ -223,7 +223,7 @@ def test_an_incomplete_pass_is_aborted(flat):
 def test_the_default_codec_is_sealed_if_it_needs_no_more_memory(tmp_path):
     model, prompt, path = llama(layers=1), random_tokens(300), str(tmp_path / "p.safetensors")
     try:
-        for max_tokens, max_seqs, codec in ((512, 32, "8/4"), (16384, 4, "sealed")):
+        for max_tokens, max_seqs, codec in ((512, 32, "8/4"), (32768, 4, "sealed")):
             flatkv.install(max_tokens=max_tokens, max_seqs=max_seqs)
             cache = caches.make_prompt_cache(model)
             assert cache[0].pool.options.codec == codec
