@@ -371,30 +371,6 @@ START_TEST(truncation_to_any_length_recomputes_what_is_sealed) {
 }
 END_TEST
 
-/* An unset codec becomes sealed only if this needs no more memory than K8/V4. */
-START_TEST(codec_is_chosen_by_memory_unless_it_is_set) {
-    fkv_model *model = load("models/needle");
-    fkv_runner_config config = fkv_runner_config_default();
-    config.k = config.v = (fkv_codec_config){0};
-    config.max_tokens = 32768;
-    ck_ok(fkv_runner_config_adapt(model, &config));
-    ck_assert_int_eq(config.k.kind, FKV_CODEC_SEALED);
-    ck_assert_int_eq(config.v.kind, FKV_CODEC_SEALED_V);
-    config.max_tokens = 256;
-    ck_ok(fkv_runner_config_adapt(model, &config));
-    ck_assert_int_eq(config.k.kind, FKV_CODEC_SEALED); /* already set */
-    config.k = config.v = (fkv_codec_config){0};
-    config.max_seqs = 16;
-    ck_ok(fkv_runner_config_adapt(model, &config)); /* the open pages of 16 short sequences need more memory */
-    ck_assert_uint_eq(config.k.bits, 8);
-    ck_assert_uint_eq(config.v.bits, 4);
-    fkv_runner *runner = model_runner(model, config);
-    fkv_runner_close(runner);
-    ck_status(fkv_runner_config_adapt(model, NULL), FKV_BAD_ARGUMENT);
-    fkv_model_close(model);
-}
-END_TEST
-
 /* ---- generated texts ---- */
 
 /* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
@@ -615,6 +591,5 @@ TEST_MAIN("runner", logits_of_every_architecture_match_the_reference, bounded_co
           chunked_attention_is_limited_to_one_chunk, embeddings_require_their_runner,
           logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
           saved_prompt_continues_bit_identically_in_the_same_model_only, truncation_to_any_length_recomputes_what_is_sealed,
-          codec_is_chosen_by_memory_unless_it_is_set, stories_match_the_output_of_llama2c, planted_fact_is_found,
-          runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context, rejected_step_has_no_effect,
-          invalid_configurations_are_rejected)
+          stories_match_the_output_of_llama2c, planted_fact_is_found, runner_uses_exactly_the_planned_memory,
+          activations_do_not_grow_with_the_context, rejected_step_has_no_effect, invalid_configurations_are_rejected)

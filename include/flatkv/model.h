@@ -295,11 +295,6 @@ typedef struct fkv_runner_config {
  * model's context length, one sequence, 512 tokens per step, logits for one row. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
-/* Chooses the codec if k.bits and v.bits are 0, and otherwise changes nothing. The codec is sealed 4-bit if the runner then needs
- * no more memory than with K8/V4; otherwise it is K8/V4. Sealed layers need less memory per token, but every sequence needs
- * additional open pages, so K8/V4 can be smaller for short sequences. Models with latent attention get 8 bits. */
-FKV_API fkv_status fkv_runner_config_adapt(const fkv_model *model, fkv_runner_config *config);
-
 /* Memory requirements of a runner. total_bytes = cache.total_bytes + activations_bytes; weights are listed separately. The CPU
  * backend allocates total_bytes in fkv_runner_open(). MLX allocates the cache in fkv_runner_open() and the activations in each
  * step. On MLX, activations_bytes is an upper bound that includes MLX's buffer cache. */

@@ -235,8 +235,8 @@ bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline) {
     return true;
 }
 
-/* The buffer `in` takes the bytes after the part, so that the end of one value and the first line of the next reply need no
- * system calls of their own. */
+/* The buffer `in` takes the bytes after the part, so that the end of one value and the first line of the next reply are
+ * received by the same system call. */
 size_t fkv_resp_receive_part(fkv_resp *c, void *bytes, size_t n, double deadline) {
     const size_t there = c->n - c->at < n ? c->n - c->at : n;
     memcpy(bytes, c->in + c->at, there);

@@ -446,13 +446,12 @@ AFFINE_FLOATS(2);
 /* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either is NaN. The
  * bound is therefore the first operand where NaN must propagate, and the second operand where the bound must replace NaN. */
 
-/* Computes exp(x) within 2 ulp for x <= 88, with the Cephes polynomial. The result is 0 for x < -87. */
-FKV_INLINE vf vf_exp(vf x) {
-    vf clamped = vf_max(vf_set(-87.0f), x);
+/* Returns y such that exp(x) = y * 2^n within 2 ulp, with the Cephes polynomial. */
+FKV_INLINE vf exp_factor(vf x, vf *n) {
     vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding this constant rounds a small value to an integer */
-    vf n = vf_sub(vf_fma(clamped, vf_set(1.44269504088896341f), rounder), rounder);
-    vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
-    r = vf_fma(n, vf_set(2.12194440e-4f), r);
+    *n = vf_sub(vf_fma(x, vf_set(1.44269504088896341f), rounder), rounder);
+    vf r = vf_fma(*n, vf_set(-0.693359375f), x);
+    r = vf_fma(*n, vf_set(2.12194440e-4f), r);
     vf y = vf_set(1.9875691500e-4f);
     y = vf_fma(y, r, vf_set(1.3981999507e-3f));
     y = vf_fma(y, r, vf_set(8.3334519073e-3f));
@@ -460,7 +459,13 @@ FKV_INLINE vf vf_exp(vf x) {
     y = vf_fma(y, r, vf_set(1.6666665459e-1f));
     y = vf_fma(y, r, vf_set(5.0000001201e-1f));
     y = vf_fma(y, r, vf_set(1.0f));
-    y = vf_fma(y, r, vf_set(1.0f));
+    return vf_fma(y, r, vf_set(1.0f));
+}
+
+/* Computes exp(x) for x <= 88. The result is 0 for x < -87. */
+FKV_INLINE vf vf_exp(vf x) {
+    vf n;
+    vf y = exp_factor(vf_max(vf_set(-87.0f), x), &n);
     return vf_zero_below(x, vf_set(-87.0f), vf_times_pow2(y, n));
 }
 

@@ -197,43 +197,10 @@ FKV_INLINE void fused_softmax(uint32_t n_chunks, fused_job *j, uint32_t row, uin
 
 /* ---- values ---- */
 
-/* Starts the products of the weights, in tiles 4 and 5, with 16 channels. */
-FKV_INLINE void fused_start_values(int set, const fused_job *j, uint32_t unit) {
-    _tile_loadd(6, j->levels.at[unit], 64);
-    if (set == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 5, 6);
-    } else {
-        _tile_zero(2);
-        _tile_zero(3);
-        _tile_dpbusd(2, 4, 6);
-        _tile_dpbusd(3, 5, 6);
-    }
-}
-
 FKV_INLINE void fused_start_block_values(const fused_job *j) {
     _tile_loadd(4, j->weights[0], 64);
     _tile_loadd(5, j->weights[1], 64);
-    fused_start_values(0, j, 0);
-}
-
-FKV_INLINE void fused_value_step(int set, uint32_t dim, fused_job *j, uint32_t unit, uint32_t n, float *out) {
-    if (unit + 1 < dim / 16) fused_start_values(1 - set, j, unit + 1);
-    if (set == 0) {
-        _tile_stored(0, j->sums[0][0], 64);
-        _tile_stored(1, j->sums[0][1], 64);
-    } else {
-        _tile_stored(2, j->sums[1][0], 64);
-        _tile_stored(3, j->sums[1][1], 64);
-    }
-    fkv_tiles_see_stores();
-    for (uint32_t r = 0; r < n; r++) {
-        __m512i sum = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), _mm512_load_si512(j->sums[set][1][r]));
-        float *to = out + r * dim + unit * 16;
-        vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_set(j->weight_step[r]), vf_load(to)));
-    }
+    prefill_start_values(0, &j->levels, 0);
 }
 
 /* Adds the weighted values to the outputs. The matrix products of the first 16 channels are already running. */
@@ -241,8 +208,8 @@ FKV_INLINE void fused_values(uint32_t n_chunks, fused_job *j, uint32_t row, uint
     const uint32_t dim = n_chunks * CHUNK_NUMBERS;
     float *out = j->in->state.out + (size_t)row * dim;
     for (uint32_t unit = 0; unit < dim / 16; unit += 2) {
-        fused_value_step(0, dim, j, unit, n, out);
-        fused_value_step(1, dim, j, unit + 1, n, out);
+        prefill_end_values(0, &j->levels, j->sums[0], unit, n, j->weight_step, dim, out);
+        prefill_end_values(1, &j->levels, j->sums[1], unit + 1, n, j->weight_step, dim, out);
     }
 }
 

@@ -53,20 +53,10 @@ FKV_INLINE __m512i times_256(__m512i x) {
 
 /* ---- softmax ---- */
 
-/* Computes the same bits as vf_exp(). Does not clamp x, because lanes below -87 are replaced with 0 in any case. */
+/* Computes the bits of vf_exp() without limiting x, because lanes below -87 are set to 0. */
 FKV_INLINE vf exp_weight(vf x) {
-    const vf rounder = vf_set(12582912.0f);
-    vf n = vf_sub(vf_fma(x, vf_set(1.44269504088896341f), rounder), rounder);
-    vf r = vf_fma(n, vf_set(-0.693359375f), x);
-    r = vf_fma(n, vf_set(2.12194440e-4f), r);
-    vf y = vf_set(1.9875691500e-4f);
-    y = vf_fma(y, r, vf_set(1.3981999507e-3f));
-    y = vf_fma(y, r, vf_set(8.3334519073e-3f));
-    y = vf_fma(y, r, vf_set(4.1665795894e-2f));
-    y = vf_fma(y, r, vf_set(1.6666665459e-1f));
-    y = vf_fma(y, r, vf_set(5.0000001201e-1f));
-    y = vf_fma(y, r, vf_set(1.0f));
-    y = vf_fma(y, r, vf_set(1.0f));
+    vf n;
+    vf y = exp_factor(x, &n);
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vf_set(-87.0f), _CMP_NLT_UQ), y, n);
 }
 

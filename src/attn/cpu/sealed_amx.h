@@ -484,8 +484,8 @@ typedef struct prefill_sealed_values_job {
 /* Starts the matrix multiplications of the weights with one unit (16 channels). Tiles 0 and 1 accumulate the products with the
  * high and low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6
  * holds codebook levels. */
-FKV_INLINE void prefill_start_values(int set, const prefill_sealed_values_job *j, uint32_t unit) {
-    _tile_loadd(6, j->levels.at[unit], 64);
+FKV_INLINE void prefill_start_values(int set, const sealed_levels_tile *levels, uint32_t unit) {
+    _tile_loadd(6, levels->at[unit], 64);
     if (set == 0) {
         _tile_zero(0);
         _tile_zero(1);
@@ -499,20 +499,22 @@ FKV_INLINE void prefill_start_values(int set, const prefill_sealed_values_job *j
     }
 }
 
-FKV_INLINE void prefill_end_values(int set, prefill_sealed_values_job *j, uint32_t unit, uint32_t n_units, uint32_t n,
-                                   const float *step, size_t dim, float *out) {
-    if (unit + 1 < n_units) prefill_start_values(1 - set, j, unit + 1);
+/* Starts the next unit, and adds the products of this unit to the outputs of n rows. sums: memory for the products of the high
+ * and low weight bytes; step: [n] */
+FKV_INLINE void prefill_end_values(int set, const sealed_levels_tile *levels, int32_t (*sums)[BLOCK_ROWS][16], uint32_t unit,
+                                   uint32_t n, const float *step, uint32_t dim, float *out) {
+    if (unit + 1 < dim / 16) prefill_start_values(1 - set, levels, unit + 1);
     if (set == 0) {
-        _tile_stored(0, j->sums[0][0], 64);
-        _tile_stored(1, j->sums[0][1], 64);
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
     } else {
-        _tile_stored(2, j->sums[1][0], 64);
-        _tile_stored(3, j->sums[1][1], 64);
+        _tile_stored(2, sums[0], 64);
+        _tile_stored(3, sums[1], 64);
     }
     fkv_tiles_see_stores();
     for (uint32_t r = 0; r < n; r++) {
-        __m512i sum = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), _mm512_load_si512(j->sums[set][1][r]));
-        float *to = out + r * dim + unit * 16;
+        __m512i sum = _mm512_add_epi32(times_256(_mm512_load_si512(sums[0][r])), _mm512_load_si512(sums[1][r]));
+        float *to = out + (size_t)r * dim + unit * 16;
         vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_set(step[r]), vf_load(to)));
     }
 }
@@ -534,11 +536,11 @@ static void prefill_book_values(const fkv_codec *codec, const uint8_t *const par
         fkv_tiles_see_stores();
         _tile_loadd(4, bytes[0], 64);
         _tile_loadd(5, bytes[1], 64);
-        prefill_start_values(0, &j, 0);
+        prefill_start_values(0, &j.levels, 0);
         float *to = out + (size_t)row * codec->dim;
         for (uint32_t unit = 0; unit < n_units; unit += 2) {
-            prefill_end_values(0, &j, unit, n_units, n, step, codec->dim, to);
-            if (unit + 1 < n_units) prefill_end_values(1, &j, unit + 1, n_units, n, step, codec->dim, to);
+            prefill_end_values(0, &j.levels, j.sums[0], unit, n, step, codec->dim, to);
+            if (unit + 1 < n_units) prefill_end_values(1, &j.levels, j.sums[1], unit + 1, n, step, codec->dim, to);
         }
     }
     fkv_tiles_close();

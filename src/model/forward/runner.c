@@ -279,30 +279,6 @@ fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config 
     return status;
 }
 
-/* Returns the planned bytes of the runner with the given codecs, or UINT64_MAX if the configuration is invalid. */
-static uint64_t bytes_with_codecs(const fkv_model *model, const fkv_runner_config *config, fkv_codec_config k,
-                                  fkv_codec_config v) {
-    fkv_runner_config c = *config;
-    fkv_runner_plan plan;
-    c.k = k;
-    c.v = v;
-    return fkv_runner_plan_make(model, &c, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
-}
-
-fkv_status fkv_runner_config_adapt(const fkv_model *model, fkv_runner_config *config) {
-    FKV_REQUIRE(model != NULL && config != NULL, FKV_BAD_ARGUMENT, "fkv_runner_config_adapt: model or config is NULL");
-    if (config->k.bits != 0 || config->v.bits != 0) return FKV_OK;
-    const fkv_runner_config sealed = fkv_runner_config_default();
-    const fkv_codec_config eight = {8, 64};
-    const fkv_codec_config four = {4, 64};
-    const bool is_latent = fkv_architecture_is_latent(model->hparams);
-    const bool is_sealed =
-        !is_latent && bytes_with_codecs(model, config, sealed.k, sealed.v) <= bytes_with_codecs(model, config, eight, four);
-    config->k = is_sealed ? sealed.k : eight;
-    config->v = is_sealed ? sealed.v : is_latent ? eight : four;
-    return FKV_OK;
-}
-
 /* ---- open and close ---- */
 
 /* Returns the number of bytes that the plan of a smaller context needs. Lowers max_step_tokens and max_logit_rows to `tokens` if
