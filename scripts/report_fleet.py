@@ -103,7 +103,7 @@ def section(results):
         table_of_text(["error", "requests", "failed", "log lines"],
                       [[name, str(row["requests"]), str(row["failed"]), str(row["log_lines"])] for name, row in errors.items() if isinstance(row, dict)]),
         "### Verified reads",
-        "The store decrypts and authenticates pages on the thread that receives them." +
+        "The store decrypts and authenticates pages on the thread that receives them. GET and the store have the same number of commands in flight." +
         (" Redis and the client ran with real-time priority, because other programs used the machine." if tests["verified_reads"]["real_time"] else ""),
         reads(tests["verified_reads"]),
         "### Valkey",

@@ -224,11 +224,15 @@ typedef struct read_order {
     size_t n_pages;
     size_t n_next;
     size_t n_done;
+    size_t most_in_flight; /* maximum number of pages that were requested and not done */
 } read_order;
 
 static fkv_page_read *next_page(void *user) {
     read_order *order = user;
-    return order->n_next < order->n_pages ? &order->pages[order->n_next++] : NULL;
+    if (order->n_next == order->n_pages) return NULL;
+    const size_t n = order->n_next + 1 - order->n_done;
+    if (n > order->most_in_flight) order->most_in_flight = n;
+    return &order->pages[order->n_next++];
 }
 
 static void page_done(void *user) {
@@ -238,16 +242,21 @@ static void page_done(void *user) {
     if (order->n_done < order->n_next) ck_assert_int_eq(order->pages[order->n_done].status, FKV_OK); /* not set yet */
 }
 
-static void read_all(const char *path, size_t n_pages, read_order *order) {
-    static uint8_t packed[CAPACITY];
-    fkv_prefix_store store = open_store(path, 60.0);
+/* Reads n_pages pages into the same buffer. None of them may be accepted. */
+static void read_sequence(const fkv_prefix_store *store, size_t n_pages, uint8_t *packed, uint64_t capacity, read_order *order) {
     *order = (read_order){.n_pages = n_pages};
     for (size_t i = 0; i < n_pages; i++)
-        order->pages[i] = (fkv_page_read){.key = {{(uint8_t)i}}, .packed = packed, .capacity = sizeof packed};
-    store.read_pages(store.self, &(fkv_page_reads){.user = order, .next = next_page, .done = page_done});
+        order->pages[i] = (fkv_page_read){.key = {{(uint8_t)i}}, .packed = packed, .capacity = capacity};
+    store->read_pages(store->self, &(fkv_page_reads){.user = order, .next = next_page, .done = page_done});
     ck_assert_uint_eq(order->n_done, n_pages);
     for (size_t i = 0; i < n_pages; i++)
         ck_assert(order->pages[i].status == FKV_GONE || order->pages[i].status == FKV_FILE_DAMAGED);
+}
+
+static void read_all(const char *path, size_t n_pages, read_order *order) {
+    static uint8_t packed[CAPACITY];
+    fkv_prefix_store store = open_store(path, 60.0);
+    read_sequence(&store, n_pages, packed, sizeof packed, order);
     store.close(store.self);
 }
 
@@ -258,6 +267,35 @@ START_TEST(pages_are_requested_before_earlier_pages_arrive) {
     open_fake_with(&f, (fake_server){.reply = "$-1\r\n", .n_reply = 5, .n_held = 8});
     read_all(f.path, 40, &order);
     close_fake(&f);
+}
+END_TEST
+
+/* The number of pages in flight depends on the size of the last value. */
+START_TEST(large_pages_are_requested_in_smaller_numbers) {
+    static const struct {
+        size_t n_value;
+        size_t most_in_flight;
+    } cases[] = {{400, 16}, {1300000, 9}, {4200000, 2}, {13000000, 2}};
+    enum { MOST_BYTES = 13000000 };
+    char *reply = calloc(1, MOST_BYTES + 40);
+    uint8_t *packed = malloc(MOST_BYTES);
+    ck_assert(reply != NULL && packed != NULL);
+    for (size_t i = 0; i < N_OF(cases); i++) {
+        fake_server f;
+        read_order order;
+        const size_t n_head = (size_t)snprintf(reply, 40, "$%zu\r\n", cases[i].n_value);
+        memcpy(reply + n_head + cases[i].n_value, "\r\n", 2);
+        open_fake(&f, reply, n_head + cases[i].n_value + 2, false);
+        fkv_prefix_store store = open_store(f.path, 60.0);
+        read_sequence(&store, 1, packed, MOST_BYTES, &order);
+        read_sequence(&store, cases[i].most_in_flight + 2, packed, MOST_BYTES, &order);
+        ck_assert_uint_eq(order.most_in_flight, cases[i].most_in_flight);
+        store.close(store.self);
+        close_fake(&f);
+        memset(reply, 0, n_head + cases[i].n_value + 2);
+    }
+    free(reply);
+    free(packed);
 }
 END_TEST
 
@@ -397,6 +435,7 @@ START_TEST(invalid_configurations_are_rejected) {
 END_TEST
 
 TEST_MAIN("prefix_redis", invalid_configurations_are_rejected, hostile_replies_are_refused,
-          pages_are_requested_before_earlier_pages_arrive, all_requested_pages_are_reported_if_the_connection_fails,
-          silent_server_is_not_used_and_costs_no_time, wait_for_an_answer_is_limited,
-          outage_is_logged_once_and_ends_with_a_written_page, password_is_not_logged, error_reply_to_a_question_is_a_failure)
+          pages_are_requested_before_earlier_pages_arrive, large_pages_are_requested_in_smaller_numbers,
+          all_requested_pages_are_reported_if_the_connection_fails, silent_server_is_not_used_and_costs_no_time,
+          wait_for_an_answer_is_limited, outage_is_logged_once_and_ends_with_a_written_page, password_is_not_logged,
+          error_reply_to_a_question_is_a_failure)

@@ -46,6 +46,7 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
         return fkv_redis_transfer_failed(s, server, c);
     fkv_redis_note_rate(s, server, n_value, fkv_seconds_now() - start);
     fkv_redis_note_success(s, server);
+    s->value_bytes = n_value;
     if (status == FKV_OK) status = fkv_cipher_end(&s->opener, tag);
     if (status == FKV_FILE_DAMAGED || status == FKV_GONE) count_refused(s);
     *n_bytes = n_page;
@@ -124,6 +125,13 @@ static fkv_status receive_request(fkv_redis_store *s, const page_request *r) {
     return fkv_fail(FKV_GONE, "the page is not in the prefix store");
 }
 
+/* Returns the maximum number of pages in flight, assuming that they are as large as the last one. */
+static uint32_t most_in_flight(const fkv_redis_store *s) {
+    if (s->value_bytes == 0) return FKV_REDIS_READ_AHEAD;
+    const uint64_t n = (uint64_t)s->n_servers * FKV_REDIS_READ_AHEAD_BYTES / s->value_bytes;
+    return n < 2 ? 2 : n < FKV_REDIS_READ_AHEAD ? (uint32_t)n : FKV_REDIS_READ_AHEAD;
+}
+
 void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
     fkv_redis_store *s = self;
     page_request requests[FKV_REDIS_READ_AHEAD]; /* ring of n requests that begins at `first` */
@@ -131,10 +139,11 @@ void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
     uint32_t n = 0;
     (void)pthread_mutex_lock(&s->read_lock);
     for (;;) {
-        /* Requesting several pages at a time costs fewer system calls than requesting each one. */
+        /* Small pages are requested after several of them have arrived, because this costs fewer system calls. */
+        const uint32_t most = most_in_flight(s);
         uint32_t n_new = 0;
         page_request *new_requests[FKV_REDIS_READ_AHEAD];
-        while (n + n_new < FKV_REDIS_READ_AHEAD && n <= FKV_REDIS_READ_AHEAD - FKV_REDIS_READ_BATCH) {
+        while (n + n_new < most && n <= most - most / 4) {
             fkv_page_read *page = reads->next(reads->user);
             if (page == NULL) break;
             new_requests[n_new] = &requests[(first + n + n_new) % FKV_REDIS_READ_AHEAD];

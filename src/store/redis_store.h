@@ -13,8 +13,9 @@
  * pages exist, refreshes expiry times and probes servers that have failed. read() and write() use the network on the threads of
  * their callers, with deadlines.
  *
- * Reads: GET commands for up to FKV_REDIS_READ_AHEAD pages are in flight, so a prefix costs about one round trip. Replies are
- * read in the order of the commands, into the buffers of the caller.
+ * Reads: GET commands for up to FKV_REDIS_READ_AHEAD pages are in flight, so a prefix costs about one round trip. Fewer large
+ * pages are in flight, because Redis copies each value to an output buffer when it receives the command, and its rate falls if
+ * the output buffers exceed the processor's cache. Replies are read in the order of the commands, into the buffers of the caller.
  *
  * Failures: after a failure, a server is not used until a probe of the background thread succeeds. Meanwhile its pages count as
  * missing, and writes to it are dropped. An outage lasts until a page has been read or written. During an outage, failures are
@@ -47,8 +48,8 @@ enum {
     FKV_REDIS_OVERHEAD = FKV_REDIS_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
     FKV_REDIS_VERSION = 1,
     FKV_REDIS_LOGIN_BYTES = 512,
-    FKV_REDIS_READ_AHEAD = 16, /* maximum number of pages that are requested before the first of them has arrived */
-    FKV_REDIS_READ_BATCH = 4   /* number of pages that must have arrived before more pages are requested */
+    FKV_REDIS_READ_AHEAD = 16,            /* maximum number of pages that are requested before the first of them has arrived */
+    FKV_REDIS_READ_AHEAD_BYTES = 12 << 20 /* maximum size of the pages in flight per server if there are more than two */
 };
 
 static const uint8_t FKV_REDIS_MAGIC[4] = {'F', 'K', 'V', 'R'}; /* first bytes of a value */
@@ -108,8 +109,10 @@ typedef struct fkv_redis_store {
     fkv_log_fn log;
     void *log_user;
 
-    pthread_mutex_t read_lock; /* held while a page is read or removed; protects the servers' read connections and `opener` */
+    pthread_mutex_t read_lock; /* held while a page is read or removed; protects read connections and the next two fields */
     fkv_cipher opener;
+    uint64_t value_bytes; /* size of the value that was received last; 0 before the first value */
+
     pthread_mutex_t write_lock; /* held while a page is written; protects the servers' write connections, `cipher` and `chunk` */
     fkv_cipher cipher;
 
