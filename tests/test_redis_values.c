@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PAGE_BYTES = 40, MAX_VALUE = 200, MAX_CONNECTIONS = 128 };
+enum { PAGE_BYTES = 40, LARGE_BYTES = 150001, MAX_VALUE = LARGE_BYTES + 100, MAX_CONNECTIONS = 128 };
 
 typedef struct value_server {
     int listener;
@@ -27,12 +27,15 @@ typedef struct value_server {
     size_t n_value;
     uint8_t reply[MAX_VALUE]; /* value that GET returns */
     size_t n_reply;
+    size_t n_missing; /* number of bytes of the value that GET does not send before it closes the connection; 0: none */
 } value_server;
 
 typedef struct connection {
     value_server *server;
     FILE *in;
     int fd;
+    uint8_t words[5][MAX_VALUE];
+    char reply[MAX_VALUE + 40];
 } connection;
 
 /* Reads a bulk string of up to n bytes. Returns its length, or -1 at the end of the connection. */
@@ -44,33 +47,43 @@ static long read_bulk(FILE *in, uint8_t *bytes, size_t n) {
     return fgetc(in) == '\r' && fgetc(in) == '\n' ? length : -1;
 }
 
+static bool send_all(int fd, const char *bytes, size_t n) {
+    enum { PART_BYTES = 20011 }; /* received parts end within cipher blocks */
+    for (size_t at = 0; at < n;) {
+        const ssize_t sent = send(fd, bytes + at, n - at < PART_BYTES ? n - at : PART_BYTES, 0);
+        if (sent <= 0) return false;
+        at += (size_t)sent;
+    }
+    return true;
+}
+
 static void *serve_values(void *user) {
-    connection c = *(connection *)user;
-    value_server *s = c.server;
+    connection *c = user;
+    value_server *s = c->server;
     char line[32];
-    free(user);
-    while (fgets(line, sizeof line, c.in) != NULL && line[0] == '*') {
-        uint8_t words[5][MAX_VALUE] = {{0}};
+    bool is_open = true;
+    while (is_open && fgets(line, sizeof line, c->in) != NULL && line[0] == '*') {
         long lengths[5] = {0};
-        char reply[MAX_VALUE + 40] = "$-1\r\n";
-        size_t n_reply = 5;
+        size_t n_reply = (size_t)snprintf(c->reply, sizeof c->reply, "$-1\r\n");
         const long n = strtol(line + 1, NULL, 10);
-        for (long i = 0; i < n && i < 5; i++) lengths[i] = read_bulk(c.in, words[i], MAX_VALUE);
+        for (long i = 0; i < n && i < 5; i++) lengths[i] = read_bulk(c->in, c->words[i], MAX_VALUE);
         (void)pthread_mutex_lock(&s->lock);
-        if (memcmp(words[0], "SET", 4) == 0 && lengths[2] > 0) {
+        if (lengths[0] == 3 && memcmp(c->words[0], "SET", 3) == 0 && lengths[2] > 0) {
             s->n_value = (size_t)lengths[2];
-            memcpy(s->value, words[2], s->n_value);
-            n_reply = (size_t)snprintf(reply, sizeof reply, "+OK\r\n");
-        } else if (memcmp(words[0], "GET", 4) == 0) {
-            n_reply = (size_t)snprintf(reply, sizeof reply, "$%zu\r\n", s->n_reply);
-            memcpy(reply + n_reply, s->reply, s->n_reply);
-            memcpy(reply + n_reply + s->n_reply, "\r\n", 2);
-            n_reply += s->n_reply + 2;
+            memcpy(s->value, c->words[2], s->n_value);
+            n_reply = (size_t)snprintf(c->reply, sizeof c->reply, "+OK\r\n");
+        } else if (lengths[0] == 3 && memcmp(c->words[0], "GET", 3) == 0) {
+            n_reply = (size_t)snprintf(c->reply, sizeof c->reply, "$%zu\r\n", s->n_reply);
+            memcpy(c->reply + n_reply, s->reply, s->n_reply);
+            memcpy(c->reply + n_reply + s->n_reply, "\r\n", 2);
+            is_open = s->n_missing == 0;
+            n_reply += is_open ? s->n_reply + 2 : s->n_reply - s->n_missing;
         }
         (void)pthread_mutex_unlock(&s->lock);
-        if (send(c.fd, reply, n_reply, 0) < 0) break;
+        is_open = send_all(c->fd, c->reply, n_reply) && is_open;
     }
-    (void)fclose(c.in);
+    (void)fclose(c->in);
+    free(c);
     return NULL;
 }
 
@@ -79,7 +92,9 @@ static void *accept_connections(void *user) {
     for (int fd = accept(s->listener, NULL, NULL); fd >= 0; fd = accept(s->listener, NULL, NULL)) {
         connection *c = malloc(sizeof *c);
         if (c == NULL || s->n_threads == MAX_CONNECTIONS) abort();
-        *c = (connection){.server = s, .in = fdopen(fd, "r"), .fd = fd};
+        c->server = s;
+        c->in = fdopen(fd, "r");
+        c->fd = fd;
         if (pthread_create(&s->threads[s->n_threads++], NULL, serve_values, c) != 0) abort();
     }
     return NULL;
@@ -90,6 +105,7 @@ static void open_server(value_server *s) {
     *s = (value_server){.lock = PTHREAD_MUTEX_INITIALIZER};
     (void)snprintf(s->path, sizeof s->path, "/tmp/flatkv_values_%d", (int)getpid());
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", s->path);
+    (void)unlink(s->path); /* a test that failed leaves it */
     s->listener = socket(AF_UNIX, SOCK_STREAM, 0);
     ck_assert_int_ge(s->listener, 0);
     ck_assert_int_eq(bind(s->listener, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
@@ -113,6 +129,12 @@ static void set_reply(value_server *s, const uint8_t *value, size_t n) {
     (void)pthread_mutex_unlock(&s->lock);
 }
 
+static void set_missing(value_server *s, size_t n) {
+    (void)pthread_mutex_lock(&s->lock);
+    s->n_missing = n;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
 static fkv_prefix_store open_store(const value_server *s, uint8_t secret_byte) {
     const uint8_t secret[16] = {secret_byte};
     char url[200];
@@ -129,54 +151,61 @@ static uint64_t count_refused(const fkv_prefix_store *store) {
     return stats.refused;
 }
 
-static fkv_status read_key(const fkv_prefix_store *store, uint8_t number, uint8_t page[PAGE_BYTES]) {
+/* Reads a page of page_bytes bytes. Nothing is returned unless it is authentic. */
+static fkv_status read_key(const fkv_prefix_store *store, uint8_t number, uint8_t *page, uint64_t page_bytes) {
     const fkv_page_key key = {{number}};
     uint64_t n_bytes = 0;
-    const fkv_status status = store->read(store->self, &key, page, PAGE_BYTES, &n_bytes);
-    if (status == FKV_OK) ck_assert_uint_eq(n_bytes, PAGE_BYTES);
+    const fkv_status status = store->read(store->self, &key, page, page_bytes, &n_bytes);
+    ck_assert_uint_eq(n_bytes, status == FKV_OK ? page_bytes : 0);
     return status;
 }
 
+/* Writes a page and copies the value that the server has received. Returns its length. */
+static size_t write_page(value_server *s, const fkv_prefix_store *store, uint8_t *page, size_t n_page, uint8_t *value) {
+    const fkv_page_key key = {{1}};
+    for (size_t i = 0; i < n_page; i++) page[i] = (uint8_t)(i * 5 + i / 251 + 1);
+    ck_ok(store->write(store->self, &key, page, n_page));
+    (void)pthread_mutex_lock(&s->lock);
+    const size_t n = s->n_value;
+    memcpy(value, s->value, n);
+    (void)pthread_mutex_unlock(&s->lock);
+    ck_assert_uint_eq(n, n_page + 36);
+    return n;
+}
+
 START_TEST(changed_values_are_refused_and_counted) {
-    value_server s;
+    static value_server s;
+    static uint8_t value[MAX_VALUE];
     uint8_t page[PAGE_BYTES];
     uint8_t got[PAGE_BYTES];
-    uint8_t value[MAX_VALUE] = {0};
-    const fkv_page_key key = {{1}};
     uint64_t n_refused = 0;
     open_server(&s);
     fkv_prefix_store store = open_store(&s, 7);
     fkv_prefix_store other = open_store(&s, 8);
-    for (size_t i = 0; i < sizeof page; i++) page[i] = (uint8_t)(i * 5 + 1);
-    ck_ok(store.write(store.self, &key, page, sizeof page));
-    (void)pthread_mutex_lock(&s.lock);
-    const size_t n = s.n_value;
-    memcpy(value, s.value, n);
-    (void)pthread_mutex_unlock(&s.lock);
-    ck_assert_uint_eq(n, PAGE_BYTES + 36);
-
+    const size_t n = write_page(&s, &store, page, sizeof page, value);
     for (size_t bit = 0; bit < 8 * n; bit++) { /* every bit */
         value[bit / 8] ^= (uint8_t)(1U << bit % 8);
         set_reply(&s, value, n);
-        ck_status(read_key(&store, 1, got), bit < 64 ? FKV_GONE : FKV_FILE_DAMAGED); /* an unknown format, or not authentic */
+        const fkv_status expected = bit < 64 ? FKV_GONE : FKV_FILE_DAMAGED; /* an unknown format, or not authentic */
+        ck_status(read_key(&store, 1, got, sizeof got), expected);
         ck_assert_uint_eq(count_refused(&store), ++n_refused);
         value[bit / 8] ^= (uint8_t)(1U << bit % 8);
     }
     for (size_t length = 0; length < n; length++) { /* every shorter value */
         set_reply(&s, value, length);
-        ck_assert(read_key(&store, 1, got) != FKV_OK);
+        ck_assert(read_key(&store, 1, got, sizeof got) != FKV_OK);
         ck_assert_uint_eq(count_refused(&store), ++n_refused);
     }
     set_reply(&s, value, n + 1); /* longer than a page can be */
-    ck_assert(read_key(&store, 1, got) != FKV_OK);
+    ck_assert(read_key(&store, 1, got, sizeof got) != FKV_OK);
     ck_assert_uint_eq(count_refused(&store), ++n_refused);
 
     set_reply(&s, value, n);
-    ck_status(read_key(&store, 2, got), FKV_FILE_DAMAGED); /* the value of another page or of another tenant */
+    ck_status(read_key(&store, 2, got, sizeof got), FKV_FILE_DAMAGED); /* the value of another page or of another tenant */
     ck_assert_uint_eq(count_refused(&store), ++n_refused);
-    ck_status(read_key(&other, 1, got), FKV_FILE_DAMAGED); /* a value that was written without the secret */
+    ck_status(read_key(&other, 1, got, sizeof got), FKV_FILE_DAMAGED); /* a value that was written without the secret */
     ck_assert_uint_eq(count_refused(&other), 1);
-    ck_ok(read_key(&store, 1, got)); /* unchanged */
+    ck_ok(read_key(&store, 1, got, sizeof got)); /* unchanged */
     ck_assert_mem_eq(got, page, sizeof page);
     ck_assert_uint_eq(count_refused(&store), n_refused);
     store.close(store.self);
@@ -185,4 +214,53 @@ START_TEST(changed_values_are_refused_and_counted) {
 }
 END_TEST
 
-TEST_MAIN("redis_values", changed_values_are_refused_and_counted)
+/* A page is decrypted in parts of up to 64 KiB while it arrives. */
+START_TEST(every_part_of_a_large_page_is_authenticated) {
+    enum { HEADER = 20, PART = 65536 };
+    static const size_t changed[] = {8,
+                                     HEADER,
+                                     HEADER + 1000,
+                                     HEADER + PART - 1,
+                                     HEADER + PART,
+                                     HEADER + 2 * PART - 1,
+                                     HEADER + 2 * PART,
+                                     HEADER + LARGE_BYTES - 2,
+                                     HEADER + LARGE_BYTES - 1,
+                                     HEADER + LARGE_BYTES};
+    static value_server s;
+    static uint8_t page[LARGE_BYTES];
+    static uint8_t got[LARGE_BYTES];
+    static uint8_t value[MAX_VALUE];
+    open_server(&s);
+    fkv_prefix_store store = open_store(&s, 7);
+    const size_t n = write_page(&s, &store, page, sizeof page, value);
+    for (size_t i = 0; i < N_OF(changed); i++) {
+        value[changed[i]] ^= 0x10;
+        set_reply(&s, value, n);
+        ck_status(read_key(&store, 1, got, sizeof got), FKV_FILE_DAMAGED);
+        value[changed[i]] ^= 0x10;
+    }
+    for (size_t i = 0; i < PART; i++) { /* exchange two parts */
+        value[HEADER + i] ^= value[HEADER + PART + i];
+        value[HEADER + PART + i] ^= value[HEADER + i];
+        value[HEADER + i] ^= value[HEADER + PART + i];
+    }
+    set_reply(&s, value, n);
+    ck_status(read_key(&store, 1, got, sizeof got), FKV_FILE_DAMAGED);
+    ck_assert_uint_eq(count_refused(&store), N_OF(changed) + 1);
+    set_reply(&s, s.value, n);
+    ck_ok(read_key(&store, 1, got, sizeof got));
+    ck_assert_mem_eq(got, page, sizeof page);
+
+    for (size_t n_missing = 1; n_missing <= 17; n_missing++) { /* the tag does not arrive completely */
+        fkv_prefix_store cut = open_store(&s, 7);
+        set_missing(&s, n_missing);
+        ck_status(read_key(&cut, 1, got, sizeof got), FKV_GONE);
+        cut.close(cut.self);
+    }
+    store.close(store.self);
+    close_server(&s);
+}
+END_TEST
+
+TEST_MAIN("redis_values", changed_values_are_refused_and_counted, every_part_of_a_large_page_is_authenticated)

@@ -49,7 +49,7 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     s->value_bytes = n_value;
     if (status == FKV_OK) status = fkv_cipher_end(&s->opener, tag);
     if (status == FKV_FILE_DAMAGED || status == FKV_GONE) count_refused(s);
-    *n_bytes = n_page;
+    if (status == FKV_OK) *n_bytes = n_page;
     return status;
 }
 
