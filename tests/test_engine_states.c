@@ -3,6 +3,7 @@
  */
 #include "golden_models.h"
 #include "model_fixture.h"
+#include "sanitized.h"
 #include "test.h"
 
 #include <flatkv/engine.h>
@@ -16,7 +17,7 @@
 
 /* MAX_REPEATED is the largest number of tokens that may be recomputed. Recomputation begins at the last page boundary before the
  * tokens that introduce the answer. */
-enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = 6, MAX_PROMPT = 4000 };
+enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = TEST_SANITIZED ? 3 : 6, MAX_PROMPT = 4000 };
 
 static const char *const NAMES[] = {"lfm2", "qwen35"};
 
@@ -253,7 +254,8 @@ END_TEST
 static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
     static chat c;
     static reply r;
-    enum { LONG_TURNS = 20, EDITED = 10, BRANCHES = 8, USER = 100, KEPT = 60, INTRO = 6 };
+    enum { USER = 100, KEPT = 60, INTRO = 6 };
+    enum { LONG_TURNS = TEST_SANITIZED ? 12 : 20, EDITED = LONG_TURNS / 2, BRANCHES = TEST_SANITIZED ? 2 : 8 };
     uint32_t starts[LONG_TURNS];
     uint32_t worst = 0;
     fkv_engine *engine = open_engine(model, max_snapshots);
