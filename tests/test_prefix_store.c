@@ -26,6 +26,7 @@ enum {
     N_PAGES = 8 /* number of pages; a multiple of the span length */,
     N_TOKENS = N_PAGES * PAGE,
     N_MORE = 24,
+    SPAN = 4, /* pages in a span of a sealed layer */
     TENANT = 3,
     MOST_PACKED = 64 * 1024
 };
@@ -59,6 +60,9 @@ typedef struct packed_prefix {
     fkv_page_key keys[N_PAGES];
     uint8_t bytes[N_PAGES][MOST_PACKED];
     uint64_t n_bytes[N_PAGES];
+    fkv_page_key open_keys[N_PAGES];
+    uint8_t open[N_PAGES][MOST_PACKED]; /* packed open pages */
+    uint64_t n_open[N_PAGES];           /* 0 if the page has no separate open form */
 } packed_prefix;
 
 static packed_prefix one;
@@ -70,6 +74,7 @@ static void keys_of(const fkv_cache *cache, const char *name, packed_prefix *p) 
     for (uint32_t i = 0; i < N_PAGES; i++) {
         ck_ok(fkv_prefix_key(&above, p->tokens + (size_t)i * PAGE, PAGE, &p->keys[i]));
         above = p->keys[i];
+        ck_ok(fkv_prefix_open_key(&p->keys[i], &p->open_keys[i]));
     }
 }
 
@@ -83,19 +88,33 @@ static fkv_status unpack(cache_fixture *w, const packed_prefix *p, uint32_t i) {
     return fkv_prefix_unpack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], p->n_bytes[i]);
 }
 
-/* Computes the prefix in a new sequence, inserts it into the tree and packs its pages. Then appends more tokens to the sequence,
- * which stays open. */
+static bool has_sealed_layers(const cache_fixture *w) {
+    bool any = false;
+    for (uint32_t i = 0; i < w->config.n_layers; i++) any |= cache_fixture_layer(w, i)->k.kind == FKV_CODEC_SEALED;
+    return any;
+}
+
+static fkv_status unpack_open(cache_fixture *w, const packed_prefix *p, uint32_t i) {
+    return fkv_prefix_unpack_open(w->cache, TENANT, p->tokens, i + 1, &p->open_keys[i], p->open[i], p->n_open[i]);
+}
+
+/* Computes the prefix in a new sequence, inserts it into the tree and packs its pages and open pages. Then appends more tokens to
+ * the sequence, which stays open. */
 static fkv_seq compute(cache_fixture *w, packed_prefix *p, uint8_t *outputs) {
     fkv_seq_config config = {.max_tokens = N_TOKENS + N_MORE, .tenant = TENANT};
     fkv_seq seq = 0;
     cache_tokens(11, p->tokens, N_TOKENS + N_MORE);
     ck_ok(fkv_seq_open(w->cache, &config, &seq, NULL));
-    for (uint32_t from = 0; from < N_TOKENS; from += PAGE) { /* inserts tokens after every step, as an engine does */
-        cache_fixture_run(w, seq, p->tokens, from, from + PAGE, PAGE, outputs);
-        ck_ok(fkv_prefix_insert(w->cache, seq, p->tokens, from + PAGE));
-    }
     keys_of(w->cache, "a tenant", p);
     ck_assert_uint_le(fkv_prefix_packed_bytes(w->cache), MOST_PACKED);
+    for (uint32_t i = 0; i < N_PAGES; i++) { /* inserts tokens after every step, as an engine does */
+        cache_fixture_run(w, seq, p->tokens, i * PAGE, (i + 1) * PAGE, PAGE, outputs);
+        ck_ok(fkv_prefix_insert(w->cache, seq, p->tokens, (i + 1) * PAGE));
+        p->n_open[i] = 0;
+        const fkv_status status =
+            fkv_prefix_pack_open(w->cache, TENANT, p->tokens, i + 1, &p->open_keys[i], p->open[i], &p->n_open[i]);
+        ck_status(status, i > 0 && has_sealed_layers(w) ? FKV_OK : FKV_GONE);
+    }
     for (uint32_t i = 0; i < N_PAGES; i++)
         ck_ok(fkv_prefix_pack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], &p->n_bytes[i]));
     cache_fixture_run(w, seq, p->tokens, N_TOKENS, N_TOKENS + N_MORE, 7, outputs);
@@ -157,29 +176,157 @@ START_TEST(unpacked_pages_are_bit_identical) {
 }
 END_TEST
 
+/* Restores only the first n pages and the open pages of their last span in a new cache, and continues the sequence there. */
+static void check_restored_end(const fkv_config *config, uint32_t n, const uint8_t *computed) {
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, config));
+    uint8_t *restored = calloc(N_TOKENS + N_MORE, w.output_bytes);
+    ck_assert_ptr_nonnull(restored);
+    fkv_seq_config open = {
+        .max_tokens = N_TOKENS + N_MORE, .tenant = TENANT, .prompt = one.tokens, .n_prompt = N_TOKENS + N_MORE - 1};
+    fkv_seq seq = 0;
+    uint32_t n_shared = 0;
+    for (uint32_t i = 0; i < n; i++) ck_ok(unpack(&w, &one, i));
+    ck_ok(fkv_prefix_match(w.cache, &open, &n_shared));
+    ck_assert_uint_eq(n_shared, n < SPAN ? PAGE : (n - n % SPAN) * PAGE);
+    for (uint32_t i = n - n % SPAN; i < n; i++) {
+        if (i == 0) continue;
+        ck_ok(unpack_open(&w, &one, i));
+        ck_ok(unpack_open(&w, &one, i)); /* the second copy changes nothing */
+        ck_assert(fkv_cache_consistent(w.cache));
+        ck_ok(fkv_prefix_pack_open(w.cache, TENANT, one.tokens, i + 1, &one.open_keys[i], other.open[i], &other.n_open[i]));
+        ck_assert_uint_eq(other.n_open[i], one.n_open[i]);
+        ck_assert_mem_eq(other.open[i], one.open[i], one.n_open[i]);
+    }
+    ck_ok(fkv_seq_open(w.cache, &open, &seq, &n_shared));
+    ck_assert_uint_eq(n_shared, n * PAGE);
+    cache_fixture_run(&w, seq, one.tokens, n * PAGE, N_TOKENS + N_MORE, 5, restored);
+    ck_assert_mem_eq(restored + n * PAGE * w.output_bytes, computed + n * PAGE * w.output_bytes,
+                     (N_TOKENS + N_MORE - n * PAGE) * w.output_bytes);
+    cache_fixture_close(&w);
+    free(restored);
+}
+
+START_TEST(open_pages_continue_a_prefix_after_any_page) {
+    const fkv_layer_config sealed[] = {SEALED, AFFINE, SEALED};
+    fkv_config config = config_of(sealed, 3);
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
+    uint8_t *computed = calloc(N_TOKENS + N_MORE, w.output_bytes);
+    ck_assert_ptr_nonnull(computed);
+    (void)compute(&w, &one, computed);
+    cache_fixture_close(&w);
+    for (uint32_t n = 1; n <= N_PAGES; n++) check_restored_end(&config, n, computed);
+    free(computed);
+}
+END_TEST
+
+START_TEST(misplaced_open_pages_are_rejected) {
+    const fkv_layer_config layers[] = {SEALED, AFFINE};
+    const fkv_layer_config affine[] = {AFFINE, AFFINE};
+    fkv_config config = config_of(layers, 2);
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
+    ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
+    ck_ok(fkv_prefix_clear(w.cache));
+    ck_status(unpack_open(&w, &one, 1), FKV_GONE); /* the page itself is not in the tree */
+    ck_ok(unpack(&w, &one, 0));
+    ck_status(unpack_open(&w, &one, 1), FKV_GONE);
+    ck_ok(unpack(&w, &one, 1));
+    const fkv_stats before = cache_fixture_stats(&w);
+    other = one;
+    memcpy(other.open[1], one.open[2], one.n_open[2]); /* the open form of another page */
+    ck_status(unpack_open(&w, &other, 1), FKV_FILE_FOREIGN);
+    /* a page in place of its open form, and the reverse */
+    ck_status(fkv_prefix_unpack_open(w.cache, TENANT, one.tokens, 2, &one.keys[1], one.bytes[1], one.n_bytes[1]),
+              FKV_FILE_FOREIGN);
+    ck_status(fkv_prefix_unpack(w.cache, TENANT, one.tokens, 2, &one.open_keys[1], one.open[1], one.n_open[1]), FKV_FILE_FOREIGN);
+    /* the first page has no separate open form */
+    ck_status(fkv_prefix_unpack_open(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], one.n_bytes[0]),
+              FKV_FILE_FOREIGN);
+    ck_status(fkv_prefix_pack_open(w.cache, TENANT, one.tokens, 1, &one.open_keys[0], other.open[0], &other.n_open[0]), FKV_GONE);
+    ck_status(fkv_prefix_unpack_open(w.cache, TENANT, one.tokens, 0, &one.keys[0], one.open[1], one.n_open[1]), FKV_BAD_ARGUMENT);
+    ck_status(fkv_prefix_unpack_open(NULL, TENANT, one.tokens, 2, &one.keys[1], one.open[1], one.n_open[1]), FKV_BAD_ARGUMENT);
+    ck_status(fkv_prefix_pack_open(NULL, TENANT, one.tokens, 2, &one.keys[1], other.open[1], &other.n_open[1]), FKV_BAD_ARGUMENT);
+    ck_status(fkv_prefix_open_key(NULL, &other.open_keys[0]), FKV_BAD_ARGUMENT);
+    const fkv_stats after = cache_fixture_stats(&w);
+    ck_assert_mem_eq(after.groups, before.groups, sizeof before.groups);
+    ck_ok(unpack_open(&w, &one, 1));
+    cache_fixture_close(&w);
+
+    config = config_of(affine, 2);
+    ck_ok(cache_fixture_open(&w, &config));
+    ck_status(unpack_open(&w, &one, 1), FKV_FILE_FOREIGN);
+    cache_fixture_close(&w);
+}
+END_TEST
+
+START_TEST(open_pages_keep_promises) {
+    const fkv_layer_config layers[] = {SEALED};
+    fkv_config config = config_of(layers, 1);
+    cache_fixture w;
+    ck_ok(cache_fixture_open(&w, &config));
+    ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
+    ck_ok(fkv_prefix_clear(w.cache));
+    uint32_t tokens[2][11 * PAGE];
+    fkv_seq seqs[2];
+    for (uint32_t s = 0; s < 2; s++) {
+        cache_tokens(20 + s, tokens[s], 11 * PAGE);
+        seqs[s] = cache_fixture_seq(&w, 11 * PAGE);
+    }
+    for (uint32_t i = 0; i < N_PAGES; i++) { /* more open pages than the plan has for cached prefixes */
+        fkv_status status = unpack(&w, &one, i);
+        if (status == FKV_OK && i > 0) status = unpack_open(&w, &one, i);
+        ck_assert_msg(status == FKV_OK || status == FKV_POOL_FULL || status == FKV_GONE, "%s", fkv_message());
+        ck_assert(fkv_cache_consistent(w.cache));
+        const fkv_stats now = cache_fixture_stats(&w);
+        for (uint32_t g = 0; g < now.n_groups; g++)
+            ck_assert_uint_le(now.groups[g].promised, now.groups[g].free + now.groups[g].cached);
+    }
+    for (uint32_t s = 0; s < 2; s++) cache_fixture_run(&w, seqs[s], tokens[s], 0, 11 * PAGE, 40, NULL);
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_fixture_close(&w);
+}
+END_TEST
+
+typedef fkv_status (*unpack_fn)(cache_fixture *w, const packed_prefix *p, uint32_t i);
+
+/* Changes every bit of a packed page, and truncates it at every byte. */
+static void check_damage(cache_fixture *w, unpack_fn unpack_one, uint32_t i, uint8_t *bytes, uint64_t *n_bytes) {
+    const fkv_stats before = cache_fixture_stats(w);
+    const uint64_t n = *n_bytes;
+    for (uint64_t at = 0; at < n; at++) {
+        for (uint32_t bit = 0; bit < 8; bit++) {
+            bytes[at] ^= (uint8_t)(1u << bit);
+            const fkv_status status = unpack_one(w, &one, i);
+            ck_assert_msg(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN, "byte %u: %s", (unsigned)at,
+                          fkv_status_name(status));
+            bytes[at] ^= (uint8_t)(1u << bit);
+        }
+        *n_bytes = at;
+        const fkv_status status = unpack_one(w, &one, i);
+        ck_assert(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN);
+        *n_bytes = n;
+    }
+    const fkv_stats after = cache_fixture_stats(w);
+    ck_assert_mem_eq(after.groups, before.groups, sizeof before.groups);
+    ck_ok(unpack_one(w, &one, i));
+}
+
 START_TEST(page_with_a_changed_bit_or_missing_byte_is_rejected) {
-    const fkv_layer_config layer[] = {
-        {.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 32, .k = {.bits = 8, .group = 32}, .v = {.bits = 4, .group = 32}}};
+    const fkv_layer_config layer[] = {{.n_q_heads = 1,
+                                       .n_kv_heads = 1,
+                                       .head_dim = 32,
+                                       .k = {.bits = 4, .kind = FKV_CODEC_SEALED},
+                                       .v = {.bits = 4, .kind = FKV_CODEC_SEALED_V}}};
     fkv_config config = config_of(layer, 1);
     cache_fixture w;
     ck_ok(cache_fixture_open(&w, &config));
     ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
     ck_ok(fkv_prefix_clear(w.cache));
-    const fkv_stats before = cache_fixture_stats(&w);
-    for (uint64_t at = 0; at < one.n_bytes[0]; at++) {
-        for (uint32_t bit = 0; bit < 8; bit++) {
-            one.bytes[0][at] ^= (uint8_t)(1u << bit);
-            fkv_status status = unpack(&w, &one, 0);
-            ck_assert_msg(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN, "byte %u: %s", (unsigned)at,
-                          fkv_status_name(status));
-            one.bytes[0][at] ^= (uint8_t)(1u << bit);
-        }
-        /* a packed page that is truncated at this offset is rejected */
-        fkv_status status = fkv_prefix_unpack(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], at);
-        ck_assert(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN);
-    }
-    ck_assert_uint_eq(cache_fixture_stats(&w).groups[0].free, before.groups[0].free);
-    ck_ok(unpack(&w, &one, 0));
+    check_damage(&w, unpack, 0, one.bytes[0], &one.n_bytes[0]);
+    check_damage(&w, unpack, 1, one.bytes[1], &one.n_bytes[1]);
+    check_damage(&w, unpack_open, 1, one.open[1], &one.n_open[1]);
     cache_fixture_close(&w);
 }
 END_TEST
@@ -237,13 +384,19 @@ START_TEST(keys_equal_the_golden_keys) {
         const char *root;
         const char *first;
         const char *second;
+        const char *open;  /* of the second page */
+        const char *state; /* after the second page */
     } golden[] = {
         {"", "0ec03114479652de2671c98d66367cb3cf75bd167037522698ce44d4a4cd3046",
          "1c5b59f97d9e17c0d7418dcaa5cc66a0384645aa08706350a8ed0b0d7449a57c",
-         "3537054c9252209447f9700649c8d668002e6f4f758acc5ee314d132c4a94852"},
+         "3537054c9252209447f9700649c8d668002e6f4f758acc5ee314d132c4a94852",
+         "ff08f2771e9b2cfab62ba599801ac72b5c4409b010a2ac8e81d6973179a16445",
+         "85bc2d1c5fdb058fe908c19d5ff0f7c538cf965effb96c5c94cb8d9781f52089"},
         {"a tenant", "3817f10bb4fd6834f888b1fce40134886152fe0f6027ac92d83c85972c3f34c4",
          "dc9b2c3f74e1ebbe87dd952e0234ea2cfde574d1ebc5d167c6992fce3b8c7f27",
-         "18c7a0e74395ff5c8d4b2e01ad9970a9178cdcb6bf630f6403a8cdea2e8bba27"},
+         "18c7a0e74395ff5c8d4b2e01ad9970a9178cdcb6bf630f6403a8cdea2e8bba27",
+         "c226d47bb6c396d7b3e1e00e4128bb394ff518a126d926a2c47e3ef8e6f2408a",
+         "f0077c36d0d83daff7917b418782b4ae3fffa226d442f8453252f274a46d8ecd"},
     };
     const fkv_layer_config layers[] = {
         AFFINE,
@@ -265,6 +418,11 @@ START_TEST(keys_equal_the_golden_keys) {
         check_key(&key, golden[i].first);
         ck_ok(fkv_prefix_key(&key, tokens + PAGE, PAGE, &key));
         check_key(&key, golden[i].second);
+        fkv_page_key part;
+        ck_ok(fkv_prefix_open_key(&key, &part));
+        check_key(&part, golden[i].open);
+        ck_ok(fkv_prefix_state_key(&key, &part));
+        check_key(&part, golden[i].state);
     }
     cache_fixture_close(&w);
 }
@@ -611,7 +769,8 @@ START_TEST(killed_store_serves_exactly_the_acknowledged_pages) {
 }
 END_TEST
 
-TEST_MAIN("prefix store", unpacked_pages_are_bit_identical, page_with_a_changed_bit_or_missing_byte_is_rejected,
+TEST_MAIN("prefix store", unpacked_pages_are_bit_identical, open_pages_continue_a_prefix_after_any_page,
+          misplaced_open_pages_are_rejected, open_pages_keep_promises, page_with_a_changed_bit_or_missing_byte_is_rejected,
           page_of_another_model_codec_tenant_or_position_is_rejected, keys_equal_the_golden_keys,
           unpacked_pages_keep_promises_and_evict_only_older_prefixes, folder_keeps_pages_across_restarts_within_its_limit,
           least_recently_used_pages_and_prompt_ends_are_evicted_first, folder_that_other_users_can_write_to_is_rejected,

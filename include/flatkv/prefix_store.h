@@ -42,7 +42,7 @@ FKV_API fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, siz
  * of a prompt. tokens: [page_tokens] */
 FKV_API fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uint32_t page_tokens, fkv_page_key *key);
 
-/* Returns an upper bound on the size of a packed page or a packed snapshot of this cache, in bytes. */
+/* Returns an upper bound on the size of a packed page, open page or snapshot of this cache, in bytes. */
 FKV_API uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache);
 
 /* Returns the value of fkv_prefix_packed_bytes() for a cache opened with this plan and page_tokens tokens per page. */
@@ -72,6 +72,21 @@ FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant
  * the same way as fkv_prefix_unpack(). */
 FKV_API fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                            const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
+
+/* Derives the store key of a page's open form from the store key of the page. */
+FKV_API fkv_status fkv_prefix_open_key(const fkv_page_key *page, fkv_page_key *key);
+
+/* Packs the open form of page n_pages - 1 of the prompt `tokens`: the recent rows of sealed layers, which a prefix needs if it
+ * ends within the span of this page. The first page has no separate open form, because fkv_prefix_pack() includes it. key: the
+ * key from fkv_prefix_open_key(). Returns FKV_GONE if the prefix tree has no open form of this page. Otherwise works in the same
+ * way as fkv_prefix_pack(). */
+FKV_API fkv_status fkv_prefix_pack_open(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                        const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
+
+/* Verifies a packed open page, then inserts it into the prefix tree, which must contain the page itself. Otherwise works in the
+ * same way as fkv_prefix_unpack(). */
+FKV_API fkv_status fkv_prefix_unpack_open(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                          const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
 /* ---- stores -------------------------------------------------------------------------------------------------- */
 

@@ -629,6 +629,12 @@ static uint32_t state_bit(const fkv_cache *cache) {
     return cache->plan.state_bytes != 0 ? UINT32_C(1) << cache->plan.state_group : 0;
 }
 
+/* Returns a bit mask with only the bit of the group of open pages set, or 0 if logical page n_pages - 1 has no separate open
+ * form. */
+static uint32_t open_bit(const fkv_cache *cache, uint32_t n_pages) {
+    return cache->shape.open_group < cache->plan.n_groups && n_pages > 1 ? UINT32_C(1) << cache->shape.open_group : 0;
+}
+
 uint64_t fkv_prefix_plan_bytes(const fkv_plan *plan, uint32_t page_tokens) {
     if (plan == NULL || plan->n_groups > FKV_MAX_GROUPS) return 0;
     fkv_slab slab = {.page_tokens = page_tokens, .n_groups = plan->n_groups};
@@ -672,7 +678,8 @@ static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uin
         if ((wanted >> g & 1) == 0) pages[g] = FKV_NO_PAGE;
         groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
     }
-    FKV_REQUIRE(groups != 0, FKV_GONE, "the prefix tree has no snapshot after logical page %u of these tokens", n_pages - 1);
+    FKV_REQUIRE(groups != 0, FKV_GONE, "the prefix tree has no snapshot or open form of logical page %u of these tokens",
+                n_pages - 1);
     fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
     return fkv_pack_write(&cache->shape.slab, &place, pages, packed);
@@ -682,8 +689,8 @@ fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32
                            const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_pack: cache, tokens, key, packed or n_bytes is NULL");
-    const uint32_t wanted = ((UINT32_C(1) << FKV_MAX_GROUPS) - 1) & ~state_bit(cache);
-    return pack_groups(cache, tenant, tokens, n_pages, key, wanted, packed, n_bytes);
+    FKV_TRY(check_prefix_pages(cache, n_pages));
+    return pack_groups(cache, tenant, tokens, n_pages, key, fkv_pager_page_groups(cache->pager, n_pages - 1), packed, n_bytes);
 }
 
 fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
@@ -691,6 +698,13 @@ fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const 
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_pack_state: cache, tokens, key, packed or n_bytes is NULL");
     return pack_groups(cache, tenant, tokens, n_pages, key, state_bit(cache), packed, n_bytes);
+}
+
+fkv_status fkv_prefix_pack_open(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_pack_open: cache, tokens, key, packed or n_bytes is NULL");
+    return pack_groups(cache, tenant, tokens, n_pages, key, open_bit(cache, n_pages), packed, n_bytes);
 }
 
 /* Verifies a packed page. *groups receives the bit mask of the layer groups that the packed page contains. */
@@ -717,9 +731,21 @@ fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *
     uint32_t groups = 0;
     uint32_t pages[FKV_MAX_GROUPS];
     FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
-    FKV_REQUIRE((groups & state_bit(cache)) == 0 && fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
+    FKV_REQUIRE(fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
                 "packed page mismatch: the page contains layer groups that logical page %u of a prefix cannot have", n_pages - 1);
     FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
+    return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
+}
+
+/* Verifies a packed page that contains only the group of the bit mask `bit`, then inserts it into its node. */
+static fkv_status unpack_part(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                              const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes, uint32_t bit) {
+    uint32_t groups = 0;
+    uint32_t pages[FKV_MAX_GROUPS];
+    FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
+    FKV_REQUIRE(groups == bit && bit != 0, FKV_FILE_FOREIGN,
+                "packed page mismatch: not a snapshot or open form that logical page %u can have", n_pages - 1);
+    FKV_TRY(fkv_pager_part_begin(cache->pager, tenant, tokens, n_pages, (uint32_t)__builtin_ctz(bit), pages));
     return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
 }
 
@@ -727,10 +753,12 @@ fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint
                                    const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_unpack_state: cache, tokens, key or packed is NULL");
-    uint32_t groups = 0;
-    uint32_t pages[FKV_MAX_GROUPS];
-    FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
-    FKV_REQUIRE(groups == state_bit(cache) && groups != 0, FKV_FILE_FOREIGN, "packed page mismatch: not a packed state");
-    FKV_TRY(fkv_pager_state_begin(cache->pager, tenant, tokens, n_pages, pages));
-    return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
+    return unpack_part(cache, tenant, tokens, n_pages, key, packed, n_bytes, state_bit(cache));
+}
+
+fkv_status fkv_prefix_unpack_open(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                                  const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_unpack_open: cache, tokens, key or packed is NULL");
+    return unpack_part(cache, tenant, tokens, n_pages, key, packed, n_bytes, open_bit(cache, n_pages));
 }

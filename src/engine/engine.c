@@ -205,23 +205,23 @@ static fkv_status reserve_buffers(const fkv_engine *e, fkv_runner_config *c) {
     return FKV_OK;
 }
 
+static bool has_sealed_layers(const fkv_engine *e) {
+    const fkv_codec_kind kind = e->config.runner.k.kind;
+    return kind == FKV_CODEC_SEALED || kind == FKV_CODEC_CALIBRATED;
+}
+
 static fkv_status open_tier(fkv_engine *e) {
     fkv_prefix_tier *tier = &e->scheduler.tier;
     if (e->config.store == NULL) return FKV_OK;
     *tier = (fkv_prefix_tier){.store = *e->config.store,
                               .cache = fkv_runner_cache(e->runner),
                               .page_tokens = e->config.runner.page_tokens,
-                              .has_states = e->plan.cache.state_bytes != 0,
+                              .kinds = {has_sealed_layers(e), e->plan.cache.state_bytes != 0},
                               .first_group = page_group(e),
                               .seconds = engine_seconds};
     uint64_t packed_bytes = fkv_prefix_packed_bytes(tier->cache);
     tier->stats.buffer_bytes = fkv_engine_buffer_bytes(&e->plan, e->config.runner.page_tokens);
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
-}
-
-static bool has_sealed_layers(const fkv_engine *e) {
-    const fkv_codec_kind kind = e->config.runner.k.kind;
-    return kind == FKV_CODEC_SEALED || kind == FKV_CODEC_CALIBRATED;
 }
 
 /* Returns true if the cache has sliding-window layers or states. The open pages of sealed layers form a separate group, but

@@ -26,32 +26,41 @@ fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, c
     return FKV_OK;
 }
 
+/* Returns the maximum number of prompt pages that can be restored. The last prompt token is always computed. */
+static uint32_t max_restored(const fkv_prefix_tier *t, const fkv_job *job) {
+    return fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
+}
+
 void fkv_tier_announce(const fkv_prefix_tier *t, const fkv_job *job) {
     fkv_page_key states[ANNOUNCED_STATES];
     if (t->store.expect == NULL || job->n_keys == 0) return;
     t->store.expect(t->store.self, job->keys, job->n_keys);
-    for (uint32_t i = 0; t->has_states && i < job->n_keys; i += ANNOUNCED_STATES) {
+    for (uint32_t i = 0; t->kinds.has_states && i < job->n_keys; i += ANNOUNCED_STATES) {
         uint32_t n = 0;
         for (; n < ANNOUNCED_STATES && i + n < job->n_keys; n++)
-            if (fkv_prefix_state_key(&job->keys[i + n], &states[n]) != FKV_OK) return;
+            states[n] = fkv_part_key((fkv_prefix_part){FKV_PART_STATE, i + n}, job->keys);
         t->store.expect(t->store.self, states, n);
+    }
+    const uint32_t most = max_restored(t, job);
+    const fkv_part_kinds open_pages = {.has_open_pages = t->kinds.has_open_pages};
+    for (uint32_t i = 0; i < fkv_parts_count(open_pages, most); i++) {
+        const fkv_page_key key = fkv_part_key(fkv_parts_get(open_pages, most, i), job->keys);
+        t->store.expect(t->store.self, &key, 1);
     }
 }
 
 /* ---- restores ---- */
 
-/* Returns the end of the range to restore: end_page, or end_page + 1 if the cache has state layers and a snapshot follows the
- * last page. */
-static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + (t->has_states ? 1 : 0); }
+/* Returns the number of pages and additional parts of the prefix that is being restored. */
+static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + fkv_parts_count(t->kinds, t->end_page); }
 
-/* Computes the store key of a page to restore or, for page = end_page, of the snapshot after the last page. */
-static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t page) {
-    if (page < t->end_page) return t->job->keys[page];
-    fkv_page_key key = {{0}};
-    (void)fkv_prefix_state_key(&t->job->keys[t->end_page - 1],
-                               &key); /* cannot fail here, because requests are rejected without SHA-256 */
-    return key;
+/* Returns page i of the prefix that is being restored, or one of its additional parts. */
+static fkv_prefix_part restored_part(const fkv_prefix_tier *t, uint32_t i) {
+    if (i < t->end_page) return (fkv_prefix_part){FKV_PART_PAGE, i};
+    return fkv_parts_get(t->kinds, t->end_page, i - t->end_page);
 }
+
+static fkv_page_key restore_key(const fkv_prefix_tier *t, uint32_t i) { return fkv_part_key(restored_part(t, i), t->job->keys); }
 
 static void finish_restore(fkv_prefix_tier *t) {
     t->stats.read_seconds += t->seconds(t->seconds_user) - t->started_at;
@@ -64,14 +73,12 @@ static void finish_restore(fkv_prefix_tier *t) {
 /* Inserts a page that was read from the store into the prefix tree. A page that arrives after its job has ended is dropped. */
 static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
     if (a->removed || t->job == NULL || t->removing) return;
-    const fkv_page_key key = restore_key(t, t->n_restored);
-    const bool is_state = t->n_restored == t->end_page;
-    const uint32_t n_pages = is_state ? t->end_page : t->n_restored + 1;
+    const fkv_prefix_part part = restored_part(t, t->n_restored);
+    const fkv_page_key key = fkv_part_key(part, t->job->keys);
     double start = t->seconds(t->seconds_user);
     fkv_status status = a->status;
     if (status == FKV_OK)
-        status = (is_state ? fkv_prefix_unpack_state : fkv_prefix_unpack)(t->cache, t->job->r.tenant, t->job->r.prompt, n_pages,
-                                                                          &key, a->packed, a->n_bytes);
+        status = fkv_part_unpack(t->cache, part, t->job->r.tenant, t->job->r.prompt, &key, a->packed, a->n_bytes);
     double seconds = a->seconds + t->seconds(t->seconds_user) - start;
     double *average = t->n_restored == t->first_page ? &t->first_page_s : &t->page_s;
     *average = *average > 0.0 ? *average + PAGE_TIME_STEP * (seconds - *average) : seconds;
@@ -129,9 +136,9 @@ void fkv_tier_poll(fkv_prefix_tier *t) {
         t->n_requested++;
     }
     if (t->n_restored < restore_end(t) && !late) return;
-    if (t->n_restored > t->end_page) {
-        const fkv_page_key state = restore_key(t, t->end_page);
-        t->store.touch(t->store.self, &state, 1);
+    for (uint32_t i = t->end_page; i < t->n_restored; i++) {
+        const fkv_page_key key = restore_key(t, i);
+        t->store.touch(t->store.self, &key, 1);
     }
     t->store.touch(t->store.self, t->job->keys, fkv_min_u32(t->n_restored, t->end_page));
     if (t->n_restored < restore_end(t)) {
@@ -166,29 +173,35 @@ static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_ke
     return true;
 }
 
-/* Lowers *end_page to the last page boundary whose snapshot is in the store, or to first_page if there is no such boundary after
- * first_page. Returns false if the job should wait until the store knows which snapshots it has. */
-static bool find_stored_state(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
+/* Lowers *end_page to the end of the longest prefix whose additional parts are in the store, or to first_page if there is no such
+ * prefix after first_page. Returns false if the job should wait until the store knows which parts it has. */
+static bool find_stored_parts(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
     bool waits = false;
-    for (; *end_page > first_page; (*end_page)--) { /* looks up all snapshots before the job waits */
-        fkv_page_key key;
-        if (fkv_prefix_state_key(&job->keys[*end_page - 1], &key) != FKV_OK) continue;
-        if (t->store.contains(t->store.self, &key)) break;
-        waits = waits_for_answer(t, job, &key) || waits;
+    for (; *end_page > first_page; (*end_page)--) { /* looks up all parts before the job waits */
+        const uint32_t n_parts = fkv_parts_count(t->kinds, *end_page);
+        uint32_t n_found = 0;
+        for (uint32_t i = 0; i < n_parts; i++) {
+            const fkv_page_key key = fkv_part_key(fkv_parts_get(t->kinds, *end_page, i), job->keys);
+            const bool found = t->store.contains(t->store.self, &key);
+            n_found += found;
+            if (!found) waits = waits_for_answer(t, job, &key) || waits;
+        }
+        if (n_found == n_parts) break;
     }
     return !waits;
 }
 
-/* Computes the largest end_page such that the store holds all prompt pages [first_page, end_page) and, if the cache has state
- * layers, the snapshot after them. The result is cached in the job until first_page changes. If the store evicts one of these
- * pages later, reading it fails. Returns false if the job should wait until the store knows which pages it has. */
+/* Computes the largest end_page such that the store holds all prompt pages [first_page, end_page) and the additional parts of
+ * this prefix. The result is cached in the job until first_page changes. If the store evicts one of these pages later, reading it
+ * fails. Returns false if the job should wait until the store knows which pages it has. */
 static bool find_stored_pages(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page) {
     if (job->store_checked && job->store_first == first_page) return true;
-    uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
+    const uint32_t most = max_restored(t, job);
     uint32_t end_page = first_page;
     while (end_page < most && t->store.contains(t->store.self, &job->keys[end_page])) end_page++;
     if (end_page < most && waits_for_answer(t, job, &job->keys[end_page])) return false;
-    if (t->has_states && !find_stored_state(t, job, first_page, &end_page)) return false;
+    job->store_known = end_page;
+    if (!find_stored_parts(t, job, first_page, &end_page)) return false;
     job->store_checked = true;
     job->store_first = first_page;
     job->store_end = end_page;
@@ -207,7 +220,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         cost, (fkv_step_work){.n_prefill = n_tokens, .history = fkv_step_history(job->n_matched, n_tokens)});
     double now = t->seconds(t->seconds_user);
     if (cost->n_steps == 0) compute_s = MAX_FIRST_WAIT_S;
-    double restore_s = n > 0 ? t->first_page_s + (n - 1) * t->page_s : 0.0;
+    double restore_s = n > 0 ? t->first_page_s + (n - 1 + fkv_parts_count(t->kinds, end_page)) * t->page_s : 0.0;
     if (n == 0 || restore_s >= compute_s || (job->store_wait_since > 0.0 && now - job->store_wait_since > compute_s)) {
         t->stats.declined += n > 0;
         t->first_page_s *= n > 0 ? PAGE_TIME_DECAY : 1.0;
@@ -240,42 +253,38 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
-/* Writes each snapshot of the job after the pages that precede it have been sent to the store. Unless is_last is true, postpones
- * snapshots that the store is still looking up. */
-static void send_states(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
-    while (job->n_state_pages > 0) {
-        const uint32_t n_pages = job->state_pages[0];
-        fkv_page_key key;
-        uint64_t n_bytes = 0;
-        if (n_pages > job->n_sent) return;
-        if (fkv_prefix_state_key(&job->keys[n_pages - 1], &key) == FKV_OK && fkv_store_wants(&t->store, &key)) {
-            if (!is_last && fkv_store_pending(&t->store, &key)) return;
-            uint8_t *packed = fkv_traffic_buffer(t->traffic);
-            if (packed == NULL) return;
-            if (fkv_prefix_pack_state(t->cache, job->r.tenant, job->answers[0].tokens, n_pages, &key, packed, &n_bytes) == FKV_OK)
-                fkv_traffic_send(t->traffic, &key, n_bytes);
-        }
-        job->n_state_pages--;
-        memmove(job->state_pages, job->state_pages + 1, job->n_state_pages * sizeof job->state_pages[0]);
+/* Writes one page or part of the job if the store wants it. Returns false if this must be tried again later, because no buffer is
+ * free or, unless is_last is true, because the store does not know yet whether it has the part. */
+static bool send_part(fkv_prefix_tier *t, const fkv_job *job, fkv_prefix_part part, bool is_last) {
+    const fkv_page_key key = fkv_part_key(part, job->keys);
+    uint64_t n_bytes = 0;
+    if (!fkv_store_wants(&t->store, &key)) return true;
+    if (!is_last && fkv_store_pending(&t->store, &key)) return false;
+    uint8_t *packed = fkv_traffic_buffer(t->traffic);
+    if (packed == NULL) return false;
+    if (fkv_part_pack(t->cache, part, job->r.tenant, job->answers[0].tokens, &key, packed, &n_bytes) == FKV_OK)
+        fkv_traffic_send(t->traffic, &key, n_bytes);
+    return true;
+}
+
+/* Writes the pages of the job that the store wants, and the additional parts of each prefix whose pages have been sent. */
+static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
+    const uint32_t n_pages = job->answers[0].n_inserted / t->page_tokens;
+    for (; job->n_sent < n_pages && extend_keys(t, job); job->n_sent++)
+        if (!send_part(t, job, (fkv_prefix_part){FKV_PART_PAGE, job->n_sent}, is_last)) return;
+    while (job->n_ends > 0 && job->ends[0] <= job->n_sent) {
+        const uint32_t end = job->ends[0];
+        for (; job->n_parts_sent < fkv_parts_count(t->kinds, end); job->n_parts_sent++)
+            if (!send_part(t, job, fkv_parts_get(t->kinds, end, job->n_parts_sent), is_last)) return;
+        job->n_parts_sent = 0;
+        job->n_ends--;
+        memmove(job->ends, job->ends + 1, job->n_ends * sizeof job->ends[0]);
     }
 }
 
-/* Writes the pages and snapshots of the job that the store wants. Unless is_last is true, returns early if the store does not
- * know yet whether it has a page. */
-static void send_pages(fkv_prefix_tier *t, fkv_job *job, bool is_last) {
-    const fkv_answer *a = &job->answers[0];
-    uint32_t n_pages = a->n_inserted / t->page_tokens;
-    for (; job->n_sent < n_pages && extend_keys(t, job); job->n_sent++) {
-        const fkv_page_key *key = &job->keys[job->n_sent];
-        if (!fkv_store_wants(&t->store, key)) continue;
-        if (!is_last && fkv_store_pending(&t->store, key)) return;
-        uint64_t n_bytes = 0;
-        uint8_t *packed = fkv_traffic_buffer(t->traffic);
-        if (packed == NULL) return;
-        if (fkv_prefix_pack(t->cache, job->r.tenant, a->tokens, job->n_sent + 1, key, packed, &n_bytes) == FKV_OK)
-            fkv_traffic_send(t->traffic, key, n_bytes);
-    }
-    send_states(t, job, is_last);
+void fkv_tier_note_end(const fkv_prefix_tier *t, fkv_job *job, uint32_t n_pages) {
+    const bool is_known = job->n_ends > 0 && job->ends[job->n_ends - 1] == n_pages;
+    if (t->traffic != NULL && !is_known && job->n_ends < FKV_MAX_ENDS_SENT) job->ends[job->n_ends++] = n_pages;
 }
 
 void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
@@ -285,8 +294,9 @@ void fkv_tier_send(fkv_prefix_tier *t, fkv_job *job) {
 void fkv_tier_end_job(fkv_prefix_tier *t, fkv_job *job) {
     if (t->traffic == NULL) return;
     if (t->job == job) finish_restore(t);
-    const uint32_t rolling = job->answers[0].rolling / t->page_tokens;
-    if (rolling > 0 && job->n_state_pages < FKV_MAX_STATES_SENT) job->state_pages[job->n_state_pages++] = rolling;
+    const fkv_answer *a = &job->answers[0];
+    const uint32_t end = (t->kinds.has_states ? a->rolling : a->n_inserted) / t->page_tokens;
+    if (end > job->r.n_prompt / t->page_tokens) fkv_tier_note_end(t, job, end);
     send_pages(t, job, true);
     t->stats.unsent_pages += job->answers[0].n_inserted / t->page_tokens - job->n_sent;
     t->store.touch(t->store.self, job->keys, job->n_sent);

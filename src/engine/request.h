@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-enum { FKV_MAX_STATES_SENT = 16 };
+enum { FKV_MAX_ENDS_SENT = 16 };
 
 typedef struct fkv_answer {
     fkv_seq seq; /* handle of the answer's sequence; 0 if no sequence is open */
@@ -58,9 +58,10 @@ typedef struct fkv_job {
     fkv_page_key root;     /* root key of this tenant, from which all page keys are derived; used only with a prefix store */
     fkv_page_key *keys; /* [max_keys] store keys of the pages of prompt and answer 0; only the first n_keys have been computed */
     uint32_t n_keys;
-    uint32_t state_pages[FKV_MAX_STATES_SENT]; /* [n_state_pages] snapshots that must still be written to the store, each
-                                                  identified by the number of pages before it */
-    uint32_t n_state_pages;
+    uint32_t ends[FKV_MAX_ENDS_SENT]; /* [n_ends] lengths, in pages, of prefixes that later prompts are likely to share. Their
+                                         snapshots and open pages must still be written to the store */
+    uint32_t n_ends;
+    uint32_t n_parts_sent;   /* number of parts of the prefix ends[0] that have been sent */
     uint32_t n_sent;         /* pages [0, n_sent) are in the store or have been sent to it */
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
     double store_asked_at;   /* time at which the job started to wait for the page lookup in the store; 0 if it has not waited */
@@ -68,6 +69,8 @@ typedef struct fkv_job {
     bool store_checked;      /* true if the store was queried; pages [store_first, store_end) are then in the store */
     uint32_t store_first;
     uint32_t store_end;
+    uint32_t store_known; /* number of leading prompt pages in memory or in the store, including those without the snapshot or the
+                             open pages that a restore needs */
     char message[512];    /* error message if the job failed */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;

@@ -16,7 +16,6 @@ enum {
     MAX_COMPARED = 16,       /* maximum number of queued jobs whose prompts are compared with a new prompt */
     ANSWER_PREFIX = 16,      /* maximum number of tokens between the last message and the answer in a chat template */
     SNAPSHOT_SPACING = 4096, /* distance, in tokens, between additional snapshots in a long prompt */
-    OPEN_SPAN = 4,           /* pages in a span of a sealed layer, as defined in docs/page_format.md */
     MAX_OPEN_PAGES = 7       /* maximum number of open pages that a sequence holds between steps: the first page, a span, the
                                 following page, and one page before the span */
 };
@@ -343,7 +342,10 @@ static fkv_status open_sequences(fkv_scheduler *s, fkv_job *job) {
     uint32_t n_shared = 0;
     fkv_status status = FKV_OK;
     job->junction = 0;
-    if (s->device.has_states || s->device.has_sealed) (void)fkv_prefix_overlap(s->device.cache, &config, &job->junction);
+    if (s->device.has_states || s->device.has_sealed) {
+        (void)fkv_prefix_overlap(s->device.cache, &config, &job->junction);
+        job->junction = fkv_max_u32(job->junction, job->store_known * s->device.page_tokens);
+    }
     for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
         status = fkv_seq_open(s->device.cache, &config, &job->answers[i].seq, i == 0 ? &n_shared : NULL);
         if (status == FKV_OK) s->n_seqs++;
@@ -478,7 +480,7 @@ static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at)
 /* Returns true if sealed layers no longer hold the open pages before position `at`, a multiple of page_tokens, when the sequence
  * has `length` tokens. A prefix that is inserted at this length can then not be shared up to `at`. */
 static bool is_sealed_over(const fkv_scheduler *s, uint32_t at, uint32_t length) {
-    const uint32_t span = OPEN_SPAN * s->device.page_tokens;
+    const uint32_t span = FKV_SPAN_PAGES * s->device.page_tokens;
     return at % span != 0 && length >= s->device.page_tokens && at / span < (length - s->device.page_tokens) / span;
 }
 
@@ -545,11 +547,21 @@ static void insert_prefix(fkv_scheduler *s, fkv_job *job, fkv_answer *a) {
     const bool keeps_state = !is_prefill || is_snapshot(s, job, a->n_fed);
     a->n_inserted = at_boundary && !keeps_state ? a->n_fed - 1 : a->n_fed;
     (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, a->n_inserted);
-    if (at_boundary && keeps_state && is_prefill && job->n_state_pages < FKV_MAX_STATES_SENT)
-        job->state_pages[job->n_state_pages++] = a->n_fed / page;
+    if (at_boundary && keeps_state && is_prefill) fkv_tier_note_end(&s->tier, job, a->n_fed / page);
     if (!at_boundary || is_prefill) return;
     if (a->rolling != 0) (void)fkv_snapshot_drop(s->device.cache, job->r.tenant, a->tokens, a->rolling);
     a->rolling = a->n_fed;
+}
+
+/* Notes the prefixes of the prompt whose open pages should be written to the prefix store after a prefill chunk that started at
+ * prompt position `from`: the prefix that earlier prompts have in common with this prompt, and the longest prefix that a
+ * repetition of this prompt can share. In a cache with state layers, insert_prefix() notes prefixes with a snapshot instead. */
+static void note_open_pages(fkv_scheduler *s, fkv_job *job, uint32_t from) {
+    const uint32_t page = s->device.page_tokens;
+    const uint32_t n_fed = job->answers[0].n_fed;
+    if (!s->device.has_sealed || s->device.has_states) return;
+    if (job->junction > from && job->junction <= n_fed) fkv_tier_note_end(&s->tier, job, job->junction / page);
+    if (n_fed == job->r.n_prompt) fkv_tier_note_end(&s->tier, job, (n_fed - 1) / page);
 }
 
 static bool is_end_token(const fkv_scheduler *s, uint32_t token) {
@@ -664,8 +676,11 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
         uint32_t n_drafted = s->rows[i].logits == FKV_LOGITS_ALL ? s->rows[i].n_tokens - 1 : 0;
         if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
         a->n_fed += s->rows[i].n_tokens - n_drafted;
-        if (job->phase == FKV_PHASE_PREFILL) s->stats.computed_tokens += s->rows[i].n_tokens;
         insert_prefix(s, job, a);
+        if (job->phase == FKV_PHASE_PREFILL) {
+            s->stats.computed_tokens += s->rows[i].n_tokens;
+            note_open_pages(s, job, a->n_fed - s->rows[i].n_tokens);
+        }
         if (s->rows[i].logits == FKV_LOGITS_NONE) continue;
         if (job->phase == FKV_PHASE_PREFILL)
             start_answers(s, job, row);

@@ -7,8 +7,7 @@
  * down to a multiple of `span`, so pages are released in whole spans. A group with spare pages (n_spare > 0) also keeps the pages
  * that a query at a position n_spare pages earlier would attend to, so that truncate() can shorten a sequence by up to n_spare
  * pages. A sequence can lack spare pages if it was truncated, shares a prefix, or was loaded from a file. At most one group has
- * spare pages, and prefix stores hold only the sink pages of that group. Logical page i of a sequence holds tokens [i *
- * page_tokens, (i + 1) * page_tokens).
+ * spare pages. Logical page i of a sequence holds tokens [i * page_tokens, (i + 1) * page_tokens).
  *
  * State group. At most one group is a state group: its pages are not rows of tokens but whole recurrent states. A state is a
  * function of all tokens before it. A sequence of length L > 0 holds exactly one page of this group, the state after its first L
@@ -128,13 +127,17 @@ fkv_status fkv_pager_overlap(const fkv_pager *pager, const fkv_seq_config *confi
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]);
 
-/* Returns whether a prefix-tree node of logical page `logical` may have pages in exactly the groups of the bit mask `groups`. */
+/* Returns a bit mask of the groups whose pages fkv_pager_prefix_begin() inserts for logical page `logical`: all groups except the
+ * state group and, unless the page is a sink page, the group with spare pages. */
+uint32_t fkv_pager_page_groups(const fkv_pager *pager, uint32_t logical);
+
+/* Returns whether `groups` is a valid argument of fkv_pager_prefix_begin() for logical page `logical`. */
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
 
-/* Inserts a snapshot (a page of the state group) into a node that is already in the tree. Otherwise works in the same way as
- * fkv_pager_prefix_begin(). */
-fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
-                                 uint32_t pages[FKV_MAX_GROUPS]);
+/* Inserts a page of one group into a node that is already in the tree: a snapshot (a page of the state group) or a page of the
+ * group with spare pages that is not a sink page. Otherwise works in the same way as fkv_pager_prefix_begin(). */
+fkv_status fkv_pager_part_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t group,
+                                uint32_t pages[FKV_MAX_GROUPS]);
 
 /* Inserts the last of n_pages logical pages into the tree, without a sequence. For each group in which the tree does not have
  * this logical page, allocates a physical page, evicting older prefixes if no page is free. pages[g] receives the physical page

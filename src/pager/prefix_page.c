@@ -17,19 +17,11 @@ static uint32_t find_page_node(const fkv_pager *pager, uint64_t tenant, const ui
     return node;
 }
 
-/* Returns whether prefix stores hold logical page `logical` of the group. In a group with spare pages, they hold only sink pages,
- * because the other pages are larger than all the pages of other groups and save at most one span of computation. */
-static bool is_storable(const fkv_pager *pager, uint32_t logical, uint32_t group) {
-    if (group >= pager->spec.n_groups) return false;
-    return pager->groups[group].n_spare == 0 || logical < pager->groups[group].n_fixed;
-}
-
 bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                            uint32_t pages[FKV_MAX_GROUPS]) {
     uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     if (node == FKV_NO_NODE) return false;
-    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++)
-        pages[g] = is_storable(pager, n_pages - 1, g) ? pager->tree.nodes[node].pages[g] : FKV_NO_PAGE;
+    memcpy(pages, pager->tree.nodes[node].pages, sizeof pager->tree.nodes[node].pages);
     return true;
 }
 
@@ -44,12 +36,22 @@ fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_
     return FKV_OK;
 }
 
+/* Returns whether pages of the group are inserted together with their node. Snapshots and, except for sink pages, pages of a
+ * group with spare pages are inserted later (fkv_pager_part_begin()). */
+static bool is_node_page(const fkv_pager *pager, uint32_t logical, uint32_t group) {
+    const fkv_group *g = &pager->groups[group];
+    return group < pager->spec.n_groups && !g->is_state && (g->n_spare == 0 || logical < g->n_fixed);
+}
+
+uint32_t fkv_pager_page_groups(const fkv_pager *pager, uint32_t logical) {
+    uint32_t groups = 0;
+    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) groups |= (uint32_t)is_node_page(pager, logical, g) << g;
+    return groups;
+}
+
 bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups) {
-    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
-        bool there = (groups >> g & 1) != 0;
-        if ((there && !is_storable(pager, logical, g)) || (!there && g == pager->full)) return false;
-    }
-    return groups != 0 && groups < UINT32_C(1) << FKV_MAX_GROUPS;
+    if (pager->full != FKV_NO_GROUP && (groups >> pager->full & 1) == 0) return false;
+    return groups != 0 && (groups & ~fkv_pager_page_groups(pager, logical)) == 0;
 }
 
 /* Ensures that the group has a free page. To free a page, evicts only pages that were used less recently than the most recently
@@ -101,21 +103,22 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
     return FKV_OK;
 }
 
-fkv_status fkv_pager_state_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
-                                 uint32_t pages[FKV_MAX_GROUPS]) {
+fkv_status fkv_pager_part_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t group,
+                                uint32_t pages[FKV_MAX_GROUPS]) {
     FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open; commit or abort it first");
-    FKV_ASSERT(n_pages > 0 && pager->state != FKV_NO_GROUP);
+    FKV_ASSERT(n_pages > 0 && group < pager->spec.n_groups && !is_node_page(pager, n_pages - 1, group));
     uint32_t node = FKV_NO_NODE;
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) pages[g] = FKV_NO_PAGE;
     FKV_TRY(touch_path(pager, tenant, tokens, n_pages, &node));
-    if (pager->tree.nodes[node].pages[pager->state] != FKV_NO_PAGE) return FKV_OK;
-    if (!ensure_free_page(pager, pager->state)) {
+    if (pager->tree.nodes[node].pages[group] != FKV_NO_PAGE) return FKV_OK;
+    if (!ensure_free_page(pager, group)) {
         fkv_pager_settle(pager);
-        return fkv_fail(FKV_POOL_FULL, "no state is free, and no cached state was used less recently than this prefix");
+        return fkv_fail(FKV_POOL_FULL,
+                        "no page of layer group %u is free, and no cached page was used less recently than this prefix", group);
     }
-    pages[pager->state] = fkv_pool_take(&pager->groups[pager->state].pool);
-    fkv_tree_adopt(pager, node, pager->state, pages[pager->state]);
-    fkv_tree_page_change(pager, pager->state, pages[pager->state], -1, 0); /* afterwards, only the tree references the page */
+    pages[group] = fkv_pool_take(&pager->groups[group].pool);
+    fkv_tree_adopt(pager, node, group, pages[group]);
+    fkv_tree_page_change(pager, group, pages[group], -1, 0); /* afterwards, only the tree references the page */
     return FKV_OK;
 }
 
@@ -124,15 +127,11 @@ void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tok
     uint32_t node = find_page_node(pager, tenant, tokens, n_pages);
     FKV_ASSERT(node != FKV_NO_NODE);
     const fkv_node *n = &pager->tree.nodes[node];
-    /* is_new is true if the node was added to the tree together with this page */
-    const bool is_state = pager->state != FKV_NO_GROUP && pages[pager->state] != FKV_NO_PAGE;
-    bool is_new =
-        (pager->full == FKV_NO_GROUP && !is_state) || (pager->full != FKV_NO_GROUP && pages[pager->full] != FKV_NO_PAGE);
-    if (!good && is_new && n->n_children == 0 && n->busy == 0) {
-        fkv_tree_remove_leaf(pager, node);
-    } else if (!good) {
-        for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-            if (pages[g] != FKV_NO_PAGE) fkv_tree_abandon(pager, node, g);
+    bool is_empty = !good;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (!good && pages[g] != FKV_NO_PAGE) fkv_tree_abandon(pager, node, g);
+        is_empty &= n->pages[g] == FKV_NO_PAGE;
     }
+    if (is_empty && n->n_children == 0 && n->busy == 0) fkv_tree_remove_leaf(pager, node);
     fkv_pager_settle(pager);
 }

@@ -47,14 +47,25 @@ fkv_status fkv_prefix_key(const fkv_page_key *above, const uint32_t *tokens, uin
     return fkv_sha256_close(&sha, key->bytes);
 }
 
-fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key) {
-    static const char label[] = "recurrent state";
-    FKV_REQUIRE(page != NULL && key != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_state_key: argument \"page\" or \"key\" is NULL");
+/* Derives a key from the key of a page. label: [n_label] */
+static fkv_status derive_key(const fkv_page_key *page, const char *label, size_t n_label, fkv_page_key *key) {
+    FKV_REQUIRE(page != NULL && key != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_state_key or fkv_prefix_open_key: argument \"page\" or \"key\" is NULL");
     fkv_sha256 sha;
     fkv_sha256_open(&sha);
     fkv_sha256_add(&sha, page->bytes, sizeof page->bytes);
-    fkv_sha256_add(&sha, label, sizeof label);
+    fkv_sha256_add(&sha, label, n_label);
     return fkv_sha256_close(&sha, key->bytes);
+}
+
+fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key) {
+    static const char label[] = "recurrent state";
+    return derive_key(page, label, sizeof label, key);
+}
+
+fkv_status fkv_prefix_open_key(const fkv_page_key *page, fkv_page_key *key) {
+    static const char label[] = "open page";
+    return derive_key(page, label, sizeof label, key);
 }
 
 /* ---- layout ---- */
