@@ -54,10 +54,7 @@ fkv_engine *engine_fixture_open(uint32_t max_seqs) {
     c.max_wait_s = 0.0; /* admission must not depend on the speed of the machine */
     c.step_ms = 20.0;
     c.runner.isa = engine_fixture.isa;
-    if (engine_fixture.is_sealed) {
-        c.runner.k = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED};
-        c.runner.v = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED_V};
-    }
+    if (engine_fixture.is_affine) ck_ok(fkv_codec_parse("8/4", &c.runner.k, &c.runner.v));
     c.store = engine_fixture.store;
     c.peer = engine_fixture.peer;
     ck_ok(fkv_engine_open(engine_fixture.model, &c, &engine));

@@ -14,7 +14,7 @@ typedef struct engine_fixture_options {
     const fkv_prefix_store *store;
     uint32_t n_prompt; /* number of prompt tokens of a request */
     uint32_t n_drafts;
-    bool is_sealed; /* true if the layers are sealed */
+    bool is_affine; /* true: codec 8/4; false: the default codec, which is sealed */
     fkv_isa isa;
     fkv_engine *peer; /* engine with which the engine takes turns */
 } engine_fixture_options;

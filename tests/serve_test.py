@@ -257,7 +257,7 @@ def several_models_are_chosen_by_name():
         tales = server.post("/v1/completions", ask)
     # Both caches are reduced to fit one budget.
     with tempfile.TemporaryDirectory(prefix="flatkv-serve-") as path, \
-            serving("-m", STORIES, "--alias", "needle", "--alias", "tales", "--memory", "60M", "--embeddings", "--embedding-tokens", "64", "--parallel", "2",
+            serving("-m", STORIES, "--alias", "needle", "--alias", "tales", "--memory", "76M", "--embeddings", "--embedding-tokens", "64", "--parallel", "2",
                     "--prefix-dir", path) as server:
         assert names(server, "/v1/models", "data", "id") == names(server, "/api/tags", "models", "name") == names(server, "/api/ps", "models", "model") == ["needle", "tales"]
         for name, alone in (("needle", needle), ("tales", tales), ("tales:latest", tales)):
@@ -298,7 +298,7 @@ def several_models_are_chosen_by_name():
         assert not any("_seconds_count" in key and "model_name" not in key for key in metrics), metrics
         planned = sum(metrics[f'planned_bytes{{model_name="{name}"}}'] for name in ("needle", "tales"))
         planned += metrics["prefix_store_memory_bytes"]  # the index of the store, which both models share
-        assert 40 << 20 < planned <= 60 << 20, planned
+        assert 40 << 20 < planned <= 76 << 20, planned
         report = server.stop()
         assert "needle: cache of" in report and "tales: cache of" in report and "2 models: " in report, report
     with serving("-c", "2K", "-m", STORIES) as server:
@@ -1205,7 +1205,8 @@ def prefixes_survive_a_restart():
             assert answer["choices"][0]["message"] == other["choices"][0]["message"] == expected
             metrics = server.metrics(ADMIN)
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached > 500 and metrics["prefix_store_read_pages_total"] == cached / 64, (cached, metrics)
+            open_pages = cached // 64 % 4  # pages of sealed layers that are also read in open form
+            assert cached > 500 and metrics["prefix_store_read_pages_total"] == cached // 64 + open_pages, (cached, metrics)
             assert 0 < metrics["prefix_store_bytes"] <= metrics["prefix_store_max_bytes"] == 8 << 20, metrics
             second = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, timeout=600, check=False)
             assert second.returncode != 0 and b"separate folder" in second.stderr, second

@@ -60,7 +60,7 @@ typedef struct fkv_engine_config {
 } fkv_engine_config;
 
 /* Returns the default configuration: 8 concurrent answers, 100 ms steps, a queue of 256 requests with at most 120 s of predicted
- * wait, 64 tenants, 1024 new tokens per answer, and the K8/V4 codec, which shares prefixes at page granularity. */
+ * wait, 64 tenants, 1024 new tokens per answer, and the codec of fkv_runner_config_default(). */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
 
 /* Returns the size of the I/O buffers that an engine with a prefix store allocates in addition to plan->total_bytes. */

@@ -155,8 +155,6 @@ int cli_serve(int argc, char **argv) {
     model_options *m = &o.models.options;
     engine_options *e = &o.models.engine;
     kit_option common[N_MODEL_OPTIONS];
-    fkv_engine_config usual = fkv_engine_config_default();
-    m->codecs.codecs[0] = codec_of_runner(&usual.runner);
     m->model = NULL;
     model_options_list(m, common);
     model_options_repeat(common, &o.words);

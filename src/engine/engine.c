@@ -59,10 +59,6 @@ fkv_engine_config fkv_engine_config_default(void) {
                            .default_new = 1024,
                            .ageing_s = 10.0,
                            .output_weight = 2.0};
-    /* Unlike the runner's default codec, this codec is not sealed. Prefix stores can therefore share prefixes up to any page
-     * boundary, not only up to span boundaries. */
-    c.runner.k = (fkv_codec_config){8, 64};
-    c.runner.v = (fkv_codec_config){4, 64};
     c.runner.max_seqs = 8;
     c.runner.max_logit_rows = 8;
     return c;
@@ -205,9 +201,11 @@ static fkv_status reserve_buffers(const fkv_engine *e, fkv_runner_config *c) {
     return FKV_OK;
 }
 
+/* Returns true if the codec is sealed and the model has layers with keys and values. */
 static bool has_sealed_layers(const fkv_engine *e) {
     const fkv_codec_kind kind = e->config.runner.k.kind;
-    return kind == FKV_CODEC_SEALED || kind == FKV_CODEC_CALIBRATED;
+    const uint32_t n_state_groups = e->plan.cache.state_bytes != 0 ? 1 : 0;
+    return (kind == FKV_CODEC_SEALED || kind == FKV_CODEC_CALIBRATED) && e->plan.cache.n_groups > n_state_groups;
 }
 
 static fkv_status open_tier(fkv_engine *e) {
