@@ -171,6 +171,16 @@ void stress_tree_offer(stress_cache *c, const stress_seq *seq, uint32_t n_tokens
     stress_tree_settle(c);
 }
 
+void stress_tree_restored(stress_cache *c, uint64_t tenant, const uint32_t *ids, uint32_t n_tokens, bool has_state) {
+    uint64_t chain = stress_chain_begin(c->fixture, tenant);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        chain = stress_mix(chain, ids[i]);
+        if ((i + 1) % c->config.base.page_tokens == 0) add_chain(&c->offered, chain);
+    }
+    if (has_state) add_chain(&c->snapped, chain);
+    c->exact = false;
+}
+
 void stress_tree_clear(stress_cache *c) {
     c->exact =
         c->n_seqs == 0 && !stress_has_window(&c->config) && !stress_has_sealed_layer(&c->config) && c->config.n_states == 0;

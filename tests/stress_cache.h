@@ -82,6 +82,10 @@ uint32_t stress_tree_match(const stress_cache *cache, uint64_t tenant, const uin
 void stress_tree_offer(stress_cache *cache, const stress_seq *seq, uint32_t n_tokens);
 void stress_tree_clear(stress_cache *cache);
 
+/* Records that the pages of n_tokens tokens, and the snapshot after them if has_state is true, were unpacked into the tree, which
+ * may have evicted other prefixes. */
+void stress_tree_restored(stress_cache *cache, uint64_t tenant, const uint32_t *ids, uint32_t n_tokens, bool has_state);
+
 /* Returns whether the tree may have a snapshot after the first n tokens of the sequence. */
 bool stress_was_snapped(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 

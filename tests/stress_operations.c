@@ -290,9 +290,19 @@ typedef struct operation {
 } operation;
 
 static const operation OPERATIONS[] = {
-    {14, false, open_seq},   {6, true, fork_seq},      {8, true, truncate_seq},    {6, true, close_seq},
-    {4, true, reserve_seq},  {9, true, insert_prefix}, {1, false, clear_prefixes}, {5, true, stress_save},
-    {5, false, stress_load}, {5, false, bad_call},     {1, true, drop_snapshot},
+    {14, false, open_seq},
+    {6, true, fork_seq},
+    {8, true, truncate_seq},
+    {6, true, close_seq},
+    {4, true, reserve_seq},
+    {9, true, insert_prefix},
+    {1, false, clear_prefixes},
+    {5, true, stress_save},
+    {5, false, stress_load},
+    {5, false, bad_call},
+    {1, true, drop_snapshot},
+    {4, true, stress_store_prefix},
+    {5, false, stress_restore_prefix},
 };
 enum { N_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0], STEP_PERCENT = 50 };
 

@@ -4,7 +4,9 @@
 
 #include "stress_cache.h"
 
-enum { STRESS_CACHES = 2, STRESS_FILES = 3, STRESS_PATH = 512 };
+#include <flatkv/prefix_store.h>
+
+enum { STRESS_CACHES = 2, STRESS_FILES = 3, STRESS_PATH = 512, STRESS_PREFIXES = 4, STRESS_STORED_PAGES = 14 };
 
 typedef struct stress_file {
     char path[STRESS_PATH];
@@ -13,12 +15,29 @@ typedef struct stress_file {
     uint64_t origin;
 } stress_file;
 
+typedef struct stress_object {
+    fkv_page_key key;
+    uint8_t *bytes; /* NULL if the prefix does not have this object */
+    uint64_t n;
+} stress_object;
+
+enum { STRESS_PAGE, STRESS_OPEN_PAGE, STRESS_STATE, STRESS_N_PARTS };
+
+/* A packed prefix. */
+typedef struct stress_prefix {
+    uint64_t tenant;
+    uint32_t *ids;
+    uint32_t n_pages; /* 0 if there is no prefix yet */
+    stress_object objects[STRESS_N_PARTS][STRESS_STORED_PAGES];
+} stress_prefix;
+
 typedef struct stress_counts {
     uint64_t configurations, steps, commits, aborts, opened, hits, forks, truncates, gone, inserts, clears, closes,
         closes_in_steps, reserves;
     uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, latent, turbo, same,
         slack, beyond, gone_open;
     uint64_t states, state_hits, state_truncates, state_gone, state_saves, state_loads, drops;
+    uint64_t stored, restored, restored_open, restored_states, wrong_objects;
 } stress_counts;
 
 typedef struct stress_run {
@@ -28,6 +47,7 @@ typedef struct stress_run {
     stress_cache caches[STRESS_CACHES]; /* two caches with the same identity but different sizes */
     uint32_t n_caches;
     stress_file files[STRESS_FILES];
+    stress_prefix prefixes[STRESS_PREFIXES];
     const char *folder;
     uint8_t *rows[4]; /* K, V, Q and output rows of one layer of a step */
     size_t rows_bytes;
@@ -52,5 +72,10 @@ void stress_snapshot(stress_run *l, stress_cache *cache);
 void stress_save(stress_run *l, stress_cache *cache);
 void stress_load(stress_run *l, stress_cache *cache);
 void stress_files_forget(stress_run *l);
+
+/* ---- packed prefixes ---- */
+void stress_store_prefix(stress_run *l, stress_cache *cache);
+void stress_restore_prefix(stress_run *l, stress_cache *cache);
+void stress_prefixes_forget(stress_run *l);
 
 #endif
