@@ -338,6 +338,35 @@ START_TEST(snapshots_are_evicted_in_order_of_use) {
 }
 END_TEST
 
+/* A snapshot within a span needs the open pages of the span. A long answer, of which only the last snapshot is kept, fills the
+ * pool of open pages. */
+START_TEST(open_pages_of_a_snapshot_outlive_those_without_one) {
+    enum { SNAPSHOT = 6 * PAGE, END = 24 * PAGE };
+    static state_seq s;
+    fkv_cache *cache = NULL;
+    fkv_config config = state_config(2);
+    layers[1].k = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED};
+    layers[1].v = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED_V};
+    config.max_seqs = 1;
+    config.max_tokens = END;
+    ck_ok(fkv_cache_open(&config, &cache));
+    cache_tokens(1, s.tokens, MAX_LEN);
+    s.n = 0;
+    ck_ok(fkv_seq_open(cache, &(fkv_seq_config){.max_tokens = END}, &s.seq, NULL));
+    append(cache, &s, SNAPSHOT);
+    ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, SNAPSHOT));
+    while (s.n < END) {
+        append(cache, &s, PAGE);
+        ck_ok(fkv_prefix_insert(cache, s.seq, s.tokens, s.n));
+        if (s.n > SNAPSHOT + PAGE) ck_ok(fkv_snapshot_drop(cache, 0, s.tokens, s.n - PAGE));
+    }
+    ck_ok(fkv_seq_close(cache, s.seq));
+    open_state_seq(cache, &s, 1, SNAPSHOT + 1, SNAPSHOT);
+    check_state(cache, &s);
+    fkv_cache_close(cache);
+}
+END_TEST
+
 START_TEST(dropped_snapshots_are_gone_unless_a_sequence_uses_them) {
     static state_seq a;
     static state_seq b;
@@ -568,5 +597,5 @@ TEST_MAIN("state_layers", plan_counts_the_states, a_step_with_fewer_tokens_than_
           invalid_state_layers_are_rejected, state_layers_and_page_layers_have_different_calls,
           forks_share_a_state_until_one_of_them_steps, truncate_reaches_snapshots_and_reports_the_nearest,
           prefixes_are_shared_up_to_a_snapshot, snapshots_are_evicted_in_order_of_use,
-          dropped_snapshots_are_gone_unless_a_sequence_uses_them, page_files_store_the_state, packed_states_restore_a_prefix,
-          random_operations_never_mix_up_states)
+          open_pages_of_a_snapshot_outlive_those_without_one, dropped_snapshots_are_gone_unless_a_sequence_uses_them,
+          page_files_store_the_state, packed_states_restore_a_prefix, random_operations_never_mix_up_states)

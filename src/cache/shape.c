@@ -147,10 +147,15 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
 }
 
 /* Returns the number of open pages planned for cached prefixes that no sequence uses: first pages, without which a prefix cannot
- * be shared, and other pages for the positions where prompts diverge: one per sequence, but at least those of a partial span. */
-static uint64_t open_cached_pages(const fkv_config *c, uint32_t most) {
+ * be shared, and other pages for the positions where prompts diverge: one per sequence, but at least those of a partial span.
+ * With state layers, there are also other pages for snapshots, up to one per span of the capacity, because a prefix cannot be
+ * shared up to a snapshot without the open pages of its span. */
+static uint64_t open_cached_pages(const fkv_config *c, uint32_t most, bool has_states) {
     const uint32_t n_first = c->max_seqs + most / PAGES_PER_PREFIX;
-    return (uint64_t)n_first + fkv_min_u32(fkv_max_u32(c->max_seqs, FKV_OPEN_SPAN - 1), most);
+    const uint64_t for_snapshots = has_states ? (uint64_t)c->max_snapshots * (FKV_OPEN_SPAN - 1) : 0;
+    const uint64_t per_span = most / FKV_OPEN_SPAN;
+    return (uint64_t)n_first + fkv_min_u32(fkv_max_u32(c->max_seqs, FKV_OPEN_SPAN - 1), most) +
+           (for_snapshots < per_span ? for_snapshots : per_span);
 }
 
 /* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
@@ -191,7 +196,7 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
             pages = at_most < pages || g == *state_group ? at_most : pages;
         }
         if (g == *state_group) pages += c->max_snapshots;
-        if (g == *open_group) pages += open_cached_pages(c, most);
+        if (g == *open_group) pages += open_cached_pages(c, most, *state_group < FKV_MAX_GROUPS);
         pager->groups[g].n_pages = (uint32_t)pages; /* `pages` is less than 2^28, because max_tokens and max_seqs are bounded */
     }
     return FKV_OK;

@@ -15,8 +15,8 @@ uint32_t fkv_parts_count(fkv_part_kinds kinds, uint32_t n_pages) {
 
 fkv_prefix_part fkv_parts_get(fkv_part_kinds kinds, uint32_t n_pages, uint32_t i) {
     FKV_ASSERT(i < fkv_parts_count(kinds, n_pages));
-    if (i < count_open_pages(kinds, n_pages)) return (fkv_prefix_part){FKV_PART_OPEN_PAGE, first_open_page(n_pages) + i};
-    return (fkv_prefix_part){FKV_PART_STATE, n_pages - 1};
+    if (kinds.has_states && i == 0) return (fkv_prefix_part){FKV_PART_STATE, n_pages - 1};
+    return (fkv_prefix_part){FKV_PART_OPEN_PAGE, first_open_page(n_pages) + i - (kinds.has_states ? 1 : 0)};
 }
 
 fkv_page_key fkv_part_key(fkv_prefix_part part, const fkv_page_key *keys) {

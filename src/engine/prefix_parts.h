@@ -28,7 +28,8 @@ typedef struct fkv_part_kinds {
 /* Returns the number of additional parts of a prefix with n_pages pages: at most FKV_SPAN_PAGES. */
 uint32_t fkv_parts_count(fkv_part_kinds kinds, uint32_t n_pages);
 
-/* Returns additional part i of a prefix with n_pages pages. Open pages come first. */
+/* Returns additional part i of a prefix with n_pages pages. The snapshot comes first, because the prefix tree evicts open pages
+ * that no snapshot needs. */
 fkv_prefix_part fkv_parts_get(fkv_part_kinds kinds, uint32_t n_pages, uint32_t i);
 
 /* Returns the store key of a part. keys: [part.page + 1] store keys of the pages */

@@ -317,6 +317,38 @@ static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
     return worst;
 }
 
+/* Returns whether a prefix that ends at a snapshot needs the node's page of `group`, a group with spare pages: whether the node
+ * or one of its descendants in the same span has a state, and the span continues after it. */
+static bool snapshot_needs(const fkv_pager *pager, uint32_t node, uint32_t group) {
+    const fkv_node *nodes = pager->tree.nodes;
+    const fkv_pool *states = &pager->groups[pager->state].pool;
+    const uint32_t span = pager->groups[group].span;
+    for (uint32_t page = 0; page < states->n_pages; page++) {
+        uint32_t at = states->node[page];
+        if (at == FKV_NO_NODE || nodes[at].depth / span != nodes[node].depth / span || (nodes[at].depth + 1) % span == 0)
+            continue;
+        while (nodes[at].depth > nodes[node].depth) at = nodes[at].parent;
+        if (at == node) return true;
+    }
+    return false;
+}
+
+/* Returns the node whose page in a group with spare pages should be evicted: the oldest page that no snapshot needs, or the
+ * oldest page if there is none. Without a snapshot, no prefix can end in the span of the page. */
+static uint32_t least_needed_page(const fkv_pager *pager, uint32_t group) {
+    const fkv_tree *tree = &pager->tree;
+    const fkv_node_heap *heap = &tree->cached[group];
+    enum { MAX_COMPARED = 63 }; /* bounds the time of an eviction; the first heap items are among the oldest */
+    uint32_t worst = FKV_NO_NODE;
+    for (uint32_t i = 0; i < heap->n && i < MAX_COMPARED; i++) {
+        const uint32_t node = heap->items[i];
+        const uint64_t last_use = tree->nodes[node].last_use;
+        const bool is_older = worst == FKV_NO_NODE || last_use < tree->nodes[worst].last_use;
+        if (is_older && !snapshot_needs(pager, node, group)) worst = node;
+    }
+    return worst != FKV_NO_NODE ? worst : heap->items[0];
+}
+
 uint32_t fkv_tree_cached_pages(const fkv_pager *pager, uint32_t group) {
     return pager->tree.cached[group].n + (pager->groups[group].n_spare > 0 ? pager->tree.sinks.n : 0);
 }
@@ -330,8 +362,12 @@ const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group)
 void fkv_tree_strip_page(fkv_pager *pager, uint32_t group) {
     const fkv_node_heap *heap = fkv_tree_strip_heap(pager, group);
     FKV_ASSERT(heap->n > 0);
-    const bool is_state = pager->groups[group].is_state;
-    fkv_tree_abandon(pager, is_state ? least_useful_state(&pager->tree, group) : heap->items[0], group);
+    uint32_t node = heap->items[0];
+    if (pager->groups[group].is_state)
+        node = least_useful_state(&pager->tree, group);
+    else if (pager->state != FKV_NO_GROUP && pager->groups[group].n_spare > 0 && heap != &pager->tree.sinks)
+        node = least_needed_page(pager, group);
+    fkv_tree_abandon(pager, node, group);
 }
 
 void fkv_tree_forget(fkv_pager *pager, uint32_t node) {

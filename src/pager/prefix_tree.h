@@ -54,7 +54,7 @@ const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group)
 /* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
  * state. In a group with spare pages, sink pages and other pages are evicted separately, so that other pages never occupy more
  * than half of the cached pages. Without its sink page, no part of a prefix can be shared; without other pages, a prefix is
- * shared up to the preceding span. */
+ * shared up to the preceding span. If there is a state group, pages that no snapshot needs are evicted first. */
 void fkv_tree_strip_page(fkv_pager *pager, uint32_t group);
 
 /* Removes a node whose page is in use but whose descendants are all idle. First evicts idle leaves of the tree in LRU order until
