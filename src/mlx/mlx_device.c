@@ -262,6 +262,7 @@ static void mlx_close(void *state) {
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_fused_close(&mlx->layers[l]);
         release_array(&mlx->layers[l].dependency);
+        release_array(&mlx->layers[l].pool_start);
         release_array(&mlx->layers[l].pool);
         release_array(&mlx->layers[l].sink_logits);
         close_channels(&mlx->layers[l].channels);

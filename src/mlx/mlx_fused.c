@@ -1,10 +1,11 @@
 /* The fused method: flatkv's kernels from src/attn/gpu on Metal and CUDA streams.
  *
- * Kernels update pools in place. A pool is an input of every kernel that accesses it. Kernels that write to the pool cast away
- * const, so MLX does not know that the pool changes. Each pool has a chain of small dependency arrays that orders the kernels: a
- * write takes the previous dependency array and produces the next one, attention takes the array produced by the write, and the
- * next write takes an array produced by attention. A page is therefore never overwritten while it is read. Kernels that are not
- * ordered by a dependency array may run in any order or concurrently.
+ * Kernels update pools in place. A pool is an input of every kernel that accesses it. The input is a view of the first words of
+ * the pool: MLX adds up the sizes of all inputs and submits its graph when they exceed a limit, which a whole pool would reach in
+ * every layer. Kernels that write to the pool cast away const, so MLX does not know that the pool changes. Each pool has a chain
+ * of small dependency arrays that orders the kernels: a write takes the previous dependency array and produces the next one,
+ * attention takes the array produced by the write, and the next write takes an array produced by attention. A page is therefore
+ * never overwritten while it is read. Kernels that are not ordered by a dependency array may run in any order or concurrently.
  *
  * A sealed layer has two pools with one chain each. A kernel that accesses both pools takes both dependency arrays and produces
  * the next array of each chain. Prefill of sealed layers also writes to a ring buffer, which is shared by all layers and has its
@@ -133,6 +134,9 @@ void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     if (layer->open != NULL) open_ring(mlx, layer);
     bool in_rows = false;
     if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;
+    const mlx_array start = fkv_mlx_slice(g, layer->pool, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(1, 1, DEPENDENCY_WORDS));
+    fkv_mlx_eval_one(g, start);
+    fkv_mlx_keep(g, &layer->pool_start, start);
 }
 
 void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
@@ -195,7 +199,8 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     launch.blocks[0] = shared->header[FKV_STEP_N_SEALS];
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {layer->open->pool, layer->pool, shared->table, layer->dependency, layer->open->dependency};
+    const mlx_array inputs[] = {layer->open->pool_start, layer->pool_start, shared->table, layer->dependency,
+                                layer->open->dependency};
     keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
 }
 
@@ -209,7 +214,7 @@ fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
     launch.blocks[0] = mlx->step.n_tokens;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {k, v, to->pool, mlx->layers[layer->table_of].table, to->dependency};
+    const mlx_array inputs[] = {k, v, to->pool_start, mlx->layers[layer->table_of].table, to->dependency};
     fkv_mlx_keep(g, &to->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     if (layer->open != NULL && !g->failed) seal(mlx, layer);
     fkv_mlx_graph_release(g, 0);
@@ -226,7 +231,7 @@ void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from,
     launch.blocks[0] = 1;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = 1;
-    const mlx_array inputs[] = {pair, layer->pool, layer->dependency};
+    const mlx_array inputs[] = {pair, layer->pool_start, layer->dependency};
     fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     fkv_mlx_graph_release(g, 0);
 }
@@ -241,7 +246,7 @@ void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, ui
     launch.blocks[0] = fkv_ceil_div(n, launch.threads);
     launch.blocks[1] = 1;
     launch.blocks[2] = 1;
-    const mlx_array inputs[] = {numbers, where, layer->pool, layer->dependency};
+    const mlx_array inputs[] = {numbers, where, layer->pool_start, layer->dependency};
     fkv_mlx_keep(g, &layer->dependency, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
     fkv_mlx_graph_release(g, 0);
     fkv_mlx_eval_one(g, layer->dependency);
@@ -262,8 +267,8 @@ static void add_kernel_input(attend_inputs *to, mlx_array a) { to->at[to->n++] =
 static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
     attend_inputs inputs = {.n = 0};
     add_kernel_input(&inputs, q);
-    add_kernel_input(&inputs, layer->pool);
-    if (layer->open != NULL) add_kernel_input(&inputs, layer->open->pool);
+    add_kernel_input(&inputs, layer->pool_start);
+    if (layer->open != NULL) add_kernel_input(&inputs, layer->open->pool_start);
     if (ring.ctx != NULL) add_kernel_input(&inputs, ring);
     add_kernel_input(&inputs, table);
     return inputs;

@@ -59,6 +59,7 @@ struct fkv_mlx_layer {
     uint32_t n_state_values;
 
     /* fused method */
+    mlx_array pool_start;    /* the first words of the pool, which shares its memory; input of the kernels instead of `pool` */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
     uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
