@@ -21,6 +21,7 @@ from mlx_lm.generate import generate_step
 
 MAKER = {"name", "input_names", "output_names", "source", "header", "ensure_row_contiguous"}
 CALL = {"inputs", "grid", "threadgroup", "output_shapes", "output_dtypes"}
+UPDATE_TABLE = "flatkv_update_table"  # the only kernel that does not access a pool
 calls = []  # (kernel name, inputs by name, last output, on which later kernels depend)
 sources = {}  # kernel source by kernel name
 
@@ -33,10 +34,22 @@ class GraphBuilt(Exception):
     """Raised after the graph was built, so that it is not exported."""
 
 
+def update_table(inputs, **_):
+    """Computes the output of the kernel in src/mlx/mlx_table.c."""
+    words = inputs[0].tolist()
+    for run in inputs[1:]:
+        first, stride, count, add = (int(n) for word in run.tolist() for n in (word & 0xffff, word >> 16))
+        for i in range(first, first + stride * count, stride):
+            words[i] += add - 0x10000 * (add >> 15)
+    return [mx.array(words, mx.uint32)]
+
+
 def checked(extra, maker):
     """Wraps a kernel constructor to check its arguments and those of its kernels."""
     def make(**named):
         assert set(named) == MAKER | {extra}, named.keys()
+        if named["name"] == UPDATE_TABLE:
+            return update_table
         assert named["ensure_row_contiguous"] is True and len(named["output_names"]) in (1, 2)
         header = named["header"]
         if extra == "shared_memory" and sys.platform == "linux":  # MLX hashes the CUDA source at every call, so it only includes a file
@@ -130,8 +143,11 @@ def generate():
         assert "pool" not in call[1] or dependencies(call), call[0]
 
 
-def mixer(input_names, **_):
+def mixer(name, input_names, **_):
     """Replaces a kernel by a deterministic function of all inputs and their order. Dependency arrays contain floats."""
+    if name == UPDATE_TABLE:
+        return update_table
+
     def call(inputs, output_shapes, output_dtypes, **_):
         means = [(a.view(mx.float32) if name.startswith("after") else a.astype(mx.float32)).mean() for name, a in zip(input_names, inputs)]
         # matrix products, because mx.compile fuses elementwise operations into C++ functions that take seconds to build

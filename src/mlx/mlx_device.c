@@ -259,8 +259,10 @@ static void mlx_close(void *state) {
     for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) release_array(constants[i]);
     release_array(&mlx->ring);
     release_array(&mlx->ring_dependency);
+    fkv_mlx_kernel_close(&mlx->update_table);
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_fused_close(&mlx->layers[l]);
+        fkv_mlx_table_close(&mlx->layers[l]);
         release_array(&mlx->layers[l].dependency);
         release_array(&mlx->layers[l].pool_start);
         release_array(&mlx->layers[l].pool);

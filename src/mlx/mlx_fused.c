@@ -148,8 +148,7 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 
 /* ---- steps ---- */
 
-/* Uploads one step table for each distinct `cut`; layers with the same `cut` split their work in the same way. MLX frees the host
- * copy after the upload. */
+/* Creates one step table for each distinct `cut`; layers with the same `cut` split their work in the same way. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     for (uint32_t l = 0; l < mlx->n_layers; l++) { /* pools of open pages have no step table */
         fkv_mlx_layer *layer = &mlx->layers[l];
@@ -163,8 +162,7 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
         fkv_step_table_fill(&layer->cut, rows, mlx->step.n_rows, words);
         memcpy(layer->header, words, sizeof layer->header);
         layer->table_words = n;
-        layer->table = mlx_array_new_data_managed(words, (const int[]){(int)n}, 1, MLX_UINT32, free);
-        if (layer->table.ctx == NULL) return fkv_mlx_failed("fkv_step_begin");
+        FKV_TRY(fkv_mlx_table_put(mlx, layer, words, n));
     }
     return FKV_OK;
 }

@@ -19,6 +19,8 @@
 
 #include <flatkv/mlx.h>
 
+#include <pthread.h>
+
 enum { FKV_MLX_ROW_TYPES = 3, FKV_MLX_DECODES = 3 };
 
 /* Fused kernels of one layer shape, indexed by row type. Decode kernels are also indexed by their number of rows: 4, 8 or 16. */
@@ -39,6 +41,14 @@ typedef struct fkv_mlx_channels {
     mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: for digit d, maps channels to packed digits */
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
+
+/* The table of the last step, from which the table of the next one may be computed (mlx_table.c). */
+typedef struct fkv_mlx_last_table {
+    mlx_array table;
+    uint32_t *words;  /* host copy, allocated */
+    uint32_t n_words; /* 0 if there is no table */
+    pthread_t thread; /* the thread that created the table */
+} fkv_mlx_last_table;
 
 /* A pool of pages and the data that its kernels need. A sealed layer has two pools with the same `attn`, one for its sealed pages
  * and one for its open pages. The pools of open pages are stored after the pools of all layers. */
@@ -68,6 +78,7 @@ struct fkv_mlx_layer {
                           layer, an index that no layer has */
     mlx_array table;   /* step table; empty between steps, and always empty if `table_of` is the index of another layer */
     uint32_t table_words;
+    fkv_mlx_last_table last_table;
     uint32_t header[FKV_STEP_HEADER]; /* host copy of the step table's header */
 };
 
@@ -98,7 +109,8 @@ typedef struct fkv_mlx_state {
     fkv_mlx_constants constants;
     mlx_array ring; /* ring buffer through which prefill thread blocks share unpacked pages; empty if no layer uses it */
     mlx_array ring_dependency; /* dependency array of the ring */
-    fkv_device_step step;      /* the current step; n_rows is 0 between steps */
+    fkv_mlx_kernel update_table;
+    fkv_device_step step; /* the current step; n_rows is 0 between steps */
     fkv_mlx_graph graph;
 } fkv_mlx_state;
 
@@ -148,6 +160,10 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer);
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
+
+/* Sets the table of a step (mlx_table.c). words: [n], allocated; the function frees them. n must be a multiple of 256. */
+fkv_status fkv_mlx_table_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t *words, uint32_t n);
+void fkv_mlx_table_close(fkv_mlx_layer *layer);
 
 /* Writes the step-table values that determine the grid sizes and array shapes of a step. form: [FKV_MLX_FORM_WORDS], output. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);

@@ -268,6 +268,25 @@ void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, ui
     for (uint32_t r = 0; r < n_rows; r++) add_row_sections(plan, &rows[r], r, &s, words);
 }
 
+/* Appends word i to the run if it has the same addend and distance. */
+static bool extend_run(fkv_table_run *run, uint32_t i, uint32_t add) {
+    if (run->add != add || (run->count > 1 && i != run->first + run->stride * run->count)) return false;
+    if (run->count == 1) run->stride = i - run->first;
+    run->count++;
+    return true;
+}
+
+uint32_t fkv_step_table_changes(const uint32_t *from, const uint32_t *to, uint32_t n, fkv_table_run *runs, uint32_t max_runs) {
+    uint32_t n_runs = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t add = to[i] - from[i];
+        if (add == 0 || (n_runs > 0 && extend_run(&runs[n_runs - 1], i, add))) continue;
+        if (n_runs == max_runs) return max_runs + 1;
+        runs[n_runs++] = (fkv_table_run){.first = i, .stride = 1, .count = 1, .add = add};
+    }
+    return n_runs;
+}
+
 uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words) {
     return (uint64_t)words[FKV_STEP_N_SPLITS] * layer->n_q_heads * words[FKV_STEP_ITEM_QUERIES] * (layer->head_dim + 2u);
 }

@@ -27,6 +27,19 @@ uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible);
 FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);
 FKV_INTERNAL void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
+/* Words of a table to which the same number is added: first, first + stride, ..., `count` words in total. */
+typedef struct fkv_table_run {
+    uint32_t first;
+    uint32_t stride;
+    uint32_t count;
+    uint32_t add; /* modulo 2^32 */
+} fkv_table_run;
+
+/* Describes how to change table `from` into table `to`, both of n words, by at most max_runs runs. Returns the number of runs, or
+ * max_runs + 1 if more are needed. */
+FKV_INTERNAL uint32_t fkv_step_table_changes(const uint32_t *from, const uint32_t *to, uint32_t n, fkv_table_run *runs,
+                                             uint32_t max_runs);
+
 /* Returns the size, in floats, of the partial results that decode passes to the merge kernel: output sums [splits, G, rows, D],
  * then {max, total} [G, rows, splits, 2], where rows = R * queries per item. */
 FKV_INTERNAL uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);

@@ -1,0 +1,90 @@
+/* fkv_step_table_changes(): the changes between the tables of two steps are exact, and those of consecutive decode steps are few.
+ */
+#include "../src/attn/gpu/step_table.h"
+#include "test.h"
+
+#include <string.h>
+
+enum { PAGE = 64, MAX_WORDS = 4096, MAX_RUNS = 4, N_PAGES = 64 };
+
+/* Applies the runs to the table, as the kernel in src/mlx/mlx_table.c does. */
+static void apply_runs(uint32_t *table, uint32_t n, const fkv_table_run *runs, uint32_t n_runs) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t add = 0;
+        for (uint32_t r = 0; r < n_runs; r++) {
+            const uint32_t at = i - runs[r].first;
+            if (at % runs[r].stride == 0 && at / runs[r].stride < runs[r].count) add += runs[r].add;
+        }
+        table[i] += add;
+    }
+}
+
+/* Fills the table of a decode step after `start` tokens and returns its number of words. */
+static uint32_t decode_table(uint32_t start, bool sealed, uint32_t *words) {
+    static uint32_t pages[N_PAGES];
+    static uint32_t open[N_PAGES];
+    for (uint32_t p = 0; p < N_PAGES; p++) {
+        pages[p] = 7 * p + 3;
+        open[p] = 5 * p + 1;
+    }
+    const fkv_step_plan plan = {
+        .page_tokens = PAGE, .heads_per_kv = 4, .blocks_per_kv = 47, .tile_queries = 32, .sealed = sealed};
+    const fkv_attn_row row = {
+        .start = start, .n_tokens = 1, .view = {.pages = pages, .n_fixed = N_PAGES}, .open = {.pages = open, .n_fixed = N_PAGES}};
+    const uint32_t n = fkv_step_table_words(&plan, &row, 1);
+    ck_assert_uint_le(n, MAX_WORDS);
+    memset(words, 0, MAX_WORDS * sizeof *words);
+    fkv_step_table_fill(&plan, &row, 1, words);
+    return n;
+}
+
+START_TEST(consecutive_decode_steps_differ_by_few_runs) {
+    static uint32_t from[MAX_WORDS];
+    static uint32_t to[MAX_WORDS];
+    for (int sealed = 0; sealed < 2; sealed++) {
+        uint32_t n_few = 0;
+        uint32_t n = decode_table(0, sealed != 0, from);
+        for (uint32_t start = 1; start < 4000; start++) {
+            const uint32_t n_next = decode_table(start, sealed != 0, to);
+            fkv_table_run runs[MAX_RUNS];
+            const uint32_t n_runs = fkv_step_table_changes(from, to, MAX_WORDS, runs, MAX_RUNS);
+            if (n_runs <= MAX_RUNS) {
+                apply_runs(from, MAX_WORDS, runs, n_runs);
+                ck_assert_mem_eq(from, to, sizeof to);
+                n_few++;
+            } else {
+                ck_assert_msg((start + 1) % PAGE <= 1, "the step at position %u changes more than the usual words", start);
+            }
+            memcpy(from, to, sizeof to);
+            n = n_next;
+        }
+        ck_assert_uint_gt(n, 0);
+        ck_assert_uint_ge(n_few, 3999 - 2 * (3999 / PAGE + 1));
+    }
+}
+END_TEST
+
+START_TEST(every_change_is_found) {
+    static uint32_t from[300];
+    static uint32_t to[300];
+    fkv_table_run runs[300];
+    uint32_t random = 1;
+    for (uint32_t round = 0; round < 200; round++) {
+        for (uint32_t i = 0; i < 300; i++) {
+            random = random * 1664525u + 1013904223u;
+            from[i] = random >> 8;
+            to[i] = from[i] + (random >> 28 < round % 17 ? (random >> 20) % 3 - 1 : 0);
+        }
+        const uint32_t n_runs = fkv_step_table_changes(from, to, 300, runs, 300);
+        ck_assert_uint_le(n_runs, 300);
+        apply_runs(from, 300, runs, n_runs);
+        ck_assert_mem_eq(from, to, sizeof to);
+    }
+    to[0]++;
+    to[1] += 2;
+    ck_assert_uint_eq(fkv_step_table_changes(from, to, 300, runs, 1), 2);
+    ck_assert_uint_eq(fkv_step_table_changes(from, from, 300, runs, 0), 0);
+}
+END_TEST
+
+TEST_MAIN("step_table", consecutive_decode_steps_differ_by_few_runs, every_change_is_found)
