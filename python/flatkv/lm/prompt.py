@@ -21,6 +21,16 @@ from .._library import BadCall
 from .pool import Pool, PooledSequence
 
 
+EARLY_TOKENS = 64  # passes of at least this many tokens per row are submitted while they are built
+EARLY_LAYERS = 8  # number of layers that are built between two submissions
+
+
+def _submit(*arrays: Any) -> None:
+    """Starts the computation of arrays, so that the GPU does not wait until the whole pass is built."""
+    with contextlib.suppress(ValueError):  # raised inside a graph transformation such as mx.compile
+        mx.async_eval(*arrays)
+
+
 class PagedArray:
     """Placeholder for all keys or values of a layer. It has their shape and type and refers to the cache with the pages."""
 
@@ -72,6 +82,8 @@ class FlatKVCache(caches._BaseCache):
             self._truncate(self._now())
             self.pool.begin_pass(list(zip(self.seqs, counts)))
         now = self._now()
+        if n >= EARLY_TOKENS and self.pool.fused and self.layer % EARLY_LAYERS == 1:
+            _submit(keys, values)
         if n == 1 and self.pool.fused and sum(counts) == n_rows:
             self.pool.write(self.layer, keys, values)
         else:
