@@ -222,7 +222,8 @@ enum {
     ALL_SHARED_BYTES = 228 * 1024, /* shared memory of a Hopper multiprocessor, in bytes */
     SYSTEM_SHARED_BYTES = 1024,
     PREFILL_SHARED_BYTES = ALL_SHARED_BYTES - SYSTEM_SHARED_BYTES, /* maximum shared memory per block */
-    METAL_THREADS = 128                                            /* four simdgroups */
+    METAL_THREADS = 128,                                           /* four simdgroups */
+    SEAL_THREADS = 512 /* sealing is limited by latency, so each thread has little work */
 };
 
 /* On Metal, threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops, but with Hopper's
@@ -368,8 +369,8 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     case FKV_KERNEL_COPY_DECODED: return prefill_threads(device, layer);
     case FKV_KERNEL_WRITE: return WARP;
     case FKV_KERNEL_COPY_PAGES:
-    case FKV_KERNEL_PUT_NUMBERS:
-    case FKV_KERNEL_SEAL: return 128;
+    case FKV_KERNEL_PUT_NUMBERS: return 128;
+    case FKV_KERNEL_SEAL: return device == FKV_KERNEL_METAL ? METAL_THREADS : SEAL_THREADS;
     case FKV_KERNEL_DECODE: return decode_threads(device, layer);
     default:
         return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* equals FKV_MERGE_THREADS in attend_merge.h */
@@ -477,6 +478,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     emit_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
     if (kernel == FKV_KERNEL_DECODE) emit_number(&w, "ITEM_ROWS", decode_rows);
     if (layer->sealed) emit_ring(&w, device, layer);
+    if (layer->sealed) emit_number(&w, "SEAL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_SEAL, layer));
     if (layer->sealed) emit_number(&w, "SHARED_BYTES", fkv_kernel_shared_bytes(device, kernel, layer, decode_rows));
     if (is_prefill(kernel)) {
         emit_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));

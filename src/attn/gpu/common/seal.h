@@ -2,10 +2,9 @@
  * to those of src/codec/seal.c, which explains the arithmetic. docs/page_format.md defines the layout. Functions in namespace
  * `opened` read the open block.
  *
- * Grid: (pages to seal, G, 2), where z selects K or V; each block has 128 threads. The block first computes the parameters of
- * each K channel or V row. Each thread then reads the values a second time and builds complete dwords of codes.
+ * Grid: (pages to seal, G, 2), where z selects K or V; each block has FKV_SEAL_THREADS threads. The block first computes the
+ * parameters of each K channel or V row. Each thread then reads the values a second time and builds complete dwords of codes.
  */
-#define FKV_SEAL_THREADS 128
 /* Size of a block's shared memory, in floats. For K, it contains {bias, 1 / scale} of each channel, and the magnitude or the
  * outlier flag of each row. For V, it contains 128 / norm of each row. */
 #define FKV_SEAL_SHARED (2 * FKV_D + FKV_PAGE_TOKENS)
@@ -62,6 +61,7 @@ FKV_FN bool fkv_seal_ranges(fkv_u32 index, bool has_flags, FKV_SHARED const floa
     for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
         float lo = fkv_float_of(0x7f800000u);
         float hi = -lo;
+        FKV_UNROLL_8
         for (fkv_u32 t = 0; t < FKV_PAGE_TOKENS; t++) {
             if (has_flags && outlier[t] != 0.0f) continue;
             float x = fkv_seal_key(open, t, d);
