@@ -378,7 +378,7 @@ COMPARISONS = (
     ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show the time per token that the host spends on these tasks."),
     ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
     ("mlx-lm on an H200: prompt lengths", "python_lengths",
-     "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, with flatkv and with mlx-lm's own bf16 cache in turn. The model has the shape of Llama-3-8B and random 4-bit weights. Speeds are medians of 3 to 5 runs."),
+     "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, with flatkv and with mlx-lm's own bf16 cache in turn. The model has the shape of Llama-3-8B and random 4-bit weights. Two short prompts precede each run. Speeds are medians of 3 to 5 runs."),
     ("mlx-lm's server under load", "python_soak",
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
      "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last two columns compare the minimum and the maximum of the resident memory in the second half of each load level with those in the first half. "
