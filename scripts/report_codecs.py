@@ -161,10 +161,10 @@ def table_of(machine, table):
         "The \"bits\" column (bits per value) and the \"MiB\" column refer to a whole cache of 131072 tokens, 32 layers and 8 KV heads of dimension 128, including tables and scratch memory. "
         "For llama.cpp and mlx-lm, both columns include only the packed keys and values.",
         "KL divergences are in nats per token. KL divergences and changes in perplexity are relative to the 16-bit cache of the same model. Each codec uses its default rotation. "
-        "Calibrated codecs were calibrated on 16384 tokens of a novel. The caches of llama.cpp and mlx-lm are compared with the 16-bit caches of these programs, which use the same weights expanded to float32. "
+        "Calibrated codecs were calibrated on 16384 tokens of a novel. Each cache of llama.cpp and mlx-lm is compared with the 16-bit cache of the same program, with the same weights expanded to float32. "
         "If the weights are quantized, llama.cpp rounds activations to 8 bits; rows in which this rounding affects the KL divergence are labeled \"activations in 8 bits\".",
         "For the column \"facts\", the needle model reads 300 facts in 32768 tokens. The column shows the negative log-likelihood per digit of the correct answers, divided by the same quantity for the codec 16/16. "
-        "The columns \"decode\" and \"prefill\" show the time of one layer's attention over 16384 cached tokens, with 32 query heads on two cores, for one query token (decode) and for a chunk of 512 query tokens (prefill). "
+        "The columns \"decode\" and \"prefill\" show the attention time of one layer with 32 query heads over 16384 cached tokens, on two cores. Decode processes one query token, and prefill processes a chunk of 512 query tokens. "
         "llama.cpp and mlx-lm were timed in separate runs (`compare_*.json`). mlx-lm has no quantized cache for the sliding-window layers of Gemma 3.",
         table(["cache", "bits", "MiB", *windows, "facts", "decode, ms", "prefill, ms"], rows),
         "![KL divergence by cache size](codecs.svg)",

@@ -43,10 +43,10 @@ def reads(test):
 def valkey(tests):
     killed, shares = tests["redis_is_killed"], [row["share"] for row in tests["verified_reads"]["rows"] if row["where"] == "loopback"]
     lines = [row["log_lines"] for row in tests["errors_of_redis_are_logged_once"].values() if isinstance(row, dict)]
-    return (f"With {killed['redis']}: {killed['kills']} kills under 4 servers, {sum(row['requests'] for row in killed['servers'])} requests, "
-            f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts, in use again after "
-            f"{killed['used_again_ms']['p50']} ms (median) and at most {killed['used_again_ms']['max']} ms. Each of {len(lines)} errors caused {max(lines)} log line. "
-            f"Verified reads on loopback reached {', '.join(f'{100 * share:.0f} %' for share in shares)} of the rate of GET for the three page sizes.")
+    return (f"{killed['redis']} was killed and restarted {killed['kills']} times while 4 servers used it. The servers answered {sum(row['requests'] for row in killed['servers'])} requests, with "
+            f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. After a restart, they used it again within "
+            f"{killed['used_again_ms']['p50']} ms (median) and {killed['used_again_ms']['max']} ms (maximum). Each of {len(lines)} kinds of errors caused {max(lines)} log line. "
+            f"Verified reads on loopback reached {' and '.join(', '.join(f'{100 * share:.0f} %' for share in shares).rsplit(', ', 1))} of the rate of GET for the three page sizes.")
 
 
 def capacity(test):
@@ -61,10 +61,10 @@ def capacity(test):
         shards = [max(1, math.ceil(traffic / rate)) for rate in (slow, fast)]
         rows.append([f"{n:,}", f"{traffic / 1e6:,.0f} MB/s", *(f"{s}{' (too many)' if s > MAX_REDIS_SERVERS else ''}" for s in shards),
                      f"{REDIS_BYTES / (PREFIX_TOKENS * TOKEN_BYTES) * shards[1]:,.0f}", f"{3 * n:,}"])
-    text = (f"The table assumes {REQUESTS_PER_SECOND} requests per second and server, a shared prefix of {PREFIX_TOKENS} tokens with {TOKEN_BYTES:,} bytes each "
-            f"({fetch / 1e6:.0f} MB), {100 * MISS_SHARE:.0f} % of the requests on a server that does not have their prefix in memory, and {REDIS_BYTES / 1e9:.0f} GB per Redis "
-            f"server. A Redis server delivers {slow / 1e6:.0f} MB/s over 1 Gbit/s and {fast / 1e6:,.0f} MB/s without a network limit, of which one client verifies {client / 1e6:,.0f} MB/s. "
-            f"A fetch takes {fetch / slow:.1f} s over 1 Gbit/s and {fetch / client:.2f} s without a network limit, instead of the time to compute {PREFIX_TOKENS} tokens. A store has at most {MAX_REDIS_SERVERS} Redis servers.")
+    text = (f"The table assumes {REQUESTS_PER_SECOND} requests per second for each flatkv server and {REDIS_BYTES / 1e9:.0f} GB for each Redis server. A shared prefix has {PREFIX_TOKENS} tokens of "
+            f"{TOKEN_BYTES:,} bytes each ({fetch / 1e6:.0f} MB). For {100 * MISS_SHARE:.0f} % of the requests, the flatkv server does not have the prefix in memory and fetches it from Redis. "
+            f"A Redis server delivers {slow / 1e6:.0f} MB/s over 1 Gbit/s and {fast / 1e6:,.0f} MB/s without a network limit; one client can verify up to {client / 1e6:,.0f} MB/s. "
+            f"A fetch takes {fetch / slow:.1f} s over 1 Gbit/s and {fetch / client:.2f} s without a network limit, and the flatkv server need not compute these {PREFIX_TOKENS} tokens. A store has at most {MAX_REDIS_SERVERS} Redis servers.")
     head = ["flatkv servers", "traffic of fetches", "Redis servers at 1 Gbit/s", "without a network limit", "prefixes they hold", "connections per Redis server"]
     return [text, table_of_text(head, rows)]
 
@@ -79,31 +79,31 @@ def section(results):
     before = results.file("fleet_one_by_one")["tests"]["pages_are_read_ahead"]  # the same test with a program that requested pages one by one
     return [
         "## Several servers",
-        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores. Some tests ran while other programs used the machine; load averages after tests, which include the servers and clients of the tests, were {loads}. "
-        "Each comparison ran a server with a store and a server without one at the same time. Tests without another model used the needle model.",
+        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores. Some tests ran while other programs used the machine. The load averages after the individual tests, which include the servers and clients of the tests, were {loads}. "
+        "In each comparison, a server with a store and a server without a store ran at the same time. Most tests used the needle model.",
         f"### A prefix that another server has computed ({tests['first_token_on_other_servers']['model']}, 1 Gbit/s)",
-        "Each server is on its own simulated host. Host 1 computes the prefix and writes it; the others read it. All texts are equal.",
+        "Each server is on its own simulated host. Host 1 computes the prefix and writes it to Redis; the other hosts read it from there. All servers generated the same text.",
         first_tokens(tests["first_token_on_other_servers"]),
         "### Pages are read ahead",
-        f"{ahead['pages']} pages of {ahead['model']} arrive through a relay with a delay of {ahead['delay_ms']} ms in each direction in "
-        f"{statistics.median(ahead['read_seconds']):.2f} s. An earlier version, which requested each page after the previous one had arrived, needed "
-        f"{statistics.median(before['read_seconds']):.2f} s (medians of {len(ahead['read_seconds'])} runs).",
+        f"Reading {ahead['pages']} pages of {ahead['model']} takes {statistics.median(ahead['read_seconds']):.2f} s through a relay that adds a delay of {ahead['delay_ms']} ms in each direction. "
+        f"An earlier version, which requested each page only after the previous page had arrived, took {statistics.median(before['read_seconds']):.2f} s. "
+        f"Both times are medians of {len(ahead['read_seconds'])} runs.",
         f"### Redis is stopped for {tests['redis_is_stopped']['stopped_seconds']:.0f} s under 8 clients",
         stopped(tests["redis_is_stopped"]),
         "### Kills",
-        f"Redis was killed {killed['kills']} times while 4 servers read and wrote: {sum(row['requests'] for row in killed['servers'])} requests, "
-        f"{sum(row['errors'] for row in killed['servers'])} errors, {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
-        f"Redis was in use again {killed['used_again_ms']['p50']} ms (median) and at most {killed['used_again_ms']['max']} ms after it was back.",
-        f"flatkv was killed {writers['kills']} times while it wrote, each time with another prompt. Redis then had {writers['pages_written']} complete values. "
-        f"Another server read {writers['pages_read']} of them to answer the same prompts: {writers['refused_or_damaged']} values were refused, {writers['wrong_texts']} texts were wrong.",
+        f"Redis was killed and restarted {killed['kills']} times while 4 servers used it. The servers answered {sum(row['requests'] for row in killed['servers'])} requests, with "
+        f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
+        f"After a restart, they used Redis again within {killed['used_again_ms']['p50']} ms (median) and {killed['used_again_ms']['max']} ms (maximum).",
+        f"flatkv was killed {writers['kills']} times while it wrote pages to Redis, each time for a different prompt. Redis then had {writers['pages_written']} complete values. "
+        f"Another server read {writers['pages_read']} of these values to answer the same prompts. It rejected {writers['refused_or_damaged']} values, and {writers['wrong_texts']} texts were wrong.",
         "### Slow and partitioned networks",
-        "The cost is the median of the differences within pairs of requests, one with and one without the store.",
+        "Requests are sent in pairs, one to a server with the store and one to a server without a store. The cost is the median of the differences within the pairs.",
         networks(tests["slow_networks_cost_nothing"], tests["partitions_cost_nothing"]),
         "### Errors of Redis",
         table_of_text(["error", "requests", "failed", "log lines"],
                       [[name, str(row["requests"]), str(row["failed"]), str(row["log_lines"])] for name, row in errors.items() if isinstance(row, dict)]),
         "### Verified reads",
-        "The store decrypts and authenticates pages on the thread that receives them. GET and the store have the same number of commands in flight." +
+        "The store decrypts and authenticates pages on the thread that receives them. For comparison, plain GET commands were measured with the same number of commands in flight." +
         (" Redis and the client ran with real-time priority, because other programs used the machine." if tests["verified_reads"]["real_time"] else ""),
         reads(tests["verified_reads"]),
         "### Valkey",

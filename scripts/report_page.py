@@ -118,7 +118,7 @@ def peers_quality(machine):
                 for c in ours["codecs"]
             ]
         lines.append(
-            f"The table for **{peer['model']}** shows the caches of {'flatkv and of ' if same else ''}{peer['peer']} {peer['version']}. The table covers the first "
+            f"The table for **{peer['model']}** shows the caches of {'flatkv and ' if same else ''}{peer['peer']} {peer['version']}. The table covers the first "
             f"{peer['windows']} windows of {peer['context']} tokens each, in which a total of {peer['caches'][0]['tokens']} tokens are scored. Changes in perplexity and KL divergences are relative to the 16-bit cache of the same program."
         )
         lines.append(table(["cache", "perplexity", "change", "mean KL", "top-1 agreement"], rows))
@@ -164,7 +164,7 @@ def agreement(machine):
         "If the weights are quantized, llama.cpp rounds blocks of activations to 8 bits; with float32 weights, it does not. llama.cpp with "
         "weights expanded to float32 is therefore the better reference. The last two columns compare llama.cpp with and without this rounding. "
         "At positions where the two programs choose different top tokens, the two best candidates of llama.cpp have similar logits.",
-        "The following list contains two numbers for each model, both computed from the logits of llama.cpp. The first number is the median difference between the logits of the two tokens that the programs choose, over the positions at which they choose different tokens. "
+        "The list at the end of this paragraph contains two numbers for each model, both computed from the logits of llama.cpp. The first number is the median difference between the logits of the two tokens that the programs choose, over the positions at which they choose different tokens. "
         f"The second number is the median difference between the logits of the two most likely tokens, over all positions. The numbers are: {margins}.",
         *machine.sources.cite(records),
     ]
@@ -194,7 +194,7 @@ def needles(machine):
     rows.sort(key=lambda r: (order.index(r[0].split()[0]), int(r[1]), r[0]))
     lines.append(
         "In this test, facts are inserted into the text of a book, and the model is asked for these facts at the end of the text. With `--together`, all facts that are tested at the "
-        "same context length share one haystack. Each square represents one depth, which is the position of the fact between the beginning and the end of the text. A filled square is a correct answer."
+        "same context length share one haystack. Each square represents one depth, which is the position of the fact between the beginning and the end of the text. A filled square represents a correct answer."
     )
     lines.append(table(["model, cache", "tokens", "found", "depths"], rows))
     lines += machine.sources.cite(records)
@@ -226,8 +226,8 @@ def facts(machine):
             )
     asked = next(c for r in records for c in r["result"].get("codecs", [r["result"]]))
     return [
-        f"The needle model reads haystacks with many facts of identical form at random positions. Over all {asked['haystacks']} haystacks together, the model is asked for "
-        f"{asked['asked']} of these facts, one after another. The last column comes from a simulation of the same codecs. In the simulation, the same model reads other haystacks, "
+        f"The needle model reads haystacks with many facts of identical form at random positions. Over all {asked['haystacks']} haystacks, the model is asked for "
+        f"a total of {asked['asked']} facts, one after another. The last column comes from a simulation of the same codecs. In the simulation, the same model reads different haystacks, "
         "and attention is computed exactly over simulated codes.",
         table(["cache", "tokens, facts", "correct answers", "nats per digit", "simulated"], [row for _, _, row in sorted(rows)]),
         *machine.sources.cite(records),
@@ -321,7 +321,7 @@ def rates(machine):
         peer = peers[0]["result"]
         lines.append(
             f"The llama.cpp build is {peer['package']} {peer['version']} ({build(peer['system'])}) with {peer['threads']} threads and flash attention. "
-            f"It reports `{peer['system']}`."
+            f"It reports these CPU features: `{peer['system']}`."
         )
     return lines
 
@@ -359,42 +359,42 @@ COMPARISONS = (
      "`bench_compare` measures the attention of one layer with 2 threads. Times are medians in milliseconds. The caches in one row of the table are measured alternately in one run, "
      "and the cached tokens are evicted from the CPU caches before every call. "
      "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of flatkv 8/4."),
-    ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. The codec and 8/4 were measured alternately in one run."),
+    ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. For each ratio, the codec and 8/4 were measured alternately in one run."),
     ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
     ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),
     ("Attention on an H200", "attention_gpu",
-     "The values in the table were measured with `bench_attn --device mlx`. Unless noted otherwise, a time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
+     "The table shows attention times measured with `bench_attn --device mlx`. Unless noted otherwise, each time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
-     "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column reports the time of a CUDA graph of 20 cuDNN calls."),
-    ("Sealed pages on an H200", "sealed_gpu", "The values in the table were measured with `bench_attn --device mlx --case sealed`."),
+     "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column shows the time per call in a CUDA graph of 20 cuDNN calls."),
+    ("Sealed pages on an H200", "sealed_gpu", "The table shows attention times measured with `bench_attn --device mlx --case sealed`."),
     ("Sealed pages on an H200, by history length", "lengths_gpu",
-     "512 queries (prefill) or one query (decode), 32/8/128, next to MLX's bf16 attention in the same run. "
+     "The table compares flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
      "The number of cached tokens includes the queries."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2."),
     ("mlx-lm on an H200", "python_model",
-     "`python/tests/gpu_check.py` passes 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
-    ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show the time per token that the host spends on these tasks."),
+     "`python/tests/gpu_check.py` runs a prompt of 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
+    ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show how much time per token the host spends on these tasks."),
     ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
     ("mlx-lm on an H200: prompt lengths", "python_lengths",
-     "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, with flatkv and with mlx-lm's own bf16 cache in turn. The model has the shape of Llama-3-8B and random 4-bit weights. Two short prompts precede each run. Speeds are medians of 3 to 5 runs."),
+     "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, alternately with flatkv and with mlx-lm's own bf16 cache. The model has the shape of Llama-3-8B and random 4-bit weights. Two short warm-up prompts precede each run. Speeds are medians of 3 to 5 runs."),
     ("mlx-lm's server under load", "python_soak",
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
      "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last two columns compare the minimum and the maximum of the resident memory in the second half of each load level with those in the first half. "
      "The minimum is the memory between forward passes. The maximum includes temporary arrays, whose size depends on the requests that are computed together. "
-     "The levels with 10 and 64 clients ran one after the other on one server. The level with 200 clients ran on a new server without warm-up, so its minimum includes the start of the server. Other programs loaded the machine at the same time."),
+     "The levels with 10 and 64 clients ran one after the other on one server. The level with 200 clients ran on a new server without warm-up, so its minimum includes the start of the server. Other programs used the machine at the same time."),
     ("Model types of mlx-lm", "python_census",
-     "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. A rejected type uses mlx-lm's own cache after a warning."),
+     "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. For a rejected type, flatkv issues a warning, and mlx-lm uses its own cache."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens. The template renders the previous reply and the 14 tokens before it differently than in the previous turn, so that they no longer match the cache. The models are small and have random weights. "
      "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were run."),
     ("Conversations with a hybrid model, next to llama.cpp's server", "hybrid_turns",
-     "`bench/hybrid_turns` holds a conversation of 20 turns with both servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
+     "`bench/hybrid_turns` holds a conversation of 20 turns with each of the two servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and random weights. llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both servers use one thread and a 16-bit cache. "
-     "Token counts and CPU times are sums over all requests, and times to the first token are medians. The requests of both servers were interleaved on a busy machine, so times are longer than on an idle machine."),
+     "Token counts and CPU times are sums over all requests, and times to the first token are medians. Requests to the two servers were interleaved on a busy machine, so times are longer than on an idle machine."),
     ("Large key biases in mlx-lm", "python_key_biases",
-     "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small ones. "
+     "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small key biases. "
      "\"Not centered\" means that the mean key biases are not subtracted."),
     ("Calibrated keys", "calibrated", "The table shows the mean KL divergence from the 16-bit cache on WikiText-2. The keys were calibrated on 16384 tokens of a novel."),
     ("Model families", "families", "The table shows the relative error of the logits for tiny models with random weights. The error is relative to the logits that transformers computes in float32."),
@@ -407,7 +407,7 @@ def make(results):
     parts = [
         "# Results",
         "`scripts/report` generates this page from the files under `bench/results`. [bench/README.md](../bench/README.md) lists the command "
-        "that produced each file. Shapes are written as query heads / KV heads / head dimension. Codecs are written as key bits / value bits. Quantization groups have 64 values unless another size is given. `kv` means that keys and values are rotated.",
+        "that produced each file. Shapes are written as query heads / KV heads / head dimension. Codecs are written as key bits / value bits. Quantization groups have 64 values unless another size is given. The suffix `kv` means that both keys and values are rotated.",
         "Perplexity is measured on the raw test file of WikiText-2, which is divided into windows that do not overlap. Only the second half of each window is scored. "
         "The first half of the window serves as context and is prefilled in chunks, so that later chunks attend to the packed pages of earlier chunks. "
         "KL divergence and top-1 agreement compare each cache with the 16-bit cache on the same tokens.",
