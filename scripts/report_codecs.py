@@ -197,7 +197,7 @@ def picture(machine):
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="24" font-size="16">KL divergence from a 16-bit cache against its bytes</text>',
+        f'<text x="{LEFT}" y="24" font-size="16">KL divergence from a 16-bit cache, by cache size</text>',
         f'<text x="{LEFT}" y="42" fill="#555">131072 tokens of 32 layers, 8 KV heads of 128; WikiText-2, windows of 2048</text>',
     ]
     for power in range(low, high + 1):

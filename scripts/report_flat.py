@@ -44,7 +44,7 @@ def picture(results):
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-           f'<text x="{LEFT}" y="24" font-size="16">Memory of a KV cache against the tokens in it</text>',
+           f'<text x="{LEFT}" y="24" font-size="16">Memory of a KV cache by number of cached tokens</text>',
            f'<text x="{LEFT}" y="42" fill="#555">{flat["layers"]} layers, {flat["kv_heads"]} KV heads of {flat["head_dim"]}, {tokens} tokens</text>']
     for gib in range(0, 18, 4):
         x, y = at((0, gib * GIB)).split(",")
@@ -55,11 +55,11 @@ def picture(results):
     plan = flat["plan_bytes"]
     out += [line([(0, plan), (tokens, plan)], PLAN, 8), line(thinned(flat["samples"]), FLAT, 2.5), line(own, OWN, 2.5)]
     out += [value(flat["samples"][-1], FLAT), value(own[-1], OWN)]
-    legend = ((PLAN, "flatkv's plan, before anything is taken"), (FLAT, "flatkv K8/V4: resident, after each step"),
+    legend = ((PLAN, "flatkv's plan, before allocation"), (FLAT, "flatkv K8/V4: resident, after each step"),
               (OWN, "mlx-lm's bf16 cache: MLX's count, after chunks"))
     for i, (colour, text) in enumerate(legend):
         out.append(f'<rect x="{LEFT + 236 * i}" y="{TOP - 27}" width="12" height="12" fill="{colour}"/>')
         out.append(f'<text x="{LEFT + 18 + 236 * i}" y="{TOP - 16}">{text}</text>')
-    out.append(f'<text x="{LEFT}" y="{HEIGHT - 16}" fill="#555">flatkv: anonymous memory of the process beyond what it held before (flatkv bench flat). mlx-lm: '
+    out.append(f'<text x="{LEFT}" y="{HEIGHT - 16}" fill="#555">flatkv: growth of the anonymous memory of the process (flatkv bench flat). mlx-lm: '
                "generate_step on an H200 (gpu_check.py).</text>")
     return "\n".join([*out, "</svg>"]) + "\n"

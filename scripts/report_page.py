@@ -356,7 +356,7 @@ SECTIONS = (
 
 COMPARISONS = (
     ("Attention on the CPU, next to llama.cpp and ik_llama.cpp", "attention_cpu",
-     "`bench_compare` measures the attention of one layer with 2 threads. Times are medians in milliseconds. The caches in one row of the table are measured alternately in one run, "
+     "`bench_compare` measures the attention of one layer with 2 threads. Times are medians in milliseconds. The KV caches in one row of the table are measured alternately in one run, "
      "and the cached tokens are evicted from the CPU caches before every call. "
      "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of flatkv 8/4."),
     ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. For each ratio, the codec and 8/4 were measured alternately in one run."),
@@ -380,7 +380,7 @@ COMPARISONS = (
     ("mlx-lm on an H200: prompt lengths", "python_lengths",
      "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, alternately with flatkv and with mlx-lm's own bf16 cache. The model has the shape of Llama-3-8B and random 4-bit weights. Two short warm-up prompts precede each run. Speeds are medians of 3 to 5 runs."),
     ("mlx-lm's server under load", "python_soak",
-     "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that exceeds the pool. Answers are compared with those of mlx-lm's own server. "
+     "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that does not fit in the page pool. Answers are compared with those of mlx-lm's own server. "
      "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last two columns compare the minimum and the maximum of the resident memory in the second half of each load level with those in the first half. "
      "The minimum is the memory between forward passes. The maximum includes temporary arrays, whose size depends on the requests that are computed together. "
      "The levels with 10 and 64 clients ran one after the other on one server. The level with 200 clients ran on a new server without warm-up, so its minimum includes the start of the server. Other programs used the machine at the same time."),
@@ -388,7 +388,7 @@ COMPARISONS = (
      "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. For a rejected type, flatkv issues a warning, and mlx-lm uses its own cache."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens. The template renders the previous reply and the 14 tokens before it differently than in the previous turn, so that they no longer match the cache. The models are small and have random weights. "
-     "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were run."),
+     "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were measured."),
     ("Conversations with a hybrid model, next to llama.cpp's server", "hybrid_turns",
      "`bench/hybrid_turns` holds a conversation of 20 turns with each of the two servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and random weights. llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both servers use one thread and a 16-bit cache. "
