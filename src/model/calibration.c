@@ -62,17 +62,17 @@ static void set_calibration_pointers(fkv_calibration *c) {
 
 static fkv_status check_calibration_header(const file_header *h, size_t n_bytes, const char *path) {
     FKV_REQUIRE(h->file_bytes == n_bytes, FKV_FILE_DAMAGED,
-                "damaged calibration: file_bytes is %llu but the file has %zu bytes: %s", (unsigned long long)h->file_bytes,
-                n_bytes, path);
+                "%s: damaged calibration: file_bytes is %llu but the file has %zu bytes", path, (unsigned long long)h->file_bytes,
+                n_bytes);
     FKV_REQUIRE(h->header_bytes == sizeof *h && h->layer_bytes == sizeof(fkv_calibration_layer), FKV_FILE_DAMAGED,
-                "damaged calibration: header_bytes is %u and layer_bytes is %u, expected %zu and %zu: %s", h->header_bytes,
-                h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer), path);
+                "%s: damaged calibration: header_bytes is %u and layer_bytes is %u, expected %zu and %zu", path, h->header_bytes,
+                h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer));
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS && (uint64_t)h->n_layers * h->layer_bytes <= n_bytes - sizeof *h,
-                FKV_FILE_DAMAGED, "damaged calibration: n_layers is %u, which is 0, too large, or does not fit the file: %s",
-                h->n_layers, path);
+                FKV_FILE_DAMAGED, "%s: damaged calibration: n_layers is %u, which is 0, too large, or does not fit the file",
+                path, h->n_layers);
     for (size_t i = 0; i < sizeof h->zero; i++)
-        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "damaged calibration: reserved byte %zu is not 0: %s",
-                    offsetof(file_header, zero) + i, path);
+        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "%s: damaged calibration: reserved byte %zu is not 0", path,
+                    offsetof(file_header, zero) + i);
     return FKV_OK;
 }
 
@@ -81,14 +81,14 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
         fkv_calibration_layer layer = c->layers[l];
         FKV_REQUIRE(layer.n_kv_heads > 0 && layer.n_kv_heads <= MAX_HEADS && layer.head_dim > 0 && layer.head_dim % 16 == 0 &&
                         layer.head_dim <= FKV_MAX_HEAD_DIM,
-                    FKV_FILE_DAMAGED, "damaged calibration: layer %u has invalid sizes, %u KV heads of dimension %u: %s", l,
-                    layer.n_kv_heads, layer.head_dim, path);
+                    FKV_FILE_DAMAGED, "%s: damaged calibration: layer %u has invalid sizes, %u KV heads of dimension %u", path, l,
+                    layer.n_kv_heads, layer.head_dim);
         c->n_channels += (uint64_t)layer.n_kv_heads * layer.head_dim;
     }
     size_t left = c->n_bytes - (size_t)(c->both - c->file);
     FKV_REQUIRE(c->n_channels == left, FKV_FILE_DAMAGED,
-                "damaged calibration: the layers have %llu channels but the file assigns bits to %zu channels: %s",
-                (unsigned long long)c->n_channels, left, path);
+                "%s: damaged calibration: the layers have %llu channels but the file assigns bits to %zu channels", path,
+                (unsigned long long)c->n_channels, left);
     return FKV_OK;
 }
 
@@ -100,15 +100,15 @@ static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average
         uint32_t bits = average == 4 ? both[d] & 15u : both[d] >> 4;
         FKV_REQUIRE(
             bits == 2 || bits == 4 || bits == 6, FKV_FILE_DAMAGED,
-            "damaged calibration: channel %u of KV head %u, layer %u, has %u bits in the %u-bit assignment, expected 2, 4 or 6: %s",
-            d, head, layer, bits, average, path);
+            "%s: damaged calibration: channel %u of KV head %u, layer %u, has %u bits in the %u-bit assignment, expected 2, 4 or 6",
+            path, d, head, layer, bits, average);
         n[bits / 2]++;
     }
     FKV_REQUIRE(
         2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
-        "damaged calibration: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
-        "%u bits, and multiples of %d for the numbers of 4-bit and 6-bit channels: %s",
-        head, layer, n[1], n[2], n[3], average, QUAD, path);
+        "%s: damaged calibration: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
+        "%u bits, and multiples of %d for the numbers of 4-bit and 6-bit channels",
+        path, head, layer, n[1], n[2], n[3], average, QUAD);
     return FKV_OK;
 }
 
@@ -126,16 +126,16 @@ static fkv_status parse_calibration(fkv_calibration *c, const char *path) {
     file_header h;
     uint8_t wanted[FKV_SHA256_BYTES];
     FKV_REQUIRE(c->n_bytes >= sizeof h.magic && memcmp(c->file, MAGIC, sizeof h.magic) == 0, FKV_FILE_FORMAT,
-                "not a calibration file: the first 8 bytes are not the expected signature: %s", path);
+                "%s: not a calibration file: the first 8 bytes are not the expected signature", path);
     FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED,
-                "damaged calibration: the file has %zu bytes, less than its %zu-byte header: %s", c->n_bytes, sizeof h, path);
+                "%s: damaged calibration: the file has %zu bytes, less than its %zu-byte header", path, c->n_bytes, sizeof h);
     memcpy(&h, c->file, sizeof h);
     FKV_REQUIRE(h.version == VERSION, FKV_FILE_VERSION,
-                "unsupported calibration file version %u: this library reads version %d: %s", h.version, VERSION, path);
+                "%s: unsupported calibration file version %u: this library reads version %d", path, h.version, VERSION);
     FKV_TRY(check_calibration_header(&h, c->n_bytes, path));
     FKV_TRY(calibration_digest(c->file, c->n_bytes, wanted));
     FKV_REQUIRE(memcmp(wanted, h.sha256, sizeof wanted) == 0, FKV_FILE_DAMAGED,
-                "damaged calibration: SHA-256 mismatch; create the file again with flatkv calibrate: %s", path);
+                "%s: damaged calibration: SHA-256 mismatch; create the file again with flatkv calibrate", path);
     c->n_layers = h.n_layers;
     c->n_tokens = h.n_tokens;
     set_calibration_pointers(c);
@@ -154,7 +154,7 @@ fkv_status fkv_calibration_read(uint8_t *bytes, size_t n_bytes, const char *path
 }
 
 static fkv_status os_failed(const char *what, const char *path) {
-    return fkv_fail(FKV_IO, "%s: %s: %s", what, strerror(errno), path);
+    return fkv_fail(FKV_IO, "%.300s: %s: %s", path, what, strerror(errno));
 }
 
 static bool read_fully(int fd, uint8_t *to, size_t n) {
@@ -170,17 +170,17 @@ static bool read_fully(int fd, uint8_t *to, size_t n) {
 static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration) {
     struct stat about;
     if (fstat(fd, &about) != 0) return os_failed("cannot read calibration file", path);
-    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a calibration file, because it is not a regular file: %s", path);
+    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "%s: not a calibration file, because it is not a regular file", path);
     FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT,
-                "not a calibration file: %lld bytes exceed the largest possible size: %s", (long long)about.st_size, path);
+                "%s: not a calibration file: %lld bytes exceed the largest possible size", path, (long long)about.st_size);
     size_t n = (size_t)about.st_size;
     uint8_t *bytes = malloc(n + 1);
-    FKV_REQUIRE(bytes != NULL, FKV_NO_MEMORY, "out of memory reading a calibration file of %zu bytes: %s", n, path);
+    FKV_REQUIRE(bytes != NULL, FKV_NO_MEMORY, "%s: out of memory reading a calibration file of %zu bytes", path, n);
     errno = 0;
     if (read_fully(fd, bytes, n)) return fkv_calibration_read(bytes, n, path, calibration);
     free(bytes);
     return errno != 0 ? os_failed("cannot read calibration file", path)
-                      : fkv_fail(FKV_FILE_DAMAGED, "damaged calibration: the file was truncated while it was read: %s", path);
+                      : fkv_fail(FKV_FILE_DAMAGED, "%s: damaged calibration: the file was truncated while it was read", path);
 }
 
 fkv_status fkv_calibration_open(const char *path, fkv_calibration *calibration) {
@@ -234,7 +234,7 @@ static bool write_fully(int fd, const uint8_t *from, size_t n) {
 fkv_status fkv_calibration_write(fkv_calibration *calibration, const char *path) {
     char part[FKV_PATH_BYTES];
     int length = snprintf(part, sizeof part, "%s.part", path);
-    FKV_REQUIRE(length > 0 && (size_t)length < sizeof part, FKV_BAD_ARGUMENT, "calibration path is too long (%zu bytes): %s",
+    FKV_REQUIRE(length > 0 && (size_t)length < sizeof part, FKV_BAD_ARGUMENT, "the calibration path is too long (%zu bytes): %s",
                 strlen(path), path);
     memcpy(calibration->file + offsetof(file_header, n_tokens), &calibration->n_tokens, sizeof calibration->n_tokens);
     FKV_TRY(calibration_digest(calibration->file, calibration->n_bytes, calibration->file + offsetof(file_header, sha256)));
@@ -296,7 +296,7 @@ fkv_status fkv_calibration_default_path(const char *model_path, char *path, size
     bool folder = stat(model_path, &about) == 0 && S_ISDIR(about.st_mode);
     int length = snprintf(path, capacity, "%s%s", model_path, folder ? "/calibration.fkc" : ".fkc");
     FKV_REQUIRE(length > 0 && (size_t)length < capacity, FKV_BAD_ARGUMENT,
-                "calibration path is too long (%d bytes): at most %zu bytes fit", length, capacity - 1);
+                "the calibration path has %d bytes; the buffer holds at most %zu", length, capacity - 1);
     return FKV_OK;
 }
 

@@ -72,7 +72,7 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     m->info.config_only = is_config;
     FKV_REQUIRE(
         !is_config || m->config.plan_only, FKV_UNSUPPORTED,
-        "a config.json without weights can only be used for planning (plan_only); pass the folder that contains the weights: %s",
+        "%s: a config.json without weights can only be used for planning (plan_only); pass the folder that contains the weights",
         path);
     FKV_REQUIRE(is_config || fkv_weights_n_tensors(m->weights) > 0 || fkv_weights_vocab(m->weights)->model.size > 0,
                 FKV_UNSUPPORTED, "%s contains neither tensors nor a tokenizer (architecture %s)", path, h->architecture);
@@ -167,7 +167,7 @@ fkv_status fkv_model_layer_about(const fkv_model *model, uint32_t layer, fkv_mod
 
 static fkv_status require_tokenizer(const fkv_model *model) {
     FKV_REQUIRE(model->tokenizer != NULL, FKV_UNSUPPORTED,
-                "the model was loaded from a config.json alone and has no tokenizer: %s", model->path);
+                "%s: the model was loaded from a config.json alone and has no tokenizer", model->path);
     return FKV_OK;
 }
 

@@ -12,6 +12,6 @@ fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config
     FKV_REQUIRE(model != NULL && config != NULL && reply != NULL && config->on_event != NULL, FKV_BAD_ARGUMENT,
                 "fkv_reply_open: model, config, reply or on_event is NULL");
     FKV_REQUIRE(model->tokenizer != NULL, FKV_UNSUPPORTED,
-                "the model was loaded from a config.json alone and has no tokenizer: %s", model->path);
+                "%s: the model was loaded from a config.json alone and has no tokenizer", model->path);
     return fkv_reply_create(model->tokenizer, fkv_weights_vocab(model->weights)->chat_template, config, reply);
 }

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 fkv_status fkv_file_os_failed(const char *what, const char *path) {
-    return fkv_fail(FKV_IO, "%s: %s: %s", what, strerror(errno), path);
+    return fkv_fail(FKV_IO, "%.300s: %s: %s", path, what, strerror(errno));
 }
 
 /* ---- layers -------------------------------------------------------------------------------------------------- */
@@ -48,8 +48,8 @@ static fkv_status check_state_record(const fkv_file_layer *layer, uint32_t numbe
         memcmp(layer, &expected, sizeof expected) == 0 && layer->state_bytes % 64 == 0 &&
             layer->state_bytes <= FKV_MAX_STATE_BYTES,
         FKV_FILE_DAMAGED,
-        "damaged page file: layer %u has a state of %u bytes (expected a multiple of 64 up to %d), or keys and a state: %s",
-        number, layer->state_bytes, FKV_MAX_STATE_BYTES, path);
+        "%s: damaged page file: layer %u has a state of %u bytes (expected a multiple of 64 up to %d), or keys and a state", path,
+        number, layer->state_bytes, FKV_MAX_STATE_BYTES);
     return FKV_OK;
 }
 
@@ -62,25 +62,24 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
     if (layer->state_bytes != 0) return check_state_record(layer, number, path);
     FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
                     layer->head_dim % 16 == 0,
-                FKV_FILE_DAMAGED, "damaged page file: layer %u has invalid dimensions (n_kv_heads %u, head_dim %u): %s", number,
-                layer->n_kv_heads, layer->head_dim, path);
+                FKV_FILE_DAMAGED, "%s: damaged page file: layer %u has invalid dimensions (n_kv_heads %u, head_dim %u)", path,
+                number, layer->n_kv_heads, layer->head_dim);
     FKV_REQUIRE(layer->rope_dim == 0 ||
                     (layer->n_kv_heads == 1 && layer->rope_dim % 16 == 0 && layer->rope_dim <= FKV_MAX_HEAD_DIM),
                 FKV_FILE_DAMAGED,
-                "damaged page file: layer %u has invalid dimensions for a latent layer (n_kv_heads %u, rope_dim %u): %s", number,
-                layer->n_kv_heads, layer->rope_dim, path);
+                "%s: damaged page file: layer %u has invalid dimensions for a latent layer (n_kv_heads %u, rope_dim %u)", path,
+                number, layer->n_kv_heads, layer->rope_dim);
     FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
-                "damaged page file: layer %u has n_sinks %u but no window: %s", number, layer->n_sinks, path);
+                "%s: damaged page file: layer %u has n_sinks %u but no window", path, number, layer->n_sinks);
     fkv_codec k;
     fkv_codec v;
     FKV_REQUIRE(
         kinds_are_valid(layer) && side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
             side_codec(layer->v, layer->rope_dim != 0 ? layer->rope_dim : layer->head_dim, (fkv_type)header->page_type, &v),
         FKV_FILE_DAMAGED,
-        "damaged page file: layer %u has an invalid codec (head_dim %u; K kind %u, bits %u, group %u; V kind %u, bits %u, group %u): "
-        "%s",
-        number, layer->head_dim, layer->k.kind, layer->k.bits, layer->k.group, layer->v.kind, layer->v.bits, layer->v.group,
-        path);
+        "%s: damaged page file: layer %u has an invalid codec (head_dim %u; K kind %u, bits %u, group %u; V kind %u, bits %u, group %u)",
+        path, number, layer->head_dim, layer->k.kind, layer->k.bits, layer->k.group, layer->v.kind, layer->v.bits,
+        layer->v.group);
     fkv_block block;
     fkv_block_make(&k, &v, header->page_tokens, &block);
     *bytes = (uint64_t)layer->n_kv_heads * block.bytes;
@@ -110,8 +109,8 @@ static uint32_t find_or_add_file_group(fkv_file_plan *plan, const fkv_file_layer
 /* Adds the group that holds the open pages of sealed layers: page 0 and the pages of the next token's span. */
 static fkv_status add_open_file_group(fkv_file_plan *plan, uint64_t page_bytes, const char *path) {
     FKV_REQUIRE(plan->n_groups < FKV_MAX_GROUPS, FKV_FILE_DAMAGED,
-                "damaged page file: %u layer groups and the group of open pages exceed the limit of %d groups: %s",
-                plan->n_groups, FKV_MAX_GROUPS, path);
+                "%s: damaged page file: %u layer groups and the group of open pages exceed the limit of %d groups", path,
+                plan->n_groups, FKV_MAX_GROUPS);
     plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .span = FKV_OPEN_SPAN, .page_bytes = page_bytes};
     return FKV_OK;
 }
@@ -143,9 +142,9 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
     FKV_ASSERT(header->n_layers <= FKV_MAX_LAYERS);
     *plan = (fkv_file_plan){0};
     FKV_REQUIRE(fkv_is_pow2(header->page_tokens) && header->page_tokens >= 16 && header->page_tokens <= 256, FKV_FILE_DAMAGED,
-                "damaged page file: page_tokens is %u (expected a power of two from 16 to 256): %s", header->page_tokens, path);
+                "%s: damaged page file: page_tokens is %u (expected a power of two from 16 to 256)", path, header->page_tokens);
     FKV_REQUIRE(header->page_type == FKV_F16 || header->page_type == FKV_BF16, FKV_FILE_DAMAGED,
-                "damaged page file: page_type is %u (expected %d or %d): %s", header->page_type, FKV_F16, FKV_BF16, path);
+                "%s: damaged page file: page_type is %u (expected %d or %d)", path, header->page_type, FKV_F16, FKV_BF16);
     uint64_t all_open_bytes = 0;
     for (uint32_t l = 0; l < header->n_layers; l++) {
         uint64_t run_bytes = 0;
@@ -153,8 +152,8 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
         FKV_TRY(layer_run_bytes(&layers[l], l, header, path, &run_bytes, &open_bytes));
         all_open_bytes += open_bytes;
         const uint32_t g = find_or_add_file_group(plan, &layers[l]);
-        FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d layer groups: %s", FKV_MAX_GROUPS,
-                    path);
+        FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "%s: damaged page file: more than %d layer groups", path,
+                    FKV_MAX_GROUPS);
         plan->layer_group[l] = (uint8_t)g;
         /* cannot overflow: at most 512 layers, fewer than 2^32 heads, at most 2^19 bytes per block and 2^30 bytes per state */
         plan->groups[g].page_bytes += run_bytes;
@@ -175,8 +174,8 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
     fits = fits && fkv_file_plan_offsets(header, n_pages, plan) &&
            !fkv_add_overflows(plan->data_offset, data_bytes, &plan->file_bytes);
     FKV_REQUIRE(fits && plan->file_bytes <= INT64_MAX, FKV_FILE_DAMAGED,
-                "damaged page file: %u tokens in %llu pages exceed the maximum file size: %s", header->n_tokens,
-                (unsigned long long)n_pages, path);
+                "%s: damaged page file: %u tokens in %llu pages exceed the maximum file size", path, header->n_tokens,
+                (unsigned long long)n_pages);
     return FKV_OK;
 }
 
@@ -228,14 +227,14 @@ void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header 
 
 static fkv_status compare_field(const char *field, uint64_t file, uint64_t ours, const char *path) {
     if (file == ours) return FKV_OK;
-    return fkv_fail(FKV_FILE_FOREIGN, "page file mismatch: %s is %llu in the file but %llu in this cache: %s", field,
-                    (unsigned long long)file, (unsigned long long)ours, path);
+    return fkv_fail(FKV_FILE_FOREIGN, "%s: page file mismatch: %s is %llu in the file but %llu in this cache", path, field,
+                    (unsigned long long)file, (unsigned long long)ours);
 }
 
 static fkv_status compare_layer_field(uint32_t layer, const char *field, uint32_t file, uint32_t ours, const char *path) {
     if (file == ours) return FKV_OK;
-    return fkv_fail(FKV_FILE_FOREIGN, "page file mismatch: %s of layer %u is %u in the file but %u in this cache: %s", field,
-                    layer, file, ours, path);
+    return fkv_fail(FKV_FILE_FOREIGN, "%s: page file mismatch: %s of layer %u is %u in the file but %u in this cache", path,
+                    field, layer, file, ours);
 }
 
 enum { ID_HEX_BYTES = 65 };
@@ -250,8 +249,8 @@ static fkv_status compare_id(const char *field, const uint8_t in_file[32], const
     if (memcmp(in_file, here, 32) == 0) return FKV_OK;
     format_hex(in_file, file);
     format_hex(here, ours);
-    return fkv_fail(FKV_FILE_FOREIGN, "page file mismatch: %s is %s in the file but %s in this cache: %s", field, file, ours,
-                    path);
+    return fkv_fail(FKV_FILE_FOREIGN, "%s: page file mismatch: %s is %s in the file but %s in this cache", path, field, file,
+                    ours);
 }
 
 static fkv_status compare_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
@@ -276,8 +275,8 @@ fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_
                                    const char *path) {
     FKV_TRY(compare_id("weights_id", header->weights_id, identity->weights_id, path));
     FKV_REQUIRE(strncmp(header->rope_id, identity->rope_id, sizeof header->rope_id) == 0, FKV_FILE_FOREIGN,
-                "page file mismatch: rope_id is \"%.63s\" in the file but \"%.63s\" in this cache: %s", header->rope_id,
-                identity->rope_id, path);
+                "%s: page file mismatch: rope_id is \"%.63s\" in the file but \"%.63s\" in this cache", path, header->rope_id,
+                identity->rope_id);
     FKV_TRY(compare_field("page_tokens", header->page_tokens, identity->page_tokens, path));
     FKV_TRY(compare_field("page_type", header->page_type, (uint64_t)identity->page_type, path));
     FKV_TRY(compare_field("rotate", header->rotate, (uint64_t)identity->rotate, path));
@@ -288,8 +287,8 @@ fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_
     FKV_TRY(compare_id("calibration", header->calibration, identity->calibration, path));
     FKV_REQUIRE(
         strncmp(header->numerics, identity->numerics, sizeof header->numerics) == 0, FKV_FILE_FOREIGN,
-        "page file mismatch: numerics is \"%.31s\" in the file but \"%.31s\" in this cache; these kernels compute different "
-        "bits, so save the file again on this machine: %s",
-        header->numerics, identity->numerics, path);
+        "%s: page file mismatch: numerics is \"%.31s\" in the file but \"%.31s\" in this cache; these kernels compute different "
+        "bits, so save the file again on this machine",
+        path, header->numerics, identity->numerics);
     return FKV_OK;
 }

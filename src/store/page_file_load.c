@@ -44,8 +44,8 @@ static fkv_status read_at(const page_reader *reader, void *bytes, uint64_t n, ui
         ssize_t done = pread(reader->fd, to, n < FKV_FILE_CALL_BYTES ? n : FKV_FILE_CALL_BYTES, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) return fkv_file_os_failed("cannot read the page file", reader->path);
-        FKV_REQUIRE(done > 0, FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes while it was being read: %s",
-                    (unsigned long long)offset, reader->path);
+        FKV_REQUIRE(done > 0, FKV_FILE_DAMAGED, "%s: damaged page file: truncated to %llu bytes while it was being read",
+                    reader->path, (unsigned long long)offset);
         to += done;
         offset += (uint64_t)done;
         n -= (uint64_t)done;
@@ -59,31 +59,31 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     const uint64_t n = file_bytes < sizeof *header ? file_bytes : sizeof *header;
     FKV_TRY(read_at(reader, header, n, 0));
     FKV_REQUIRE(n >= sizeof header->magic && memcmp(header->magic, FKV_FILE_MAGIC, sizeof header->magic) == 0, FKV_FILE_FORMAT,
-                "not a page file: %s", reader->path);
-    FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes: %s",
-                (unsigned long long)file_bytes, reader->path);
+                "%s: not a page file", reader->path);
+    FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED, "%s: damaged page file: truncated to %llu bytes",
+                reader->path, (unsigned long long)file_bytes);
     FKV_REQUIRE(header->version == FKV_FILE_FORMAT_VERSION, FKV_FILE_VERSION,
-                "page-file version %u is not supported (this library reads version %d): %s", header->version,
-                FKV_FILE_FORMAT_VERSION, reader->path);
-    FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: truncated to %llu bytes: %s",
-                (unsigned long long)file_bytes, reader->path);
+                "%s: page-file version %u is not supported (this library reads version %d)", reader->path, header->version,
+                FKV_FILE_FORMAT_VERSION);
+    FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "%s: damaged page file: truncated to %llu bytes", reader->path,
+                (unsigned long long)file_bytes);
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
-                "damaged page file: its size is %llu bytes (expected %llu): %s", (unsigned long long)file_bytes,
-                (unsigned long long)header->file_bytes, reader->path);
+                "%s: damaged page file: its size is %llu bytes (expected %llu)", reader->path, (unsigned long long)file_bytes,
+                (unsigned long long)header->file_bytes);
     FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == sizeof(fkv_file_layer) &&
                     header->entry_bytes == sizeof(fkv_file_entry),
                 FKV_FILE_DAMAGED,
-                "damaged page file: header, layer and index records of %u, %u and %u bytes (expected %zu, %zu and %zu): %s",
-                header->header_bytes, header->layer_bytes, header->entry_bytes, sizeof(fkv_file_header), sizeof(fkv_file_layer),
-                sizeof(fkv_file_entry), reader->path);
+                "%s: damaged page file: header, layer and index records of %u, %u and %u bytes (expected %zu, %zu and %zu)",
+                reader->path, header->header_bytes, header->layer_bytes, header->entry_bytes, sizeof(fkv_file_header),
+                sizeof(fkv_file_layer), sizeof(fkv_file_entry));
     FKV_REQUIRE(header->n_layers >= 1 && header->n_layers <= FKV_MAX_LAYERS, FKV_FILE_DAMAGED,
-                "damaged page file: n_layers is %u (expected 1 to %d): %s", header->n_layers, FKV_MAX_LAYERS, reader->path);
+                "%s: damaged page file: n_layers is %u (expected 1 to %d)", reader->path, header->n_layers, FKV_MAX_LAYERS);
     fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(fkv_file_plan_offsets(header, header->n_pages, plan) && header->tokens_offset == plan->tokens_offset &&
                     header->index_offset == plan->index_offset && header->data_offset == plan->data_offset &&
                     plan->data_offset <= file_bytes,
-                FKV_FILE_DAMAGED, "damaged page file: its offsets or its size are wrong for %u tokens and %llu pages: %s",
-                header->n_tokens, (unsigned long long)header->n_pages, reader->path);
+                FKV_FILE_DAMAGED, "%s: damaged page file: its offsets or its size are wrong for %u tokens and %llu pages",
+                reader->path, header->n_tokens, (unsigned long long)header->n_pages);
     return FKV_OK;
 }
 
@@ -105,7 +105,7 @@ static fkv_status check_digest(const page_reader *reader) {
     FKV_TRY(status);
     FKV_TRY(closed);
     FKV_REQUIRE(memcmp(digest, reader->header.sha256, sizeof digest) == 0, FKV_FILE_DAMAGED,
-                "damaged page file: SHA-256 mismatch in the header, layers, tokens or index: %s", reader->path);
+                "%s: damaged page file: SHA-256 mismatch in the header, layers, tokens or index", reader->path);
     return FKV_OK;
 }
 
@@ -125,8 +125,8 @@ static bool is_padded_text(const char *text, size_t n) {
 static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64_t to) {
     FKV_ASSERT(to - from <= reader->chunk_bytes);
     FKV_TRY(read_at(reader, reader->chunk, to - from, from));
-    FKV_REQUIRE(all_zero(reader->chunk, to - from), FKV_FILE_DAMAGED, "damaged page file: bytes %llu to %llu are not 0: %s",
-                (unsigned long long)from, (unsigned long long)to, reader->path);
+    FKV_REQUIRE(all_zero(reader->chunk, to - from), FKV_FILE_DAMAGED, "%s: damaged page file: bytes %llu to %llu are not 0",
+                reader->path, (unsigned long long)from, (unsigned long long)to);
     return FKV_OK;
 }
 
@@ -141,26 +141,26 @@ static bool calibration_is_valid(const page_reader *reader) {
 static fkv_status check_fields(page_reader *reader) {
     const fkv_file_header *header = &reader->header;
     FKV_REQUIRE(header->rotate <= FKV_ROTATE_KV && (header->rotate != FKV_ROTATE_NONE || header->rotation_seed == 0),
-                FKV_FILE_DAMAGED, "damaged page file: rotate is %u with rotation_seed %llu, which is invalid: %s", header->rotate,
-                (unsigned long long)header->rotation_seed, reader->path);
+                FKV_FILE_DAMAGED, "%s: damaged page file: rotate is %u with rotation_seed %llu, which is invalid", reader->path,
+                header->rotate, (unsigned long long)header->rotation_seed);
     FKV_REQUIRE(is_padded_text(header->rope_id, sizeof header->rope_id), FKV_FILE_DAMAGED,
-                "damaged page file: rope_id is not null-terminated and zero-padded: %s", reader->path);
+                "%s: damaged page file: rope_id is not null-terminated and zero-padded", reader->path);
     FKV_REQUIRE(is_padded_text(header->numerics, sizeof header->numerics), FKV_FILE_DAMAGED,
-                "damaged page file: numerics is not null-terminated and zero-padded: %s", reader->path);
+                "%s: damaged page file: numerics is not null-terminated and zero-padded", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
     for (uint32_t l = 0; l < header->n_layers; l++)
         FKV_REQUIRE(reader->layers[l].state_bytes != 0 ||
                         (reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO),
-                    FKV_FILE_DAMAGED, "damaged page file: a codec of layer %u has kind 0: %s", l, reader->path);
+                    FKV_FILE_DAMAGED, "%s: damaged page file: a codec of layer %u has kind 0", reader->path, l);
     FKV_REQUIRE(calibration_is_valid(reader), FKV_FILE_DAMAGED,
-                "damaged page file: calibration must be 0 because no layer is calibrated: %s", reader->path);
+                "%s: damaged page file: calibration must be 0 because no layer is calibrated", reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
     const fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(header->n_groups == plan->n_groups && header->n_pages == plan->n_pages && header->file_bytes == plan->file_bytes,
                 FKV_FILE_DAMAGED,
-                "damaged page file: the header states %u groups, %llu pages and %llu bytes (expected %u, %llu and %llu): %s",
-                header->n_groups, (unsigned long long)header->n_pages, (unsigned long long)header->file_bytes, plan->n_groups,
-                (unsigned long long)plan->n_pages, (unsigned long long)plan->file_bytes, reader->path);
+                "%s: damaged page file: the header states %u groups, %llu pages and %llu bytes (expected %u, %llu and %llu)",
+                reader->path, header->n_groups, (unsigned long long)header->n_pages, (unsigned long long)header->file_bytes,
+                plan->n_groups, (unsigned long long)plan->n_pages, (unsigned long long)plan->file_bytes);
     FKV_TRY(check_padding(reader, plan->tokens_offset + (uint64_t)header->n_tokens * sizeof(uint32_t), plan->index_offset));
     return check_padding(reader, plan->index_offset + plan->n_pages * sizeof(fkv_file_entry), plan->data_offset);
 }
@@ -182,7 +182,7 @@ static fkv_status reader_open(page_reader *reader, const char *path, uint8_t *bu
     if (fstat(reader->fd, &info) != 0)
         status = fkv_file_os_failed("cannot stat the page file", path);
     else if (!S_ISREG(info.st_mode))
-        status = fkv_fail(FKV_FILE_FORMAT, "not a page file, because it is not a regular file: %s", path);
+        status = fkv_fail(FKV_FILE_FORMAT, "%s: not a page file, because it is not a regular file", path);
     if (status == FKV_OK) status = read_header(reader, (uint64_t)info.st_size);
     if (status == FKV_OK) status = check_digest(reader);
     if (status == FKV_OK) status = check_fields(reader);
@@ -207,17 +207,17 @@ static fkv_status check_entry(page_reader *reader, uint64_t number, const fkv_fi
         entry->group == expected->group && entry->logical == expected->logical && entry->offset == expected->offset &&
             entry->zero == 0,
         FKV_FILE_DAMAGED,
-        "damaged page file: index entry %llu is page %u of group %u at byte %llu (expected page %u of group %u at byte %llu): %s",
-        (unsigned long long)number, entry->logical, entry->group, (unsigned long long)entry->offset, expected->logical,
-        expected->group, (unsigned long long)expected->offset, reader->path);
+        "%s: damaged page file: index entry %llu is page %u of group %u at byte %llu (expected page %u of group %u at byte %llu)",
+        reader->path, (unsigned long long)number, entry->logical, entry->group, (unsigned long long)entry->offset,
+        expected->logical, expected->group, (unsigned long long)expected->offset);
     *crc32c = entry->crc32c;
     return FKV_OK;
 }
 
 static fkv_status check_crc(const page_reader *reader, const fkv_file_entry *entry, uint32_t in_index, uint32_t of_bytes) {
     FKV_REQUIRE(in_index == of_bytes, FKV_FILE_DAMAGED,
-                "damaged page file: CRC32C of page %u of group %u is %08x (expected %08x): %s", entry->logical, entry->group,
-                of_bytes, in_index, reader->path);
+                "%s: damaged page file: CRC32C of page %u of group %u is %08x (expected %08x)", reader->path, entry->logical,
+                entry->group, of_bytes, in_index);
     return FKV_OK;
 }
 
@@ -286,9 +286,9 @@ static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_co
     if (config->n_prompt == 0) return FKV_OK;
     const uint32_t n_tokens = reader->header.n_tokens;
     FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT,
-                "prompt is NULL but n_prompt is %u; pass the tokens, or set n_prompt to 0: %s", config->n_prompt, reader->path);
+                "%s: prompt is NULL but n_prompt is %u; pass the tokens, or set n_prompt to 0", reader->path, config->n_prompt);
     FKV_REQUIRE(config->n_prompt >= n_tokens, FKV_BAD_ARGUMENT,
-                "the prompt has %u tokens but must begin with the %u saved tokens: %s", config->n_prompt, n_tokens, reader->path);
+                "%s: the prompt has %u tokens but must begin with the %u saved tokens", reader->path, config->n_prompt, n_tokens);
     const uint32_t chunk_tokens = (uint32_t)(reader->chunk_bytes / sizeof(uint32_t));
     for (uint32_t first = 0; first < n_tokens;) {
         const uint32_t n = fkv_min_u32(n_tokens - first, chunk_tokens);
@@ -296,8 +296,8 @@ static fkv_status check_saved_prompt(const page_reader *reader, const fkv_seq_co
         FKV_TRY(read_at(reader, reader->chunk, n * sizeof saved[0], reader->plan.tokens_offset + first * sizeof saved[0]));
         for (uint32_t i = 0; i < n; i++)
             FKV_REQUIRE(saved[i] == config->prompt[first + i], FKV_BAD_ARGUMENT,
-                        "the prompt has token %u at position %u but the file has token %u: %s", config->prompt[first + i],
-                        first + i, saved[i], reader->path);
+                        "%s: the prompt has token %u at position %u but the file has token %u", reader->path,
+                        config->prompt[first + i], first + i, saved[i]);
         first += n;
     }
     return FKV_OK;
@@ -309,8 +309,8 @@ static fkv_status load_sequence(page_reader *reader, const fkv_file_identity *id
     const uint32_t n_tokens = reader->header.n_tokens;
     FKV_TRY(fkv_file_identity_check(identity, &reader->header, reader->layers, reader->path));
     FKV_REQUIRE(config->max_tokens >= n_tokens, FKV_SEQ_FULL,
-                "max_tokens is %u but the file has %u tokens; set max_tokens to at least this number: %s", config->max_tokens,
-                n_tokens, reader->path);
+                "%s: max_tokens is %u but the file has %u tokens; set max_tokens to at least this number", reader->path,
+                config->max_tokens, n_tokens);
     FKV_TRY(check_saved_prompt(reader, config));
     FKV_TRY(verify_pages(reader));
 

@@ -72,15 +72,15 @@ static fkv_status part_open_folder(part_file *part) {
     part->name = slash == NULL ? part->path : slash + 1;
     if (slash != NULL) {
         size_t n = slash == part->path ? 1 : (size_t)(slash - part->path);
-        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save: the folder path has %zu bytes (maximum %d): %.200s", n,
-                    FOLDER_BYTES - 1, part->path);
+        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save %.200s: the folder path has %zu bytes (maximum %d)", part->path, n,
+                    FOLDER_BYTES - 1);
         memcpy(folder, part->path, n);
         folder[n] = '\0';
     }
-    FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save: the path names a folder, not a file: %s", part->path);
+    FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save %s: the path is a folder, not a file", part->path);
     int n = snprintf(part->part_name, sizeof part->part_name, "%s%s", part->name, PART_SUFFIX);
-    FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save: the file name is longer than %d bytes: %s",
-                NAME_BYTES - (int)sizeof PART_SUFFIX, part->name);
+    FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save %.200s: the file name is longer than %d bytes", part->name,
+                NAME_BYTES - (int)sizeof PART_SUFFIX);
     part->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (part->folder < 0) return fkv_file_os_failed("cannot open the folder of the page file", part->path);
     return FKV_OK;
@@ -109,8 +109,8 @@ static fkv_status require_replaceable(const part_file *part, const char *name) {
         return fkv_file_os_failed("cannot stat the file to be replaced", part->path);
     }
     FKV_REQUIRE(S_ISREG(there.st_mode), FKV_IO,
-                "cannot save: %.100s is %s, and only regular files are replaced; remove it or use another name: %.300s", name,
-                file_type_name(there.st_mode), part->path);
+                "cannot save %.300s: %.100s is %s, and only regular files can be replaced; remove it or use another name",
+                part->path, name, file_type_name(there.st_mode));
     return FKV_OK;
 }
 
@@ -119,16 +119,16 @@ static fkv_status part_lock(part_file *part) {
     struct stat opened;
     struct stat named;
     if (flock(part->fd, LOCK_EX | LOCK_NB) != 0) {
-        FKV_REQUIRE(errno != EWOULDBLOCK, FKV_IO, "cannot save: another save to this file is in progress; retry later: %s",
+        FKV_REQUIRE(errno != EWOULDBLOCK, FKV_IO, "cannot save %s: another save to this file is in progress; retry later",
                     part->path);
         return fkv_file_os_failed("cannot lock the part file", part->path);
     }
     /* between open and lock, another save may have renamed or removed the file */
     if (fstat(part->fd, &opened) != 0 || fstatat(part->folder, part->part_name, &named, AT_SYMLINK_NOFOLLOW) != 0 ||
         opened.st_dev != named.st_dev || opened.st_ino != named.st_ino)
-        return fkv_fail(FKV_IO, "cannot save: another save to this file has just finished; retry: %s", part->path);
+        return fkv_fail(FKV_IO, "cannot save %s: another save to this file has just finished; retry", part->path);
     FKV_REQUIRE(S_ISREG(opened.st_mode) && opened.st_nlink == 1, FKV_IO,
-                "cannot save: the part file is not a regular file with a single link; remove it: %s.part", part->path);
+                "cannot save: %s.part is not a regular file with a single link; remove it", part->path);
     if (ftruncate(part->fd, 0) != 0) return fkv_file_os_failed("cannot truncate the part file", part->path);
     /* a part file left by an earlier save may be world-readable; errors are ignored because some file systems have no modes */
     (void)fchmod(part->fd, S_IRUSR | S_IWUSR);
@@ -249,7 +249,7 @@ fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab 
                               const uint32_t *tokens, uint32_t n_tokens, const char *path, uint8_t *buffer) {
     FKV_REQUIRE(path != NULL && path[0] != '\0', FKV_BAD_ARGUMENT, "fkv_seq_save: path is NULL or empty");
     FKV_REQUIRE(!is_part_name(path), FKV_BAD_ARGUMENT,
-                "cannot save: names that end in %s are reserved for unfinished files; use another name: %s", PART_SUFFIX, path);
+                "cannot save %s: names that end in %s are reserved for unfinished files; use another name", path, PART_SUFFIX);
     FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "fkv_seq_save: tokens is NULL but n_tokens is %u", n_tokens);
     FKV_ASSERT(fkv_pager_covers(pager, slot, n_tokens));
     fkv_file_header header;

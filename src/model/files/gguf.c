@@ -27,8 +27,8 @@ static fkv_status get_special_token(const fkv_gguf_values *values, const char *k
     uint32_t id = FKV_NO_TOKEN;
     FKV_TRY(fkv_gguf_get_u32(values, key, &id));
     if (n_tokens == 0) id = FKV_NO_TOKEN;
-    FKV_REQUIRE(id == FKV_NO_TOKEN || id < n_tokens, FKV_FILE_DAMAGED, "%s is %u, but the vocabulary has %u tokens: %s", key, id,
-                n_tokens, values->path);
+    FKV_REQUIRE(id == FKV_NO_TOKEN || id < n_tokens, FKV_FILE_DAMAGED, "%s: %s is %u, but the vocabulary has %u tokens",
+                values->path, key, id, n_tokens);
     *token = id;
     return FKV_OK;
 }
@@ -36,12 +36,12 @@ static fkv_status get_special_token(const fkv_gguf_values *values, const char *k
 static fkv_status check_tokens(const fkv_weights *weights, uint32_t n_scores, uint32_t n_types, const char *path) {
     const uint32_t n_tokens = weights->vocab.n_tokens;
     FKV_REQUIRE((n_scores == 0 || n_scores == n_tokens) && (n_types == 0 || n_types == n_tokens), FKV_FILE_DAMAGED,
-                "the vocabulary has %u tokens, but %u scores and %u types: %s", n_tokens, n_scores, n_types, path);
+                "%s: the vocabulary has %u tokens, but %u scores and %u types", path, n_tokens, n_scores, n_types);
     for (uint32_t i = 0; i < n_scores; i++)
-        FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "the score of token %u is NaN: %s", i, path);
+        FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "%s: the score of token %u is NaN", path, i);
     for (uint32_t i = 0; i < n_types; i++)
         FKV_REQUIRE(weights->types[i] >= 0 && weights->types[i] <= 6, FKV_FILE_DAMAGED,
-                    "token %u has the invalid type %d, expected 0 to 6: %s", i, (int)weights->types[i], path);
+                    "%s: token %u has the invalid type %d, expected 0 to 6", path, i, (int)weights->types[i]);
     return FKV_OK;
 }
 
@@ -114,8 +114,8 @@ static fkv_status ggml_tensor_type(uint32_t number, fkv_bytes name, const char *
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "tensor %s has the unsupported type %s (%u); supported are floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4: %s",
-        fkv_show(name).text, wanted, number, path);
+        "%s: tensor %s has the unsupported type %s (%u); supported are floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4",
+        path, fkv_show(name).text, wanted, number);
 }
 
 /* Reads one tensor description. *offset is relative to the data section; *bytes is the size of the tensor. */
@@ -127,8 +127,8 @@ static fkv_status read_tensor_info(fkv_gguf_reader *reader, fkv_tensor *tensor, 
     fkv_tensor_type type = FKV_TENSOR_F32;
     FKV_TRY(fkv_gguf_take_string(reader, &name));
     FKV_TRY(fkv_gguf_take_u32(reader, &n_dims));
-    FKV_REQUIRE(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS, FKV_FILE_DAMAGED, "tensor %s has %u dimensions, expected 1 to 4: %s",
-                fkv_show(name).text, n_dims, reader->path);
+    FKV_REQUIRE(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS, FKV_FILE_DAMAGED, "%s: tensor %s has %u dimensions, expected 1 to 4",
+                reader->path, fkv_show(name).text, n_dims);
     for (uint32_t d = n_dims; d-- > 0;)
         FKV_TRY(fkv_gguf_take_u64(reader, &dims[d])); /* GGUF stores the fastest-varying dimension first */
     FKV_TRY(fkv_gguf_take_u32(reader, &number));
@@ -144,10 +144,10 @@ static fkv_status copy_rope_factors(fkv_weights *weights, const fkv_tensor *tens
     bool is_short = strcmp(tensor->name, "rope_factors_short.weight") == 0;
     if (!is_long && !is_short && strcmp(tensor->name, "rope_freqs.weight") != 0) return FKV_OK;
     FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope.dim / 2,
-                FKV_FILE_DAMAGED, "tensor %s must have one F32 value for each of %u pairs: %s", tensor->name,
-                weights->hparams.rope.dim / 2, path);
+                FKV_FILE_DAMAGED, "%s: tensor %s must have one F32 value for each of %u pairs", path, tensor->name,
+                weights->hparams.rope.dim / 2);
     float *factors = fkv_weights_keep(weights, tensor->n_cols * sizeof *factors);
-    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", tensor->n_cols, path);
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %u RoPE factors", path, tensor->n_cols);
     fkv_tensor_row_floats(tensor, 0, factors);
     rope->n_factors = tensor->n_cols;
     if (!is_short) rope->long_factors = factors;
@@ -163,11 +163,11 @@ static fkv_status locate_tensors(fkv_weights *weights, uint64_t n, const uint64_
         const uint64_t offset = spans[2 * i];
         const uint64_t bytes = spans[2 * i + 1];
         FKV_REQUIRE(offset % alignment == 0, FKV_FILE_DAMAGED,
-                    "tensor %s starts at offset %llu, which is not a multiple of the alignment %u: %s", tensor->name,
-                    (unsigned long long)offset, alignment, path);
+                    "%s: tensor %s starts at offset %llu, which is not a multiple of the alignment %u", path, tensor->name,
+                    (unsigned long long)offset, alignment);
         FKV_REQUIRE(offset <= data_bytes && bytes <= data_bytes - offset, FKV_FILE_DAMAGED,
-                    "tensor %s needs %llu bytes at offset %llu, but the data section has only %llu (incomplete download?): %s",
-                    tensor->name, (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)data_bytes, path);
+                    "%s: tensor %s needs %llu bytes at offset %llu, but the data section has only %llu (incomplete download?)",
+                    path, tensor->name, (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)data_bytes);
         tensor->data = data + offset;
         FKV_TRY(copy_rope_factors(weights, tensor, path));
     }
@@ -188,18 +188,18 @@ static fkv_status read_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
                                uint32_t alignment) {
     const uint64_t left = (uint64_t)(reader->end - reader->at);
     FKV_REQUIRE(n <= left / MIN_TENSOR_BYTES, FKV_FILE_DAMAGED,
-                "the header declares %llu tensors, but only %llu bytes follow: %s", (unsigned long long)n,
-                (unsigned long long)left, reader->path);
-    FKV_REQUIRE(n <= FKV_MAX_TENSORS, FKV_UNSUPPORTED, "the file has %llu tensors, more than the limit of %d: %s",
-                (unsigned long long)n, FKV_MAX_TENSORS, reader->path);
+                "%s: the header declares %llu tensors, but only %llu bytes follow", reader->path, (unsigned long long)n,
+                (unsigned long long)left);
+    FKV_REQUIRE(n <= FKV_MAX_TENSORS, FKV_UNSUPPORTED, "%s: the file has %llu tensors, more than the limit of %d", reader->path,
+                (unsigned long long)n, FKV_MAX_TENSORS);
     if (n == 0) return FKV_OK;
     uint64_t *spans = calloc((size_t)n, 2 * sizeof *spans); /* offset and size of each tensor */
-    FKV_REQUIRE(spans != NULL, FKV_NO_MEMORY, "out of memory reading %llu tensors: %s", (unsigned long long)n, reader->path);
+    FKV_REQUIRE(spans != NULL, FKV_NO_MEMORY, "%s: out of memory reading %llu tensors", reader->path, (unsigned long long)n);
     fkv_status status = read_tensor_infos(reader, weights, n, spans);
     const uint64_t size = (uint64_t)(reader->end - file);
     const uint64_t first = fkv_align_up((uint64_t)(reader->at - file), alignment);
     if (status == FKV_OK && first > size)
-        status = fkv_fail(FKV_FILE_DAMAGED, "the file ends before its tensor data: %s", reader->path);
+        status = fkv_fail(FKV_FILE_DAMAGED, "%s: the file ends before its tensor data", reader->path);
     if (status == FKV_OK) status = locate_tensors(weights, n, spans, file + first, size - first, alignment, reader->path);
     free(spans);
     return status;
@@ -210,14 +210,14 @@ static fkv_status read_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
 static fkv_status read_gguf_header(fkv_gguf_reader *reader, uint64_t *n_tensors, uint64_t *n_values) {
     uint32_t version = 0;
     FKV_REQUIRE(reader->end - reader->at >= 4 && memcmp(reader->at, MAGIC, sizeof MAGIC) == 0, FKV_FILE_FORMAT,
-                "not a model: expected a GGUF file or a folder with safetensors: %s", reader->path);
+                "%s: not a model: expected a GGUF file or a folder with safetensors", reader->path);
     reader->at += sizeof MAGIC;
     FKV_TRY(fkv_gguf_take_u32(reader, &version));
-    FKV_REQUIRE(version != 0x02000000 && version != 0x03000000, FKV_UNSUPPORTED, "big-endian GGUF files are not supported: %s",
+    FKV_REQUIRE(version != 0x02000000 && version != 0x03000000, FKV_UNSUPPORTED, "%s: big-endian GGUF files are not supported",
                 reader->path);
     FKV_REQUIRE(version >= OLDEST_VERSION && version <= NEWEST_VERSION, FKV_UNSUPPORTED,
-                "unsupported GGUF version %u: versions %d and %d can be read; convert the model again: %s", version,
-                OLDEST_VERSION, NEWEST_VERSION, reader->path);
+                "%s: unsupported GGUF version %u: versions %d and %d can be read; convert the model again", reader->path, version,
+                OLDEST_VERSION, NEWEST_VERSION);
     FKV_TRY(fkv_gguf_take_u64(reader, n_tensors));
     return fkv_gguf_take_u64(reader, n_values);
 }
@@ -230,13 +230,13 @@ static fkv_status read_part_numbers(const fkv_gguf_values *values, uint32_t expe
     FKV_TRY(fkv_gguf_get_u32(values, "split.count", &part->n_parts));
     FKV_TRY(fkv_gguf_get_u32(values, "split.tensors.count", &part->n_all_tensors));
     if (part->n_parts == 0) part->n_parts = 1; /* llama.cpp writes 0 for single-file models */
-    FKV_REQUIRE(part->number < part->n_parts, FKV_FILE_DAMAGED, "split.no is %u, but split.count is %u: %s", part->number,
-                part->n_parts, values->path);
-    FKV_REQUIRE(part->n_parts <= FKV_MAX_SHARDS, FKV_UNSUPPORTED, "split.count is %u, which exceeds the limit of %d parts: %s",
-                part->n_parts, FKV_MAX_SHARDS, values->path);
+    FKV_REQUIRE(part->number < part->n_parts, FKV_FILE_DAMAGED, "%s: split.no is %u, but split.count is %u", values->path,
+                part->number, part->n_parts);
+    FKV_REQUIRE(part->n_parts <= FKV_MAX_SHARDS, FKV_UNSUPPORTED, "%s: split.count is %u, which exceeds the limit of %d parts",
+                values->path, part->n_parts, FKV_MAX_SHARDS);
     FKV_REQUIRE(part->number == expected, FKV_FILE_FORMAT,
-                "the file is part %u of %u (split.no %u), but part %u was expected: %s", part->number + 1, part->n_parts,
-                part->number, expected + 1, values->path);
+                "%s: the file is part %u of %u (split.no %u), but part %u was expected", values->path, part->number + 1,
+                part->n_parts, part->number, expected + 1);
     return FKV_OK;
 }
 
@@ -245,7 +245,7 @@ static fkv_status read_contents(fkv_gguf_reader *reader, const fkv_gguf_values *
     uint32_t alignment = DEFAULT_ALIGNMENT;
     FKV_TRY(fkv_gguf_get_u32(values, "general.alignment", &alignment));
     FKV_REQUIRE(fkv_is_pow2(alignment) && alignment >= MIN_ALIGNMENT, FKV_FILE_DAMAGED,
-                "general.alignment is %u, expected a power of two of at least %d: %s", alignment, MIN_ALIGNMENT, reader->path);
+                "%s: general.alignment is %u, expected a power of two of at least %d", reader->path, alignment, MIN_ALIGNMENT);
     if (number == 0) { /* only the first part has hyperparameters and vocabulary */
         FKV_TRY(fkv_gguf_read_hparams(values, weights));
         FKV_TRY(read_vocab(values, weights));

@@ -33,7 +33,7 @@ static fkv_status get_floats(const fkv_gguf_values *values, const fkv_weights *w
     for (size_t i = 0; i < n; i++) {
         const arch_key key = full_key(weights, keys[i].key);
         FKV_TRY(fkv_gguf_get_f32(values, key.text, keys[i].out));
-        FKV_REQUIRE(*keys[i].out >= 0, FKV_FILE_FORMAT, "%s is negative: %s", key.text, values->path);
+        FKV_REQUIRE(*keys[i].out >= 0, FKV_FILE_FORMAT, "%s: %s is negative", values->path, key.text);
     }
     return FKV_OK;
 }
@@ -47,7 +47,7 @@ static fkv_status get_uniform_u32(const fkv_gguf_values *values, const fkv_weigh
     const arch_key key = full_key(weights, name);
     const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
     FKV_REQUIRE(value == NULL || value->type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED,
-                "%s has per-layer values, which is not supported: %s", key.text, values->path);
+                "%s: %s has per-layer values, which is not supported", values->path, key.text);
     return fkv_gguf_get_u32(values, key.text, out);
 }
 
@@ -66,8 +66,8 @@ static fkv_status get_per_layer_u32(const fkv_gguf_values *values, fkv_weights *
         memcpy((uint8_t *)&h->shapes[i] + part, out, sizeof *out);
         good = *out > 0 && *out <= INT32_MAX;
     }
-    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s must have one value above 0 for each of %u layers: %s", key.text, h->n_layers,
-                values->path);
+    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s: %s must have one value above 0 for each of %u layers", values->path, key.text,
+                h->n_layers);
     return FKV_OK;
 }
 
@@ -90,8 +90,8 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
             good = n == (n_heads == 0 ? n : n_heads);
         if (n != 0) n_heads = n;
     }
-    FKV_REQUIRE(good, FKV_UNSUPPORTED, "%s must be 0 or the same number for each of %u layers: %s", key.text, h->n_layers,
-                values->path);
+    FKV_REQUIRE(good, FKV_UNSUPPORTED, "%s: %s must be 0 or the same number for each of %u layers", values->path, key.text,
+                h->n_layers);
     if (n_heads != 0) h->n_kv_heads = n_heads;
     return FKV_OK;
 }
@@ -105,12 +105,12 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
     const bool good = value != NULL && value->type == FKV_GGUF_ARRAY &&
                       (value->item == FKV_GGUF_I32 || value->item == FKV_GGUF_U32) && value->count == h->n_layers &&
                       value->count <= FKV_MAX_LAYERS;
-    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s must have one value for each of %u layers: %s", key.text, h->n_layers, values->path);
+    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s: %s must have one value for each of %u layers", values->path, key.text, h->n_layers);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t n = 0;
         memcpy(&n, value->data + i * sizeof n, sizeof n);
         FKV_REQUIRE(n == 0 || (h->layers[i] & FKV_LAYER_RECURRENT) != 0, FKV_UNSUPPORTED,
-                    "layer %u has attention and a feed-forward, expected only one of them: %s", i, values->path);
+                    "%s: layer %u has attention and a feed-forward, expected only one of them", values->path, i);
         if (n == 0) {
             h->layers[i] |= FKV_LAYER_NO_FFN;
             continue;
@@ -149,8 +149,8 @@ static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *w
     l->rope_dim = h->rope.dim;
     FKV_REQUIRE(
         l->dim > 0 && l->v_dim > 0 && query_dim > l->rope_dim, FKV_FILE_FORMAT,
-        "invalid latent attention: attention.kv_lora_rank %u, query length %u, value length %u, rope.dimension_count %u: %s",
-        l->dim, query_dim, l->v_dim, l->rope_dim, values->path);
+        "%s: invalid latent attention: attention.kv_lora_rank %u, query length %u, value length %u, rope.dimension_count %u",
+        values->path, l->dim, query_dim, l->v_dim, l->rope_dim);
     l->nope_dim = query_dim - l->rope_dim;
     h->head_dim = query_dim;
     h->local_rope.dim = l->rope_dim;
@@ -186,7 +186,7 @@ static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights
     FKV_TRY(get_arch_u32(values, weights, "attention.key_length", &key_length));
     FKV_TRY(get_arch_u32(values, weights, "attention.value_length", &value_length));
     FKV_REQUIRE(key_length == value_length || is_latent_file(values, weights), FKV_UNSUPPORTED,
-                "key length %u and value length %u differ, which is not supported: %s", key_length, value_length, values->path);
+                "%s: key length %u and value length %u differ, which is not supported", values->path, key_length, value_length);
     h->head_dim = key_length;
     return FKV_OK;
 }
@@ -212,7 +212,7 @@ static fkv_status set_rope_scaling(const fkv_gguf_values *values, fkv_rope *rope
     const bool is_yarn = bytes_equal(type, "yarn");
     const bool is_long = bytes_equal(type, "longrope");
     FKV_REQUIRE(type.size == 0 || bytes_equal(type, "none") || bytes_equal(type, "linear") || is_yarn || is_long, FKV_UNSUPPORTED,
-                "unsupported RoPE scaling '%s': expected linear, yarn or longrope: %s", fkv_show(type).text, values->path);
+                "%s: unsupported RoPE scaling '%s': expected linear, yarn or longrope", values->path, fkv_show(type).text);
     if (bytes_equal(type, "none")) return FKV_OK;
     rope->scaling = is_yarn ? FKV_ROPE_YARN : is_long ? FKV_ROPE_LONG : FKV_ROPE_LINEAR;
     if (factor > 0) rope->factor = factor;
@@ -264,7 +264,7 @@ static fkv_status read_gguf_window(const fkv_gguf_values *values, fkv_weights *w
     if (h->features.recurrence == FKV_RECURRENCE_NONE) fkv_architecture_set_layers(h);
     if (!is_list || h->window == 0) return FKV_OK;
     FKV_REQUIRE(pattern->item == FKV_GGUF_BOOL && pattern->count == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "%s must have one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
+                "%s: %s must have one bool for each of %u layers", values->path, key.text, h->n_layers);
     for (uint32_t i = 0; i < h->n_layers; i++)
         h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (pattern->data[i] != 0 ? FKV_LAYER_WINDOW : 0));
     return FKV_OK;
@@ -278,7 +278,7 @@ static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *w
     uint32_t value_length = key_length;
     FKV_TRY(get_arch_u32(values, weights, "attention.value_length_swa", &value_length));
     FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED,
-                "key length %u and value length %u differ, which is not supported: %s", key_length, value_length, values->path);
+                "%s: key length %u and value length %u differ, which is not supported", values->path, key_length, value_length);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if (fkv_architecture_window(h, i) != 0) h->shapes[i].head_dim = key_length;
     return FKV_OK;
@@ -306,11 +306,11 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     FKV_TRY(get_arch_u32(values, weights, "expert_group_used_count", &h->n_expert_groups_used));
     FKV_TRY(get_arch_u32(values, weights, "nextn_predict_layers", &h->n_next));
     FKV_TRY(get_floats(values, weights, &scale, 1));
-    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s is %u, but the model has %u layers: %s",
-                full_key(weights, "nextn_predict_layers").text, h->n_next, h->n_layers, values->path);
+    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s: %s is %u, but the model has %u layers",
+                values->path, full_key(weights, "nextn_predict_layers").text, h->n_next, h->n_layers);
     h->n_layers -= h->n_next;
-    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s is %u, which is too large: %s",
-                full_key(weights, "expert_shared_count").text, n_shared, values->path);
+    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s: %s is %u, which is too large",
+                values->path, full_key(weights, "expert_shared_count").text, n_shared);
     if (n_shared != 0 && h->shared_dim == 0) h->shared_dim = n_shared * h->expert_dim;
     FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "expert_weights_norm").text, &h->features.norm_experts));
     FKV_TRY(get_arch_u32(values, weights, "expert_gating_func", &gating));
@@ -319,8 +319,8 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
         uint32_t number = 0;
         if (others[i].is_known) continue;
         FKV_TRY(get_arch_u32(values, weights, others[i].key, &number));
-        FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported (expected 0): %s",
-                    full_key(weights, others[i].key).text, number, values->path);
+        FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s: %s is %u, which is not supported (expected 0)", values->path,
+                    full_key(weights, others[i].key).text, number);
     }
     if (!is_latent_file(values, weights)) return FKV_OK;
     /* old files of GLM-4.7-Flash do not have this key; as in llama.cpp, they are recognized by their layer count and vocabulary
@@ -336,7 +336,7 @@ static fkv_status read_expert_interval(const fkv_gguf_values *values, fkv_weight
     fkv_hparams *h = &weights->hparams;
     uint32_t step = 1;
     FKV_TRY(get_arch_u32(values, weights, "interleave_moe_layer_step", &step));
-    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s is 0: %s", full_key(weights, "interleave_moe_layer_step").text, values->path);
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: %s is 0", values->path, full_key(weights, "interleave_moe_layer_step").text);
     for (uint32_t i = 0; h->n_experts != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if ((i + 1) % step != 0) h->layers[i] |= FKV_LAYER_DENSE;
     return FKV_OK;
@@ -374,14 +374,14 @@ static fkv_status read_xielu(const fkv_gguf_values *values, fkv_weights *weights
         const fkv_gguf_value *value = fkv_gguf_find(values, key);
         const bool is_list = value != NULL && value->type == FKV_GGUF_ARRAY;
         FKV_REQUIRE(value != NULL && (!is_list || (value->item == FKV_GGUF_F32 && value->count == h->n_layers)), FKV_FILE_FORMAT,
-                    "%s must have one 32-bit float for each of %u layers: %s", key, h->n_layers, values->path);
+                    "%s: %s must have one 32-bit float for each of %u layers", values->path, key, h->n_layers);
         for (uint32_t i = 0; i < h->n_layers; i++) {
             float *to = &numbers[k * h->n_layers + i];
             if (is_list)
                 memcpy(to, value->data + i * sizeof *to, sizeof *to);
             else
                 FKV_TRY(fkv_gguf_get_f32(values, key, to));
-            FKV_REQUIRE(isfinite(*to), FKV_FILE_FORMAT, "%s contains a value that is not finite: %s", key, values->path);
+            FKV_REQUIRE(isfinite(*to), FKV_FILE_FORMAT, "%s: %s contains a value that is not finite", values->path, key);
         }
     }
     h->xielu = numbers;
@@ -396,8 +396,8 @@ static fkv_status read_gguf_mamba(const fkv_gguf_values *values, fkv_weights *we
     bool has_rope = h->features.parallel_mixers; /* Granite files have a key that states whether the model uses RoPE */
     if (is_granite) FKV_TRY(fkv_gguf_get_bool(values, full_key(weights, "rope.scaling.finetuned").text, &has_rope));
     FKV_REQUIRE(!is_granite || r->n_k_heads == 1, FKV_UNSUPPORTED,
-                "%s is %u: Mamba layers with several groups are not supported for granitehybrid: %s",
-                full_key(weights, "ssm.group_count").text, r->n_k_heads, values->path);
+                "%s: %s is %u: Mamba layers with several groups are not supported for granitehybrid", values->path,
+                full_key(weights, "ssm.group_count").text, r->n_k_heads);
     r->n_norm_groups = r->n_k_heads;
     r->norm_may_miss = h->features.parallel_mixers;
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
@@ -437,14 +437,14 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
     FKV_TRY(get_arch_u32(values, weights, "ssm.inner_size", &inner));
     FKV_TRY(get_arch_u32(values, weights, "full_attention_interval", &interval));
     FKV_REQUIRE(r->n_v_heads > 0 && inner % r->n_v_heads == 0 && interval > 0, FKV_FILE_FORMAT,
-                "%s is %u, which is not a multiple of %u heads, or full_attention_interval is 0: %s",
-                full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads, values->path);
+                "%s: %s is %u, which is not a multiple of %u heads, or full_attention_interval is 0", values->path,
+                full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads);
     r->v_dim = inner / r->n_v_heads;
     if (h->features.recurrence == FKV_MAMBA2) return read_gguf_mamba(values, weights);
     const fkv_gguf_value *list = fkv_gguf_find(values, full_key(weights, "attention.recurrent_layers").text);
     FKV_REQUIRE(list == NULL || (list->type == FKV_GGUF_ARRAY && list->item == FKV_GGUF_BOOL && list->count >= h->n_layers),
-                FKV_FILE_FORMAT, "%s must have one bool for each of %u layers: %s",
-                full_key(weights, "attention.recurrent_layers").text, h->n_layers, values->path);
+                FKV_FILE_FORMAT, "%s: %s must have one bool for each of %u layers", values->path,
+                full_key(weights, "attention.recurrent_layers").text, h->n_layers);
     if (fkv_architecture_has_recurrence(h)) return FKV_OK; /* stated by head_count_kv */
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if (list != NULL ? list->data[i] != 0 : (i + 1) % interval != 0) h->layers[i] |= FKV_LAYER_RECURRENT;
@@ -455,7 +455,7 @@ static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights
     fkv_bytes text = {0};
     FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
     FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT,
-                "general.architecture is missing or invalid ('%s'): %s", fkv_show(text).text, values->path);
+                "%s: general.architecture is missing or invalid ('%s')", values->path, fkv_show(text).text);
     fkv_show_into(text, weights->architecture, sizeof weights->architecture);
     text = (fkv_bytes){0};
     FKV_TRY(fkv_gguf_get_string(values, "general.name", &text));

@@ -30,8 +30,8 @@ static fkv_status part_path(const char *path, uint32_t number, char out[MAX_PATH
     const char *suffix = part_suffix(path);
     FKV_REQUIRE(
         suffix != NULL && strlen(path) < MAX_PATH, FKV_FILE_FORMAT,
-        "the file is one part of a split model (split.count): its name must be NAME-00001-of-00003.gguf or similar, so that "
-        "the other parts can be found: %s",
+        "%s: the file is one part of a split model (split.count): its name must be NAME-00001-of-00003.gguf or similar, so that "
+        "the other parts can be found",
         path);
     const int n = snprintf(out, MAX_PATH, "%.*s-%05u%s", (int)(suffix - path), path, number + 1, suffix + 6);
     FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_FILE_FORMAT, "the path is longer than %d bytes: %s", MAX_PATH, path);
@@ -49,16 +49,16 @@ static fkv_status read_others(fkv_weights *weights, const char *first_path, cons
         char path[MAX_PATH];
         fkv_gguf_part part = {0};
         FKV_TRY(part_path(first_path, i, path));
-        FKV_REQUIRE(access(path, F_OK) == 0, FKV_IO, "part %u of %u is missing; all parts must be in one folder: %s", i + 1,
-                    first->n_parts, path);
+        FKV_REQUIRE(access(path, F_OK) == 0, FKV_IO, "%s: part %u of %u is missing; all parts must be in one folder", path, i + 1,
+                    first->n_parts);
         FKV_TRY(read_part_file(weights, path, i, &part));
         FKV_REQUIRE(part.n_parts == first->n_parts, FKV_FILE_DAMAGED,
-                    "split.count is %u, but the first part states %u; the parts belong to different models: %s", part.n_parts,
-                    first->n_parts, path);
+                    "%s: split.count is %u, but the first part states %u; the parts belong to different models", path,
+                    part.n_parts, first->n_parts);
     }
     FKV_REQUIRE(first->n_all_tensors == 0 || weights->n_tensors == first->n_all_tensors, FKV_FILE_DAMAGED,
-                "split.tensors.count is %u, but the %u parts have %u tensors; the parts may belong to different models: %s",
-                first->n_all_tensors, first->n_parts, weights->n_tensors, first_path);
+                "%s: split.tensors.count is %u, but the %u parts have %u tensors; the parts may belong to different models",
+                first_path, first->n_all_tensors, first->n_parts, weights->n_tensors);
     return FKV_OK;
 }
 

@@ -25,7 +25,7 @@ static const uint8_t TYPE_BYTES[FKV_GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 
 static uint64_t bytes_left(const fkv_gguf_reader *reader) { return (uint64_t)(reader->end - reader->at); }
 
 static fkv_status read_bytes(fkv_gguf_reader *reader, void *out, size_t n) {
-    FKV_REQUIRE(n <= bytes_left(reader), FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
+    FKV_REQUIRE(n <= bytes_left(reader), FKV_FILE_DAMAGED, "%s: the file ends inside its header", reader->path);
     memcpy(out, reader->at, n);
     reader->at += n;
     return FKV_OK;
@@ -36,11 +36,11 @@ fkv_status fkv_gguf_take_u64(fkv_gguf_reader *reader, uint64_t *number) { return
 
 fkv_status fkv_gguf_take_string(fkv_gguf_reader *reader, fkv_bytes *string) {
     uint64_t size = 0;
-    FKV_REQUIRE(bytes_left(reader) >= sizeof size, FKV_FILE_DAMAGED, "the file ends inside its header: %s", reader->path);
+    FKV_REQUIRE(bytes_left(reader) >= sizeof size, FKV_FILE_DAMAGED, "%s: the file ends inside its header", reader->path);
     memcpy(&size, reader->at, sizeof size);
     FKV_REQUIRE(size <= bytes_left(reader) - sizeof size, FKV_FILE_DAMAGED,
-                "found a string of %llu bytes, but only %llu bytes are left: %s", (unsigned long long)size,
-                (unsigned long long)(bytes_left(reader) - sizeof size), reader->path);
+                "%s: found a string of %llu bytes, but only %llu bytes are left", reader->path, (unsigned long long)size,
+                (unsigned long long)(bytes_left(reader) - sizeof size));
     *string = (fkv_bytes){.data = (const char *)reader->at + sizeof size, .size = (size_t)size};
     reader->at += sizeof size + size;
     return FKV_OK;
@@ -54,9 +54,8 @@ static fkv_status skip_items(fkv_gguf_reader *reader, const fkv_gguf_value *valu
     }
     uint64_t bytes = 0;
     FKV_REQUIRE(!fkv_mul_overflows(value->count, TYPE_BYTES[value->item], &bytes) && bytes <= bytes_left(reader),
-                FKV_FILE_DAMAGED, "found an array of %llu values under %s, but only %llu bytes are left: %s",
-                (unsigned long long)value->count, fkv_show(value->key).text, (unsigned long long)bytes_left(reader),
-                reader->path);
+                FKV_FILE_DAMAGED, "%s: found an array of %llu values under %s, but only %llu bytes are left", reader->path,
+                (unsigned long long)value->count, fkv_show(value->key).text, (unsigned long long)bytes_left(reader));
     reader->at += bytes;
     return FKV_OK;
 }
@@ -64,20 +63,20 @@ static fkv_status skip_items(fkv_gguf_reader *reader, const fkv_gguf_value *valu
 static fkv_status read_value(fkv_gguf_reader *reader, fkv_gguf_value *value) {
     uint32_t type = 0;
     FKV_TRY(fkv_gguf_take_string(reader, &value->key));
-    FKV_REQUIRE(value->key.size > 0 && value->key.size <= MAX_KEY_BYTES, FKV_FILE_DAMAGED, "invalid key length of %zu bytes: %s",
-                value->key.size, reader->path);
+    FKV_REQUIRE(value->key.size > 0 && value->key.size <= MAX_KEY_BYTES, FKV_FILE_DAMAGED, "%s: invalid key length of %zu bytes",
+                reader->path, value->key.size);
     FKV_TRY(fkv_gguf_take_u32(reader, &type));
-    FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s has the invalid GGUF type %u: %s", fkv_show(value->key).text, type,
-                reader->path);
+    FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s: %s has the invalid GGUF type %u", reader->path,
+                fkv_show(value->key).text, type);
     value->type = (fkv_gguf_type)type;
     value->count = 1;
     if (value->type == FKV_GGUF_ARRAY) {
         FKV_TRY(fkv_gguf_take_u32(reader, &type));
         FKV_TRY(fkv_gguf_take_u64(reader, &value->count));
-        FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s is an array of the invalid GGUF type %u: %s",
-                    fkv_show(value->key).text, type, reader->path);
-        FKV_REQUIRE(type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED, "%s is an array of arrays, which is not supported: %s",
-                    fkv_show(value->key).text, reader->path);
+        FKV_REQUIRE(type < FKV_GGUF_N_TYPES, FKV_FILE_DAMAGED, "%s: %s is an array of the invalid GGUF type %u", reader->path,
+                    fkv_show(value->key).text, type);
+        FKV_REQUIRE(type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED, "%s: %s is an array of arrays, which is not supported", reader->path,
+                    fkv_show(value->key).text);
     }
     value->item = (fkv_gguf_type)type;
     value->data = reader->at;
@@ -99,21 +98,21 @@ static fkv_status read_sorted_values(fkv_gguf_reader *reader, fkv_gguf_values *v
     for (uint32_t i = 0; i < values->n_values; i++) FKV_TRY(read_value(reader, &values->values[i]));
     qsort(values->values, values->n_values, sizeof *values->values, compare_keys);
     for (uint32_t i = 1; i < values->n_values; i++)
-        FKV_REQUIRE(compare_keys(&values->values[i - 1], &values->values[i]) != 0, FKV_FILE_DAMAGED, "duplicate key %s: %s",
-                    fkv_show(values->values[i].key).text, reader->path);
+        FKV_REQUIRE(compare_keys(&values->values[i - 1], &values->values[i]) != 0, FKV_FILE_DAMAGED, "%s: duplicate key %s",
+                    reader->path, fkv_show(values->values[i].key).text);
     return FKV_OK;
 }
 
 fkv_status fkv_gguf_values_read(fkv_gguf_reader *reader, uint64_t n, fkv_gguf_values *values) {
     *values = (fkv_gguf_values){.path = reader->path, .end = reader->end};
     FKV_REQUIRE(n <= bytes_left(reader) / MIN_VALUE_BYTES, FKV_FILE_DAMAGED,
-                "the header declares %llu keys, but only %llu bytes follow: %s", (unsigned long long)n,
-                (unsigned long long)bytes_left(reader), reader->path);
-    FKV_REQUIRE(n <= MAX_VALUES, FKV_UNSUPPORTED, "the file has more than %d keys: %s", MAX_VALUES, reader->path);
+                "%s: the header declares %llu keys, but only %llu bytes follow", reader->path, (unsigned long long)n,
+                (unsigned long long)bytes_left(reader));
+    FKV_REQUIRE(n <= MAX_VALUES, FKV_UNSUPPORTED, "%s: the file has more than %d keys", reader->path, MAX_VALUES);
     if (n == 0) return FKV_OK;
     values->values = calloc(n, sizeof *values->values);
-    FKV_REQUIRE(values->values != NULL, FKV_NO_MEMORY, "out of memory reading %llu keys: %s", (unsigned long long)n,
-                reader->path);
+    FKV_REQUIRE(values->values != NULL, FKV_NO_MEMORY, "%s: out of memory reading %llu keys", reader->path,
+                (unsigned long long)n);
     values->n_values = (uint32_t)n;
     const fkv_status status = read_sorted_values(reader, values);
     if (status != FKV_OK) fkv_gguf_values_close(values);
@@ -135,10 +134,10 @@ const fkv_gguf_value *fkv_gguf_find(const fkv_gguf_values *values, const char *k
 
 static fkv_status wrong_type(const fkv_gguf_values *values, const fkv_gguf_value *value, const char *wanted) {
     if (value->type == FKV_GGUF_ARRAY)
-        return fkv_fail(FKV_FILE_FORMAT, "%s is an array of %llu %s, expected %s: %s", fkv_show(value->key).text,
-                        (unsigned long long)value->count, TYPE_NAMES[value->item], wanted, values->path);
-    return fkv_fail(FKV_FILE_FORMAT, "%s has type %s, expected %s: %s", fkv_show(value->key).text, TYPE_NAMES[value->type],
-                    wanted, values->path);
+        return fkv_fail(FKV_FILE_FORMAT, "%s: %s is an array of %llu %s, expected %s", values->path, fkv_show(value->key).text,
+                        (unsigned long long)value->count, TYPE_NAMES[value->item], wanted);
+    return fkv_fail(FKV_FILE_FORMAT, "%s: %s has type %s, expected %s", values->path, fkv_show(value->key).text,
+                    TYPE_NAMES[value->type], wanted);
 }
 
 /* Reads a value of any integer type. *negative receives its sign. *number receives the value, zero-extended to 64 bits. Returns
@@ -167,8 +166,8 @@ fkv_status fkv_gguf_get_u32(const fkv_gguf_values *values, const char *key, uint
     bool negative = false;
     if (value == NULL) return FKV_OK;
     if (!integer_value(value, &number, &negative)) return wrong_type(values, value, "an integer");
-    FKV_REQUIRE(!negative && number <= UINT32_MAX, FKV_FILE_FORMAT, "%s is negative or does not fit in 32 bits: %s", key,
-                values->path);
+    FKV_REQUIRE(!negative && number <= UINT32_MAX, FKV_FILE_FORMAT, "%s: %s is negative or does not fit in 32 bits", values->path,
+                key);
     *out = (uint32_t)number;
     return FKV_OK;
 }
@@ -186,7 +185,7 @@ fkv_status fkv_gguf_get_f32(const fkv_gguf_values *values, const char *key, floa
     } else {
         return wrong_type(values, value, "a float");
     }
-    FKV_REQUIRE(isfinite(number), FKV_FILE_FORMAT, "%s is not a finite number: %s", key, values->path);
+    FKV_REQUIRE(isfinite(number), FKV_FILE_FORMAT, "%s: %s is not a finite number", values->path, key);
     *out = number;
     return FKV_OK;
 }
@@ -215,8 +214,8 @@ static fkv_status find_array(const fkv_gguf_values *values, const char *key, fkv
     *value = fkv_gguf_find(values, key);
     if (*value == NULL) return FKV_OK;
     if ((*value)->type != FKV_GGUF_ARRAY || (*value)->item != item) return wrong_type(values, *value, wanted);
-    FKV_REQUIRE((*value)->count <= MAX_ITEMS, FKV_UNSUPPORTED, "%s has %llu elements, more than the limit of %d: %s", key,
-                (unsigned long long)(*value)->count, MAX_ITEMS, values->path);
+    FKV_REQUIRE((*value)->count <= MAX_ITEMS, FKV_UNSUPPORTED, "%s: %s has %llu elements, more than the limit of %d",
+                values->path, key, (unsigned long long)(*value)->count, MAX_ITEMS);
     if ((*value)->count == 0) *value = NULL;
     return FKV_OK;
 }
@@ -229,7 +228,7 @@ static fkv_status get_32bit_array(const fkv_gguf_values *values, const char *key
     FKV_TRY(find_array(values, key, item, wanted, &value));
     if (value == NULL) return FKV_OK;
     *out = malloc((size_t)value->count * 4);
-    FKV_REQUIRE(*out != NULL, FKV_NO_MEMORY, "out of memory reading %s: %s", key, values->path);
+    FKV_REQUIRE(*out != NULL, FKV_NO_MEMORY, "%s: out of memory reading %s", values->path, key);
     memcpy(*out, value->data, (size_t)value->count * 4);
     *n = (uint32_t)value->count;
     return FKV_OK;
@@ -256,7 +255,7 @@ fkv_status fkv_gguf_get_strings(const fkv_gguf_values *values, const char *key, 
     FKV_TRY(find_array(values, key, FKV_GGUF_STRING, "an array of strings", &value));
     if (value == NULL) return FKV_OK;
     fkv_bytes *strings = malloc((size_t)value->count * sizeof *strings);
-    FKV_REQUIRE(strings != NULL, FKV_NO_MEMORY, "out of memory reading %s: %s", key, values->path);
+    FKV_REQUIRE(strings != NULL, FKV_NO_MEMORY, "%s: out of memory reading %s", values->path, key);
     fkv_gguf_reader reader = {.at = value->data, .end = values->end, .path = values->path};
     fkv_status status = FKV_OK;
     for (uint64_t i = 0; i < value->count && status == FKV_OK; i++) status = fkv_gguf_take_string(&reader, &strings[i]);

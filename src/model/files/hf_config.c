@@ -161,7 +161,7 @@ static fkv_status find_model_type(config_reader *r) {
     for (size_t i = 0; i < sizeof MODEL_TYPES / sizeof MODEL_TYPES[0]; i++)
         if (strcmp(type, MODEL_TYPES[i].type) == 0) r->model = &MODEL_TYPES[i];
     const char *why = fkv_architecture_refusal(type);
-    FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "unsupported model_type '%s': %s: %s", type, why, r->path);
+    FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "%s: unsupported model_type '%s': %s", r->path, type, why);
     /* the path comes before the list of names, because long messages are cut off at the end */
     FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "unsupported model_type '%s' in %s; supported architectures are %s",
                 fkv_show_text(type).text, r->path, fkv_architecture_names());
@@ -180,7 +180,7 @@ static fkv_status add_defaults(const config_reader *r) {
     if (get_field(r->root, "rope_scaling") != NULL) (void)json_object_del(defaults, "rope_parameters");
     const int failed = defaults == NULL ? -1 : json_object_update_missing(r->root, defaults);
     json_decref(defaults);
-    FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "out of memory reading the defaults of %s: %s", r->model->type, r->path);
+    FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "%s: out of memory reading the defaults of %s", r->path, r->model->type);
     return FKV_OK;
 }
 
@@ -211,9 +211,9 @@ static fkv_status rename_fields(const config_reader *r) {
     }
     if (failed == 0) failed = json_object_update(r->root, renamed);
     fkv_status status = FKV_OK;
-    if (failed != 0) status = fkv_fail(FKV_NO_MEMORY, "out of memory reading the fields of %s: %s", r->model->type, r->path);
+    if (failed != 0) status = fkv_fail(FKV_NO_MEMORY, "%s: out of memory reading the fields of %s", r->path, r->model->type);
     if (uneven != NULL)
-        status = fkv_fail(FKV_UNSUPPORTED, "%s differs between layers, which is not supported: %s", uneven, r->path);
+        status = fkv_fail(FKV_UNSUPPORTED, "%s: %s differs between layers, which is not supported", r->path, uneven);
     json_decref(renames);
     json_decref(renamed);
     return status;
@@ -248,8 +248,8 @@ static fkv_status reject_unsupported_options(const config_reader *r) {
         char text[64];
         const size_t n = json_dumpb(value, text, sizeof text - 1, JSON_ENCODE_ANY | JSON_COMPACT);
         text[n < sizeof text ? n : 0] = 0;
-        FKV_REQUIRE(strcmp(text, options[i].value) == 0, FKV_UNSUPPORTED, "unsupported value of %s: expected %s: %s",
-                    options[i].key, options[i].value, r->path);
+        FKV_REQUIRE(strcmp(text, options[i].value) == 0, FKV_UNSUPPORTED, "%s: unsupported value of %s: expected %s", r->path,
+                    options[i].key, options[i].value);
     }
     return FKV_OK;
 }
@@ -268,14 +268,14 @@ static fkv_status reject_unsupported_fields(const config_reader *r) {
         if (is_known_field(r, fields[i].key, value)) continue;
         bool unset = value == NULL || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
                      (json_is_array(value) && json_array_size(value) == 0);
-        FKV_REQUIRE(unset, FKV_UNSUPPORTED, "unsupported field %s: %s", fields[i].key, r->path);
+        FKV_REQUIRE(unset, FKV_UNSUPPORTED, "%s: unsupported field %s", r->path, fields[i].key);
     }
     const bool is_command_r = strcmp(r->model->architecture, "command-r") == 0;
     if (is_command_r && json_is_true(get_field(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
     uint32_t step = 1;
     FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
     FKV_REQUIRE(step == 1 || is_known_field(r, "decoder_sparse_step", NULL), FKV_UNSUPPORTED,
-                "unsupported decoder_sparse_step %u: expected 1: %s", step, r->path);
+                "%s: unsupported decoder_sparse_step %u: expected 1", r->path, step);
     return reject_unsupported_options(r);
 }
 
@@ -313,8 +313,8 @@ static fkv_status read_activation(const config_reader *r) {
     FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* Gemma's name for hidden_act */
     bool is_old_gemma = word != NULL && strcmp(word, "gelu") == 0 && strcmp(r->model->type, "gemma") == 0;
     FKV_REQUIRE(word == NULL || strcmp(word, wanted) == 0 || is_old_gemma, FKV_UNSUPPORTED,
-                "unsupported activation '%s' for model_type %s: expected %s: %s", fkv_show_text(word == NULL ? "" : word).text,
-                r->model->type, wanted, r->path);
+                "%s: unsupported activation '%s' for model_type %s: expected %s", r->path,
+                fkv_show_text(word == NULL ? "" : word).text, r->model->type, wanted);
     FKV_TRY(get_f32(r->root, "swiglu_alpha", r->path, &r->h->swiglu_alpha));
     return get_f32(r->root, "swiglu_limit", r->path, &r->h->swiglu_limit);
 }
@@ -326,15 +326,15 @@ static fkv_status read_rope_factors(fkv_weights *weights, const json_t *rope, co
                                     const float **out) {
     const json_t *list = get_field(rope, key);
     FKV_REQUIRE(json_is_array(list) && json_array_size(list) > 0 && json_array_size(list) <= FKV_MAX_HEAD_DIM / 2,
-                FKV_FILE_FORMAT, "longrope requires %s to be a list of numbers: %s", key, path);
+                FKV_FILE_FORMAT, "%s: longrope requires %s to be a list of numbers", path, key);
     *n = (uint32_t)json_array_size(list);
     float *numbers = fkv_weights_keep(weights, *n * sizeof *numbers);
-    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", *n, path);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %u RoPE factors", path, *n);
     for (uint32_t i = 0; i < *n; i++) {
         const json_t *number = json_array_get(list, i);
         numbers[i] = (float)json_number_value(number);
         FKV_REQUIRE(json_is_number(number) && isfinite(numbers[i]) && numbers[i] > 0, FKV_FILE_FORMAT,
-                    "%s must contain only numbers above 0: %s", key, path);
+                    "%s: %s must contain only numbers above 0", path, key);
     }
     *out = numbers;
     return FKV_OK;
@@ -349,10 +349,10 @@ static fkv_status read_proportional_rope(fkv_weights *weights, const json_t *obj
     FKV_TRY(get_f32(object, "partial_rotary_factor", path, &rotary_share));
     FKV_TRY(get_f32(object, "factor", path, &rope->factor));
     FKV_REQUIRE(rotary_share > 0 && rotary_share <= 1 && rope->factor > 0 && n > 0 && n <= FKV_MAX_HEAD_DIM / 2, FKV_FILE_FORMAT,
-                "invalid proportional RoPE: partial_rotary_factor %g, factor %g: %s", (double)rotary_share, (double)rope->factor,
-                path);
+                "%s: invalid proportional RoPE: partial_rotary_factor %g, factor %g", path, (double)rotary_share,
+                (double)rope->factor);
     float *factors = fkv_weights_keep(weights, n * sizeof *factors);
-    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "out of memory allocating %u RoPE factors: %s", n, path);
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %u RoPE factors", path, n);
     for (uint32_t i = 0; i < n; i++) factors[i] = i < (uint32_t)((double)rotary_share * n) ? 1.0f : 1e30f;
     rope->n_factors = n;
     rope->short_factors = rope->long_factors = factors;
@@ -372,7 +372,7 @@ static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, 
     size_t i = 0;
     while (i < sizeof known / sizeof known[0] && strcmp(type, known[i].type) != 0) i++;
     FKV_REQUIRE(i < sizeof known / sizeof known[0], FKV_UNSUPPORTED,
-                "unsupported RoPE scaling '%s': expected linear, llama3, yarn or longrope: %s", fkv_show_text(type).text, path);
+                "%s: unsupported RoPE scaling '%s': expected linear, llama3, yarn or longrope", path, fkv_show_text(type).text);
     rope->scaling = known[i].scaling;
     bool truncate = true;
     float factor = 0;
@@ -395,16 +395,16 @@ static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, 
     if (rope->scaling == FKV_ROPE_LONG) {
         FKV_TRY(read_rope_factors(weights, object, "short_factor", path, &n_short, &rope->short_factors));
         FKV_TRY(read_rope_factors(weights, object, "long_factor", path, &rope->n_factors, &rope->long_factors));
-        FKV_REQUIRE(n_short == rope->n_factors, FKV_FILE_FORMAT, "short_factor and long_factor differ in length: %s", path);
+        FKV_REQUIRE(n_short == rope->n_factors, FKV_FILE_FORMAT, "%s: short_factor and long_factor differ in length", path);
     }
     FKV_REQUIRE(factor > 0 || rope->scaling == FKV_ROPE_LONG || rope->scaling == FKV_ROPE_YARN, FKV_FILE_FORMAT,
-                "%s RoPE scaling has an invalid factor of %g: %s", type, (double)factor, path);
+                "%s: %s RoPE scaling has an invalid factor of %g", path, type, (double)factor);
     if (get_field(object, "short_mscale") != NULL) {
         float long_mscale = 0;
         FKV_TRY(get_f32(object, "short_mscale", path, &rope->attention_factor));
         FKV_TRY(get_f32(object, "long_mscale", path, &long_mscale));
         FKV_REQUIRE(long_mscale == rope->attention_factor, FKV_UNSUPPORTED,
-                    "different values of short_mscale and long_mscale are not supported: %s", path);
+                    "%s: different values of short_mscale and long_mscale are not supported", path);
     }
     rope->factor = factor; /* if 0, read_rope() derives the factor from the context lengths */
     return FKV_OK;
@@ -433,7 +433,7 @@ static fkv_status read_rope_alpha(const config_reader *r, const fkv_weights *wei
 /* Reads a RoPE object: {"rope_type": ..., "factor": ..., "rope_theta": ...}. Old files use "type" for "rope_type". */
 static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope, float *rotary) {
     const char *type = "default";
-    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "the RoPE scaling is not an object: %s", path);
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "%s: the RoPE scaling is not an object", path);
     FKV_TRY(get_text(object, "type", path, &type));
     FKV_TRY(get_text(object, "rope_type", path, &type));
     FKV_TRY(get_f32(object, "rope_theta", path, &rope->base));
@@ -462,15 +462,15 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
     const json_t *local = get_field(parameters, "sliding_attention");
     if (full == NULL) return read_rope_object(weights, parameters, r->path, &h->rope, rotary);
     FKV_REQUIRE(h->features.separate_local_rope, FKV_UNSUPPORTED,
-                "rope_parameters per layer type are not supported for model_type %s: %s", r->model->type, r->path);
+                "%s: rope_parameters per layer type are not supported for model_type %s", r->path, r->model->type);
     FKV_TRY(read_rope_object(weights, full, r->path, &h->rope, rotary));
     if (local == NULL) return FKV_OK;
     const float of_full = *rotary;
     FKV_TRY(read_rope_object(weights, local, r->path, &h->local_rope, rotary));
     FKV_REQUIRE(*rotary == of_full, FKV_UNSUPPORTED,
-                "different values of partial_rotary_factor per layer type are not supported: %s", r->path);
+                "%s: different values of partial_rotary_factor per layer type are not supported", r->path);
     FKV_REQUIRE(h->local_rope.scaling == FKV_ROPE_LINEAR && h->local_rope.factor == 1 && h->local_rope.n_factors == 0,
-                FKV_UNSUPPORTED, "scaled RoPE in windowed layers is not supported: %s", r->path);
+                FKV_UNSUPPORTED, "%s: scaled RoPE in windowed layers is not supported", r->path);
     return FKV_OK;
 }
 
@@ -482,16 +482,16 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
                               fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET ||
                               fkv_hf_is_latent(r->model->type); /* qk_rope_head_dim states the rotated dimensions */
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
-                "invalid partial_rotary_factor %g: expected a value above 0, at most 1: %s", (double)*rotary, r->path);
+                "%s: invalid partial_rotary_factor %g: expected a value above 0, at most 1", r->path, (double)*rotary);
     if (is_supported) return FKV_OK;
     const bool is_scaled = r->h->rope.scaling != FKV_ROPE_LINEAR || r->h->rope.factor != 1;
     FKV_REQUIRE(*rotary == 1 || !is_scaled, FKV_UNSUPPORTED,
-                "partial_rotary_factor %g with scaled RoPE is not supported for model_type %s: %s", (double)*rotary,
-                r->model->type, r->path);
+                "%s: partial_rotary_factor %g with scaled RoPE is not supported for model_type %s", r->path, (double)*rotary,
+                r->model->type);
     const bool is_solar =
         strcmp(r->model->type, "solar_open") == 0; /* transformers cannot run solar_open with partial rotation */
-    FKV_REQUIRE(*rotary == 1 || !is_solar, FKV_UNSUPPORTED, "partial_rotary_factor %g is not supported for model_type %s: %s",
-                (double)*rotary, r->model->type, r->path);
+    FKV_REQUIRE(*rotary == 1 || !is_solar, FKV_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported for model_type %s",
+                r->path, (double)*rotary, r->model->type);
     *rotary = 1;
     return FKV_OK;
 }
@@ -515,8 +515,8 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
     if (fkv_hf_is_latent(r->model->type)) FKV_TRY(get_u32(r->root, "qk_rope_head_dim", r->path, &h->rope.dim));
     FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
-                "the config has %u RoPE factors instead of %u, one for every 2 rotated channels: %s", h->rope.n_factors,
-                h->rope.dim / 2, r->path);
+                "%s: the config has %u RoPE factors instead of %u, one for every 2 rotated channels", r->path, h->rope.n_factors,
+                h->rope.dim / 2);
     h->temperature_context = original;
     h->rope_interleaved = r->architecture->hf_interleaved;
     return FKV_OK;
@@ -540,7 +540,7 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
     fkv_hparams *h = r->h;
     const char *recurrent = recurrent_layer_type(r);
     FKV_REQUIRE(json_is_array(types) && json_array_size(types) == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "layer_types must have one entry for each of %u layers: %s", h->n_layers, r->path);
+                "%s: layer_types must have one entry for each of %u layers", r->path, h->n_layers);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         bool is_full = type != NULL && (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0);
@@ -551,10 +551,10 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
         bool is_recurrent =
             type != NULL && recurrent != NULL && (strcmp(type, recurrent) == 0 || strcmp(type, "linear_attention") == 0);
         FKV_REQUIRE(is_full || is_windowed || is_recurrent, FKV_UNSUPPORTED,
-                    "layer_types: layer %u has the unsupported type '%s': expected full_attention or %s: %s", i,
-                    fkv_show_text(type == NULL ? "" : type).text, recurrent != NULL ? recurrent : "sliding_attention", r->path);
+                    "%s: layer_types: layer %u has the unsupported type '%s': expected full_attention or %s", r->path, i,
+                    fkv_show_text(type == NULL ? "" : type).text, recurrent != NULL ? recurrent : "sliding_attention");
         FKV_REQUIRE(!is_windowed || h->window != 0, FKV_FILE_FORMAT,
-                    "layer_types: layer %u has sliding attention, but sliding_window is not set: %s", i, r->path);
+                    "%s: layer_types: layer %u has sliding attention, but sliding_window is not set", r->path, i);
         h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (is_windowed ? FKV_LAYER_WINDOW : 0) |
                                  (is_recurrent ? FKV_LAYER_RECURRENT : 0));
     }
@@ -584,11 +584,11 @@ static fkv_status read_no_rope(const config_reader *r) {
     fkv_architecture_set_layers(h);
     if (list == NULL || (json_is_array(list) && json_array_size(list) == 0)) return FKV_OK;
     FKV_REQUIRE(json_is_array(list) && json_array_size(list) >= h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "no_rope_layers must have one entry for each of %u layers: %s", h->n_layers, r->path);
+                "%s: no_rope_layers must have one entry for each of %u layers", r->path, h->n_layers);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const json_t *rotates = json_array_get(list, i);
         FKV_REQUIRE(json_is_integer(rotates) && json_integer_value(rotates) >= 0 && json_integer_value(rotates) <= 1,
-                    FKV_FILE_FORMAT, "no_rope_layers must contain only 0 and 1: %s", r->path);
+                    FKV_FILE_FORMAT, "%s: no_rope_layers must contain only 0 and 1", r->path);
         h->layers[i] =
             (uint8_t)((h->layers[i] & ~FKV_LAYER_NO_ROPE) | (json_integer_value(rotates) != 0 ? 0 : FKV_LAYER_NO_ROPE));
     }
@@ -603,8 +603,8 @@ static fkv_status read_window_pattern(const config_reader *r) {
     const size_t n_local = strspn(pattern, "L");
     const bool is_known = strcmp(pattern + n_local, "G") == 0 && n_local < FKV_MAX_LAYERS;
     FKV_REQUIRE(is_known || get_field(r->root, "layer_types") != NULL, FKV_UNSUPPORTED,
-                "unsupported sliding_window_pattern '%s': expected a number or a string such as LLLG: %s",
-                fkv_show_text(pattern).text, r->path);
+                "%s: unsupported sliding_window_pattern '%s': expected a number or a string such as LLLG", r->path,
+                fkv_show_text(pattern).text);
     r->h->features.window_period = (uint32_t)n_local + 1;
     return FKV_OK;
 }
@@ -631,7 +631,7 @@ static fkv_status read_layer_kinds(const config_reader *r) {
     const bool is_nope = h->features.recurrence == FKV_MAMBA2 && !h->features.parallel_mixers &&
                          (strcmp(position, "nope") == 0 || get_field(r->root, "position_embedding_type") == NULL);
     FKV_REQUIRE(is_nope || strcmp(position, "rope") == 0, FKV_UNSUPPORTED,
-                "unsupported position_embedding_type '%s': expected rope: %s", fkv_show_text(position).text, r->path);
+                "%s: unsupported position_embedding_type '%s': expected rope", r->path, fkv_show_text(position).text);
     for (uint32_t i = 0; is_nope && i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_NO_ROPE;
     return FKV_OK;
 }
@@ -646,12 +646,12 @@ static fkv_status read_layer_list(const config_reader *r, const char *key, bool 
     const json_t *list = get_field(r->root, key);
     const size_t n = json_array_size(list);
     if (list == NULL) return FKV_OK;
-    FKV_REQUIRE(json_is_array(list) && n <= FKV_MAX_LAYERS, FKV_FILE_FORMAT, "%s must be a list of layers: %s", key, r->path);
+    FKV_REQUIRE(json_is_array(list) && n <= FKV_MAX_LAYERS, FKV_FILE_FORMAT, "%s: %s must be a list of layers", r->path, key);
     for (uint32_t i = 0; i < r->h->n_layers && i < FKV_MAX_LAYERS; i++) {
         bool is_listed = false;
         for (size_t k = 0; k < n; k++) {
-            FKV_REQUIRE(json_is_integer(json_array_get(list, k)), FKV_FILE_FORMAT, "%s must be a list of layers: %s", key,
-                        r->path);
+            FKV_REQUIRE(json_is_integer(json_array_get(list, k)), FKV_FILE_FORMAT, "%s: %s must be a list of layers", r->path,
+                        key);
             is_listed = is_listed || json_integer_value(json_array_get(list, k)) == (json_int_t)i;
         }
         set_dense_layer(r->h, i, is_listed == lists_dense);
@@ -664,12 +664,12 @@ static fkv_status read_mlp_types(const config_reader *r) {
     const json_t *types = get_field(r->root, "mlp_layer_types");
     if (types == NULL) return FKV_OK;
     FKV_REQUIRE(json_is_array(types) && json_array_size(types) >= r->h->n_layers, FKV_FILE_FORMAT,
-                "mlp_layer_types must have one entry for each of %u layers: %s", r->h->n_layers, r->path);
+                "%s: mlp_layer_types must have one entry for each of %u layers", r->path, r->h->n_layers);
     for (uint32_t i = 0; i < r->h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         FKV_REQUIRE(type != NULL && (strcmp(type, "dense") == 0 || strcmp(type, "sparse") == 0), FKV_UNSUPPORTED,
-                    "mlp_layer_types: layer %u has the unsupported type '%s': expected dense or sparse: %s", i,
-                    fkv_show_text(type == NULL ? "" : type).text, r->path);
+                    "%s: mlp_layer_types: layer %u has the unsupported type '%s': expected dense or sparse", r->path, i,
+                    fkv_show_text(type == NULL ? "" : type).text);
         set_dense_layer(r->h, i, strcmp(type, "dense") == 0);
     }
     return FKV_OK;
@@ -697,7 +697,7 @@ static fkv_status read_dense_layers(const config_reader *r) {
     if (is_listed) FKV_TRY(read_layer_list(r, "moe_layers", false));
     if (strcmp(r->model->type, "llama4_text") == 0 && !is_listed)
         FKV_TRY(get_u32(r->root, "interleave_moe_layer_step", r->path, &step));
-    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "the interval between layers with experts is 0: %s", r->path);
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: the interval between layers with experts is 0", r->path);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         set_dense_layer(h, i, (i + 1) % step != 0 || i < first || i >= end);
     FKV_TRY(read_layer_list(r, "mlp_only_layers", true));
@@ -739,9 +739,9 @@ static fkv_status check_per_layer_config(const config_reader *r) {
         bool is_global = n_kv_heads == h->n_kv_heads && head_dim == h->head_dim;
         FKV_REQUIRE(
             (is_windowed ? entry == NULL || is_same : is_global) && json_object_size(entry) == n_known, FKV_UNSUPPORTED,
-            "unsupported per_layer_config of layer %u: it may contain only num_key_value_heads and head_dim, and both must be "
-            "the same for all layers of a kind: %s",
-            i, r->path);
+            "%s: unsupported per_layer_config of layer %u: it may contain only num_key_value_heads and head_dim, and both must be "
+            "the same for all layers of a kind",
+            r->path, i);
     }
     return FKV_OK;
 }
@@ -759,8 +759,8 @@ static fkv_status read_layer_shapes(const config_reader *r) {
     FKV_TRY(get_u32(r->root, "num_kv_shared_layers", r->path, &h->n_shared_kv_layers));
     FKV_TRY(get_u32(r->root, "hidden_size_per_layer_input", r->path, &h->input_dim));
     FKV_TRY(get_bool(r->root, "use_double_wide_mlp", r->path, &wide));
-    FKV_REQUIRE(!wide || h->ffn_dim <= UINT32_MAX / 2, FKV_FILE_FORMAT, "intermediate_size is %u, which is too large: %s",
-                h->ffn_dim, r->path);
+    FKV_REQUIRE(!wide || h->ffn_dim <= UINT32_MAX / 2, FKV_FILE_FORMAT, "%s: intermediate_size is %u, which is too large",
+                r->path, h->ffn_dim);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
         if (fkv_architecture_window(h, i) != 0) h->shapes[i] = r->local;
         if (wide && i >= fkv_architecture_n_kv_layers(h)) h->shapes[i].ffn_dim = 2 * h->ffn_dim;
@@ -790,7 +790,7 @@ static fkv_status read_shared_experts(const config_reader *r) {
     FKV_TRY(get_bool(r->root, "use_qk_norm", r->path, &qk_norm));
     if (qk_norm && strcmp(r->model->architecture, "glm4moe") == 0) h->features.qk_norm = FKV_QK_NORM_HEADS;
     FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT,
-                "n_shared_experts is %u, which is too large: %s", n_shared, r->path);
+                "%s: n_shared_experts is %u, which is too large", r->path, n_shared);
     if (n_shared != 0) h->shared_dim = n_shared * h->expert_dim;
     const bool is_bailing = strncmp(r->model->architecture, "bailing", 7) == 0;
     if (is_bailing && get_field(r->root, "use_qk_norm") != NULL) h->features.qk_norm = qk_norm ? FKV_QK_NORM_HEADS : FKV_QK_PLAIN;
@@ -852,8 +852,8 @@ static fkv_status read_gemma4_heads(config_reader *r) {
     fkv_hparams *h = r->h;
     bool k_is_v = false;
     if (strcmp(r->model->architecture, "mimo2") == 0) { /* windowed layers have twice the number of KV heads */
-        FKV_REQUIRE(h->n_kv_heads <= UINT32_MAX / 2, FKV_FILE_FORMAT, "num_key_value_heads is %u, which is too large: %s",
-                    h->n_kv_heads, r->path);
+        FKV_REQUIRE(h->n_kv_heads <= UINT32_MAX / 2, FKV_FILE_FORMAT, "%s: num_key_value_heads is %u, which is too large",
+                    r->path, h->n_kv_heads);
         r->local = (fkv_layer_shape){.n_kv_heads = 2 * h->n_kv_heads, .head_dim = h->head_dim};
         return get_u32(r->root, "v_head_dim", r->path, &h->v_dim);
     }
@@ -946,8 +946,8 @@ static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weig
 /* ---- special tokens ---- */
 
 static fkv_status check_token(const fkv_hparams *hparams, const char *key, const char *path, uint32_t token) {
-    FKV_REQUIRE(token < hparams->n_vocab, FKV_FILE_FORMAT, "%s is %u, but the vocabulary has %u tokens: %s", key, token,
-                hparams->n_vocab, path);
+    FKV_REQUIRE(token < hparams->n_vocab, FKV_FILE_FORMAT, "%s: %s is %u, but the vocabulary has %u tokens", path, key, token,
+                hparams->n_vocab);
     return FKV_OK;
 }
 
@@ -960,7 +960,7 @@ static fkv_status read_special_tokens(const json_t *root, const char *path, fkv_
     for (size_t i = 0; i < json_array_size(ends); i++) { /* json_array_size() is 0 for anything but an array */
         const json_int_t id = json_integer_value(json_array_get(ends, i));
         FKV_REQUIRE(json_is_integer(json_array_get(ends, i)) && id >= 0 && id < UINT32_MAX, FKV_FILE_FORMAT,
-                    "eos_token_id must contain only token ids: %s", path);
+                    "%s: eos_token_id must contain only token ids", path);
         FKV_TRY(check_token(&weights->hparams, "eos_token_id", path, (uint32_t)id));
         if (i == 0) vocab->eos = (uint32_t)id;
         fkv_vocab_add_end(vocab, (uint32_t)id);
@@ -988,8 +988,8 @@ static fkv_status read_config(json_t *root, const char *path, fkv_weights *weigh
         for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
             json_t *value = json_object_get(root, shared[i]);
             if (value != NULL && get_field(text, shared[i]) == NULL)
-                FKV_REQUIRE(json_object_set(text, shared[i], value) == 0, FKV_NO_MEMORY, "out of memory reading %s: %s",
-                            shared[i], path);
+                FKV_REQUIRE(json_object_set(text, shared[i], value) == 0, FKV_NO_MEMORY, "%s: out of memory reading %s", path,
+                            shared[i]);
         }
         root = text;
     } else {

@@ -30,19 +30,19 @@ static fkv_status read_routing(const json_t *root, const char *type, const char 
     FKV_TRY(get_text(root, "topk_method", path, &method));
     FKV_TRY(get_text(root, "scoring_func", path, &scoring));
     FKV_TRY(get_u32(root, "moe_layer_freq", path, &period));
-    FKV_REQUIRE(period == 1, FKV_UNSUPPORTED, "unsupported moe_layer_freq %u: expected 1: %s", period, path);
+    FKV_REQUIRE(period == 1, FKV_UNSUPPORTED, "%s: unsupported moe_layer_freq %u: expected 1", path, period);
     f->sigmoid_router = !is_v2 && strcmp(type, "mistral4") != 0;
     FKV_REQUIRE(scoring == NULL || strcmp(scoring, f->sigmoid_router ? "sigmoid" : "softmax") == 0, FKV_UNSUPPORTED,
-                "unsupported scoring_func '%s' for model_type %s: %s", fkv_show_text(scoring == NULL ? "" : scoring).text, type,
-                path);
+                "%s: unsupported scoring_func '%s' for model_type %s", path, fkv_show_text(scoring == NULL ? "" : scoring).text,
+                type);
     if (!is_v2) {
-        FKV_REQUIRE(strcmp(method, "noaux_tc") == 0, FKV_UNSUPPORTED, "unsupported topk_method '%s': expected noaux_tc: %s",
-                    fkv_show_text(method).text, path);
+        FKV_REQUIRE(strcmp(method, "noaux_tc") == 0, FKV_UNSUPPORTED, "%s: unsupported topk_method '%s': expected noaux_tc", path,
+                    fkv_show_text(method).text);
         return FKV_OK;
     }
     const bool has_groups = strcmp(method, "group_limited_greedy") == 0;
     FKV_REQUIRE(has_groups || strcmp(method, "greedy") == 0, FKV_UNSUPPORTED,
-                "unsupported topk_method '%s': expected greedy or group_limited_greedy: %s", fkv_show_text(method).text, path);
+                "%s: unsupported topk_method '%s': expected greedy or group_limited_greedy", path, fkv_show_text(method).text);
     f->groups_by_max = has_groups;
     f->norm_experts = false; /* transformers ignores norm_topk_prob of this model type */
     if (!has_groups) h->n_expert_groups = h->n_expert_groups_used = 0;
@@ -58,7 +58,7 @@ static fkv_status read_minicpm3(const json_t *root, const char *path, fkv_hparam
     FKV_TRY(get_f32(root, "scale_depth", path, &depth));
     FKV_TRY(get_u32(root, "dim_model_base", path, &base));
     FKV_REQUIRE(base > 0 && h->dim > 0 && h->n_layers > 0, FKV_FILE_FORMAT,
-                "dim_model_base, hidden_size or num_hidden_layers is 0: %s", path);
+                "%s: dim_model_base, hidden_size or num_hidden_layers is 0", path);
     if (depth != 0.0f) h->residual_scale = depth / sqrtf((float)h->n_layers);
     h->logit_scale = (float)base / (float)h->dim;
     return FKV_OK;
@@ -86,10 +86,10 @@ fkv_status fkv_hf_read_latent(const json_t *root, const char *type, const char *
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(root, keys[i].key, path, keys[i].out));
     if (l->v_dim == 0 && h->n_q_heads > 0) l->v_dim = h->dim / h->n_q_heads; /* MiniCPM3 */
     FKV_REQUIRE(l->dim > 0 && l->rope_dim > 0 && l->nope_dim > 0 && l->v_dim > 0, FKV_FILE_FORMAT,
-                "kv_lora_rank (%u), qk_rope_head_dim (%u), qk_nope_head_dim (%u) and v_head_dim (%u) must not be 0: %s", l->dim,
-                l->rope_dim, l->nope_dim, l->v_dim, path);
-    FKV_REQUIRE(l->nope_dim <= UINT32_MAX - l->rope_dim, FKV_FILE_FORMAT, "qk_nope_head_dim is %u, which is too large: %s",
-                l->nope_dim, path);
+                "%s: kv_lora_rank (%u), qk_rope_head_dim (%u), qk_nope_head_dim (%u) and v_head_dim (%u) must not be 0", path,
+                l->dim, l->rope_dim, l->nope_dim, l->v_dim);
+    FKV_REQUIRE(l->nope_dim <= UINT32_MAX - l->rope_dim, FKV_FILE_FORMAT, "%s: qk_nope_head_dim is %u, which is too large", path,
+                l->nope_dim);
     FKV_TRY(get_bool(root, "rope_interleave", path, &is_interleaved));
     l->norm_eps = LATENT_NORM_EPS;
     h->rope_interleaved = is_interleaved;

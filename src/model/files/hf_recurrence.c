@@ -10,8 +10,8 @@ static fkv_status read_recurrent_layers(const json_t *root, const char *path, fk
     const json_t *full = get_field(root, "full_attn_idxs");
     uint32_t interval = 4;
     FKV_TRY(get_u32(root, "full_attention_interval", path, &interval));
-    FKV_REQUIRE(interval > 0, FKV_FILE_FORMAT, "full_attention_interval is 0, expected at least 1: %s", path);
-    FKV_REQUIRE(full == NULL || json_is_array(full), FKV_FILE_FORMAT, "full_attn_idxs must be a list of layers: %s", path);
+    FKV_REQUIRE(interval > 0, FKV_FILE_FORMAT, "%s: full_attention_interval is 0, expected at least 1", path);
+    FKV_REQUIRE(full == NULL || json_is_array(full), FKV_FILE_FORMAT, "%s: full_attn_idxs must be a list of layers", path);
     if (h->features.recurrence == FKV_SHORT_CONV && full == NULL) return FKV_OK; /* all layers have attention */
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
         bool is_full = full == NULL && (i + 1) % interval == 0;
@@ -32,11 +32,11 @@ static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hpa
     const char *text = json_string_value(json_is_object(most) ? json_object_get(most, "__float__") : most);
     const bool is_infinite = text != NULL && strcmp(text, "Infinity") == 0;
     FKV_REQUIRE(json_array_size(limits) == 2 && json_is_number(least) && (json_is_number(most) || is_infinite), FKV_FILE_FORMAT,
-                "time_step_limit must be a list of two numbers: %s", path);
+                "%s: time_step_limit must be a list of two numbers", path);
     c->min_step = (float)json_number_value(least);
     c->max_step = is_infinite ? 0 : (float)json_number_value(most);
     FKV_REQUIRE(isfinite(c->min_step) && c->min_step >= 0 && (is_infinite || c->max_step > c->min_step), FKV_UNSUPPORTED,
-                "unsupported time_step_limit from %g to %g: %s", (double)c->min_step, (double)c->max_step, path);
+                "%s: unsupported time_step_limit from %g to %g", path, (double)c->min_step, (double)c->max_step);
     return FKV_OK;
 }
 
@@ -44,12 +44,12 @@ static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hpa
 static fkv_status read_factors(const json_t *root, const char *key, const char *path, float *out, size_t n) {
     const json_t *list = get_field(root, key);
     if (list == NULL) return FKV_OK;
-    FKV_REQUIRE(json_array_size(list) == n, FKV_FILE_FORMAT, "%s must be a list of %zu numbers: %s", key, n, path);
+    FKV_REQUIRE(json_array_size(list) == n, FKV_FILE_FORMAT, "%s: %s must be a list of %zu numbers", path, key, n);
     for (size_t i = 0; i < n; i++) {
         const json_t *number = json_array_get(list, i);
         out[i] = (float)json_number_value(number);
         FKV_REQUIRE(json_is_number(number) && isfinite(out[i]) && out[i] > 0, FKV_UNSUPPORTED,
-                    "%s must contain only numbers above 0: %s", key, path);
+                    "%s: %s must contain only numbers above 0", path, key);
     }
     return FKV_OK;
 }
@@ -76,7 +76,7 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
                 {"lm_head_multiplier", &h->logit_scale}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         FKV_TRY(get_f32(root, keys[i].key, path, keys[i].out));
-        FKV_REQUIRE(get_field(root, keys[i].key) == NULL || *keys[i].out > 0, FKV_UNSUPPORTED, "%s is 0: %s", keys[i].key, path);
+        FKV_REQUIRE(get_field(root, keys[i].key) == NULL || *keys[i].out > 0, FKV_UNSUPPORTED, "%s: %s is 0", path, keys[i].key);
     }
     FKV_TRY(read_factors(root, "ssm_multipliers", path, in, sizeof in / sizeof in[0]));
     FKV_TRY(read_factors(root, "mlp_multipliers", path, ffn, sizeof ffn / sizeof ffn[0]));
@@ -127,13 +127,13 @@ fkv_status fkv_hf_read_blocks(const json_t *root, const char *path, fkv_hparams 
     size_t n = 0;
     const json_t *kinds = single_blocks(root, &n);
     FKV_REQUIRE(kinds != NULL && n > 0 && n <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
-                "layers_block_type or hybrid_override_pattern must have 1 to %d layers: %s", FKV_MAX_LAYERS, path);
+                "%s: layers_block_type or hybrid_override_pattern must have 1 to %d layers", path, FKV_MAX_LAYERS);
     h->n_layers = (uint32_t)n;
     bool has_experts = false;
     for (size_t i = 0; i < n; i++) {
         const char kind = block_kind(kinds, i);
         FKV_REQUIRE(kind != 0, FKV_UNSUPPORTED,
-                    "layer %zu has an unsupported type: expected linear_attention, full_attention, mlp or moe: %s", i, path);
+                    "%s: layer %zu has an unsupported type: expected linear_attention, full_attention, mlp or moe", path, i);
         has_experts = has_experts || kind == 'E';
     }
     if (!has_experts) h->n_experts = h->n_experts_used = 0;
@@ -194,8 +194,8 @@ static fkv_status read_kda_layers(const json_t *object, const char *path, fkv_hp
         if (n_recurrent != 0) h->layers[i] |= FKV_LAYER_RECURRENT;
     }
     FKV_REQUIRE(is_good, FKV_FILE_FORMAT,
-                "linear_attn_config must list each of %u layers once, in kda_layers or in full_attn_layers: %s", h->n_layers,
-                path);
+                "%s: linear_attn_config must list each of %u layers once, in kda_layers or in full_attn_layers", path,
+                h->n_layers);
     return FKV_OK;
 }
 
@@ -204,7 +204,7 @@ static fkv_status read_kda_layers(const json_t *object, const char *path, fkv_hp
 static fkv_status read_kda(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     const json_t *object = get_field(root, "linear_attn_config");
-    FKV_REQUIRE(object == NULL || json_is_object(object), FKV_FILE_FORMAT, "linear_attn_config must be an object: %s", path);
+    FKV_REQUIRE(object == NULL || json_is_object(object), FKV_FILE_FORMAT, "%s: linear_attn_config must be an object", path);
     FKV_TRY(get_u32(root, "linear_head_dim", path, &c->k_dim));
     FKV_TRY(get_u32(root, "linear_num_heads", path, &c->n_k_heads));
     FKV_TRY(get_u32(object, "head_dim", path, &c->k_dim));
@@ -265,7 +265,7 @@ fkv_status fkv_hf_read_lfm2_ffn(const json_t *root, const char *path, fkv_hparam
     if (!adjusted) return FKV_OK;
     const double scaled = floor((double)factor * floor(2.0 * h->ffn_dim / 3.0));
     FKV_REQUIRE(multiple > 0 && scaled + multiple < UINT32_MAX, FKV_FILE_FORMAT,
-                "invalid feed-forward dimension %g or block_multiple_of %u: %s", scaled, multiple, path);
+                "%s: invalid feed-forward dimension %g or block_multiple_of %u", path, scaled, multiple);
     h->ffn_dim = ((uint32_t)scaled + multiple - 1) / multiple * multiple;
     return FKV_OK;
 }

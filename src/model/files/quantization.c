@@ -35,19 +35,19 @@ static fkv_status read_mlx_quantization(const json_t *object, const char *path, 
     for (size_t i = 0; i < sizeof MODES / sizeof MODES[0]; i++)
         if (strcmp(MODES[i].name, name) == 0) match = &MODES[i];
     FKV_REQUIRE(match != NULL, FKV_UNSUPPORTED,
-                "unsupported quantization mode '%s': expected affine, mxfp4, nvfp4 or mxfp8; %s: %s", fkv_show_text(name).text,
-                METHOD_HINT, path);
+                "%s: unsupported quantization mode '%s': expected affine, mxfp4, nvfp4 or mxfp8; %s", path,
+                fkv_show_text(name).text, METHOD_HINT);
     if (match->bits != 0) {
         FKV_REQUIRE(bits == match->bits && group == match->group, FKV_FILE_FORMAT,
-                    "quantization mode %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                    ", expected %u bits in groups of %u: %s",
-                    name, bits, group, match->bits, match->group, path);
+                    "%s: quantization mode %s has %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    ", expected %u bits in groups of %u",
+                    path, name, bits, group, match->bits, match->group);
     } else {
         bool known = (bits >= 2 && bits <= 6) || bits == 8;
         FKV_REQUIRE(known && (group == 32 || group == 64 || group == 128), FKV_UNSUPPORTED,
-                    "unsupported quantization with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                    ": expected 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128: %s",
-                    bits, group, path);
+                    "%s: unsupported quantization with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    ": expected 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128",
+                    path, bits, group);
     }
     out->type = match->type;
     out->bits = (uint32_t)bits;
@@ -62,8 +62,8 @@ static fkv_status read_modules(json_t *object, const char *path, fkv_weights *we
         if (!json_is_object(value)) continue;
         struct fkv_quantization *one = &weights->quantized[weights->n_quantized];
         char *module = fkv_weights_keep(weights, strlen(key) + 1);
-        FKV_REQUIRE(module != NULL, FKV_NO_MEMORY, "out of memory reading the quantization of %s: %s", fkv_show_text(key).text,
-                    path);
+        FKV_REQUIRE(module != NULL, FKV_NO_MEMORY, "%s: out of memory reading the quantization of %s", path,
+                    fkv_show_text(key).text);
         memcpy(module, key, strlen(key) + 1);
         one->module = module;
         FKV_TRY(read_mlx_quantization(value, path, one));
@@ -76,13 +76,13 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
     json_t *object = json_object_get(root, "quantization");
     if (!json_is_object(object)) object = json_object_get(root, "quantization_config");
     if (object == NULL || json_is_null(object)) return FKV_OK;
-    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is not an object: %s", path);
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "%s: quantization_config is not an object", path);
     FKV_REQUIRE(json_object_size(object) <= FKV_MAX_TENSORS, FKV_UNSUPPORTED,
-                "quantization_config has %zu fields, more than the limit of %d: %s", json_object_size(object), FKV_MAX_TENSORS,
-                path);
+                "%s: quantization_config has %zu fields, more than the limit of %d", path, json_object_size(object),
+                FKV_MAX_TENSORS);
     const char *method = json_string_value(json_object_get(object, "quant_method"));
     weights->quantized = fkv_weights_keep(weights, (json_object_size(object) + 1) * sizeof *weights->quantized);
-    FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "out of memory reading quantization_config: %s", path);
+    FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "%s: out of memory reading quantization_config", path);
     if (method != NULL) {
         FKV_TRY(fkv_quantization_method(object, method, path, &weights->quantized[0]));
         weights->n_quantized = 1;
@@ -112,8 +112,8 @@ static fkv_status describe_codes(const struct fkv_quantization *match, uint64_t 
                                  fkv_tensor *tensor) {
     const uint64_t n_cols = n_bits / match->bits;
     FKV_REQUIRE(n_bits % match->bits == 0 && n_cols % match->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "tensor %s has rows of %llu bytes, which cannot be divided into groups of %u codes with %u bits each: %s",
-                fkv_show_text(name).text, (unsigned long long)(n_bits / 8), match->group, match->bits, path);
+                "%s: tensor %s has rows of %llu bytes, which cannot be divided into groups of %u codes with %u bits each", path,
+                fkv_show_text(name).text, (unsigned long long)(n_bits / 8), match->group, match->bits);
     tensor->type = match->type;
     tensor->n_cols = (uint32_t)n_cols;
     tensor->bits = match->bits;
@@ -129,9 +129,9 @@ fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *nam
     FKV_REQUIRE(
         match != NULL && match->bits != 0 && match->is_hf == is_blocks && (!is_blocks || match->type == FKV_TENSOR_MLX_MXFP4),
         FKV_UNSUPPORTED,
-        "tensor %s has type %s, but config.json has no \"quantization\" that describes it; without one, only F32, F16 and "
-        "BF16 can be read: %s",
-        fkv_show_text(name).text, fkv_tensor_type_name(tensor->type), path);
+        "%s: tensor %s has type %s, but config.json has no \"quantization\" that describes it; without one, only F32, F16 and "
+        "BF16 can be read",
+        path, fkv_show_text(name).text, fkv_tensor_type_name(tensor->type));
     return describe_codes(match, tensor->row_bytes * 8, name, path, tensor);
 }
 
@@ -161,15 +161,15 @@ static fkv_status join_mlx_parts(fkv_weights *weights, fkv_tensor *codes, bool *
     fkv_tensor *parts[2] = {is_weight ? find_part(weights, codes, ".scales") : NULL,
                             is_weight && is_affine ? find_part(weights, codes, ".biases") : NULL};
     FKV_REQUIRE(parts[0] != NULL && (!is_affine || parts[1] != NULL), FKV_FILE_DAMAGED,
-                "tensor %s is quantized, but its scales%s are missing: %s", codes->name, is_affine ? " or biases" : "", path);
+                "%s: tensor %s is quantized, but its scales%s are missing", path, codes->name, is_affine ? " or biases" : "");
     for (uint32_t i = 0; i < 2 && parts[i] != NULL; i++) {
         const fkv_tensor *part = parts[i];
         FKV_REQUIRE(part->n_rows == codes->n_rows && part->n_cols == n_groups, FKV_FILE_DAMAGED,
-                    "tensor %s is %u x %u, expected %u rows of %u groups: %s", part->name, part->n_rows, part->n_cols,
-                    codes->n_rows, n_groups, path);
+                    "%s: tensor %s is %u x %u, expected %u x %u (one value per group)", path, part->name, part->n_rows,
+                    part->n_cols, codes->n_rows, n_groups);
         bool fits = is_affine ? part->type <= FKV_TENSOR_BF16 && part->type == parts[0]->type : part->type == FKV_TENSOR_U8;
-        FKV_REQUIRE(fits, FKV_UNSUPPORTED, "tensor %s has type %s, which is not valid for %s scales: %s", part->name,
-                    fkv_tensor_type_name(part->type), fkv_tensor_type_name(codes->type), path);
+        FKV_REQUIRE(fits, FKV_UNSUPPORTED, "%s: tensor %s has type %s, which is not valid for %s scales", path, part->name,
+                    fkv_tensor_type_name(part->type), fkv_tensor_type_name(codes->type));
         taken[part - weights->tensors] = true;
     }
     codes->scales = parts[0]->data;
@@ -187,8 +187,8 @@ static fkv_status remove_parts(fkv_weights *weights, const bool *taken, const ch
         fkv_tensor *tensor = &weights->tensors[i];
         if (taken[i]) continue;
         FKV_REQUIRE(tensor->type < FKV_TENSOR_U8, FKV_UNSUPPORTED,
-                    "tensor %s has type %s but does not belong to a quantized weight: %s", tensor->name,
-                    fkv_tensor_type_name(tensor->type), path);
+                    "%s: tensor %s has type %s but does not belong to a quantized weight", path, tensor->name,
+                    fkv_tensor_type_name(tensor->type));
         if (tensor->linear != NULL && fkv_ends_with(tensor->name, ".qweight"))
             memcpy(tensor->name + strlen(tensor->name) - strlen("qweight"), "weight", sizeof "weight");
         if (n != i) weights->tensors[n] = *tensor;
@@ -200,7 +200,7 @@ static fkv_status remove_parts(fkv_weights *weights, const bool *taken, const ch
 
 fkv_status fkv_quantization_join(fkv_weights *weights, const char *path) {
     bool *taken = calloc(weights->n_tensors + 1, sizeof *taken);
-    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "out of memory joining %u tensors: %s", weights->n_tensors, path);
+    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "%s: out of memory joining %u tensors", path, weights->n_tensors);
     fkv_status status = FKV_OK;
     for (uint32_t i = 0; i < weights->n_tensors && status == FKV_OK; i++)
         if (is_mlx_codes(&weights->tensors[i]))

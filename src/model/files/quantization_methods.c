@@ -29,9 +29,9 @@ static fkv_status read_bits(const json_t *config, const char *method, const char
     const json_int_t group = integer_field(config, json_object_get(config, "group_size") != NULL ? "group_size" : "q_group_size");
     const bool good_bits = bits == 4 || (out->type == FKV_TENSOR_GPTQ && (bits == 2 || bits == 3 || bits == 8));
     FKV_REQUIRE(good_bits && (group == -1 || (group > 0 && group % 32 == 0 && group <= INT32_MAX)), FKV_UNSUPPORTED,
-                "quantization_config: unsupported %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
-                ": expected %s bits and a group size of -1 or a multiple of 32: %s",
-                method, bits, group, out->type == FKV_TENSOR_GPTQ ? "2, 3, 4 or 8" : "4", path);
+                "%s: quantization_config: unsupported %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                ": expected %s bits and a group size of -1 or a multiple of 32",
+                path, method, bits, group, out->type == FKV_TENSOR_GPTQ ? "2, 3, 4 or 8" : "4");
     out->bits = (uint32_t)bits;
     out->group = group == -1 ? 0 : (uint32_t)group;
     return FKV_OK;
@@ -41,10 +41,10 @@ static fkv_status read_awq(const json_t *config, const char *path, struct fkv_qu
     out->type = FKV_TENSOR_AWQ;
     const json_t *version = json_object_get(config, "version");
     FKV_REQUIRE(version == NULL || field_equals(config, "version", "gemm") || field_equals(config, "version", "GEMM"),
-                FKV_UNSUPPORTED, "quantization_config: unsupported awq version '%s': expected gemm: %s",
-                fkv_show_text(json_is_string(version) ? json_string_value(version) : "").text, path);
+                FKV_UNSUPPORTED, "%s: quantization_config: unsupported awq version '%s': expected gemm", path,
+                fkv_show_text(json_is_string(version) ? json_string_value(version) : "").text);
     FKV_REQUIRE(!json_is_false(json_object_get(config, "zero_point")), FKV_UNSUPPORTED,
-                "quantization_config: awq with zero_point false is not supported: %s", path);
+                "%s: quantization_config: awq with zero_point false is not supported", path);
     return read_bits(config, "awq", path, out);
 }
 
@@ -54,13 +54,13 @@ static fkv_status read_gptq(const json_t *config, const char *path, struct fkv_q
     const json_t *format = json_object_get(config, "checkpoint_format");
     FKV_REQUIRE(format == NULL || json_is_null(format) || field_equals(config, "checkpoint_format", "gptq") ||
                     field_equals(config, "checkpoint_format", "gptq_v2"),
-                FKV_UNSUPPORTED, "quantization_config: unsupported gptq checkpoint_format '%s': expected gptq or gptq_v2: %s",
-                fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text, path);
+                FKV_UNSUPPORTED, "%s: quantization_config: unsupported gptq checkpoint_format '%s': expected gptq or gptq_v2",
+                path, fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text);
     FKV_REQUIRE(
         !json_is_true(json_object_get(config, "desc_act")), FKV_UNSUPPORTED,
-        "quantization_config: gptq with act-order (desc_act true) is not supported, because its groups are not contiguous; "
-        "%s: %s",
-        CONVERT_HINT, path);
+        "%s: quantization_config: gptq with act-order (desc_act true) is not supported, because its groups are not contiguous; "
+        "%s",
+        path, CONVERT_HINT);
     return read_bits(config, "gptq", path, out);
 }
 
@@ -69,13 +69,13 @@ static fkv_status read_fp8(const json_t *config, const char *path, struct fkv_qu
     const json_t *format = json_object_get(config, "fmt");
     out->type = FKV_TENSOR_FP8;
     FKV_REQUIRE(format == NULL || field_equals(config, "fmt", "e4m3"), FKV_UNSUPPORTED,
-                "quantization_config: unsupported fp8 fmt '%s': expected e4m3: %s",
-                fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text, path);
+                "%s: quantization_config: unsupported fp8 fmt '%s': expected e4m3", path,
+                fkv_show_text(json_is_string(format) ? json_string_value(format) : "").text);
     if (block == NULL || json_is_null(block)) return FKV_OK;
     const json_int_t rows = json_integer_value(json_array_get(block, 0));
     const json_int_t cols = json_integer_value(json_array_get(block, 1));
     FKV_REQUIRE(json_array_size(block) == 2 && rows > 0 && rows <= INT32_MAX && cols > 0 && cols <= INT32_MAX, FKV_FILE_FORMAT,
-                "quantization_config: weight_block_size must be two integers above 0: %s", path);
+                "%s: quantization_config: weight_block_size must be two integers above 0", path);
     out->group_rows = (uint32_t)rows;
     out->group = (uint32_t)cols;
     return FKV_OK;
@@ -87,8 +87,8 @@ fkv_status fkv_quantization_method(const json_t *config, const char *method, con
     if (strcmp(method, "gptq") == 0) return read_gptq(config, path, out);
     if (strcmp(method, "fp8") == 0) return read_fp8(config, path, out);
     FKV_REQUIRE(strcmp(method, "mxfp4") == 0, FKV_UNSUPPORTED,
-                "quantization_config: unsupported quant_method '%s': expected awq, fp8, gptq or mxfp4; %s: %s",
-                fkv_show_text(method).text, CONVERT_HINT, path);
+                "%s: quantization_config: unsupported quant_method '%s': expected awq, fp8, gptq or mxfp4; %s", path,
+                fkv_show_text(method).text, CONVERT_HINT);
     out->type = FKV_TENSOR_MLX_MXFP4;
     out->bits = 4;
     out->group = 32;
@@ -100,17 +100,17 @@ fkv_status fkv_quantization_method(const json_t *config, const char *method, con
 static fkv_status take_part(fkv_weights *weights, const fkv_tensor *part, uint64_t n_rows, uint64_t n_cols, const fkv_tensor *of,
                             bool *taken, const char *path) {
     FKV_REQUIRE(part->n_rows == n_rows && part->n_cols == n_cols, FKV_FILE_DAMAGED,
-                "tensor %s is %u x %u, but %s requires %llu x %llu: %s", part->name, part->n_rows, part->n_cols, of->name,
-                (unsigned long long)n_rows, (unsigned long long)n_cols, path);
+                "%s: tensor %s is %u x %u, but tensor %s requires %llu x %llu", path, part->name, part->n_rows, part->n_cols,
+                of->name, (unsigned long long)n_rows, (unsigned long long)n_cols);
     taken[part - weights->tensors] = true;
     return FKV_OK;
 }
 
 static fkv_status take_scales(fkv_weights *weights, const fkv_tensor *part, const fkv_tensor *of, uint64_t n_rows,
                               uint64_t n_cols, struct fkv_linear_codes *l, bool *taken, const char *path) {
-    FKV_REQUIRE(part != NULL, FKV_FILE_DAMAGED, "tensor %s is quantized, but its scales are missing: %s", of->name, path);
-    FKV_REQUIRE(part->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s has type %s: scales must be F32, F16 or BF16: %s",
-                part->name, fkv_tensor_type_name(part->type), path);
+    FKV_REQUIRE(part != NULL, FKV_FILE_DAMAGED, "%s: tensor %s is quantized, but its scales are missing", path, of->name);
+    FKV_REQUIRE(part->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "%s: tensor %s has type %s: scales must be F32, F16 or BF16",
+                path, part->name, fkv_tensor_type_name(part->type));
     FKV_TRY(take_part(weights, part, n_rows, n_cols, of, taken, path));
     l->scales = part->data;
     l->scale_type = part->type;
@@ -120,14 +120,14 @@ static fkv_status take_scales(fkv_weights *weights, const fkv_tensor *part, cons
 
 /* Checks that groups are contiguous: column i must belong to group i / group. */
 static fkv_status check_order(const fkv_tensor *part, uint32_t n_cols, uint32_t group, const char *path) {
-    FKV_REQUIRE(part->type == FKV_TENSOR_I32, FKV_UNSUPPORTED, "tensor %s has type %s, expected I32: %s", part->name,
-                fkv_tensor_type_name(part->type), path);
+    FKV_REQUIRE(part->type == FKV_TENSOR_I32, FKV_UNSUPPORTED, "%s: tensor %s has type %s, expected I32", path, part->name,
+                fkv_tensor_type_name(part->type));
     for (uint32_t i = 0; i < n_cols; i++) {
         int32_t number;
         memcpy(&number, part->data + sizeof number * i, sizeof number);
         FKV_REQUIRE(number == (int32_t)(i / group), FKV_UNSUPPORTED,
-                    "tensor %s assigns column %u to group %d: act-order (desc_act) is not supported; %s: %s", part->name, i,
-                    (int)number, CONVERT_HINT, path);
+                    "%s: tensor %s assigns column %u to group %d: act-order (desc_act) is not supported; %s", path, part->name, i,
+                    (int)number, CONVERT_HINT);
     }
     return FKV_OK;
 }
@@ -144,9 +144,9 @@ static fkv_status linear_shape(const fkv_tensor *words, const struct fkv_quantiz
         whole && *n_rows <= UINT32_MAX && *n_cols <= UINT32_MAX && *n_cols % 32 == 0 && *n_cols % group == 0 &&
             *n_rows * q->bits % 32 == 0,
         FKV_UNSUPPORTED,
-        "tensor %s of %u x %u words holds %llu x %llu codes of %u bits, which do not form whole groups of %llu columns and whole 32-bit words: %s",
-        words->name, words->n_rows, words->n_cols, (unsigned long long)(*n_rows), (unsigned long long)(*n_cols), q->bits,
-        (unsigned long long)group, path);
+        "%s: tensor %s (%u x %u words) contains %llu x %llu codes of %u bits, which do not fill whole groups of %llu columns and whole 32-bit words",
+        path, words->name, words->n_rows, words->n_cols, (unsigned long long)(*n_rows), (unsigned long long)(*n_cols), q->bits,
+        (unsigned long long)group);
     return FKV_OK;
 }
 
@@ -164,7 +164,7 @@ static fkv_status join_words(fkv_weights *weights, fkv_tensor *words, const stru
                                    .zero_offset = q->zero_offset};
     const uint64_t n_groups = n_cols / l->group;
     FKV_REQUIRE(zeros != NULL && zeros->type == FKV_TENSOR_I32, FKV_FILE_DAMAGED,
-                "tensor %s is quantized, but its qzeros (I32) are missing: %s", words->name, path);
+                "%s: tensor %s is quantized, but its qzeros (I32) are missing", path, words->name);
     FKV_TRY(take_part(weights, zeros, n_groups, n_rows * q->bits / 32, words, taken, path));
     FKV_TRY(take_scales(weights, find_part(weights, words, ".scales"), words, n_groups, n_rows, l, taken, path));
     if (order != NULL) {
@@ -200,10 +200,10 @@ fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor
     const bool fits = q != NULL && (is_words ? q->type == FKV_TENSOR_AWQ || q->type == FKV_TENSOR_GPTQ
                                              : q->type == FKV_TENSOR_FP8 && fkv_ends_with(tensor->name, ".weight"));
     FKV_REQUIRE(fits, FKV_UNSUPPORTED,
-                "tensor %s has type %s, but config.json has no \"quantization_config\" that describes it: %s", tensor->name,
-                fkv_tensor_type_name(tensor->type), path);
+                "%s: tensor %s has type %s, but config.json has no \"quantization_config\" that describes it", path, tensor->name,
+                fkv_tensor_type_name(tensor->type));
     struct fkv_linear_codes *l = fkv_weights_keep(weights, sizeof *l);
-    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "out of memory joining the parts of %s: %s", tensor->name, path);
+    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "%s: out of memory joining the parts of %s", path, tensor->name);
     return is_words ? join_words(weights, tensor, q, find_part, l, taken, path)
                     : join_fp8(weights, tensor, q, find_part, l, taken, path);
 }

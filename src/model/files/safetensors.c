@@ -23,7 +23,7 @@ enum { MAX_PATH = 4096 };
 
 static fkv_status safetensors_type(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
     const char *dtype = json_string_value(json_object_get(about, "dtype"));
-    FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "tensor %s has no dtype: %s", fkv_show_text(name).text, path);
+    FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "%s: tensor %s has no dtype", path, fkv_show_text(name).text);
     static const fkv_tensor_type types[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8,
                                             FKV_TENSOR_U32, FKV_TENSOR_I32, FKV_TENSOR_E4M3};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
@@ -33,9 +33,9 @@ static fkv_status safetensors_type(const json_t *about, const char *name, const 
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "tensor %s has the unsupported type %s: expected F32, F16, BF16, or a part of a quantized weight (U8, U32, I32, "
-        "F8_E4M3): %s",
-        fkv_show_text(name).text, fkv_show_text(dtype).text, path);
+        "%s: tensor %s has the unsupported type %s: expected F32, F16, BF16, or a part of a quantized weight (U8, U32, I32, "
+        "F8_E4M3)",
+        path, fkv_show_text(name).text, fkv_show_text(dtype).text);
 }
 
 /* Reads an array of non-negative integers. */
@@ -43,12 +43,12 @@ static fkv_status read_integers(const json_t *about, const char *key, const char
                                 uint32_t max, uint32_t *n) {
     const json_t *array = json_object_get(about, key);
     FKV_REQUIRE(json_is_array(array) && json_array_size(array) <= max, FKV_FILE_FORMAT,
-                "tensor %s: %s must be an array of at most %u integers: %s", fkv_show_text(name).text, key, max, path);
+                "%s: tensor %s: %s must be an array of at most %u integers", path, fkv_show_text(name).text, key, max);
     *n = (uint32_t)json_array_size(array);
     for (uint32_t i = 0; i < *n; i++) {
         const json_t *number = json_array_get(array, i);
         FKV_REQUIRE(json_is_integer(number) && json_integer_value(number) >= 0, FKV_FILE_FORMAT,
-                    "tensor %s: %s must contain only non-negative integers: %s", fkv_show_text(name).text, key, path);
+                    "%s: tensor %s: %s must contain only non-negative integers", path, fkv_show_text(name).text, key);
         numbers[i] = (uint64_t)json_integer_value(number);
     }
     return FKV_OK;
@@ -58,7 +58,7 @@ static fkv_status read_integers(const json_t *about, const char *key, const char
 static fkv_status join_blocks(const char *name, const char *path, uint64_t *dims, uint32_t *n_dims) {
     if (!fkv_ends_with(name, "_blocks")) return FKV_OK;
     FKV_REQUIRE(*n_dims >= 2 && dims[*n_dims - 1] == 16 && dims[*n_dims - 2] <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "the last dimension of tensor %s is not 16 bytes: %s", fkv_show_text(name).text, path);
+                "%s: the last dimension of tensor %s is not 16 bytes", path, fkv_show_text(name).text);
     dims[*n_dims - 2] *= 16;
     (*n_dims)--;
     return FKV_OK;
@@ -72,18 +72,18 @@ static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, co
     uint64_t bytes = 0;
     uint32_t n_dims = 0;
     uint32_t n_span = 0;
-    FKV_REQUIRE(json_is_object(about), FKV_FILE_FORMAT, "tensor %s is not a JSON object: %s", fkv_show_text(hf_name).text, path);
+    FKV_REQUIRE(json_is_object(about), FKV_FILE_FORMAT, "%s: tensor %s is not a JSON object", path, fkv_show_text(hf_name).text);
     FKV_TRY(safetensors_type(about, hf_name, path, &type));
     FKV_TRY(read_integers(about, "shape", hf_name, path, dims, FKV_MAX_DIMS, &n_dims));
     FKV_TRY(read_integers(about, "data_offsets", hf_name, path, span, 2, &n_span));
     FKV_TRY(join_blocks(hf_name, path, dims, &n_dims));
     FKV_TRY(fkv_tensor_describe(tensor, (fkv_bytes){.data = name, .size = strlen(name)}, type, dims, n_dims, path, &bytes));
     FKV_REQUIRE(n_span == 2 && span[0] <= span[1] && span[1] <= data_bytes, FKV_FILE_DAMAGED,
-                "tensor %s has offsets %llu to %llu, but the file has only %llu bytes of data (incomplete download?): %s",
+                "%s: tensor %s has offsets %llu to %llu, but the file has only %llu bytes of data (incomplete download?)", path,
                 fkv_show_text(hf_name).text, (unsigned long long)span[0], (unsigned long long)span[1],
-                (unsigned long long)data_bytes, path);
-    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED, "tensor %s has %llu bytes, but its type and shape require %llu: %s",
-                fkv_show_text(hf_name).text, (unsigned long long)(span[1] - span[0]), (unsigned long long)bytes, path);
+                (unsigned long long)data_bytes);
+    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED, "%s: tensor %s has %llu bytes, but its type and shape require %llu",
+                path, fkv_show_text(hf_name).text, (unsigned long long)(span[1] - span[0]), (unsigned long long)bytes);
     tensor->data = data + span[0];
     return FKV_OK;
 }
@@ -147,8 +147,8 @@ static fkv_status read_tensor_entries(fkv_weights *weights, json_t *header, cons
     json_object_foreach(header, hf_name, about) {
         char name[FKV_MAX_TENSOR_NAME];
         if (strcmp(hf_name, "__metadata__") == 0) continue;
-        FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "tensor name %s is longer than %d characters: %s",
-                    fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1, path);
+        FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "%s: tensor name %s is longer than %d characters",
+                    path, fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1);
         if (!translate_name(weights, hf_name, name)) continue;
         FKV_TRY(read_tensor_entry(about, hf_name, name, data, data_bytes, path, next));
         FKV_TRY(fkv_quantization_describe(weights, hf_name, path, next));
@@ -161,13 +161,13 @@ static fkv_status read_tensor_entries(fkv_weights *weights, json_t *header, cons
 fkv_status fkv_safetensors_read(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path) {
     uint64_t header_bytes = 0;
     json_t *header = NULL;
-    FKV_REQUIRE(size >= sizeof header_bytes, FKV_FILE_FORMAT, "not a safetensors file: it has only %llu bytes: %s",
-                (unsigned long long)size, path);
+    FKV_REQUIRE(size >= sizeof header_bytes, FKV_FILE_FORMAT, "%s: not a safetensors file: it has only %llu bytes", path,
+                (unsigned long long)size);
     memcpy(&header_bytes, bytes, sizeof header_bytes);
     const uint8_t *text = bytes + sizeof header_bytes;
     const uint64_t bytes_left = size - sizeof header_bytes;
-    FKV_REQUIRE(header_bytes <= bytes_left, FKV_FILE_DAMAGED, "the header length is %llu bytes, but the file has only %llu: %s",
-                (unsigned long long)header_bytes, (unsigned long long)size, path);
+    FKV_REQUIRE(header_bytes <= bytes_left, FKV_FILE_DAMAGED, "%s: the header length is %llu bytes, but the file has only %llu",
+                path, (unsigned long long)header_bytes, (unsigned long long)size);
     FKV_TRY(fkv_json_read((const char *)text, (size_t)header_bytes, path, &header));
     const fkv_status status = read_tensor_entries(weights, header, text + header_bytes, bytes_left - header_bytes, path);
     json_decref(header);
@@ -188,8 +188,8 @@ static void list_close(file_list *list) {
 }
 
 static fkv_status list_add(file_list *list, const char *name, const char *path) {
-    FKV_REQUIRE(list->n < FKV_MAX_SHARDS, FKV_UNSUPPORTED, "the model has more than %d safetensors files: %s", FKV_MAX_SHARDS,
-                path);
+    FKV_REQUIRE(list->n < FKV_MAX_SHARDS, FKV_UNSUPPORTED, "%s: the model has more than %d safetensors files", path,
+                FKV_MAX_SHARDS);
     char **names = realloc(list->names, (list->n + 1) * sizeof *names);
     if (names != NULL) list->names = names;
     char *copy = names == NULL ? NULL : strdup(name);
@@ -232,13 +232,13 @@ static fkv_status list_folder(const char *folder, file_list *list) {
     FKV_TRY(file_exists(folder, "model.safetensors", &whole));
     if (whole) return list_add(list, "model.safetensors", folder);
     DIR *open_folder = opendir(folder);
-    FKV_REQUIRE(open_folder != NULL, FKV_IO, "%s: %s", strerror(errno), folder);
+    FKV_REQUIRE(open_folder != NULL, FKV_IO, "%.300s: %s", folder, strerror(errno));
     fkv_status status = FKV_OK;
     for (struct dirent *entry = readdir(open_folder); entry != NULL && status == FKV_OK; entry = readdir(open_folder))
         if (is_shard_name(entry->d_name)) status = list_add(list, entry->d_name, folder);
     (void)closedir(open_folder);
     FKV_TRY(status);
-    FKV_REQUIRE(list->n > 0, FKV_FILE_FORMAT, "the weights are missing: the folder contains no .safetensors files: %s", folder);
+    FKV_REQUIRE(list->n > 0, FKV_FILE_FORMAT, "%s: the weights are missing: the folder contains no .safetensors files", folder);
     qsort(list->names, list->n, sizeof *list->names, compare_texts);
     return FKV_OK;
 }
@@ -248,12 +248,12 @@ static fkv_status list_index(const json_t *index, const char *path, file_list *l
     json_t *map = json_object_get(index, "weight_map");
     const char *name = NULL;
     json_t *file = NULL;
-    FKV_REQUIRE(json_is_object(map) && json_object_size(map) > 0, FKV_FILE_FORMAT, "weight_map is missing or empty: %s", path);
+    FKV_REQUIRE(json_is_object(map) && json_object_size(map) > 0, FKV_FILE_FORMAT, "%s: weight_map is missing or empty", path);
     json_object_foreach(map, name, file) {
         const char *text = json_string_value(file);
         FKV_REQUIRE(text != NULL && is_shard_name(text), FKV_FILE_FORMAT,
-                    "weight_map assigns tensor %s to '%s', which is not the name of a safetensors file: %s",
-                    fkv_show_text(name).text, fkv_show_text(text == NULL ? "" : text).text, path);
+                    "%s: weight_map assigns tensor %s to '%s', which is not the name of a safetensors file", path,
+                    fkv_show_text(name).text, fkv_show_text(text == NULL ? "" : text).text);
         if (!list_has(list, text)) FKV_TRY(list_add(list, text, path));
     }
     return FKV_OK;
@@ -270,7 +270,7 @@ static fkv_status read_shards(fkv_weights *weights, const char *folder, const fi
     FKV_TRY(fkv_weights_finish(weights, folder));
     FKV_TRY(fkv_quantization_join(weights, folder));
     FKV_REQUIRE(!weights->needs_output || fkv_weights_find(weights, "output.weight") != NULL, FKV_FILE_DAMAGED,
-                "tie_word_embeddings is false, but lm_head.weight is missing: %s", folder);
+                "%s: tie_word_embeddings is false, but lm_head.weight is missing", folder);
     return FKV_OK;
 }
 
@@ -283,7 +283,7 @@ static fkv_status check_index(const fkv_weights *weights, const json_t *index, c
         char name[FKV_MAX_TENSOR_NAME];
         if (!translate_name(weights, hf_name, name) || find_part_suffix(name) != NULL) continue;
         FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED,
-                    "tensor %s is listed in the index but missing from the files: %s", fkv_show_text(hf_name).text, path);
+                    "%s: tensor %s is listed in the index but missing from the files", path, fkv_show_text(hf_name).text);
     }
     return FKV_OK;
 }
@@ -371,7 +371,7 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     file_list list = {0};
     bool has_config = false;
     FKV_TRY(file_exists(folder, "config.json", &has_config));
-    FKV_REQUIRE(has_config, FKV_FILE_FORMAT, "the folder contains no config.json: %s", folder);
+    FKV_REQUIRE(has_config, FKV_FILE_FORMAT, "%s: the folder contains no config.json", folder);
     FKV_TRY(join_path(folder, "config.json", path));
     FKV_TRY(fkv_weights_map(weights, path, &config));
     FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));

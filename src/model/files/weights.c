@@ -104,29 +104,29 @@ fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_ty
                                const char *path, uint64_t *bytes) {
     const fkv_tensor_format *format = &FORMATS[type];
     FKV_REQUIRE(name.size < FKV_MAX_TENSOR_NAME && fkv_is_plain(name), FKV_FILE_DAMAGED,
-                "invalid tensor name of %zu bytes, expected 1 to %d printable characters: '%s': %s", name.size,
-                FKV_MAX_TENSOR_NAME - 1, fkv_show(name).text, path);
+                "%s: invalid tensor name of %zu bytes, expected 1 to %d printable characters: '%s'", path, name.size,
+                FKV_MAX_TENSOR_NAME - 1, fkv_show(name).text);
     memcpy(tensor->name, name.data, name.size);
     tensor->name[name.size] = 0;
     tensor->type = type;
     uint64_t n_rows = 1;
     for (uint32_t d = 0; d < n_dims; d++)
-        FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has an invalid dimension of %llu: %s",
-                    tensor->name, (unsigned long long)dims[d], path);
+        FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "%s: tensor %s has an invalid dimension of %llu",
+                    path, tensor->name, (unsigned long long)dims[d]);
     for (uint32_t d = 0; d + 1 < n_dims; d++) {
         n_rows *= dims[d]; /* cannot overflow: both factors are below 2^32 */
-        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has more than 2^32 rows: %s", tensor->name, path);
+        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "%s: tensor %s has more than 2^32 rows", path, tensor->name);
     }
     const uint64_t n_cols = n_dims == 0 ? 1 : dims[n_dims - 1];
     FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED,
-                "tensor %s has %llu columns, which is not a multiple of the %s block size %u: %s", tensor->name,
-                (unsigned long long)n_cols, format->name, format->block_cols, path);
+                "%s: tensor %s has %llu columns, which is not a multiple of the %s block size %u", path, tensor->name,
+                (unsigned long long)n_cols, format->name, format->block_cols);
     tensor->n_rows = (uint32_t)n_rows;
     tensor->n_cols = (uint32_t)n_cols;
     tensor->row_bytes = n_cols / format->block_cols * format->block_bytes;
     FKV_REQUIRE(!fkv_mul_overflows(n_rows, tensor->row_bytes, bytes), FKV_FILE_DAMAGED,
-                "the size of tensor %s, %llu x %llu, overflows 64 bits: %s", tensor->name, (unsigned long long)n_rows,
-                (unsigned long long)n_cols, path);
+                "%s: the size of tensor %s, %llu x %llu, overflows 64 bits", path, tensor->name, (unsigned long long)n_rows,
+                (unsigned long long)n_cols);
     return FKV_OK;
 }
 
@@ -149,7 +149,7 @@ static fkv_status check_overlap(const fkv_tensor **order, uint32_t n, const char
     for (uint32_t i = 0; i < n; i++) {
         const fkv_tensor *tensor = order[i];
         FKV_REQUIRE(i == 0 || (uintptr_t)order[i - 1]->data + tensor_bytes(order[i - 1]) <= (uintptr_t)tensor->data,
-                    FKV_FILE_DAMAGED, "tensors %s and %s overlap: %s", order[i - 1]->name, tensor->name, path);
+                    FKV_FILE_DAMAGED, "%s: tensors %s and %s overlap", path, order[i - 1]->name, tensor->name);
     }
     return FKV_OK;
 }
@@ -157,8 +157,8 @@ static fkv_status check_overlap(const fkv_tensor **order, uint32_t n, const char
 static fkv_status index_names(fkv_weights *weights, const fkv_tensor **order, const char *path) {
     qsort(order, weights->n_tensors, sizeof *order, compare_names);
     for (uint32_t i = 0; i < weights->n_tensors; i++) {
-        FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "duplicate tensor %s: %s",
-                    order[i]->name, path);
+        FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "%s: duplicate tensor %s", path,
+                    order[i]->name);
         weights->by_name[i] = (uint32_t)(order[i] - weights->tensors);
     }
     return FKV_OK;
@@ -172,7 +172,7 @@ fkv_status fkv_weights_finish(fkv_weights *weights, const char *path) {
     weights->by_name = malloc(n * sizeof *weights->by_name);
     fkv_status status = FKV_OK;
     if (order == NULL || weights->by_name == NULL) {
-        status = fkv_fail(FKV_NO_MEMORY, "out of memory sorting the names of %u tensors: %s", n, path);
+        status = fkv_fail(FKV_NO_MEMORY, "%s: out of memory sorting the names of %u tensors", path, n);
     } else {
         for (uint32_t i = 0; i < n; i++) order[i] = &weights->tensors[i];
         status = check_overlap(order, n, path);

@@ -15,12 +15,13 @@ static bool is_safetensors_file(const char *path) {
 
 static fkv_status open_format(fkv_weights *weights, const char *path) {
     struct stat about;
-    FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
+    FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%.300s: %s", path, strerror(errno));
     if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
-    FKV_REQUIRE(!is_safetensors_file(path), FKV_FILE_FORMAT,
-                "a single safetensors file is not a model: pass the folder that contains it together with config.json and the "
-                "tokenizer: %s",
-                path);
+    FKV_REQUIRE(
+        !is_safetensors_file(path), FKV_FILE_FORMAT,
+        "%s: a single safetensors file is not a model: pass the folder that contains it together with config.json and the "
+        "tokenizer",
+        path);
     if (fkv_ends_with(path, ".json")) return fkv_config_open(weights, path);
     return fkv_gguf_open(weights, path);
 }

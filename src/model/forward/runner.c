@@ -78,18 +78,18 @@ fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t capac
 static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *calibration, uint32_t average, uint32_t n_layers,
                                     fkv_layer_config *layers, const char *path) {
     FKV_REQUIRE(memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,
-                "calibration mismatch: weights_id belongs to another model; create a file with flatkv calibrate: %s", path);
+                "%s: calibration mismatch: weights_id belongs to another model; create a file with flatkv calibrate", path);
     FKV_REQUIRE(calibration->n_layers == n_layers, FKV_FILE_FOREIGN,
-                "calibration mismatch: n_layers is %u but the model has %u: %s", calibration->n_layers, n_layers, path);
+                "%s: calibration mismatch: n_layers is %u but the model has %u", path, calibration->n_layers, n_layers);
     fkv_calibration_choose(calibration, average);
     const uint8_t *bits = calibration->both;
     for (uint32_t i = 0; i < n_layers; i++) {
         fkv_calibration_layer l = calibration->layers[i];
         FKV_REQUIRE(
             l.n_kv_heads == layers[i].n_kv_heads && l.head_dim == layers[i].head_dim, FKV_FILE_FOREIGN,
-            "calibration mismatch: layer %u has %u KV heads of dimension %u, but with this V codec the model has %u KV heads "
-            "of dimension %u: %s",
-            i, l.n_kv_heads, l.head_dim, layers[i].n_kv_heads, layers[i].head_dim, path);
+            "%s: calibration mismatch: layer %u has %u KV heads of dimension %u, but with this V codec the model has %u KV heads "
+            "of dimension %u",
+            path, i, l.n_kv_heads, l.head_dim, layers[i].n_kv_heads, layers[i].head_dim);
         layers[i].channel_bits = bits;
         bits += (size_t)l.n_kv_heads * l.head_dim;
     }

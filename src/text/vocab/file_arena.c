@@ -10,16 +10,16 @@
 
 static fkv_status map_regular_file(int fd, const char *path, fkv_mapped *mapped) {
     struct stat about;
-    FKV_REQUIRE(fstat(fd, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
-    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a regular file: %s", path);
-    FKV_REQUIRE(about.st_size > 0, FKV_FILE_FORMAT, "the file is empty: %s", path);
+    FKV_REQUIRE(fstat(fd, &about) == 0, FKV_IO, "%s: %s", path, strerror(errno));
+    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "%s: not a regular file", path);
+    FKV_REQUIRE(about.st_size > 0, FKV_FILE_FORMAT, "%s: the file is empty", path);
     void *map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    FKV_REQUIRE(map != MAP_FAILED, FKV_IO, "cannot map %lld bytes: %s: %s", (long long)about.st_size, strerror(errno), path);
+    FKV_REQUIRE(map != MAP_FAILED, FKV_IO, "%s: cannot map %lld bytes: %s", path, (long long)about.st_size, strerror(errno));
     *mapped = (fkv_mapped){.bytes = map, .size = (uint64_t)about.st_size};
     static const char pointer[] = "version https://git-lfs.github.com/";
     if (about.st_size < (off_t)sizeof pointer || memcmp(map, pointer, sizeof pointer - 1) != 0) return FKV_OK;
     (void)munmap(map, (size_t)about.st_size);
-    return fkv_fail(FKV_FILE_FORMAT, "the file is only a Git LFS pointer; run git lfs pull to download its content: %s", path);
+    return fkv_fail(FKV_FILE_FORMAT, "%s: the file is only a Git LFS pointer; run git lfs pull to download its content", path);
 }
 
 fkv_status fkv_file_arena_map(fkv_file_arena *arena, const char *path, fkv_mapped *mapped) {
@@ -27,7 +27,7 @@ fkv_status fkv_file_arena_map(fkv_file_arena *arena, const char *path, fkv_mappe
     FKV_REQUIRE(maps != NULL, FKV_NO_MEMORY, "out of memory mapping %s", path);
     arena->maps = maps;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO must not block */
-    FKV_REQUIRE(fd >= 0, FKV_IO, "%s: %s", strerror(errno), path);
+    FKV_REQUIRE(fd >= 0, FKV_IO, "%.300s: %s", path, strerror(errno));
     const fkv_status status = map_regular_file(fd, path, mapped);
     (void)close(fd);
     FKV_TRY(status);

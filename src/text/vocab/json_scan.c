@@ -3,7 +3,7 @@
 #include "json_scan.h"
 
 static fkv_status fail_json_scan(const fkv_json_scan *scan, const char *what) {
-    return fkv_fail(FKV_FILE_FORMAT, "not valid JSON: %s at byte %zu: %s", what, (size_t)(scan->at - scan->start), scan->path);
+    return fkv_fail(FKV_FILE_FORMAT, "%s: not valid JSON: %s at byte %zu", scan->path, what, (size_t)(scan->at - scan->start));
 }
 
 char fkv_json_scan_peek(fkv_json_scan *scan) {
@@ -196,7 +196,7 @@ fkv_status fkv_json_scan_members(fkv_json_scan *scan, const char *const *names, 
         FKV_TRY(fkv_json_scan_skip(scan, &span));
         for (size_t i = 0; i < n_names; i++) {
             if (strlen(names[i]) != key.size || memcmp(names[i], key.data, key.size) != 0) continue;
-            FKV_REQUIRE(spans[i].data == NULL, FKV_FILE_FORMAT, "duplicate member %s: %s", names[i], scan->path);
+            FKV_REQUIRE(spans[i].data == NULL, FKV_FILE_FORMAT, "%s: duplicate member %s", scan->path, names[i]);
             spans[i] = span;
         }
     }

@@ -25,7 +25,7 @@ typedef struct proto_field {
 } proto_field;
 
 static fkv_status fail_protobuf(const proto *p, const char *what) {
-    return fkv_fail(FKV_FILE_FORMAT, "not a SentencePiece model: %s at byte %zu: %s", what, (size_t)(p->at - p->start), p->path);
+    return fkv_fail(FKV_FILE_FORMAT, "%s: not a SentencePiece model: %s at byte %zu", p->path, what, (size_t)(p->at - p->start));
 }
 
 static fkv_status read_proto_varint(proto *p, uint64_t *value) {
@@ -87,8 +87,8 @@ static fkv_status read_trainer(proto p, fkv_vocab_source *vocab) {
         if (field.number == TRAINER_BOS) vocab->bos = token_or_none(field.value);
         if (field.number == TRAINER_EOS) vocab->eos = token_or_none(field.value);
     }
-    FKV_REQUIRE(type == TYPE_BPE, FKV_UNSUPPORTED, "trainer_spec.model_type is %s; only BPE is supported (in %s)",
-                type == TYPE_UNIGRAM ? "unigram" : "words or characters", p.path);
+    FKV_REQUIRE(type == TYPE_BPE, FKV_UNSUPPORTED, "%s: trainer_spec.model_type is %s; only BPE is supported", p.path,
+                type == TYPE_UNIGRAM ? "unigram" : "words or characters");
     return FKV_OK;
 }
 
@@ -99,14 +99,14 @@ static fkv_status read_normalizer(proto p, fkv_vocab_source *vocab) {
         proto_field field;
         FKV_TRY(read_proto_field(&p, &field));
         FKV_REQUIRE(field.number != NORMALIZER_MAP || field.bytes.size == 0, FKV_UNSUPPORTED,
-                    "normalizer_spec.precompiled_charsmap is not supported: %s", p.path);
+                    "%s: normalizer_spec.precompiled_charsmap is not supported", p.path);
         if (field.wire != VARINT) continue;
         if (field.number == NORMALIZER_PREFIX) vocab->add_space_prefix = field.value != 0;
         if (field.number == NORMALIZER_SPACES) drops_spaces = field.value != 0;
         if (field.number == NORMALIZER_ESCAPE) escapes = field.value != 0;
     }
-    FKV_REQUIRE(!drops_spaces && escapes, FKV_UNSUPPORTED, "normalizer_spec.%s is not supported: %s",
-                drops_spaces ? "remove_extra_whitespaces" : "escape_whitespaces = false", p.path);
+    FKV_REQUIRE(!drops_spaces && escapes, FKV_UNSUPPORTED, "%s: normalizer_spec.%s is not supported", p.path,
+                drops_spaces ? "remove_extra_whitespaces" : "escape_whitespaces = false");
     return FKV_OK;
 }
 
@@ -163,15 +163,15 @@ fkv_status fkv_sentencepiece_read(fkv_vocab_target target, const uint8_t *bytes,
     uint64_t n = 0;
     bool has_trainer = false;
     FKV_TRY(count_pieces(p, &n, &has_trainer));
-    FKV_REQUIRE(n > 0 && has_trainer, FKV_FILE_FORMAT, "not a SentencePiece model: pieces or trainer_spec are missing: %s", path);
-    FKV_REQUIRE(n <= MAX_PIECES, FKV_UNSUPPORTED, "the model has %llu pieces; at most %d are supported (in %s)",
-                (unsigned long long)n, MAX_PIECES, path);
+    FKV_REQUIRE(n > 0 && has_trainer, FKV_FILE_FORMAT, "%s: not a SentencePiece model: pieces or trainer_spec are missing", path);
+    FKV_REQUIRE(n <= MAX_PIECES, FKV_UNSUPPORTED, "%s: the model has %llu pieces; at most %d are supported", path,
+                (unsigned long long)n, MAX_PIECES);
     if (target.n_vocab > 0 && n > target.n_vocab) n = target.n_vocab;
     piece_tables tables = {.tokens = fkv_file_arena_alloc(target.arena, n * sizeof *tables.tokens),
                            .scores = fkv_file_arena_alloc(target.arena, n * sizeof *tables.scores),
                            .types = fkv_file_arena_alloc(target.arena, n * sizeof *tables.types)};
     FKV_REQUIRE(tables.tokens != NULL && tables.scores != NULL && tables.types != NULL, FKV_NO_MEMORY,
-                "out of memory allocating %llu pieces: %s", (unsigned long long)n, path);
+                "%s: out of memory allocating %llu pieces", path, (unsigned long long)n);
     vocab->bos = 1;
     vocab->eos = 2;
     vocab->unk = 0; /* default value in sentencepiece_model.proto */

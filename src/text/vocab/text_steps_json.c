@@ -18,9 +18,9 @@ fkv_status fkv_keep_bytes(fkv_vocab_target target, const char *data, size_t size
 }
 
 static fkv_status add_step(steps_reader *r, fkv_text_step step) {
-    FKV_REQUIRE(!r->over_bytes, FKV_UNSUPPORTED, "%s: a step after ByteLevel is not supported: %s", r->part, r->path);
-    FKV_REQUIRE(r->steps->n_steps < FKV_MAX_TEXT_STEPS, FKV_UNSUPPORTED, "%s: too many steps; at most %d are supported (in %s)",
-                r->part, FKV_MAX_TEXT_STEPS, r->path);
+    FKV_REQUIRE(!r->over_bytes, FKV_UNSUPPORTED, "%s: %s: a step after ByteLevel is not supported", r->path, r->part);
+    FKV_REQUIRE(r->steps->n_steps < FKV_MAX_TEXT_STEPS, FKV_UNSUPPORTED, "%s: %s: too many steps; at most %d are supported",
+                r->path, r->part, FKV_MAX_TEXT_STEPS);
     r->steps->steps[r->steps->n_steps++] = step;
     return FKV_OK;
 }
@@ -30,16 +30,16 @@ static fkv_status read_string_field(steps_reader *r, const json_t *object, const
                                     fkv_bytes *out) {
     const json_t *value = json_object_get(object, field);
     FKV_REQUIRE(json_is_string(value) && (may_be_empty || json_string_length(value) > 0), FKV_FILE_FORMAT,
-                "%s: field %s of step %s must be a%s string: %s", r->part, field, type, may_be_empty ? "" : " non-empty",
-                r->path);
+                "%s: %s: field %s of step %s must be a%s string", r->path, r->part, field, type,
+                may_be_empty ? "" : " non-empty");
     return fkv_keep_bytes(r->target, json_string_value(value), json_string_length(value), out);
 }
 
 static fkv_status read_flag_field(const steps_reader *r, const json_t *object, const char *type, const char *field, bool *out) {
     const json_t *value = json_object_get(object, field);
     if (value == NULL || json_is_null(value)) return FKV_OK;
-    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s: field %s of step %s must be true or false: %s", r->part, field,
-                type, r->path);
+    FKV_REQUIRE(json_is_boolean(value), FKV_FILE_FORMAT, "%s: %s: field %s of step %s must be true or false", r->path, r->part,
+                field, type);
     *out = json_is_true(value);
     return FKV_OK;
 }
@@ -63,8 +63,8 @@ static fkv_status read_behavior_field(const steps_reader *r, const json_t *objec
         *behavior = (fkv_split_behavior)i;
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "%s: unknown behavior '%s' of step %s: %s", r->part,
-                    fkv_show_text(name != NULL ? name : "").text, type, r->path);
+    return fkv_fail(FKV_UNSUPPORTED, "%s: %s: unknown behavior '%s' of step %s", r->path, r->part,
+                    fkv_show_text(name != NULL ? name : "").text, type);
 }
 
 static fkv_bytes literal_bytes(const char *text) { return (fkv_bytes){text, strlen(text)}; }
@@ -136,7 +136,7 @@ static fkv_status add_byte_level(steps_reader *r, const json_t *object) {
     if (space_before) FKV_TRY(add_step(r, (fkv_text_step){.kind = FKV_STEP_PREPEND_UNLESS, .text = literal_bytes(" ")}));
     if (use_regex)
         FKV_TRY(add_step(r, (fkv_text_step){.kind = FKV_STEP_SPLIT, .is_regex = true, .pattern = literal_bytes(words)}));
-    FKV_REQUIRE(!r->over_bytes, FKV_UNSUPPORTED, "%s: only one ByteLevel step is supported (in %s)", r->part, r->path);
+    FKV_REQUIRE(!r->over_bytes, FKV_UNSUPPORTED, "%s: %s: only one ByteLevel step is supported", r->path, r->part);
     r->over_bytes = true;
     return FKV_OK;
 }
@@ -153,7 +153,7 @@ static fkv_status read_prepend_scheme(const steps_reader *r, const json_t *objec
     *never = strcmp(name, "never") == 0;
     *only_first = strcmp(name, "first") == 0;
     FKV_REQUIRE(*never || *only_first || strcmp(name, "always") == 0, FKV_UNSUPPORTED,
-                "%s: unknown prepend_scheme '%s' of Metaspace: %s", r->part, fkv_show_text(name).text, r->path);
+                "%s: %s: unknown prepend_scheme '%s' of Metaspace", r->path, r->part, fkv_show_text(name).text);
     return FKV_OK;
 }
 
@@ -187,10 +187,10 @@ static const step_reader PRE_TOKENIZERS[] = {
 
 static fkv_status add_entry(steps_reader *r, const step_reader *readers, const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "type"));
-    FKV_REQUIRE(type != NULL, FKV_FILE_FORMAT, "%s: an entry has no type: %s", r->part, r->path);
+    FKV_REQUIRE(type != NULL, FKV_FILE_FORMAT, "%s: %s: an entry has no type", r->path, r->part);
     for (const step_reader *reader = readers; reader->type != NULL; reader++)
         if (strcmp(reader->type, type) == 0) return reader->add(r, object);
-    return fkv_fail(FKV_UNSUPPORTED, "%s: type '%s' is not supported: %s", r->part, fkv_show_text(type).text, r->path);
+    return fkv_fail(FKV_UNSUPPORTED, "%s: %s: type '%s' is not supported", r->path, r->part, fkv_show_text(type).text);
 }
 
 /* Adds a single step, or all steps of a Sequence. list: name of the array that contains the steps of a Sequence. */
@@ -199,7 +199,7 @@ static fkv_status add_entries(steps_reader *r, const step_reader *readers, const
     if (object == NULL || json_is_null(object)) return FKV_OK;
     if (type == NULL || strcmp(type, "Sequence") != 0) return add_entry(r, readers, object);
     const json_t *array = json_object_get(object, list);
-    FKV_REQUIRE(json_is_array(array), FKV_FILE_FORMAT, "%s: a Sequence has no %s: %s", r->part, list, r->path);
+    FKV_REQUIRE(json_is_array(array), FKV_FILE_FORMAT, "%s: %s: a Sequence has no %s", r->path, r->part, list);
     for (size_t i = 0; i < json_array_size(array); i++) FKV_TRY(add_entry(r, readers, json_array_get(array, i)));
     return FKV_OK;
 }

@@ -46,19 +46,19 @@ static fkv_status load_part(json_file *file, enum top_part part) {
     fkv_bytes span = file->top[part];
     json_error_t error;
     if (is_absent(span)) return FKV_OK;
-    FKV_REQUIRE(span.size <= MAX_PART_BYTES, FKV_UNSUPPORTED, "%s has %zu bytes; at most %d are supported (in %s)",
-                TOP_NAMES[part], span.size, MAX_PART_BYTES, file->path);
+    FKV_REQUIRE(span.size <= MAX_PART_BYTES, FKV_UNSUPPORTED, "%s: %s has %zu bytes; at most %d are supported", file->path,
+                TOP_NAMES[part], span.size, MAX_PART_BYTES);
     file->parts[part] = json_loadb(span.data, span.size, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
-    FKV_REQUIRE(file->parts[part] != NULL, FKV_FILE_FORMAT, "%s is not valid JSON: %s: %s", TOP_NAMES[part], error.text,
-                file->path);
+    FKV_REQUIRE(file->parts[part] != NULL, FKV_FILE_FORMAT, "%s: %s is not valid JSON: %s", file->path, TOP_NAMES[part],
+                error.text);
     return FKV_OK;
 }
 
 static fkv_status model_flag(const json_file *file, enum model_part part, bool *out) {
     if (is_absent(file->model[part])) return FKV_OK;
     *out = span_is(file->model[part], "true");
-    FKV_REQUIRE(*out || span_is(file->model[part], "false"), FKV_FILE_FORMAT, "model.%s must be true or false: %s",
-                MODEL_NAMES[part], file->path);
+    FKV_REQUIRE(*out || span_is(file->model[part], "false"), FKV_FILE_FORMAT, "%s: model.%s must be true or false", file->path,
+                MODEL_NAMES[part]);
     return FKV_OK;
 }
 
@@ -66,17 +66,17 @@ static fkv_status model_flag(const json_file *file, enum model_part part, bool *
 static fkv_status check_model_options(json_file *file) {
     fkv_bytes type = file->model[TYPE];
     FKV_REQUIRE(is_absent(type) ? !is_absent(file->model[MERGES]) : span_is(type, "\"BPE\""), FKV_UNSUPPORTED,
-                "model.type is %s; only BPE is supported (in %s)", is_absent(type) ? "missing" : fkv_show(type).text, file->path);
+                "%s: model.type is %s; only BPE is supported", file->path, is_absent(type) ? "missing" : fkv_show(type).text);
     static const enum model_part none[] = {PREFIX, SUFFIX};
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         FKV_REQUIRE(is_absent(file->model[none[i]]) || span_is(file->model[none[i]], "\"\""), FKV_UNSUPPORTED,
-                    "model.%s is %s, which is not supported: %s", MODEL_NAMES[none[i]], fkv_show(file->model[none[i]]).text,
-                    file->path);
+                    "%s: model.%s is %s, which is not supported", file->path, MODEL_NAMES[none[i]],
+                    fkv_show(file->model[none[i]]).text);
     fkv_bytes dropout = file->model[DROPOUT];
     FKV_REQUIRE(is_absent(dropout) || span_is(dropout, "0") || span_is(dropout, "0.0"), FKV_UNSUPPORTED,
-                "model.dropout is %s, which is not supported: %s", fkv_show(dropout).text, file->path);
+                "%s: model.dropout is %s, which is not supported", file->path, fkv_show(dropout).text);
     FKV_REQUIRE(!is_absent(file->model[VOCAB]) && !is_absent(file->model[MERGES]), FKV_FILE_FORMAT,
-                "model.vocab or model.merges is missing: %s", file->path);
+                "%s: model.vocab or model.merges is missing", file->path);
     fkv_vocab_source *vocab = file->target.vocab;
     FKV_TRY(model_flag(file, FUSE_UNK, &vocab->fuse_unk));
     FKV_TRY(model_flag(file, BYTE_FALLBACK, &vocab->byte_fallback));
@@ -86,8 +86,8 @@ static fkv_status check_model_options(json_file *file) {
 /* ---- tokens -------------------------------------------------------------------------------------------------- */
 
 static fkv_status check_token_id(json_file *file, const char *part, uint64_t id) {
-    FKV_REQUIRE(id < MAX_IDS, FKV_UNSUPPORTED, "%s: token id %llu is not supported; ids must be below %d (in %s)", part,
-                (unsigned long long)id, MAX_IDS, file->path);
+    FKV_REQUIRE(id < MAX_IDS, FKV_UNSUPPORTED, "%s: %s: token id %llu is not supported; ids must be below %d", file->path, part,
+                (unsigned long long)id, MAX_IDS);
     if (id >= file->n_ids) file->n_ids = id + 1;
     return FKV_OK;
 }
@@ -106,8 +106,8 @@ static fkv_status walk_vocab(json_file *file, bool fill) {
         FKV_TRY(fkv_json_scan_number(&scan, &id));
         if (!fill) FKV_TRY(check_token_id(file, "model.vocab", id));
         if (!fill || id >= file->n_tokens) continue;
-        FKV_REQUIRE(file->types[id] == UNUSED, FKV_FILE_DAMAGED, "model.vocab: two tokens have id %llu: %s",
-                    (unsigned long long)id, file->path);
+        FKV_REQUIRE(file->types[id] == UNUSED, FKV_FILE_DAMAGED, "%s: model.vocab: two tokens have id %llu", file->path,
+                    (unsigned long long)id);
         file->tokens[id] = token;
         file->types[id] = NORMAL;
     }
@@ -119,7 +119,7 @@ static fkv_status added_id(json_file *file, const json_t *added, uint64_t *id) {
     const json_t *number = json_object_get(added, "id");
     const json_t *content = json_object_get(added, "content");
     FKV_REQUIRE(json_is_integer(number) && json_integer_value(number) >= 0 && json_is_string(content), FKV_FILE_FORMAT,
-                "added_tokens: an entry needs a non-negative integer id and a string content: %s", file->path);
+                "%s: added_tokens: an entry needs a non-negative integer id and a string content", file->path);
     *id = (uint64_t)json_integer_value(number);
     return FKV_OK;
 }
@@ -137,8 +137,8 @@ static fkv_status added_flags(const json_file *file, const json_t *added, bool *
     *flags = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         const json_t *value = json_object_get(added, known[i].name);
-        FKV_REQUIRE(value == NULL || json_is_boolean(value), FKV_FILE_FORMAT, "added_tokens: %s must be true or false: %s",
-                    known[i].name, file->path);
+        FKV_REQUIRE(value == NULL || json_is_boolean(value), FKV_FILE_FORMAT, "%s: added_tokens: %s must be true or false",
+                    file->path, known[i].name);
         if (!json_is_true(value)) continue;
         *flags |= known[i].flag;
         *special = *special || known[i].flag == 0;
@@ -177,13 +177,13 @@ static fkv_status alloc_tokens(json_file *file) {
     const fkv_vocab_target target = file->target;
     uint64_t n = file->n_ids;
     if (target.n_vocab > 0 && n > target.n_vocab) n = target.n_vocab;
-    FKV_REQUIRE(n > 0, FKV_FILE_FORMAT, "model.vocab is empty: %s", file->path);
+    FKV_REQUIRE(n > 0, FKV_FILE_FORMAT, "%s: model.vocab is empty", file->path);
     file->n_tokens = (uint32_t)n;
     file->tokens = fkv_file_arena_alloc(target.arena, n * sizeof *file->tokens);
     file->types = fkv_file_arena_alloc(target.arena, n * sizeof *file->types);
     file->flags = fkv_file_arena_alloc(target.arena, n);
     FKV_REQUIRE(file->tokens != NULL && file->types != NULL && file->flags != NULL, FKV_NO_MEMORY,
-                "out of memory allocating %llu tokens: %s", (unsigned long long)n, file->path);
+                "%s: out of memory allocating %llu tokens", file->path, (unsigned long long)n);
     for (uint64_t i = 0; i < n; i++) file->types[i] = UNUSED;
     return FKV_OK;
 }
@@ -198,7 +198,7 @@ static bool is_byte_name(fkv_bytes token) {
 
 static fkv_status read_json_tokens(json_file *file) {
     const json_t *added = file->parts[TOP_ADDED];
-    FKV_REQUIRE(added == NULL || json_is_array(added), FKV_FILE_FORMAT, "added_tokens must be an array: %s", file->path);
+    FKV_REQUIRE(added == NULL || json_is_array(added), FKV_FILE_FORMAT, "%s: added_tokens must be an array", file->path);
     FKV_TRY(walk_vocab(file, false));
     for (size_t i = 0; i < json_array_size(added); i++) {
         uint64_t id = 0;
@@ -230,14 +230,14 @@ static fkv_status read_merge(json_file *file, fkv_json_scan *scan, fkv_bytes *le
         if (more) FKV_TRY(fkv_json_scan_string(scan, right));
         if (more) FKV_TRY(fkv_json_scan_next(scan, '[', false, &more));
         FKV_REQUIRE(!more && left->size > 0 && right->size > 0, FKV_FILE_FORMAT,
-                    "model.merges: an entry must be a list of two strings: %s", file->path);
+                    "%s: model.merges: an entry must be a list of two strings", file->path);
         return FKV_OK;
     }
     fkv_bytes both = {0};
     FKV_TRY(fkv_json_scan_string(scan, &both));
     const char *space = both.size > 0 ? memchr(both.data, ' ', both.size) : NULL;
     FKV_REQUIRE(space != NULL && space > both.data && space + 1 < both.data + both.size, FKV_FILE_FORMAT,
-                "model.merges: '%s' must consist of two strings separated by a space: %s", fkv_show(both).text, file->path);
+                "%s: model.merges: '%s' must consist of two strings separated by a space", file->path, fkv_show(both).text);
     *left = (fkv_bytes){both.data, (size_t)(space - both.data)};
     *right = (fkv_bytes){space + 1, both.size - left->size - 1};
     return FKV_OK;
@@ -261,12 +261,12 @@ static fkv_status read_json_merges(json_file *file) {
     fkv_vocab_source *vocab = file->target.vocab;
     uint64_t n = 0;
     FKV_TRY(count_merges(file, &n));
-    FKV_REQUIRE(n <= MAX_IDS, FKV_UNSUPPORTED, "model.merges has %llu entries; at most %d are supported (in %s)",
-                (unsigned long long)n, MAX_IDS, file->path);
+    FKV_REQUIRE(n <= MAX_IDS, FKV_UNSUPPORTED, "%s: model.merges has %llu entries; at most %d are supported", file->path,
+                (unsigned long long)n, MAX_IDS);
     fkv_bytes *lefts = fkv_file_arena_alloc(file->target.arena, n * sizeof *lefts);
     fkv_bytes *rights = fkv_file_arena_alloc(file->target.arena, n * sizeof *rights);
-    FKV_REQUIRE(lefts != NULL && rights != NULL, FKV_NO_MEMORY, "out of memory allocating %llu merges: %s", (unsigned long long)n,
-                file->path);
+    FKV_REQUIRE(lefts != NULL && rights != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %llu merges", file->path,
+                (unsigned long long)n);
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->model[MERGES]);
     bool more = true;
     for (uint64_t i = 0;; i++) {
@@ -296,8 +296,8 @@ static fkv_status read_template_token(const json_file *file, const json_t *proce
     if (name != NULL) ids = json_object_get(json_object_get(json_object_get(processor, "special_tokens"), name), "ids");
     const json_t *id = json_array_get(ids, 0);
     FKV_REQUIRE(json_array_size(ids) == 1 && json_is_integer(id) && json_integer_value(id) >= 0, FKV_UNSUPPORTED,
-                "post_processor: special_tokens entry '%s' must be a single token: %s",
-                fkv_show_text(name != NULL ? name : "").text, file->path);
+                "%s: post_processor: special_tokens entry '%s' must be a single token", file->path,
+                fkv_show_text(name != NULL ? name : "").text);
     *token = (uint64_t)json_integer_value(id) < file->n_tokens ? (uint32_t)json_integer_value(id) : FKV_NO_TOKEN;
     return FKV_OK;
 }
@@ -327,10 +327,10 @@ static fkv_status read_template_processing(json_file *file, const json_t *proces
 static fkv_status read_processor(json_file *file, const json_t *processor) {
     const char *type = json_string_value(json_object_get(processor, "type"));
     if (processor == NULL || json_is_null(processor)) return FKV_OK;
-    FKV_REQUIRE(type != NULL, FKV_FILE_FORMAT, "post_processor: an entry has no type: %s", file->path);
+    FKV_REQUIRE(type != NULL, FKV_FILE_FORMAT, "%s: post_processor: an entry has no type", file->path);
     if (strcmp(type, "ByteLevel") == 0) return FKV_OK; /* affects offsets only */
     if (strcmp(type, "TemplateProcessing") == 0) return read_template_processing(file, processor);
-    return fkv_fail(FKV_UNSUPPORTED, "post_processor: type '%s' is not supported: %s", fkv_show_text(type).text, file->path);
+    return fkv_fail(FKV_UNSUPPORTED, "%s: post_processor: type '%s' is not supported", file->path, fkv_show_text(type).text);
 }
 
 static fkv_status read_processors(json_file *file) {
@@ -349,8 +349,8 @@ static fkv_status check_decoder(const json_file *file, const json_t *decoder) {
     if (decoder == NULL || json_is_null(decoder)) return FKV_OK;
     for (size_t i = 0; i < sizeof known / sizeof known[0] && type != NULL; i++)
         if (strcmp(known[i], type) == 0) return FKV_OK;
-    return fkv_fail(FKV_UNSUPPORTED, "decoder: type '%s' is not supported: %s", fkv_show_text(type != NULL ? type : "").text,
-                    file->path);
+    return fkv_fail(FKV_UNSUPPORTED, "%s: decoder: type '%s' is not supported", file->path,
+                    fkv_show_text(type != NULL ? type : "").text);
 }
 
 static fkv_status check_decoders(const json_file *file) {
@@ -371,8 +371,8 @@ static fkv_status read_unknown(json_file *file) {
     for (uint32_t i = 0; i < file->n_tokens; i++)
         if (file->tokens[i].size == name.size && memcmp(file->tokens[i].data, name.data, name.size) == 0 && name.size > 0)
             file->target.vocab->unk = i;
-    FKV_REQUIRE(file->target.vocab->unk != FKV_NO_TOKEN, FKV_FILE_DAMAGED, "model.unk_token '%s' is not a token: %s",
-                fkv_show(name).text, file->path);
+    FKV_REQUIRE(file->target.vocab->unk != FKV_NO_TOKEN, FKV_FILE_DAMAGED, "%s: model.unk_token '%s' is not a token", file->path,
+                fkv_show(name).text);
     return FKV_OK;
 }
 
@@ -381,20 +381,20 @@ static fkv_status read_unknown(json_file *file) {
 static fkv_status read_text_steps(json_file *file) {
     fkv_text_steps *steps = fkv_file_arena_alloc(file->target.arena, sizeof *steps);
     bool over_bytes = false;
-    FKV_REQUIRE(steps != NULL, FKV_NO_MEMORY, "out of memory allocating tokenizer steps: %s", file->path);
+    FKV_REQUIRE(steps != NULL, FKV_NO_MEMORY, "%s: out of memory allocating tokenizer steps", file->path);
     FKV_TRY(fkv_text_steps_read(file->target, file->parts[TOP_NORMALIZER], file->parts[TOP_PRE], file->path, steps, &over_bytes));
     fkv_vocab_source *vocab = file->target.vocab;
     vocab->steps = steps;
     vocab->leftmost = true;
     vocab->model = over_bytes ? (fkv_bytes){"gpt2", 4} : (fkv_bytes){"gemma4", 6};
     FKV_REQUIRE(!over_bytes || (!vocab->byte_fallback && is_absent(file->model[UNK])), FKV_UNSUPPORTED,
-                "model.%s with a ByteLevel pre_tokenizer is not supported: %s",
-                vocab->byte_fallback ? "byte_fallback" : "unk_token", file->path);
+                "%s: model.%s with a ByteLevel pre_tokenizer is not supported", file->path,
+                vocab->byte_fallback ? "byte_fallback" : "unk_token");
     return FKV_OK;
 }
 
 static fkv_status read_parts(json_file *file) {
-    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "the field model is missing: %s", file->path);
+    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "%s: the field model is missing", file->path);
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->top[TOP_MODEL]);
     FKV_TRY(fkv_json_scan_members(&scan, MODEL_NAMES, N_MODEL, file->model));
     file->scan.n_copies = scan.n_copies;
@@ -417,7 +417,7 @@ static fkv_status keep_added(json_file *file) {
     size_t n = 0;
     for (uint32_t i = 0; i < file->n_tokens; i++) n += is_added(file, i) ? file->tokens[i].size : 0;
     char *texts = fkv_file_arena_alloc(file->target.arena, n);
-    FKV_REQUIRE(texts != NULL, FKV_NO_MEMORY, "out of memory allocating %zu bytes of added tokens: %s", n, file->path);
+    FKV_REQUIRE(texts != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %zu bytes of added tokens", file->path, n);
     for (uint32_t i = 0; i < file->n_tokens; i++) {
         if (!is_added(file, i)) continue;
         if (file->tokens[i].size > 0) memcpy(texts, file->tokens[i].data, file->tokens[i].size);
@@ -428,12 +428,12 @@ static fkv_status keep_added(json_file *file) {
 }
 
 fkv_status fkv_tokenizer_json_read(fkv_vocab_target target, const char *text, size_t size, const char *path) {
-    FKV_REQUIRE(size <= MAX_FILE_BYTES, FKV_UNSUPPORTED, "the file has %zu bytes; at most %d are supported (%s)", size,
-                MAX_FILE_BYTES, path);
+    FKV_REQUIRE(size <= MAX_FILE_BYTES, FKV_UNSUPPORTED, "%s: the file has %zu bytes; at most %d are supported", path, size,
+                MAX_FILE_BYTES);
     json_file file = {.target = target, .path = path};
     file.scan = (fkv_json_scan){.at = text, .end = text + size, .start = text, .path = path};
     file.scan.copies = fkv_file_arena_alloc(target.arena, size);
-    FKV_REQUIRE(file.scan.copies != NULL, FKV_NO_MEMORY, "out of memory allocating %zu bytes for a tokenizer: %s", size, path);
+    FKV_REQUIRE(file.scan.copies != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %zu bytes for a tokenizer", path, size);
     fkv_status status = fkv_json_scan_members(&file.scan, TOP_NAMES, N_TOP, file.top);
     if (status == FKV_OK) status = read_parts(&file);
     if (status == FKV_OK) status = keep_added(&file);

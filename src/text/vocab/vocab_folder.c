@@ -21,7 +21,7 @@ enum { MAX_PATH = 4096, BYTE_VOCAB = 256, MAX_FIELDS = 8, MAX_JSON_BYTES = 16 <<
 static fkv_status map_if_there(fkv_vocab_target target, const char *folder, const char *name, char path[MAX_PATH],
                                fkv_mapped *mapped, bool *there) {
     const int n = snprintf(path, MAX_PATH, "%s/%s", folder, name);
-    FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_BAD_ARGUMENT, "the path exceeds %d bytes: %s", MAX_PATH, folder);
+    FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_BAD_ARGUMENT, "the path is longer than %d bytes: %s", MAX_PATH, folder);
     *there = access(path, F_OK) == 0;
     return *there ? fkv_file_arena_map(target.arena, path, mapped) : FKV_OK;
 }
@@ -32,16 +32,16 @@ static fkv_status read_json_fields(const char *text, size_t size, const char *pa
     fkv_json_scan scan = {.at = text, .end = text + size, .start = text, .path = path};
     fkv_bytes spans[MAX_FIELDS];
     FKV_ASSERT(n_fields <= MAX_FIELDS);
-    FKV_REQUIRE(size <= MAX_JSON_BYTES, FKV_UNSUPPORTED, "the JSON text has %zu bytes; at most %d are supported (in %s)", size,
-                MAX_JSON_BYTES, path);
+    FKV_REQUIRE(size <= MAX_JSON_BYTES, FKV_UNSUPPORTED, "%s: the JSON text has %zu bytes; at most %d are supported", path, size,
+                MAX_JSON_BYTES);
     FKV_TRY(fkv_json_scan_members(&scan, fields, n_fields, spans));
     for (size_t i = 0; i < n_fields; i++) {
         json_error_t error;
         if (spans[i].data == NULL) continue;
         json_t *value = json_loadb(spans[i].data, spans[i].size, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
-        FKV_REQUIRE(value != NULL, FKV_FILE_FORMAT, "%s is not valid JSON: %s: %s", fields[i], error.text, path);
-        FKV_REQUIRE(json_object_set_new(into, fields[i], value) == 0, FKV_NO_MEMORY, "out of memory reading %s: %s", fields[i],
-                    path);
+        FKV_REQUIRE(value != NULL, FKV_FILE_FORMAT, "%s: %s is not valid JSON: %s", path, fields[i], error.text);
+        FKV_REQUIRE(json_object_set_new(into, fields[i], value) == 0, FKV_NO_MEMORY, "%s: out of memory reading %s", path,
+                    fields[i]);
     }
     return FKV_OK;
 }
@@ -72,8 +72,8 @@ static fkv_status find_named_token(const fkv_vocab_source *vocab, const json_t *
     const json_t *value = json_object_get(config, field);
     if (value == NULL || json_is_null(value)) return FKV_OK;
     if (json_is_object(value)) value = json_object_get(value, "content");
-    FKV_REQUIRE(json_is_string(value), FKV_FILE_FORMAT, "%s must be a string or an object with a string \"content\": %s", field,
-                path);
+    FKV_REQUIRE(json_is_string(value), FKV_FILE_FORMAT, "%s: %s must be a string or an object with a string \"content\"", path,
+                field);
     const size_t size = json_string_length(value);
     for (uint32_t i = 0; i < vocab->n_tokens && size > 0; i++) {
         if (vocab->tokens[i].size != size || memcmp(vocab->tokens[i].data, json_string_value(value), size) != 0) continue;
@@ -93,7 +93,7 @@ static fkv_status read_chat_template(fkv_vocab_target target, const json_t *conf
         const char *name = json_string_value(json_object_get(json_array_get(template, i), "name"));
         if (name != NULL && strcmp(name, "default") == 0) chosen = json_object_get(json_array_get(template, i), "template");
     }
-    FKV_REQUIRE(json_is_string(chosen), FKV_FILE_FORMAT, "chat_template must be a string or a list of templates: %s", path);
+    FKV_REQUIRE(json_is_string(chosen), FKV_FILE_FORMAT, "%s: chat_template must be a string or a list of templates", path);
     return fkv_keep_bytes(target, json_string_value(chosen), json_string_length(chosen), &target.vocab->chat_template);
 }
 
@@ -104,7 +104,7 @@ static fkv_status apply_tokenizer_config(fkv_vocab_target target, const json_t *
     FKV_TRY(find_named_token(vocab, config, "eos_token", path, &vocab->eos));
     if (vocab->unk == FKV_NO_TOKEN) FKV_TRY(find_named_token(vocab, config, "unk_token", path, &vocab->unk));
     FKV_REQUIRE(add_bos == NULL || json_is_null(add_bos) || json_is_boolean(add_bos), FKV_FILE_FORMAT,
-                "add_bos_token must be true or false: %s", path);
+                "%s: add_bos_token must be true or false", path);
     if (json_is_boolean(add_bos)) vocab->add_bos = json_is_true(add_bos) && vocab->bos != FKV_NO_TOKEN;
     return read_chat_template(target, config, path);
 }
@@ -161,9 +161,9 @@ static fkv_status read_vocab_file(fkv_vocab_target target, const char *folder) {
     if (there) return fkv_sentencepiece_read(target, mapped.bytes, (size_t)mapped.size, path);
     FKV_REQUIRE(
         target.n_vocab == BYTE_VOCAB, FKV_UNSUPPORTED,
-        "the folder has neither tokenizer.json nor tokenizer.model, so the vocabulary must have %d tokens, one per byte value "
-        "(this model has %u): %s",
-        BYTE_VOCAB, target.n_vocab, folder);
+        "%s: the folder has neither tokenizer.json nor tokenizer.model, so the vocabulary must have %d tokens, one per byte value "
+        "(this model has %u)",
+        folder, BYTE_VOCAB, target.n_vocab);
     target.vocab->model = (fkv_bytes){.data = "byte", .size = 4};
     target.vocab->n_tokens = BYTE_VOCAB;
     return FKV_OK;
