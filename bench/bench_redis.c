@@ -173,7 +173,7 @@ int main(int argc, char **argv) {
     }
     const int fd = connect_plain(argv[1]);
     for (uint32_t i = 0; i < n_pages; i++)
-        if (fd < 0 || !write_plain(fd, i, n_bytes, buffer)) return fail_with("cannot write with plain commands");
+        if (fd < 0 || !write_plain(fd, i, n_bytes, buffer)) return fail_with("cannot write the pages with plain Redis commands");
     page_sequence sequence = {.pages = pages, .expected = page, .n_pages = n_pages};
     double plain[ROUNDS];
     double verified[ROUNDS];

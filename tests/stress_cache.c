@@ -46,7 +46,7 @@ void stress_cache_close(stress_cache *c) {
 /* ---- sequences ---- */
 
 stress_seq *stress_seq_add(stress_cache *c, fkv_seq number, uint64_t tenant, uint64_t origin, uint32_t max_tokens) {
-    if (c->n_seqs == c->config.base.max_seqs) stress_fail("more sequences than max_seqs");
+    if (c->n_seqs == c->config.base.max_seqs) stress_fail("there are more sequences than max_seqs");
     for (uint32_t i = 0; i < c->n_seqs; i++)
         if (c->seqs[i].number == number || number == 0)
             stress_fail("the new sequence has ID 0 or the ID of another open sequence");
@@ -74,7 +74,7 @@ uint64_t stress_seq_chain(const stress_cache *c, const stress_seq *seq, uint32_t
 }
 
 void stress_seq_push(stress_cache *c, stress_seq *seq, uint32_t id) {
-    if (seq->n == seq->max_tokens) stress_fail("more tokens than the sequence was opened for");
+    if (seq->n == seq->max_tokens) stress_fail("a token was added to a sequence that already has max_tokens tokens");
     seq->tokens[seq->n] = stress_token_after(c->fixture, stress_seq_chain(c, seq, seq->n), seq->n, id);
     seq->n++;
 }

@@ -28,7 +28,7 @@ bool stress_admitted(stress_run *l, const stress_cache *c, uint32_t max_tokens, 
     bool sure = stress_cache_promised(c) + max_tokens <= config->max_tokens && admission_is_predictable(c);
     bool refused = (status == FKV_SEQS_FULL && too_many) || (status == FKV_POOL_FULL && !(sure && !too_long));
     if (status != FKV_OK && !refused)
-        stress_fail("%s of %u tokens: %s (%s)", call, max_tokens, fkv_status_name(status), fkv_message());
+        stress_fail("%s of %u tokens failed: %s (%s)", call, max_tokens, fkv_status_name(status), fkv_message());
     if (status == FKV_OK && (too_long || too_many))
         stress_fail("%s of %u tokens was admitted, although the sequence is too long or there are too many sequences", call,
                     max_tokens);
@@ -93,8 +93,8 @@ static void open_seq(stress_run *l, stress_cache *c) {
     uint32_t match = stress_tree_match(c, config.tenant, l->ids, n_prompt);
     if (n_shared > match || n_shared % c->config.base.page_tokens != 0 || (c->exact && n_shared != match) ||
         n_shared != predicted)
-        stress_fail("open shares %u tokens; %u were inserted by this tenant, and fkv_prefix_match() returned %u", n_shared, match,
-                    predicted);
+        stress_fail("the new sequence shares %u tokens, but this tenant has inserted %u and fkv_prefix_match() returned %u",
+                    n_shared, match, predicted);
     stress_seq *seq = stress_seq_add(c, number, config.tenant, config.tenant, config.max_tokens);
     seq->document = document;
     seq->n_prompt = n_prompt;
@@ -114,11 +114,13 @@ static bool is_reachable(const stress_cache *c, const stress_seq *seq, uint32_t 
     uint32_t at = UINT32_MAX;
     stress_expect(fkv_seq_reachable(c->cache, seq->number, n, &at), FKV_OK, "reachable");
     if (at > n || stress_is_gone(c, seq, at))
-        stress_fail("a sequence of %u tokens can be truncated to %u instead of %u", seq->n, at, n);
+        stress_fail("for a sequence of %u tokens, fkv_seq_reachable() returned the invalid length %u for a target of %u", seq->n,
+                    at, n);
     bool has_state = c->config.n_states == 0 || at == 0 || at == seq->n || stress_was_snapped(c, seq, at);
-    if (!has_state) stress_fail("a sequence can be truncated to %u tokens, where no snapshot was inserted", at);
+    if (!has_state) stress_fail("fkv_seq_reachable() returned %u tokens, but no snapshot was inserted at this length", at);
     bool is_sure = (n == seq->n || n == 0 || c->config.n_states == 0) && !stress_is_gone(c, seq, n);
-    if (is_sure && at != n) stress_fail("a sequence of %u tokens cannot be truncated to %u but to %u", seq->n, n, at);
+    if (is_sure && at != n)
+        stress_fail("a sequence of %u tokens can be truncated to %u, but fkv_seq_reachable() returned %u", seq->n, n, at);
     return at == n;
 }
 

@@ -91,9 +91,10 @@ static void write_states(stress_run *l, stress_cache *c, const plan *p, fkv_step
     for (uint32_t i = 0; i < p->n_rows; i++) {
         const stress_seq *seq = p->seqs[i];
         const uint32_t before = seq->n - p->rows[i].n_tokens;
-        if ((rows[i].in == NULL) != (before == 0)) stress_fail("a sequence of %u tokens has a state, or has none", before);
+        if ((rows[i].in == NULL) != (before == 0))
+            stress_fail("a sequence has a state although it is empty, or none although it has tokens (%u tokens)", before);
         if (before > 0 && !is_state_of(rows[i].in, stress_seq_chain(c, seq, before), layer, n_words))
-            stress_fail("the state of a sequence is not that of its %u tokens", before);
+            stress_fail("the state of a sequence does not match its %u tokens", before);
         uint8_t *out = rows[i].out;
         for (size_t k = 0; k < n_words; k++) {
             const uint64_t word = state_word(stress_seq_chain(c, seq, seq->n), layer, k);

@@ -68,8 +68,8 @@ void stress_store_prefix(stress_run *l, stress_cache *c) {
         p->n_pages = i + 1;
         const bool is_open = pack_object(c, p, STRESS_OPEN_PAGE, i);
         const bool has_state = pack_object(c, p, STRESS_STATE, i);
-        if (is_open && (i == 0 || !stress_has_sealed_layer(&c->config))) stress_fail("an open page that cannot exist");
-        if (has_state && c->config.n_states == 0) stress_fail("a snapshot without state layers");
+        if (is_open && (i == 0 || !stress_has_sealed_layer(&c->config))) stress_fail("packed an open page that cannot exist");
+        if (has_state && c->config.n_states == 0) stress_fail("packed a snapshot, but the cache has no state layers");
     }
     l->counts->stored++;
 }
@@ -79,7 +79,7 @@ static bool unpack_object(stress_cache *c, const stress_prefix *p, uint32_t part
     const stress_object *object = &p->objects[part][i];
     const fkv_status status = UNPACK[part](c->cache, p->tenant, p->ids, i + 1, &object->key, object->bytes, object->n);
     if (status != FKV_OK && status != FKV_POOL_FULL && status != FKV_GONE)
-        stress_fail("unpack of part %u of page %u: %s (%s)", part, i, fkv_status_name(status), fkv_message());
+        stress_fail("unpacking part %u of page %u returned %s (%s)", part, i, fkv_status_name(status), fkv_message());
     return status == FKV_OK;
 }
 
@@ -96,7 +96,7 @@ static void unpack_wrong(stress_run *l, stress_cache *c, stress_prefix *p) {
     const fkv_status status = UNPACK[read_as](c->cache, p->tenant, p->ids, i + 1, &object->key, object->bytes, object->n);
     object->bytes[at] ^= bit;
     if (status != FKV_FILE_DAMAGED && status != FKV_FILE_FOREIGN)
-        stress_fail("unpack of a wrong object: %s (%s)", fkv_status_name(status), fkv_message());
+        stress_fail("unpacking a damaged or mismatched object returned %s (%s)", fkv_status_name(status), fkv_message());
     l->counts->wrong_objects++;
 }
 

@@ -27,7 +27,7 @@ static const uint64_t MIB = UINT64_C(1) << 20;
 /* ---- messages ---- */
 
 static fkv_status refuse(int value) {
-    FKV_REQUIRE(value < 3, FKV_BAD_ARGUMENT, "value is %d; below 3 is needed", value);
+    FKV_REQUIRE(value < 3, FKV_BAD_ARGUMENT, "value is %d; expected less than 3", value);
     return FKV_OK;
 }
 
@@ -39,7 +39,7 @@ static fkv_status refuse_through_try(int value) {
 START_TEST(failure_carries_its_status_and_message) {
     ck_ok(refuse_through_try(2));
     ck_status(refuse_through_try(7), FKV_BAD_ARGUMENT);
-    ck_assert_str_eq(fkv_message(), "value is 7; below 3 is needed");
+    ck_assert_str_eq(fkv_message(), "value is 7; expected less than 3");
 }
 END_TEST
 

@@ -294,7 +294,7 @@ START_TEST(models_that_would_run_incorrectly_are_rejected) {
     ck_rejected(&shared, FKV_FILE_FORMAT, "llama.final_logit_softcapping is negative");
     good_keys(&shared);
     tensor(&shared, "rope_freqs.weight", GGML_F32, 32, 1, 128);
-    ck_rejected(&shared, FKV_FILE_DAMAGED, "rope_freqs.weight must have one F32 value for each of 8 pairs");
+    ck_rejected(&shared, FKV_FILE_DAMAGED, "rope_freqs.weight must have one F32 value for each of 8 channel pairs");
     maker_open(&shared);
     key_text(&shared, "general.architecture", "llama");
     key_array(&shared, "llama.attention.head_count_kv", U32, 2);

@@ -87,7 +87,8 @@ fkv_status fkv_cipher_end(fkv_cipher *cipher, uint8_t tag[FKV_CIPHER_TAG_BYTES])
             return cipher_failed();
         good = EVP_CipherFinal_ex(cipher->context, none, &n) == 1;
     }
-    if (!cipher->encrypts) return good ? FKV_OK : fkv_fail(FKV_FILE_DAMAGED, "an encrypted page has an invalid tag");
+    if (!cipher->encrypts)
+        return good ? FKV_OK : fkv_fail(FKV_FILE_DAMAGED, "an encrypted page has an invalid authentication tag");
     return good && EVP_CIPHER_CTX_ctrl(cipher->context, EVP_CTRL_GCM_GET_TAG, FKV_CIPHER_TAG_BYTES, tag) == 1 ? FKV_OK
                                                                                                               : cipher_failed();
 }

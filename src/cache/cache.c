@@ -678,7 +678,8 @@ static fkv_status pack_groups(const fkv_cache *cache, uint64_t tenant, const uin
         if ((wanted >> g & 1) == 0) pages[g] = FKV_NO_PAGE;
         groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
     }
-    FKV_REQUIRE(groups != 0, FKV_GONE, "the prefix tree has no snapshot or open form of logical page %u of these tokens",
+    FKV_REQUIRE(groups != 0, FKV_GONE,
+                "logical page %u of these tokens is in the prefix tree, but without the requested snapshot or open form",
                 n_pages - 1);
     fkv_pack_place place = packed_page_place(cache, tokens, n_pages, key);
     *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
@@ -744,7 +745,7 @@ static fkv_status unpack_part(fkv_cache *cache, uint64_t tenant, const uint32_t 
     uint32_t pages[FKV_MAX_GROUPS];
     FKV_TRY(check_packed_page(cache, tokens, n_pages, key, packed, n_bytes, &groups));
     FKV_REQUIRE(groups == bit && bit != 0, FKV_FILE_FOREIGN,
-                "packed page mismatch: not a snapshot or open form that logical page %u can have", n_pages - 1);
+                "packed page mismatch: expected a snapshot or the open form of logical page %u", n_pages - 1);
     FKV_TRY(fkv_pager_part_begin(cache->pager, tenant, tokens, n_pages, (uint32_t)__builtin_ctz(bit), pages));
     return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
 }

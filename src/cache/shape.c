@@ -15,8 +15,8 @@ static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
         l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED && l->v.kind != FKV_CODEC_CALIBRATED &&
             (l->v.kind != FKV_CODEC_SEALED_V || fkv_shape_sealed(l)),
         FKV_BAD_CONFIG,
-        "layer %u: invalid codec kinds (K %d, V %d): FKV_CODEC_SEALED (%d) and FKV_CODEC_CALIBRATED (%d) are valid only for K, and "
-        "FKV_CODEC_SEALED_V (%d) only for V of a layer whose K has one of these kinds",
+        "layer %u: invalid codec kinds (K %d, V %d): FKV_CODEC_SEALED (%d) and FKV_CODEC_CALIBRATED (%d) are valid only for K; "
+        "FKV_CODEC_SEALED_V (%d) is valid only for V, and only if K has one of the other two kinds",
         layer, (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_CALIBRATED, (int)FKV_CODEC_SEALED_V);
     FKV_REQUIRE((l->channel_bits != NULL) == fkv_shape_calibrated(l), FKV_BAD_CONFIG,
                 "layer %u: %s; set channel_bits if and only if K is FKV_CODEC_CALIBRATED (%d)", layer,
@@ -68,7 +68,7 @@ static fkv_status check_layer_config(const fkv_layer_config *l, uint32_t layer) 
                 "layer %u: n_sinks is %u but window is 0; set n_sinks to 0, because full attention keeps every token", layer,
                 l->n_sinks);
     FKV_REQUIRE(l->window <= INT32_MAX && l->n_sinks <= INT32_MAX, FKV_BAD_CONFIG,
-                "layer %u: window is %u and n_sinks is %u (maximum %d)", layer, l->window, l->n_sinks, INT32_MAX);
+                "layer %u: window is %u and n_sinks is %u (maximum %d each)", layer, l->window, l->n_sinks, INT32_MAX);
     FKV_REQUIRE(l->scale == 0.0f || (fabsf(l->scale) >= FKV_SMALLEST_SCALE && fabsf(l->scale) <= FKV_LARGEST_SCALE),
                 FKV_BAD_CONFIG, "layer %u: scale is %g; use 0 for 1/sqrt(head_dim), or a magnitude from %g to %g", layer,
                 (double)l->scale, (double)FKV_SMALLEST_SCALE, (double)FKV_LARGEST_SCALE);
@@ -139,8 +139,8 @@ static bool any_sealed(const fkv_config *c) {
  * pair. */
 static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
-                "the layers have %u distinct (window, n_sinks) pairs (maximum %d if a layer is sealed)", pager->n_groups,
-                FKV_MAX_GROUPS - 1);
+                "the layers have %u distinct (window, n_sinks) pairs; at most %d are supported if a layer is sealed",
+                pager->n_groups, FKV_MAX_GROUPS - 1);
     *group = pager->n_groups++;
     pager->groups[*group] = (fkv_group_spec){.window = 1, .n_sinks = 1, .n_spare = 1, .span = FKV_OPEN_SPAN};
     return FKV_OK;

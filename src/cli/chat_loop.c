@@ -159,7 +159,9 @@ static void run_system(chat_loop *t, const char *argument) {
 
 /* ---- turns ---- */
 
-static void report_no_turn(void) { (void)kit_fail(0, "there is no turn that can be changed; the document of -f always stays"); }
+static void report_no_turn(void) {
+    (void)kit_fail(0, "there is no turn to undo or change; the document given with -f is always kept");
+}
 
 static void run_undo(chat_loop *t, const char *argument) {
     (void)argument;

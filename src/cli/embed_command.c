@@ -29,7 +29,7 @@ static int read_tokens(const embed_options *o, const fkv_model *model, token_lis
     text_free(&content);
     if (code == EXIT_GOOD && list->n == 0) code = kit_fail(EXIT_FAILED, "the text is empty: nothing to embed");
     if (code == EXIT_GOOD && list->n > INT32_MAX)
-        code = kit_fail(EXIT_FAILED, "the text has %zu tokens, which is too many", list->n);
+        code = kit_fail(EXIT_FAILED, "the text has %zu tokens; at most 2^31 - 1 are supported", list->n);
     return code;
 }
 

@@ -147,7 +147,8 @@ static int choose_named(hub_session *session, pull_choice *c) {
     if (variant == NULL && labels[0] == 0)
         return kit_fail(EXIT_FAILED, "%s contains no GGUF files: use the name without :%s", c->listing.repo, c->name.quant);
     if (variant == NULL)
-        return kit_fail(EXIT_FAILED, "%s has no %s quantization; it has %s", c->listing.repo, c->name.quant, labels);
+        return kit_fail(EXIT_FAILED, "%s has no %s quantization; available quantizations: %s", c->listing.repo, c->name.quant,
+                        labels);
     return plan_variant(session, c, variant);
 }
 

@@ -36,7 +36,8 @@ int serve_models_name(serve_models *s, const kit_texts *words, const kit_texts *
         slot->name = s->n < aliases->n ? aliases->texts[s->n] : default_name(slot->word);
         for (uint32_t i = 0; i < s->n; i++)
             if (strcmp(s->slots[i].name, slot->name) == 0)
-                return kit_fail(EXIT_USAGE, "two models have the name %s: give each model another name with --alias", slot->name);
+                return kit_fail(EXIT_USAGE, "two models have the name %s: give each model a different name with --alias",
+                                slot->name);
     }
     return EXIT_GOOD;
 }
@@ -146,8 +147,10 @@ static int plan_models(serve_models *s) {
     status = plan_share(s, fits, &total);
     if (status != FKV_OK) return cli_fail_status(status);
     if (total > limit)
-        return kit_fail(EXIT_FAILED, "%u models need at least %s in addition to their weights, but --memory allows %s", s->n,
-                        kit_bytes(total, needed), kit_bytes(limit, allowed));
+        return kit_fail(
+            EXIT_FAILED,
+            "%u models need at least %s in addition to their weights, but --memory allows %s: raise --memory or serve fewer models",
+            s->n, kit_bytes(total, needed), kit_bytes(limit, allowed));
     return EXIT_GOOD;
 }
 

@@ -38,8 +38,8 @@ fkv_status fkv_channel_bits_check(const uint8_t *bits, uint32_t dim, uint32_t av
                 "channel_bits of KV head %u: %u bits in total; expected %u channels x %u bits = %u", head, sum, dim, average,
                 average * dim);
     FKV_REQUIRE(n[2] % FKV_CHANNEL_QUAD == 0 && n[3] % FKV_CHANNEL_QUAD == 0, FKV_BAD_CONFIG,
-                "channel_bits of KV head %u: %u channels of 4 bits and %u of 6 bits, expected multiples of %d", head, n[2], n[3],
-                FKV_CHANNEL_QUAD);
+                "channel_bits of KV head %u: %u channels of 4 bits and %u of 6 bits; both numbers must be multiples of %d", head,
+                n[2], n[3], FKV_CHANNEL_QUAD);
     return FKV_OK;
 }
 

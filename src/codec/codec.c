@@ -29,8 +29,8 @@ static fkv_status check_codec_config(fkv_codec_config config) {
     fkv_codec_kind kind = codec_kind_of(config);
     FKV_REQUIRE(
         codec_kind_exists(kind), FKV_BAD_CONFIG,
-        "unknown codec kind %d: expected FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K), "
-        "FKV_CODEC_SEALED_V (%d, V), FKV_CODEC_TURBO (%d) or FKV_CODEC_CALIBRATED (%d, K)",
+        "unknown codec kind %d: expected FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K only), "
+        "FKV_CODEC_SEALED_V (%d, V only), FKV_CODEC_TURBO (%d) or FKV_CODEC_CALIBRATED (%d, K only)",
         (int)kind, (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V,
         (int)FKV_CODEC_TURBO, (int)FKV_CODEC_CALIBRATED);
     return kinds[kind]->check(config);

@@ -404,7 +404,7 @@ static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prom
         e->stats.refused_busy++;
         if (ending) return fkv_fail(FKV_BUSY, "the engine is shutting down");
         if (result == FKV_ADMISSION_QUEUE_FULL)
-            return fkv_fail(FKV_BUSY, "%u requests are waiting already%s; retry in %.0f s", queue.n_waiting,
+            return fkv_fail(FKV_BUSY, "%u requests are already waiting%s; retry in %.0f s", queue.n_waiting,
                             queue.n_waiting < e->config.max_queue ? " and earlier rejected requests have priority" : "",
                             ceil(seconds));
         return fkv_fail(FKV_BUSY, "the predicted wait of %.0f s exceeds the limit of %.0f s; retry in %.0f s", queue.wait_s,

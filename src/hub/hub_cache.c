@@ -154,7 +154,7 @@ int hub_cache_check_space(const hub_cache *cache, uint64_t bytes) {
     char has[32];
     struct statvfs about;
     if (bytes == 0) return EXIT_GOOD;
-    if (statvfs(cache->folder, &about) != 0) return fail_path("cannot read the free space of", cache->folder);
+    if (statvfs(cache->folder, &about) != 0) return fail_path("cannot determine the free space of", cache->folder);
     uint64_t unit = about.f_frsize;
     uint64_t free_bytes = unit != 0 && about.f_bavail > UINT64_MAX / unit ? UINT64_MAX : (uint64_t)about.f_bavail * unit;
     if (bytes <= free_bytes && MARGIN <= free_bytes - bytes) return EXIT_GOOD;

@@ -62,16 +62,16 @@ static void set_calibration_pointers(fkv_calibration *c) {
 
 static fkv_status check_calibration_header(const file_header *h, size_t n_bytes, const char *path) {
     FKV_REQUIRE(h->file_bytes == n_bytes, FKV_FILE_DAMAGED,
-                "%s: damaged calibration: file_bytes is %llu but the file has %zu bytes", path, (unsigned long long)h->file_bytes,
-                n_bytes);
+                "%s: damaged calibration file: file_bytes is %llu but the file has %zu bytes", path,
+                (unsigned long long)h->file_bytes, n_bytes);
     FKV_REQUIRE(h->header_bytes == sizeof *h && h->layer_bytes == sizeof(fkv_calibration_layer), FKV_FILE_DAMAGED,
-                "%s: damaged calibration: header_bytes is %u and layer_bytes is %u, expected %zu and %zu", path, h->header_bytes,
-                h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer));
+                "%s: damaged calibration file: header_bytes is %u and layer_bytes is %u, expected %zu and %zu", path,
+                h->header_bytes, h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer));
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS && (uint64_t)h->n_layers * h->layer_bytes <= n_bytes - sizeof *h,
-                FKV_FILE_DAMAGED, "%s: damaged calibration: n_layers is %u, which is 0, too large, or does not fit the file",
+                FKV_FILE_DAMAGED, "%s: damaged calibration file: n_layers is %u, which is 0, too large, or does not fit the file",
                 path, h->n_layers);
     for (size_t i = 0; i < sizeof h->zero; i++)
-        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "%s: damaged calibration: reserved byte %zu is not 0", path,
+        FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "%s: damaged calibration file: reserved byte %zu is not 0", path,
                     offsetof(file_header, zero) + i);
     return FKV_OK;
 }
@@ -81,13 +81,13 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
         fkv_calibration_layer layer = c->layers[l];
         FKV_REQUIRE(layer.n_kv_heads > 0 && layer.n_kv_heads <= MAX_HEADS && layer.head_dim > 0 && layer.head_dim % 16 == 0 &&
                         layer.head_dim <= FKV_MAX_HEAD_DIM,
-                    FKV_FILE_DAMAGED, "%s: damaged calibration: layer %u has invalid sizes, %u KV heads of dimension %u", path, l,
-                    layer.n_kv_heads, layer.head_dim);
+                    FKV_FILE_DAMAGED, "%s: damaged calibration file: layer %u has invalid sizes, %u KV heads of dimension %u",
+                    path, l, layer.n_kv_heads, layer.head_dim);
         c->n_channels += (uint64_t)layer.n_kv_heads * layer.head_dim;
     }
     size_t left = c->n_bytes - (size_t)(c->both - c->file);
     FKV_REQUIRE(c->n_channels == left, FKV_FILE_DAMAGED,
-                "%s: damaged calibration: the layers have %llu channels but the file assigns bits to %zu channels", path,
+                "%s: damaged calibration file: the layers have %llu channels but the file assigns bits to %zu channels", path,
                 (unsigned long long)c->n_channels, left);
     return FKV_OK;
 }
@@ -100,13 +100,13 @@ static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average
         uint32_t bits = average == 4 ? both[d] & 15u : both[d] >> 4;
         FKV_REQUIRE(
             bits == 2 || bits == 4 || bits == 6, FKV_FILE_DAMAGED,
-            "%s: damaged calibration: channel %u of KV head %u, layer %u, has %u bits in the %u-bit assignment, expected 2, 4 or 6",
+            "%s: damaged calibration file: channel %u of KV head %u, layer %u, has %u bits in the %u-bit assignment, expected 2, 4 or 6",
             path, d, head, layer, bits, average);
         n[bits / 2]++;
     }
     FKV_REQUIRE(
         2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
-        "%s: damaged calibration: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
+        "%s: damaged calibration file: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
         "%u bits, and multiples of %d for the numbers of 4-bit and 6-bit channels",
         path, head, layer, n[1], n[2], n[3], average, QUAD);
     return FKV_OK;
@@ -128,14 +128,15 @@ static fkv_status parse_calibration(fkv_calibration *c, const char *path) {
     FKV_REQUIRE(c->n_bytes >= sizeof h.magic && memcmp(c->file, MAGIC, sizeof h.magic) == 0, FKV_FILE_FORMAT,
                 "%s: not a calibration file: the first 8 bytes are not the expected signature", path);
     FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED,
-                "%s: damaged calibration: the file has %zu bytes, less than its %zu-byte header", path, c->n_bytes, sizeof h);
+                "%s: damaged calibration file: the file has %zu bytes, less than its %zu-byte header", path, c->n_bytes,
+                sizeof h);
     memcpy(&h, c->file, sizeof h);
     FKV_REQUIRE(h.version == VERSION, FKV_FILE_VERSION,
                 "%s: unsupported calibration file version %u: this library reads version %d", path, h.version, VERSION);
     FKV_TRY(check_calibration_header(&h, c->n_bytes, path));
     FKV_TRY(calibration_digest(c->file, c->n_bytes, wanted));
     FKV_REQUIRE(memcmp(wanted, h.sha256, sizeof wanted) == 0, FKV_FILE_DAMAGED,
-                "%s: damaged calibration: SHA-256 mismatch; create the file again with flatkv calibrate", path);
+                "%s: damaged calibration file: SHA-256 mismatch; create the file again with 'flatkv calibrate'", path);
     c->n_layers = h.n_layers;
     c->n_tokens = h.n_tokens;
     set_calibration_pointers(c);
@@ -179,8 +180,9 @@ static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration
     errno = 0;
     if (read_fully(fd, bytes, n)) return fkv_calibration_read(bytes, n, path, calibration);
     free(bytes);
-    return errno != 0 ? os_failed("cannot read calibration file", path)
-                      : fkv_fail(FKV_FILE_DAMAGED, "%s: damaged calibration: the file was truncated while it was read", path);
+    return errno != 0
+               ? os_failed("cannot read calibration file", path)
+               : fkv_fail(FKV_FILE_DAMAGED, "%s: damaged calibration file: the file was truncated while it was read", path);
 }
 
 fkv_status fkv_calibration_open(const char *path, fkv_calibration *calibration) {

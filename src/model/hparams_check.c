@@ -11,10 +11,11 @@ static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
     const fkv_layer_shape *kv = &h->shapes[s->kv_layer];
     FKV_REQUIRE(h->n_q_heads > 0 && s->n_kv_heads > 0 && h->n_q_heads % s->n_kv_heads == 0, FKV_UNSUPPORTED,
                 "the number of query heads (%u) is not a multiple of the number of KV heads (%u)", h->n_q_heads, s->n_kv_heads);
-    FKV_REQUIRE(s->head_dim > 0 && s->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / s->head_dim, FKV_UNSUPPORTED,
-                "unsupported attention shape: %u heads of dimension %u (head_dim must be 1 to %d, heads * head_dim at most %d)",
-                h->n_q_heads, s->head_dim, FKV_MAX_HEAD_DIM, MAX_DIM);
-    FKV_REQUIRE(h->v_dim <= s->head_dim, FKV_UNSUPPORTED, "value heads of dimension %u exceed the head dimension of %u", h->v_dim,
+    FKV_REQUIRE(
+        s->head_dim > 0 && s->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / s->head_dim, FKV_UNSUPPORTED,
+        "unsupported attention shape: %u heads of dimension %u (the dimension must be 1 to %d, and heads times dimension at most %d)",
+        h->n_q_heads, s->head_dim, FKV_MAX_HEAD_DIM, MAX_DIM);
+    FKV_REQUIRE(h->v_dim <= s->head_dim, FKV_UNSUPPORTED, "the value dimension %u exceeds the head dimension %u", h->v_dim,
                 s->head_dim);
     FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED,
                 "layer %u has a feed-forward dimension of %u, expected 1 to %d", layer, s->ffn_dim, MAX_DIM);
@@ -36,17 +37,18 @@ static fkv_status check_latent(const fkv_hparams *h) {
         l->nope_dim > 0 && l->v_dim > 0 && l->nope_dim <= MAX_DIM && l->v_dim <= MAX_DIM && l->q_dim <= MAX_DIM &&
             h->n_q_heads <= MAX_DIM / (l->nope_dim + l->rope_dim) && h->n_q_heads <= MAX_DIM / l->v_dim,
         FKV_UNSUPPORTED,
-        "unsupported latent attention: %u heads of %u + %u query channels and %u value channels, queries of rank %u (at most %d "
-        "channels in total)",
+        "unsupported latent attention: %u heads with %u + %u query channels and %u value channels each, and a query rank of %u "
+        "(the limit for the rank and for each total is %d)",
         h->n_q_heads, l->nope_dim, l->rope_dim, l->v_dim, l->q_dim, MAX_DIM);
-    FKV_REQUIRE(h->n_q_heads <= FKV_MAX_HEADS_PER_KV, FKV_UNSUPPORTED,
-                "latent attention with %u heads is not supported: at most %d heads", h->n_q_heads, FKV_MAX_HEADS_PER_KV);
-    FKV_REQUIRE(isfinite(l->norm_eps) && l->norm_eps >= 0.0f, FKV_UNSUPPORTED, "invalid epsilon %g of the latent norms",
-                (double)l->norm_eps);
-    FKV_REQUIRE(h->features.qk_norm == FKV_QK_PLAIN && !h->features.attn_gate && !h->features.gate_in_q && !h->features.sinks &&
-                    h->n_shared_kv_layers == 0 && !h->features.parallel_mixers,
-                FKV_UNSUPPORTED,
-                "latent attention with norms of heads, gates, sinks, shared pages or parallel recurrent layers is not supported");
+    FKV_REQUIRE(h->n_q_heads <= FKV_MAX_HEADS_PER_KV, FKV_UNSUPPORTED, "latent attention has %u heads; at most %d are supported",
+                h->n_q_heads, FKV_MAX_HEADS_PER_KV);
+    FKV_REQUIRE(isfinite(l->norm_eps) && l->norm_eps >= 0.0f, FKV_UNSUPPORTED,
+                "invalid epsilon %g of the latent norms: expected a finite value of at least 0", (double)l->norm_eps);
+    FKV_REQUIRE(
+        h->features.qk_norm == FKV_QK_PLAIN && !h->features.attn_gate && !h->features.gate_in_q && !h->features.sinks &&
+            h->n_shared_kv_layers == 0 && !h->features.parallel_mixers,
+        FKV_UNSUPPORTED,
+        "latent attention is not supported together with QK norms, gates, sinks, shared pages or parallel recurrent layers");
     return FKV_OK;
 }
 
@@ -59,27 +61,28 @@ static fkv_status check_recurrence(const fkv_hparams *h) {
                 "the convolution of the recurrent layers has %u taps, expected 2 to %d", r->n_taps, FKV_MAX_TAPS);
     if (h->features.recurrence != FKV_SHORT_CONV) {
         FKV_REQUIRE(r->k_dim > 0 && r->k_dim <= FKV_MAX_STATE_DIM && r->v_dim > 0 && r->v_dim <= FKV_MAX_STATE_DIM,
-                    FKV_UNSUPPORTED, "the heads of the recurrent layers have the dimensions %u and %u, expected 1 to %d",
+                    FKV_UNSUPPORTED,
+                    "the heads of the recurrent layers have a key dimension of %u and a value dimension of %u, expected 1 to %d",
                     r->k_dim, r->v_dim, FKV_MAX_STATE_DIM);
         FKV_REQUIRE(
             r->n_k_heads > 0 && r->n_v_heads > 0 && r->n_v_heads % r->n_k_heads == 0 &&
                 r->n_v_heads <= MAX_DIM / FKV_MAX_STATE_DIM,
             FKV_UNSUPPORTED,
-            "the recurrent layers have %u key heads and %u value heads; expected a multiple of the key heads, at most %d value heads",
+            "the recurrent layers have %u key heads and %u value heads; the number of value heads must be a multiple of the number of key heads and at most %d",
             r->n_k_heads, r->n_v_heads, MAX_DIM / FKV_MAX_STATE_DIM);
     }
     FKV_REQUIRE(h->features.recurrence != FKV_KDA || (r->n_k_heads == r->n_v_heads && r->k_dim == r->v_dim), FKV_UNSUPPORTED,
                 "Kimi Delta Attention with %u key heads of dimension %u and %u value heads of dimension %u is not supported; "
-                "expected equal numbers and dimensions",
+                "key and value heads must have the same number and dimension",
                 r->n_k_heads, r->k_dim, r->n_v_heads, r->v_dim);
     FKV_REQUIRE(r->n_norm_groups == 0 || (r->n_v_heads * r->v_dim) % r->n_norm_groups == 0, FKV_UNSUPPORTED,
-                "the outputs of the recurrent layers have %u channels, which is not a multiple of %u groups",
+                "the outputs of the recurrent layers have %u channels, which cannot be divided into %u groups of equal size",
                 r->n_v_heads * r->v_dim, r->n_norm_groups);
     FKV_REQUIRE(fkv_architecture_n_cache_layers(h) <= FKV_MAX_LAYERS, FKV_UNSUPPORTED,
-                "%u layers with attention and a recurrent state need %u layers of the cache, more than %d", h->n_layers,
-                fkv_architecture_n_cache_layers(h), FKV_MAX_LAYERS);
+                "the %u layers of the model need %u cache layers for keys, values and recurrent states; at most %d are supported",
+                h->n_layers, fkv_architecture_n_cache_layers(h), FKV_MAX_LAYERS);
     FKV_REQUIRE(fkv_architecture_state_bytes(h) <= FKV_MAX_STATE_BYTES, FKV_UNSUPPORTED,
-                "the state of a recurrent layer has %llu bytes, more than %d",
+                "the state of a recurrent layer has %llu bytes; at most %d are supported",
                 (unsigned long long)fkv_architecture_state_bytes(h), FKV_MAX_STATE_BYTES);
     return FKV_OK;
 }
@@ -110,9 +113,10 @@ static fkv_status check_expert_groups(const fkv_hparams *h) {
     uint32_t used = n > 1 ? h->n_expert_groups_used : 1;
     FKV_REQUIRE(n <= FKV_MAX_EXPERT_GROUPS && h->n_experts % n == 0 && used > 0 && used <= n &&
                     h->n_experts / n >= (n > 1 ? 2 : 1) && h->n_experts_used <= h->n_experts / n * used,
-                FKV_UNSUPPORTED, "cannot select %u of %u experts from %u of %u groups", h->n_experts_used, h->n_experts, used, n);
+                FKV_UNSUPPORTED, "unsupported expert routing: %u of %u experts, selected from %u of %u groups", h->n_experts_used,
+                h->n_experts, used, n);
     FKV_REQUIRE(n == 1 || h->features.sigmoid_router || h->features.groups_by_max, FKV_UNSUPPORTED,
-                "expert groups with softmax scores are not supported, except if a group's score is its largest one");
+                "expert groups with softmax scores are supported only if a group's score is the largest score of its experts");
     FKV_REQUIRE(!h->features.sparse_mixer || h->n_experts_used == 2, FKV_UNSUPPORTED,
                 "each token uses %u experts; sparse mixer routing requires 2", h->n_experts_used);
     bool has_experts = false;
@@ -124,13 +128,14 @@ static fkv_status check_expert_groups(const fkv_hparams *h) {
 static fkv_status check_experts(const fkv_hparams *h) {
     FKV_REQUIRE(h->n_experts <= FKV_MAX_EXPERTS, FKV_UNSUPPORTED, "the model has %u experts; at most %d are supported",
                 h->n_experts, FKV_MAX_EXPERTS);
-    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
-                "the model has an expert dimension of %u and a shared expert dimension of %u, expected 1 to %d", h->expert_dim,
-                h->shared_dim, MAX_DIM);
+    FKV_REQUIRE(
+        h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
+        "the model has an expert dimension of %u, which must not be 0, and a shared expert dimension of %u; the maximum is %d",
+        h->expert_dim, h->shared_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 ||
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
-                FKV_UNSUPPORTED, "each token uses %u of %u experts, expected 1 to %d", h->n_experts_used, h->n_experts,
-                FKV_MAX_EXPERTS_USED);
+                FKV_UNSUPPORTED, "each token uses %u of %u experts, expected at least 1 and at most %d", h->n_experts_used,
+                h->n_experts, FKV_MAX_EXPERTS_USED);
     FKV_REQUIRE(h->latent_dim <= MAX_DIM, FKV_UNSUPPORTED, "the experts' inputs have a dimension of %u, expected at most %d",
                 h->latent_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 || !h->features.parallel, FKV_UNSUPPORTED,
@@ -150,7 +155,8 @@ static fkv_status check_rope_dims(const fkv_hparams *h) {
         uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
         uint32_t most = fkv_architecture_is_latent(h) ? h->latent.rope_dim : h->shapes[i].head_dim;
         FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= most, FKV_UNSUPPORTED,
-                    "RoPE rotates %u of %u head dimensions, expected an even number", dim, most);
+                    "RoPE rotates %u of %u head dimensions; the number must be positive, even and at most the head dimension",
+                    dim, most);
     }
     return FKV_OK;
 }
@@ -198,11 +204,11 @@ static fkv_status check_scalars(const fkv_hparams *h) {
                 h->architecture);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         FKV_REQUIRE(isfinite(numbers[i].number) && numbers[i].number >= 0.0f, FKV_UNSUPPORTED,
-                    "invalid %s %g: must be finite and at least 0", numbers[i].name, (double)numbers[i].number);
+                    "invalid %s %g: expected a finite value of at least 0", numbers[i].name, (double)numbers[i].number);
     FKV_REQUIRE(h->window <= INT32_MAX, FKV_UNSUPPORTED, "the sliding window has %u tokens; at most 2^31 - 1 are supported",
                 h->window);
     FKV_REQUIRE(h->temperature == 0.0f || h->temperature_context > 0, FKV_UNSUPPORTED,
-                "attention temperature requires the original context length");
+                "the attention temperature requires the original context length, which is missing");
     FKV_TRY(check_experts(h));
     return check_rope(h);
 }

@@ -221,9 +221,10 @@ fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fk
     FKV_TRY(require_no_step(pager));
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     const fkv_sequence *parent = &pager->sequences[slot];
-    FKV_REQUIRE(max_tokens > 0 && max_tokens >= parent->len, FKV_BAD_ARGUMENT,
-                "max_tokens is %u but the fork starts with the %u tokens of its parent; set max_tokens to at least this number",
-                max_tokens, parent->len);
+    FKV_REQUIRE(
+        max_tokens > 0 && max_tokens >= parent->len, FKV_BAD_ARGUMENT,
+        "max_tokens is %u but the fork starts with the %u tokens of its parent; set max_tokens to at least the length of the parent",
+        max_tokens, parent->len);
 
     uint32_t n_pages = fkv_pages_of(pager, parent->len);
     FKV_TRY(check_admission(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
@@ -312,8 +313,8 @@ static fkv_status truncate_full_group(fkv_pager *pager, uint32_t slot, uint32_t 
     unrelease_pages(pager, pager->full, slot, n_tokens);
     return fkv_fail(
         FKV_POOL_FULL,
-        "cannot truncate to %u tokens: released pages are still shared, and %llu pages would be reserved but only %llu are "
-        "available; close a sequence that shares them, or close this sequence",
+        "cannot truncate to %u tokens: the removed pages are still shared and would not become free, so %llu pages would be "
+        "reserved, but only %llu are available; close a sequence that shares the pages, or close this sequence",
         n_tokens, (unsigned long long)promised, (unsigned long long)room);
 }
 
@@ -367,7 +368,7 @@ static fkv_status fail_truncate(const fkv_pager *pager, uint32_t slot, uint32_t 
         if (group->is_state && !fkv_table_covers(pager, g, s, n_tokens)) {
             uint32_t below = largest_reachable(pager, slot, n_tokens);
             return fkv_fail(FKV_GONE,
-                            "cannot truncate to %u tokens: the recurrent state after this token is not stored; truncate to %u "
+                            "cannot truncate to %u tokens: the recurrent state at this length is not stored; truncate to %u "
                             "tokens, the nearest shorter length with a stored state, and recompute the rest",
                             n_tokens, below);
         }
@@ -381,8 +382,8 @@ static fkv_status fail_truncate(const fkv_pager *pager, uint32_t slot, uint32_t 
     }
     return fkv_fail(
         FKV_GONE,
-        "cannot truncate to %u tokens: the sequence has %u tokens, and a sliding-window layer no longer has those that its window "
-        "would then contain; keep more tokens, or recompute the sequence",
+        "cannot truncate to %u tokens: the sequence has %u tokens, and a sliding-window layer has dropped tokens that the "
+        "truncated sequence would attend to; keep more tokens, or recompute the sequence",
         n_tokens, s->len);
 }
 

@@ -101,7 +101,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
     else if (prompt->n == 0)
         fail(x, 400, "prompt", "the prompt is empty");
     else if (prompt->n > UINT32_MAX)
-        fail(x, 400, param, "the prompt has %zu tokens", prompt->n);
+        fail(x, 400, param, "the prompt has %zu tokens; at most 2^32 - 1 are supported", prompt->n);
     else if (x->api.echo && prompt->n <= x->m->max_request_tokens) /* the engine rejects longer prompts */
         x->jobs[index].echo = prompt_echo(x, index);
     return x->error.status == 0;

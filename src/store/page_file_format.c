@@ -48,8 +48,8 @@ static fkv_status check_state_record(const fkv_file_layer *layer, uint32_t numbe
         memcmp(layer, &expected, sizeof expected) == 0 && layer->state_bytes % 64 == 0 &&
             layer->state_bytes <= FKV_MAX_STATE_BYTES,
         FKV_FILE_DAMAGED,
-        "%s: damaged page file: layer %u has a state of %u bytes (expected a multiple of 64 up to %d), or keys and a state", path,
-        number, layer->state_bytes, FKV_MAX_STATE_BYTES);
+        "%s: damaged page file: layer %u has a state of %u bytes (expected a multiple of 64, at most %d), or it has both keys and a state",
+        path, number, layer->state_bytes, FKV_MAX_STATE_BYTES);
     return FKV_OK;
 }
 

@@ -70,12 +70,13 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
                 "%s: damaged page file: its size is %llu bytes (expected %llu)", reader->path, (unsigned long long)file_bytes,
                 (unsigned long long)header->file_bytes);
-    FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == sizeof(fkv_file_layer) &&
-                    header->entry_bytes == sizeof(fkv_file_entry),
-                FKV_FILE_DAMAGED,
-                "%s: damaged page file: header, layer and index records of %u, %u and %u bytes (expected %zu, %zu and %zu)",
-                reader->path, header->header_bytes, header->layer_bytes, header->entry_bytes, sizeof(fkv_file_header),
-                sizeof(fkv_file_layer), sizeof(fkv_file_entry));
+    FKV_REQUIRE(
+        header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == sizeof(fkv_file_layer) &&
+            header->entry_bytes == sizeof(fkv_file_entry),
+        FKV_FILE_DAMAGED,
+        "%s: damaged page file: it declares header, layer and index records of %u, %u and %u bytes (expected %zu, %zu and %zu)",
+        reader->path, header->header_bytes, header->layer_bytes, header->entry_bytes, sizeof(fkv_file_header),
+        sizeof(fkv_file_layer), sizeof(fkv_file_entry));
     FKV_REQUIRE(header->n_layers >= 1 && header->n_layers <= FKV_MAX_LAYERS, FKV_FILE_DAMAGED,
                 "%s: damaged page file: n_layers is %u (expected 1 to %d)", reader->path, header->n_layers, FKV_MAX_LAYERS);
     fkv_file_plan *plan = &reader->plan;
@@ -125,8 +126,9 @@ static bool is_padded_text(const char *text, size_t n) {
 static fkv_status check_padding(const page_reader *reader, uint64_t from, uint64_t to) {
     FKV_ASSERT(to - from <= reader->chunk_bytes);
     FKV_TRY(read_at(reader, reader->chunk, to - from, from));
-    FKV_REQUIRE(all_zero(reader->chunk, to - from), FKV_FILE_DAMAGED, "%s: damaged page file: bytes %llu to %llu are not 0",
-                reader->path, (unsigned long long)from, (unsigned long long)to);
+    FKV_REQUIRE(all_zero(reader->chunk, to - from), FKV_FILE_DAMAGED,
+                "%s: damaged page file: some padding bytes between offsets %llu and %llu are not 0", reader->path,
+                (unsigned long long)from, (unsigned long long)to);
     return FKV_OK;
 }
 
@@ -141,7 +143,8 @@ static bool calibration_is_valid(const page_reader *reader) {
 static fkv_status check_fields(page_reader *reader) {
     const fkv_file_header *header = &reader->header;
     FKV_REQUIRE(header->rotate <= FKV_ROTATE_KV && (header->rotate != FKV_ROTATE_NONE || header->rotation_seed == 0),
-                FKV_FILE_DAMAGED, "%s: damaged page file: rotate is %u with rotation_seed %llu, which is invalid", reader->path,
+                FKV_FILE_DAMAGED,
+                "%s: damaged page file: rotate is %u and rotation_seed is %llu, which is not a valid combination", reader->path,
                 header->rotate, (unsigned long long)header->rotation_seed);
     FKV_REQUIRE(is_padded_text(header->rope_id, sizeof header->rope_id), FKV_FILE_DAMAGED,
                 "%s: damaged page file: rope_id is not null-terminated and zero-padded", reader->path);
@@ -153,7 +156,7 @@ static fkv_status check_fields(page_reader *reader) {
                         (reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO),
                     FKV_FILE_DAMAGED, "%s: damaged page file: a codec of layer %u has kind 0", reader->path, l);
     FKV_REQUIRE(calibration_is_valid(reader), FKV_FILE_DAMAGED,
-                "%s: damaged page file: calibration must be 0 because no layer is calibrated", reader->path);
+                "%s: damaged page file: calibration is not 0, although no layer is calibrated", reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
     const fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(header->n_groups == plan->n_groups && header->n_pages == plan->n_pages && header->file_bytes == plan->file_bytes,
@@ -308,9 +311,8 @@ static fkv_status load_sequence(page_reader *reader, const fkv_file_identity *id
                                 const fkv_seq_config *config, fkv_seq *seq) {
     const uint32_t n_tokens = reader->header.n_tokens;
     FKV_TRY(fkv_file_identity_check(identity, &reader->header, reader->layers, reader->path));
-    FKV_REQUIRE(config->max_tokens >= n_tokens, FKV_SEQ_FULL,
-                "%s: max_tokens is %u but the file has %u tokens; set max_tokens to at least this number", reader->path,
-                config->max_tokens, n_tokens);
+    FKV_REQUIRE(config->max_tokens >= n_tokens, FKV_SEQ_FULL, "%s: max_tokens is %u but the file has %u tokens; raise max_tokens",
+                reader->path, config->max_tokens, n_tokens);
     FKV_TRY(check_saved_prompt(reader, config));
     FKV_TRY(verify_pages(reader));
 

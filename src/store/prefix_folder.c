@@ -197,14 +197,14 @@ static fkv_status read_page_file(int fd, const char *name, uint8_t *out, uint64_
     struct stat about;
     if (fstat(fd, &about) != 0) return fkv_file_os_failed("cannot stat a stored page", name);
     FKV_REQUIRE(S_ISREG(about.st_mode) && about.st_size >= 0 && (uint64_t)about.st_size <= capacity, FKV_FILE_DAMAGED,
-                "damaged stored page: its size is %lld bytes (expected at most %llu): %s", (long long)about.st_size,
-                (unsigned long long)capacity, name);
+                "%s: damaged stored page: its size is %lld bytes (expected at most %llu)", name, (long long)about.st_size,
+                (unsigned long long)capacity);
     uint64_t done = 0;
     while (done < (uint64_t)about.st_size) {
         ssize_t n = read(fd, out + done, (uint64_t)about.st_size - done);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return fkv_file_os_failed("cannot read a stored page", name);
-        FKV_REQUIRE(n > 0, FKV_FILE_DAMAGED, "damaged stored page: truncated while it was being read: %s", name);
+        FKV_REQUIRE(n > 0, FKV_FILE_DAMAGED, "%s: damaged stored page: truncated while it was being read", name);
         done += (uint64_t)n;
     }
     *n_bytes = done;
@@ -300,8 +300,8 @@ static fkv_status folder_write(void *self, const fkv_page_key *key, const uint8_
     if (folder_contains(f, key)) return FKV_OK;
     format_file_name(key, PART_SUFFIX, part);
     format_file_name(key, PAGE_SUFFIX, name);
-    FKV_REQUIRE(evict_for(f, bytes), FKV_POOL_FULL, "a page of %llu bytes does not fit in a prefix folder of %llu bytes: %s",
-                (unsigned long long)n_bytes, (unsigned long long)f->max_bytes, name);
+    FKV_REQUIRE(evict_for(f, bytes), FKV_POOL_FULL, "page %s has %llu bytes, which do not fit in a prefix folder of %llu bytes",
+                name, (unsigned long long)n_bytes, (unsigned long long)f->max_bytes);
     fkv_status status = write_part(f, part, packed, n_bytes);
     if (status == FKV_OK && renameat(f->dir, part, f->dir, name) != 0)
         status = fkv_file_os_failed("cannot rename a stored page", name);

@@ -57,7 +57,7 @@ static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *pas
     FKV_REQUIRE(is_secure || strncmp(url, "redis://", 8) == 0, FKV_BAD_ARGUMENT,
                 "invalid URL of a prefix store: expected redis://[USER@]HOST:PORT[,HOST:PORT...] or rediss:// for TLS (got %s)",
                 url);
-    FKV_REQUIRE(!is_secure || tls != NULL, FKV_BAD_ARGUMENT, "rediss:// requires TLS, which this program does not provide: %s",
+    FKV_REQUIRE(!is_secure || tls != NULL, FKV_BAD_ARGUMENT, "%s: rediss:// requires TLS, which this program does not provide",
                 url);
     if (!is_secure) tls = NULL;
     const char *at = url + 8 + is_secure;
@@ -87,7 +87,7 @@ static fkv_status parse_url(fkv_redis_store *s, const char *url, const char *pas
         for (const char *c = address; *c != 0; c++) server->hash = fkv_redis_mix(server->hash * 257 + (unsigned char)*c);
         at += n + (at[n] == ',');
     }
-    FKV_REQUIRE(s->n_servers > 0, FKV_BAD_ARGUMENT, "the URL of a prefix store has no address: %s", url);
+    FKV_REQUIRE(s->n_servers > 0, FKV_BAD_ARGUMENT, "%s: the URL of a prefix store has no address", url);
     FKV_REQUIRE(user[0] == 0 || password != NULL, FKV_BAD_ARGUMENT, "the Redis user %s requires a password file", user);
     if (password == NULL) return FKV_OK;
     FKV_REQUIRE(strlen(password) + strlen(user) + 64 < sizeof s->login, FKV_BAD_ARGUMENT, "the Redis password is too long");

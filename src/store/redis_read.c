@@ -117,7 +117,7 @@ static fkv_status receive_request(fkv_redis_store *s, const page_request *r) {
     if (!fkv_resp_receive(c, &reply, fkv_seconds_now() + s->timeout_s)) return fkv_redis_connection_failed(s, r->server, c);
     if (reply.kind == FKV_RESP_ERROR) {
         fkv_redis_error_reply(s, r->server, reply.text);
-        return fkv_fail(FKV_GONE, "the prefix store %s refused to read a page: %s", r->server->address.name, reply.text);
+        return fkv_fail(FKV_GONE, "the prefix store %s rejected the request for a page: %s", r->server->address.name, reply.text);
     }
     if (reply.kind == FKV_RESP_BULK && reply.number >= 0)
         return receive_page(s, r->server, r->name, (uint64_t)reply.number, page->packed, page->capacity, &page->n_bytes);

@@ -72,7 +72,8 @@ fkv_status fkv_redis_write(void *self, const fkv_page_key *key, const uint8_t *p
     char name[FKV_REDIS_NAME_BYTES + 1];
     fkv_resp_reply reply;
     FKV_TRY(fkv_redis_name(s, key, name));
-    FKV_REQUIRE(accepts_writes(s, server), FKV_BUSY, "the prefix store %s accepts no pages now", server->address.name);
+    FKV_REQUIRE(accepts_writes(s, server), FKV_BUSY, "the prefix store %s does not accept pages at the moment",
+                server->address.name);
     (void)pthread_mutex_lock(&s->write_lock);
     fkv_status status = FKV_OK;
     bool done = fkv_redis_connect(s, server, c) && send_page(s, server, name, packed, n_bytes, &status) &&
@@ -83,7 +84,7 @@ fkv_status fkv_redis_write(void *self, const fkv_page_key *key, const uint8_t *p
         status = fkv_redis_transfer_failed(s, server, c);
     } else if (reply.kind == FKV_RESP_ERROR) {
         handle_write_error(s, server, reply.text);
-        status = fkv_fail(FKV_IO, "the prefix store %s refused a page: %s", server->address.name, reply.text);
+        status = fkv_fail(FKV_IO, "the prefix store %s rejected a page: %s", server->address.name, reply.text);
     }
     (void)pthread_mutex_unlock(&s->write_lock);
     if (status != FKV_OK) return status;

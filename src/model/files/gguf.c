@@ -114,7 +114,7 @@ static fkv_status ggml_tensor_type(uint32_t number, fkv_bytes name, const char *
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "%s: tensor %s has the unsupported type %s (%u); supported are floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4",
+        "%s: tensor %s has the unsupported type %s (%u); supported types are F32, F16, BF16, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4",
         path, fkv_show(name).text, wanted, number);
 }
 
@@ -144,7 +144,7 @@ static fkv_status copy_rope_factors(fkv_weights *weights, const fkv_tensor *tens
     bool is_short = strcmp(tensor->name, "rope_factors_short.weight") == 0;
     if (!is_long && !is_short && strcmp(tensor->name, "rope_freqs.weight") != 0) return FKV_OK;
     FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope.dim / 2,
-                FKV_FILE_DAMAGED, "%s: tensor %s must have one F32 value for each of %u pairs", path, tensor->name,
+                FKV_FILE_DAMAGED, "%s: tensor %s must have one F32 value for each of %u channel pairs", path, tensor->name,
                 weights->hparams.rope.dim / 2);
     float *factors = fkv_weights_keep(weights, tensor->n_cols * sizeof *factors);
     FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "%s: out of memory allocating %u RoPE factors", path, tensor->n_cols);

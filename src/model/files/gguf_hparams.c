@@ -90,8 +90,8 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
             good = n == (n_heads == 0 ? n : n_heads);
         if (n != 0) n_heads = n;
     }
-    FKV_REQUIRE(good, FKV_UNSUPPORTED, "%s: %s must be 0 or the same number for each of %u layers", values->path, key.text,
-                h->n_layers);
+    FKV_REQUIRE(good, FKV_UNSUPPORTED, "%s: %s must have one value for each of %u layers, and all nonzero values must be equal",
+                values->path, key.text, h->n_layers);
     if (n_heads != 0) h->n_kv_heads = n_heads;
     return FKV_OK;
 }
@@ -110,7 +110,7 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
         uint32_t n = 0;
         memcpy(&n, value->data + i * sizeof n, sizeof n);
         FKV_REQUIRE(n == 0 || (h->layers[i] & FKV_LAYER_RECURRENT) != 0, FKV_UNSUPPORTED,
-                    "%s: layer %u has attention and a feed-forward, expected only one of them", values->path, i);
+                    "%s: layer %u has both attention and a feed-forward network, expected only one of them", values->path, i);
         if (n == 0) {
             h->layers[i] |= FKV_LAYER_NO_FFN;
             continue;
@@ -306,8 +306,9 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     FKV_TRY(get_arch_u32(values, weights, "expert_group_used_count", &h->n_expert_groups_used));
     FKV_TRY(get_arch_u32(values, weights, "nextn_predict_layers", &h->n_next));
     FKV_TRY(get_floats(values, weights, &scale, 1));
-    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s: %s is %u, but the model has %u layers",
-                values->path, full_key(weights, "nextn_predict_layers").text, h->n_next, h->n_layers);
+    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT,
+                "%s: %s is %u, but it must be less than the number of layers (%u)", values->path,
+                full_key(weights, "nextn_predict_layers").text, h->n_next, h->n_layers);
     h->n_layers -= h->n_next;
     FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s: %s is %u, which is too large",
                 values->path, full_key(weights, "expert_shared_count").text, n_shared);
@@ -336,7 +337,8 @@ static fkv_status read_expert_interval(const fkv_gguf_values *values, fkv_weight
     fkv_hparams *h = &weights->hparams;
     uint32_t step = 1;
     FKV_TRY(get_arch_u32(values, weights, "interleave_moe_layer_step", &step));
-    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: %s is 0", values->path, full_key(weights, "interleave_moe_layer_step").text);
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: %s is 0, expected at least 1", values->path,
+                full_key(weights, "interleave_moe_layer_step").text);
     for (uint32_t i = 0; h->n_experts != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         if ((i + 1) % step != 0) h->layers[i] |= FKV_LAYER_DENSE;
     return FKV_OK;

@@ -71,8 +71,7 @@ static fkv_status first_part_path(const char *path, char out[MAX_PATH]) {
         return FKV_OK;
     }
     FKV_TRY(part_path(path, 0, out));
-    FKV_REQUIRE(access(out, F_OK) == 0, FKV_IO, "the first part of %s is missing; all parts must be in one folder: %s", path,
-                out);
+    FKV_REQUIRE(access(out, F_OK) == 0, FKV_IO, "%s: the first part (%s) is missing; all parts must be in one folder", path, out);
     return FKV_OK;
 }
 

@@ -39,8 +39,8 @@ fkv_status fkv_gguf_take_string(fkv_gguf_reader *reader, fkv_bytes *string) {
     FKV_REQUIRE(bytes_left(reader) >= sizeof size, FKV_FILE_DAMAGED, "%s: the file ends inside its header", reader->path);
     memcpy(&size, reader->at, sizeof size);
     FKV_REQUIRE(size <= bytes_left(reader) - sizeof size, FKV_FILE_DAMAGED,
-                "%s: found a string of %llu bytes, but only %llu bytes are left", reader->path, (unsigned long long)size,
-                (unsigned long long)(bytes_left(reader) - sizeof size));
+                "%s: a string has a declared length of %llu bytes, but only %llu bytes are left in the file", reader->path,
+                (unsigned long long)size, (unsigned long long)(bytes_left(reader) - sizeof size));
     *string = (fkv_bytes){.data = (const char *)reader->at + sizeof size, .size = (size_t)size};
     reader->at += sizeof size + size;
     return FKV_OK;
@@ -53,9 +53,10 @@ static fkv_status skip_items(fkv_gguf_reader *reader, const fkv_gguf_value *valu
         return FKV_OK;
     }
     uint64_t bytes = 0;
-    FKV_REQUIRE(!fkv_mul_overflows(value->count, TYPE_BYTES[value->item], &bytes) && bytes <= bytes_left(reader),
-                FKV_FILE_DAMAGED, "%s: found an array of %llu values under %s, but only %llu bytes are left", reader->path,
-                (unsigned long long)value->count, fkv_show(value->key).text, (unsigned long long)bytes_left(reader));
+    FKV_REQUIRE(
+        !fkv_mul_overflows(value->count, TYPE_BYTES[value->item], &bytes) && bytes <= bytes_left(reader), FKV_FILE_DAMAGED,
+        "%s: the header declares an array of %llu values for key %s, but only %llu bytes are left in the file", reader->path,
+        (unsigned long long)value->count, fkv_show(value->key).text, (unsigned long long)bytes_left(reader));
     reader->at += bytes;
     return FKV_OK;
 }

@@ -515,7 +515,7 @@ static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
     if (fkv_hf_is_latent(r->model->type)) FKV_TRY(get_u32(r->root, "qk_rope_head_dim", r->path, &h->rope.dim));
     FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
-                "%s: the config has %u RoPE factors instead of %u, one for every 2 rotated channels", r->path, h->rope.n_factors,
+                "%s: the config has %u RoPE factors instead of %u (one per pair of rotated channels)", r->path, h->rope.n_factors,
                 h->rope.dim / 2);
     h->temperature_context = original;
     h->rope_interleaved = r->architecture->hf_interleaved;
@@ -697,7 +697,7 @@ static fkv_status read_dense_layers(const config_reader *r) {
     if (is_listed) FKV_TRY(read_layer_list(r, "moe_layers", false));
     if (strcmp(r->model->type, "llama4_text") == 0 && !is_listed)
         FKV_TRY(get_u32(r->root, "interleave_moe_layer_step", r->path, &step));
-    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: the interval between layers with experts is 0", r->path);
+    FKV_REQUIRE(step > 0, FKV_FILE_FORMAT, "%s: the interval between layers with experts is 0, expected at least 1", r->path);
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
         set_dense_layer(h, i, (i + 1) % step != 0 || i < first || i >= end);
     FKV_TRY(read_layer_list(r, "mlp_only_layers", true));
@@ -740,7 +740,7 @@ static fkv_status check_per_layer_config(const config_reader *r) {
         FKV_REQUIRE(
             (is_windowed ? entry == NULL || is_same : is_global) && json_object_size(entry) == n_known, FKV_UNSUPPORTED,
             "%s: unsupported per_layer_config of layer %u: it may contain only num_key_value_heads and head_dim, and both must be "
-            "the same for all layers of a kind",
+            "equal in all layers of the same type",
             r->path, i);
     }
     return FKV_OK;

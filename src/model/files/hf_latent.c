@@ -58,7 +58,7 @@ static fkv_status read_minicpm3(const json_t *root, const char *path, fkv_hparam
     FKV_TRY(get_f32(root, "scale_depth", path, &depth));
     FKV_TRY(get_u32(root, "dim_model_base", path, &base));
     FKV_REQUIRE(base > 0 && h->dim > 0 && h->n_layers > 0, FKV_FILE_FORMAT,
-                "%s: dim_model_base, hidden_size or num_hidden_layers is 0", path);
+                "%s: dim_model_base, hidden_size or num_hidden_layers is 0, expected at least 1", path);
     if (depth != 0.0f) h->residual_scale = depth / sqrtf((float)h->n_layers);
     h->logit_scale = (float)base / (float)h->dim;
     return FKV_OK;

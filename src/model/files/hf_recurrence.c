@@ -35,8 +35,10 @@ static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hpa
                 "%s: time_step_limit must be a list of two numbers", path);
     c->min_step = (float)json_number_value(least);
     c->max_step = is_infinite ? 0 : (float)json_number_value(most);
-    FKV_REQUIRE(isfinite(c->min_step) && c->min_step >= 0 && (is_infinite || c->max_step > c->min_step), FKV_UNSUPPORTED,
-                "%s: unsupported time_step_limit from %g to %g", path, (double)c->min_step, (double)c->max_step);
+    FKV_REQUIRE(
+        isfinite(c->min_step) && c->min_step >= 0 && (is_infinite || c->max_step > c->min_step), FKV_UNSUPPORTED,
+        "%s: invalid time_step_limit (minimum %g, maximum %g): the minimum must be finite and at least 0, and the maximum must be larger",
+        path, (double)c->min_step, (double)c->max_step);
     return FKV_OK;
 }
 
@@ -76,7 +78,8 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
                 {"lm_head_multiplier", &h->logit_scale}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         FKV_TRY(get_f32(root, keys[i].key, path, keys[i].out));
-        FKV_REQUIRE(get_field(root, keys[i].key) == NULL || *keys[i].out > 0, FKV_UNSUPPORTED, "%s: %s is 0", path, keys[i].key);
+        FKV_REQUIRE(get_field(root, keys[i].key) == NULL || *keys[i].out > 0, FKV_UNSUPPORTED,
+                    "%s: %s is 0, which is not supported", path, keys[i].key);
     }
     FKV_TRY(read_factors(root, "ssm_multipliers", path, in, sizeof in / sizeof in[0]));
     FKV_TRY(read_factors(root, "mlp_multipliers", path, ffn, sizeof ffn / sizeof ffn[0]));

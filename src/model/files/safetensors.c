@@ -58,7 +58,7 @@ static fkv_status read_integers(const json_t *about, const char *key, const char
 static fkv_status join_blocks(const char *name, const char *path, uint64_t *dims, uint32_t *n_dims) {
     if (!fkv_ends_with(name, "_blocks")) return FKV_OK;
     FKV_REQUIRE(*n_dims >= 2 && dims[*n_dims - 1] == 16 && dims[*n_dims - 2] <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "%s: the last dimension of tensor %s is not 16 bytes", path, fkv_show_text(name).text);
+                "%s: tensor %s must have at least 2 dimensions, and the last must be 16", path, fkv_show_text(name).text);
     dims[*n_dims - 2] *= 16;
     (*n_dims)--;
     return FKV_OK;

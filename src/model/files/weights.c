@@ -115,7 +115,7 @@ fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_ty
                     path, tensor->name, (unsigned long long)dims[d]);
     for (uint32_t d = 0; d + 1 < n_dims; d++) {
         n_rows *= dims[d]; /* cannot overflow: both factors are below 2^32 */
-        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "%s: tensor %s has more than 2^32 rows", path, tensor->name);
+        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "%s: tensor %s has more than 2^32 - 1 rows", path, tensor->name);
     }
     const uint64_t n_cols = n_dims == 0 ? 1 : dims[n_dims - 1];
     FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED,

@@ -32,7 +32,7 @@ fkv_status fkv_embed(fkv_runner *runner, const uint32_t *tokens, uint32_t n_toke
     FKV_REQUIRE(n_tokens > 0, FKV_BAD_ARGUMENT, "fkv_embed: the text has no tokens");
     FKV_REQUIRE(n_tokens <= runner->config.max_tokens, FKV_BAD_ARGUMENT,
                 "the text has %u tokens; the runner was opened for at most %u", n_tokens, runner->config.max_tokens);
-    FKV_REQUIRE(n_dims > 0 && n_dims <= dim, FKV_BAD_ARGUMENT, "invalid number of dimensions %u: the model has %u", n_dims, dim);
+    FKV_REQUIRE(n_dims > 0 && n_dims <= dim, FKV_BAD_ARGUMENT, "invalid number of dimensions %u: expected 1 to %u", n_dims, dim);
     fkv_cache *cache = fkv_runner_cache(runner);
     fkv_seq seq;
     const float *state = NULL;

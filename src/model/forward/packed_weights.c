@@ -242,7 +242,7 @@ static fkv_status pack_kv_b(packing *p, const fkv_tensor *kv_b, fkv_packed_layer
     const size_t n_floats = (size_t)(l->nope_dim + l->v_dim) * l->dim + fkv_packed_pad(l->nope_dim) +
                             fkv_packed_pad(fkv_max_u32(l->nope_dim, l->dim));
     float *rows = p->carve.base != NULL ? calloc(n_floats, sizeof *rows) : NULL;
-    FKV_REQUIRE(p->carve.base == NULL || rows != NULL, FKV_NO_MEMORY, "out of memory splitting %s", kv_b->name);
+    FKV_REQUIRE(p->carve.base == NULL || rows != NULL, FKV_NO_MEMORY, "out of memory splitting tensor %s", kv_b->name);
     fkv_status status = FKV_OK;
     for (uint32_t head = 0; status == FKV_OK && head < h->n_q_heads; head++) {
         fkv_matrix counted[2];

@@ -77,8 +77,10 @@ fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t capac
 /* Checks that the calibration belongs to this model, and points channel_bits of every layer to the bit widths of that layer. */
 static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *calibration, uint32_t average, uint32_t n_layers,
                                     fkv_layer_config *layers, const char *path) {
-    FKV_REQUIRE(memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,
-                "%s: calibration mismatch: weights_id belongs to another model; create a file with flatkv calibrate", path);
+    FKV_REQUIRE(
+        memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,
+        "%s: calibration mismatch: weights_id belongs to another model; create a calibration file for this model with 'flatkv calibrate'",
+        path);
     FKV_REQUIRE(calibration->n_layers == n_layers, FKV_FILE_FOREIGN,
                 "%s: calibration mismatch: n_layers is %u but the model has %u", path, calibration->n_layers, n_layers);
     fkv_calibration_choose(calibration, average);

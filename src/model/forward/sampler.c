@@ -44,14 +44,14 @@ static fkv_status check_sampler_config(const fkv_sampler_config *c, uint32_t n_v
                 "invalid vocabulary size %u: expected 1 to 2^31 - 1 tokens", n_vocab);
     FKV_REQUIRE(isfinite(c->temperature) && c->temperature >= 0.0f, FKV_BAD_ARGUMENT,
                 "invalid temperature %g: expected 0 (greedy) or above", (double)c->temperature);
-    FKV_REQUIRE(c->top_p >= 0.0f && c->top_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid top_p %g: expected 0 to 1 (1: off)",
+    FKV_REQUIRE(c->top_p >= 0.0f && c->top_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid top_p %g: expected 0 to 1 (1 disables it)",
                 (double)c->top_p);
-    FKV_REQUIRE(c->min_p >= 0.0f && c->min_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid min_p %g: expected 0 (off) to 1",
+    FKV_REQUIRE(c->min_p >= 0.0f && c->min_p <= 1.0f, FKV_BAD_ARGUMENT, "invalid min_p %g: expected 0 to 1 (0 disables it)",
                 (double)c->min_p);
     FKV_REQUIRE(isfinite(c->repetition_penalty) && c->repetition_penalty >= 0.0f, FKV_BAD_ARGUMENT,
-                "invalid repetition penalty %g: expected a finite value above 0 (1: off)", (double)c->repetition_penalty);
+                "invalid repetition penalty %g: expected a finite value above 0 (1 disables it)", (double)c->repetition_penalty);
     FKV_REQUIRE(isfinite(c->presence_penalty) && isfinite(c->frequency_penalty), FKV_BAD_ARGUMENT,
-                "invalid presence penalty %g or frequency penalty %g: expected finite values (0: off)",
+                "invalid presence penalty %g or frequency penalty %g: expected finite values (0 disables a penalty)",
                 (double)c->presence_penalty, (double)c->frequency_penalty);
     FKV_REQUIRE(c->bias != NULL || c->n_bias == 0, FKV_BAD_ARGUMENT, "fkv_sampler_open: bias is NULL");
     for (uint32_t i = 0; i < c->n_bias; i++)

@@ -394,7 +394,7 @@ static fkv_status read_text_steps(json_file *file) {
 }
 
 static fkv_status read_parts(json_file *file) {
-    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "%s: the field model is missing", file->path);
+    FKV_REQUIRE(!is_absent(file->top[TOP_MODEL]), FKV_FILE_FORMAT, "%s: the field \"model\" is missing", file->path);
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->top[TOP_MODEL]);
     FKV_TRY(fkv_json_scan_members(&scan, MODEL_NAMES, N_MODEL, file->model));
     file->scan.n_copies = scan.n_copies;
