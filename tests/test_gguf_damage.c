@@ -115,10 +115,10 @@ START_TEST(strings_and_arrays_beyond_the_file_are_rejected) {
     key_text(&shared, "general.architecture", "llama");
     key(&shared, "x", STRING);
     put_u64(&shared, UINT64_MAX - 3);
-    ck_rejected(&shared, FKV_FILE_DAMAGED, "string of 18446744073709551612 bytes");
+    ck_rejected(&shared, FKV_FILE_DAMAGED, "declared length of 18446744073709551612 bytes");
     maker_open(&shared);
     key_array(&shared, "x", U64, 1ull << 61); /* the size in bytes, 8 times the count, overflows 64 bits and becomes 0 */
-    ck_rejected(&shared, FKV_FILE_DAMAGED, "2305843009213693952 values under x");
+    ck_rejected(&shared, FKV_FILE_DAMAGED, "2305843009213693952 values for key x");
     maker_open(&shared);
     key_array(&shared, "x", STRING, 1ull << 61);
     ck_rejected(&shared, FKV_FILE_DAMAGED, "ends inside its header");

@@ -86,7 +86,7 @@ START_TEST(missing_part_is_named) {
         char words[48];
         char name[32];
         ck_assert_int_eq(unlink(part_path(missing)), 0);
-        (void)snprintf(words, sizeof words, missing == 1 ? "the first part of" : "part %u of 3 is missing", missing);
+        (void)snprintf(words, sizeof words, missing == 1 ? "the first part" : "part %u of 3 is missing", missing);
         (void)snprintf(name, sizeof name, "m-%05u-of-00003.gguf", missing);
         ck_open_rejected(part_path(missing == 3 ? 1 : 3), FKV_IO, words, name);
     }

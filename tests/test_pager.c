@@ -364,7 +364,7 @@ START_TEST(truncate_is_rejected_if_other_holders_keep_the_pages) {
     fkv_seq b = fork_seq(pager, a, 256); /* the fork shares all 16 pages, so it needs no other page */
     pager_fixture_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, b, 240), FKV_POOL_FULL);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be reserved but only 0 are available"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be reserved, but only 0 are available"));
     ck_status(fkv_pager_truncate(pager, b, 250), FKV_POOL_FULL);
     ck_status(fkv_pager_truncate(pager, b, 0), FKV_POOL_FULL);
     ck_assert(pager_fixture_unchanged(pager));

@@ -527,7 +527,7 @@ START_TEST(tensor_that_does_not_fit_its_file_is_rejected) {
     ck_file_rejected(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "has 4 bytes, but its type and shape require 8");
     ck_file_rejected(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "has 8 bytes, but its type and shape require 4");
     ck_file_rejected(ONE("F32", "[9223372036854775807]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "dimension of 9223372036854775807");
-    ck_file_rejected(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 rows");
+    ck_file_rejected(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 - 1 rows");
     ck_file_rejected(ONE("F32", "[4294967295, 4294967295]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "overflows 64 bits");
     ck_file_rejected(ONE("F32", "[0]", "[0, 0]"), 8, FKV_FILE_DAMAGED, "dimension of 0");
     ck_file_rejected(ONE("F32", "[1,1,1,1,1,1,1,1,1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "at most 8 integers");
@@ -651,7 +651,7 @@ START_TEST(codes_and_scales_from_different_files_form_one_tensor) {
     ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is quantized, but its scales or biases are missing");
     write_text("config.json", "{" QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 32}}");
     write_shard("b.safetensors", SCALES, 8);
-    ck_folder(FKV_FILE_DAMAGED, "token_embd.scales is 2 x 1, expected 2 rows of 2 groups");
+    ck_folder(FKV_FILE_DAMAGED, "token_embd.scales is 2 x 1, expected 2 x 2 (one value per group)");
     write_text("config.json", "{" QWEN3 ", \"quantization\": {\"bits\": 4, \"group_size\": 32, \"model.embed_tokens\":"
                               " {\"bits\": 4, \"group_size\": 64}}}");
     fkv_weights_close(open_folder());

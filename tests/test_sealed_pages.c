@@ -410,7 +410,7 @@ START_TEST(invalid_channel_bits_are_rejected_with_their_values) {
     } bad[] = {{{3, 4, 4, 4, 5}, "channel 0 has 3 bits"},
                {{0}, "channel 0 has 0 bits"},
                {{6, 4, 4, 4, 4}, "66 bits in total"},
-               {{6, 2, 4, 4, 4}, "1 of 6 bits, expected multiples of 4"}};
+               {{6, 2, 4, 4, 4}, "1 of 6 bits; both numbers must be multiples of 4"}};
     for (size_t i = 0; i < N_OF(bad); i++) {
         uint8_t bits[16];
         memset(bits, 4, sizeof bits);
