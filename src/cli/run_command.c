@@ -219,7 +219,7 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
         const uint32_t sinks = o->n_sinks < window ? o->n_sinks : window;
         return kit_fail(EXIT_FAILED,
                         "the prompt has %zu tokens, but the model's context is %u: shorten the prompt, or use a sliding window. "
-                        "With --max-kv %u --sinks %u, the model reads the whole prompt, but at its end it sees only the first %u "
+                        "With --max-kv %u --sinks %u, the model reads the whole prompt, but afterwards it sees only the first %u "
                         "and the last %u tokens and has forgotten the %zu tokens (%.0f %%) between them",
                         r->prompt.n, r->about->context, window, sinks, sinks, window, r->prompt.n - window - sinks,
                         100.0 * (double)(r->prompt.n - window - sinks) / (double)r->prompt.n);

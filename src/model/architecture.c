@@ -549,6 +549,6 @@ fkv_status fkv_architecture_rope_id(const fkv_hparams *h, bool is_long, char rop
     int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", h->rope_interleaved ? "pairs" : "neox", h->rope.dim,
                           (double)h->rope.base, local, scale, center);
     FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED,
-                "the RoPE description of this model has %d characters, more than the 63 that page files store", length);
+                "the RoPE description of this model has %d characters; page files store at most 63", length);
     return FKV_OK;
 }

@@ -68,8 +68,8 @@ static fkv_status check_calibration_header(const file_header *h, size_t n_bytes,
                 "%s: damaged calibration file: header_bytes is %u and layer_bytes is %u, expected %zu and %zu", path,
                 h->header_bytes, h->layer_bytes, sizeof *h, sizeof(fkv_calibration_layer));
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS && (uint64_t)h->n_layers * h->layer_bytes <= n_bytes - sizeof *h,
-                FKV_FILE_DAMAGED, "%s: damaged calibration file: n_layers is %u, which is 0, too large, or does not fit the file",
-                path, h->n_layers);
+                FKV_FILE_DAMAGED, "%s: damaged calibration file: n_layers is %u, expected 1 to %d layers that fit in the file",
+                path, h->n_layers, FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof h->zero; i++)
         FKV_REQUIRE(h->zero[i] == 0, FKV_FILE_DAMAGED, "%s: damaged calibration file: reserved byte %zu is not 0", path,
                     offsetof(file_header, zero) + i);
@@ -81,7 +81,7 @@ static fkv_status check_layers(fkv_calibration *c, const char *path) {
         fkv_calibration_layer layer = c->layers[l];
         FKV_REQUIRE(layer.n_kv_heads > 0 && layer.n_kv_heads <= MAX_HEADS && layer.head_dim > 0 && layer.head_dim % 16 == 0 &&
                         layer.head_dim <= FKV_MAX_HEAD_DIM,
-                    FKV_FILE_DAMAGED, "%s: damaged calibration file: layer %u has invalid sizes, %u KV heads of dimension %u",
+                    FKV_FILE_DAMAGED, "%s: damaged calibration file: layer %u has an invalid shape (%u KV heads of dimension %u)",
                     path, l, layer.n_kv_heads, layer.head_dim);
         c->n_channels += (uint64_t)layer.n_kv_heads * layer.head_dim;
     }
@@ -104,11 +104,10 @@ static fkv_status check_head(const uint8_t *both, uint32_t dim, uint32_t average
             path, d, head, layer, bits, average);
         n[bits / 2]++;
     }
-    FKV_REQUIRE(
-        2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
-        "%s: damaged calibration file: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits, expected an average of "
-        "%u bits, and multiples of %d for the numbers of 4-bit and 6-bit channels",
-        path, head, layer, n[1], n[2], n[3], average, QUAD);
+    FKV_REQUIRE(2 * n[1] + 4 * n[2] + 6 * n[3] == average * dim && n[2] % QUAD == 0 && n[3] % QUAD == 0, FKV_FILE_DAMAGED,
+                "%s: damaged calibration file: KV head %u of layer %u has %u, %u and %u channels of 2, 4 and 6 bits; "
+                "the average must be %u bits, and the numbers of 4-bit and 6-bit channels must be multiples of %d",
+                path, head, layer, n[1], n[2], n[3], average, QUAD);
     return FKV_OK;
 }
 
@@ -173,7 +172,8 @@ static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration
     if (fstat(fd, &about) != 0) return os_failed("cannot read calibration file", path);
     FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "%s: not a calibration file, because it is not a regular file", path);
     FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT,
-                "%s: not a calibration file: %lld bytes exceed the largest possible size", path, (long long)about.st_size);
+                "%s: not a calibration file: it has %lld bytes, which is more than the maximum size", path,
+                (long long)about.st_size);
     size_t n = (size_t)about.st_size;
     uint8_t *bytes = malloc(n + 1);
     FKV_REQUIRE(bytes != NULL, FKV_NO_MEMORY, "%s: out of memory reading a calibration file of %zu bytes", path, n);

@@ -232,8 +232,9 @@ static fkv_status find_mamba_vector(tensor_search *s, const char *name, const ch
     const uint32_t n_rows = found->n_rows;
     FKV_TRY(find_layer_tensor(s, name, n_rows, n / n_rows, true, &found));
     FKV_TRY(require_float_tensor(found, "vectors of recurrent layers"));
-    FKV_REQUIRE(n % n_rows == 0, FKV_FILE_DAMAGED, "tensor %s has %u rows, but %u values cannot be divided evenly among them",
-                found->name, n_rows, n);
+    FKV_REQUIRE(n % n_rows == 0, FKV_FILE_DAMAGED,
+                "tensor %s has %u rows, but the number of rows must divide %u, the expected number of values", found->name,
+                n_rows, n);
     fkv_tensor *view = s->next_view++;
     *view = *found;
     view->n_rows = 1;

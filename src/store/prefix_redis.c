@@ -107,7 +107,7 @@ static fkv_status open_redis(fkv_redis_store *s, const fkv_prefix_redis_config *
         FKV_REQUIRE(
             s->servers[i].address.is_loopback, FKV_BAD_ARGUMENT,
             "the Redis server %s is on another machine, so its pages must be encrypted: add a secret file with at least %d "
-            "random bytes, the same on all servers",
+            "random bytes, and use the same file on all servers",
             s->servers[i].address.name, MIN_SECRET_BYTES);
     FKV_TRY(derive_keys(s, config->secret, config->n_secret));
     FKV_TRY(fkv_cipher_open(&s->cipher, s->value_key, true));

@@ -439,8 +439,8 @@ static fkv_status read_gguf_recurrence(const fkv_gguf_values *values, fkv_weight
     FKV_TRY(get_arch_u32(values, weights, "ssm.inner_size", &inner));
     FKV_TRY(get_arch_u32(values, weights, "full_attention_interval", &interval));
     FKV_REQUIRE(r->n_v_heads > 0 && inner % r->n_v_heads == 0 && interval > 0, FKV_FILE_FORMAT,
-                "%s: %s is %u, which is not a multiple of %u heads, or full_attention_interval is 0", values->path,
-                full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads);
+                "%s: %s is %u, which is not a multiple of the number of heads (%u), or full_attention_interval is 0",
+                values->path, full_key(weights, "ssm.inner_size").text, inner, r->n_v_heads);
     r->v_dim = inner / r->n_v_heads;
     if (h->features.recurrence == FKV_MAMBA2) return read_gguf_mamba(values, weights);
     const fkv_gguf_value *list = fkv_gguf_find(values, full_key(weights, "attention.recurrent_layers").text);

@@ -124,7 +124,7 @@ static fkv_status calibrate_layers(const fkv_model *model, const fkv_runner_conf
         path = default_path;
         FKV_REQUIRE(
             access(path, F_OK) == 0, FKV_IO,
-            "no calibration file %s: calibrated keys need one for this model; create it with 'flatkv calibrate', or pass its path",
+            "calibration file %s does not exist: calibrated keys require one; create it with 'flatkv calibrate', or pass its path",
             path);
     }
     FKV_TRY(fkv_calibration_open(path, calibration));
