@@ -30,17 +30,17 @@
 enum {
     SMALLEST_SPLIT = 256,    /* minimum number of tokens per split */
     SMALLEST_TILE_ROWS = 16, /* minimum rows per prefill tile; the overhead of smaller tiles outweighs the parallelism */
-    ITEMS_PER_THREAD = 3,    /* minimum number of work items per thread; otherwise, tiles are made smaller or split */
+    ITEMS_PER_THREAD = 3,    /* target number of work items per thread; if there are fewer, tiles are made smaller or split */
     SHORTEST_RUN = 4         /* minimum number of pages per call of fkv_cpu_kernels.run() */
 };
 
-/* The two storage forms of a page: packed with the layer's codec (sealed pages in a sealed layer), and open. */
+/* Storage forms of a page. PACKED: encoded with the layer's codec. OPEN: open form, which exists only in sealed layers. */
 typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D] queries for each page form (open, sealed), in the channel order of that form */
     void *prepared[N_FORMS]; /* queries after fkv_codec_kernels.prepare(); prepared[OPEN] is NULL unless the layer is sealed */
-    float *q_rope; /* [tile rows, R] RoPE channels of the queries; this and the next two are NULL unless the layer is latent */
+    float *q_rope; /* [tile rows, R] RoPE channels of the queries; NULL, like the next two fields, unless the layer is latent */
     void *prepared_rope;
     float *rope_scores; /* [tile rows, FKV_TILE_TOKENS] dot products over the RoPE channels */
     float *scores;      /* [tile rows, FKV_TILE_TOKENS] scores, later softmax weights */
@@ -76,7 +76,7 @@ typedef struct job {
     scratch scratch;
     uint32_t heads_per_kv; /* query heads per KV head */
     uint32_t tile_queries;
-    uint32_t tile_tokens; /* number of tokens that one kernel call processes */
+    uint32_t tile_tokens; /* number of tokens in a full tile, which one kernel call processes */
     uint32_t tile_cut;    /* no query tile extends across a position that is a multiple of tile_cut */
     uint32_t max_splits;  /* maximum number of work items per (tile, head) pair; greater than 1 only if decode tiles are split */
     _Atomic uint64_t bytes_read;
@@ -135,7 +135,7 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     return t;
 }
 
-/* Places all scratch arrays in the memory of `carve`. If `carve` has no base address, only the required bytes are counted. */
+/* Allocates all scratch arrays from `carve`. If `carve` has no base address, only counts the required bytes. */
 static void carve_scratch(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
@@ -186,8 +186,8 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
            fkv_ceil_div(rest % cut, tile_queries);
 }
 
-/* Returns the distance of a query tile from the first new token of its sequence, in tokens. `tile` is the index of the tile
- * within the sequence. Sets *n_queries to the number of queries in the tile. */
+/* Returns the index of a query tile's first token among the new tokens of its sequence. `tile` is the index of the tile within
+ * the sequence. Sets *n_queries to the number of queries in the tile. */
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
@@ -240,8 +240,8 @@ static void order_queries(const fkv_channel_order *order, const float *q, uint32
         for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
 }
 
-/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. Heads are numbered over all tokens of
- * the step, and `first` is the number of the first head. */
+/* Converts the queries of n_heads consecutive heads to float, without their RoPE channels. Heads are numbered consecutively over
+ * all tokens of the step, and `first` is the number of the first head to convert. */
 static void load_query_heads(const fkv_attn_layer *layer, const uint8_t *q, size_t first, uint32_t n_heads, float *to) {
     const size_t row_bytes = fkv_attn_key_dim(layer) * fkv_type_bytes(layer->row_type);
     if (layer->rope_dim == 0) {
@@ -339,8 +339,8 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* Location of a kernel tile: the address of its block, the layout and storage form of the block, and the index of the tile's
- * first token within the page. */
+/* Location of a tile of tokens: the address, layout and storage form of the block that contains it, and the index of its first
+ * token within the page. */
 typedef struct place {
     const uint8_t *block;
     const fkv_block *layout;
@@ -368,7 +368,7 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* Locations of the current kernel tile and of the next tile, which is prefetched. */
+/* Locations of the tile of tokens that is processed now and of the next tile, which is prefetched. */
 typedef struct tile_step {
     place here;
     place next;
@@ -435,8 +435,8 @@ static void add_rope_scores(const job *j, const thread_scratch *s, const tile_st
     }
 }
 
-/* Computes attention over one kernel tile for all rows of the query tile, with the masks in s->masks, and prefetches the next
- * tile. */
+/* Computes attention over one tile of tokens for all rows of the query tile, with the masks in s->masks. Prefetches the next
+ * tile of tokens. */
 FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
@@ -462,8 +462,8 @@ FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch 
 static void close_splits(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
     uint32_t dim = j->layer->head_dim;
     uint32_t page_tokens = j->layer->block.page_tokens;
-    /* the splits of later queries have as many pages, or a multiple of them, so they end only where those of the first query end
-     */
+    /* the split size of a later query is a multiple of the first query's split size, so if no split of the first query ends here,
+     * no other split does */
     uint32_t fewest = fkv_attn_split_pages(tile.position, page_tokens);
     if (from_page / fewest == to_page / fewest) return;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
@@ -534,7 +534,7 @@ static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch 
         step.here.slot = slot;
         if (slot + j->tile_tokens < page_tokens) step.next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
         bool whole = j->layer->window == 0 &&
-                     base + j->tile_tokens <= tile.position + 1; /* whether all tokens of the tile are visible to every row */
+                     base + j->tile_tokens <= tile.position + 1; /* whether every row sees all tokens of the tile */
         if (!whole || !*were_whole) set_masks(j, tile, base, s->masks);
         *were_whole = whole;
         step.whole = whole;

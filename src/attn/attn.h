@@ -24,8 +24,7 @@
 #include "../codec/block.h"
 #include "../codec/rotation.h"
 
-/* Supported range of a layer's softmax scale. The test parity_attn compares the kernels with the reference over this range. The
- * soft cap may be any float. */
+/* Supported range of a layer's softmax scale, which the test parity_attn covers. There is no such limit for the soft cap. */
 static const float FKV_SMALLEST_SCALE = 1e-6f;
 static const float FKV_LARGEST_SCALE = 1e6f;
 
@@ -53,7 +52,7 @@ typedef struct fkv_attn_layer {
                                      only in the channel order of K */
 } fkv_attn_layer;
 
-/* Returns the first logical page of the span that contains page `own`. A query in `own` reads this page and all later pages in
+/* Returns the first logical page of the span that contains page `own`. A query in page `own` reads the pages from there on in
  * open form. */
 FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_OPEN_SPAN; }
 
@@ -78,7 +77,8 @@ FKV_INLINE const fkv_block *fkv_attn_head_block(const fkv_attn_layer *layer, uin
     return layer->head_blocks != NULL ? &layer->head_blocks[head] : &layer->block;
 }
 
-/* A row of a step: the new tokens of one sequence. In the arrays k, v, q and out, they start at index first - rows[0].first. */
+/* A row of a step: the new tokens of one sequence. In the arrays k, v, q and out, the row's tokens start at index
+ * first - rows[0].first. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;     /* position of the first new token */
@@ -108,7 +108,7 @@ typedef struct fkv_cpu_kernels fkv_cpu_kernels;
 const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa);
 const char *fkv_cpu_kernels_name(const fkv_cpu_kernels *kernels);
 
-/* Returns the number of pages per split for a query at `position`. It is large enough that there are at most FKV_ATTN_MAX_SPLITS
+/* Returns the number of pages per split for a query at `position`, chosen so that the history has at most FKV_ATTN_MAX_SPLITS
  * splits. */
 enum { FKV_ATTN_MAX_SPLITS = 32 };
 uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);

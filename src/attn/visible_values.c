@@ -11,8 +11,8 @@ static bool mask_shows(fkv_row_mask mask, uint32_t token) {
 /* Returns whether the codec has scales. A codec without scales stores rows as 16-bit values. */
 static bool has_scales(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_SCALES] != 0; }
 
-/* Returns whether any value of the tokens [from, end) may be non-finite. This is the case if a 16-bit value is non-finite, or if
- * a bfloat16 scale is so large that scale * code may overflow a float. */
+/* Returns whether any value of the tokens [from, end) may be non-finite. Float16 rows, scales and biases are checked for infinity
+ * and NaN. For bfloat16, the limit is 2^112, so that scale * code + bias cannot overflow a float. */
 static bool any_not_finite(const fkv_value_tile *t, uint32_t from, uint32_t end) {
     enum { F16_INFINITY = 0x7c00, BF16_2_POW_112 = (127 + 112) << 7 };
     const fkv_codec *codec = t->codec;
@@ -45,7 +45,7 @@ static void copy_visible(const fkv_value_tile *t, fkv_row_mask mask, uint32_t fr
 }
 
 static void visible_scaled_values(const fkv_value_tile *t, uint32_t row, fkv_fetch *next) {
-    /* the arrays are also zero past n_tokens, because kernels read whole vectors */
+    /* the arrays are also zeroed past n_tokens, because kernels read whole vectors */
     uint8_t scales[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
     uint8_t biases[FKV_TILE_TOKENS * MAX_ROW_GROUPS * 2] = {0};
     const fkv_codec *codec = t->codec;
@@ -73,7 +73,7 @@ void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
         return;
     }
     const fkv_cpu_kernels *kernels = t->kernels;
-    kernels->leave(); /* enter() was called for all rows; the kernels now process the rows of one query at a time */
+    kernels->leave(); /* ends the pass that the caller started for all rows; each query below is a pass of its own */
     for (uint32_t row = 0; row < t->n_rows; row += t->heads) {
         kernels->enter(t->k_codec, t->heads);
         if (has_scales(codec))

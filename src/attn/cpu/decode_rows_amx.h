@@ -46,19 +46,19 @@ enum {
 #define WEIGHTS 7      /* weight operand: two bytes per weight, for four rows and 64 tokens */
 #define QUERIES_ODD 6  /* query operand of the odd chunk in decode_score_pairs(); the same register later holds value codes */
 
-/* Configures the AMX tiles. Called once per pass over the pages, because configuration takes half as long as the matrix
+/* Configures the AMX tiles. Called only once per pass over the pages, because it takes half as long as the matrix
  * multiplications for one tile of tokens. */
 static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
     /* for sealed and TurboQuant keys, the query operand holds base-256 digits (signed bytes) of four rows; see sealed_amx.h */
     bool sealed = fkv_codec_is_sealed(k_codec) || k_codec->kind == FKV_CODEC_TURBO;
-    uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* unused if K has no integer kernel */
+    uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* not used if K has no integer kernels */
     uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;
     fkv_tile_shape(&shapes, SCORES_EVEN, sum_rows, 64);
     fkv_tile_shape(&shapes, SCORES_ODD, sum_rows, 64);
     fkv_tile_shape(&shapes, QUERIES, sealed ? sum_rows : chunk_bytes / 4, 64);
     fkv_tile_shape(&shapes, KEYS, sealed ? sum_rows : LANE_TOKENS,
-                   chunk_bytes); /* for sealed keys, this register holds the query digits of the odd chunk */
+                   chunk_bytes); /* for sealed and TurboQuant keys, this register holds the query digits of the odd chunk */
     fkv_tile_shape(&shapes, VALUES_WHOLE, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, VALUES_HIGH, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, CODES, TILE_QUADS, 64);
@@ -66,8 +66,8 @@ static void decode_tiles_open(const fkv_codec *k_codec) {
     fkv_tiles_open(&shapes);
 }
 
-/* Keeps the matrix unit powered up by a matrix multiplication whose result is discarded. The matrix unit powers down after about
- * 350 ns without a multiplication and takes 300 ns to wake up. */
+/* Keeps the matrix unit powered up by issuing a matrix multiplication whose result is discarded. The matrix unit powers down
+ * after about 350 ns without a multiplication and takes 300 ns to wake up. */
 FKV_INLINE void decode_stay_awake(void) { _tile_dpbsud(VALUES_HIGH, WEIGHTS, CODES); }
 
 #endif

@@ -200,7 +200,7 @@ static void add_scores_of_some_rows(const decode_score_job *j, score_step s, con
 
 /* ---- general shapes ---- */
 
-/* Loop state over the steps of a tile: the next step to start, and the next step to finish. */
+/* State of the loop over the steps of a tile. start: the next step to start; now: the next step to finish. */
 typedef struct score_steps {
     score_step start;
     score_step now;
@@ -237,8 +237,8 @@ FKV_INLINE void start_score_step(bool odd, int bits, decode_score_job *j, score_
     next_score_step(j, &s->start);
 }
 
-/* Finishes the step s->now: stores its dot products, starts the matrix multiplication of the step after the next one in the same
- * accumulator tile, and converts the stored dot products to scores. */
+/* Finishes the step s->now: stores its dot products, starts the step s->start, which reuses the same accumulator tile, and
+ * converts the stored dot products to scores. */
 FKV_INLINE void finish_score_step(bool odd, int bits, decode_score_job *j, score_steps *s) {
     token_sums *sums = &j->sums[odd];
     if (odd)

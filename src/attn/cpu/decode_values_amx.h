@@ -14,8 +14,8 @@
 
 enum { MAX_STRIP_GROUPS = 4 };
 
-/* Quantized weights of up to four query rows, for the scale groups of a strip. weigh() defines the quantization and packed_words
- * the order of tokens. */
+/* Quantized weights of up to four query rows, for the scale groups of a strip. weigh() defines the quantization, and
+ * packed_words defines the order of tokens. */
 typedef struct decode_weights {
     alignas(64) int8_t bytes[MAX_STRIP_GROUPS][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     alignas(64) float step[MAX_STRIP_GROUPS][COLUMN_ROWS];
@@ -30,7 +30,7 @@ typedef struct weigh_input {
     const float *p; /* [rows, FKV_TILE_TOKENS] softmax weights */
     int n_groups;
     uint32_t n_vecs; /* number of vectors (16 tokens each) per row */
-    uint32_t n_rows; /* further rows are readable, but their results are ignored */
+    uint32_t n_rows; /* rows past n_rows are not read, and the results of their columns are ignored */
 } weigh_input;
 
 FKV_INLINE uint32_t strip_group(const strip_place *place, int g) {
@@ -52,8 +52,8 @@ FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
     return fold_rows(how, 4 * COLUMN_ROWS, x[0]);
 }
 
-/* Computes the quantization step and the offset sum of each row and group. `inverse` receives the inverse steps, which scale
- * weights to integers. */
+/* Computes the quantization step of each row and group, and decode_weights.offset. `inverse` receives the inverse steps. Weights
+ * are multiplied by the inverse step before they are rounded to integers. */
 FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[COLUMN_ROWS]) {
     enum { LARGER_MAGNITUDE = 0x0b }; /* operand of _mm512_range_ps that selects the maximum of the absolute values */
     vf largest[MAX_STRIP_GROUPS][COLUMN_ROWS];

@@ -12,7 +12,7 @@
 
 enum {
     FKV_TILE_TOKENS = 64, /* maximum tokens per tile; also the row stride of the scores */
-    FKV_TILE_ROWS = 128,  /* maximum number of query rows per tile, unless more query heads than this share one KV head */
+    FKV_TILE_ROWS = 128,  /* maximum number of query rows per tile, or the number of query heads per KV head if that is larger */
     FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
 };
 
@@ -93,8 +93,8 @@ FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
 }
 
 /* Returns an upper bound, over all kernels, on the size of prepared queries: three bytes per value, a float per 32 values, a
- * float and an index per row, and the padding of six arrays. Some kernels need additional bytes, because they read the last rows
- * as a block of 16 rows, or store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
+ * float and an index per row, and the padding of six arrays. The last term covers kernels that read the last
+ * rows as a block of 16 rows, and kernels that store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
@@ -108,8 +108,8 @@ typedef struct fkv_codec_kernels {
      * aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
 
-    /* Computes scores[r][t] = q[r] . k[t] for t < n_tokens. Scores beyond n_tokens are undefined. q: [rows, D], 64-byte aligned;
-     * for calibrated keys, q is in the channel order of the codec here and in prepare(). `part` holds the addresses of the codes,
+    /* Computes scores[r][t] = q[r] . k[t] for t < n_tokens. Scores beyond n_tokens are undefined. q: [rows, D], 64-byte aligned.
+     * For calibrated keys, q must be in the channel order of the codec, as in prepare(). `part` holds the addresses of the codes,
      * scales and biases of the tile's first token. */
     void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);

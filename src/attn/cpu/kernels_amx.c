@@ -24,7 +24,7 @@ enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
     MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* maximum number of groups of 16 values along the head dimension */
-    MAX_WEIGHTS = 16 /* maximum number of row_weights in memory, one for each pair of a scale group and a block of rows */
+    MAX_WEIGHTS = 16 /* maximum number of row_weights in a value_job; each belongs to one scale group and one block of rows */
 };
 
 /* Integer dot products of 16 rows with 16 columns. */
@@ -179,8 +179,8 @@ FKV_INLINE void score_set(score_job *j, uint32_t set, const key_turn *next, size
     score_byte(j, set, 2, j->queries.remainder + at, before);
 }
 
-/* Processes one loop iteration. `before`, row and n_rows describe the previous iteration; `next` and `at` (an offset in the query
- * bytes) describe the next one. */
+/* Processes one loop iteration. `before`, `row` and `n_rows` describe the previous iteration. `next` and `at`, an offset in the
+ * query bytes, describe the next iteration. */
 FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows,
                            const key_turn *next, size_t at) {
     if (set == 0)
@@ -408,8 +408,8 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     value_step(j, 1, &before, 0, &now, true); /* before the first iteration, the stored dot products are not used */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
-            /* after the last step of a scale group, the next iteration is in another block of rows; after the last block, the
-             * last multiplication is repeated, and its result is not used */
+            /* after the last step of the scale group, the next iteration starts the next block of rows; after the last block, the
+             * same multiplication is issued again, and its result is not used */
             bool other = step + 1 == j->group_steps;
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)

@@ -26,7 +26,7 @@ enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_B
 
 enum {
     PREFILL_MIN_ROWS = 4 * PREFILL_ROWS
-}; /* minimum number of query rows for which unpacking 16 tokens to L1 is faster than decoding them in registers */
+}; /* with at least this many query rows, decoding 16 tokens to L1 is faster than decoding them in registers */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {
@@ -72,7 +72,7 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
-    /* n_tokens rounded up to a multiple of 16 stays within a full tile, whose number of tokens is a multiple of 16 */
+    /* rounding n_tokens up does not exceed a full tile, because the number of tokens in a full tile is a multiple of 16 */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
     widen_halves(codec->type, part[FKV_PART_SCALES], n, t->scales);
@@ -443,10 +443,10 @@ AFFINE_FLOATS(2);
 
 /* ---- softmax ---- */
 
-/* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either is NaN. The
- * bound is therefore the first operand where NaN must propagate, and the second operand where the bound must replace NaN. */
+/* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either operand is NaN.
+ * A bound is therefore passed as the first operand if NaN must propagate, and as the second operand if it must replace NaN. */
 
-/* Returns y such that exp(x) = y * 2^n within 2 ulp, with the Cephes polynomial. */
+/* Sets *n to an integer and returns y such that exp(x) = y * 2^n within 2 ulp. Uses the Cephes polynomial. */
 FKV_INLINE vf exp_factor(vf x, vf *n) {
     vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding this constant rounds a small value to an integer */
     *n = vf_sub(vf_fma(x, vf_set(1.44269504088896341f), rounder), rounder);

@@ -3,7 +3,7 @@
  *
  * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
  * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because large key values amplify the rounding
- * errors of queries. Queries with a channel hundreds of times larger than the others use the float kernels. Integer sums are
+ * errors of queries. Queries with many values below 1/1024 of the largest value use the float kernels. Integer sums are
  * exact, so they do not depend on the order of additions. Two measures keep rounding errors from being multiplied by large
  * biases: query values are summed after rounding, and weights are multiplied by code - zero, where zero is the zero code (the
  * code whose value is nearest to 0).
@@ -81,17 +81,17 @@ FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
 
 /* ---- scores ---- */
 
-/* Query rows as bytes. Within 32 values, the order is that of the codes: ascending for 8-bit codes; for 4-bit codes, the 16 even
- * values (low nibbles) precede the 16 odd values. */
+/* Query rows as bytes. Each 32 values are stored in the order of the codes. For 8-bit codes, this is the channel order. For 4-bit
+ * codes, the 16 even values (low nibbles) precede the 16 odd values. */
 typedef struct int_queries {
     uint32_t *n_by_float; /* number of rows that use the float kernels */
     uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
     float *step;          /* [rows] */
-    float *sum;        /* [rows, chunks] sums of the rounded query values; with sums of the exact values, rounding errors would be
-                          multiplied by key - bias instead of key */
-    int8_t *high;      /* [rows, D] */
-    int8_t *low;       /* [rows, D] */
-    int8_t *remainder; /* [rows, D] third byte of each value: the rounding residue, as a multiple of step / 256 */
+    float *sum;           /* [rows, chunks] sums of the rounded query values, which are multiplied by the biases of K; sums of the
+                             exact values would increase the error of the scores if biases are large */
+    int8_t *high;         /* [rows, D] */
+    int8_t *low;          /* [rows, D] */
+    int8_t *remainder;    /* [rows, D] third byte of each value: the rounding residue, in units of step / 256 */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -126,7 +126,7 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 }
 
 /* Returns the number of units (32 values each) per chunk. The dot product over a chunk is computed in integers and then
- * multiplied by a scale, so a chunk never exceeds a scale group. It has one or two units. */
+ * multiplied by a scale, so a chunk never crosses the boundary of a scale group. */
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 

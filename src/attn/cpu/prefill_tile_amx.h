@@ -35,10 +35,10 @@ typedef struct fused_job {
     sealed_levels_tile levels;
 } fused_job;
 
-/* Keeps the matrix unit powered up. Overwrites tile 3. */
+/* Keeps the matrix unit powered up by issuing a multiplication whose result is discarded. Overwrites tile 3. */
 FKV_INLINE void fused_stay_awake(void) { _tile_dpbssd(3, 6, 7); }
 
-/* Unpacks the tile and locates the query digits. */
+/* Unpacks the keys and values of the tile, and sets j->digits to the location of the query digits. */
 static void fused_open(uint32_t n_chunks, fused_job *j) {
     const fkv_tile_rows *in = j->in;
     const uint8_t *const *part = in->part[FKV_SIDE_K];
@@ -63,7 +63,7 @@ static void fused_open(uint32_t n_chunks, fused_job *j) {
     book_values_open(j->v, in->part[FKV_SIDE_V], FKV_TILE_TOKENS, &j->norms, &j->levels);
 }
 
-/* The following functions process one block of n rows, starting at `row`. n_chunks is a compile-time constant. */
+/* The functions below process one block of n rows, starting at `row`. n_chunks is a compile-time constant. */
 
 /* ---- scores ---- */
 

@@ -46,14 +46,14 @@ FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
 }
 
-/* Computes x * 256 with a byte shuffle. While tiles are in use, shifts compete with float operations for an execution port. */
+/* Computes x * 256 with a byte shuffle, because shifts would compete with float operations for an execution port. */
 FKV_INLINE __m512i times_256(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
 /* ---- softmax ---- */
 
-/* Computes the bits of vf_exp() without limiting x, because lanes below -87 are set to 0. */
+/* Computes exp(x), bit-identical to vf_exp(). x is not clamped, because lanes with x < -87 are set to 0 at the end. */
 FKV_INLINE vf exp_weight(vf x) {
     vf n;
     vf y = exp_factor(x, &n);

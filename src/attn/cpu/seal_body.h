@@ -131,7 +131,7 @@ FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[
     }
 }
 
-/* Packs calibrated codes as 2-bit digits. Inverse of calibrated_unit(). The planes of digits 1 and 2 must be zero on entry. */
+/* Packs calibrated codes as 2-bit digits. Inverse of calibrated_unit(). The caller zeroes the planes of digits 1 and 2. */
 FKV_INLINE void seal_digits(const fkv_channel_order *order, uint8_t (*quads)[FKV_SEALED_LINE], uint32_t unit, uint8_t *block) {
     uint8_t *line = block + (size_t)unit * FKV_SEALED_LINE;
     for (int i = 0; i < FKV_SEALED_LINE; i++)

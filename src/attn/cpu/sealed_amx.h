@@ -84,8 +84,8 @@ FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *ro
     }
 }
 
-/* Number of blocks of 16 tokens by which unpacking runs ahead of the matrix multiplications. If a tile were loaded directly after
- * its bytes were stored, the load would wait for the stores. */
+/* Number of blocks of 16 tokens by which unpacking runs ahead of the matrix multiplications. A tile load directly after the
+ * stores of its bytes would wait for these stores. */
 enum { AHEAD = 2 };
 
 typedef struct decode_sealed_job {
@@ -97,7 +97,7 @@ typedef struct decode_sealed_job {
     const float *norms; /* norms of the tokens; NULL for sealed keys, which have no norms */
     sealed_page page;   /* sealed keys only */
     sealed_rows rows;
-    decode_digits digits; /* query digits for sealed keys; for TurboQuant keys, prepare() computes the digits */
+    decode_digits digits; /* query digits for sealed keys; not used for TurboQuant keys, whose digits prepare() computes */
     alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* see decode_keys() */
     decode_sums sums[2];
 } decode_sealed_job;

@@ -83,7 +83,7 @@ FKV_INLINE const uint8_t *sealed_block(const fkv_codec *codec, const uint8_t *co
 enum {
     TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS,
     FOLD_ROWS = 48, /* maximum number of query rows that are multiplied by the scales of a page at a time */
-    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* query rows per iteration; the tokens are PREFILL_KEY_BLOCKS blocks of 16 */
+    PREFILL_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* query rows per iteration, which covers PREFILL_KEY_BLOCKS blocks of 16 tokens */
     PREFILL_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
     DECODE_KEY_ROWS = 4, /* query rows per iteration; DECODE_KEY_SUMS accumulator vectors hide the FMA latency */
     DECODE_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,

@@ -44,7 +44,8 @@ typedef struct sealed_run {
     run_queries queries[2];
     alignas(64) float scores[2][COLUMN_ROWS][FKV_TILE_TOKENS]; /* scores, then weights */
     sealed_norms norms;
-    vf sum[COLUMN_ROWS]; /* for the page of the step `weights`: per-lane sums of p, and per-lane maxima of p * norm */
+    vf sum[COLUMN_ROWS]; /* per-lane sums of p (`sum`) and per-lane maxima of p * norm (`largest`), for the page of the step
+                            `weights` */
     vf largest[COLUMN_ROWS];
     decode_sealed_values_job values[2];
     decode_sums sums;
@@ -62,7 +63,7 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* this pointer and the next five: buffers that the steps of this turn read and write */
+    run_queries *asked;    /* this field and the next five point to the buffers that the steps of this turn read and write */
     run_queries *scored;
     float *to_weigh;
     float *to_score;
@@ -236,8 +237,8 @@ FKV_INLINE void run_quarter(run_shape shape, const fkv_run *in, sealed_run *s, r
         decode_score_rows(&s->sums, &w->scored->rows, 0, shape.n_rows, NULL, w->to_score + quarter * FKV_SEALED_TOKENS);
 }
 
-/* Softmax maxima and sums of a split that has just ended: the current turn computes the weights of the first page after the
- * split. The split is merged into the total once the values of its last page have been added. */
+/* Softmax maxima and sums of a split that has just ended. In the same turn, the weights of the first page after the split are
+ * computed. The split is merged into the total once the values of its last page have been added. */
 typedef struct run_split {
     bool ends;
     float max[COLUMN_ROWS];

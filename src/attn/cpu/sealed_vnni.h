@@ -24,7 +24,7 @@ enum {
 };
 
 static const float MAX_BOUND = 32.0f;
-static const float DIGIT_LIMIT = 4161000.0f; /* slightly below the largest integer that three base-256 digits can hold */
+static const float DIGIT_LIMIT = 4161000.0f; /* slightly below 2^22 - 0x8080, the limit of round_to_digits() */
 static const float WEIGHT_LIMIT = 65280.0f;
 static const float SEALED_UNIT = 0x1p-7f; /* value = norm * level * SEALED_UNIT */
 
@@ -119,8 +119,8 @@ FKV_INLINE digit_rows digits_from(digit_rows digits, uint32_t row) {
 }
 
 /* Rounds x * inverse to an integer and returns its three base-256 digits, with the lowest digit in the lowest byte. Adding 2^23 +
- * 2^22 + 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float, up to an offset that a byte-wise
- * subtraction removes. */
+ * 2^22 + 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float. A byte-wise subtraction then removes
+ * the constant. */
 FKV_INLINE __m512i round_to_digits(vf x, vf inverse) {
     return _mm512_sub_epi8(_mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))), _mm512_set1_epi32(0x00408080));
 }

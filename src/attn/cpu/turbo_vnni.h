@@ -106,9 +106,9 @@ FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i qua
     }
 }
 
-/* Unpacks the codes of 64 values to quads, for 16 tokens. 4-bit quads hold even values before odd values; narrower quads hold the
- * first of every four values, then the second, and so on. `rows` points to the first token. Loads may extend past a row into
- * other rows or scales; the extra bytes are ignored. */
+/* Unpacks the codes of 64 values into quads, for 16 tokens. With 4-bit codes, each 32 values have four quads of even values, then
+ * four quads of odd values. With narrower codes, quad k of each 16 values holds values k, k + 4, k + 8 and k + 12. `rows` points
+ * to the first token. Loads may extend past a row into other rows or scales; the extra bytes are ignored. */
 FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *rows, uint32_t chunk, __m512i quads[CHUNK_QUADS]) {
     size_t stride = codec->row_bytes[FKV_PART_CODES];
     if (bits == 4) {
