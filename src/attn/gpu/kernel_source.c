@@ -203,7 +203,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
-        most = fkv_max_u32(4, most / 2); /* with fewer rows per block, more warps are resident, which is faster */
+        most = fkv_max_u32(4, most / 2); /* fewer rows per block are faster, because more warps are resident */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -223,11 +223,11 @@ enum {
     SYSTEM_SHARED_BYTES = 1024,
     PREFILL_SHARED_BYTES = ALL_SHARED_BYTES - SYSTEM_SHARED_BYTES, /* maximum shared memory per block */
     METAL_THREADS = 128,                                           /* four simdgroups */
-    SEAL_THREADS = 512 /* sealing is limited by latency, so each thread has little work */
+    SEAL_THREADS = 512 /* sealing is latency-bound, so the work is spread over many threads */
 };
 
-/* On Metal, threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops, but with Hopper's
- * numbers of rows and threads. */
+/* On Metal, the size of threadgroup memory limits the number of rows. CUDA devices other than Hopper run the plain loops with the
+ * same numbers of rows and threads as Hopper. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL) return layer->head_dim <= 128 ? 32 : layer->head_dim <= 256 ? 16 : 8;
     return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
@@ -258,7 +258,7 @@ uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
     const uint64_t row =
-        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; also the average bytes of unpacked V per token */
+        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; unpacked values need as many bytes per token */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
     const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;

@@ -69,7 +69,7 @@ FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kerne
  * for a sealed layer. */
 FKV_INTERNAL const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
 
-/* Both functions return parameter names of the kernel, as an array terminated by NULL. */
+/* The next two functions return the names of the kernel's parameters, as an array terminated by NULL. */
 FKV_INTERNAL const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed);
 FKV_INTERNAL const char *const *fkv_kernel_outputs(fkv_kernel kernel);
 

@@ -19,7 +19,7 @@ fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_querie
     uint32_t rows = fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1);
     uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, rows);
     uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads, rows); /* number of blocks per split and KV head */
-    /* thread blocks per KV head; a sealed layer uses two of them for its open pages */
+    /* number of splits per KV head that run at the same time; in a sealed layer, two of them read open pages */
     uint32_t per_kv = fkv_max_u32(1, blocks / (layer->n_kv_heads * chunks));
     return (fkv_step_plan){.page_tokens = layer->block.page_tokens,
                            .window = layer->window,
@@ -268,7 +268,7 @@ void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, ui
     for (uint32_t r = 0; r < n_rows; r++) add_row_sections(plan, &rows[r], r, &s, words);
 }
 
-/* Appends word i to the run if it has the same addend and distance. */
+/* Appends word i to the run if `add` equals the run's addend and i continues its stride. Otherwise returns false. */
 static bool extend_run(fkv_table_run *run, uint32_t i, uint32_t add) {
     if (run->add != add || (run->count > 1 && i != run->first + run->stride * run->count)) return false;
     if (run->count == 1) run->stride = i - run->first;

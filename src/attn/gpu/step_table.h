@@ -27,7 +27,7 @@ uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible);
 FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);
 FKV_INTERNAL void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
-/* Words of a table to which the same number is added: first, first + stride, ..., `count` words in total. */
+/* A change of a table: adds the same number to `count` words, at indices first, first + stride, and so on. */
 typedef struct fkv_table_run {
     uint32_t first;
     uint32_t stride;
@@ -35,8 +35,8 @@ typedef struct fkv_table_run {
     uint32_t add; /* modulo 2^32 */
 } fkv_table_run;
 
-/* Describes how to change table `from` into table `to`, both of n words, by at most max_runs runs. Returns the number of runs, or
- * max_runs + 1 if more are needed. */
+/* Writes to `runs` the changes that turn table `from` into table `to`, both of n words. Returns the number of runs, or
+ * max_runs + 1 if more than max_runs runs are needed. */
 FKV_INTERNAL uint32_t fkv_step_table_changes(const uint32_t *from, const uint32_t *to, uint32_t n, fkv_table_run *runs,
                                              uint32_t max_runs);
 

@@ -49,7 +49,7 @@ FKV_FN fkv_u32 fkv_page_bits(float x) {
 #endif
 }
 
-/* Both functions return 0x80000000 if the rotation (of K or V, respectively) negates channel d, and 0 otherwise. */
+/* The next two functions return 0x80000000 if the rotation of K or V, respectively, negates channel d, and 0 otherwise. */
 FKV_FN fkv_u32 fkv_k_sign(fkv_u32 d) {
     const fkv_u32 signs[] = {FKV_K_SIGNS};
     return FKV_ROTATE_K ? signs[FKV_ROTATE_K ? d / 32 : 0] >> d % 32 << 31 : 0;
@@ -95,7 +95,7 @@ FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u3
     return n_splits * rows * FKV_D + (row * n_splits + split) * 2;
 }
 
-/* Both functions return the codebook value of a code, before multiplication by the row's scale. */
+/* The next two functions return the codebook value of a K or V code, before multiplication by the row's scale. */
 FKV_FN float fkv_k_book(fkv_u32 code) {
     const int values[] = {FKV_K_BOOK_VALUES};
     return (float)values[code];

@@ -47,8 +47,8 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
     if (place.x == 0 && place.y == 0 && place.index == 0) done[0] = 1;
 }
 
-/* Stores n 16-bit words in the pool, to load page files. where[0] and where[1] are the low and the high 32 bits of the index of
- * the first word in the pool, and where[2] is n. */
+/* Stores n 16-bit words in the pool. Used to load page files. where[0] and where[1] are the low and the high 32 bits of the index
+ * of the first word in the pool, and where[2] is n. */
 FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
                             FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);

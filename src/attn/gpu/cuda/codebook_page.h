@@ -8,7 +8,7 @@
  * Bottleneck: the integer ALU pipe (shifts, logic, permutes), which accepts one warp instruction every two cycles. Right shifts
  * therefore use the multiply pipe (fkv_shifted_right(), fkv_upper_half()).
  */
-constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* these constants have the same meaning as those in sealed_page.h */
+constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* sealed_page.h explains these constants */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
 constexpr bool SD_LESS_ONE = false;
 constexpr float SD_LEVEL = 1.0f;
@@ -36,8 +36,8 @@ struct sd_tile {
     fkv_u32 page;                       /* number of the pool page that holds the next tile */
 };
 
-/* Loads the codes of N channels, starting at channel d, for ROWS of every 32 tokens of a tile. Together, the lanes of a warp load
- * adjacent rows. `rows` is the address of the lane's first row. */
+/* Loads the codes of N channels, starting at channel d, for ROWS tokens in each part (32 tokens) of a tile. Together, the lanes
+ * of a warp load adjacent rows. `rows` is the address of the lane's first row. */
 template <int BITS, int N, int ROWS, int WORDS>
 FKV_FN void sd_load_codes(fkv_u32 (&to)[SD_PARTS][ROWS][WORDS], const fkv_u8 *rows, fkv_u32 d) {
     constexpr int plane_bits = BITS == 4 ? 4 : 2;

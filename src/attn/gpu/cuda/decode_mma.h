@@ -47,7 +47,7 @@ FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shar
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         fkv_u32 row = DC_DUPLICATED ? at.lane / 4 % 4 : at.lane / 4 + 8 * (fkv_u32)n;
-        /* lanes with the second copy of a row compute the dot products with the least significant query bytes and add no bias */
+        /* lanes with the second copy of a row compute the dot products with the `rest` bytes of the queries and add no bias */
         bool second = DC_DUPLICATED && at.lane >= 16;
         rows.step[n][1] = steps[row];
         if constexpr (dc_k::bits == 16)
@@ -129,14 +129,14 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
 }
 
-/* Adds a stream's output sums to the block's output sums: sums [rows, D]. */
+/* Adds the output sums of a stream to those of the block. sums: [rows, D]. */
 FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_SHARED float *sums) {
     fkv_u32 c = at.lane % 4;
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
         fkv_u32 unit = (fkv_u32)t / (2 * dc_v::quads);
         fkv_u32 channel = unit * dc_v::span + at.lane / 4 * (dc_v::span / 8) + (fkv_u32)t % (2 * dc_v::quads) * 2;
-        if (DC_DUPLICATED) { /* skips the copy of the row that does not handle the scale group of this channel */
+        if (DC_DUPLICATED) { /* skips the copy of the row that handles the other scale groups */
             fkv_u32 half = dc_v::bits == 16 || dc_v::groups == 1 ? 0 : channel / FKV_V_GROUP % 2;
             if (c / 2 != half) continue;
         }

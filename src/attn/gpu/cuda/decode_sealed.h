@@ -84,7 +84,7 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     return x;
 }
 
-/* Returns the distance between the first and the i-th token that the thread handles. */
+/* Returns the distance, in tokens, from the first to the i-th token that the thread handles. */
 FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
 
 /* Reads the norms of the tokens that the thread handles. The norm of a masked token may be NaN, so it is replaced with 0. Returns
@@ -233,7 +233,7 @@ FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 
                              sd_state &state) {
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
-    /* exchange buffer of the other warp of the stream */
+    /* exchange buffer of the stream's other warp */
     FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane;
     sd_queries queries = {};
     if (FKV_K_BOOK)

@@ -6,15 +6,14 @@ constexpr bool DC_DUPLICATED = DC_ROWS == 4;        /* each query row has two co
 constexpr int DC_OWN_ROWS = DC_ROWS == 16 ? 2 : 1;  /* number of query rows that a thread handles: row r, or rows r and r + 8 */
 constexpr int DC_EXCHANGES = DC_ROWS == 16 ? 1 : 2; /* number of score exchange buffers; a single buffer needs an extra barrier */
 
-/* Number of tokens per tile whose keys one thread loads, limited by the available registers. It depends only on the layer and not
- * on DC_ROWS, because it affects how the result is rounded. */
+/* Number of tokens per tile whose keys one thread loads, limited by the available registers. It affects how results are rounded,
+ * so it must depend only on the layer and not on DC_ROWS. */
 constexpr int DC_RUN = FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 && FKV_R <= 4 && FKV_D <= 256 ? 4 : 2;
 constexpr int DC_TILE = 8 * DC_RUN;
 constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* number of tokens per tile whose scores and values a thread handles */
 
-/* These functions assign tokens to threads such that each load of a warp covers adjacent rows, and covers complete memory lines
- * if rows are short. dc_own_token() returns the i-th token whose scores thread c handles. dc_key_token() returns the b-th token
- * whose keys thread r loads. */
+/* dc_own_token() returns the i-th token whose scores thread c handles, and dc_key_token() the b-th token whose keys thread r
+ * loads. With this assignment, each load of a warp covers adjacent rows, and covers complete memory lines if rows are short. */
 FKV_FN constexpr fkv_u32 dc_own_token(fkv_u32 c, int i) { return (fkv_u32)(i % DC_RUN * 8 + i / DC_RUN * 4) + c; }
 FKV_FN constexpr fkv_u32 dc_key_token(fkv_u32 r, int b) { return (fkv_u32)(8 * b) + r % 2 * 4 + r / 2; }
 
@@ -38,7 +37,7 @@ template <int BITS, int GROUP, bool BOOK> struct dc_side {
     static constexpr int plane_bits = BITS == 3 ? 2 : BITS; /* number of bits per code in the first plane */
     static constexpr int slab_bytes = DC_SLAB * plane_bits / 8;
     static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / group; /* number of scale groups per slab */
-    static constexpr int scale_words = (groups + 1) / 2;            /* number of page words with one token's scales */
+    static constexpr int scale_words = (groups + 1) / 2;            /* number of words per token for scales in the page */
     static constexpr int line_floats = BOOK ? 1 : 2; /* number of floats per scale group: scale and bias, or only a scale */
     static constexpr int scale_floats =
         BITS == 16 ? 0 : line_floats * groups;                   /* number of floats per token and slab, in shared memory */
@@ -73,7 +72,7 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
     static constexpr int load_bytes = span * plane_bits / 64;
     static constexpr int high_word = bits == 3 ? (load_bytes + 3) / 4 : 0;
     static constexpr int words = (load_bytes + 3) / 4 + (bits == 3);
-    static constexpr int unit = is_book && bits == 2 ? 11 : 1; /* levels are divided by this number to obtain operands */
+    static constexpr int unit = is_book && bits == 2 ? 11 : 1; /* an operand is a level divided by this number */
     static constexpr int units = DC_SLAB / span;
     static constexpr int quads = span / 32; /* number of groups of four channels that a thread holds in each unit */
     static constexpr int tiles = DC_SLAB / 16;
@@ -81,8 +80,8 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
     static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16;                 /* if true, p is split into two bfloat16 terms */
     static constexpr float middle = bits == 8 ? 128.0f : bits == 4 ? 8.0f : 2.0f;
 
-    /* Both functions return an index among the scale groups that the thread handles: the group of unit u, or the group of tile t
-     * (16 channels). */
+    /* group_of_unit() returns the index of the scale group of unit u, and group_of_tile() that of tile t (16 channels), among the
+     * scale groups that the thread handles. */
     FKV_FN constexpr int group_of_unit(int u) { return bits == 16 || span == DC_SLAB ? 0 : DC_DUPLICATED ? u / 2 : u; }
     FKV_FN constexpr int group_of_tile(int t) { return group_of_unit(t / (2 * quads)); }
 };

@@ -46,7 +46,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
         if (i == 1 && x.shared_end > 1) {
             pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
-            /* waits until the phases of the last shared tiles are over, because an mbarrier distinguishes only two phases */
+            /* waits until the phases of the last shared tiles have ended, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
@@ -122,7 +122,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), phase ^ 1);
         pf_put_keys(s, x, tile, stage, packed, k);
         pf_publish(s, pf_mbarrier(PF_FULL, stage));
-        /* the load starts early, because the next fence waits for it */
+        /* issued early, because the next fence waits for this load */
         fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
 
         pf_taken_values v;

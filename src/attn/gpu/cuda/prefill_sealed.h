@@ -46,7 +46,7 @@ constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 /* ---- keys ---- */
 
 constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit (8 channels) */
-constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens that a thread unpacks */
+constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens per thread */
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
@@ -58,7 +58,7 @@ struct pf_key_share {
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
     fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the first token */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first offset key */
-    bool any, first;   /* any: the thread has a unit to unpack; first: the thread also stores the offset of its channel */
+    bool any, first;   /* any: the thread unpacks a unit; first: the thread also stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -78,7 +78,7 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
     fkv_u32 scales[4], four_scales[2],
-        four_biases[2];  /* scales of the unit; scales and biases of four channels, for pf_page_exponent() */
+        four_biases[2];  /* scales: of the unit; four_scales, four_biases: of four channels, for pf_page_exponent() */
     fkv_u32 scale, bias; /* scale and bias of the thread's channel */
     fkv_u32 norms;       /* norms of two tokens */
 };
@@ -187,8 +187,8 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
 }
 
 /* Stores the score factor and the norms of a page (pf_page_unit). Called by a warp. Non-finite norms are replaced with 0, because
- * a weight of 0 would not cancel them, and the rows to which the affected tokens are visible are marked. The tokens of a page
- * image are visible to all rows, so no rows are marked, and pf_page_unit.sum is set to NaN instead. */
+ * 0 * NaN is NaN even for masked tokens, and the rows that see the affected tokens are marked. All rows see the tokens of a page
+ * image, so in this case pf_page_unit.sum is set to NaN instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
     fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
     if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;

@@ -6,14 +6,13 @@
  * unpacking can run ahead of the matrix products.
  */
 constexpr int PF_DP = FKV_D > 256 ? (FKV_D + 127) / 128 * 128 : (FKV_D + 63) / 64 * 64;
-constexpr bool PF_HALVES =
-    PF_DP > 256; /* true if both multiplying warpgroups process the same rows, each for half of the channels */
+constexpr bool PF_HALVES = PF_DP > 256; /* true if both MMA warpgroups process the same rows, each for half of V's channels */
 constexpr int PF_ROWS = FKV_PREFILL_ROWS;
 constexpr int PF_COLS = PF_HALVES ? PF_DP / 2 : PF_DP;
 constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
 constexpr int PF_THREADS = FKV_PREFILL_THREADS;
 constexpr int PF_FEEDERS =
-    FKV_SEALED ? 2 : 1; /* number of unpacking warpgroups; sealed pages use one for keys and one for values */
+    FKV_SEALED ? 2 : 1; /* number of warpgroups that unpack pages; for sealed pages, one unpacks keys and one values */
 static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2) * 128,
               "rows and threads must match kernel_source.c");
 constexpr int PF_SHARED_LIMIT = 227 * 1024;
@@ -24,15 +23,15 @@ constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* true if queries are kept in registers */
 constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* true if K's biases are stored as extra channels */
 
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* unit of the query sums if PF_BIASED is true; see pf_put_biases() */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* if PF_BIASED is true, query sums are multiplied by this factor */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
                                (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
 constexpr int PF_MORE_KEYS =
-    FKV_K_SEALED ? 8 : 0; /* extra keys for the channel offsets of four sealed pages, two keys per page */
+    FKV_K_SEALED ? 8 : 0; /* number of extra keys that hold the channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* for the low-order parts of open keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -65,7 +64,7 @@ template <int BITS, int GROUP> struct pf_side {
     static constexpr int per_group = chunks / groups;
     static constexpr bool spread =
         BITS == 16 ||
-        per_group % 2 == 0; /* true if consecutive units of a chunk are stored `chunks` units apart, to avoid bank conflicts */
+        per_group % 2 == 0; /* true if the units of a chunk are stored at a stride of `chunks` units, to avoid bank conflicts */
     static constexpr int per_thread = (chunks * PF_KEYS + 127) / 128;
     static constexpr int batch =
         per_thread < 4 ? per_thread : 4; /* number of chunks that a thread holds in registers at a time */
@@ -95,7 +94,7 @@ template <int BITS, int GROUP> struct pf_side {
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) {
     return place / 4 * 4 + place % 2 * 2 + place / 2 % 2;
-} /* order in which pf_put_unit() extracts the nibbles */
+} /* channels are in the order in which pf_put_unit() extracts the nibbles */
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
@@ -125,13 +124,13 @@ constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of pf_page_unit [stages + 1], for sealed pages */
-constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* prefill_share.h: number of blocks that started before this block */
-constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* prefill_share.h: number of shared tiles known to be in the ring */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* prefill_share.h: value of pf_item.shared_end, computed by one thread */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* prefill_share.h: number of shared tiles that are finished */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* for prefill_share.h: number of blocks that started before this block */
+constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* for prefill_share.h: number of shared tiles known to be in the ring */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* for prefill_share.h: pf_item.shared_end, computed by one thread */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* for prefill_share.h: number of shared tiles that are finished */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
-    FKV_D + 4; /* floats between consecutive output rows, which overwrite everything before PF_AT_NONFINITE */
+    FKV_D + 4; /* stride of the output rows, in floats; at the end, they may overwrite all data before PF_AT_NONFINITE */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
@@ -140,9 +139,9 @@ static_assert(PF_OUT_BYTES <= PF_AT_NONFINITE, "the output rows must not overwri
 static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K,
               "not enough space for the query rows that are being converted");
 
-/* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_K_EMPTY, PF_V_EMPTY,
- * PF_PACKED_EMPTY: a buffer may be overwritten. PF_TURN: it is the warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the
- * packed page that this block unpacks for other blocks has arrived. */
+/* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_PACKED_FULL: a
+ * packed tile has arrived. PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_EMPTY: the buffer may be overwritten. PF_TURN: it is the
+ * warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the packed page that this block unpacks for other blocks has arrived. */
 enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_TO_SHARE_FULL };
 FKV_FN fkv_u32 pf_mbarrier(int kind, int stage) { return (fkv_u32)(PF_AT_MBARRIERS + (kind * 3 + stage) * 8); }
 
@@ -167,7 +166,7 @@ struct pf_item {
     fkv_u32 n_rows;      /* number of rows of this block */
     fkv_u32 begin, last; /* begin: first token in the window of the first row; last: position of the last row */
     fkv_u32 n_front, first_back,
-        n_tiles; /* n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles from first_back on */
+        n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then tiles from first_back on */
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }

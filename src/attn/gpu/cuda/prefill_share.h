@@ -22,7 +22,7 @@ constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
 constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
-constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a word is page number + tag; tags are multiples of PF_TAG */
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a ring word is tag + page count; tags are multiples of PF_TAG */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
@@ -35,8 +35,8 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
-    fkv_u32 *ready, *through; /* words of the ring, each with a tag; ready: index of the page in each slot plus 1; through: number
-                                 of pages released by each member */
+    fkv_u32 *ready, *through; /* tagged words of the ring. ready: for each slot, the index of its page plus 1. through: for each
+                                 member, the number of pages that it has released. */
     fkv_u8 *images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the group that used the ring before this group */
@@ -70,7 +70,7 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* Returns the block's place in the grid. Places are assigned in the order in which blocks start. */
+/* Returns the block's place in the grid. If pages may be shared, places are assigned in the order in which blocks start. */
 FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
     if (!pf_may_share(table)) return place;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
@@ -90,7 +90,7 @@ FKV_FN bool pf_agree_to_share(const pf_item &x) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
     fkv_u32 end = x.head * n_tiles + first +
-                  pf_members(n_tiles, first); /* number of started blocks once the last member of the group has started */
+                  pf_members(n_tiles, first); /* once this many blocks have started, all members of the group have started */
     bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
     fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
     while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {
@@ -193,8 +193,8 @@ FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Copies the keys of all shared tiles to the stages. The calling thread arrives at the mbarrier in place of the four warps that
- * otherwise unpack a page. */
+/* Copies the keys of all shared tiles to the stages. Called by one thread, which arrives at the mbarrier on behalf of the four
+ * warps that unpack other tiles. */
 FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
     for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
@@ -230,8 +230,8 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Releases the block's share of the ring at the end of the block. The last block of the launch resets the control words in device
- * memory. Called by all threads. */
+/* Called by all threads when the block ends: releases the ring slots that the block has used. The last block of the launch resets
+ * the control words in device memory. */
 FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
     if (!pf_may_share(x.table)) return;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER), *words = (fkv_u32 *)x.ring;

@@ -104,7 +104,7 @@ template <class SIDE> struct pf_chunks {
     fkv_u32 scale[SIDE::batch], bias[SIDE::batch];
 };
 
-template <class SIDE> struct pf_chunk_position {          /* position in the tile of the i-th chunk that a thread unpacks */
+template <class SIDE> struct pf_chunk_position {          /* position, within the tile, of a chunk that a thread unpacks */
     static constexpr bool even = 128 % SIDE::chunks == 0; /* true if all chunks of a thread cover the same channels */
     static constexpr fkv_u32 key_step = even ? 128 / SIDE::chunks : 0;
     fkv_u32 chunk, key, turn;
@@ -206,14 +206,14 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
  *   s[0] * (dot[0] + sum over all g of (b[g] / s[0] * sum[g])) + sum over g > 0 of (s[g] * dot[g])
  *
  * Each ratio b[g] / s[0] and each sum[g] is split into two fp16 values, so that each of the two factors has 22 bits. The product
- * of two split factors has four terms, so each group needs four extra channels. sum[g] is stored in units of 1 / PF_SUM_UNIT and
- * the ratios in units of PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is
+ * of two split factors has four terms, so each group needs four extra channels. sum[g] is multiplied by PF_SUM_UNIT and the
+ * ratios are divided by PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is
  * raised to at least 2^-23 of the largest bias (for groups of 64), which changes a key by at most 2^-15 of that bias. */
 /* Returns the index of a key's scale in shared memory. The scales that a thread needs for its scores of 16 keys are four adjacent
  * entries. */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
-/* Scales and biases of one key in all scale groups. The thread stores the scale and bias of group `group`. */
+/* Scales and biases of one key in all scale groups, held by a thread. The thread stores those of group `group`. */
 struct pf_key_scales {
     fkv_u32 key, group;
     fkv_u32 scale[PF_GROUPS], bias[PF_GROUPS];

@@ -123,7 +123,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* rounds the values, because the sums of q need rounded values */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* rounds q, because the sums of q need the rounded values */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
@@ -184,17 +184,17 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the f
     return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
 }
 
-/* Numbers of registers per thread in the warpgroups that compute products and in those that unpack. The sum over all warpgroups
- * must not exceed the initial allocation, which is 504 for three warpgroups and 512 for four. */
+/* Numbers of registers per thread in the MMA warpgroups and in the warpgroups that unpack. The sum over all warpgroups must not
+ * exceed the initial allocation, which is 504 for three warpgroups and 512 for four. */
 constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
-constexpr bool PF_TURNS = !FKV_SEALED; /* true if the two multiplying warpgroups take turns in computing scores */
+constexpr bool PF_TURNS = !FKV_SEALED; /* true if the two MMA warpgroups take turns in computing scores */
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
-/* State of a thread that computes matrix products, kept between tiles. */
+/* State of a thread in an MMA warpgroup, kept between tiles. */
 struct pf_rows {
-    int group;         /* index of the multiplying warpgroup: 0 or 1 */
+    int group;         /* index of the MMA warpgroup: 0 or 1 */
     fkv_u32 q_at;      /* shared-memory address of the queries, in units of 16 bytes */
     fkv_u32 v_at;      /* shared-memory address of the values in stage 0, in units of 16 bytes */
     fkv_u32 low, high; /* positions of the first and the last query row */
@@ -204,7 +204,7 @@ struct pf_rows {
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* query operands that are kept in registers */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
-    float offset[2]; /* score offsets of the thread's two rows; each of four neighbouring lanes holds them for another page */
+    float offset[2]; /* score offsets of the thread's two rows; each of four neighbouring lanes holds them for a different page */
 };
 
 /* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one scale group.
@@ -312,12 +312,12 @@ FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const pf_rows &r, fkv_u
     pf_tile_unit u = {unit, {0.0f, 0.0f}};
     if (FKV_SEALED)
         FKV_UNROLL for (int i = 0; i < 2; i++) u.offset[i] = fkv_shuffle(
-            r.offset[i], s.index % 32 / 4 * 4 + of_four); /* each of four neighbouring lanes holds the offsets of one page */
+            r.offset[i], s.index % 32 / 4 * 4 + of_four); /* each of four adjacent lanes holds the offsets of a different page */
     return u;
 }
 
-/* Updates the maximum score of each row with the dot products x of one tile. `shrink` receives the factors by which the output
- * sums so far must be multiplied. */
+/* Updates the maximum score of each row, given the dot products x of one tile. `shrink` receives the factors by which the earlier
+ * output sums must be multiplied. */
 FKV_FN void pf_update_max(fkv_shared s, const pf_item &item, float *x, const pf_tile_unit &u, fkv_u32 first_key, bool masked,
                           pf_row_state *row, float *shrink) {
     const float none = fkv_float_of(0xff800000u);
@@ -508,7 +508,7 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, con
 #endif
 }
 
-/* Initializes the state of a multiplying thread. */
+/* Initializes the state of a thread in an MMA warpgroup. */
 FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &r) {
     int lane = (int)s.index % 32;
     r.group = (int)fkv_uniform(s.index / 128) - PF_FEEDERS;

@@ -55,7 +55,7 @@ FKV_FN float fkv_reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other argument */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* returns the other argument if one argument is NaN */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -76,7 +76,7 @@ FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
     return bits;
 }
 
-/* Both functions convert two floats to 16-bit floats and pack them into a word, with `low` in the lower 16 bits. */
+/* The next two functions convert two floats to 16-bit floats and pack them into a word, with `low` in the lower 16 bits. */
 FKV_FN fkv_u32 fkv_pack_f16(float low, float high) {
     fkv_u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -102,7 +102,7 @@ FKV_FN void fkv_sync() { __syncthreads(); }
 FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
-/* These functions load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
+/* The next functions load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
 FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
     fkv_words4 x;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -96,21 +96,21 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* Builds the A operand for 16 tokens and the 32 channels of unit u. The tokens come from run i / 2 of the tile, which has 32
- * tokens: from every 4 consecutive tokens of the run, the first two if i is even, and the last two if i is odd. */
+/* Builds the A operand for 16 tokens and the 32 channels of unit u. The tokens are in part i / 2 (32 tokens). For r from 0 to 7,
+ * they are tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
     for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
 }
 
-/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integer operand with the token's codes,
- * over both the high and the low bytes. */
+/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integers with the token's codes, which
+ * combines the dot products of the high and the low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
-/* Both functions look up the levels of the four lowest codes in a word. sd_levels() returns the level of each code whose sign bit
- * is clear, and 0 for other codes. sd_minus() expects codes with inverted sign bits. It returns -level - 1 for each code whose
- * original sign bit is set, and -1 for other codes. */
+/* The next two functions look up the levels of the four lowest codes in a word. sd_levels() returns the level of each code whose
+ * sign bit is clear, and 0 for other codes. sd_minus() expects codes with inverted sign bits. It returns -level - 1 for each code
+ * whose original sign bit is set, and -1 for other codes. */
 FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
 FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
 

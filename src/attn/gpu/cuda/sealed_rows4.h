@@ -8,7 +8,7 @@ constexpr int SD_MADE_UNITS = SD_UNITS / 2;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 8; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return 4 * (lane / 4 % 2 != 0 ? SD_MADE_UNITS : 0) + lane % 4; }
 
-/* For a value x of each query row, returns the value of the row whose operand this lane builds. */
+/* x is a value of the query row lane % 4. Returns the value of the row whose operand this lane builds. */
 FKV_FN float sd_to_made(float x, fkv_u32 lane) { return fkv_shuffle(x, lane / 8); }
 
 /* Stores the i-th word of computed bytes. The two lanes of a pair exchange words, so that one lane gets all high bytes and the

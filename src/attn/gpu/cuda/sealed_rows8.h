@@ -2,8 +2,8 @@
  * holds the high bytes of query row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both dot products
  * of row r. The codes are the B operand: 8 tokens or 8 channels. For row r, the thread holds the scores of tokens 32 * p + 8 * c
  * + i and the output sums of channels 32 * u + 8 * c + i. Its weights are already its part of the A operand for V. */
-/* These functions have the same interface as in sealed_rows4.h. Each thread computes its own part of the operand, so no bytes are
- * exchanged. */
+/* The functions in this file have the same interface as in sealed_rows4.h. Each thread computes its own part of the operand, so
+ * no bytes are exchanged. */
 constexpr int SD_MADE_UNITS = SD_UNITS;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 4; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return lane % 4; }

@@ -10,7 +10,7 @@ constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per
 /* With groups of four rows, lanes with the same value of lane % 4 share a row. With groups of eight rows, lanes with the same
  * value of lane / 4 share a row. */
 constexpr fkv_u32 SD_ROW_FIRST =
-    SD_GROUP == 4 ? 4 : 1; /* the indices of lanes that share a row differ only in bits SD_ROW_FIRST to SD_ROW_END / 2 */
+    SD_GROUP == 4 ? 4 : 1; /* lanes that share a row differ only in the index bits from SD_ROW_FIRST to SD_ROW_END / 2 */
 constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
@@ -21,8 +21,8 @@ constexpr bool SD_SHARES = DC_SLABS == 2 && SD_GROUPS == 2;
 constexpr int SD_WEIGHED = SD_SHARES ? 1 : SD_GROUPS; /* number of groups of rows whose weights a warp computes */
 FKV_FN fkv_u32 sd_first_row(int group, dc_place at) { return SD_GROUP * (SD_SHARES ? (fkv_u32)group ^ at.slab : (fkv_u32)group); }
 
-/* Number of parts of 32 tokens per tile. The number depends only on the layer and not on DC_ROWS, because it affects how the
- * result is rounded. */
+/* Number of parts (32 tokens each) per tile. It affects how results are rounded, so it must depend only on the layer and not on
+ * DC_ROWS. */
 constexpr int SD_PARTS = FKV_PAGE_TOKENS >= 64 && FKV_R <= 4 ? 2 : 1;
 constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */

@@ -129,8 +129,8 @@ static fkv_u64 fkv_host_idle; /* number of fiber switches since any lane last ch
 static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending order) or n - 1 (descending order) */
 #define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
 
-/* Saves the state of the running fiber in `own` and runs another one. Uses _longjmp(), because swapcontext() makes a system call,
- * which would take half of the time of a kernel. Returns when `own` is resumed. */
+/* Saves the state of the running fiber in `own` and runs the fiber `next`. Uses _longjmp(), because swapcontext() makes a system
+ * call, which would take half of a kernel's run time. Returns when `own` is resumed. */
 [[gnu::noinline, maybe_unused]] static void fkv_host_switch(jmp_buf own, fkv_host_fiber *next) {
     if (_setjmp(own) != 0) return;
     if (next->started) _longjmp(next->resume, 1);

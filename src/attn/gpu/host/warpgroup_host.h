@@ -22,7 +22,7 @@ FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
     return fkv_f16_to_f32(bits);
 }
 
-/* Both functions locate a thread's i-th accumulator in a tile of 64 rows: its row within the warp's 16 rows, and its column. */
+/* The next two functions return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 

@@ -12,7 +12,7 @@ typedef metal::simdgroup_float8x8 fkv_left;
 typedef metal::simdgroup_float8x8 fkv_right;
 typedef metal::simdgroup_float8x8 fkv_sums;
 
-/* These functions load a matrix whose rows are `stride` floats apart. If `turned` is true, the matrix is transposed: a row in
+/* The next functions load a matrix whose rows are `stride` floats apart. If `turned` is true, the matrix is transposed: a row in
  * memory becomes a column. */
 FKV_FN fkv_left fkv_left_load(FKV_SHARED const float *at, fkv_u32 stride) {
     fkv_left x;
