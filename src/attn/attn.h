@@ -43,7 +43,7 @@ typedef struct fkv_attn_layer {
     fkv_block block;
     const fkv_rotation *rotate_k; /* NULL: no rotation */
     const fkv_rotation *rotate_v;
-    uint8_t *pages;  /* block of page 0 and head 0; other blocks are at byte offset (page * G + head) * block.bytes */
+    uint8_t *pages;  /* base address; the block of (page, head) is at byte offset (page * G + head) * block.bytes */
     bool calibrated; /* true if each head has its own channel order; head_blocks is then not NULL once the pages are allocated */
     bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
     fkv_block open;

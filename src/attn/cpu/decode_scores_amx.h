@@ -131,8 +131,8 @@ FKV_INLINE const uint8_t *key_bytes(int bits, const decode_score_job *j, uint32_
 
 /* ---- conversion of dot products to scores ---- */
 
-/* A step computes the dot products of 16 tokens (block number `block`) with four query rows, starting at row `first`, over one
- * chunk of the head dimension. */
+/* A step computes the dot products of block `block` (16 tokens) with four query rows, starting at row `first`, over one chunk of
+ * the head dimension. */
 typedef struct score_step {
     uint32_t block;
     uint32_t first;

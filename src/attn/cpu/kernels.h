@@ -118,8 +118,8 @@ typedef struct fkv_codec_kernels {
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
-    /* Encodes one row, bit-identical to fkv_codec_encode(). NULL for sealed codecs, which do not encode single rows.
-     */
+    /* Encodes one row. The result is bit-identical to that of fkv_codec_encode(). NULL for sealed codecs, which do not encode
+     * single rows. */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 } fkv_codec_kernels;
 
@@ -173,18 +173,18 @@ struct fkv_cpu_kernels {
     /* Merges the softmax state `split` into the state `into`, for the rows that have at least one visible token in `split`. */
     void (*fold)(fkv_softmax into, fkv_softmax split, uint32_t n_rows, uint32_t dim);
 
-    /* Seals one block, bit-identical to fkv_seal_block(). */
+    /* Seals one block. The result is bit-identical to that of fkv_seal_block(). */
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
-    /* Computes scores, softmax and values for all tiles of a run, bit-identical to separate calls for each tile. The operations
-     * on one tile depend on each other, so several tiles are processed at once to hide latency. runs() returns whether run()
-     * supports a block. Both pointers are NULL if the instruction set has no run kernels. */
+    /* run() computes scores, softmax and values for all tiles of a run. Results are bit-identical to those of separate calls for
+     * each tile. The operations on one tile depend on each other, so several tiles are processed at once to hide latency. runs()
+     * returns whether run() supports a block. Both pointers are NULL if the instruction set has no such kernel. */
     bool (*runs)(const fkv_block *block, uint32_t n_rows);
     void (*run)(const fkv_run *in);
 
-    /* Computes scores, softmax (without soft cap) and values of one tile, bit-identical to separate calls. Each block of rows
-     * passes through all three steps while its data is in L1. fuses() returns whether tile() supports a block. Both pointers are
-     * NULL if the instruction set has no such kernel. */
+    /* tile() computes scores, softmax (without soft cap) and values of one tile. Results are bit-identical to those of separate
+     * calls. Each block of rows passes through all three steps while its data is in L1. fuses() returns whether tile() supports a
+     * block. Both pointers are NULL if the instruction set has no such kernel. */
     bool (*fuses)(const fkv_block *block, uint32_t n_rows);
     void (*tile)(const fkv_tile_rows *in);
 };

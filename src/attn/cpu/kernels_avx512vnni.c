@@ -68,7 +68,7 @@ typedef struct strip {
 /* Quantized weights (softmax weight times scale) of one query row for one strip. Each 128-bit lane of the strip has its own
  * weights, because lanes can belong to different scale groups. */
 typedef struct weights {
-    int8_t high[4][4][16]; /* [k % 4][k / 4]: weights of tokens 4 * k to 4 * k + 3, one dword for each 128-bit lane */
+    int8_t high[4][4][16]; /* element [k % 4][k / 4]: high bytes of tokens 4 * k to 4 * k + 3, one dword for each 128-bit lane */
     int8_t low[4][4][16];
     float step[4];   /* per lane */
     float offset[4]; /* for each lane, sum over tokens of softmax weight p * token_affine.offset */
@@ -218,7 +218,7 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- sealed blocks ---- */
 
-/* Computes the dot products of n query rows (a compile-time constant) with the codes of 16 tokens and adds them to
+/* Computes the dot products of n query rows (n: compile-time constant) with the codes of 16 tokens and adds them to
  * sum[row][digit]. Each base-256 digit (byte) of the query values has its own dot product. */
 FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, __m512i (*sum)[DIGITS]) {
     for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
@@ -237,7 +237,7 @@ FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, d
     }
 }
 
-/* Computes the scores of 16 tokens for n query rows (a compile-time constant), starting at row r. */
+/* Computes the scores of 16 tokens for n query rows, starting at row r. n is a compile-time constant. */
 FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const sealed_rows *rows,
                            uint32_t r, float *scores) {
     __m512i sum[2][DIGITS];
@@ -341,7 +341,7 @@ static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
     _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(WHOLE_SUM, 4, sums))));
 }
 
-/* Computes the scores of 16 tokens for n query rows (a compile-time constant). */
+/* Computes the scores of 16 tokens for n query rows. n is a compile-time constant. */
 FKV_INLINE void turbo_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const int32_t (*start)[4],
                           const float *step, vf norms, float *scores) {
     __m512i sum[2][DIGITS];

@@ -241,7 +241,7 @@ FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t to
     for (; at < n; at++) slice_tokens(form, group_units, 1, t, token + at, s, at);
 }
 
-/* Computes the scores of SLICE_STEP decoded tokens for n_rows query rows (a compile-time constant). */
+/* Computes the scores of SLICE_STEP decoded tokens for n_rows query rows. n_rows is a compile-time constant. */
 FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const float *q, uint32_t dim, float *scores) {
     vf sum[PREFILL_ROWS][SLICE_STEP];
     FKV_UNROLL

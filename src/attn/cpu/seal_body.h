@@ -99,7 +99,7 @@ typedef struct seal_lines {
     alignas(64) float bins[FKV_MAX_HEAD_DIM];
 } seal_lines;
 
-/* Quantizes 16 channels (number `unit`) of 16 tokens, starting at `token` of the tile, to one byte per code. */
+/* Quantizes unit `unit` (16 channels) of 16 tokens, starting at `token` of the tile, to one byte per code. */
 FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t unit, const seal_lines *lines, vf limit,
                                uint8_t (*codes)[SEAL_ROW_BYTES]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {

@@ -499,8 +499,8 @@ FKV_INLINE void prefill_start_values(int set, const sealed_levels_tile *levels, 
     }
 }
 
-/* Starts the next unit, and adds the products of this unit to the outputs of n rows. sums: memory for the products of the high
- * and low weight bytes; step: [n] */
+/* Starts the matrix multiplications of the next unit, and adds the products of this unit to the outputs of n rows. sums: buffer
+ * for the products with the high and low weight bytes. step: [n] quantization steps of the weights. */
 FKV_INLINE void prefill_end_values(int set, const sealed_levels_tile *levels, int32_t (*sums)[BLOCK_ROWS][16], uint32_t unit,
                                    uint32_t n, const float *step, uint32_t dim, float *out) {
     if (unit + 1 < dim / 16) prefill_start_values(1 - set, levels, unit + 1);

@@ -54,7 +54,7 @@ FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *b
             or_code_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
 }
 
-/* Unpacks the codes of 16 tokens and 16 channels (number `unit`) as four quads. `block` points to the codes of these 16
+/* Unpacks the codes of unit `unit` (16 channels) and 16 tokens as four quads. `block` points to the codes of these 16
  * tokens. */
 FKV_INLINE void sealed_unit(const fkv_codec *codec, const uint8_t *block, uint32_t unit, uint8_t (*quads)[FKV_SEALED_LINE]) {
     if (codec->channels != NULL) {
@@ -206,7 +206,7 @@ FKV_INLINE void sealed_score_blocks(uint32_t n_rows, uint32_t n_blocks, const se
     }
 }
 
-/* Computes the scores of n_rows query rows (a compile-time constant) with the decode loop. */
+/* Computes the scores of n_rows query rows with the decode loop. n_rows is a compile-time constant. */
 FKV_INLINE void sealed_decode(uint32_t n_rows, const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens,
                               const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
     const uint32_t most = DECODE_KEY_SUMS / UNIT_VECS / n_rows;
@@ -295,8 +295,8 @@ FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n
             vf_store(weights[r] + t, vf_mul(vf_load(p + r * FKV_TILE_TOKENS + t), vf_load(norms + t)));
 }
 
-/* Adds the weighted values of four tokens to every output row, for n_units units of 16 values (a compile-time constant). `quads`
- * points to the first unit; consecutive units are 4 quads apart. */
+/* Adds the weighted values of four tokens to every output row, for n_units units (16 values each). n_units is a compile-time
+ * constant. `quads` points to the first unit; consecutive units are 4 quads apart. */
 FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, const uint8_t (*quads)[FKV_SEALED_LINE],
                                    const float *weights, uint32_t n_rows, float *out, uint32_t dim) {
     vf level[DECODE_VALUE_UNITS][4][UNIT_VECS];

@@ -203,7 +203,7 @@ FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uin
     for (int q = 0; q < 4; q++) quads[q] = _mm512_or_si512(quads[q], _mm512_and_si512(shifted(line, q), high));
 }
 
-/* Unpacks 16 channels (number `unit`) of calibrated keys into registers, as four quads. */
+/* Unpacks one unit (16 channels) of calibrated keys into registers, as four quads. */
 FKV_INLINE void calibrated_codes(const fkv_channel_order *order, const uint8_t *block, uint32_t unit, __m512i quads[4]) {
     const __m512i digit = _mm512_set1_epi8(3);
     __m512i line = _mm512_loadu_si512(block + (size_t)unit * FKV_SEALED_LINE);

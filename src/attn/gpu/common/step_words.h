@@ -60,8 +60,8 @@
  * and refers to that pool's page table, so the first page and the pages of the queries' own span are in separate splits. A
  * prefill tile never crosses a page boundary.
  *
- * A query attends to pages [0, sink pages) and [first page of its window, its own page]. The k-th visible page has page number k
- * if it is a sink page, and FKV_SPLIT_SKIPPED + k otherwise. A split is a range of visible pages that starts at
+ * A query attends to pages [0, sink pages) and [first page of its window, its own page]. The k-th visible page is logical page k
+ * if it is a sink page, and logical page FKV_SPLIT_SKIPPED + k otherwise. A split is a range of visible pages that starts at
  * FKV_SPLIT_FIRST_VISIBLE; all splits of an item except the last have fkv_step_split_pages() pages. The visible pages and their
  * splits depend only on the query position and the layer's shape. */
 

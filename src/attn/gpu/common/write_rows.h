@@ -51,9 +51,9 @@ FKV_FN float fkv_sum_of_16(float x) {
     return sum;
 }
 
-/* Returns the scale and bias that fit a group's values best (least squares), given the codes that `line` assigns to the values,
- * like fkv_codec_refit(). Value j of the group is added to partial sum j % 16. Partial sum i is in lane i, which therefore also
- * adds the values of lane i + 16. Returns `line` unchanged if the fitted line is not valid. */
+/* Returns the scale and bias that best fit a group's values (least squares), given the codes that `line` assigns to the values.
+ * Returns `line` unchanged if the fitted line is not valid. Performs the same additions as fkv_codec_refit(): value j of the
+ * group is added to partial sum j % 16. Partial sum i is in lane i, which therefore also adds the values of lane i + 16. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;

@@ -136,7 +136,7 @@ FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_S
     for (int t = 0; t < dc_v::tiles; t++) {
         fkv_u32 unit = (fkv_u32)t / (2 * dc_v::quads);
         fkv_u32 channel = unit * dc_v::span + at.lane / 4 * (dc_v::span / 8) + (fkv_u32)t % (2 * dc_v::quads) * 2;
-        if (DC_DUPLICATED) { /* skips the copy of the row that handles the other scale groups */
+        if (DC_DUPLICATED) { /* skips the copy of the row that does not handle the scale group of this channel */
             fkv_u32 half = dc_v::bits == 16 || dc_v::groups == 1 ? 0 : channel / FKV_V_GROUP % 2;
             if (c / 2 != half) continue;
         }

@@ -41,7 +41,7 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
     } else if constexpr (dc_v::bits == 8) {
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
-            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* one byte each of tokens a, b, a and b */
+            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* bytes of tokens a, b, a and b */
             to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* (1024 + code) - 1152 */
             to[2 * i + 1] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4342u), 0x3c003c00u, 0xe480e480u);
         }

@@ -12,7 +12,7 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
 }
 
 /* The next two functions enumerate the tiles that the block unpacks itself: the first tile and all tiles after the shared tiles
- * (all tiles if none are shared). pf_n_own() returns their number, and pf_own_tile() returns the index of the i-th of them. */
+ * (all tiles if none are shared). pf_n_own() returns their number, and pf_own_tile() returns the index of the i-th such tile. */
 #if FKV_SEALED
 FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles - (x.shared_end - 1); }
 FKV_FN fkv_u32 pf_own_tile(const pf_item &x, fkv_u32 i) { return i == 0 ? 0 : i + x.shared_end - 1; }

@@ -26,8 +26,8 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* pf_key_at() returns the address of eight channels (unit number `unit`) of a key. pf_value_at() returns the address of eight
- * tokens (group number `eight`) of a V channel. */
+/* pf_key_at() returns the address of unit `unit` (eight channels) of a key. pf_value_at() returns the address of group `eight`
+ * (eight tokens) of a V channel. */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
 }
@@ -57,7 +57,7 @@ struct pf_key_share {
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
     fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the first token */
-    fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first offset key */
+    fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
     bool any, first;   /* any: the thread unpacks a unit; first: the thread also stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {

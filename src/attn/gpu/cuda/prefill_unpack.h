@@ -64,7 +64,7 @@ FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int par
            key % PF_SUB_TOKENS * row_bytes;
 }
 
-/* Converts eight values (unit number `u` of a chunk) to four pairs of fp16 values. The result holds codes, or decoded values if
+/* Converts unit u of a chunk (eight values) to four pairs of fp16 values. The result holds codes, or decoded values if
  * the page stores 16-bit values. */
 template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
     if (BITS == 16) {

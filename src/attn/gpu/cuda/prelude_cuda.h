@@ -55,7 +55,7 @@ FKV_FN float fkv_reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* returns the other argument if one argument is NaN */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other argument */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -171,8 +171,8 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* Loads 16 bytes from shared memory. The load is volatile, so that the compiler reloads the bytes at each use; keeping them in
- * registers would cost more. */
+/* Loads 16 bytes from shared memory. The load is volatile, so that the compiler reloads the bytes at each use instead of keeping
+ * them in registers. */
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     fkv_words4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -363,8 +363,8 @@ FKV_FN void sg_process_keys(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL c
     }
 }
 
-/* Computes the attention of a block's rows over its keys. On return, the output sums are in place of the queries in shared
- * memory, and the {max, total} of each row are in place of its first two factors. */
+/* Computes the attention of a block's rows over its keys. On return, the output sums have replaced the queries in shared
+ * memory, and {max, total} of each row have replaced the row's first two factors. */
 template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
