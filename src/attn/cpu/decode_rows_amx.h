@@ -5,7 +5,7 @@
  * codes of a page, and the columns of the other operand hold the bytes of up to four query rows. Results are bit-identical to
  * those of kernels_vnni.h.
  *
- * Bounds: K8/V4 decode is limited by the 16 line fill buffers of a core, and K4/V4 decode is limited by arithmetic.
+ * Bottlenecks: the 16 line fill buffers of a core for K8/V4, and arithmetic for K4/V4.
  */
 #ifndef FKV_DECODE_ROWS_AMX_H
 #define FKV_DECODE_ROWS_AMX_H

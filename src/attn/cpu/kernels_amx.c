@@ -11,7 +11,7 @@
  *
  * Accumulators alternate between two sets of tile registers. The matrix multiplications of one set start before the accumulators
  * of the other set are stored and converted, so that the matrix unit and the vector units work in parallel. These kernels are
- * bound by arithmetic.
+ * compute-bound.
  */
 #include "decode_scores_amx.h"
 #include "decode_values_amx.h"

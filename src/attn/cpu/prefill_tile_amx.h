@@ -5,8 +5,8 @@
  * query digits, scores, weights and sums stay in L1. Consecutive steps belong to different blocks, so that the vector units do
  * not wait for the matrix unit or for reductions. Accumulators alternate between two sets of tile registers.
  *
- * Bound: the vector units. Per row and tile, they quantize D query values (sealed keys only), compute 64 exponentials, quantize
- * 64 weights, and convert 64 scores and D values to float. The matrix unit powers down after about 350 ns without a
+ * Bottleneck: the vector units. Per row and tile, they quantize D query values (sealed keys only), compute 64 exponentials,
+ * quantize 64 weights, and convert 64 scores and D values to float. The matrix unit powers down after about 350 ns without a
  * multiplication, so the softmax contains multiplications whose results are discarded.
  */
 #ifndef FKV_PREFILL_TILE_AMX_H

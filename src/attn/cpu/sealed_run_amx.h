@@ -1,5 +1,6 @@
 /* Decode over a run of sealed pages with several pages in flight. Included by kernels_amx.c. Each page goes through the
- * operations of decode_sealed_scores(), softmax and decode_book_values() in the same order, so results are bit-identical.
+ * operations of decode_sealed_scores(), softmax and decode_book_values() in that order, so results are bit-identical to those of
+ * separate calls.
  *
  * Most operations on a page wait for the previous operation: for the matrix unit, for lane reductions, or for stores that are
  * read back as tiles. Therefore each loop iteration (a turn) performs four independent steps on four different pages:

@@ -12,7 +12,7 @@ typedef struct fkv_step_plan {
     uint32_t window; /* sliding window in tokens; 0 means no window */
     uint32_t n_sinks;
     uint32_t heads_per_kv;
-    uint32_t blocks_per_kv; /* maximum number of splits per KV head */
+    uint32_t blocks_per_kv; /* maximum number of splits per KV head, not counting splits of open pages */
     uint32_t tile_queries;  /* queries per prefill tile */
     bool sealed;            /* true for a sealed layer; otherwise, fkv_attn_row.open is not read */
 } fkv_step_plan;

@@ -129,7 +129,7 @@ FKV_FN float fkv_v_level(fkv_u32 size) {
     return (float)levels[size];
 }
 
-/* Returns the levels of V codes first to first + 3 (without sign bits) as the four bytes of a word. */
+/* Returns the levels of the four V codes (without sign bits) that start at code `first`, as the four bytes of a word. */
 FKV_FN fkv_u32 fkv_v_levels(int first) {
     const fkv_u32 levels[] = {FKV_V_LEVELS};
     return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;

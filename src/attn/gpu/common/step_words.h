@@ -5,16 +5,17 @@
  * A table consists of uint32 words: a header of FKV_STEP_HEADER words, then the sections that the header points to (offsets in
  * words).
  *
- * - rows: one per sequence, FKV_ROW_WORDS each.
+ * - rows: one entry of FKV_ROW_WORDS words per sequence.
  * - slots: one word per token of the step, in row order. The word is page * page_tokens + slot, where `page` is the pool page and
  *   `slot` the slot in it to which the token's K and V are written.
- * - items, for decode: groups of up to FKV_ITEM_QUERIES consecutive queries of one row whose histories are split in the same way,
- *   FKV_ITEM_WORDS each.
- * - splits, for decode: the splits of all items in order, FKV_SPLIT_WORDS each. This section follows the header directly. A
+ * - items, for decode: one entry of FKV_ITEM_WORDS words per item. An item is a group of up to FKV_ITEM_QUERIES consecutive
+ *   queries of one row whose histories are split in the same way.
+ * - splits, for decode: one entry of FKV_SPLIT_WORDS words per split, in item order. This section follows the header directly. A
  *   split's entry contains everything that a block needs to start, because each dependent load takes about half a microsecond on
  *   a GPU.
- * - tiles, for prefill: consecutive queries of one row, FKV_TILE_WORDS each.
- * - seals: pages of a sealed layer that this step fills, FKV_SEAL_WORDS each. These pages are sealed before attention runs.
+ * - tiles, for prefill: one entry of FKV_TILE_WORDS words per tile. A tile consists of consecutive queries of one row.
+ * - seals: one entry of FKV_SEAL_WORDS words per page that this step fills in a sealed layer. These pages are sealed before
+ *   attention runs.
  * - pages: the page tables of all rows, referenced by FKV_ROW_PAGES and FKV_SPLIT_PAGES.
  */
 #ifndef FKV_STEP_WORDS_H
@@ -62,8 +63,8 @@
  *
  * A query attends to pages [0, sink pages) and [first page of its window, its own page]. The k-th visible page is logical page k
  * if it is a sink page, and logical page FKV_SPLIT_SKIPPED + k otherwise. A split is a range of visible pages that starts at
- * FKV_SPLIT_FIRST_VISIBLE; all splits of an item except the last have fkv_step_split_pages() pages. The visible pages and their
- * splits depend only on the query position and the layer's shape. */
+ * FKV_SPLIT_FIRST_VISIBLE. It has up to fkv_step_split_pages() pages, or up to FKV_OPEN_SPAN pages if it reads the open pool. The
+ * visible pages and their splits depend only on the query position and the layer's shape. */
 
 /* split of a decode item */
 #define FKV_SPLIT_FIRST_TOKEN 0 /* copy of the item's FKV_ITEM_FIRST_TOKEN */

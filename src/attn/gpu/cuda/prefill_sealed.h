@@ -1,4 +1,4 @@
-/* Warpgroup prefill: unpacks sealed 4-bit pages to fp16; replaces prefill_unpack.h. Each tile is one page.
+/* Warpgroup prefill: unpacks sealed 4-bit pages to fp16. Sealed layers use it instead of prefill_unpack.h. Each tile is one page.
  *
  * K: a dword holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact because scales
  * have seven bits. (In older page files, scales may have more bits; values are then rounded to 2^-13 of the channel's range.) The

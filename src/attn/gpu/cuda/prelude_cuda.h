@@ -1,4 +1,4 @@
-/* CUDA prelude (nvcc and NVRTC): thread coordinates, memory spaces, arithmetic with exact rounding, and warp operations.
+/* CUDA prelude (nvcc and NVRTC): thread coordinates, memory spaces, arithmetic with defined rounding, and warp operations.
  * prelude_metal.h and prelude_host.h define the same names. This file does not include headers of the CUDA toolkit.
  *
  * Arithmetic whose rounding is part of the page format uses fkv_add(), fkv_sub(), fkv_mul() and fkv_div(), which compilers never
