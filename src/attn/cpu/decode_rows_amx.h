@@ -39,7 +39,7 @@ enum {
 #define SCORES_EVEN 0  /* accumulators of scores in even steps */
 #define SCORES_ODD 1   /* accumulators of scores in odd steps */
 #define QUERIES 2      /* query operand: four rows, three bytes per value, one chunk of the head dimension */
-#define KEYS 3         /* key operand: codes of 16 tokens, for the same chunk of the head dimension */
+#define KEYS 3         /* key operand: codes of 16 tokens, one chunk of the head dimension */
 #define VALUES_WHOLE 4 /* accumulators of weight * code byte */
 #define VALUES_HIGH 5  /* accumulators of weight * high nibble, for 4-bit codes */
 #define CODES 6        /* value operand: 16 code bytes for each of 64 tokens */

@@ -93,7 +93,7 @@ FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, F
     to[1] = all;
 }
 
-/* Body of the decode kernel. Its inputs and the format of its partial results are the same as in decode_mma.h. */
+/* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     fkv_u32 lane = place.index % 32;

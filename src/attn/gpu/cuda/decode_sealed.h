@@ -150,7 +150,7 @@ FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
 /* ---- shared softmax ---- */
 
 /* Exchanges scores between the two warps of a stream, each of which handles one group of query rows. Each warp sends its
- * partial scores of the other warp's rows, and adds the partial scores that it receives to those of the rows that it handles. */
+ * partial scores for the other warp's rows, and adds the partial scores that it receives to its own. */
 FKV_FN void sd_exchange_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];
@@ -321,7 +321,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
     }
 }
 
-/* Body of the decode kernel. Its inputs and the format of its partial results are the same as in decode_mma.h. */
+/* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);

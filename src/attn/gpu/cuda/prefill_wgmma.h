@@ -1,9 +1,10 @@
 /* Warpgroup prefill: attention of many queries over packed pages, on sm_90a and emulated on the host. Grid: (tile of the step
  * table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the thread block.
  *
- * One or two warpgroups unpack pages (prefill_feed.h). Two more warpgroups compute the matrix products and the softmax, each for
- * 64 rows, or for the same 64 rows and half of V's channels if the head dimension exceeds 256. While the weights of one tile are
- * computed, the tensor cores accumulate the values of the previous tile and compute the scores of the other warpgroup.
+ * One or two warpgroups unpack pages (prefill_feed.h). Two more, the MMA warpgroups, compute the matrix products and the
+ * softmax, each for 64 rows. If the head dimension exceeds 256, both process the same 64 rows, each for half of V's channels.
+ * While the weights of one tile are computed, the tensor cores accumulate the values of the previous tile and compute the scores
+ * of the other warpgroup.
  *
  * K codes are exact in fp16. A score is the sum over scale groups of s * (q . codes) + b * sum(q), in float, where s and b are
  * the scale and bias of the group. Float32 or rotated queries are split into two fp16 values, which need two matrix products.

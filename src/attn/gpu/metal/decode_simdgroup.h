@@ -7,7 +7,7 @@
  */
 #define FKV_DECODE_SHARED SG_SHARED(FKV_ITEM_ROWS)
 
-/* Body of the decode kernel. Its inputs and the format of its partial results are the same as in decode_mma.h. FORM is
+/* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. FORM is
  * sg_own_form or sg_open_form, depending on the pool that the split reads. */
 template <class FORM>
 FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
