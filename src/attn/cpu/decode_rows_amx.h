@@ -21,10 +21,10 @@ enum {
 };
 
 /* Prefetch schedule: the number of shares of the next tile that each phase of the current tile prefetches. A share is 1 /
- * FKV_FETCH_SHARES of a tile. The phases that compute scores, rearrange strips of codes and process rows get few shares, because
- * their own loads from L2 need some of the 16 line fill buffers of a core. More lines are prefetched before and after softmax and
- * before and after the weights are quantized. The hardware prefetcher fetches the remaining lines, which are adjacent to
- * prefetched lines. */
+ * FKV_FETCH_SHARES of a tile. The phases that compute scores, rearrange strips of codes and process rows get few shares relative
+ * to their length, because their own loads from L2 need some of the 16 line fill buffers of a core. More lines are prefetched
+ * before and after softmax and before and after the weights are quantized. The hardware prefetcher fetches the remaining lines,
+ * which are adjacent to prefetched lines. */
 enum {
     FETCH_SCORES = 32,
     FETCH_BEFORE_SOFTMAX = 16,

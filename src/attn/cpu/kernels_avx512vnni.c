@@ -68,7 +68,7 @@ typedef struct strip {
 /* Quantized weights (softmax weight times scale) of one query row for one strip. Each 128-bit lane of the strip has its own
  * weights, because lanes can belong to different scale groups. */
 typedef struct weights {
-    int8_t high[4][4][16]; /* element [k % 4][k / 4]: high bytes of tokens 4 * k to 4 * k + 3, one dword for each 128-bit lane */
+    int8_t high[4][4][16]; /* [k % 4][k / 4]: high weight bytes of tokens 4 * k to 4 * k + 3, one dword per 128-bit lane */
     int8_t low[4][4][16];
     float step[4];   /* per lane */
     float offset[4]; /* for each lane, sum over tokens of softmax weight p * token_affine.offset */

@@ -265,7 +265,8 @@ static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 
 /* ---- values ---- */
 
-enum { DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* units of 16 values; for four tokens, they fill half the registers */
+/* Number of units (16 values each) per iteration. For four tokens, the units fill half the registers. */
+enum { DECODE_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 };
 
 /* Returns a table with the signed level of each code, as a multiple of norm / 128. */
 FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {

@@ -232,7 +232,7 @@ FKV_INLINE void sealed_quads_put(uint32_t unit, const __m512i quads[4], sealed_q
     for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], quads[q]);
 }
 
-/* Unpacks the keys of 16 tokens. bits is 0 for calibrated keys, which use `order`. */
+/* Unpacks the keys of 16 tokens. `bits` is 0 for calibrated keys, whose code widths are defined by `order`. */
 FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, uint32_t n_units, const uint8_t *block,
                                   sealed_quads *keys) {
     for (uint32_t unit = 0; unit < n_units; unit++) {

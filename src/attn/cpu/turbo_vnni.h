@@ -158,8 +158,8 @@ FKV_INLINE void turbo_keys_of(int more, const fkv_codec *codec, const uint8_t *c
 
 enum { STRIP_NUMBERS = 128, STRIP_UNITS = STRIP_NUMBERS / 16 };
 
-/* Permutes every 16 bytes of four rows by `order`, and interleaves the bytes of the rows like token_quads(). Each output vector
- * covers 16 bytes of the rows. */
+/* Permutes each 16-byte lane of four rows by `order`, and interleaves the bytes of the rows like token_quads(). Each output
+ * vector covers 16 bytes of the rows. */
 FKV_INLINE void turbo_token_quads(const uint8_t *rows, size_t stride, uint32_t n_bytes, __m512i order, __m512i v[4]) {
     __m512i transposed = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __mmask64 there = ~(__mmask64)0 >> (64 - n_bytes);

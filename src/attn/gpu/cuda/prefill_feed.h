@@ -21,8 +21,8 @@ FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles; }
 FKV_FN fkv_u32 pf_own_tile(const pf_item &, fkv_u32 i) { return i; }
 #endif
 
-/* Starts copying packed tiles [first, end), counted among the tiles that the block unpacks itself. Called by one thread, after
- * the mbarriers are initialized. */
+/* Starts copying packed tiles. `first` and `end` are indices among the tiles that the block unpacks itself. Called by one thread,
+ * after the mbarriers are initialized. */
 FKV_FN void pf_load_first_tiles(fkv_shared s, const pf_item &x, fkv_u32 first, fkv_u32 end) {
     for (fkv_u32 i = first; i < end && i < pf_n_own(x); i++) {
         fkv_u32 key = pf_first_key(x, pf_own_tile(x, i));

@@ -169,8 +169,8 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
     }
 }
 
-/* Destination of the channel offsets of a page. The keys at `at` are followed by space for the offsets of four pages; the page
- * uses space `number`. */
+/* Destination of the channel offsets of a page. The keys at `at` are followed by space for the offsets of four pages, and
+ * `number` (0 to 3) selects the space of this page. */
 template <class TO> struct pf_offsets_at {
     TO to;
     fkv_u32 at, number;

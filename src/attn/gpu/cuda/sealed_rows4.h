@@ -86,7 +86,7 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
         fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
     }
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i covers 16 channels, two of each thread */
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* operand i covers 16 channels, two per thread */
         if (i % 2 == 0) sd_take_values(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL

@@ -193,8 +193,8 @@ FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32 mbarrier, fkv_u32 at, const fkv_
                  : "memory");
 }
 FKV_FN void fkv_bulk_copy_end(fkv_shared, fkv_u32) {}
-/* Makes this thread's stores to shared memory visible to asynchronous matrix products that other threads issue after the next
- * mbarrier. */
+/* Makes this thread's stores to shared memory visible to asynchronous matrix products that other threads issue after
+ * waiting for the next mbarrier. */
 FKV_FN void fkv_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 FKV_FN void fkv_mbarriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 

@@ -1,5 +1,5 @@
-/* Host prelude for tests. Defines the names of prelude_cuda.h on top of lanes_host.h. The emulation is slow, because the lanes of
- * a warp exchange data through memory in all warp operations, including matrix products. The generated source includes
+/* Host prelude for tests. Defines the same names as prelude_cuda.h, on top of lanes_host.h. The emulation is slow, because the
+ * lanes of a warp exchange data through memory in all warp operations, including matrix products. The generated source includes
  * src/base/float16.h first. */
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
-/* Metal prelude. Defines the names of prelude_cuda.h. The framework must include metal_stdlib before this source, as MLX does.
- * The source is compiled without fast math and without contraction, because the page format specifies how every operation of an
- * encoder is rounded.
+/* Metal prelude. Defines the same names as prelude_cuda.h. The framework must include metal_stdlib before this source, as MLX
+ * does. The source is compiled without fast math and without contraction, because the page format specifies how every operation
+ * of an encoder is rounded.
  */
 #pragma METAL fp contract(off)
 
