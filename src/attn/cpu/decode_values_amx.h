@@ -30,7 +30,7 @@ typedef struct weigh_input {
     const float *p; /* [rows, FKV_TILE_TOKENS] softmax weights */
     int n_groups;
     uint32_t n_vecs; /* number of vectors (16 tokens each) per row */
-    uint32_t n_rows; /* rows past n_rows are not read, and the results of their columns are ignored */
+    uint32_t n_rows; /* rows past n_rows are not read, and their results are ignored */
 } weigh_input;
 
 FKV_INLINE uint32_t strip_group(const strip_place *place, int g) {
