@@ -11,9 +11,9 @@
  * Before scale and bias are rounded, the value `edge` is represented exactly, and so is 0 if lo <= 0 <= hi. The quantization
  * error is at most |scale| at the opposite end of the range, and at most |scale| / 2 for every other value.
  *
- * The input may be any float, because rotated rows are not 16-bit values. In decoding, scale (11 bits) times code (8 bits) is
- * exact in float, so FMA contraction cannot change the result. FMA contraction would change the results of refits, so they must
- * be compiled without it. The rounding mode must be round to nearest, ties to even.
+ * The input may be any float, because rotated rows are not 16-bit values. When a row is decoded, the product of scale (11
+ * significant bits) and code (8 bits) is exact in float, so FMA contraction cannot change the result. It would change the results
+ * of refits, so refits must be compiled without FMA contraction. The rounding mode must be round to nearest, ties to even.
  */
 #include "affine.h"
 
@@ -64,9 +64,9 @@ static float sum_refit_lanes(const float lane[LANES]) {
     return sum;
 }
 
-/* Fits the line position = slope * code + start by least squares, where position = (value - bias) / scale, and returns the
- * corresponding scale and bias. The sums over codes and the determinant are exact, because they are integers below 2^24. Returns
- * `line` unchanged if all codes are equal (the determinant is 0) or the fitted line is out of range. */
+/* Fits the line slope * code + start to the positions (value - bias) / scale by least squares, and returns the corresponding
+ * scale and bias. The sums over codes and the determinant are exact, because they are integers below 2^24. Returns `line`
+ * unchanged if all codes are equal (the determinant is 0) or the fitted line is out of range. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
     float n = (float)codec->group;
     float c = sum_refit_lanes(sums->c);
@@ -81,8 +81,8 @@ fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_re
 }
 
 /* Clamps x: [group] to the range that pages can store, writes the result to w: [group], and returns the scale and bias derived
- * from the minimum and maximum of w. Each of LANES lanes has its own minimum and maximum, so that the compiler vectorizes the
- * loop. The order of comparisons can change only the sign of a zero, which has no effect on codes. */
+ * from the minimum and maximum of w. A separate minimum and maximum is kept for each of LANES lanes, so that the compiler can
+ * vectorize the loop. The order of comparisons can change only the sign of a zero, which has no effect on codes. */
 static fkv_affine group_line(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
     uint32_t group = codec->group;
     float hi_of[LANES];

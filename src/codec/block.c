@@ -36,7 +36,7 @@ void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_
     if (dim % config.group != 0) config = (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF};
     fkv_codec codec;
     fkv_status status = fkv_codec_make(config, dim, type, &codec);
-    /* cannot fail, because the sealed block was created with the same head dimension and page type */
+    /* cannot fail, because the sealed block already uses this head dimension and page type */
     FKV_ASSERT(status == FKV_OK);
     (void)status;
     fkv_block_make(&codec, &codec, page_tokens, block);

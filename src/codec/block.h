@@ -1,6 +1,6 @@
-/* Layout of a block, which is the part of a page that belongs to one layer and one KV head: K codes, K scales, K biases, V codes,
- * V scales, V biases. Each of these parts is token-major and aligned to FKV_BLOCK_ALIGN. docs/page_format.md is the bit-exact
- * specification.
+/* Layout of a block, the part of a page that belongs to one layer and one KV head. A block consists of K codes, K scales, K
+ * biases, V codes, V scales, V biases. Each of these parts is token-major and aligned to FKV_BLOCK_ALIGN. docs/page_format.md is
+ * the bit-exact specification.
  *
  * The KV heads of a layer share one fkv_block (fkv_attn_layer.block), unless each head has its own channel order
  * (fkv_attn_layer.head_blocks). An fkv_block contains no information about other heads.
@@ -32,12 +32,13 @@ typedef struct fkv_block {
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
 
-/* Number of pages in a span of a sealed layer; spans start at page 0. A query reads page 0 and the pages of its own span in open
- * form, and all other pages in sealed form. */
+/* Number of pages in a span of a sealed layer; the first span starts at page 0. A query reads the open blocks of page 0 and of
+ * the pages in its own span, and the sealed blocks of all other pages. */
 enum { FKV_OPEN_SPAN = 4 };
 
-/* Creates the layout of an open block, to which the rows of a sealed layer are written first. Both K and V use 8 bits in groups
- * of 64. If 64 does not divide the head dimension, they use groups of 32; if 32 does not divide it either, they use 16 bits. */
+/* Computes the layout of an open block. The rows of a sealed layer are first written to open blocks; sealed.h describes sealing.
+ * K and V are stored as 8-bit codes in groups of 64, or in groups of 32 if the head dimension is not a multiple of 64. If it is
+ * not a multiple of 32 either, K and V are stored as 16-bit floats. */
 void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
 
 /* Sets part[] to the addresses of a token's codes, scales and biases. For a sealed codec, `token` must be a multiple of
@@ -47,7 +48,8 @@ FKV_INLINE void fkv_block_row(const fkv_block *block, uint8_t *bytes, fkv_side s
         part[p] = bytes + block->offset[side][p] + (size_t)token * block->codec[side].row_bytes[p];
 }
 
-/* Returns the number of bytes per block that do not depend on the number of tokens, such as the scales of sealed keys. */
+/* Returns the number of bytes that a block needs regardless of the number of tokens, for example for the scales of sealed
+ * keys. */
 FKV_INLINE uint32_t fkv_block_page_bytes(const fkv_block *block) {
     uint32_t bytes = 0;
     for (int side = 0; side < FKV_N_SIDES; side++)

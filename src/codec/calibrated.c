@@ -1,4 +1,4 @@
-/* Calibrated keys: the codec definition and the channel order. sealed.c defines the positions and the meaning of the codes.
+/* Codec definition and channel order of calibrated keys. sealed.c defines the positions and the meaning of their codes.
  * Calibrated keys differ from sealed keys in two respects: the code width is chosen per channel, and a code is stored as one, two
  * or three digits of 2 bits. */
 #include "sealed.h"
@@ -14,7 +14,7 @@ static fkv_status check_calibrated_config(fkv_codec_config config) {
 /* Computes the size of a row. The 2-bit digits of codes are stored without gaps, so the size depends only on the average number
  * of bits per channel. */
 static void lay_out_calibrated(fkv_codec *codec) {
-    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* bytes per token in a 64-byte line, which covers 16 tokens */
+    uint32_t bytes = FKV_SEALED_LINE / FKV_SEALED_TOKENS; /* a 64-byte line holds 4 bytes of each of 16 tokens */
     codec->row_bytes[FKV_PART_CODES] = fkv_ceil_div(codec->dim * codec->bits, 8 * bytes) * bytes;
     codec->page_bytes[FKV_PART_SCALES] = codec->page_bytes[FKV_PART_BIASES] = codec->dim * 2;
 }

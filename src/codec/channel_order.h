@@ -2,10 +2,10 @@
  *
  * Quantization errors matter more in some channels than in others, and the important channels are the same for all tokens. The
  * number of bits of each channel is therefore chosen once per model. A code consists of one, two or three digits of 2 bits.
- * Channels are sorted by descending number of digits and then by channel index. Plane d stores digit d of all channels that have
- * this digit. The planes therefore have no gaps: plane 0 covers all channels, plane 1 covers the first n[1] channels in this
- * order, and plane 2 covers the first n[2] channels. All heads of a layer have the same total number of digits, so their blocks
- * have equal size. docs/page_format.md specifies the bit positions.
+ * Channels are sorted by descending number of digits and then by channel index. Plane d stores digit d of all channels whose
+ * codes have this digit. Because of the sort order, planes have no gaps: plane 0 covers all channels, plane 1 the first n[1]
+ * channels, and plane 2 the first n[2] channels. All heads of a layer have the same total number of digits, so their blocks have
+ * equal size. docs/page_format.md specifies the bit positions.
  */
 #ifndef FKV_CHANNEL_ORDER_H
 #define FKV_CHANNEL_ORDER_H
@@ -14,12 +14,12 @@
 
 enum {
     FKV_MAX_DIGITS = 3,
-    FKV_CHANNEL_QUAD = 4 /* channels per quad (one dword); planes consist of whole quads */
+    FKV_CHANNEL_QUAD = 4 /* number of channels in a quad, which is one dword; a plane consists of whole quads */
 };
 
 typedef struct fkv_channel_order {
-    uint32_t n[FKV_MAX_DIGITS]; /* n[d]: number of channels whose codes have more than d 2-bit digits; n[0] = D */
-    const uint16_t *channel;    /* [D] channel[p] is the index of the channel at position p of the channel order */
+    uint32_t n[FKV_MAX_DIGITS]; /* n[d]: number of channels whose codes have a digit d; n[0] = D */
+    const uint16_t *channel;    /* [D] channel[p] is the index of the channel at position p in the channel order */
 } fkv_channel_order;
 
 FKV_INLINE uint32_t fkv_channel_digits(const fkv_channel_order *order, uint32_t place) {

@@ -1,7 +1,7 @@
-/* Codec table: lookup by kind, names, and the checks that all codecs share.
+/* The table of codecs: lookup by kind, parsing and printing of names, and the checks that all codecs share.
  *
- * The arithmetic of a row is in the file of its kind (half.c, affine.c, turbo.c, sealed.c). block.c defines where the parts of a
- * row are stored.
+ * The arithmetic of each codec kind is in its own file (half.c, affine.c, turbo.c, sealed.c). block.c defines where the parts of
+ * a row are stored.
  */
 #include "codec.h"
 
@@ -142,7 +142,7 @@ static void list_codec_names(char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
     for (int k = 0; k < N_KINDS; k++) {
-        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* K and V kinds share their names */
+        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* V-only kinds repeat the names of K-only kinds */
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL && used < size; n++)
             used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
     }

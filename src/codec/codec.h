@@ -6,7 +6,8 @@
  * docs/architecture.md explains how to add a kind.
  *
  * Stored values are always finite. NaN is stored as 0, and values beyond +-fkv_codec_limit() are clamped. The limit is 65504 for
- * FKV_F16. For FKV_BF16 it is 2^96, so that the range of a group, a rotated row and the sum of 2^31 rows fit into a float.
+ * FKV_F16. For FKV_BF16 it is 2^96, so that the range of a group, the values of a rotated row and the sum of 2^31 rows do not
+ * overflow a float.
  */
 #ifndef FKV_CODEC_H
 #define FKV_CODEC_H
@@ -25,7 +26,7 @@ typedef struct fkv_codec {
     const struct fkv_channel_order *channels; /* channel order of calibrated keys (channel_order.h); NULL for other codecs and in
                                                  layouts that all heads share */
     uint32_t row_bytes[FKV_N_PARTS];          /* bytes per token in each part; 0 if the codec does not use the part */
-    uint32_t page_bytes[FKV_N_PARTS];         /* number of bytes in each part that do not depend on the number of tokens */
+    uint32_t page_bytes[FKV_N_PARTS];         /* bytes per page in each part, in addition to row_bytes per token */
 } fkv_codec;
 
 /* Name of a codec kind with a given bit width, such as "s4". */
@@ -37,8 +38,8 @@ typedef struct fkv_codec_name {
 /* Flags for fkv_codec_functions.sides: the codec kind supports K, V or both. */
 enum { FKV_ON_K = 1, FKV_ON_V = 2 };
 
-/* Functions of a codec kind. Most kinds encode one row at a time. Kinds whose pages are sealed as a whole (sealed.h) implement
- * decode_at() instead of encode() and decode(), and store some parts once per page (page_bytes). */
+/* Functions of a codec kind. Most kinds encode one row at a time. Kinds that encode a whole page at once (sealed.h) implement
+ * decode_at() instead of encode() and decode(). They may store a part once per page instead of once per row (page_bytes). */
 typedef struct fkv_codec_functions {
     const fkv_codec_name *names; /* terminated by an entry whose name is NULL */
     unsigned sides;              /* bit mask of FKV_ON_K and FKV_ON_V; 0 means both K and V */
@@ -79,7 +80,7 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
  * returned unchanged. */
 fkv_codec_config fkv_codec_canonical(fkv_codec_config config);
 
-/* Adjusts a codec whose rows are always rotated before they are encoded. */
+/* Adjusts a codec for rows that are rotated before they are encoded. */
 void fkv_codec_rotated(fkv_codec *codec);
 
 /* Returns whether both codecs use the same byte format. */

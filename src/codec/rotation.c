@@ -1,4 +1,4 @@
-/* Hadamard rotation: sign generation, forward and inverse transform.
+/* Hadamard rotation: generation of the signs, and the forward and inverse transforms.
  *
  * The sign generator and the order of additions are part of the page format, because pages hold rotated rows. The generator is
  * splitmix64, with all arithmetic modulo 2^64:
@@ -12,8 +12,8 @@
  *     signs[2 * i] = low 32 bits of z, signs[2 * i + 1] = high 32 bits of z; bits beyond channel dim - 1 are 0
  *
  * Each block goes through the stages h = 1, 2, 4, ... < block: (x[j], x[j + h]) = (x[j] + x[j + h], x[j] - x[j + h]) for every j
- * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. Products are never added, so FMA
- * contraction cannot change the result.
+ * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. No product is an operand of an
+ * addition, so FMA contraction cannot change the result.
  */
 #include "rotation.h"
 
@@ -26,8 +26,8 @@ static uint64_t splitmix64(uint64_t *state) {
     return z ^ z >> 31;
 }
 
-/* Returns 1 / sqrt(block), correctly rounded, without a library call: starting with 1, multiplies by 1/2 for each factor of 4 in
- * `block`, and by sqrt(1/2) for a remaining factor of 2. */
+/* Returns 1 / sqrt(block), correctly rounded, without a library call. Starts with 1, multiplies by 1/2 for each factor of 4 in
+ * `block`, and by sqrt(1/2) if a factor of 2 remains. */
 static float block_norm(uint32_t block) {
     float norm = 1.0f;
     for (; block >= 4; block /= 4) norm *= 0.5f;

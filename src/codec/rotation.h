@@ -1,7 +1,7 @@
 /* Hadamard rotation with seeded random signs. It spreads the few large channels of a row over all channels, so that the row can
  * be stored with few bits.
  *
- * y = H * (sign . x) / sqrt(block), where H is the Hadamard matrix and . multiplies channel by channel. A row of D channels is
+ * y = H * (sign . x) / sqrt(block), where H is the Hadamard matrix and . is the elementwise product. A row of D channels is
  * divided into blocks, whose size is the largest power of two that divides D, and each block is rotated separately.
  * fkv_rotation_undo() computes the inverse x = sign . (H * y) / sqrt(block). The order of additions is fixed (stages 1, 2, 4,
  * ...), so that all implementations are bit-identical.

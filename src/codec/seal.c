@@ -3,13 +3,13 @@
  * This file defines the arithmetic; sealed.c defines where codes are stored. All arithmetic is in float, rounded after every
  * operation, in this order:
  *
- *   K, for each channel c, over the storable values x_t of the open block; bins is the largest code of the channel:
+ *   K: for each channel c, where x_t are the storable values of the open block and bins is the largest code of the channel:
  *     lo, hi = min(x_t), max(x_t) over all rows t except outliers (see FKV_SEALED_OUTLIER)
  *     scale = (hi - lo) / bins and bias = lo, rounded to the page type; a scale below FKV_SEALED_SMALLEST becomes 0
  *     scale is rounded again to 7 significant bits, ties away from 0
  *     code_t = clamp(rint((x_t - bias) * (1 / scale)), 0, bins); 0 if scale is 0
  *
- *   V, for each row over its storable values y:
+ *   V: for each row, where y are its storable values:
  *     norm = (sum of |y|) / D * start; then repeat FKV_SEALED_REFITS times: norm = 128 * (sum of |y| * level) / (sum of level^2)
  *     norm is clamped to the limit and rounded to the page type; below FKV_SEALED_SMALLEST it becomes 0
  *     magnitude code = number of thresholds below rint(min(|y| * (128 / norm), 127)); sign bit = y < 0
@@ -25,7 +25,7 @@
 
 enum { LANES = 16 };
 
-/* Stores the bits of a code in a block. The destination bits must be 0 on entry. */
+/* Stores a code in a block. The bits of the block that receive the code must be 0. */
 static void put_sealed_code(const fkv_codec *codec, uint8_t *block, uint32_t t, uint32_t c, uint32_t code) {
     fkv_sealed_place place[FKV_SEALED_PLACES];
     int n = fkv_sealed_places(codec, t, c, place);
@@ -33,8 +33,8 @@ static void put_sealed_code(const fkv_codec *codec, uint8_t *block, uint32_t t, 
         block[place[i].at] |= (uint8_t)((code >> place[i].from & ((1u << place[i].n) - 1u)) << place[i].shift);
 }
 
-/* Returns the integer in 0..most that is nearest to x, rounding as in affine.c. Returns 0 for NaN, such as the product of 0 and
- * infinity. */
+/* Returns the integer from 0 to `most` that is nearest to x, rounded as in affine.c. Returns 0 if x is NaN, for example the
+ * product of 0 and infinity. */
 FKV_INLINE uint8_t nearest_up_to(float x, float most) {
     x = x > 0.0f ? x : 0.0f;
     x = x < most ? x : most;
@@ -52,9 +52,9 @@ uint16_t fkv_sealed_half(fkv_type type, float x) {
     return fabsf(fkv_half_to_f32(type, half)) < FKV_SEALED_SMALLEST ? 0 : half;
 }
 
-/* Returns a scale rounded to 7 significant bits. For 4-bit codes, scale * (code - 8) is then exact in float16, the operand type
- * of GPU prefill. The scale stays finite, because the range of a channel is at most twice fkv_codec_limit(), and bins is at least
- * 3. */
+/* Returns a scale rounded to 7 significant bits. For 4-bit codes, scale * (code - 8) is then exact in float16, which is the
+ * operand type of the GPU prefill kernels. Rounding cannot overflow, because the range of a channel is at most twice
+ * fkv_codec_limit() and is divided by at least 3 bins. */
 static uint16_t key_scale(fkv_type type, float x) {
     uint32_t half = fkv_sealed_half(type, x);
     return (uint16_t)(type == FKV_F16 ? (half + 8) & ~15u : (half + 1) & ~1u);

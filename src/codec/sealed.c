@@ -28,8 +28,8 @@ static fkv_status check_sealed_config(fkv_codec_config config) {
     return FKV_OK;
 }
 
-/* Returns the number of code bytes per token. The high bits of 3-bit codes are stored in a separate plane of 64-byte lines. Each
- * line covers 32 channels, so half of the plane's last line may be unused. */
+/* Returns the number of code bytes per token. The high bits of 3-bit codes are stored in a separate plane of 64-byte lines. A
+ * line of this plane covers 32 channels, so half of the last line is unused if D is an odd multiple of 16. */
 static uint32_t sealed_code_bytes(const fkv_codec *codec) {
     uint32_t units = codec->dim / 16;
     uint32_t lines = codec->bits == 4 ? 2 * units : codec->bits == 2 ? units : units + fkv_ceil_div(units, 2);

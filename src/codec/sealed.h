@@ -1,20 +1,20 @@
-/* Sealed blocks: a full page is packed a second time, from the codes of its open block. This header declares the codecs for K and
- * V, the code positions and the sealing function.
+/* Sealed blocks. When a page other than the first is full, the keys and values in its open blocks are encoded again, as sealed
+ * blocks. This header declares the codecs for K and V, the code positions and the sealing function.
  *
  * K (FKV_CODEC_SEALED) has one scale and one bias per channel and page. Large key values occur in the same few channels for all
- * tokens, so scales per channel keep large and small values apart. The score of token t is (sum over channels c of (q_c *
- * scale_c) * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its codes. V
- * (FKV_CODEC_SEALED_V) has one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are nearly
- * Gaussian.
+ * tokens. With one scale per channel, they do not reduce the precision of the other channels. The score of token t is (sum over
+ * channels c of (q_c * scale_c) * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its
+ * codes. V (FKV_CODEC_SEALED_V) has one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are
+ * nearly Gaussian.
  *
  * Codes are stored in the order that matrix instructions need: blocks of FKV_SEALED_TOKENS tokens, divided into lines of 16
  * dwords. A dword of K holds four channels of one token, and a dword of V holds four tokens of one channel. Such a group of four
  * codes is a quad. Codes are narrower than a byte, so each byte holds codes of several quads. docs/page_format.md is the
  * bit-exact specification.
  *
- * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) use 2, 4 or 6 bits per channel, and each head has its own codec.
- * Scales, biases and codes are then stored in the channel order of the head, so "channel" means a position in that order in the
- * rest of this header.
+ * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) use 2, 4 or 6 bits per channel, and each head has its own codec. Their
+ * scales, biases and codes are stored in the channel order of the head. In the rest of this header, "channel" then means a
+ * position in that order.
  */
 #ifndef FKV_SEALED_H
 #define FKV_SEALED_H
@@ -34,9 +34,9 @@ enum {
 /* Scales and norms below this limit are stored as 0, so that the inverse of every other stored value is a finite float. */
 static const float FKV_SEALED_SMALLEST = 0x1p-100f;
 
-/* A key row is an outlier if its largest magnitude exceeds FKV_SEALED_OUTLIER and is also more than FKV_SEALED_OUTLIER_RATIO
- * times the largest magnitude of at least half of the page's rows. Outliers are ignored when channel ranges are computed, so that
- * the other rows keep their resolution. The codes of an outlier saturate. */
+/* The size of a key row is its largest magnitude. A row is an outlier if its size exceeds FKV_SEALED_OUTLIER and is also more
+ * than FKV_SEALED_OUTLIER_RATIO times the size of at least half of the rows in the page. Outliers are ignored when channel ranges
+ * are computed, so that the other rows keep their resolution. The codes of an outlier saturate. */
 static const float FKV_SEALED_OUTLIER = 1024.0f;
 static const float FKV_SEALED_OUTLIER_RATIO = 64.0f;
 

@@ -1,5 +1,6 @@
 /* TurboQuant rows are rotated before encoding. Each row has one scale and codes from an integer codebook that is optimal
- * (Lloyd-Max) for Gaussian rows; rotated rows are nearly Gaussian. value = scale * codebook value.
+ * (Lloyd-Max) for Gaussian rows; rotated rows are nearly Gaussian. A decoded value is the product of the scale and a codebook
+ * value.
  *
  * 4-bit and 2-bit codes are packed LSB-first. 3-bit codes are stored in two planes: first the low two bits of all values as 2-bit
  * codes, then the high bits of all values, 8 per byte.
@@ -11,11 +12,11 @@
 
 enum {
     FKV_TURBO_LANES = 16
-}; /* number of lanes in the sum of squares: value j is added to lane j % 16, and the lanes are then added from first to last */
+}; /* lanes of the sum of squares: value j is added to lane j % 16, then the lanes are added in ascending order */
 
 typedef struct fkv_turbo_book {
     float unit;       /* scale of a row whose mean square is 1 */
-    int8_t value[16]; /* codebook values in ascending order; the whole codebook is repeated until 16 entries are filled */
+    int8_t value[16]; /* codebook values in ascending order, repeated to fill 16 entries */
 } fkv_turbo_book;
 
 /* Codebooks by bit width. The values are Lloyd-Max points rounded to integers, which increases the quantization error of Gaussian
@@ -32,7 +33,7 @@ FKV_INLINE uint32_t fkv_turbo_plane(uint32_t dim) { return dim / 4; }
 /* Returns the scale of a row before rounding. `largest` is max |x|, and `lanes` holds the partial sums of (x / largest)^2. */
 float fkv_turbo_scale(const fkv_codec *codec, float largest, const float lanes[FKV_TURBO_LANES]);
 
-/* Packs code: [D], stored one per byte, into the code bytes of a row. */
+/* Packs the codes of a row, code: [D], which are stored one per byte. */
 void fkv_turbo_pack(const fkv_codec *codec, const uint8_t *code, uint8_t *bytes);
 
 /* Returns the number by which values are divided before they are compared with the codebook: the scale, but at least 1e-30. */

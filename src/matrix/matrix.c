@@ -1,4 +1,4 @@
-/* Computes the sizes of weight panels, and sets and reads their rows. panels.h specifies the layout.
+/* Computes the sizes of weight panels, writes rows to panels and reads them back. panels.h specifies the layout.
  *
  * Unlike product.c, which runs in every step, this code is portable C that runs only at load time or for single rows.
  */
@@ -25,7 +25,8 @@ fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows
 }
 
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix) {
-    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes; /* cannot overflow: below 2^28 * 2^39 */
+    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) *
+           matrix->panel_bytes; /* cannot overflow: hparams_check.c limits models to 2^24 rows and 2^20 columns */
 }
 
 static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
@@ -46,7 +47,7 @@ static void put_quad(uint8_t *line, uint32_t quad) { memcpy(line, &quad, sizeof 
 static uint32_t in_every_byte(uint32_t bits) { return bits * 0x01010101u; }
 
 /* Extracts a field of `width` bits (1 or 2), starting at bit `shift`, from each of 32 codes (8 quads) of a row. Packs the fields
- * of several quads into one dword per line. */
+ * of 8 / width quads into one dword and writes this dword to a line. */
 static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
     FKV_ASSERT(width == 1 || width == 2);
     uint32_t per_byte = 8 / width;

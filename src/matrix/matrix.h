@@ -1,6 +1,6 @@
 /* Quantized weight matrices and their products with activations.
  *
- * A matrix [R rows, C columns] is divided into panels of 16 rows. In vector registers, each row of a panel has its own lane. A
+ * A matrix [R rows, C columns] is divided into panels of 16 rows. In vector registers, each lane holds one row of a panel. A
  * dword holds four columns of one row (a quad), and the dwords of the 16 rows are adjacent. Dot-product instructions and AMX
  * tiles read this layout directly. panels.h specifies the layout.
  *
@@ -11,8 +11,8 @@
  *
  * In kinds whose names end with _16, 16 columns share a scale; in all other kinds, 32 columns do. In the _16 kinds, 32 weights
  * take 16 (AFFINE2, CENTERED3), 28 (CENTERED6) or 20 (TABLE4) bytes. Scales and biases are f16. Rows are zero-padded to whole
- * panels; the number of columns must be a multiple of 32. Every bit of a token's product depends only on the activations of this
- * token and the matrix.
+ * panels; the number of columns must be a multiple of 32. The result for a token depends, bit for bit, only on the matrix and the
+ * activations of this token.
  */
 #ifndef FKV_MATRIX_H
 #define FKV_MATRIX_H
@@ -33,7 +33,7 @@ typedef struct fkv_matrix_rows {
     const void *source;
     uint64_t scratch_bytes; /* number of scratch bytes that set() needs */
     fkv_row_form form;
-    const uint8_t *data; /* [R, row_bytes] rows in a block format that kernels convert themselves */
+    const uint8_t *data; /* [R, row_bytes] rows in a block format that kernels convert without calling set() */
     uint64_t row_bytes;
 } fkv_matrix_rows;
 
@@ -43,7 +43,7 @@ struct fkv_matrix {
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
-    const int8_t *table; /* [16] code table, owned by the caller, who sets it; NULL for kinds without a table */
+    const int8_t *table; /* [16] code table, set and owned by the caller; NULL for kinds without a table */
     uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned, owned by the caller; NULL if `rows` is used */
     fkv_matrix_rows rows;
 };
@@ -65,12 +65,12 @@ void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C
 /* Returns the size, in bytes, of the prepared activations that all products of a call share. */
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
 
-/* Scratch memory for products with matrices that are not stored as panels: their panels are built in this memory. Each calling
- * thread needs its own fkv_panel_room. */
+/* Scratch memory in which panels are built for products with matrices that are not stored as panels. Each thread that calls
+ * fkv_product_run() needs its own fkv_panel_room. */
 typedef struct fkv_panel_room {
     uint8_t *bytes; /* [n_threads, thread_bytes], 64-byte aligned */
     uint64_t thread_bytes;
-    uint64_t scratch_bytes; /* number of bytes at the start of each thread's memory that set() uses */
+    uint64_t scratch_bytes; /* size of the scratch memory of set(), which is at the start of each thread's memory */
     atomic_bool lost;       /* set to true if a scale or bias was not finite in f16, in which case the product is wrong */
 } fkv_panel_room;
 

@@ -1,8 +1,8 @@
 /* Panel layout of weights, shared by src/matrix, which writes panels, and the kernels that read them. src/matrix/matrix.h
  * explains why panels exist.
  *
- * A line has 64 bytes: one dword for each of the 16 rows. Packed kinds consist of units of 32 columns, or 8 quads of four
- * columns: byte k of a dword of quad j is column 4 * j + k.
+ * A line has 64 bytes: one dword for each of the 16 rows. Packed kinds are divided into units of 32 columns, that is, 8 quads of
+ * four columns. Byte k of a dword of quad j belongs to column 4 * j + k.
  *
  *   8 bits      8 lines, one per quad
  *   4 bits      4 lines: quad j in the low nibbles of line j, quad j + 4 in the high nibbles
@@ -48,10 +48,10 @@ typedef enum fkv_matrix_kind {
     FKV_MATRIX_F32
 } fkv_matrix_kind;
 
-/* ggml block formats of weight files, which some kernels convert to panels themselves (product_kernels.h).
- * src/model/files/block_formats.c describes the formats. */
+/* ggml block formats that some kernels convert to panels directly (fkv_product_kernels.fill). src/model/files/block_formats.c
+ * describes the formats. */
 typedef enum fkv_row_form {
-    FKV_ROWS_OTHER, /* any other format; no kernel converts it to panels */
+    FKV_ROWS_OTHER, /* any other format; kernels do not convert it to panels */
     FKV_ROWS_Q4_0,
     FKV_ROWS_Q8_0,
     FKV_ROWS_Q4_K,
@@ -91,7 +91,8 @@ FKV_INLINE fkv_panel_layout fkv_panel_layout_of(fkv_matrix_kind kind) {
  * stored in the following lines. */
 FKV_INLINE uint32_t fkv_panel_low_bits(uint32_t bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 
-/* Returns the value that a centered kind subtracts from a code. Table bytes are stored as unsigned, with an offset of 128. */
+/* Returns the value that a centered kind subtracts from a code. For table kinds, returns 128, because kernels add 128 to the
+ * table entries to make them unsigned. */
 FKV_INLINE int fkv_panel_center(fkv_panel_layout layout) { return layout.table ? 128 : 1 << (layout.bits - 1); }
 
 /* Returns the size, in bytes, of the scales and biases of one group of columns for all rows of a panel. */

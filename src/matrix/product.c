@@ -1,28 +1,28 @@
 /* Multiplies activations by up to four matrices: prepares the activations once and distributes the work over threads.
  *
- * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item fit in a core's
- * private cache and stay there while all tokens of the item are processed. The division into items does not affect results (see
- * product_kernels.h), so it may depend on the number of threads.
+ * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item fit in the private
+ * cache of a core, so they stay cached while all tokens of the item are processed. The division into items does not affect
+ * results (see product_kernels.h), so it may depend on the number of threads.
  */
 #include "matrix.h"
 
 #include "cpu/product_kernels.h"
 
 enum {
-    ITEM_BYTES =
-        128 *
-        1024, /* number of weight bytes per work item: half of a typical core's cache, and large enough to amortize scheduling */
-    ITEM_PANELS = 8, /* minimum number of panels per work item with at least one full block of tokens, so that the panels share
-                        the cached activations */
+    ITEM_BYTES = 128 * 1024, /* target size of the weights of a work item, in bytes: half of a typical private cache, large enough
+                                to amortize scheduling */
+    ITEM_PANELS = 8, /* for at least one full block of tokens, ITEM_BYTES does not limit a work item to fewer panels than this, so
+                        that several panels share the cached activations */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
-        4, /* minimum number of work items per thread if there are enough panels, so that threads finish at about the same time */
+        4, /* minimum number of work items per thread, if there are enough panels; balances the load of the threads */
     PREPARE_TOKENS = 4,
-    CALLER_TOKENS = 2 /* maximum number of tokens that the calling thread prepares itself; waking other threads takes longer */
+    CALLER_TOKENS = 2 /* up to this number of tokens, the calling thread prepares the activations alone, because waking other
+                         threads takes longer */
 };
 
-/* Division of one matrix product into work items. A work item is a pair (panel range, token range). Consecutive items have the
- * same panel range and consecutive token ranges. */
+/* Division of one matrix product into work items. A work item is a pair (panel range, token range). The token range varies
+ * fastest: consecutive items cover all token ranges of one panel range. */
 typedef struct cut {
     uint32_t first_item;
     uint32_t n_panels;
@@ -187,7 +187,7 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
-/* Computes all products of a call that share one form of prepared activations (AMX tiles, or another form). */
+/* Computes those products of a call that use the same form of prepared activations, with or without AMX tiles. */
 static void run_job(fkv_workers *workers, job *j) {
     if (wants_preparation(j)) {
         if (j->in.n_tokens <= CALLER_TOKENS)

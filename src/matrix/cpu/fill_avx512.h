@@ -2,8 +2,8 @@
  * is byte-identical to that of fkv_matrix_set_codes() for the same rows.
  *
  * A line of a panel holds one dword of each of 16 rows, so 16 loads and a transpose produce 16 lines. Where the bit layouts of
- * blocks and panels differ, the bits of whole lines are shifted. For Q4_K with 2048 columns, one thread converts 7.0 GB of file
- * data per second.
+ * blocks and panels differ, bits are rearranged in whole lines at a time. For Q4_K with 2048 columns, one thread converts 7.0 GB
+ * of file data per second.
  */
 #ifndef FKV_FILL_AVX512_H
 #define FKV_FILL_AVX512_H
@@ -13,7 +13,7 @@
 
 #include <immintrin.h>
 
-/* Address of a byte in the first of 16 rows, and the distance between rows in bytes. */
+/* Address of a byte in the first of 16 rows, and the stride between rows in bytes. */
 typedef struct row_place {
     const uint8_t *at;
     uint64_t stride;
@@ -203,8 +203,8 @@ FKV_INLINE void fill_q8_0(row_place block, panel_writer *w) {
     }
 }
 
-/* The scale 2 ^ (e - 128) has the biased float exponent e - 1. The exponent is clamped to at least 0, because scales with smaller
- * exponents are 0 in f16. */
+/* The scale 2 ^ (e - 128) is a float whose biased exponent is e - 1. The exponent is clamped to at least 0; smaller scales would
+ * be 0 in f16 anyway. */
 FKV_INLINE void fill_mxfp4(row_place block, panel_writer *w) {
     const __m512i one = _mm512_set1_epi32(1);
     __m512i e = _mm512_and_si512(_mm512_cvtepu16_epi32(load_halves(block)), _mm512_set1_epi32(255));
@@ -215,7 +215,7 @@ FKV_INLINE void fill_mxfp4(row_place block, panel_writer *w) {
 
 /* ---- dispatch by format ---- */
 
-/* Prefetches, for the next 16 rows, the block with the given index. */
+/* Prefetches the block with the given index in each of the next 16 rows. */
 FKV_INLINE void prefetch_rows(const uint8_t *rows, uint64_t row_bytes, uint32_t block, uint32_t block_bytes) {
     const uint8_t *next = rows + FKV_PANEL_ROWS * (row_bytes + (uint64_t)block * block_bytes);
     for (uint32_t i = 0; i < FKV_PANEL_ROWS * block_bytes; i += 64) FKV_PREFETCH_FAR(next + i);

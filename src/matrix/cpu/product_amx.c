@@ -4,12 +4,12 @@
  * Columns are processed in units of 32. Matrix A holds the high or the low activation bytes of 16 tokens for one unit. Matrix B
  * holds the codes of the unit, one byte each. AMX multiplies one unit while vector instructions scale the dot products of
  * another. The outputs of 16 tokens x 16 rows stay in registers. Scale groups of 16 columns would leave half of every tile empty,
- * so they use the vector kernels instead.
+ * so matrices with such groups use the vector kernels.
  *
- * A span of several units is unpacked for several panels at once and used by all tokens. The activation bytes of a block of
- * tokens stay in L1 while these panels are processed. `out` holds the partial results. 8-bit codes are loaded as tiles without
- * unpacking, so AMX is faster than vectors even for a single block of tokens. If the data is in cache, 16 tokens x 16 rows x 32
- * columns take 93 cycles with AMX and 142 cycles with vectors.
+ * For several panels at a time, the codes of a span of several units are unpacked once and then used for all tokens. The
+ * activation bytes of a block of tokens stay in L1 while these panels are processed. `out` holds the partial results. 8-bit codes
+ * are loaded as tiles without unpacking, so AMX is faster than vectors even for a single block of tokens. If the data is in
+ * cache, 16 tokens x 16 rows x 32 columns take 93 cycles with AMX and 142 cycles with vectors.
  */
 #include "../../base/simd/amx_tiles.h"
 #include "fill_avx512.h"
@@ -27,7 +27,7 @@ typedef uint8_t unit_codes[UNIT_QUADS][FKV_LINE_BYTES];
 typedef struct span {
     alignas(64) unit_codes unpacked[SPAN_UNITS];
     const unit_codes *codes; /* points to `unpacked` or to the codes in the panel */
-    size_t ahead;            /* distance, in bytes, to the codes of the next panel, for prefetching; 0 disables prefetching */
+    size_t ahead; /* offset, in bytes, of the codes to prefetch, which belong to the next panel; 0 disables prefetching */
     const uint8_t *halves;
 } span;
 
@@ -39,8 +39,8 @@ typedef struct unit_sums {
 } unit_sums;
 
 /* Configures the AMX tiles. Consecutive units of columns alternate between two pairs of accumulators: tiles 0 and 1, and tiles 2
- * and 3. The tiles of a pair are for the high and the low activation bytes. Tiles 4 and 5 hold these bytes, and tile 6 holds the
- * codes. */
+ * and 3. The first tile of a pair accumulates products with high activation bytes, the second tile products with low activation
+ * bytes. Tiles 4 and 5 hold the high and low bytes, and tile 6 holds the codes. */
 static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);
@@ -116,8 +116,8 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
     }
 }
 
-/* Multiplies a span of columns of one panel by one block of tokens. Dot products are read one loop iteration after they are
- * stored, so that the loads do not wait for the stores. */
+/* Multiplies a span of columns of one panel by one block of tokens. Each loop iteration reads the dot products that the previous
+ * iteration stored, so that loads do not wait for stores. */
 FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit, uint32_t n_units, const token_block *block,
                            float *out, size_t out_stride) {
     const unit_bytes *bytes = block->bytes + (size_t)unit * FKV_BLOCK_TOKENS;
@@ -170,8 +170,8 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
 }
 
 /* Selects the kernel. Activations that were prepared as tiles use bfloat16 tiles. Byte tiles are used for full blocks of 16
- * tokens if bfloat16 products would not be exact, scale groups have 32 columns, and there are at least two such blocks or 8-bit
- * codes. All other tokens use vector kernels. */
+ * tokens if three conditions hold: bfloat16 products would not be exact, scale groups have 32 columns, and there are at least two
+ * full blocks or the codes have 8 bits. All other tokens use vector kernels. */
 FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                    uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);

@@ -8,8 +8,9 @@
  * Matrix A holds the high or the low activation bytes for one unit, prepared once for all panels. Matrix B holds the codes of the
  * unit. Both store every four columns in the order 0 2 1 3, so that unpacking yields pairs of codes in the halves of a dword. The
  * activations of a span (up to BF16_UNITS units) stay in L1 while all panels are processed. With a single block of tokens, codes
- * are unpacked a few units ahead; several blocks share the unpacked panels. `out` holds the partial results. If the data is in
- * cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several blocks.
+ * are unpacked a few units before they are used. Several blocks share panels that are unpacked in advance. `out` holds the
+ * partial results. If the data is in cache, 16 tokens x 16 rows x 32 columns take 75 cycles, or 70 cycles per block with several
+ * blocks.
  */
 #ifndef FKV_PRODUCT_AMX_BF16_H
 #define FKV_PRODUCT_AMX_BF16_H
@@ -18,11 +19,12 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10,    /* maximum number of units (32 columns each) per span; the activations of a full span take 20 KiB */
-    BF16_PANELS = 4,    /* number of unpacked panels that several blocks of tokens share; the panels take 40 KiB */
-    BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a dot product is complete three units after it was started */
-    BF16_AHEAD = 6,     /* number of units by which unpacking runs ahead of the additions to the output */
-    BF16_RING = 8,      /* number of units in the ring buffer of unpacked codes; a ring of twice the size is slower */
+    BF16_UNITS = 10, /* maximum number of units (32 columns each) per span; the activations of a full span take 20 KiB */
+    BF16_PANELS = 4, /* number of panels that are unpacked once for all blocks of tokens; they take 40 KiB */
+    BF16_IN_FLIGHT =
+        4,          /* number of accumulator tiles; the result of a tile is read three units after its products were started */
+    BF16_AHEAD = 6, /* a unit is unpacked this number of loop iterations before its dot products are added to the output */
+    BF16_RING = 8,  /* number of units in the ring buffer of unpacked codes; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
     BF16_MIN_TOKENS = 12 /* minimum number of tokens; with fewer tokens, the vector kernels are faster */
 };
@@ -50,7 +52,7 @@ _Static_assert(sizeof(bf16_unit) + sizeof(bf16_floats) == FKV_BLOCK_TOKENS * FKV
 /* Prepared activations of one block of up to 16 tokens. */
 typedef struct bf16_block {
     bf16_unit *units;  /* [units] */
-    bf16_floats *sums; /* [units] for each token, the sum of the unit's rounded activations; 0 for unused tokens of the block */
+    bf16_floats *sums; /* [units] sum of the rounded activations of each token in the unit; 0 for unused tokens of the block */
     uint32_t n_tokens;
 } bf16_block;
 
@@ -73,7 +75,7 @@ FKV_INLINE bf16_block bf16_block_at(const fkv_activations *in, uint32_t token) {
 
 /* ---- tokens ---- */
 
-/* Converts 32 values to bfloat16, which represents them exactly, and stores them in the order 0 2 1 3, 4 6 5 7, ... */
+/* Converts 32 values to bfloat16, which is exact for these values, and reorders them: 0 2 1 3, 4 6 5 7, ... */
 FKV_INLINE __m512i bf16_of(vf first, vf second) {
     const __m512i order = _mm512_set_epi16(63, 59, 61, 57, 55, 51, 53, 49, 47, 43, 45, 41, 39, 35, 37, 33, 31, 27, 29, 25, 23, 19,
                                            21, 17, 15, 11, 13, 9, 7, 3, 5, 1);
@@ -185,7 +187,7 @@ typedef struct bf16_work {
     size_t panel_bytes;
     uint32_t n_panels;
     uint32_t n_units;           /* number of units in the span */
-    const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes; read if several blocks of tokens share them */
+    const bf16_codes *unpacked; /* [n_panels, n_units] unpacked codes; used only if several blocks of tokens share them */
     const bf16_unit *tokens;    /* [n_units] activations of one block of tokens */
     const bf16_floats *sums;
     uint32_t n_tokens;
@@ -233,7 +235,7 @@ FKV_INLINE void bf16_add(int n_lanes, fkv_panel_layout layout, const bf16_work *
 
 /* Runs the pipeline. Each loop iteration adds the dot products that were stored one iteration ago to the output, stores the dot
  * products that were started three iterations ago, starts the next unit in the free accumulator tile, and unpacks a later unit.
- * n_lanes, `fresh` (true if codes are unpacked in this loop) and the layout are compile-time constants. */
+ * n_lanes, `fresh` and the layout are compile-time constants. `fresh` is true if the codes are unpacked in this loop. */
 FKV_INLINE void bf16_run(int n_lanes, bool fresh, fkv_panel_layout layout, const bf16_work *w) {
     const uint32_t n_turns = w->n_units * w->n_panels;
     const size_t line_bytes = (size_t)layout.bits * FKV_LINE_BYTES;
@@ -291,7 +293,7 @@ FKV_INLINE void bf16_run_block(bool fresh, fkv_panel_layout layout, const bf16_w
 
 /* ---- product ---- */
 
-/* Returns a bf16_work for a span of panels [panel, panel + n_panels). Only the fields that depend on the tokens are not set. */
+/* Returns a bf16_work for a span of panels [panel, panel + n_panels). Sets all fields except those that depend on the tokens. */
 FKV_INLINE bf16_work bf16_work_of(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t n_panels, uint32_t unit,
                                   uint32_t n_units) {
     const uint8_t *first = p->first + panel * p->panel_bytes;

@@ -1,5 +1,5 @@
-/* Matrix products of weight panels with activations in float, written once over the vector primitives of the vec_*.h header
- * (src/base/simd) that is included before this file. Additional primitives:
+/* Matrix products of weight panels with activations, in float arithmetic. The code is shared by all instruction sets: it uses the
+ * vector primitives of the vec_*.h header (src/base/simd) that is included before this file, and these additional primitives:
  *
  *   PRODUCT_TOKENS  number of tokens that use a weight while it is in a register; each has SUMS accumulators, which together fill
  *                   half of the registers
@@ -8,7 +8,7 @@
  *
  * The lanes are the 16 rows of a panel. Weights are converted to floats in registers, column by column, and used by
  * PRODUCT_TOKENS tokens. Even and odd columns have separate accumulators, which gives two dependency chains. Columns are added in
- * ascending order, independent of other tokens and panels.
+ * ascending order, whatever other tokens and panels are processed.
  */
 #ifndef FKV_PRODUCT_BODY_H
 #define FKV_PRODUCT_BODY_H
@@ -68,7 +68,7 @@ FKV_INLINE void load_affine(fkv_panel_layout layout, const uint8_t *halves, vf s
     }
 }
 
-/* Adds 128 to each table entry, which makes the entries unsigned. fkv_panel_center() returns this offset. */
+/* Adds 128 to each table entry to make it unsigned. fkv_panel_center() returns this offset, which is subtracted later. */
 FKV_INLINE void unsigned_table(const int8_t *table, uint8_t out[16]) {
     for (int i = 0; i < 16; i++) out[i] = (uint8_t)(table[i] + 128);
 }

@@ -1,7 +1,8 @@
 /* Interface of the matrix-product kernels of one instruction set. A kernel processes a range of panels of one matrix for a range
  * of activation rows; src/matrix/product.c chooses both ranges.
  *
- * Every bit of a token's result depends only on the activations of this token and the matrix, and not on other tokens or panels.
+ * The result for a token depends, bit for bit, only on the matrix and the activations of this token, and not on other tokens or
+ * on the division into panels.
  */
 #ifndef FKV_PRODUCT_KERNELS_H
 #define FKV_PRODUCT_KERNELS_H
@@ -27,7 +28,7 @@ typedef struct fkv_activations {
     uint32_t n_tokens;
     uint32_t n_cols;
     void *prepared; /* fkv_activation_bytes() bytes, 64-byte aligned */
-    bool as_tiles;  /* true if the activations are prepared as AMX tiles, because wants_tiles() returned true */
+    bool as_tiles;  /* result of wants_tiles(): true if the activations are prepared as AMX tiles */
 } fkv_activations;
 
 /* Returns an upper bound, over all kernels, on the size of prepared activations: two 16-bit values per activation and a float per
@@ -53,13 +54,14 @@ typedef struct fkv_product_kernels {
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
 
     /* Computes out[t][16 * p + r], the dot product of row r of panel p with x[token + t], for every panel and t < n_tokens.
-     * `token` is a multiple of FKV_BLOCK_TOKENS. n_tokens is also a multiple of FKV_BLOCK_TOKENS, except at the end of the
-     * activations. out: [n_tokens, out_stride]. */
+     * `token` is a multiple of FKV_BLOCK_TOKENS. n_tokens is also a multiple of FKV_BLOCK_TOKENS, unless the range includes the
+     * last token. out: [n_tokens, out_stride]. */
     void (*product)(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                     size_t out_stride);
 
-    /* Converts 16 rows of a block format to one panel, byte-identical to fkv_matrix_set_codes(). n_cols must be a multiple of the
-     * block size. Returns FKV_FILL_UNKNOWN for unsupported formats. NULL if no format is supported.
+    /* Converts 16 rows of a block format to one panel. The panel is byte-identical to the result of fkv_matrix_set_codes().
+     * n_cols must be a multiple of the block size. Returns FKV_FILL_UNKNOWN for unsupported formats. NULL if no format is
+     * supported.
      */
     fkv_filled (*fill)(fkv_row_form form, const uint8_t *rows, uint64_t row_bytes, uint32_t n_cols, uint8_t *panel);
 } fkv_product_kernels;

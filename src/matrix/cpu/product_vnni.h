@@ -4,9 +4,10 @@
  * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own quantization step, derived
  * from its largest value, because some channels of a model can be a thousand times larger than others. For each scale group, out
  * += (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is
- * the sum of the rounded activations. Both terms use rounded activations, so a rounding error is multiplied by a weight and not
- * by a code. Dot products are exact, and groups are always added in the same order, so results do not depend on other tokens and
- * panels. Steps are powers of two, so dot * step is exact and product_amx_bf16.h may apply the step before summing.
+ * the sum of the rounded activations. Because both terms use rounded activations, a rounding error is multiplied by a weight,
+ * which is usually much smaller than scale * code. Dot products are exact, and groups are always added in the same order, so the
+ * result for a token does not depend on other tokens and panels. Steps are powers of two, so dot * step is exact and
+ * product_amx_bf16.h may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
  * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.
@@ -24,7 +25,7 @@ _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products
  * multiplied by it, so that intermediate results do not overflow if all inputs are finite. */
 static const float CODE_SUM_BOUND = 0x1p13f;
 
-enum { MAX_TOKENS = 8 }; /* maximum number of tokens that are multiplied by a panel's codes while the codes are in registers */
+enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use the codes of a panel while the codes are in registers */
 
 typedef struct unit_scaling {
     float step;   /* quantization step, divided by CODE_SUM_BOUND */
@@ -74,8 +75,8 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two quantization steps. The largest value of each unit is between LARGEST / 2 and LARGEST steps. The step is
- * 0 if all values are so small that they are treated as 0. */
+/* Computes power-of-two quantization steps. In each unit, the largest magnitude is between LARGEST / 2 and LARGEST steps. The
+ * step is 0 if all values of the unit are so small that they are rounded to 0. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
     const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* the exponent of the step is 14 below that of the largest value */
     vf size[PREPARED_UNITS];
@@ -126,8 +127,8 @@ FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
     return vf_fma(dot, scale, vf_fma(bias, vf_set(x_sum), sum));
 }
 
-/* Returns the number of units per span such that n_units units form the smallest possible number of spans of at most `most`
- * units, all of nearly equal size. */
+/* Returns the number of units per span if n_units units are divided into as few spans as possible, with at most `most` units each
+ * and nearly equal sizes. */
 FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
 
 /* Calls a prepare_units function for all units of tokens [token, token + n_tokens), with up to PREPARED_UNITS units of one token
