@@ -25,8 +25,8 @@ fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows
 }
 
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix) {
-    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) *
-           matrix->panel_bytes; /* cannot overflow: hparams_check.c limits models to 2^24 rows and 2^20 columns */
+    /* cannot overflow: hparams_check.c limits the matrices of a model to 2^24 rows and 2^20 columns */
+    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes;
 }
 
 static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {

@@ -11,8 +11,8 @@
 enum {
     ITEM_BYTES = 128 * 1024, /* target size of the weights of a work item, in bytes: half of a typical private cache, large enough
                                 to amortize scheduling */
-    ITEM_PANELS = 8, /* for at least one full block of tokens, ITEM_BYTES does not limit a work item to fewer panels than this, so
-                        that several panels share the cached activations */
+    ITEM_PANELS = 8, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
+                        ITEM_BYTES, so that several panels share the cached activations */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread, if there are enough panels; balances the load of the threads */

@@ -1,12 +1,12 @@
-/* The table of supported architectures; see architecture.h. If the features in the table can describe a new architecture
- * completely, the architecture needs only a table entry, and an entry for its model_type in files/hf_config.c. */
+/* The table of supported architectures; see architecture.h. A new architecture that the features in the table can describe
+ * completely needs only a table entry here and an entry for its model_type in files/hf_config.c. */
 #include "architecture.h"
 
 #include "rope_scaling.h"
 
 #include <stdio.h>
 
-/* Names that the safetensors files of Gemma and OLMo use for the norms before and after attention and feed-forward blocks. */
+/* Names of the norms before and after attention and feed-forward blocks, in safetensors files of Gemma and OLMo. */
 #define GEMMA_NORM_NAMES                                                                                                         \
     {{"post_attention_layernorm", "post_attention_norm"},                                                                        \
      {"pre_feedforward_layernorm", "ffn_norm"},                                                                                  \
@@ -380,9 +380,9 @@ void fkv_architecture_set_layers(fkv_hparams *h) {
     }
 }
 
-/* Fills in missing layer shapes and assigns kv_layer. A layer that stores no keys reads the pages of the last layer of its kind
- * (windowed or full) that stores keys. If no layer of its kind stores keys, kv_layer is the layer's own index, and model.c
- * rejects the model. */
+/* Fills in missing layer shapes and assigns kv_layer. A layer that stores no keys reads the pages of the last layer of the same
+ * kind (windowed or full attention) that stores keys. If there is no such layer, kv_layer is the index of the layer itself, and
+ * model.c rejects the model. */
 static void complete_layer_shapes(fkv_hparams *h) {
     uint32_t n = fkv_min_u32(h->n_layers, FKV_MAX_LAYERS);
     uint32_t n_kv = fkv_architecture_n_kv_layers(h);
@@ -397,7 +397,7 @@ static void complete_layer_shapes(fkv_hparams *h) {
     }
 }
 
-/* Assigns cache layer numbers to the pages and states of the model's layers, in layer order. */
+/* Assigns a cache layer number to the pages and to the recurrent state of each model layer, in layer order. */
 static void number_cache_layers(fkv_hparams *h) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
@@ -510,8 +510,9 @@ static bool has_windows(const fkv_hparams *h) {
     return has;
 }
 
-/* Keys can be centered only if no norm is applied after the K bias is added, and if the softmax is unchanged when all scores are
- * shifted by the same amount. Models with QK norms, soft caps or attention sinks do not meet these conditions. */
+/* Keys can be centered only if no norm is applied after the K bias is added, and if the result of the softmax does not change
+ * when all scores are shifted by the same amount. Models with QK norms, soft caps or attention sinks do not meet these
+ * conditions. */
 bool fkv_architecture_centers_keys(const fkv_hparams *h) {
     const fkv_features *f = &h->features;
     return f->qkv_bias && f->qk_norm == FKV_QK_PLAIN && !f->sinks && h->softcap == 0.0f;

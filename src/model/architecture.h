@@ -20,14 +20,14 @@ typedef struct fkv_architecture {
     const char *name; /* general.architecture of GGUF */
     fkv_features features;
     fkv_name_pair hf_names[FKV_MAX_OWN_NAMES]; /* tensor names that take precedence over the common names */
-    bool gguf_interleaved;                     /* GGUF files interleave RoPE pairs: (2i, 2i+1) */
-    bool hf_interleaved;                       /* safetensors files interleave RoPE pairs */
+    bool gguf_interleaved;                     /* in GGUF files, RoPE rotates interleaved pairs (2i, 2i+1) */
+    bool hf_interleaved;                       /* in safetensors files, RoPE rotates interleaved pairs */
     bool hf_norm_plus_one;                     /* safetensors files store norm weights minus 1 */
     bool gguf_post_attn_is_ffn_norm; /* the GGUF tensor post_attention_norm is the input norm of the feed-forward block */
     bool gguf_tiled_heads;         /* GGUF files store the value heads of a delta net in tiled order; see fkv_recurrence.tiled */
     bool gguf_yarn_log_multiplier; /* GGUF files state mscale_all_dim as rope.scaling.yarn_log_multiplier */
-    bool divides_logits;           /* logits are divided by the logit scale in the file instead of multiplied by it */
-    float rope_base;               /* RoPE base if the file does not state one; 0 means 10000 */
+    bool divides_logits;           /* logits are divided by the logit scale in the file, not multiplied by it */
+    float rope_base;               /* default RoPE base if the file does not state one; 0 means 10000 */
     float rope_base_local;   /* default RoPE base of windowed layers if separate_local_rope is set; 0 means the base of the other
                                 layers */
     float query_scale;       /* default attention scale; 0 means 1 / sqrt(head_dim) */
@@ -41,8 +41,8 @@ const fkv_architecture *fkv_architecture_find(const char *name);
 /* Returns the supported architecture names, as a list for error messages: "llama, qwen2, ...". */
 const char *fkv_architecture_names(void);
 
-/* Returns the reason why an architecture or model_type is unsupported ("layers with a recurrent state ..."), or NULL if no
- * reason is known for the name.
+/* Returns the reason why an architecture or model_type is not supported, as text for an error message ("layers with a recurrent
+ * state ..."). Returns NULL if no reason is known.
  */
 const char *fkv_architecture_refusal(const char *name);
 
@@ -53,7 +53,7 @@ void fkv_architecture_set_layers(fkv_hparams *hparams);
 /* Completes hyperparameters after a file was read: fills in missing values and computes derived values. */
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *hparams);
 
-/* Returns the sliding window of a layer, or 0 for full attention. */
+/* Returns the sliding-window size of a layer, or 0 if the layer has full attention. */
 uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
 
 /* Returns the dimension of a value head of a layer. */
@@ -94,10 +94,10 @@ FKV_INTERNAL uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams)
  * states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2, if any, then the last n_taps - 1 inputs of the convolution. */
 FKV_INTERNAL uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
-/* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated
- * K bias averaged over the context. This shifts all scores of a query by the same amount, so softmax is unchanged. Without
- * centering, large biases (several hundred in the slowly rotating pairs of Qwen2) would dominate the range of their
- * quantization groups. */
+/* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated K
+ * bias averaged over the context. This shifts all scores of a query by the same amount, so the result of the softmax does not
+ * change. Without centering, large biases (several hundred in the slowly rotating pairs of Qwen2) would dominate the range of
+ * their quantization groups. */
 FKV_INTERNAL bool fkv_architecture_centers_keys(const fkv_hparams *hparams);
 
 /* Writes the RoPE description stored in page files: pair layout, rotated dimensions, bases, scaling and key centering. RoPE

@@ -20,7 +20,7 @@ enum {
     MAX_HEADS = 65536,     /* maximum number of KV heads per layer */
     MAX_BYTES = 256 << 20, /* largest file accepted */
     LOWEST = 2,            /* minimum number of bits per channel */
-    N_AVERAGES = 2         /* number of bit assignments per file: one averages 4 bits per channel, the other 3 bits */
+    N_AVERAGES = 2         /* number of bit assignments per file, with averages of 4 and 3 bits per channel */
 };
 
 #define MAGIC                                                                                                                    \
@@ -37,7 +37,7 @@ typedef struct file_header {
     uint64_t n_tokens;
     uint8_t zero[24];
     uint8_t weights_id[32];
-    uint8_t sha256[FKV_SHA256_BYTES]; /* SHA-256 of all other bytes of the file */
+    uint8_t sha256[FKV_SHA256_BYTES]; /* SHA-256 of the whole file except this field */
 } file_header;
 
 _Static_assert(sizeof(file_header) == 128 && offsetof(file_header, sha256) == 96, "the header has 128 bytes");
@@ -186,7 +186,8 @@ static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration
 }
 
 fkv_status fkv_calibration_open(const char *path, fkv_calibration *calibration) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* O_NONBLOCK: opening a FIFO must not block */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK |
+                            O_NOCTTY); /* O_NONBLOCK prevents open() from blocking if the path is a FIFO */
     if (fd < 0) return os_failed("cannot open calibration file", path);
     fkv_status status = read_fd(fd, path, calibration);
     (void)close(fd);
@@ -271,8 +272,8 @@ static void order_channels(const double *cost, uint32_t dim, uint16_t *order) {
 
 static uint8_t bits_at(uint32_t rank, uint32_t n6, uint32_t n_more) { return rank < n6 ? 6 : rank < n_more - n6 ? 4 : 2; }
 
-/* Channels are sorted by descending cost; the first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. Because the
- * average is fixed, the number of 6-bit channels determines the number of 4-bit channels. The function therefore tries every
+/* Channels are sorted by descending cost. The first channels get 6 bits, the next ones 4 bits, and the rest 2 bits. Because the
+ * average is fixed, the number of 6-bit channels determines the number of 4-bit channels, so it is sufficient to try every
  * possible number of 6-bit channels. */
 void fkv_channels_share(const double *cost, uint32_t dim, uint32_t average, uint8_t *bits) {
     uint16_t order[FKV_MAX_HEAD_DIM];

@@ -22,15 +22,17 @@ typedef struct fkv_calibration {
     uint8_t *file; /* contents of the file, owned by this struct; `layers` and `both` point into this memory */
     size_t n_bytes;
     uint32_t n_layers;
-    uint64_t n_tokens; /* length of the sample text */
+    uint64_t n_tokens; /* length of the sample text in tokens */
     uint64_t n_channels;
     const fkv_calibration_layer *layers; /* [n_layers] */
-    uint8_t *both; /* [n_channels] bits per channel: low nibble for an average of 4 bits, high nibble for an average of 3 bits */
+    uint8_t *both; /* [n_channels] bits per channel in both assignments: the low nibble belongs to the 4-bit average, the high
+                      nibble to the 3-bit average */
     uint8_t weights_id[32];
 } fkv_calibration;
 
-/* Parses and validates the contents of a calibration file. bytes: [n_bytes] from malloc(); takes ownership, even on failure. path
- * is used in messages only. Returns FKV_FILE_FORMAT, FKV_FILE_VERSION or FKV_FILE_DAMAGED if the file is invalid. */
+/* Parses and validates the contents of a calibration file. bytes: [n_bytes], allocated with malloc(). Takes ownership of the
+ * bytes, even on failure. path is used in messages only. Returns FKV_FILE_FORMAT, FKV_FILE_VERSION or FKV_FILE_DAMAGED if the
+ * file is invalid. */
 fkv_status fkv_calibration_read(uint8_t *bytes, size_t n_bytes, const char *path, fkv_calibration *calibration);
 
 /* Reads and validates a calibration file. Returns FKV_IO if it cannot be read. */
@@ -45,8 +47,8 @@ fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_l
 /* Writes a calibration file atomically: writes path.part, then renames it to path. Returns FKV_IO on failure. */
 fkv_status fkv_calibration_write(fkv_calibration *calibration, const char *path);
 
-/* Selects the assignment with the given average, 4 or 3 bits. Each byte of `both` holds two nibbles, one per assignment; it is
- * replaced with the nibble of the selected assignment. */
+/* Selects the assignment with the given average, 4 or 3 bits. The two nibbles of each byte in `both` belong to the two
+ * assignments. Each byte is replaced with the nibble of the selected assignment. */
 void fkv_calibration_choose(fkv_calibration *calibration, uint32_t average);
 
 /* Assigns 2, 4 or 6 bits to each channel of a head so that the sum of cost * 4^-bits is minimal for the given average. The

@@ -19,12 +19,11 @@
 #include "product_vnni.h"
 
 enum {
-    BF16_UNITS = 10, /* maximum number of units (32 columns each) per span; the activations of a full span take 20 KiB */
-    BF16_PANELS = 4, /* number of panels that are unpacked once for all blocks of tokens; they take 40 KiB */
-    BF16_IN_FLIGHT =
-        4,          /* number of accumulator tiles; the result of a tile is read three units after its products were started */
-    BF16_AHEAD = 6, /* a unit is unpacked this number of loop iterations before its dot products are added to the output */
-    BF16_RING = 8,  /* number of units in the ring buffer of unpacked codes; a ring of twice the size is slower */
+    BF16_UNITS = 10,    /* maximum number of units (32 columns each) per span; the activations of a full span take 20 KiB */
+    BF16_PANELS = 4,    /* number of panels that are unpacked once for all blocks of tokens; they take 40 KiB */
+    BF16_IN_FLIGHT = 4, /* number of accumulator tiles; a tile is read three units after its products were started */
+    BF16_AHEAD = 6,     /* a unit is unpacked this number of loop iterations before its dot products are added to the output */
+    BF16_RING = 8,      /* number of units in the ring buffer of unpacked codes; a ring of twice the size is slower */
     BF16_PAIRS = UNIT_NUMBERS / 2,
     BF16_MIN_TOKENS = 12 /* minimum number of tokens; with fewer tokens, the vector kernels are faster */
 };

@@ -4,9 +4,9 @@
  * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own quantization step, derived
  * from its largest value, because some channels of a model can be a thousand times larger than others. For each scale group, out
  * += (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is
- * the sum of the rounded activations. Because both terms use rounded activations, a rounding error is multiplied by a weight,
- * which is usually much smaller than scale * code. Dot products are exact, and groups are always added in the same order, so the
- * result for a token does not depend on other tokens and panels. Steps are powers of two, so dot * step is exact and
+ * the sum of the rounded activations. Because both terms use rounded activations, a rounding error is multiplied by the weight,
+ * scale * code + bias, and not by scale * code alone. Dot products are exact, and groups are always added in the same order, so
+ * the result for a token does not depend on other tokens and panels. Steps are powers of two, so dot * step is exact and
  * product_amx_bf16.h may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32

@@ -17,8 +17,8 @@
 
 fkv_matrix_kind fkv_array_codes_kind(const fkv_tensor *tensor);
 
-/* Decodes a row to codes [C], and to scales and biases [C / group], where group is the group size of the matrix kind. If the
- * groups in the file are larger, scales and biases are repeated. */
+/* Decodes a row to codes: [C], scales: [C / group] and biases: [C / group], where group is the group size of the matrix kind. If
+ * the groups in the file are larger than that, their scales and biases are repeated. */
 void fkv_array_codes_row(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
 
 /* Decodes a row to floats. out: [C] */

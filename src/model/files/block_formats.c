@@ -87,9 +87,9 @@ static void unpack_q8_0(const uint8_t *block, uint8_t *codes, float *scales, flo
     for (uint32_t i = 0; i < 32; i++) codes[i] = block[2 + i] ^ 0x80;
 }
 
-/* Unpacks the 6-bit scales and minima of Q4_K and Q5_K. The first four scales and the first four minima are each stored in the
- * low 6 bits of one of the first eight bytes. The low nibbles of the remaining four scales and four minima are in the last four
- * bytes, and their high bits are the top 2 bits of the first eight bytes. */
+/* Unpacks the 6-bit scales and minima of Q4_K and Q5_K, which are packed into 12 bytes. The first four scales are the low 6 bits
+ * of bytes 0 to 3, and the first four minima are the low 6 bits of bytes 4 to 7. The last four scales and minima have their low 4
+ * bits in bytes 8 to 11, and their high 2 bits in the top 2 bits of bytes 0 to 7. */
 static void unpack_k_scales(const uint8_t *block, float *scales, float *biases) {
     const float d = half_at(block);
     const float d_min = half_at(block + 2);
@@ -132,8 +132,8 @@ static void unpack_q2_k(const uint8_t *block, uint8_t *codes, float *scales, flo
 
 static void unpack_q3_k(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     const float d = half_at(block + 108);
-    const uint8_t *packed =
-        block + 96; /* 8 bytes with the low nibbles of scales g and g + 8, then 4 bytes with four high bit pairs each */
+    const uint8_t *packed = block + 96; /* scales: 8 bytes, each with the low nibbles of scales g and g + 8, then 4 bytes, each
+                                           with the high bit pairs of four scales */
     for (uint32_t g = 0; g < 16; g++) {
         const uint32_t scale = ((uint32_t)packed[g % 8] >> g / 8 * 4 & 15) | ((uint32_t)packed[8 + g % 4] >> g / 4 * 2 & 3) << 4;
         scales[g] = d * ((float)scale - 32);
@@ -217,7 +217,7 @@ static void unpack_mxfp4(const uint8_t *block, uint8_t *codes, float *scales, fl
 
 static void unpack_nvfp4(const uint8_t *block, uint8_t *codes, float *scales, float *biases) {
     for (uint32_t g = 0; g < 4; g++) {
-        /* one multiplication corrects the exponent bias; 0x7f is NaN in E4M3, but ggml reads it as 0 */
+        /* the multiplication by 2^120 corrects the exponent bias; 0x7f is NaN in E4M3, but ggml treats it as 0 */
         const float scale = fkv_float_of((block[g] & 0x7fu) << 20) * 0x1p120f;
         scales[g] = block[g] == 0x7f ? 0 : 0.5f * scale;
         biases[g] = 0;

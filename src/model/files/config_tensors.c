@@ -1,7 +1,8 @@
-/* Declares the tensors of a model whose config.json is its only file; see config_tensors.h.
+/* Declares the tensors of a model of which only config.json is available; see config_tensors.h.
  *
  * Tensor types are estimates. It is assumed that MLX quantizes all matrices, that AWQ, GPTQ and FP8 quantize the projections of
- * the layers, and that MXFP4 quantizes the experts. Settings of individual modules in config.json are ignored.
+ * the layers, and that MXFP4 quantizes the experts. Quantization settings that config.json states for individual modules are
+ * ignored.
  */
 #include "config_tensors.h"
 

@@ -6,8 +6,8 @@
 
 #include "weights_state.h"
 
-/* Reads a config.json with the same checks and defaults as a model folder. The weights have no tensors and no vocabulary, and
- * fkv_weights_is_config() is true. */
+/* Reads a config.json with the same checks and defaults as for a model folder. The resulting weights have no tensors and no
+ * vocabulary, and fkv_weights_is_config() returns true for them. */
 fkv_status fkv_config_open(fkv_weights *weights, const char *path);
 
 /* Returns whether an optional tensor is part of the model, according to config.json. name: GGUF name without "blk.N." */

@@ -1,6 +1,6 @@
-/* Reads the header, the vocabulary and the tensors of GGUF files, versions 2 and 3 (which share a layout; big-endian files are
- * rejected). gguf_hparams.c reads hyperparameters, gguf_split.c handles split models. Hyperparameters that the file does not
- * contain remain 0.
+/* Reads the header, the vocabulary and the tensors of GGUF files. Versions 2 and 3, which have the same layout, are supported;
+ * big-endian files are rejected. gguf_hparams.c reads hyperparameters, gguf_split.c handles split models. Hyperparameters that
+ * the file does not contain remain 0.
  */
 #include "gguf.h"
 
@@ -84,7 +84,7 @@ static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights
     FKV_TRY(get_special_token(values, "tokenizer.ggml.eos_token_id", vocab->n_tokens, &vocab->eos));
     FKV_TRY(get_special_token(values, "tokenizer.ggml.eot_token_id", vocab->n_tokens, &vocab->eot));
     FKV_TRY(get_special_token(values, "tokenizer.ggml.unknown_token_id", vocab->n_tokens, &vocab->unk));
-    /* default if the file has no add_bos_token: true for SentencePiece models only */
+    /* if the file has no add_bos_token, it defaults to true for SentencePiece models and to false for all others */
     vocab->add_bos = vocab->model.size == 5 && memcmp(vocab->model.data, "llama", 5) == 0;
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_bos_token", &vocab->add_bos));
     bool add_eos = false;

@@ -15,9 +15,9 @@ typedef struct fkv_gguf_part {
  * must be read in order, followed by fkv_weights_finish(). The bytes must be aligned to 8 and outlive the weights. path is used
  * in messages only.
  *
- * Returns FKV_FILE_FORMAT if the file is not GGUF or is a different part, or if a key has the wrong type; FKV_FILE_DAMAGED if
- * its contents are inconsistent; FKV_UNSUPPORTED if its version, a tensor type or the model is not supported. After a failure,
- * the only valid call on the weights is fkv_weights_close(). */
+ * Returns FKV_FILE_FORMAT if the file is not a GGUF file, is not part `number`, or has a key of the wrong type. Returns
+ * FKV_FILE_DAMAGED if its contents are inconsistent, and FKV_UNSUPPORTED if its version, a tensor type or the model is not
+ * supported. After a failure, the only valid call on the weights is fkv_weights_close(). */
 fkv_status fkv_gguf_read_part(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path, uint32_t number,
                               fkv_gguf_part *part);
 

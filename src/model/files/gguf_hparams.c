@@ -42,7 +42,7 @@ static fkv_status get_arch_u32(const fkv_gguf_values *values, const fkv_weights 
     return fkv_gguf_get_u32(values, full_key(weights, key).text, out);
 }
 
-/* Reads a value that must be the same for all layers; arrays with one value per layer are rejected. */
+/* Reads a value that applies to all layers. Rejects arrays with one value per layer. */
 static fkv_status get_uniform_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *name, uint32_t *out) {
     const arch_key key = full_key(weights, name);
     const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
@@ -97,7 +97,7 @@ static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weight
 }
 
 /* Reads the feed-forward dimension of each layer, for models in which a layer is either a mixer (attention or recurrence) or a
- * feed-forward block. A mixer has dimension 0. */
+ * feed-forward block. For mixers, the file states a dimension of 0. */
 static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     const arch_key key = full_key(weights, "feed_forward_length");
@@ -124,8 +124,7 @@ static fkv_status read_single_blocks(const fkv_gguf_values *values, fkv_weights 
 
 /* ---- sections ---- */
 
-/* Returns whether the file's model has latent attention and belongs to an architecture for which latent attention is supported in
- * GGUF files. */
+/* Returns whether the model has latent attention and its architecture supports latent attention in GGUF files. */
 static bool is_latent_file(const fkv_gguf_values *values, const fkv_weights *weights) {
     const bool is_known = strcmp(weights->architecture, "deepseek2") == 0 || strcmp(weights->architecture, "kimi-linear") == 0;
     return is_known && fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
@@ -162,7 +161,7 @@ static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *w
     FKV_TRY(get_floats(values, weights, &multiplier, 1));
     double factor = 1.0;
     if (h->rope.scaling == FKV_ROPE_YARN && log_multiplier > 0.0f) {
-        /* the converter writes 0.1 * mscale_all_dim; as in llama.cpp, mscale is set to mscale_all_dim */
+        /* the file contains 0.1 * mscale_all_dim; as in llama.cpp, mscale is set to the same value as mscale_all_dim */
         h->rope.mscale = h->rope.mscale_all = 10.0f * log_multiplier;
         factor = 1.0 + (double)log_multiplier * log(fmax((double)h->rope.factor, 1.0));
     }
@@ -289,7 +288,7 @@ static fkv_status read_gguf_experts(const fkv_gguf_values *values, fkv_weights *
     const fkv_recurrence_kind kind = weights->hparams.features.recurrence;
     const struct {
         const char *key;
-        bool is_known; /* true if read_gguf_latent() or read_gguf_recurrence() reads the key */
+        bool is_known; /* true if the key is supported, because read_gguf_latent() or read_gguf_recurrence() reads it */
     } others[] = {{"attention.kv_lora_rank", is_latent_file(values, weights)},
                   {"ssm.state_size", kind == FKV_DELTA_NET || kind == FKV_MAMBA2}};
     fkv_hparams *h = &weights->hparams;
@@ -476,7 +475,7 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     fkv_hparams *h = &weights->hparams;
     FKV_TRY(read_names(values, weights));
     const fkv_architecture *architecture =
-        fkv_architecture_find(weights->architecture); /* NULL if unknown; model.c then rejects the model */
+        fkv_architecture_find(weights->architecture); /* NULL if the architecture is unknown; model.c then rejects the model */
     if (architecture != NULL) h->features = architecture->features;
     const float_key keys[] = {{"attention.layer_norm_rms_epsilon", &h->norm_eps},
                               {"attention.layer_norm_epsilon", &h->norm_eps},
@@ -510,7 +509,8 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
     if (architecture != NULL) {
         h->recurrence.tiled = architecture->gguf_tiled_heads;
         set_large_gemma_scale(architecture, h);
-        /* the converter reorders the rows of GLM-4.1V, because llama.cpp's RoPE with sections rotates the pairs (i, i + D/2) */
+        /* llama.cpp's RoPE with sections rotates the pairs (i, i + D/2), so the converter reorders the rows of GLM-4.1V for this
+         * layout */
         const bool has_sections = fkv_gguf_find(values, full_key(weights, "rope.dimension_sections").text) != NULL;
         h->rope_interleaved = architecture->gguf_interleaved && !has_sections;
     }

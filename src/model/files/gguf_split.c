@@ -25,7 +25,7 @@ static const char *part_suffix(const char *path) {
     return is_part ? suffix : NULL;
 }
 
-/* Writes the path of part `number`, from 0, in the same folder as `path`. */
+/* Writes the path of part `number` (numbered from 0). `path` is the path of any part of the model. */
 static fkv_status part_path(const char *path, uint32_t number, char out[MAX_PATH]) {
     const char *suffix = part_suffix(path);
     FKV_REQUIRE(
@@ -62,7 +62,7 @@ static fkv_status read_others(fkv_weights *weights, const char *first_path, cons
     return FKV_OK;
 }
 
-/* Writes the path of the first part, derived from the name of any part. Returns FKV_IO if it does not exist. */
+/* Derives the path of the first part from the path of any part. Returns FKV_IO if the first part does not exist. */
 static fkv_status first_part_path(const char *path, char out[MAX_PATH]) {
     const char *suffix = part_suffix(path);
     if (suffix == NULL || memcmp(suffix + 1, "00001", 5) == 0) {

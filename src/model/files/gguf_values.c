@@ -11,8 +11,8 @@
 enum {
     MAX_VALUES = 1 << 16,
     MIN_VALUE_BYTES = 8 + 1 + 4 + 1, /* size of the smallest key-value pair: a one-character key, a type and a one-byte value */
-    MAX_KEY_BYTES = 65535,           /* limit of the GGUF format */
-    /* maximum number of elements of an array that a getter returns; arrays that no getter reads may be longer */
+    MAX_KEY_BYTES = 65535,           /* maximum length of a key in the GGUF format */
+    /* maximum number of elements in an array that a getter reads; all other arrays may be longer */
     MAX_ITEMS = 1 << 24
 };
 

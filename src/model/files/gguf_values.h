@@ -51,7 +51,7 @@ typedef struct fkv_gguf_values {
     const uint8_t *end; /* end of the file */
 } fkv_gguf_values;
 
-/* Reads n key-value pairs and advances the reader past them. After a failure there is nothing to close. */
+/* Reads n key-value pairs and advances the reader past them. After a failure, fkv_gguf_values_close() need not be called. */
 fkv_status fkv_gguf_values_read(fkv_gguf_reader *reader, uint64_t n, fkv_gguf_values *values);
 void fkv_gguf_values_close(fkv_gguf_values *values);
 

@@ -22,7 +22,7 @@
 #include "../../base/float16.h"
 #include "grid_tables.h"
 
-/* IQ1 values are stored in the table multiplied by 8, so that they are integers: 8 * (g +- 1/8). */
+/* The table of IQ1 holds the values multiplied by 8, 8 * (g +- 1/8), because these products are integers. */
 const int8_t FKV_TABLE_IQ1[16] = {-7, 1, 9, 0, -9, -1, 7, 0};
 const int8_t FKV_TABLE_IQ2[16] = {8, 25, 43, 0, -8, -25, -43, 0};
 const int8_t FKV_TABLE_IQ3_XXS[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};

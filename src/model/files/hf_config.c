@@ -21,7 +21,7 @@
 typedef struct hf_model_type {
     const char *type;
     const char *architecture;
-    uint32_t window_period; /* replaces window_period of the architecture unless it is 0 */
+    uint32_t window_period; /* replaces window_period of the architecture; 0 means no replacement */
     const char *defaults;   /* JSON object with default values for omitted fields, or NULL */
 } hf_model_type;
 
@@ -29,7 +29,7 @@ static const char LLAMA_DEFAULTS[] =
     "{\"vocab_size\": 32000, \"hidden_size\": 4096, \"intermediate_size\": 11008, \"num_hidden_layers\": 32,"
     " \"num_attention_heads\": 32, \"rms_norm_eps\": 1e-6, \"max_position_embeddings\": 2048}";
 
-/* The text_config of vision-language models omits fields with default values. */
+/* Defaults for fields that the text_config of vision-language models omits. */
 static const char GEMMA3_DEFAULTS[] =
     "{\"vocab_size\": 262208, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"rms_norm_eps\": 1e-6,"
     " \"max_position_embeddings\": 131072, \"rope_theta\": 1e6, \"query_pre_attn_scalar\": 256}";
@@ -107,7 +107,7 @@ static const hf_model_type MODEL_TYPES[] = {
     {"seed_oss", "seed_oss", 0, NULL},
     {"ernie4_5", "ernie4_5", 0, NULL},
     {"gpt_oss", "gpt-oss", 0, NULL},
-    {"qwen2_vl", "qwen2vl", 0, NULL}, /* this type occurs in configs without text_config */
+    {"qwen2_vl", "qwen2vl", 0, NULL}, /* the model_type of configs that have no text_config */
     {"qwen2_5_vl", "qwen2vl", 0, NULL},
     {"qwen2_vl_text", "qwen2vl", 0, NULL},
     {"qwen2_5_vl_text", "qwen2vl", 0, NULL},
@@ -152,7 +152,7 @@ typedef struct config_reader {
     const hf_model_type *model;
     const fkv_architecture *architecture;
     fkv_hparams *h;
-    fkv_layer_shape local; /* head shape of windowed layers; 0 in a field means the value of the other layers */
+    fkv_layer_shape local; /* head shape of windowed layers; a field of 0 means the same value as in the other layers */
 } config_reader;
 
 static fkv_status find_model_type(config_reader *r) {
@@ -192,8 +192,8 @@ static json_t *uniform_value(json_t *value) {
     return json_array_size(value) > 0 ? json_array_get(value, 0) : value;
 }
 
-/* Copies fields to their common names. Renamed values are read before any field is set, because a common name may itself be the
- * name of a renamed field. */
+/* Copies fields to their common names. All values are read before any field is set, because the common name of one field may be
+ * the original name of another. */
 static fkv_status rename_fields(const config_reader *r) {
     const fkv_hf_traits *traits = fkv_hf_traits_of(r->model->type);
     if (traits->renames == NULL) return FKV_OK;
@@ -219,8 +219,8 @@ static fkv_status rename_fields(const config_reader *r) {
     return status;
 }
 
-/* Returns whether an architecture supports a field that is rejected for all others. Bidirectional attention among image tokens is
- * accepted, because images are not processed. */
+/* Returns whether the architecture supports a field that is rejected for most other architectures. Bidirectional attention among
+ * image tokens is accepted, because images are not processed. */
 static bool is_known_field(const config_reader *r, const char *key, const json_t *value) {
     if (fkv_hf_has_word(fkv_hf_traits_of(r->model->type)->fields, key)) return true;
     static const char *const of_glm[] = {"first_k_dense_replace", "n_shared_experts", "use_qk_norm"};
@@ -254,7 +254,7 @@ static fkv_status reject_unsupported_options(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Rejects configs that set fields for unsupported features. */
+/* Rejects configs in which fields of unsupported features are set. */
 static fkv_status reject_unsupported_fields(const config_reader *r) {
     static const struct {
         const char *key;
@@ -279,8 +279,8 @@ static fkv_status reject_unsupported_fields(const config_reader *r) {
     return reject_unsupported_options(r);
 }
 
-/* For architectures in which attention biases are optional, reads attention_bias (qkv_bias in Qwen2-MoE), which states whether
- * the model has them. */
+/* For architectures in which attention biases are optional, reads the field that states whether the model has them:
+ * attention_bias, or qkv_bias in Qwen2-MoE. */
 static fkv_status read_biases(const config_reader *r) {
     static const struct {
         const char *type;
@@ -410,7 +410,7 @@ static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, 
     return FKV_OK;
 }
 
-/* Returns whether the model type supports RoPE with a base that is scaled by a fixed alpha (Hunyuan). */
+/* Returns whether the architecture (Hunyuan) supports RoPE scaling with a fixed factor alpha. */
 static bool has_alpha_rope(const fkv_weights *weights) { return strncmp(weights->architecture, "hunyuan", 7) == 0; }
 
 /* Scales the RoPE base by alpha^(dim / (dim - 2)), if the config states alpha. */
@@ -474,13 +474,14 @@ static fkv_status read_ropes(const config_reader *r, fkv_weights *weights, float
     return FKV_OK;
 }
 
-/* Only GLM, phi3, models with delta nets and the model types with rotates_partly support partial rotation of a head. For all
- * other model types with plain RoPE, partial_rotary_factor is ignored, as in transformers. Models with both scaled RoPE and
- * partial_rotary_factor are rejected, because transformers cannot run them either. */
+/* Validates partial_rotary_factor. Partial rotation of a head is supported for GLM, phi3, models with delta nets or latent
+ * attention, and model types with the trait rotates_partly. For other model types, transformers ignores partial_rotary_factor if
+ * RoPE is not scaled, and so does this function. It rejects other models with scaled RoPE and a factor other than 1, which
+ * transformers cannot run either. */
 static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
     const bool is_supported = strncmp(r->model->type, "glm", 3) == 0 || strcmp(r->model->type, "phi3") == 0 ||
                               fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET ||
-                              fkv_hf_is_latent(r->model->type); /* qk_rope_head_dim states the rotated dimensions */
+                              fkv_hf_is_latent(r->model->type); /* qk_rope_head_dim states the number of rotated dimensions */
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
                 "%s: invalid partial_rotary_factor %g: expected a value above 0, at most 1", r->path, (double)*rotary);
     if (is_supported) return FKV_OK;
@@ -498,7 +499,7 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
 
 static fkv_status read_rope(const config_reader *r, fkv_weights *weights) {
     fkv_hparams *h = r->h;
-    /* `rotary` is the fraction of each head's dimensions that RoPE rotates; its default is the same as in transformers */
+    /* `rotary` is the fraction of each head's dimensions that RoPE rotates; the default values are those of transformers */
     float rotary = strncmp(r->model->type, "glm", 3) == 0 ? 0.5f : r->h->features.recurrence == FKV_DELTA_NET ? 0.25f : 1.0f;
     uint32_t rotary_dim = 0;
     FKV_TRY(get_u32(r->root, "rotary_dim", r->path, &rotary_dim));
@@ -544,7 +545,7 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         bool is_full = type != NULL && (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0);
-        /* within the first chunk, chunked attention is full attention */
+        /* contexts are limited to the first chunk, where chunked attention equals full attention */
         is_full = is_full || (h->attention_chunk != 0 && type != NULL && strcmp(type, "chunked_attention") == 0);
         bool is_windowed = type != NULL && strcmp(type, "sliding_attention") == 0;
         /* transformers 5 writes linear_attention for all kinds of recurrent layers */
@@ -640,8 +641,8 @@ static void set_dense_layer(fkv_hparams *h, uint32_t layer, bool is_dense) {
     if (is_dense && layer < FKV_MAX_LAYERS) h->layers[layer] |= FKV_LAYER_DENSE;
 }
 
-/* Reads a list of layer indices. If lists_dense is true, only the listed layers have no experts; otherwise, only the listed
- * layers have experts. */
+/* Reads a list of layer indices. If lists_dense is true, the listed layers are those without experts; otherwise, they are those
+ * with experts. */
 static fkv_status read_layer_list(const config_reader *r, const char *key, bool lists_dense) {
     const json_t *list = get_field(r->root, key);
     const size_t n = json_array_size(list);
@@ -675,7 +676,8 @@ static fkv_status read_mlp_types(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Marks the layers without experts. Experts are in every n-th layer, in a range of layers, or in listed layers. */
+/* Marks the layers without experts. Depending on the model type, experts are in every n-th layer, in a range of layers, or in the
+ * layers of a list. */
 static fkv_status read_dense_layers(const config_reader *r) {
     fkv_hparams *h = r->h;
     uint32_t step = 1;
@@ -847,7 +849,8 @@ static fkv_status read_scalars(const config_reader *r) {
     return FKV_OK;
 }
 
-/* Reads the two head shapes of Gemma 4. The usual fields describe windowed layers; full-attention layers have separate fields. */
+/* Reads the head shapes of models in which windowed layers and full-attention layers differ (Gemma 4 and MiMo V2). In Gemma 4,
+ * the usual fields describe windowed layers, and separate fields describe full-attention layers. */
 static fkv_status read_gemma4_heads(config_reader *r) {
     fkv_hparams *h = r->h;
     bool k_is_v = false;
@@ -861,7 +864,7 @@ static fkv_status read_gemma4_heads(config_reader *r) {
     r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
     FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
     json_t *list = json_object_get(r->root, "per_layer_config");
-    if (!json_is_object(list)) { /* true for configs in the original format of Gemma 4 */
+    if (!json_is_object(list)) { /* the config is in the original format of Gemma 4 */
         if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
         return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
     }
@@ -957,7 +960,7 @@ static fkv_status read_special_tokens(const json_t *root, const char *path, fkv_
     const json_t *ends = get_field(root, "eos_token_id");
     FKV_TRY(get_u32(root, "bos_token_id", path, &vocab->bos));
     if (!json_is_array(ends)) FKV_TRY(get_u32(root, "eos_token_id", path, &vocab->eos));
-    for (size_t i = 0; i < json_array_size(ends); i++) { /* json_array_size() is 0 for anything but an array */
+    for (size_t i = 0; i < json_array_size(ends); i++) { /* json_array_size() returns 0 if the value is not an array */
         const json_int_t id = json_integer_value(json_array_get(ends, i));
         FKV_REQUIRE(json_is_integer(json_array_get(ends, i)) && id >= 0 && id < UINT32_MAX, FKV_FILE_FORMAT,
                     "%s: eos_token_id must contain only token ids", path);
@@ -976,9 +979,9 @@ static fkv_status read_tied(const json_t *root, const char *path, fkv_weights *w
     return FKV_OK;
 }
 
-/* Reads a config. For multimodal models text_config is read, and inherits some missing fields from the outer config. As in
- * transformers, tie_word_embeddings is read from the outer config only. If the outer config does not contain
- * tie_word_embeddings, the embeddings are tied unless lm_head is stored. */
+/* Reads a config. For multimodal models, reads text_config, which inherits some missing fields from the outer config. As in
+ * transformers, tie_word_embeddings is read from the outer config only. If the outer config does not contain tie_word_embeddings,
+ * the embeddings are tied unless lm_head is stored. */
 static fkv_status read_config(json_t *root, const char *path, fkv_weights *weights) {
     json_t *text = json_object_get(root, "text_config");
     if (json_is_object(text)) {

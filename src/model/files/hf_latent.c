@@ -6,7 +6,7 @@
 static const char *const LATENT_TYPES[] = {"deepseek_v2", "deepseek_v3", "kimi_k2",    "glm4_moe_lite",
                                            "minicpm3",    "mistral4",    "kimi_linear"};
 
-/* transformers uses this epsilon for the norms of latent vectors, regardless of rms_norm_eps. */
+/* Epsilon for the norms of latent vectors. transformers always uses this value for them, not rms_norm_eps. */
 static const float LATENT_NORM_EPS = 1e-6f;
 
 bool fkv_hf_is_latent(const char *type) {
@@ -64,8 +64,8 @@ static fkv_status read_minicpm3(const json_t *root, const char *path, fkv_hparam
     return FKV_OK;
 }
 
-/* Returns the factor by which YaRN scales queries and keys. It becomes part of the attention scale and is separate from the
- * factor that is applied to cosines and sines. */
+/* Returns the factor by which YaRN scales queries and keys. This factor becomes part of the attention scale. It is independent of
+ * the factor applied to cosines and sines. */
 static double yarn_attention_factor(const fkv_rope *rope) {
     if (rope->mscale_all == 0.0f || !(rope->factor > 1.0f)) return 1.0;
     return 0.1 * (double)rope->mscale_all * log((double)rope->factor) + 1.0;

@@ -73,15 +73,16 @@ static const fkv_name_pair EXPERT_NAMES[] = {{"gate_proj", "ffn_gate"}, {"up_pro
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-/* Looks up a name in a table. An empty entry, if present, ends the table. stem: [n], the name without ".weight" or ".bias".
- * Returns NULL if the name is not in the table. */
+/* Looks up a name in a table of n_pairs entries, which an empty entry may terminate early. stem: [n], the name without ".weight"
+ * or ".bias". Returns NULL if the name is not in the table. */
 static const char *look_up_name(const fkv_name_pair *pairs, size_t n_pairs, const char *stem, size_t n) {
     for (size_t i = 0; i < n_pairs && pairs[i].hf != NULL; i++)
         if (strlen(pairs[i].hf) == n && memcmp(pairs[i].hf, stem, n) == 0) return pairs[i].gguf;
     return NULL;
 }
 
-/* Parses a number without leading zeros that is followed by a dot. Returns the text after the dot, or NULL on mismatch. */
+/* Parses a number without leading zeros, followed by a dot. Returns the text after the dot, or NULL if the text does not have
+ * this form. */
 static const char *skip_number(const char *text, unsigned *number) {
     int n = 0;
     *number = 0;

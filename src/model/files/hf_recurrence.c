@@ -21,8 +21,8 @@ static fkv_status read_recurrent_layers(const json_t *root, const char *path, fk
     return FKV_OK;
 }
 
-/* Reads the limits of Mamba's step size: a list of two numbers. The second number may be infinite, which transformers writes as
- * {"__float__": "Infinity"}, because JSON has no infinite numbers. */
+/* Reads the limits of Mamba's step size, a list of two numbers. JSON cannot represent infinity, so transformers writes an
+ * infinite upper limit as {"__float__": "Infinity"}. */
 static fkv_status read_step_limits(const json_t *root, const char *path, fkv_hparams *h) {
     fkv_recurrence *c = &h->recurrence;
     const json_t *limits = get_field(root, "time_step_limit");
@@ -88,8 +88,8 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
     h->down_scale = ffn[1];
     h->value_scale = attention_in * attention_out;
     h->query_scale = h->head_dim > 0 ? attention_in * attention_in * key / sqrtf((float)h->head_dim) : 0;
-    /* in folders converted by MLX, the query and key weights already include the input factor; the factors of keys and values
-     * remain */
+    /* in folders converted by MLX, the query and key weights already include the input factor; only the key factor and the input
+     * factor of the values still apply */
     h->mlx_scales = (fkv_mlx_scales){.query_scale = h->head_dim > 0 ? key / sqrtf((float)h->head_dim) : 0,
                                      .value_scale = attention_in,
                                      .logit_scale = h->logit_scale};
@@ -179,8 +179,8 @@ static fkv_status read_mamba(const json_t *root, const char *path, fkv_hparams *
     return get_f32(root, "time_step_min", path, &c->min_step);
 }
 
-/* Marks the layers that linear_attn_config lists as recurrent. The lists contain layer numbers that start at 1, and every layer
- * must be in exactly one list. */
+/* Marks the layers that linear_attn_config lists as recurrent. The lists number layers from 1. Every layer must be in exactly one
+ * list. */
 static fkv_status read_kda_layers(const json_t *object, const char *path, fkv_hparams *h) {
     const json_t *recurrent = get_field(object, "kda_layers");
     const json_t *full = get_field(object, "full_attn_layers");

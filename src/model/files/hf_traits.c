@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* The text_config of vision-language models omits fields with default values. */
+/* Defaults for fields that the text_config of vision-language models omits. */
 static const char QWEN25VL_DEFAULTS[] =
     "{\"vocab_size\": 152064, \"hidden_size\": 8192, \"intermediate_size\": 29568, \"num_hidden_layers\": 80,"
     " \"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-5, \"max_position_embeddings\": 32768,"
@@ -171,7 +171,7 @@ static const fkv_hf_option OPTIONS[] = {
     {"bailing_moe_v2", "score_function", "\"sigmoid\""},
     {"bailing_moe_v2", "moe_router_enable_expert_bias", "true"},
     {"hunyuan_v1_moe", "num_shared_expert", "1"},
-    {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* set only in the original form of the config, which is not supported */
+    {"mimo_v2_flash", "hybrid_layer_pattern", "null"}, /* set only in the original config format, which is not supported */
     {"solar_open", "first_k_dense_replace", "0"},
     {"solar_open", "use_qk_norm", "false"},
     {"nemotron_h", "use_bias", "false"},

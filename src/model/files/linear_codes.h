@@ -20,8 +20,8 @@ struct fkv_linear_codes {
     uint32_t bits;        /* bits per code */
     uint32_t group;       /* number of columns that share a scale */
     uint32_t group_rows;  /* number of rows that share a scale; 1 except for FP8 */
-    uint32_t n_rows;      /* number of rows of the whole tensor; a view may have fewer */
-    uint32_t zero_offset; /* number added to stored zero points: 1 for GPTQ version 1, which stores zero - 1, otherwise 0 */
+    uint32_t n_rows;      /* number of rows of the whole tensor; a view may have fewer rows */
+    uint32_t zero_offset; /* added to stored zero points: 1 for GPTQ version 1, which stores zero points minus 1; otherwise 0 */
     bool centered;        /* true if every zero point is half of the code range; 4-bit and 8-bit matrices then need no biases */
     fkv_tensor_type scale_type;
     const uint8_t *scales;
@@ -31,8 +31,8 @@ struct fkv_linear_codes {
 
 fkv_matrix_kind fkv_linear_codes_kind(const fkv_tensor *tensor);
 
-/* Decodes an AWQ or GPTQ row to codes [C], and to scales and biases [C / 32]. If groups in the file are larger than 32, their
- * scales are repeated. */
+/* Decodes an AWQ or GPTQ row to codes: [C], scales: [C / 32] and biases: [C / 32]. If the groups in the file are larger than 32,
+ * their scales and biases are repeated. */
 void fkv_linear_codes_row(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
 
 /* Decodes a row to floats. out: [C] */

@@ -95,7 +95,8 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
 
 /* ---- tensors ---- */
 
-/* Returns the quantization of a tensor's module (the name before its last dot), or NULL if the model is not quantized. */
+/* Returns the quantization of the module to which a tensor belongs, or NULL if the model is not quantized. The module name is the
+ * part of the tensor name before the last dot. */
 static const struct fkv_quantization *quantization_of(const fkv_weights *weights, const char *name) {
     const char *end = strrchr(name, '.');
     const size_t n = end == NULL ? 0 : (size_t)(end - name);
@@ -135,8 +136,8 @@ fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *nam
     return describe_codes(match, tensor->row_bytes * 8, name, path, tensor);
 }
 
-/* Returns the tensor that has the same name as `tensor` except for the suffix `end` after the last dot. Returns NULL if there is
- * none. */
+/* Returns the tensor whose name differs from that of `tensor` only in the text after the last dot, which is `end`. Returns NULL
+ * if it does not exist. */
 static fkv_tensor *find_part(fkv_weights *weights, const fkv_tensor *tensor, const char *end) {
     char name[FKV_MAX_TENSOR_NAME];
     const char *dot = strrchr(tensor->name, '.');

@@ -92,7 +92,7 @@ static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, co
 typedef struct part_name {
     const char *end;   /* name suffix of the part in the file */
     const char *whole; /* name suffix, in the file, of the weight to which the part belongs */
-    const char *part;  /* suffix that replaces ".weight" in the part's internal name */
+    const char *part;  /* suffix of the part's internal name, in place of ".weight" */
 } part_name;
 
 static const part_name PARTS[] = {
@@ -114,8 +114,8 @@ static bool is_activation_scale(const fkv_weights *weights, const char *hf_name)
     return is_fp8 && (fkv_ends_with(hf_name, ".activation_scale") || fkv_ends_with(hf_name, ".input_scale"));
 }
 
-/* Derives the internal name of a part, such as its scales, from the name of the weight. Returns false if the weight's name is
- * unknown. */
+/* Derives the internal name of a part of a quantized weight (such as its scales) from the internal name of the weight. Returns
+ * false if the weight has no internal name. */
 static bool translate_part_name(const fkv_weights *weights, const char *hf_name, const part_name *part,
                                 char name[FKV_MAX_TENSOR_NAME]) {
     char weight[FKV_MAX_TENSOR_NAME];
@@ -274,7 +274,7 @@ static fkv_status read_shards(fkv_weights *weights, const char *folder, const fi
     return FKV_OK;
 }
 
-/* Checks that every tensor in the index was found. This check detects tensors that are missing from otherwise valid files. */
+/* Checks that the files contain every tensor in the index. A file can be valid on its own and still lack a tensor. */
 static fkv_status check_index(const fkv_weights *weights, const json_t *index, const char *path) {
     json_t *map = json_object_get(index, "weight_map");
     const char *hf_name = NULL;
@@ -343,9 +343,9 @@ static void drop_folded_scales(fkv_weights *weights) {
     h->value_scale = h->mlx_scales.value_scale;
 }
 
-/* Detects whether MLX converted a model with convolutions: MLX stores convolution weights as [C, n_taps, 1], so their last
- * dimension is 1. In a converted folder, norm weights already include the added 1, and the weights of Falcon-H1 are already
- * scaled. */
+/* Detects whether a model with convolutions was converted by MLX, which stores convolution weights as [C, n_taps, 1], so that
+ * their last dimension is 1. In a converted folder, the stored norm weights are complete (not minus 1), and the weights of
+ * Falcon-H1 are already scaled. */
 static void detect_mlx_folder(fkv_weights *weights) {
     bool is_mlx = false;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {

@@ -26,8 +26,8 @@ const int8_t *fkv_tensor_table(const fkv_tensor *tensor) {
     return fkv_block_format_of(tensor->type)->table;
 }
 
-/* Rounds scales to f16, then computes biases as -center * scale, where center is the code of the value 0. The center is a power
- * of two, so the biases are exact in f16 and the code `center` still decodes to exactly 0. */
+/* Rounds scales to f16, then computes biases as -center * scale, where `center` is the code that represents 0. The center is a
+ * power of two, so the biases are exact in f16, and the code `center` still decodes to exactly 0. */
 static void round_centered(fkv_panel_layout layout, float *scales, float *biases, uint32_t n) {
     for (uint32_t g = 0; g < n; g++) {
         scales[g] = fkv_f16_to_f32(fkv_f32_to_f16(scales[g]));
@@ -83,8 +83,8 @@ bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *buff
     const uint32_t n = tensor->n_cols;
     bool finite = true;
     fkv_tensor_row_floats(tensor, row, (float *)(void *)buffer);
-    for (uint32_t i = 0; i < n; i++) { /* conversion in place: element i is written at byte 2 * i, so it never overwrites a float
-                                          that has not been read yet */
+    for (uint32_t i = 0; i < n;
+         i++) { /* converts in place: writing element i at byte 2 * i does not overwrite any float that has yet to be read */
         float number;
         memcpy(&number, buffer + sizeof number * i, sizeof number);
         const uint16_t half = fkv_f32_to_f16(number);

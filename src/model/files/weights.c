@@ -1,8 +1,8 @@
 /* Format-independent part of weight files: mappings, tensor tables, lookup by name, identity, and release of mapped pages.
  *
  * This file performs the checks that apply to all formats: tensor shapes must match the block size of their type, tensor sizes
- * must fit in 64 bits, names must be unique, and tensors must not overlap. Files are mapped, not copied. Truncating a file while
- * it is open raises SIGBUS; changing its contents changes weights, but never causes out-of-bounds access.
+ * must fit in 64 bits, names must be unique, and tensors must not overlap. Files are mapped, not copied. If a file is truncated
+ * while it is open, accesses raise SIGBUS. If its contents change, weights change, but no access is out of bounds.
  */
 #include "weights_state.h"
 
@@ -287,7 +287,7 @@ static void add_shapes(fkv_sha256 *sha, const fkv_hparams *h) {
     }
 }
 
-/* Hashes the fields of Mamba-2 layers that Granite 4 does not use. */
+/* Hashes the fields that Nemotron-H and Falcon-H1 use in addition to those of other Mamba-2 models. */
 static void add_mamba(fkv_sha256 *sha, const fkv_hparams *h) {
     const fkv_recurrence *r = &h->recurrence;
     if (!h->features.single_blocks && !h->features.parallel_mixers) return;
@@ -313,7 +313,8 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     add_u32(sha, h->window);
     add_u32(sha, h->temperature_context);
     add_flag(sha, h->norm_plus_one);
-    /* these fields are hashed only if the model uses them, which keeps the hashes of all other models unchanged */
+    /* these fields are hashed only if the model uses them, so that the hashes of all other models stay the same as in earlier
+     * versions */
     const bool has_shared = h->shared_dim != 0 || h->features.sigmoid_router;
     if (has_shared) {
         const uint32_t mixture[] = {h->shared_dim, h->n_dense, h->n_expert_groups, h->n_expert_groups_used,
@@ -396,6 +397,6 @@ void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor) {
     const uintptr_t first = (uintptr_t)fkv_align_up((uintptr_t)tensor->data, page);
     const uint64_t before_last = (uint64_t)(tensor->n_rows - 1) * tensor->row_bytes;
     const uintptr_t end = ((uintptr_t)tensor->data + before_last + fkv_tensor_row_size(tensor)) / page * page;
-    /* the pages are unmodified, so the system can read them from the file again */
+    /* the memory pages are unmodified, so the operating system can read them from the file again */
     if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }
