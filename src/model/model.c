@@ -29,7 +29,7 @@ static fkv_status open_vocabulary(fkv_model *m) {
     info->architecture = h->architecture;
     info->name = h->name != NULL ? h->name : "";
     info->tokenizer = "";
-    /* for models with chunked attention, only contexts within the first chunk are supported */
+    /* chunked attention is supported only within the first chunk, so the context is limited to the chunk size */
     info->context = h->attention_chunk != 0 ? fkv_min_u32(h->context, h->attention_chunk) : h->context;
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;

@@ -41,11 +41,12 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *mixer_gate;    /* [n_v_heads * v_dim, dim] output gate of a delta net; [n_v_heads * v_dim, v_dim] in KDA */
     const fkv_tensor *gate_low;      /* [v_dim, dim] KDA: low-rank projection to the input of mixer_gate */
     const fkv_tensor *alpha_low;     /* [k_dim, dim] KDA: low-rank projection to the input of alpha */
-    const fkv_tensor *mixer_fused;   /* fused mixer_in and mixer_gate; a key head has rows for its query, key, values and gates */
-    const fkv_tensor *alpha, *beta;  /* [n_v_heads, dim] projections to the decay and write strength of a delta net; in KDA,
-                                        alpha is [n_v_heads * k_dim, k_dim] */
-    const fkv_tensor *beta_alpha;    /* beta and alpha in one tensor, with rows grouped by key head */
-    const fkv_tensor *conv;          /* [C, n_taps]; in KDA only the channels of the queries, [n_v_heads * k_dim, n_taps] */
+    const fkv_tensor *mixer_fused; /* mixer_in and mixer_gate in one tensor, grouped by key head: rows for the query, the key, the
+                                      values and the gates, in this order */
+    const fkv_tensor *alpha, *beta;    /* [n_v_heads, dim] projections to the decay and write strength of a delta net; in KDA,
+                                          alpha is [n_v_heads * k_dim, k_dim] */
+    const fkv_tensor *beta_alpha;      /* beta and alpha in one tensor, grouped by key head: rows for beta, then rows for alpha */
+    const fkv_tensor *conv;            /* [C, n_taps]; in KDA only the channels of the queries, [n_v_heads * k_dim, n_taps] */
     const fkv_tensor *conv_k, *conv_v; /* KDA: convolutions of the keys and the values, or NULL */
     const fkv_tensor *conv_bias;       /* [C] */
     const fkv_tensor *decay_log;       /* [n_v_heads] logarithms of the decay rates */
@@ -61,9 +62,9 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *kv_a_bias;
     const fkv_tensor *kv_a_norm; /* [latent dim] */
     const fkv_tensor *kv_b;      /* projection from the latent vector to keys and values: [H * (nope_dim + v_dim), latent dim] */
-    const fkv_tensor *k_b, *v_b; /* k_b: [H * latent dim, nope_dim], transposed in each head; v_b: [H * v_dim, latent dim] */
-    const fkv_tensor *router; /* router matrix [E, dim]; in layers with a router, gate, up and down are NULL unless the layer also
-                                 has a dense feed-forward block */
+    const fkv_tensor *k_b, *v_b; /* k_b: [H * latent dim, nope_dim], each head transposed; v_b: [H * v_dim, latent dim] */
+    const fkv_tensor *router; /* [E, dim] router matrix; in layers with a router, gate, up and down belong to the shared expert or
+                                 the dense feed-forward block, and are NULL if the layer has neither */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
     const fkv_tensor *experts_norm; /* [dim] input norm of the experts if they run in parallel with a dense feed-forward block,
                                        whose input norm is ffn_norm */
@@ -72,10 +73,9 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *router_correction; /* [E] corrections, added to the expert scores only to select experts */
     const fkv_tensor *shared_gate;       /* [1, dim] gate of the shared expert, whose matrices are `gate`, `up` and `down` */
     const fkv_tensor *router_bias;       /* [E] */
-    const fkv_tensor *latent_down, *latent_up; /* projections before the experts [latent_dim, dim] and after [dim, latent_dim] */
-    const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] matrices, one per expert; without a gate, gate_experts
-                                                                      is NULL */
-    const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
+    const fkv_tensor *latent_down, *latent_up; /* before the experts: [latent_dim, dim]; after the experts: [dim, latent_dim] */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E], one per expert; gate_experts is NULL without a gate */
+    const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* gate and up: [E, expert_dim]; down: [E, dim] */
 } fkv_layer_tensors;
 
 /* Parameters of the xIELU activation, which is alpha_p * x^2 + beta * x if x > 0, and otherwise (exp(min(x, eps)) - 1 - x) *
@@ -110,11 +110,11 @@ struct fkv_model {
     float *sinks;                  /* [n_layers, H] learned sink logits, or NULL */
     fkv_xielu *xielu;              /* [n_layers] parameters of FKV_XIELU, or NULL */
     fkv_tensor *views;             /* [n_views] views of parts of fused tensors */
-    const fkv_tensor **experts;    /* array that holds the expert lists of all layers */
+    const fkv_tensor **experts;    /* array that holds gate_experts, up_experts and down_experts of all layers */
     uint64_t mapped_bytes;         /* size of the weights that the forward pass reads from the mapped file */
     uint64_t touched_bytes;        /* part of mapped_bytes that the forward pass of one token reads */
     uint64_t panel_bytes;          /* size of the per-thread buffers in which mapped weights are packed into panels */
-    uint64_t panel_scratch_bytes;  /* part of panel_bytes that holds temporary rows */
+    uint64_t panel_scratch_bytes;  /* part of panel_bytes that is used for temporary rows */
     fkv_packed_weights *packed;    /* CPU weights, or NULL */
     fkv_array_weights *arrays;     /* MLX weights, or NULL */
     fkv_weights *weights;

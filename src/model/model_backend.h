@@ -12,7 +12,7 @@
 #include <flatkv/model.h>
 
 typedef struct fkv_model_backend {
-    /* Computes packed_bytes and mapped_bytes of a model whose tensors have been located. Allocates nothing. */
+    /* Computes packed_bytes and mapped_bytes of a model whose tensors have been found. Allocates nothing. */
     fkv_status (*count_weights)(fkv_model *model);
 
     /* `load_weights` loads the weights, and `unload_weights` releases them. `unload_weights` may also be called if loading failed
@@ -20,7 +20,7 @@ typedef struct fkv_model_backend {
     fkv_status (*load_weights)(fkv_model *model);
     void (*unload_weights)(fkv_model *model);
 
-    /* Returns the bytes available for pages and activations; *source names the limit. */
+    /* Returns the number of bytes available for pages and activations. *source receives a text that names the limit. */
     uint64_t (*available)(const char **source);
 
     /* Writes the identity of the backend's arithmetic (fkv_config.numerics). isa: instruction set of CPU kernels, not
@@ -45,7 +45,8 @@ typedef struct fkv_model_backend {
     fkv_status (*memory)(fkv_backend_memory *now);
 } fkv_model_backend;
 
-/* Looks up a backend. Returns FKV_UNSUPPORTED if it is not registered, and FKV_BAD_CONFIG for an invalid value. */
+/* Looks up a backend. Returns FKV_UNSUPPORTED if the backend is not registered, and FKV_BAD_CONFIG if `backend` is not a valid
+ * value. */
 fkv_status fkv_model_backend_find(fkv_backend backend, const fkv_model_backend **found);
 
 /* Registers the implementation of a backend other than the CPU. `version` is the version of the library that contains the

@@ -16,7 +16,7 @@ enum { N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
 
 typedef struct tensor_search {
     fkv_model *model;
-    bool *used; /* [n_tensors] true for each tensor in the file that has been looked up; all others are unknown */
+    bool *used; /* [n_tensors] true for each tensor in the file that has been looked up; the others are unknown tensors */
     fkv_tensor *next_view;
     const fkv_tensor **next_expert;
     uint32_t layer;
@@ -138,8 +138,8 @@ static fkv_status find_fused_parts(tensor_search *s, const char *fused, bool nee
     return FKV_OK;
 }
 
-/* Marks the K and V tensors of a layer that reads the keys and values of another layer as found. Some files contain these
- * tensors, but they are not used. */
+/* Some files contain K and V tensors for layers that read the keys and values of another layer. These tensors are not used, so
+ * this function only marks them as known. */
 static fkv_status find_unused_kv(tensor_search *s, uint32_t kv_dim) {
     const fkv_tensor *unread = NULL;
     FKV_TRY(find_layer_tensor(s, "attn_k.weight", kv_dim, s->model->hparams->dim, false, &unread));
@@ -662,7 +662,7 @@ static fkv_status find_model_tensors(tensor_search *s) {
         h->features.recurrence == FKV_SHORT_CONV && fkv_weights_find(m->weights, "token_embd_norm.weight") != NULL;
     FKV_TRY(find_tensor(s, is_lfm2 ? "token_embd_norm.weight" : "output_norm.weight", 1, h->dim, true, &m->final_norm));
     if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find_tensor(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
-    /* these tensors are marked as known but not read, because their values are already in the hyperparameters */
+    /* marks these tensors as known; their values are already in the hyperparameters */
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
         FKV_TRY(find_tensor(s, factors[i], 1, h->rope.dim / 2, false, &unread));
     FKV_TRY(find_inputs(s));

@@ -45,7 +45,7 @@ typedef enum fkv_tensor_type {
     FKV_TENSOR_AWQ, /* AWQ, GPTQ and FP8: see linear_codes.h */
     FKV_TENSOR_GPTQ,
     FKV_TENSOR_FP8,
-    FKV_TENSOR_U8,   /* the following types are used only while a file is read, for parts of quantized weights */
+    FKV_TENSOR_U8,   /* the following types occur only in parts of quantized weights, while a file is read */
     FKV_TENSOR_U32,  /* packed codes (MLX) */
     FKV_TENSOR_I32,  /* packed codes and zero points (AWQ, GPTQ) */
     FKV_TENSOR_E4M3, /* 8-bit floats with separate scales */
@@ -67,13 +67,13 @@ typedef struct fkv_tensor {
     char name[FKV_MAX_TENSOR_NAME]; /* printable GGUF name, also for safetensors files: "blk.3.attn_q.weight" */
     fkv_tensor_type type;
     uint32_t n_rows;     /* 1 for a vector */
-    uint32_t n_cols;     /* columns are contiguous in memory unless col_step is set */
-    const uint8_t *data; /* [n_rows, row_bytes], possibly unaligned because safetensors headers may have any length */
+    uint32_t n_cols;     /* columns are contiguous in memory unless col_step is not 0 */
+    const uint8_t *data; /* [n_rows, row_bytes], possibly unaligned: a safetensors header may have any length */
     uint64_t row_bytes;
     uint64_t col_step; /* stride between columns, in bytes, if this is a strided view of a float tensor; otherwise 0 */
 
     /* MLX types: codes, scales and biases are stored separately. */
-    uint32_t bits;              /* bits per code; 0 for all other types */
+    uint32_t bits;              /* number of bits per code; 0 if the tensor does not have an MLX type */
     uint32_t group;             /* number of columns that share a scale */
     fkv_tensor_type scale_type; /* type of the scales: F32, F16, BF16 or U8 */
     const uint8_t *scales;      /* [n_rows, n_cols / group] */
@@ -81,7 +81,7 @@ typedef struct fkv_tensor {
     uint64_t scale_row_bytes;   /* stride between rows of scales, in bytes */
 
     /* AWQ, GPTQ and FP8: rows are not contiguous. */
-    const struct fkv_linear_codes *linear; /* NULL for all other types; if not NULL, row_bytes is the average size of a row */
+    const struct fkv_linear_codes *linear; /* NULL for all other types; otherwise, row_bytes is the average size of a row */
     uint32_t first_row;                    /* index of the first row of a view */
 } fkv_tensor;
 
@@ -117,11 +117,11 @@ typedef struct fkv_rope {
     const float *long_factors;  /* [n_factors] divisors for sequences longer than original_context, or NULL */
 } fkv_rope;
 
-/* FKV_RELU2: max(x, 0)^2. FKV_XIELU: quadratic above 0 and exponential below, with two parameters per layer. */
+/* FKV_RELU2 is max(x, 0)^2. FKV_XIELU is quadratic above 0 and exponential below, with parameters that differ between layers. */
 typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH, FKV_SWIGLU_CLAMPED, FKV_RELU2, FKV_XIELU } fkv_activation;
 typedef enum fkv_norm_kind { FKV_NORM_RMS, FKV_NORM_LAYER } fkv_norm_kind;
-/* Norms of queries and keys: none, RMS norm per head, RMS norm of the whole row, layer norm per head with per-head weights, or
- * RMS norm per head without weights, in layers with RoPE only. */
+/* Norms of queries and keys, in the order of the constants: none; RMS norm of each head; RMS norm of the whole row; layer norm of
+ * each head, with separate weights for each head; RMS norm of each head without weights, only in layers with RoPE. */
 typedef enum fkv_qk_norm {
     FKV_QK_PLAIN,
     FKV_QK_NORM_HEADS,
@@ -130,7 +130,8 @@ typedef enum fkv_qk_norm {
     FKV_QK_NORM_UNWEIGHTED
 } fkv_qk_norm;
 
-/* Kinds of recurrent layers. A recurrent layer replaces attention, and its memory of a sequence is a state of fixed size. */
+/* Kinds of recurrent layers. A recurrent layer replaces attention or runs in parallel with it. Its memory of a sequence is a
+ * state of fixed size. */
 typedef enum fkv_recurrence_kind {
     FKV_RECURRENCE_NONE,
     FKV_SHORT_CONV, /* gated short convolution (LFM2) */
@@ -142,12 +143,12 @@ typedef enum fkv_recurrence_kind {
 /* Shape of the recurrent layers. All recurrent layers of a model have the same shape. */
 typedef struct fkv_recurrence {
     uint32_t n_taps;               /* number of taps of the causal convolution, including the current token */
-    uint32_t n_k_heads, n_v_heads; /* n_v_heads / n_k_heads value heads share the query and the key of one key head. In Mamba-2,
-                                      n_k_heads is the number of groups of B and C */
+    uint32_t n_k_heads, n_v_heads; /* number of key heads and of value heads; n_v_heads / n_k_heads value heads share the query
+                                      and key of one key head. In Mamba-2, n_k_heads is the number of groups of B and C */
     uint32_t k_dim, v_dim;         /* head dimensions; the state of a value head is [v_dim, k_dim] */
-    float min_step, max_step;      /* Mamba-2: limits of the step size; if max_step is 0, there is no upper limit */
+    float min_step, max_step;      /* Mamba-2: limits of the step size; a max_step of 0 means no upper limit */
     uint32_t n_norm_groups; /* Mamba-2: number of channel groups with separate output norms; 0 if outputs are not normalized */
-    bool norm_may_miss;     /* Mamba-2: outputs are normalized only if the file has the weights of the norm */
+    bool norm_may_miss;     /* Mamba-2: the norm weights may be missing from the file, in which case outputs are not normalized */
     bool norms_before_gate; /* Mamba-2: true if outputs are normalized before they are gated, false if after */
     float in_scales[5]; /* Mamba-2: factors applied to gates, values, keys, queries and step sizes before the convolution; all 0
                            if there is no scaling */
@@ -183,21 +184,21 @@ typedef struct fkv_features {
     bool sinks;               /* every query head has an attention sink (learned extra logit) */
     bool parallel_experts;    /* experts run in parallel with a dense feed-forward block, and both have separate norms */
     bool norm_experts;        /* routing weights of the selected experts are normalized to a sum of 1 */
-    bool sigmoid_router;      /* expert scores are sigmoids of the router logits instead of a softmax over all experts */
-    bool groups_by_max;       /* the score of an expert group is its largest expert score instead of the sum of the two largest */
+    bool sigmoid_router;      /* expert scores are the sigmoids of the router logits, not a softmax over all experts */
+    bool groups_by_max;       /* the score of a group is the largest score of its experts, not the sum of the two largest */
     bool sparse_mixer;        /* each token uses two experts, each weighted by a softmax over the experts with similar logits */
-    bool experts_scale_input; /* routing weights scale the input of the experts instead of their output */
+    bool experts_scale_input; /* routing weights scale the inputs of the experts, not their outputs */
     bool separate_local_rope; /* windowed layers have a separate, unscaled RoPE */
     bool no_rope_full;        /* full-attention layers have no RoPE */
-    bool no_window_ropes_all; /* no_rope_full does not apply if the file states no window */
+    bool no_window_ropes_all; /* if the file states no window, no_rope_full is ignored, and all layers have RoPE */
     bool yarn_unrounded;      /* see fkv_rope */
     bool embedding_sqrt_dim;  /* embeddings are multiplied by sqrt(dim) */
     bool v_norm;              /* each head of v is RMS-normalized, without weights */
-    bool k_may_be_v;          /* layers without a V matrix use keys, before norm and RoPE, as values */
-    bool layer_scales;        /* layers may have a scale that multiplies the residual stream at the end of the layer */
-    bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: the query, then the gate */
+    bool k_may_be_v;          /* in layers without a V matrix, the values are the keys before norm and RoPE */
+    bool layer_scales;        /* the residual stream may be multiplied by a scale at the end of each layer */
+    bool gate_in_q;           /* like attn_gate, but each head of q has 2 * head_dim rows: first the query, then the gate */
     bool parallel_mixers;     /* recurrent layers also have attention, which reads the same input */
-    bool single_blocks;       /* a layer is either a mixer (attention or recurrent) or a feed-forward block, and has one norm */
+    bool single_blocks;       /* a layer is either a mixer (attention or recurrence) or a feed-forward block, with one norm */
     fkv_recurrence_kind recurrence; /* kind of recurrence in layers with the flag FKV_LAYER_RECURRENT */
     fkv_activation activation;
     uint32_t no_rope_period; /* every n-th layer has no RoPE; 0 if all layers have RoPE */
@@ -221,11 +222,12 @@ enum {
 typedef struct fkv_layer_shape {
     uint32_t n_kv_heads, head_dim, ffn_dim; /* 0 means the value in fkv_hparams */
     uint32_t kv_layer; /* index of the layer whose keys and values this layer attends to: this layer or an earlier layer */
-    uint32_t page_layer, state_layer; /* cache layers of the keys and values that this layer reads, and of its recurrent state */
+    uint32_t page_layer, state_layer; /* indices of the cache layers that hold the keys and values this layer reads (page_layer)
+                                         and its recurrent state (state_layer) */
 } fkv_layer_shape;
 
-/* Scale factors of Falcon-H1 that still apply if the folder was converted by MLX. All other factors are already multiplied into
- * the weights. */
+/* Scale factors of Falcon-H1 that must still be applied if the folder was converted by MLX. MLX has multiplied all other factors
+ * into the weights. */
 typedef struct fkv_mlx_scales {
     float query_scale, value_scale; /* see fkv_hparams */
     float logit_scale;              /* used only if the embeddings are tied */
@@ -233,19 +235,20 @@ typedef struct fkv_mlx_scales {
 
 /* Hyperparameters of a model. Strings live as long as the weights. */
 typedef struct fkv_hparams {
-    const char *architecture; /* architecture name: general.architecture, or the equivalent of model_type */
+    const char *architecture; /* architecture name: general.architecture of a GGUF file, or the architecture that corresponds to
+                                 model_type */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
     uint32_t v_dim;              /* dimension of a value head, at most the head dimension; 0 means the head dimension */
-    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that have no keys and values and attend to the keys
-                                    and values of an earlier layer */
+    uint32_t n_shared_kv_layers; /* number of layers at the end of the model that store no keys and values, but attend to those of
+                                    an earlier layer */
     uint32_t input_dim;          /* dimension of per-layer inputs; 0 if there are none */
     uint32_t n_experts, n_experts_used; /* 0 if all feed-forward blocks are dense */
     uint32_t expert_dim;                /* feed-forward dimension of an expert; 0 means ffn_dim */
     uint32_t latent_dim;      /* dimension of the projected inputs and outputs of experts; 0 if there is no projection */
     uint32_t shared_dim;      /* feed-forward dimension of the shared expert; 0 if there is none */
     uint32_t n_dense;         /* number of leading layers without experts */
-    uint32_t n_expert_groups; /* number of expert groups, or 0; experts are selected from the best n_expert_groups_used groups */
+    uint32_t n_expert_groups; /* number of groups; if not 0, experts are selected from the best n_expert_groups_used groups */
     uint32_t n_expert_groups_used;
     float experts_scale; /* factor applied to routing weights; 0 means 1 */
     uint32_t n_next;     /* number of multi-token prediction layers after the last layer; they are ignored */
@@ -257,21 +260,21 @@ typedef struct fkv_hparams {
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_* flags of each layer */
     fkv_layer_shape shapes[FKV_MAX_LAYERS];
     fkv_recurrence recurrence; /* shape of the layers with FKV_LAYER_RECURRENT */
-    fkv_latent latent;   /* shape of latent attention; the shapes of all layers then have one KV head with latent.dim channels */
-    float softcap;       /* soft cap for attention scores; 0 if there is none */
-    float final_softcap; /* soft cap for logits; 0 if there is none */
-    float query_scale;   /* factor applied to attention scores; 0 if not specified */
-    float embedding_scale; /* factor applied to embeddings; 0 means 1 */
-    float residual_scale;  /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
-    float logit_scale;     /* factor applied to logits; 0 means 1 */
-    float temperature;     /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)) */
+    fkv_latent latent;         /* shape of latent attention; models with it have one KV head with latent.dim channels per layer */
+    float softcap;             /* soft cap for attention scores; 0 if there is none */
+    float final_softcap;       /* soft cap for logits; 0 if there is none */
+    float query_scale;         /* factor applied to attention scores; 0 if not specified */
+    float embedding_scale;     /* factor applied to embeddings; 0 means 1 */
+    float residual_scale; /* factor applied to the output of each block before it is added to the residual stream; 0 means 1 */
+    float logit_scale;    /* factor applied to logits; 0 means 1 */
+    float temperature;    /* queries are scaled by 1 + temperature * ln(1 + floor(position / temperature_context)) */
     uint32_t temperature_context;
-    bool temperature_of_no_rope; /* temperature applies only to layers without RoPE, which use position + 1 instead of position */
+    bool temperature_of_no_rope; /* temperature applies only to layers without RoPE and is computed from position + 1 */
     uint32_t attention_chunk;    /* chunk size, in tokens, of layers with chunked attention; 0 if there are none */
     const float *xielu;          /* [4, n_layers] alpha_p, alpha_n, beta and eps of FKV_XIELU in GGUF files, or NULL */
-    float mixer_jitter; /* with sparse_mixer, two logits are similar if their relative distance is at most twice this value */
+    float mixer_jitter; /* with sparse_mixer, two logits are similar if their relative difference is at most twice this value */
     float value_scale;  /* factor applied to values; 0 means 1 */
-    fkv_mlx_scales mlx_scales;        /* replacements for the scales in this struct if the folder was converted by MLX */
+    fkv_mlx_scales mlx_scales;        /* these scales replace those in this struct if the folder was converted by MLX */
     float gate_scale, down_scale;     /* factors applied to the gate and to the output of a feed-forward block; 0 means 1 */
     float swiglu_alpha, swiglu_limit; /* parameters of FKV_SWIGLU_CLAMPED */
     bool rope_interleaved;            /* RoPE rotates channel pairs (2i, 2i+1) instead of (i, i + D/2) */

@@ -11,7 +11,7 @@
 
 enum { FKV_MAX_TENSORS = 1 << 16, FKV_MAX_SHARDS = 1024, FKV_MAX_DIMS = 8, FKV_MAX_ARCHITECTURE = 64, FKV_MAX_MODEL_NAME = 128 };
 
-/* Tensor properties stated in config.json; needed only if config.json is the model's only file. */
+/* Tensor properties stated in config.json. They are used only if config.json is the only available file of the model. */
 typedef struct fkv_declared {
     fkv_tensor_type float_type; /* type of tensors that are not quantized */
     bool is_tied;               /* the model has no lm_head */
@@ -28,7 +28,7 @@ struct fkv_weights {
     fkv_vocab_source vocab;
     char architecture[FKV_MAX_ARCHITECTURE]; /* hparams.architecture */
     char name[FKV_MAX_MODEL_NAME];           /* hparams.name */
-    fkv_bytes *tokens;                       /* this and the next three arrays are referenced by vocab */
+    fkv_bytes *tokens;                       /* vocab refers to this array and the next three arrays */
     fkv_bytes *merges;
     float *scores;
     int32_t *types;
@@ -36,8 +36,8 @@ struct fkv_weights {
     uint32_t n_quantized;
     bool is_config; /* true if only a config.json was read; all tensors are then declared without data (config_tensors.h) */
     fkv_declared declared;
-    bool is_tied;      /* according to config.json, the output matrix is the embedding, even if lm_head is stored */
-    bool needs_output; /* according to config.json, lm_head must be stored */
+    bool is_tied;      /* config.json states that the embedding is also the output matrix, even if lm_head is stored */
+    bool needs_output; /* config.json states that embedding and output matrix differ, so lm_head must be stored */
 };
 
 bool fkv_ends_with(const char *text, const char *end);
@@ -55,11 +55,11 @@ fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *m
 /* Allocates zeroed memory that lives as long as the weights. Returns NULL if out of memory. */
 void *fkv_weights_keep(fkv_weights *weights, size_t bytes);
 
-/* Reserves space for n_more zeroed tensors; *first points to the first of them. The caller increments n_tensors. */
+/* Reserves space for n_more zeroed tensors and sets *first to the first of them. The caller increments n_tensors. */
 fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first);
 
-/* Sets name, type, shape and derived fields of a tensor. dims: [n_dims], the contiguous dimension last; all other dimensions are
- * folded into rows. *bytes receives the size of the tensor. */
+/* Sets the name, type, shape and derived fields of a tensor. dims: [n_dims]. The last dimension, which is contiguous in memory,
+ * is the number of columns; the product of the others is the number of rows. *bytes receives the size of the tensor. */
 fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_type type, const uint64_t *dims, uint32_t n_dims,
                                const char *path, uint64_t *bytes);
 

@@ -1,7 +1,7 @@
 /* Calibration statistics. A sample text is run through the model with a 16-bit cache. For each channel of each KV head, the
- * squared queries and the squared key ranges within a page are summed. A key error changes a score by the error times the
- * query, and the quantization error is proportional to the key range. When bits are assigned, the cost of a channel is
- * therefore the product of its two sums.
+ * squared queries and the squared key ranges within a page are summed. An error in a key changes a score by the product of the
+ * error and the query, and the quantization error is proportional to the key range. When bits are assigned, the cost of a channel
+ * is therefore the product of its two sums.
  *
  * CPU only: the forward pass reports queries and keys through fkv_runner.observe before they are written to the cache.
  */

@@ -79,14 +79,14 @@ void fkv_activate_plain(const fkv_runner *r, uint32_t layer, float *x, uint32_t 
 
 /* ---- routing ---- */
 
-/* Writes the indices of the n_used experts with the largest scores, in ascending index order. Among equal scores, the lower index
- * is selected. If a score is NaN, the selection is arbitrary but valid, and the row's output is NaN. */
+/* Writes the indices of the n_used experts with the largest scores, in ascending index order. Among experts with equal scores,
+ * those with lower indices are selected. If a score is NaN, the selection is arbitrary but valid, and the row's output is NaN. */
 static void select_top_experts(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *selected_experts) {
     FKV_ASSERT(n_used > 0);
     uint32_t n = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t worst = 0;
-        for (uint32_t i = 1; i < n; i++) /* finds the smallest score; among equal scores, the last one */
+        for (uint32_t i = 1; i < n; i++) /* finds the expert with the smallest score; among equal scores, the last expert */
             if (!(scores[selected_experts[i]] > scores[selected_experts[worst]])) worst = i;
         if (n == n_used && !(scores[e] > scores[selected_experts[worst]])) continue;
         if (n == n_used) {
@@ -229,8 +229,8 @@ static void route_row(const mixture *m, uint32_t row) {
     for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) routing_weights[i] *= scales[selected_experts[i]];
 }
 
-/* Fills expert_rows with the indices of all entries of selected_experts, sorted by expert with a counting sort. Within each
- * expert, rows stay in ascending order. */
+/* Fills expert_rows with the indices of all entries of selected_experts, sorted by expert (counting sort). The rows of each
+ * expert are in ascending order. */
 static void sort_by_expert(const fkv_runner *r, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
     uint32_t n = n_rows * h->n_experts_used;

@@ -39,7 +39,7 @@ void fkv_experts_route(fkv_runner *runner, const fkv_packed_layer *layer, uint32
  * have been routed. Overwrites the buffers `gate` and `up`. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows);
 
-/* Called after the last layer of a step. Returns FKV_UNSUPPORTED if an expert's scales overflowed 16-bit floats in this step. */
+/* Must be called after the last layer of a step. Returns FKV_UNSUPPORTED if a scale of an expert overflowed f16 in this step. */
 fkv_status fkv_experts_status(fkv_runner *runner);
 
 #endif

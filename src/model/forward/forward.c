@@ -1,5 +1,5 @@
-/* The forward pass of the CPU backend, shared by all architectures. Differences are expressed by the model's features and by the
- * tensors of its layers.
+/* The forward pass of the CPU backend, shared by all architectures. Architectures differ only in the features of the model and in
+ * the tensors of its layers.
  *
  * A layer computes: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual; norm, gate and up,
  * activation, down projection (or experts, see experts.c), residual. In parallel blocks, the feed-forward block and Q/K/V read
@@ -15,8 +15,8 @@
  * Worker threads run matrix products, attention, and the row operations between products, in blocks of rows. Each row is computed
  * independently, so a token's logits do not depend on the other rows of the step.
  *
- * In the last layer only rows with requested logits continue after attention. If no logits are requested, the pass ends after the
- * last layer that stores keys or a state has written them.
+ * In the last layer, only rows whose logits are requested are processed after attention. If no logits are requested, the pass
+ * ends after the last layer that stores keys or a state has written them.
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
@@ -31,7 +31,7 @@ enum { ROWS_PER_ITEM = 4 };
 typedef struct pass {
     fkv_runner *r;
     const fkv_packed_layer *layer;
-    const float *next_norm; /* input norm of the next layer, or the final norm */
+    const float *next_norm; /* input norm of the next layer; in the last layer, the final norm */
     const float *next_norm_bias;
 
     /* Current layer. */
@@ -40,11 +40,12 @@ typedef struct pass {
     uint32_t head_pad;     /* head dimension, padded as in pages */
     uint32_t q_pad;        /* padded H * D, the number of columns of the output projection */
     uint32_t ffn_pad;      /* padded ffn_dim, the number of columns of the down projection */
-    bool needs_gather;     /* head padding must be removed before the output projection */
-    bool k_is_v;           /* V is a copy of K before norm and RoPE */
+    bool needs_gather;     /* true if head padding must be removed before the output projection */
+    bool k_is_v;           /* true if V is a copy of K, taken before norm and RoPE */
     uint32_t rope;         /* FKV_ROPE_* */
     const float *k_center; /* or NULL */
-    uint32_t n_rows; /* number of rows in the step; after the last layer's attention, number of rows with requested logits */
+    uint32_t
+        n_rows; /* number of rows in the step; after the attention of the last layer, number of rows whose logits are requested */
 } pass;
 
 typedef void (*row_fn)(const pass *p, uint32_t row);
@@ -237,7 +238,7 @@ static void add_first_mixer_row(const pass *p, uint32_t row) { add_residual_row(
 
 static void add_mixer_row(const pass *p, uint32_t row) {
     add_residual_row(p, row, p->layer->post_attn_norm);
-    /* in parallel blocks, the feed-forward block has already read the input of attention, so no norm follows */
+    /* in parallel blocks, the feed-forward block uses the input of attention, so no norm is applied here */
     if (p->r->model->hparams->features.parallel) return;
     if (!fkv_architecture_has_ffn(p->r->model->hparams, p->index))
         end_row(p, row);
@@ -607,7 +608,7 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
 static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
     (void)r;
     (void)cache;
-    return 0; /* layout_activations() already counts all activations */
+    return 0; /* 0, because layout_activations() reserves all activations in host memory */
 }
 
 static fkv_status open_cpu_runner(fkv_runner *r, const fkv_config *cache) {

@@ -1,5 +1,5 @@
-/* Latent attention on the CPU; see latent.h. The per-head matrix products read contiguous input rows of one head, so the rows of
- * each head are gathered first. Each row is computed independently of the other rows of the step. */
+/* Latent attention on the CPU; see latent.h. The matrix product of a head reads contiguous rows, so the input rows of each head
+ * are gathered first. Each row is computed independently of the other rows of the step. */
 #include "latent.h"
 
 enum { ROWS_PER_ITEM = 4 };
@@ -18,7 +18,7 @@ typedef struct latent_pass {
 
 static uint32_t query_dim(const fkv_latent *l) { return l->nope_dim + l->rope_dim; }
 
-/* Returns the larger of the padded column counts of the two per-head matrices. */
+/* Returns the larger of the numbers of columns, with padding, of the two per-head matrices. */
 static uint32_t head_columns(const fkv_latent *l) { return fkv_packed_pad(fkv_max_u32(l->nope_dim, l->dim)); }
 
 uint64_t fkv_latent_layout(fkv_carve *carve, fkv_runner *r) {
@@ -60,7 +60,7 @@ static void run_rows(latent_pass *p, void (*row)(const latent_pass *p, uint32_t 
     fkv_workers_run(p->r->cpu.workers, run_latent_rows, p, fkv_ceil_div(p->n_rows, ROWS_PER_ITEM));
 }
 
-/* Copies n values and sets the following values up to `padded` to 0. */
+/* Copies n values and pads them with zeros to `padded` values. */
 static void copy_padded(const float *from, uint32_t n, uint32_t padded, float *to) {
     memcpy(to, from, n * sizeof *to);
     memset(to + n, 0, (padded - n) * sizeof *to);

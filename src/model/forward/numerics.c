@@ -3,13 +3,13 @@
 
 #include <stdio.h>
 
-/* Returns the name of the class of instruction sets that compute the same bits as `isa`. */
+/* Returns the name of the class to which `isa` belongs. All instruction sets of a class compute bit-identical results. */
 static const char *class_name(fkv_isa isa) {
     return isa == FKV_ISA_AVX512VNNI || isa == FKV_ISA_AMX ? "int8dot" : fkv_isa_name(isa);
 }
 
-/* Returns the part of the identity that depends on the machine and not on the instruction set. The int8dot kernels use VRCP14PS,
- * an approximation that processors of different vendors may round differently. The forward pass calls functions of the C library
+/* Returns the part of the identity that depends on the machine instead of the instruction set. The int8dot kernels use VRCP14PS,
+ * an approximate reciprocal whose result may differ between processor vendors. The forward pass calls functions of the C library
  * (cos(), sin(), expf()), and Apple's C library rounds some results differently. */
 static const char *platform_suffix(fkv_isa isa) {
     if (FKV_OS_APPLE) return " apple";

@@ -3,7 +3,7 @@
  * Instruction sets with the same identity compute bit-identical keys and values for the same tokens, for any number of threads
  * and any division into steps. AVX-512 VNNI and AMX form one class, because both compute exact integer dot products, followed by
  * identical float operations. All other instruction sets add floats in a different order, so each of them is a separate class.
- * test_numerics compares the pages of the members of each class, and pins their bytes.
+ * test_numerics checks that all instruction sets of a class compute identical pages, and compares the pages with stored digests.
  */
 #ifndef FKV_NUMERICS_H
 #define FKV_NUMERICS_H
@@ -14,7 +14,7 @@ enum {
     FKV_NUMERICS_BYTES = 32, /* size of fkv_config.numerics */
 
     /* Must be increased by every change to the forward pass or to a kernel that changes a bit of keys or values. Otherwise, pages
-     * stored by earlier versions would be mixed with pages of this version. */
+     * stored by earlier versions would be used together with pages of this version. */
     FKV_CPU_NUMERICS_VERSION = 1
 };
 

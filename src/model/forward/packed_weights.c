@@ -1,8 +1,8 @@
 /* Packs weights for the CPU kernels; see packed_weights.h.
  *
- * Experts are not repacked. A token reads only a few of them, so a packed copy would double the memory of a large model for
- * little gain. Their matrices refer to rows of the mapped file (matrix.h), and the operating system's page cache keeps the active
- * experts in memory.
+ * Experts are not repacked. A token uses only a few experts, so packed copies would double the memory of a large model for little
+ * gain. Expert matrices refer to rows of the mapped file (matrix.h), and the page cache of the operating system keeps frequently
+ * used experts in memory.
  *
  * The function that visits all tensors of the model runs twice: first to count bytes, then to repack into a mapping of exactly
  * that size. Worker threads pack one panel at a time. Pages of the mapped file are released as soon as they are repacked, so
@@ -21,7 +21,7 @@
 
 typedef struct packing {
     const fkv_model *model;
-    fkv_carve carve; /* base is NULL in the counting pass */
+    fkv_carve carve; /* carve.base is NULL in the pass that only counts bytes */
     fkv_workers *workers;
     uint8_t *scratch; /* [n_threads, scratch_bytes], allocated only for repacking */
     uint64_t scratch_bytes;
@@ -102,14 +102,15 @@ static float *pack_bias(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
-/* Converts the taps of a convolution to floats and transposes them: [n_taps, C]. In KDA, three tensors hold the channels. */
+/* Converts the taps of a convolution to floats and transposes them: [n_taps, C]. In KDA, the channels of queries, keys and values
+ * are in three tensors. */
 static float *pack_conv(packing *p, const fkv_layer_tensors *t) {
     const fkv_tensor *parts[] = {t->conv, t->conv_k, t->conv_v};
     enum { N_PARTS = sizeof parts / sizeof parts[0] };
     uint32_t n_channels = t->conv->n_rows;
     for (uint32_t i = 1; i < N_PARTS; i++) n_channels += parts[i] != NULL ? parts[i]->n_rows : 0;
     float *out = FKV_CARVE(&p->carve, (uint64_t)n_channels * t->conv->n_cols, float);
-    if (out == NULL) return NULL; /* only the size is computed */
+    if (out == NULL) return NULL; /* this is the counting pass */
     FKV_ASSERT(t->conv->n_cols <= FKV_MAX_TAPS);
     float *to = out;
     for (uint32_t i = 0; i < N_PARTS && parts[i] != NULL; i++) {
@@ -198,7 +199,7 @@ static fkv_status pack_recurrent(packing *p, const fkv_layer_tensors *t, fkv_pac
     layer->decay = t->decay != NULL || t->decay_log != NULL ? pack_decay(p, t) : NULL;
     layer->alpha_bias = pack_bias(p, t->alpha_bias);
     layer->skip = pack_bias(p, t->skip);
-    layer->mixer_norm = pack_bias(p, t->mixer_norm); /* unlike other norm weights, these are never stored minus 1 */
+    layer->mixer_norm = pack_bias(p, t->mixer_norm); /* unlike other norm weights, these are never stored as weight - 1 */
     return FKV_OK;
 }
 
@@ -208,8 +209,8 @@ static fkv_matrix_kind decoded_kind(const fkv_tensor *tensor) {
     return tensor->type == FKV_TENSOR_F16 ? FKV_MATRIX_F16 : tensor->type == FKV_TENSOR_BF16 ? FKV_MATRIX_BF16 : FKV_MATRIX_F32;
 }
 
-/* Sets a row of a float matrix. The conversion is exact, because all values are representable in the matrix's type. numbers: [n]
- * values, which are zero-padded to n_cols; scratch: [n_cols]
+/* Sets a row of a float matrix. The conversion is exact, because the type of the matrix can represent all values. numbers: [n],
+ * padded with zeros to n_cols; scratch: [n_cols]
  */
 static void set_decoded_row(fkv_matrix *matrix, uint32_t row, const float *numbers, uint32_t n, float *scratch) {
     memset(scratch, 0, matrix->n_cols * sizeof *scratch);

@@ -43,13 +43,13 @@ typedef struct fkv_packed_layer {
     fkv_matrix input_gate, input_proj; /* per-layer inputs: gate [input_dim, dim] and projection [dim, input_dim] */
     float *input_norm;                 /* [dim] */
     fkv_matrix router;                 /* [E, dim] */
-    float *router_norm;                /* [dim] norm of the router's input, or NULL if the router reads the experts' input */
-    float *expert_scales;              /* [E] factors applied to the routing weights */
+    float *router_norm;   /* [dim] norm of the router's input; NULL if the router reads the same input as the experts */
+    float *expert_scales; /* [E] factors applied to the routing weights */
     float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
     float *router_correction;          /* [E] corrections, added to the expert scores only to select experts, or NULL */
     fkv_matrix shared_gate;            /* [1, dim] gate of the shared expert */
     float *router_bias;                /* [E] */
-    fkv_matrix latent_down, latent_up; /* projections before the experts [latent_dim, dim] and after [dim, latent_dim] */
+    fkv_matrix latent_down, latent_up; /* projections before the experts, [latent_dim, dim], and after them, [dim, latent_dim] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E] routed experts; `gate`, `up` and `down` hold the shared expert or
                                                              the parallel dense feed-forward block, if the layer has one */
     float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */
@@ -75,7 +75,7 @@ fkv_status fkv_packed_weights_count(fkv_model *model);
 fkv_status fkv_packed_weights_load(fkv_model *model);
 void fkv_packed_weights_unload(fkv_model *model);
 
-/* Writes the scaled embedding of a token. out: [padded dim]; padding is left unchanged or zeroed. */
+/* Writes the scaled embedding of a token. out: [padded dim]; the padding may be zeroed or left unchanged. */
 void fkv_packed_embed(const fkv_model *model, uint32_t token, float *out);
 
 #endif

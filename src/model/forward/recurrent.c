@@ -26,7 +26,7 @@
 
 enum { ROWS_PER_ITEM = 4, CHANNELS_PER_ITEM = 256, VALUES_PER_ITEM = 32 };
 
-static const float L2_EPS = 1e-6f; /* epsilon added to the sum of squares; the same value as in transformers */
+static const float L2_EPS = 1e-6f; /* epsilon of the L2 norm, added to the sum of squares; the same value as in transformers */
 
 typedef struct mixer {
     fkv_runner *r;
@@ -35,7 +35,7 @@ typedef struct mixer {
     uint32_t in_width;    /* row width of the buffer mixer_in */
     uint32_t pad;         /* row width of the buffer `mixed` */
     uint32_t n_per_seq;   /* number of work items per sequence */
-    uint64_t conv_offset; /* offset of the convolution's inputs in a state, in floats */
+    uint64_t conv_offset; /* offset, in floats, of the convolution inputs in a state */
     size_t values_offset; /* index of the first value in a row of mixer_in */
     size_t keys_offset;   /* index of the first query (delta net) or first key (Mamba-2) in a row of mixer_in */
     void (*row)(const struct mixer *m, uint32_t row);
@@ -102,11 +102,11 @@ static void run_sequences(mixer *m, fkv_work_fn work, uint32_t n_per_seq) {
     fkv_workers_run(m->r->cpu.workers, work, m, n_per_seq * m->r->n_rows);
 }
 
-/* A work item: the tokens of one sequence, and the index of the item within the sequence. */
+/* A work item: part of the work for all tokens of one sequence. */
 typedef struct seq_item {
     const fkv_state_row *state;
     uint32_t first, end; /* tokens of the sequence: rows [first, end) of the step */
-    uint32_t part;       /* index of the work item within the sequence */
+    uint32_t part;       /* index of the work item among those of the sequence */
 } seq_item;
 
 static seq_item find_item(const mixer *m, uint32_t item) {
@@ -122,8 +122,8 @@ static float *mixed_of(const mixer *m, uint32_t row) { return m->r->cpu.mixed + 
 
 /* ---- convolution ---- */
 
-/* Runs the convolution of one sequence over a block of channels. Reads and replaces `width` channels at in_of() + offset; in a
- * short convolution, the input of the convolution is b * x and the output is c * conv. */
+/* Runs the convolution over all tokens of one sequence, for a block of channels. The output, after silu, replaces the input in
+ * mixer_in. In a short convolution, the input is b * x, and the output, c * conv(b * x), is written to `mixed`. */
 static void run_conv_item(void *context, uint32_t index, uint32_t thread) {
     (void)thread;
     const mixer *m = context;
@@ -171,7 +171,8 @@ static void pad_row(const mixer *m, uint32_t row) {
 
 static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/* Splits an output row of the fused projection into queries, keys, values and gates. The row is grouped by key head. */
+/* Splits an output row of the fused projection into queries, keys, values and gates. For each key head, the row contains these
+ * four parts in this order. */
 static void split_fused_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     const uint32_t n_values = s->n_v_heads / s->n_k_heads * s->v_dim; /* per key head */
@@ -199,7 +200,7 @@ static void split_beta_alpha_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Computes the step size and the decay of the state from alpha. Stores the step size in beta. */
+/* Computes the step sizes and decays of Mamba-2 from alpha. Stores the step sizes in the buffer `beta`. */
 static void gate_mamba_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     float *decay = m->r->cpu.decay + (size_t)row * s->n_v_heads;
@@ -212,7 +213,7 @@ static void gate_mamba_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Computes the decay of the state from alpha, and applies the sigmoid to beta. */
+/* Computes the decays of a delta net from alpha, and applies the sigmoid to beta. */
 static void gate_state_row(const mixer *m, uint32_t row) {
     const uint32_t n = m->r->model->hparams->recurrence.n_v_heads;
     float *decay = m->r->cpu.decay + (size_t)row * n;
@@ -223,7 +224,7 @@ static void gate_state_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Computes the decays of all key channels from alpha, and applies the sigmoid to beta. */
+/* Computes the decays of KDA (one per key channel) from alpha, and applies the sigmoid to beta. */
 static void gate_kda_row(const mixer *m, uint32_t row) {
     const fkv_recurrence *s = &m->r->model->hparams->recurrence;
     const float *bias = m->layer->alpha_bias;
@@ -246,7 +247,8 @@ static void norm_keys_row(const mixer *m, uint32_t row) {
     }
 }
 
-/* Runs the recurrence of one sequence over a block of value channels of one head. The output replaces the values. */
+/* Runs the recurrence over all tokens of one sequence, for a block of value channels of one head. The outputs replace the
+ * values. */
 static void run_state_item(void *context, uint32_t index, uint32_t thread) {
     (void)thread;
     const mixer *m = context;
@@ -267,7 +269,7 @@ static void run_state_item(void *context, uint32_t index, uint32_t thread) {
         memset(after, 0, (size_t)n * s->k_dim * sizeof *after);
     const fkv_recurrence_kind kind = m->r->model->hparams->features.recurrence;
     for (uint32_t row = item.first; row < item.end; row++) {
-        /* a delta net has queries before keys, and Mamba-2 has keys before queries */
+        /* delta nets store queries before keys; Mamba-2 stores keys before queries */
         const float *first = in_of(m, row) + m->keys_offset + (size_t)k_head * s->k_dim;
         const float *second = first + (size_t)s->n_k_heads * s->k_dim;
         float *values = in_of(m, row) + m->values_offset + (size_t)head * s->v_dim + from;
@@ -284,8 +286,8 @@ static void run_state_item(void *context, uint32_t index, uint32_t thread) {
     }
 }
 
-/* Computes rms_norm(o) * silu(gate), in KDA rms_norm(o) * sigmoid(gate), for every head. The gate is in `mixed` and is replaced
- * by the result. */
+/* Computes rms_norm(o) * silu(gate) for every head; in KDA, rms_norm(o) * sigmoid(gate). The gates are in `mixed`, and the
+ * results replace them. */
 static void gate_output_row(const mixer *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     const fkv_recurrence *s = &h->recurrence;
@@ -331,7 +333,7 @@ static void norm_groups(const mixer *m, float *x) {
         m->r->ops->rms_norm(x + at, m->layer->mixer_norm + at, h->norm_eps, width, x + at);
 }
 
-/* Gates and normalizes the output of Mamba-2. The gate is in `mixed` and is replaced by the result. */
+/* Gates and normalizes the output of Mamba-2. The gates are in `mixed`, and the results replace them. */
 static void gate_mamba_output_row(const mixer *m, uint32_t row) {
     const fkv_hparams *h = m->r->model->hparams;
     const uint32_t n = output_width(h);

@@ -2,9 +2,8 @@
  * Mamba-2.
  *
  * A recurrent layer replaces attention or runs in parallel with it. It reads the normalized rows in `h` and writes its output,
- * before the output projection, to `mixed`. Its memory of a sequence is a state in the cache (fkv_state_rows()): the state before
- * the step is read, and the state after the step is written to another slot. fkv_architecture_state_bytes() describes the layout
- * of a state.
+ * before the output projection, to `mixed`. Its memory of a sequence is a state in the cache (fkv_state_rows()): a step reads the
+ * old state and writes the new state to another slot. fkv_architecture_state_bytes() describes the layout of a state.
  *
  * The recurrence runs token by token in a fixed order, and work items never share a state value. Results are therefore
  * bit-identical for any chunking, batch and number of threads.

@@ -45,8 +45,8 @@ static fkv_codec_info codec_info(fkv_codec_config side) {
     return info;
 }
 
-/* Returns the padded head dimension used in pages. Each codec requires a multiple of a power of two, so the larger of the two
- * powers satisfies both codecs. */
+/* Returns the padded head dimension used in pages. Each codec requires a multiple of some power of two, so a multiple of the
+ * larger power satisfies both codecs. */
 static uint32_t padded_head(uint32_t head_dim, const fkv_runner_config *c) {
     return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(codec_info(c->k).dim_multiple, codec_info(c->v).dim_multiple));
 }
@@ -57,9 +57,9 @@ static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
     layer->n_sinks = c->n_sinks;
 }
 
-/* Returns the rotation that the codecs allow. Rotation spreads outliers over a group before quantization. 16-bit codecs
- * never rotate, and codecs with needs_rotation always rotate. Invalid values are returned unchanged, because the cache
- * rejects them. */
+/* Returns the requested rotation, adjusted to the capabilities of the codecs. Rotation spreads outliers over a group before
+ * quantization. 16-bit codecs never rotate, and codecs with needs_rotation always rotate. Invalid values are returned unchanged,
+ * because the cache rejects them. */
 static fkv_rotate effective_rotation(const fkv_runner_config *c) {
     if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
     unsigned rotates = (codec_info(c->k).rotates ? FKV_ROTATE_K : 0u) | (codec_info(c->v).rotates ? FKV_ROTATE_V : 0u);
@@ -112,7 +112,8 @@ static fkv_status assume_calibration(const fkv_model *model, uint32_t average, u
     return apply_calibration(model, calibration, average, n_layers, layers, model->path);
 }
 
-/* Reads the calibration of FKV_CODEC_CALIBRATED keys from the configured or the default path. The caller closes it. */
+/* Reads the calibration file of FKV_CODEC_CALIBRATED keys from the configured or the default path. The caller closes the
+ * calibration. */
 static fkv_status calibrate_layers(const fkv_model *model, const fkv_runner_config *c, uint32_t n_layers,
                                    fkv_layer_config *layers, fkv_calibration *calibration) {
     char default_path[FKV_PATH_BYTES];
@@ -261,7 +262,7 @@ typedef struct runner_setup {
     uint64_t map_bytes;
 } runner_setup;
 
-/* Validates a configuration and computes its memory plan. The caller closes the setup, even after a failure. */
+/* Validates a configuration and computes its memory plan. The caller must call close_setup(), even after a failure. */
 static fkv_status open_setup(const fkv_model *model, const fkv_runner_config *config, runner_setup *setup) {
     *setup = (runner_setup){.config = *config};
     FKV_TRY(configure_runner(model, &setup->config, setup->layers, &setup->calibration, &setup->cache));
@@ -283,8 +284,8 @@ fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config 
 
 /* ---- open and close ---- */
 
-/* Returns the number of bytes that the plan of a smaller context needs. Lowers max_step_tokens and max_logit_rows to `tokens` if
- * they are larger. Returns UINT64_MAX if the configuration is invalid. */
+/* Returns the total bytes of the plan for a context of `tokens` tokens. For this plan, max_step_tokens and max_logit_rows are
+ * limited to `tokens`. Returns UINT64_MAX if the configuration is invalid. */
 static uint64_t bytes_of_context(const fkv_model *model, const fkv_runner_config *config, const fkv_config *cache_config,
                                  uint32_t tokens) {
     fkv_runner_config c = *config;
@@ -384,9 +385,9 @@ const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
     return runner->k_centers != NULL ? runner->k_centers + (size_t)layer * runner->kv_dim : NULL;
 }
 
-/* Computes the key centers: the K bias after RoPE, averaged over all positions p of the context. For a pair with frequency w,
- * the mean of exp(i w p) over p is sin(a) / a * exp(i a), where a = w * context / 2. This mean is about 1 for slowly rotating
- * pairs and about 0 for fast ones.
+/* Computes the key centers: the K bias after RoPE, averaged over all positions p of the context. For a pair with frequency w, the
+ * mean of exp(i w p) over p is sin(a) / a * exp(i a), where a = w * context / 2. This mean is about 1 for pairs that rotate
+ * slowly, and about 0 for pairs that rotate fast.
  */
 static void fill_centers(fkv_runner *r) {
     const fkv_model *m = r->model;

@@ -1,7 +1,7 @@
 /* A runner: a cache, the tables of one step, and the backend's activations, in one mapping allocated at open.
  *
- * All fields except the backend-specific ones are shared by all backends. The CPU's activations are declared here and its forward
- * pass is forward.c; the MLX counterparts are in src/model/mlx.
+ * All backends use the fields of fkv_runner, except `cpu` and `arrays`, which belong to one backend each. This header also
+ * declares the activations of the CPU backend, whose forward pass is in forward.c. The counterparts for MLX are in src/model/mlx.
  */
 #ifndef FKV_RUNNER_H
 #define FKV_RUNNER_H
@@ -40,7 +40,7 @@ typedef struct fkv_cpu_runner {
     float *latent_q;     /* [T, H * (nope_dim + rope_dim)] queries before absorption */
     float *latent_low;   /* [T, padded q_dim] latent vectors of the queries */
     float *latent_kv;    /* [T, latent dim + rope_dim] latent vectors and RoPE keys */
-    float *latent_heads; /* [H, T, padded nope_dim or latent dim] inputs of the per-head matrix products */
+    float *latent_heads; /* [H, T, n] inputs of the per-head matrix products, where n is the padded nope_dim or latent dim */
     float *attended;     /* [T, H, head_pad] output of attention */
     float *latent_out;   /* [T, padded H * v_dim] input of the output projection */
 
@@ -48,8 +48,9 @@ typedef struct fkv_cpu_runner {
     fkv_state_row *states; /* [max_seqs] states of the current layer */
     float *mixer_in;       /* [T, channels] input of the convolution, later its output */
     float *mixed;          /* [T, padded output width] gates, later the input of the output projection */
-    float *decay, *beta;   /* [T, n_v_heads] decay and write strength of a delta net; in KDA, decay is [T, n_v_heads * k_dim] */
-    float *alpha_low, *gate_low; /* [T, padded k_dim], [T, padded v_dim] KDA: inputs of the second low-rank projections */
+    float *decay, *beta; /* [T, n_v_heads] decay and write strength of a delta net, decay and step size of Mamba-2; in KDA, decay
+                            is [T, n_v_heads * k_dim] */
+    float *alpha_low, *gate_low; /* KDA: [T, padded k_dim] and [T, padded v_dim] inputs of the second low-rank projections */
     float *mixer_fused;          /* [T, rows of the fused projection] output of the fused projection, or NULL */
 
     /* Expert buffers, NULL for models without experts. */
@@ -74,7 +75,7 @@ struct fkv_runner {
     fkv_runner_config config; /* the caller's configuration with defaults filled in */
     fkv_cache *cache;
     const fkv_vector_ops *ops;
-    uint64_t bytes; /* size of the memory mapping of the runner, which starts with this struct */
+    uint64_t bytes; /* size of the memory mapping that holds the runner; this struct is at its start */
 
     uint32_t kv_dim;  /* largest G * D over all layers */
     uint32_t n_ropes; /* number of RoPE variants: 1, or 2 if windowed layers have a separate RoPE base */
@@ -85,7 +86,7 @@ struct fkv_runner {
     double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
     float rope_factors[FKV_N_ROPES];  /* factor applied to cosines and sines */
     float *k_centers; /* [n_layers, kv_dim] vectors subtracted from keys, or NULL; see fkv_architecture_centers_keys() */
-    float *logits;    /* [max_logit_rows, n_vocab] */
+    float *logits;    /* [max_logit_rows, fkv_runner_row_values()] */
 
     /* Tables of the current step; T = max_step_tokens. */
     fkv_row *rows;        /* [max_seqs] */

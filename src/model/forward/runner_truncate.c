@@ -1,4 +1,5 @@
-/* Truncation of a sequence to lengths that its cache no longer has: recomputes the missing tokens. */
+/* Truncates a sequence to any length. If the cache cannot truncate to exactly this length, truncates further and recomputes the
+ * missing tokens. */
 #include "runner.h"
 
 fkv_status fkv_runner_truncate(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {

@@ -1,9 +1,10 @@
 /* Samples a token from logits: applies biases and penalties, then selects greedily or draws after top-k, top-p, min-p and
  * temperature, in this order.
  *
- * Candidates form a heap ordered by logit (lower token first among equals), built in one pass and popped only as far as the
- * filters require. Popped candidates are stored after the heap, sorted with the best one last. With top-k, a lower bound on the
- * k-th largest logit reduces the candidates to a few dozen. All memory is allocated at open.
+ * Candidates form a heap ordered by logit; among equal logits, the lower token comes first. The heap is built in one pass, and
+ * candidates are popped only as far as the filters require. Popped candidates are stored after the heap, sorted with the best one
+ * last. With top-k, a lower bound on the k-th largest logit reduces the candidates to a few dozen. All memory is allocated at
+ * open.
  */
 #include "../../base/cpu.h"
 #include "../model.h"
@@ -230,7 +231,7 @@ static void make_heap(candidate *heap, uint32_t n) {
 
 enum { BLOCK = 64, LANES = 16 };
 
-/* Returns the largest of n logits. Compilers translate the comparison to vector max instructions. */
+/* Returns the largest of n logits. Compilers translate the loop to vector max instructions. */
 static float largest_of_block(const float *logits, uint32_t n) {
     float lanes[LANES];
     for (uint32_t l = 0; l < LANES; l++) lanes[l] = -INFINITY;
@@ -302,10 +303,11 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
         left -= share;
         if (left < 0.0) break;
     }
-    return among[last].token; /* if rounding leaves `left` slightly above 0, the last candidate that can be drawn is returned */
+    return among[last].token; /* because of rounding, `left` may never become negative; then this is the last candidate with a
+                                 probability above 0 */
 }
 
-/* Applies the filters and draws a token. largest: the largest logit */
+/* Applies the filters and draws a token. `largest` is the largest logit. */
 static uint32_t draw_token(fkv_sampler *s, const float *logits, float largest) {
     candidate *among = s->candidates;
     bool with_k = s->config.top_k != 0 && s->config.top_k < s->n_vocab;

@@ -19,7 +19,8 @@ uint64_t fkv_tensor_scratch_bytes(uint32_t n_cols);
  * Returns false if a value or scale overflows f16. */
 bool fkv_tensor_set_rows(const fkv_tensor *tensor, uint32_t row, uint32_t n_rows, fkv_matrix *matrix, uint32_t to, void *scratch);
 
-/* Makes a matrix that reads its rows from the mapped tensor. The tensor struct must not move while the matrix is in use. */
+/* Makes a matrix that reads its rows from the mapped tensor. The matrix keeps a pointer to the tensor struct, which must stay
+ * valid while the matrix is in use. */
 fkv_status fkv_tensor_map_matrix(const fkv_tensor *tensor, fkv_matrix *matrix);
 
 /* Copies a row of a float tensor to contiguous memory. The columns of the row may be strided (col_step). */

@@ -1,5 +1,5 @@
-/* Compiles vector_ops_body.h for the baseline instruction set, selects the operations of an instruction set, and defines the
- * functions that exist only once. See vector_ops.h.
+/* Compiles vector_ops_body.h for the baseline instruction set, selects the table of an instruction set, and defines the functions
+ * that have only one version. See vector_ops.h.
  */
 #define VECTOR_OPS fkv_vector_ops_plain
 #include "vector_ops_body.h"

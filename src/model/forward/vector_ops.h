@@ -41,12 +41,12 @@ typedef struct fkv_vector_ops {
                       uint32_t n, float *out);
 
     /* Computes one token of the gated delta rule for n_values rows s of a state: s = decay * s; d = beta * (value - s.k); s = s +
-     * d * k; out = s.q. from, to: [n_values, k_dim], and may be equal; k, q: [k_dim], at most FKV_MAX_STATE_DIM; values, out:
-     * [n_values], and may be equal. */
+     * d * k; out = s.q. from, to: [n_values, k_dim]; k, q: [k_dim]; values, out: [n_values]. `to` may be `from`, and `out` may be
+     * `values`. k_dim is at most FKV_MAX_STATE_DIM. */
     void (*delta_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
                        const float *values, float decay, float beta, float *out);
 
-    /* Computes the same with a separate decay for every channel of a state row. decays: [k_dim] */
+    /* Same as delta_step, but with a separate decay for every channel of a state row. decays: [k_dim] */
     void (*kda_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *k, const float *q,
                      const float *values, const float *decays, float beta, float *out);
 
@@ -55,7 +55,7 @@ typedef struct fkv_vector_ops {
     void (*ssm_step)(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *b, const float *c,
                      const float *values, float decay, float step, float skip, float *out);
 
-    /* Rotates the pairs of one head: (i, i + n_pairs), or (2 * i, 2 * i + 1). */
+    /* Rotate the pairs of one head: (i, i + n_pairs) in rope_halves, and (2 * i, 2 * i + 1) in rope_pairs. */
     void (*rope_halves)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);
     void (*rope_pairs)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);
 

@@ -139,8 +139,8 @@ static float sum_lanes(float *lanes) {
     return lanes[0];
 }
 
-/* Computes one token of the delta rule, with one decay for all channels, or with one decay per channel if decays is not NULL.
- * Inlined with a constant `decays`, so that the loops contain no condition. */
+/* Computes one token of the delta rule, with one decay for all channels, or with one decay per channel if `decays` is not NULL.
+ * The function is inlined, so that the compiler can move this check out of the loops. */
 FKV_INLINE void delta_rule(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT k,
                            const float *FKV_RESTRICT q, const float *values, const float *FKV_RESTRICT decays, float decay,
                            float beta, float *out) {
@@ -234,7 +234,7 @@ FKV_INLINE int32_t ordered_bits(float x) {
     return bits.i ^ (int32_t)((uint32_t)(bits.i >> 31) >> 1);
 }
 
-/* Finds the maximum of each block first, so that only one block must be searched for the index of the overall maximum. */
+/* First finds the maximum of each block, so that only one block must be searched for the index of the overall maximum. */
 static uint32_t largest(const float *x, uint32_t n) {
     enum { BLOCK = 1024 };
     int32_t best = INT32_MIN;

@@ -71,8 +71,8 @@ static mlx_array keep_expert_groups(const fkv_array_pass *p, mlx_array scores) {
     return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, lowest, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
 }
 
-/* Computes a softmax over the scores whose logits are close to the largest score, and returns the probability of that score.
- * logits: [T, E], not masked -> [T, 1]. */
+/* Returns the probability of the largest score in a softmax over the scores whose logits are close to it: [T, 1]. scores: [T, E],
+ * where experts may be masked; logits: [T, E], without masking. */
 static mlx_array similar_share(const fkv_array_pass *p, mlx_array scores, mlx_array logits) {
     mlx_array largest = fkv_mlx_max_last(p->g, scores);
     mlx_array scale = fkv_mlx_maximum(p->g, fkv_model_op_abs(p->g, logits), largest);
@@ -101,7 +101,7 @@ static routed route(const fkv_array_pass *p, fkv_array_rows in) {
     mlx_array scores = h->features.sigmoid_router ? fkv_model_op_sigmoid(p->g, logits)
                        : is_normed_late           ? logits
                                                   : fkv_model_op_softmax(p->g, logits);
-    /* like the CPU backend, ranks expert groups by logits unless scores are sigmoids or a correction bias is added */
+    /* like the CPU backend, selects expert groups by logits, unless scores are sigmoids or a correction is added */
     const bool by_logits = !h->features.sigmoid_router && l->router_correction.ctx == NULL && h->n_expert_groups > 1;
     mlx_array chosen_by = h->features.experts_scale_input
                               ? logits
@@ -116,8 +116,8 @@ static routed route(const fkv_array_pass *p, fkv_array_rows in) {
     return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
 }
 
-/* Multiplies rows, whose values may exceed the range of f16, by the matrices of their experts and adds biases: [T, 1 or k, 1, C]
- * -> f32 [T, k, 1, R]. */
+/* Multiplies rows by the matrices of their experts and adds biases: [T, 1 or k, 1, C] -> f32 [T, k, 1, R]. The values may exceed
+ * the range of f16. */
 static mlx_array expert_product(const fkv_array_pass *p, mlx_array x, const fkv_array_stack *m, mlx_array bias,
                                 mlx_array experts) {
     bool is_half = m->rows == MLX_FLOAT16;

@@ -1,13 +1,14 @@
 /* The forward pass on MLX, for every architecture: the counterpart of the CPU's forward pass (../forward/forward.c). It builds
- * lazy operations that are evaluated once, at the end of the step. The host reads no results before the logits are complete.
+ * lazy operations, which are evaluated at the end of the step. (On the CPU, long steps of recurrent models are also evaluated
+ * after each recurrent layer.) The host reads no results before the logits are complete.
  *
  * Recurrent layers (array_recurrent.c) and latent attention (array_latent.c) replace parts of a layer as on the CPU.
  *
  * RoPE angles are computed on the host in double, because MLX's own RoPE multiplies in f32, with an error of 0.01 radians at
  * position 131072. A channel pair is treated as a complex number, so its rotation is one complex multiplication.
  *
- * In the last layer, only rows whose logits are requested continue after attention. If no logits are requested, the pass ends
- * after the last layer that stores keys or a state.
+ * In the last layer, only rows whose logits are requested are processed after attention. If no logits are requested, the pass
+ * ends after the last layer that stores keys or a state.
  */
 #include "array_pass.h"
 
@@ -205,7 +206,7 @@ static mlx_array upload_angles(const fkv_array_pass *p, uint32_t rope) {
 
 static mlx_array upload_temperatures(const fkv_array_pass *p) {
     const fkv_runner *r = p->r;
-    float *to = r->arrays->angles; /* uploading copies the data, so the buffer can be reused */
+    float *to = r->arrays->angles; /* the upload copies the data, so the buffer can be reused */
     if (r->model->hparams->temperature == 0.0f) return (mlx_array){NULL};
     for (uint32_t t = 0; t < r->n_tokens; t++) to[t] = fkv_runner_temperature(r, r->positions[t]);
     return fkv_model_op_upload(p->g, to, FKV_MLX_SHAPE(p->n_rows, 1, 1), MLX_FLOAT32);
@@ -275,8 +276,8 @@ static mlx_array take_rows(const fkv_array_pass *p, mlx_array rows, mlx_array in
     return rows.ctx == NULL ? rows : fkv_mlx_take_first(p->g, rows, indices);
 }
 
-/* Computes one layer. *x, a handle owned by the caller, becomes the input of the next layer. If `goes_on` is false, the layer
- * ends after writing its keys and values and its recurrent states. */
+/* Computes one layer. *x, a handle owned by the caller, becomes the input of the next layer. If `goes_on` is false, returns after
+ * the keys and values and the recurrent states have been written. */
 static fkv_status run_layer(fkv_array_pass *p, bool goes_on, bool keeps_asked, mlx_array *x) {
     const fkv_runner *r = p->r;
     mlx_array in = *x;
@@ -342,7 +343,7 @@ static fkv_status build_forward(fkv_array_pass *p, mlx_array *x, mlx_array *logi
     const fkv_runner *r = p->r;
     FKV_TRY(build_layers(p, x, logits));
     fkv_mlx_graph_release(p->g, 0);
-    (void)mlx_array_free(*x); /* freed here so that MLX can release the array early */
+    (void)mlx_array_free(*x); /* freed before the evaluation, so that MLX can release the array as early as possible */
     (void)mlx_array_free(p->inputs);
     *x = p->inputs = (mlx_array){NULL};
     FKV_TRY(evaluate(p, *logits));
@@ -353,8 +354,8 @@ static fkv_status build_forward(fkv_array_pass *p, mlx_array *x, mlx_array *logi
     return FKV_OK;
 }
 
-/* MLX schedules operations ahead until it reaches its memory limit. During a step, the limit is therefore set to the memory in
- * use plus the planned activations. */
+/* Runs a step. MLX schedules operations in advance until it reaches its memory limit. During the step, the limit is therefore set
+ * to the memory in use plus the planned activations. */
 fkv_status fkv_array_forward(fkv_runner *r, fkv_step *step) {
     fkv_array_pass p = {.r = r, .g = &r->arrays->graph, .step = step, .n_rows = (int)r->n_tokens};
     mlx_array x = {NULL};

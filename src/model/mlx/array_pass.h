@@ -24,11 +24,11 @@ typedef struct fkv_array_pass {
     mlx_array angles;       /* RoPE factors, complex [T, 1, n_pairs, 1]; empty if the layer has no RoPE */
     mlx_array inputs;       /* per-layer inputs [T, n_layers, input_dim]; empty if the model has none */
     mlx_array temperatures; /* query temperature [T, 1, 1]; empty means 1 */
-    int n_rows; /* number of rows: T, or after the mixers of the last layer, the number of rows with requested logits */
+    int n_rows; /* number of rows: T; after the mixers of the last layer, the number of rows whose logits are requested */
 } fkv_array_pass;
 
-/* The same activation rows in f32 and in f16, for matrix products of either type. An array that no product uses is never
- * evaluated. */
+/* The same activation rows in f32 and in f16, for matrix products of both types. MLX does not evaluate an array that no product
+ * uses. */
 typedef struct fkv_array_rows {
     mlx_array full;
     mlx_array half;
@@ -49,8 +49,12 @@ mlx_array fkv_array_product_of_input(const fkv_array_pass *p, fkv_array_rows x, 
 /* Multiplies the rows of each head by the head's matrix: [T, H, C] and [H, C, R] -> [T, H, R], f32. */
 mlx_array fkv_array_product_of_heads(const fkv_array_pass *p, mlx_array x, mlx_array matrices);
 
-mlx_array fkv_array_plus(const fkv_array_pass *p, mlx_array x, mlx_array vector);     /* returns x if the vector is empty */
-mlx_array fkv_array_rms_norm(const fkv_array_pass *p, mlx_array x, mlx_array weight); /* returns x if the weight is empty */
+/* Adds a vector to every row. Returns x if the vector is empty. */
+mlx_array fkv_array_plus(const fkv_array_pass *p, mlx_array x, mlx_array vector);
+
+/* Normalize the rows of x; fkv_array_norm() uses the norm of the model (RMS or layer norm). Both return x if the weight is
+ * empty. */
+mlx_array fkv_array_rms_norm(const fkv_array_pass *p, mlx_array x, mlx_array weight);
 mlx_array fkv_array_norm(const fkv_array_pass *p, mlx_array x, mlx_array weight, mlx_array bias);
 mlx_array fkv_array_number(const fkv_array_pass *p, float value);
 

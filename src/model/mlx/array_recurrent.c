@@ -3,8 +3,8 @@
  *
  * Projections, gates and norms process all tokens of the step at once. The recurrence itself runs token by token, in one chain of
  * operations per sequence whose shapes do not depend on the number of tokens. Given the same inputs, a state is therefore
- * bit-identical for any chunking and any batch. On a GPU, one kernel runs the recurrence (recurrent_source.h), which has the same
- * property. The convolution adds its taps in a fixed order and is elementwise in tokens.
+ * bit-identical for any chunking and any batch. The GPU kernel that runs the recurrence (recurrent_source.h) has the same
+ * property. The convolution adds its taps in a fixed order, independently for each token.
  *
  * A state is viewed as [A, B, v_dim, k_dim], where A * B is the number of value heads. The key heads are the axis A, or the axis
  * B if the value heads are tiled, so that the keys broadcast over the value heads that share them.
@@ -27,10 +27,10 @@ typedef struct mixer {
     const fkv_hparams *h;
     const fkv_recurrence *s;
     int n_channels;        /* C: channels of the convolution */
-    int n_matrix;          /* number of values in the matrices of a state, which precede the convolution's inputs */
-    int a, b;              /* the product a * b is the number of value heads; see above */
+    int n_matrix;          /* number of values in the matrices of a state; the convolution inputs follow them */
+    int a, b;              /* A and B, the first two dimensions of a state; see the top of this file */
     mlx_array u;           /* [T, C] inputs of the convolution */
-    mlx_array gate;        /* [T, n_v_heads * v_dim] gates of the output; c of a short convolution: [T, dim] */
+    mlx_array gate;        /* [T, n_v_heads * v_dim] gates of the output; in a short convolution, c: [T, dim] */
     mlx_array decay, beta; /* [T, n_v_heads]; in Mamba-2, beta is the step size */
 } mixer;
 
@@ -69,7 +69,7 @@ static void project_delta_net(mixer *m, fkv_array_rows in) {
     const uint32_t k = m->s->k_dim;
     const uint32_t n = m->s->n_v_heads / m->s->n_k_heads; /* value heads per key head */
     const uint32_t v = n * m->s->v_dim;
-    if (fkv_array_has(&l->mixer_fused)) { /* each key head has its query, key, values and gates */
+    if (fkv_array_has(&l->mixer_fused)) { /* for each key head, a row contains the query, the key, the values and the gates */
         mlx_array all = by_key_head(m, project(m, in, &l->mixer_fused), 2 * k + 2 * v);
         mlx_array keys = fkv_model_op_beside(m->g, of_key_heads(m, all, 0, k), of_key_heads(m, all, k, 2 * k));
         m->u = fkv_model_op_beside(m->g, keys, of_key_heads(m, all, 2 * k, 2 * k + v));
@@ -120,7 +120,7 @@ static void project_mamba2(mixer *m, fkv_array_rows in) {
 typedef struct run {
     int first, n;
     mlx_array conv;   /* [n, C] output of the convolution */
-    mlx_array window; /* [n_taps - 1, C] inputs of the convolution after the last token */
+    mlx_array window; /* [n_taps - 1, C] last inputs of the convolution, which are part of the new state */
 } run;
 
 static mlx_array rows_of(const mixer *m, const run *r, mlx_array all, int width) {
@@ -146,7 +146,8 @@ static void run_conv(const mixer *m, run *r, mlx_array state) {
     r->window = fkv_mlx_slice(m->g, x, FKV_MLX_SHAPE(r->n, 0), FKV_MLX_SHAPE(r->n + n_before, m->n_channels));
 }
 
-/* Returns the part of an array that belongs to token t. all: n_tokens * (rows per token) rows of up to 4 dimensions */
+/* Returns the part of an array that belongs to token t. The first dimension of `all` is n_tokens times the number of rows per
+ * token. */
 static mlx_array token_of(const mixer *m, mlx_array all, int t, int n_tokens) {
     if (m->g->failed) return all;
     const int *shape = mlx_array_shape(all);
@@ -260,9 +261,9 @@ static fkv_status open_kernel(const mixer *m, fkv_mlx_kernel *kernel) {
     return fkv_mlx_kernel_open(kernel, is_metal, &text);
 }
 
-/* Does the same as run_recurrence_tokens() with one kernel (recurrent_source.h). */
+/* Computes the same result as run_recurrence_tokens(), with a single kernel (recurrent_source.h). */
 static mlx_array run_recurrence_kernel(const mixer *m, const run *r, const recurrence_rows *x, mlx_array *state) {
-    enum { MIN_WORDS = 8 }; /* MLX passes smaller inputs to Metal kernels as constants and would compile the kernel again */
+    enum { MIN_WORDS = 8 }; /* MLX passes shorter inputs to Metal kernels as constants, so it would compile the kernel again */
     fkv_mlx_graph *g = m->g;
     fkv_mlx_kernel *kernel = &m->p->r->arrays->recurrence;
     const int n_out = r->n * (int)n_values(m);

@@ -37,8 +37,8 @@ static uint64_t heads_token_bytes(const fkv_runner *r, const fkv_layer_shape *s)
     return HEADS_BYTES * n;
 }
 
-/* Returns the peak memory of one layer outside of attention, in bytes per token: x, the inputs of matrix products, and the
- * longest chain of operations on heads or feed-forward rows, counting the input and output of each operation. */
+/* Returns the peak memory of one layer, without attention, in bytes per token. It consists of x, the inputs of matrix products,
+ * and the longest chain of operations on heads or feed-forward rows, where each operation counts with its input and output. */
 static uint64_t array_token_bytes(const fkv_runner *r) {
     enum { X_BYTES = 6, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };
     const fkv_hparams *h = r->model->hparams;
@@ -57,7 +57,7 @@ static uint64_t array_token_bytes(const fkv_runner *r) {
 }
 
 /* Returns the peak memory of a step, in bytes: one layer, plus the larger of the next layer and attention, plus the logits. The
- * next layer is included because MLX prepares operations ahead. */
+ * next layer is included because MLX schedules operations in advance. */
 static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
     enum { N_STATES = 8 };
     const fkv_runner_config *c = &r->config;
@@ -66,7 +66,7 @@ static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
     uint64_t logits = (uint64_t)c->max_logit_rows * h->n_vocab * (sizeof(uint16_t) + sizeof(float));
     uint64_t attention = 0;
     (void)fkv_mlx_step_bytes(cache, NULL, &attention);
-    /* intermediate states of the recurrence, which runs one sequence after the other */
+    /* intermediate states of the recurrence; sequences are processed one after the other */
     const uint64_t states = fkv_architecture_has_recurrence(h) ? N_STATES * fkv_architecture_state_bytes(h) : 0;
     return rows + (attention > rows ? attention : rows) + states + logits;
 }

@@ -15,8 +15,8 @@ typedef struct fkv_turn {
 
 struct fkv_array_runner {
     fkv_mlx_graph graph;
-    size_t step_bytes;         /* number of bytes that a step may allocate beyond the memory in use before the step */
-    size_t cache_limit_before; /* previous limit of MLX's buffer cache, restored at close */
+    size_t step_bytes; /* number of bytes that a step may allocate, in addition to the memory that is in use before the step */
+    size_t cache_limit_before; /* limit of MLX's buffer cache before the runner was opened; restored when it is closed */
     bool cache_limit_is_set;
     mlx_array embedding_scale;       /* scale of the embeddings; empty if the scale is 1 */
     mlx_array *k_centers;            /* [n_layers] key centers, each [G, D], or NULL; see fkv_architecture_centers_keys() */

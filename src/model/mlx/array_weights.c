@@ -1,6 +1,6 @@
-/* Converts tensors of a file to MLX arrays, one at a time. In addition to the arrays, memory contains at most a temporary copy
- * of one matrix. For experts, this is one matrix kind (gate, up or down) of all experts of a layer. The mapped pages of
- * converted tensors are released. See array_weights.h.
+/* Converts tensors of a file to MLX arrays, one at a time. In addition to the arrays, memory contains at most one temporary copy
+ * of a matrix; for experts, a copy of one matrix kind (gate, up or down) of all experts in a layer. The mapped pages of converted
+ * tensors are released. See array_weights.h.
  */
 #include "array_weights.h"
 
@@ -25,11 +25,12 @@ static int code_bits(const fkv_tensor *tensor) {
     return layout.table ? 8 : (int)layout.bits;
 }
 
-/* The number of columns of a quantized tensor is a multiple of 32, so that codes of any width fill whole words. */
+/* Returns the number of 32-bit words per row. A quantized tensor has a multiple of 32 columns, so codes of any width fill whole
+ * words. */
 static uint64_t row_words(const fkv_tensor *tensor) { return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor); }
 
-/* On the CPU backend, F32 tensors are not converted to half floats, because MLX multiplies floats just as fast there. FP8 tensors
- * become floats, because their scales are F32. */
+/* Returns whether a tensor is stored as f32 on the CPU backend. F32 tensors are not converted to half precision, because MLX
+ * multiplies f32 values just as fast on the CPU. FP8 tensors are converted to f32, because their scales are F32. */
 static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) {
     return !on_gpu && (tensor->type == FKV_TENSOR_F32 || (tensor->linear != NULL && code_bits(tensor) == 0));
 }
@@ -62,10 +63,10 @@ static uint64_t expert_bytes(const fkv_tensor *tensor, bool on_gpu) {
 /* Conversions of tensors that are not matrices. All of them give f32 arrays. */
 typedef enum vector_kind {
     VECTOR,      /* [n] */
-    NORM_VECTOR, /* [n], plus 1 if the file stores norm weights minus 1 */
+    NORM_VECTOR, /* [n] norm weights; 1 is added if the file stores weight - 1 */
     TABLE,       /* [n_rows, n] */
     CONV_TABLE,  /* [n_taps, C], the transposed taps of a convolution */
-    DECAY_VECTOR /* [n] negated decay rates, stored as logarithms */
+    DECAY_VECTOR /* [n] negated decay rates, computed from the logarithms in the file */
 } vector_kind;
 
 /* Offsets of a tensor in fkv_layer_tensors and of its array or matrix in fkv_array_layer. */
@@ -120,7 +121,7 @@ static const layer_part VECTORS[] = {PART(q_bias, VECTOR),
                                      PART(conv_bias, VECTOR),
                                      PART(alpha_bias, VECTOR),
                                      PART(skip, VECTOR),
-                                     PART(mixer_norm, VECTOR), /* unlike other norm weights, never stored minus 1 */
+                                     PART(mixer_norm, VECTOR), /* unlike other norm weights, never stored as weight - 1 */
                                      PART(decay, VECTOR),
                                      {offsetof(fkv_layer_tensors, decay_log), offsetof(fkv_array_layer, decay), DECAY_VECTOR},
                                      PART(q_a_bias, VECTOR),
@@ -524,8 +525,8 @@ static fkv_status make_heads(const loading *l, const float *values, uint32_t n_r
     return said(good);
 }
 
-/* Reads one head's projections from the latent vector. k: [nope_dim, latent dim], v: [latent dim, v_dim], rows: scratch for the
- * larger of both */
+/* Reads the projections of one head, which map the latent vector to keys and values. k: [nope_dim, latent dim]; v: [latent dim,
+ * v_dim]; rows: scratch memory of the size of the larger one */
 static void read_head(const fkv_latent *latent, const fkv_layer_tensors *t, uint32_t head, float *k, float *v, float *rows) {
     const uint32_t n = latent->nope_dim;
     const uint32_t d = latent->dim;
@@ -616,7 +617,7 @@ static void give_layer(fkv_array_layer *layer) {
     for (size_t i = 0; i < N_PARTS(VECTORS); i++) {
         mlx_array *array = array_of(layer, &VECTORS[i]);
         (void)mlx_array_free(*array);
-        *array = (mlx_array){NULL}; /* two parts may refer to the same array */
+        *array = (mlx_array){NULL}; /* two entries of VECTORS may refer to the same array, which must be freed only once */
     }
     (void)mlx_array_free(layer->k_up);
     (void)mlx_array_free(layer->v_up);

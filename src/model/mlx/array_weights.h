@@ -41,7 +41,7 @@ typedef struct fkv_array_layer {
     mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim]; empty if router_scale is empty */
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
-    mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* gate and up: [E, ffn_dim]; down: [E, dim] */
+    mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* gate and up: [E, expert_dim]; down: [E, dim] */
     fkv_array_matrix latent_down, latent_up;                         /* projections before and after the experts, or empty */
 
     /* recurrent layers; see fkv_layer_tensors */
@@ -76,8 +76,8 @@ struct fkv_array_weights {
 /* Returns the default device of MLX, which the caller releases with mlx_device_free(). */
 fkv_status fkv_array_device(mlx_device *device, bool *on_gpu);
 
-/* Returns the bytes that MLX may still allocate: its limit minus the memory in use, and on the CPU at most the available system
- * memory. */
+/* Returns the number of bytes that MLX may still allocate: its limit minus the memory in use. On the CPU, the result is at most
+ * the available system memory. */
 uint64_t fkv_array_available(const char **source);
 
 /* Loads one matrix of a file. fkv_array_matrix_free() also accepts a zeroed matrix and a matrix whose loading failed. */

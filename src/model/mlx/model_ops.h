@@ -26,7 +26,7 @@ mlx_array fkv_model_op_zeros(fkv_mlx_graph *g, int n);
 /* Multiplies `a` by `factor`. Returns `a` itself if the factor is 1. */
 mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor);
 
-/* Returns the largest magnitude of each row, at least the smallest normal float: [.., n] -> [.., 1]. */
+/* Returns the largest magnitude of each row, but at least the smallest normal float: [.., n] -> [.., 1]. */
 mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a);
 
 /* The next three operations apply to the last axis of `a`: slice columns [from, to), pad with zeros to n columns, and
@@ -53,8 +53,8 @@ mlx_array fkv_model_op_exclude(fkv_mlx_graph *g, mlx_array a, mlx_array indices)
 mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a);                       /* softmax over the last axis */
 mlx_array fkv_model_op_sum_second(fkv_mlx_graph *g, mlx_array a); /* sums over the second axis: [T, k, n] -> [T, n] */
 
-/* Multiplies each row by the matrices of its experts. x: [T, 1 or k, 1, C]; across: [E, C, R]; w: [E, R, ..]; experts: [T, k] ->
- * [T, k, 1, R]. */
+/* Multiply each row by the matrices of its experts and return [T, k, 1, R]. x: [T, 1 or k, 1, C]; across: [E, C, R]; w: [E, R,
+ * ..]; experts: [T, k]. */
 mlx_array fkv_model_op_gather_mm(fkv_mlx_graph *g, mlx_array x, mlx_array across, mlx_array experts);
 mlx_array fkv_model_op_gather_qmm(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, mlx_array experts);
 

@@ -8,15 +8,16 @@
  *
  * Algorithm: a warp (simdgroup) of 32 lanes computes one row of the state, that is, one value channel of one head. Each lane
  * keeps every 32nd value of the row in registers for all tokens. Sums over the row are butterfly sums over the lanes, in an order
- * that does not depend on the number of tokens. The tokens are processed one after the other, so the latency of two such sums per
- * token bounds the speed of long prefills.
+ * that does not depend on the number of tokens. The tokens are processed one after the other, so the latency of two butterfly
+ * sums per token limits the speed of long prefills.
  */
 #ifndef FKV_RECURRENT_SOURCE_H
 #define FKV_RECURRENT_SOURCE_H
 
 #include "../files/weights.h"
 
-enum { FKV_RECURRENT_ROWS = 4, FKV_RECURRENT_THREADS = 32 * FKV_RECURRENT_ROWS }; /* rows and threads of a block */
+/* Number of state rows, and of threads, in a thread block. */
+enum { FKV_RECURRENT_ROWS = 4, FKV_RECURRENT_THREADS = 32 * FKV_RECURRENT_ROWS };
 
 typedef enum fkv_recurrent_device { FKV_RECURRENT_CUDA, FKV_RECURRENT_METAL, FKV_RECURRENT_HOST } fkv_recurrent_device;
 
