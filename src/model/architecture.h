@@ -94,10 +94,10 @@ FKV_INTERNAL uint32_t fkv_architecture_conv_channels(const fkv_hparams *hparams)
  * states [n_v_heads, v_dim, k_dim] of a delta net or of Mamba-2, if any, then the last n_taps - 1 inputs of the convolution. */
 FKV_INTERNAL uint64_t fkv_architecture_state_bytes(const fkv_hparams *hparams);
 
-/* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the rotated K
- * bias averaged over the context. This shifts all scores of a query by the same amount, so the result of the softmax does not
- * change. Without centering, large biases (several hundred in the slowly rotating pairs of Qwen2) would dominate the range of
- * their quantization groups. */
+/* Returns whether keys are centered before they are stored. Centering subtracts one vector per head from all keys: the K bias
+ * after RoPE, averaged over all positions of the context. This shifts all scores of a query by the same amount, so the result of
+ * the softmax does not change. Without centering, large biases (several hundred in the slowly rotating pairs of Qwen2) would
+ * dominate the range of their quantization groups. */
 FKV_INTERNAL bool fkv_architecture_centers_keys(const fkv_hparams *hparams);
 
 /* Writes the RoPE description stored in page files: pair layout, rotated dimensions, bases, scaling and key centering. RoPE

@@ -2,8 +2,8 @@
  *
  * bfloat16 represents codes below 16 and the two bytes of an activation exactly, even when multiplied by a power of two. The dot
  * product over a unit of 32 columns is at most 15 * 32 * (127 * 256 + 128) < 2^24 quantization steps, so every partial sum is an
- * exact float in any order. One accumulator tile therefore holds dot * step. Byte tiles would need two accumulators, which must
- * be combined, converted to float and multiplied by the step.
+ * exact float in any order. One accumulator tile therefore holds dot * step. With byte tiles (product_amx.c), two integer
+ * accumulators must be combined, converted to float and multiplied by the step.
  *
  * Matrix A holds the high or the low activation bytes for one unit, prepared once for all panels. Matrix B holds the codes of the
  * unit. Both store every four columns in the order 0 2 1 3, so that unpacking yields pairs of codes in the halves of a dword. The

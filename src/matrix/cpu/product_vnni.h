@@ -2,12 +2,12 @@
  * four columns of a row (a quad). Float panels use product_body.h.
  *
  * Activations are rounded to 16 bits and split into two bytes. Each unit of 32 columns has its own quantization step, derived
- * from its largest value, because some channels of a model can be a thousand times larger than others. For each scale group, out
- * += (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded activations, and sum(x) is
- * the sum of the rounded activations. Because both terms use rounded activations, a rounding error is multiplied by the weight,
- * scale * code + bias, and not by scale * code alone. Dot products are exact, and groups are always added in the same order, so
- * the result for a token does not depend on other tokens and panels. Steps are powers of two, so dot * step is exact and
- * product_amx_bf16.h may apply the step before summing.
+ * from its largest value, because some channels of a model can be a thousand times larger than others. The contribution of a
+ * scale group to the output is (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded
+ * activations, and sum(x) is the sum of the rounded activations. Because both terms use rounded activations, a rounding error is
+ * multiplied by the weight, scale * code + bias, and not by scale * code alone. Dot products are exact, and groups are always
+ * added in the same order, so the result for a token does not depend on other tokens and panels. Steps are powers of two, so dot
+ * * step is exact and product_amx_bf16.h may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
  * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.

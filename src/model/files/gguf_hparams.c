@@ -71,8 +71,8 @@ static fkv_status get_per_layer_u32(const fkv_gguf_values *values, fkv_weights *
     return FKV_OK;
 }
 
-/* Reads the number of KV heads, for models in which a layer with 0 KV heads is recurrent, and marks these layers as recurrent.
- * All other layers must have the same number of KV heads. */
+/* Reads the number of KV heads, for models with recurrent layers. Layers with 0 KV heads are marked as recurrent; all other
+ * layers must have the same number of KV heads. */
 static fkv_status read_recurrent_heads(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     const arch_key key = full_key(weights, "attention.head_count_kv");
@@ -130,8 +130,8 @@ static bool is_latent_file(const fkv_gguf_values *values, const fkv_weights *wei
     return is_known && fkv_gguf_find(values, full_key(weights, "attention.kv_lora_rank").text) != NULL;
 }
 
-/* Reads the shape and the scale of latent attention. Files without key_length_mla have the lengths of expanded heads in
- * key_length and value_length. */
+/* Reads the shape and the scale of latent attention. In files without key_length_mla, key_length and value_length are the
+ * dimensions of the expanded heads. */
 static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *h = &weights->hparams;
     fkv_latent *l = &h->latent;

@@ -141,8 +141,8 @@ static fkv_status wrong_type(const fkv_gguf_values *values, const fkv_gguf_value
                     TYPE_NAMES[value->type], wanted);
 }
 
-/* Reads a value of any integer type. *negative receives its sign. *number receives the value, zero-extended to 64 bits. Returns
- * false if the value is not an integer. */
+/* Reads a value of any integer type. *number receives its bits, zero-extended to 64 bits, and *negative receives its sign.
+ * Returns false if the value is not an integer. */
 static bool integer_value(const fkv_gguf_value *value, uint64_t *number, bool *negative) {
     static const bool is_signed[FKV_GGUF_N_TYPES] = {
         [FKV_GGUF_I8] = true, [FKV_GGUF_I16] = true, [FKV_GGUF_I32] = true, [FKV_GGUF_I64] = true};

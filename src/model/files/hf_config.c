@@ -406,7 +406,7 @@ static fkv_status read_rope_scaling(fkv_weights *weights, const json_t *object, 
         FKV_REQUIRE(long_mscale == rope->attention_factor, FKV_UNSUPPORTED,
                     "%s: different values of short_mscale and long_mscale are not supported", path);
     }
-    rope->factor = factor; /* if 0, read_rope() derives the factor from the context lengths */
+    rope->factor = factor; /* if the factor is 0, read_rope() derives it from the context lengths */
     return FKV_OK;
 }
 
@@ -721,8 +721,8 @@ static fkv_status read_llama4(const config_reader *r) {
     return get_u32(r->root, "floor_scale", r->path, &h->temperature_context);
 }
 
-/* Checks per_layer_config: all full-attention layers must have the same head shape, and windowed layers must have the model's
- * usual head shape. */
+/* Validates per_layer_config. All full-attention layers must have the same head shape, and windowed layers must have the head
+ * shape that the usual fields state. */
 static fkv_status check_per_layer_config(const config_reader *r) {
     const fkv_hparams *h = r->h;
     json_t *list = json_object_get(r->root, "per_layer_config");

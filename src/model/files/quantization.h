@@ -1,4 +1,4 @@
-/* The quantization of a Hugging Face model, from config.json: bits and group size, for the whole model or for individual
+/* Quantization of a Hugging Face model, as stated in config.json: bits and group size for the whole model and for individual
  * modules. */
 #ifndef FKV_QUANTIZATION_H
 #define FKV_QUANTIZATION_H

@@ -1,12 +1,13 @@
 /* The forward pass of the CPU backend, shared by all architectures. Architectures differ only in the features of the model and in
  * the tensors of its layers.
  *
- * A layer computes: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual; norm, gate and up,
- * activation, down projection (or experts, see experts.c), residual. In parallel blocks, the feed-forward block and Q/K/V read
- * the same input. Layers that attend to the pages of another layer have no K and V. Layers with per-layer inputs add a third
- * residual after the feed-forward block.
+ * A layer first computes the attention block: norm, Q/K/V, QK norms, RoPE, write to pages, attention, output projection, residual
+ * addition. The feed-forward block follows: norm, gate and up projections, activation, down projection (or experts, see
+ * experts.c), residual addition. In parallel blocks, the feed-forward block and Q/K/V read the same input. Layers that attend to
+ * the pages of another layer have no K and V. Layers with per-layer inputs have a third residual addition after the feed-forward
+ * block.
  *
- * Latent attention (latent.c) replaces Q/K/V, QK norms and RoPE, and has another projection between attention and the output
+ * Latent attention (latent.c) replaces Q/K/V, QK norms and RoPE, and adds a projection between attention and the output
  * projection.
  *
  * Recurrent layers (recurrent.c) replace everything from Q/K/V to attention, or run in parallel with it. In some models, a layer

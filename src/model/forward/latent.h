@@ -1,8 +1,8 @@
 /* Multi-head latent attention (MLA) on the CPU, with absorbed projections.
  *
- * All heads share one latent vector c of L values and one key part with RoPE, k_rope of R values. The keys of head h are
- * [K_h c | k_rope] and its values are V_h c. Instead of computing keys and values of all tokens, the runner multiplies the query
- * by the transposed K_h, and the output of attention by V_h:
+ * All heads share one latent vector c of L values and one key part with RoPE, k_rope of R values. Head h has the key [K_h c |
+ * k_rope] and the value V_h c. Instead of computing keys and values for all tokens, the runner multiplies the query by the
+ * transposed K_h and the output of attention by V_h:
  *
  *     score = q_nope . (K_h c) + q_rope . k_rope = (K_h^T q_nope) . c + q_rope . k_rope
  *     output = V_h (sum of p * c)

@@ -243,8 +243,9 @@ static float largest_of_block(const float *logits, uint32_t n) {
     return lanes[0];
 }
 
-/* Collects all candidates whose logit reaches the k-th largest block maximum. At least k logits reach it, so the candidates
- * include the k largest logits. If there are k or fewer blocks, all tokens are candidates. Returns the number of candidates. */
+/* Collects a superset of the top k candidates and returns their number. Logits are divided into blocks, and the k-th largest of
+ * the block maxima is a lower bound on the k-th largest logit. All tokens whose logits reach this bound are candidates. If there
+ * are k or fewer blocks, all tokens are candidates. */
 static uint32_t gather_candidates(fkv_sampler *s, const float *logits, uint32_t k) {
     const uint32_t n_blocks = s->n_vocab / BLOCK;
     float least = -INFINITY;

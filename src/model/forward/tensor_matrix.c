@@ -1,4 +1,4 @@
-/* Conversion of file tensors to kernel matrices; see tensor_matrix.h. */
+/* Converts tensors of weight files to matrices for the kernels; see tensor_matrix.h. */
 #include "tensor_matrix.h"
 
 fkv_status fkv_tensor_matrix_shape(const fkv_tensor *tensor, fkv_matrix *matrix) {

@@ -54,7 +54,8 @@ static void project_short_conv(mixer *m, fkv_array_rows in) {
     m->gate = fkv_array_channels(m->p, all, dim, 2 * dim);
 }
 
-/* Returns part of a projection whose rows are grouped by key head: channels [from, to) of each key head, as rows [T, n]. */
+/* Returns channels [from, to) of each key head, concatenated: [T, n]. grouped: a projection whose rows are grouped by key
+ * head. */
 static mlx_array of_key_heads(const mixer *m, mlx_array grouped, uint32_t from, uint32_t to) {
     mlx_array part = fkv_model_op_columns(m->g, grouped, (int)from, (int)to);
     return fkv_mlx_reshape(m->g, part, FKV_MLX_SHAPE(m->p->n_rows, (int)(m->s->n_k_heads * (to - from))));

@@ -1,6 +1,5 @@
-/* Weights on MLX. A matrix is stored as codes with a scale and a bias per group of 32, in the format of MLX's affine quantized
- * products, or as half floats. A model is never expanded to floats. docs/mlx.md lists the representation and precision of every
- * file type.
+/* Weights on MLX. A matrix is stored either as codes with a scale and a bias per group of 32, in MLX's affine quantization
+ * format, or as half-precision floats. docs/mlx.md lists the representation and precision of every file type.
  *
  * Scales and biases have the type of the activation rows: f16 on a GPU, f32 on the CPU backend. The quantized products of the
  * CPU backend accumulate in the type of the rows. On the CPU backend, F32 tensors stay F32.
