@@ -186,8 +186,8 @@ static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration
 }
 
 fkv_status fkv_calibration_open(const char *path, fkv_calibration *calibration) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK |
-                            O_NOCTTY); /* O_NONBLOCK prevents open() from blocking if the path is a FIFO */
+    /* O_NONBLOCK prevents open() from blocking if the path is a FIFO */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) return os_failed("cannot open calibration file", path);
     fkv_status status = read_fd(fd, path, calibration);
     (void)close(fd);

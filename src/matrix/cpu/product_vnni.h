@@ -6,8 +6,8 @@
  * scale group to the output is (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded
  * activations, and sum(x) is the sum of the rounded activations. Because both terms use rounded activations, a rounding error is
  * multiplied by the weight, scale * code + bias, and not by scale * code alone. Dot products are exact, and groups are always
- * added in the same order, so the result for a token does not depend on other tokens and panels. Steps are powers of two, so dot
- * * step is exact and product_amx_bf16.h may apply the step before summing.
+ * added in the same order, so the result for a token does not depend on other tokens and panels. Because steps are powers of two,
+ * dot * step is exact, and product_amx_bf16.h may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
  * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.

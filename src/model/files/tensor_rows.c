@@ -83,8 +83,8 @@ bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *buff
     const uint32_t n = tensor->n_cols;
     bool finite = true;
     fkv_tensor_row_floats(tensor, row, (float *)(void *)buffer);
-    for (uint32_t i = 0; i < n;
-         i++) { /* converts in place: writing element i at byte 2 * i does not overwrite any float that has yet to be read */
+    /* converts in place: writing element i at byte 2 * i does not overwrite any float that has yet to be read */
+    for (uint32_t i = 0; i < n; i++) {
         float number;
         memcpy(&number, buffer + sizeof number * i, sizeof number);
         const uint16_t half = fkv_f32_to_f16(number);
