@@ -162,7 +162,7 @@ static fkv_status find_model_type(config_reader *r) {
         if (strcmp(type, MODEL_TYPES[i].type) == 0) r->model = &MODEL_TYPES[i];
     const char *why = fkv_architecture_refusal(type);
     FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "%s: unsupported model_type '%s': %s", r->path, type, why);
-    /* the path comes before the list of names, because long messages are cut off at the end */
+    /* the list of names comes last, because long messages are truncated */
     FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "unsupported model_type '%s' in %s; supported architectures are %s",
                 fkv_show_text(type).text, r->path, fkv_architecture_names());
     r->architecture = fkv_architecture_find(r->model->architecture);
