@@ -32,7 +32,7 @@ typedef struct engine_options {
 typedef struct model_slot {
     const char *word;      /* value of -m */
     model_options options; /* options given on the command line, adapted to this model */
-    const char *name;      /* model name in requests and replies */
+    const char *name;      /* model name in requests and responses */
     fkv_model *model;
     fkv_engine *engine;
     fkv_runner *embedder;

@@ -27,7 +27,7 @@ hub_progress hub_progress_begin(uint64_t total) {
                           .terminal = isatty(STDERR_FILENO) != 0};
 }
 
-/* Updates the smoothed transfer rate. The first MIN_RATE_BYTES bytes are not measured, because the first replies are small and
+/* Updates the smoothed transfer rate. The first MIN_RATE_BYTES bytes are not measured, because the first responses are small and
  * slow. */
 static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     double seconds = now - p->rate_time;

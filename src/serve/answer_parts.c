@@ -1,4 +1,4 @@
-/* Helpers for the replies of all supported APIs: collect the parts of an answer, send server-sent events and create tool-call
+/* Helpers for the responses of all supported APIs: collect the parts of an answer, send server-sent events and create tool-call
  * IDs. See exchange.h. */
 #include "exchange.h"
 

@@ -651,7 +651,7 @@ bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *def
                                                  : read_conversation(r)));
 }
 
-/* Returns an object with the request fields that a reply of the Responses API repeats. Instructions, tools and the text format
+/* Returns an object with the request fields that a response of the Responses API repeats. Instructions, tools and the text format
  * are left out if they are large, because the event loop serializes them several times. */
 static json_t *echoed_fields(const api_request *r) {
     static const char *const names[] = {"text", "instructions", "max_output_tokens", "given_tools", "tool_choice", "metadata"};

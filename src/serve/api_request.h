@@ -17,7 +17,7 @@ enum {
     API_MAX_PARTS = 4096,
     API_MAX_CHOICES = 64,
     API_MAX_FILES = 256,
-    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes, of the request fields that a Responses API reply repeats as JSON */
+    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes, of the request fields that a Responses API response repeats as JSON */
     API_MAX_METADATA = 16,   /* limits of OpenAI */
     API_MAX_METADATA_NAME = 64,
     API_MAX_METADATA_VALUE = 512
@@ -44,7 +44,7 @@ typedef struct api_request {
     const json_t *suffix; /* text after the gap of a fill-in-the-middle prompt, owned by root; NULL if there is none */
     const json_t *middle; /* infill: start of the answer, owned by root; NULL if there is none */
     const json_t *extra;  /* infill: array of context files, each {"filename", "text"}, owned by root; NULL if there are none */
-    bool echo;            /* true if the reply repeats the prompt before each answer */
+    bool echo;            /* true if the response repeats the prompt before each answer */
     bool only_loads;      /* Ollama: true if the request has no prompt and only asks to load the model */
     bool unloads;         /* Ollama: true if keep_alive is 0, which asks the server to unload the model */
     bool parse_special;   /* true to recognize special tokens in the prompt text of a completion request */
@@ -81,7 +81,7 @@ bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fk
 bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 
-/* Frees the parsed JSON, except for the fields that replies repeat. The options and stop strings stay valid. Called on a worker
+/* Frees the parsed JSON, except for the fields that responses repeat. The options and stop strings stay valid. Called on a worker
  * thread, because freeing the JSON of a large request may take a long time. Returns false if out of memory. */
 bool api_request_detach(api_request *request);
 

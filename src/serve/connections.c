@@ -24,11 +24,11 @@
 #include <unistd.h>
 
 enum {
-    MAX_LINGER_BYTES = 256 << 10, /* maximum number of bytes to discard after an error reply before the connection is closed */
+    MAX_LINGER_BYTES = 256 << 10, /* maximum number of bytes to discard after an error response before the connection is closed */
     ADDRESS_RESERVE = 64 /* number of connections that a single address must leave free for other addresses; at most a quarter of
                             all connections */
 };
-static const double LINGER_S = 1.0; /* seconds that a client may take to read an error reply */
+static const double LINGER_S = 1.0; /* seconds that a client may take to read an error response */
 
 /* Input state of a connection. Its address must not change, because evbuffer callbacks have pointers to it. */
 typedef struct validated_input {
@@ -36,10 +36,10 @@ typedef struct validated_input {
     http_filter *filter;
     struct evbuffer *raw; /* received bytes that have not been validated yet */
     bool busy;            /* true while the input callback itself changes the input buffer */
-    uint64_t n_replied;   /* number of replies sent */
-    int error;            /* HTTP status of the reply to the first protocol violation; 0 if there was none */
+    uint64_t n_replied;   /* number of responses sent */
+    int error;            /* HTTP status of the response to the first protocol violation; 0 if there was none */
     const char *message;
-    double rejected_at;  /* time when the error reply was sent; 0 if none was sent */
+    double rejected_at;  /* time when the error response was sent; 0 if none was sent */
     size_t n_discarded;  /* number of bytes received after the violation */
     double header_since; /* time when the first bytes of an incomplete request header arrived; 0 if no header is incomplete */
 } validated_input;
@@ -47,9 +47,9 @@ typedef struct validated_input {
 typedef struct entry {
     struct bufferevent *io;
     validated_input *input;
-    double since;        /* time when the connection was accepted or the last reply was sent */
+    double since;        /* time when the connection was accepted or the last response was sent */
     bool awaiting_reply; /* true while a received request has not been answered completely */
-    bool served;         /* true if at least one reply was sent */
+    bool served;         /* true if at least one response was sent */
     uint64_t address;    /* hash of the peer address; 0 if it is not known yet */
 } entry;
 
@@ -103,8 +103,8 @@ static const char *reason_phrase(int status) {
                            : "Bad Request";
 }
 
-/* Sends the error reply for a violation and ends the output. Further input is read and discarded for a while, because closing a
- * socket with unread input would reset the connection and lose the reply. */
+/* Sends the error response for a violation and ends the output. Further input is read and discarded for a while, because closing
+ * a socket with unread input would reset the connection and lose the response. */
 static void send_violation(validated_input *in) {
     char body[256];
     char reply[512];
@@ -199,7 +199,7 @@ static void remove_closed(connections *c) {
     if (c->n < before) update_listener(c);
 }
 
-/* Returns true if the client has taken too long to send a request, or to read an error reply. */
+/* Returns true if the client has taken too long to send a request, or to read an error response. */
 static bool is_overdue(const connections *c, const entry *e, double now) {
     const double header_s = c->header_s < c->request_s ? c->header_s : c->request_s;
     if (e->input->rejected_at > 0.0) return now - e->input->rejected_at > LINGER_S;
@@ -326,7 +326,7 @@ static void on_rejected_connection(evutil_socket_t listening, short what, void *
     }
     (void)evutil_make_socket_nonblocking(fd);
     char bytes[4096];
-    while (recv(fd, bytes, sizeof bytes, 0) > 0) { /* closing a socket with unread input would reset it and lose the reply */
+    while (recv(fd, bytes, sizeof bytes, 0) > 0) { /* closing a socket with unread input would reset it and lose the response */
     }
     (void)send(fd, reply, sizeof reply - 1, 0);
     (void)close(fd);
@@ -408,7 +408,8 @@ void connections_reply_sent(connections *c, struct evhttp_request *req) {
     e->since = monotonic_seconds();
     in->n_replied++;
     if (in->header_since > 0.0)
-        in->header_since = e->since; /* the next request was pipelined and waited for this reply, so its time limit starts now */
+        in->header_since =
+            e->since; /* the next request was pipelined and waited for this response, so its time limit starts now */
     if (in->error != 0 && in->rejected_at <= 0.0 && in->n_replied == http_filter_requests(in->filter)) send_violation(in);
 }
 

@@ -30,7 +30,7 @@ connections *connections_open(struct event_base *base, struct evhttp *http, stru
                               const connections_config *config);
 void connections_close(connections *c);
 
-/* Record that a complete request was received, and that its reply was sent. */
+/* Record that a complete request was received, and that its response was sent. */
 void connections_request_received(connections *c, struct evhttp_request *req);
 void connections_reply_sent(connections *c, struct evhttp_request *req);
 
@@ -38,7 +38,7 @@ void connections_reply_sent(connections *c, struct evhttp_request *req);
 void connections_stop_listening(connections *c);
 
 uint32_t connections_count(connections *c);
-uint32_t connections_awaiting_reply(connections *c); /* returns the number of connections whose reply is not complete */
+uint32_t connections_awaiting_reply(connections *c); /* returns the number of connections whose response is not complete */
 uint64_t connections_rejected(const connections *c);
 
 #endif

@@ -97,7 +97,7 @@ static bool read_input(embedding_job *job, const json_t *input, prompt_tokens *t
     return true;
 }
 
-/* ---- reply ---- */
+/* ---- response ---- */
 
 /* Encodes the values as little-endian 32-bit floats in base64. */
 static json_t *base64_text(const float *values, uint32_t n) {

@@ -76,7 +76,7 @@ static void on_close(struct evhttp_connection *connection, void *user) {
     x->req = NULL;
     detach_connection(x);
     if (evhttp_request_get_connection(req) == NULL)
-        evhttp_send_reply_end(req); /* evhttp frees a partially sent reply only after it is ended explicitly */
+        evhttp_send_reply_end(req); /* evhttp frees a partially sent response only after it is ended explicitly */
     if (x->n_in_engine > 0)
         cancel_jobs(x);
     else if (x->preparing)
@@ -103,7 +103,7 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* During shutdown, ends the event loop if no requests are left. If some replies are not completely sent yet, the loop runs for
+/* During shutdown, ends the event loop if no requests are left. If some responses are not completely sent yet, the loop runs for
  * one more second. */
 void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
@@ -391,7 +391,7 @@ bool exchange_open_parsers(exchange *x) {
         *r = (answer_parser){.x = x, .answer = i};
         c.tools = text;
         c.n_tools = text != NULL ? strlen(text) : 0;
-        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the reply has no tool calls */
+        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the response has no tool calls */
         c.prompt = x->jobs[0].prompt.tokens;
         c.n_prompt = x->jobs[0].prompt.n;
         c.stop = x->api.stops; /* the parser matches stop strings as well, because it also sees the special tokens of reasoning
@@ -441,7 +441,7 @@ static const char *mask_of_job(void *user, uint32_t answer, const uint32_t *toke
     return grammar_mask(job->x->rules, job->first_answer + answer, tokens, n_tokens, bits, n_vocab);
 }
 
-/* Submits the jobs of a prepared exchange to the engine. Sends an error reply if the engine rejects a job. Returns true if the
+/* Submits the jobs of a prepared exchange to the engine. Sends an error response if the engine rejects a job. Returns true if the
  * exchange waits for DONE records of the engine. */
 static bool submit_exchange(exchange *x) {
     server *s = x->s;
@@ -497,7 +497,7 @@ static void free_reply_text(const void *data, size_t n, void *user) {
     free((void *)data);
 }
 
-/* Sends the reply that the worker thread has prepared. */
+/* Sends the response that the worker thread has prepared. */
 static void send_prepared(exchange *x) {
     struct evhttp_request *req = x->req;
     x->req = NULL;
@@ -513,8 +513,8 @@ static void send_prepared(exchange *x) {
     exchange_send_bytes(x->s, req, 200, "application/json", out);
 }
 
-/* Handles an exchange whose preparation has ended: sends the reply, submits the request to the engine, or frees the exchange if
- * the client has disconnected. */
+/* Handles an exchange whose preparation has ended: sends the response, submits the request to the engine, or frees the exchange
+ * if the client has disconnected. */
 static void finish_preparation(exchange *x) {
     server *s = x->s;
     x->preparing = false;

@@ -1,7 +1,7 @@
-/* An exchange is one API request together with its reply. A worker thread prepares the exchange: it parses the body, tokenizes
- * the prompt and compiles the grammar. The event loop then sends the reply or submits the request to the engine. The exchange
- * exists until three conditions are met: the worker has finished, the DONE record of the engine was read, and the reply has ended
- * or the client has disconnected. A disconnect cancels the request in the engine immediately. If the request is still being
+/* An exchange is one API request together with its response. A worker thread prepares the exchange: it parses the body, tokenizes
+ * the prompt and compiles the grammar. The event loop then sends the response or submits the request to the engine. The exchange
+ * exists until three conditions are met: the worker has finished, the DONE record of the engine was read, and the response has
+ * ended or the client has disconnected. A disconnect cancels the request in the engine immediately. If the request is still being
  * prepared, the prepared request is discarded when the worker has finished.
  */
 #ifndef FKV_SERVE_EXCHANGE_H
@@ -74,8 +74,9 @@ typedef struct answer_out {
 /* One prompt of an exchange, submitted to the engine as one request. */
 typedef struct prompt_job {
     exchange *x;
-    prompt_tokens prompt;  /* tokens of the prompt; freed after submission, because the engine has a copy */
-    struct evbuffer *echo; /* prompt text that the reply repeats before each answer; NULL if the client did not request `echo` */
+    prompt_tokens prompt; /* tokens of the prompt; freed after submission, because the engine has a copy */
+    struct evbuffer
+        *echo; /* prompt text that the response repeats before each answer; NULL if the client did not request `echo` */
     uint32_t first_answer; /* index of the job's first answer in the exchange */
     uint64_t id;           /* ID of the request in the engine */
     bool in_engine;        /* true from the submission of the job until its DONE record is read */
@@ -87,7 +88,7 @@ struct exchange {
     server *s;
     served_model *m; /* model of the request; the first model until the body is parsed */
     exchange *next;
-    struct evhttp_request *req; /* the HTTP request; NULL after the reply has ended or the client has disconnected */
+    struct evhttp_request *req; /* the HTTP request; NULL after the response has ended or the client has disconnected */
     struct event *closed;
     struct event *ping;
     worker_job work;
@@ -98,8 +99,8 @@ struct exchange {
     prompt_job *jobs; /* [n_jobs] */
     uint32_t n_jobs;
     uint32_t n_in_engine; /* number of jobs in the engine */
-    char *text;           /* complete reply as JSON text; NULL until the reply is complete */
-    json_t *answer;       /* complete reply that a worker thread converts to text; NULL if there is none */
+    char *text;           /* complete response as JSON text; NULL until the response is complete */
+    json_t *answer;       /* complete response that a worker thread converts to text; NULL if there is none */
     struct {
         int status; /* HTTP status of the error; 0 if there is none */
         char param[32];
@@ -141,9 +142,10 @@ static inline double exchange_now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- plain replies (plain_reply.c) ---- */
+/* ---- plain responses (plain_reply.c) ---- */
 
-/* Sends a complete reply and frees `bytes`. The reply to a HEAD request contains only the headers, including Content-Length. */
+/* Sends a complete response and frees `bytes`. The response to a HEAD request contains only the headers, including
+ * Content-Length. */
 void exchange_send_bytes(server *s, struct evhttp_request *req, int status, const char *type, struct evbuffer *bytes);
 
 /* Sends a JSON object and releases the reference to it. */
@@ -175,7 +177,7 @@ void exchange_read_events(server *s);
 /* Cancels all requests in the engine. */
 void exchange_cancel_all(server *s);
 
-/* During shutdown, ends the event loop once all exchanges are finished and their replies are sent. */
+/* During shutdown, ends the event loop once all exchanges are finished and their responses are sent. */
 void exchange_end_when_empty(server *s);
 
 /* ---- shared helpers (answer_parts.c) ---- */
@@ -195,12 +197,12 @@ json_t *reply_call_input(const answer_part *part);
 /* Concatenates all answer parts of one kind. Returns NULL if there are none. */
 json_t *reply_join_parts(const answer_out *a, part_kind kind);
 
-/* ---- replies of all APIs (reply_writer.c) ---- */
+/* ---- responses of all APIs (reply_writer.c) ---- */
 void reply_begin(exchange *x);                                                              /* starts a stream */
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* adds a fragment to an answer */
-void reply_answered(exchange *x, uint32_t answer);   /* ends one answer of a streamed reply */
-void reply_end(exchange *x);                         /* ends a stream or sends the complete reply */
-json_t *reply_answer(exchange *x);                   /* returns the complete, non-streamed reply */
+void reply_answered(exchange *x, uint32_t answer);   /* ends one answer of a streamed response */
+void reply_end(exchange *x);                         /* ends a stream or sends the complete response */
+json_t *reply_answer(exchange *x);                   /* returns the complete, non-streamed response */
 void reply_failed(exchange *x, const char *message); /* ends a stream with an error */
 
 /* Returns true if the stream consists of JSON objects, one per line, instead of server-sent events. */
@@ -208,14 +210,14 @@ bool reply_is_lines(const exchange *x);
 
 /* ---- llama.cpp's API (llama_reply.c) ---- */
 void llama_part(exchange *x, const char *bytes, size_t n); /* sends text as an event of a stream */
-json_t *llama_answer(exchange *x);                         /* returns the complete reply, or the last event of a stream */
+json_t *llama_answer(exchange *x);                         /* returns the complete response, or the last event of a stream */
 
 /* ---- Ollama API (ollama_reply.c) ---- */
 void ollama_part(exchange *x, part_kind kind, const char *bytes, size_t n);
 void ollama_end(exchange *x); /* sends the last line of a stream */
 void ollama_failed(exchange *x, const char *message);
 json_t *ollama_answer(const exchange *x);
-json_t *ollama_loaded(const exchange *x); /* returns the reply to a request that only loads the model */
+json_t *ollama_loaded(const exchange *x); /* returns the response to a request that only loads the model */
 json_t *ollama_time(int64_t seconds);     /* formats a Unix time */
 
 /* ---- Responses API (responses_reply.c) ---- */

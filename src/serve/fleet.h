@@ -8,11 +8,11 @@
  * predicted wait of every model exceeds max_wait_s. */
 const char *fleet_readiness(const server *s);
 
-/* Return the replies to /server_info and /get_model_info, with the field names of SGLang. */
+/* Return the responses to /server_info and /get_model_info, with the field names of SGLang. */
 json_t *fleet_server_info(const server *s, const served_model *m);
 json_t *fleet_model_info(const served_model *m);
 
-/* Adds the headers that every reply has: the server's name, and Connection: close while the server drains, so that clients
+/* Adds the headers that every response has: the server's name, and Connection: close while the server drains, so that clients
  * connect to another server. */
 void fleet_add_headers(const server *s, struct evhttp_request *req);
 

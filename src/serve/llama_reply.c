@@ -1,4 +1,4 @@
-/* Writes the replies of llama.cpp's own API (/infill), either complete or as server-sent events. See exchange.h. */
+/* Writes the responses of llama.cpp's own API (/infill), either complete or as server-sent events. See exchange.h. */
 #include "exchange.h"
 
 void llama_part(exchange *x, const char *bytes, size_t n) {

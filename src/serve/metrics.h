@@ -28,7 +28,7 @@ typedef struct metrics {
     uint32_t connections;  /* number of open connections */
     uint32_t preparing;    /* number of requests being parsed and tokenized */
     uint64_t refused_connections;
-    uint64_t http[6]; /* number of replies for each status class (status / 100) */
+    uint64_t http[6]; /* number of responses for each status class (status / 100) */
 } metrics;
 
 void metric_add(metric_histogram *h, double seconds);

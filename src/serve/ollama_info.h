@@ -4,10 +4,10 @@
 
 #include "exchange.h"
 
-json_t *ollama_tags(const server *s);    /* reply to GET /api/tags, which lists all models */
-json_t *ollama_running(const server *s); /* reply to GET /api/ps, which lists the loaded models */
+json_t *ollama_tags(const server *s);    /* response to GET /api/tags, which lists all models */
+json_t *ollama_running(const server *s); /* response to GET /api/ps, which lists the loaded models */
 json_t *ollama_version(void);            /* GET /api/version */
 
-json_t *ollama_show(const server *s, const served_model *m); /* reply to POST /api/show; called on a worker thread */
+json_t *ollama_show(const server *s, const served_model *m); /* response to POST /api/show; called on a worker thread */
 
 #endif

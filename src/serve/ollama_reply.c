@@ -1,4 +1,4 @@
-/* Writes the replies of Ollama's API, either complete or as a stream of JSON objects, one per line. See exchange.h. */
+/* Writes the responses of Ollama's API, either complete or as a stream of JSON objects, one per line. See exchange.h. */
 #include "exchange.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Replies that consist of one JSON object, including errors. See exchange.h. */
+/* Responses that consist of one JSON object, including errors. See exchange.h. */
 #include "exchange.h"
 
 #include "../kit/utf8.h"

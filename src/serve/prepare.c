@@ -20,7 +20,7 @@ static void fail(exchange *x, int status, const char *param, const char *format,
     va_end(args);
 }
 
-/* Serializes the reply and releases the reference to it. */
+/* Serializes the response and releases the reference to it. */
 static void succeed(exchange *x, json_t *reply) {
     x->text = reply != NULL ? json_dumps(reply, JSON_COMPACT) : NULL;
     json_decref(reply);

@@ -1,4 +1,4 @@
-/* Writes the replies of the OpenAI and Anthropic APIs, either complete or as server-sent events. See exchange.h. */
+/* Writes the responses of the OpenAI and Anthropic APIs, either complete or as server-sent events. See exchange.h. */
 #include "exchange.h"
 
 #include <event2/bufferevent.h>
@@ -173,7 +173,7 @@ void reply_answered(exchange *x, uint32_t answer) {
     if (x->api.kind == API_COMPLETIONS) send_text(x, answer, json_string(""), reason_of(x, a));
 }
 
-/* ---- complete replies ---- */
+/* ---- complete responses ---- */
 
 static json_t *message_of(const exchange *x, uint32_t answer) {
     const answer_out *a = &x->answers[answer];

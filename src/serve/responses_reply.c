@@ -1,4 +1,4 @@
-/* Writes replies of the OpenAI Responses API. A reply is a list of output items. It is sent as one object or as a stream, in
+/* Writes responses of the OpenAI Responses API. A response is a list of output items. It is sent as one object or as a stream, in
  * which events report the start, the additions and the end of each item. See exchange.h.
  *
  * All parts of a streamed answer are kept as well, because the final event of each item repeats its complete content.
@@ -136,7 +136,7 @@ static void end_output_item(exchange *x) {
     x->block = -1;
 }
 
-/* ---- reply operations ---- */
+/* ---- response operations ---- */
 
 void responses_begin(exchange *x) {
     x->block = -1;

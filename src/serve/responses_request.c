@@ -162,7 +162,7 @@ static void move_field(json_t *root, const char *to, json_t *value) {
         (void)json_object_del(root, to);
 }
 
-/* Checks the metadata, which the reply repeats. The limits are the same as in OpenAI's API. */
+/* Checks the metadata, which the response repeats. The limits are the same as in OpenAI's API. */
 static bool check_metadata(api_request *r) {
     const json_t *metadata = json_object_get(r->root, "metadata");
     const char *name;

@@ -85,7 +85,7 @@ static bool allows_origin(const server *s, struct evhttp_request *req) {
     return s->config.cors != NULL && origin != NULL && (strcmp(s->config.cors, "*") == 0 || strcmp(s->config.cors, origin) == 0);
 }
 
-/* Adds the headers that let a page of an allowed origin read the reply. */
+/* Adds the headers that let a page of an allowed origin read the response. */
 static void add_cors_headers(const server *s, struct evhttp_request *req) {
     struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
     if (!allows_origin(s, req)) return;
@@ -293,8 +293,8 @@ typedef struct route {
     const char *path; /* a path that ends with a slash, other than "/" itself, matches all paths that start with it */
     enum evhttp_cmd_type method;
     enum { WITH_KEY, OPEN, ADMIN } access; /* OPEN: no key required; ADMIN: admin key required if there are keys */
-    void (*serve)(http_call *c);           /* sends the reply on the event-loop thread; NULL if `prepare` is used */
-    void (*prepare)(exchange *x);          /* prepares the reply on a worker thread; NULL if `serve` is used */
+    void (*serve)(http_call *c);           /* sends the response on the event-loop thread; NULL if `prepare` is used */
+    void (*prepare)(exchange *x);          /* prepares the response on a worker thread; NULL if `serve` is used */
 } route;
 
 static const route ROUTES[] = {

@@ -48,7 +48,7 @@ server *serve_open(const serve_config *config);
 typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
-    const char *model_name; /* model name in /v1/models and in replies */
+    const char *model_name; /* model name in /v1/models and in responses */
     fkv_runner *embedder;   /* runner for /v1/embeddings, opened with `embeddings`; if NULL, the server rejects such requests */
     uint32_t parallel;      /* number of sequences that are decoded concurrently */
     uint32_t embed_tokens;  /* maximum number of tokens in an embedded text */
