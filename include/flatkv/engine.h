@@ -2,11 +2,11 @@
  * prefix caching and fair scheduling between tenants.
  *
  * Ownership and threads
- *   An engine owns a runner and the single thread that drives it. Requests may be submitted from any thread and are copied. The
- *   engine reports progress through the request's callback, which runs on the engine thread. A callback should return quickly,
- *   must not take a lock that is held across a call into the engine, and may call no engine function except
- *   fkv_engine_cancel(). The last event of a request is FKV_EVENT_DONE. The engine does not use the request's `user` pointer
- *   after that event.
+ *   An engine owns a runner and the single thread that drives it. Requests may be submitted from any thread;
+ *   fkv_engine_submit() copies them. The engine reports progress through the request's callback, which runs on the engine
+ *   thread. A callback should return quickly, must not take a lock that is held across a call into the engine, and may call no
+ *   engine function except fkv_engine_cancel(). The last event of a request is FKV_EVENT_DONE. The engine does not use the
+ *   request's `user` pointer after that event.
  *
  * Guarantees
  *   Admission reserves cache pages for the prompt and for all max_new tokens of every answer. A request waits in the queue
@@ -32,9 +32,9 @@ enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
                                  capacity shared by all requests and cached prefixes */
-    double step_ms;       /* target step time in ms; prefill tokens are added until the predicted step time reaches this target */
-    uint32_t max_queue;   /* maximum number of queued requests. A tenant with fewer queued requests than max_queue divided by the
-                             number of tenants in the queue is admitted even if the queue is full */
+    double step_ms; /* target step time in ms; prefill tokens are added to a step until its predicted time reaches this target */
+    uint32_t max_queue;   /* maximum number of queued requests. If the queue is full, a tenant can still submit requests until it
+                             has max_queue / N queued requests, where N is the number of tenants in the queue */
     double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
                              FKV_BUSY; 0: unlimited */
     uint32_t max_tenants; /* number of tenants tracked separately by the fair scheduler */
@@ -43,8 +43,9 @@ typedef struct fkv_engine_config {
     double output_weight; /* fair-share cost of a generated token; a computed prompt token costs 1 */
 
     /* Maximum number of draft tokens per answer in one step (n-gram speculative decoding, also known as prompt lookup); 0: off.
-     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows beyond
-     * max_seqs. Drafts do not change the output. They are disabled for models with windowed layers and for models with states. */
+     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows
+     * beyond max_seqs. Drafts do not change the output. They are disabled for models with sliding-window layers and for models
+     * with recurrent layers. */
     uint32_t draft_tokens;
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
@@ -124,7 +125,7 @@ typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 
 /* Selects the tokens that are allowed next. Runs on the engine thread. The callback sets bit token % 32 of bits[token / 32] for
  * each allowed token; all bits are 0 on entry. tokens: [n_tokens] tokens generated so far, without the end-of-text token; each
- * call has one more token than the previous call. If the callback sets no bit, the answer ends. The callback returns NULL on
+ * call passes one more token than the previous call. If the callback sets no bit, the answer ends. The callback returns NULL on
  * success. If it returns an error message, the answer fails with that message. Draft tokens are checked against the mask as
  * well. */
 typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
@@ -152,18 +153,19 @@ typedef struct fkv_request {
     const char *tenant_name; /* name that identifies the tenant in the prefix store across restarts; only its hash is stored;
                                 NULL: the tenant number identifies the tenant */
     double weight;           /* fair-share weight of the tenant; 0 means 1 */
-    int32_t priority;        /* a tenant's requests with higher priority run first */
-    double deadline_s;       /* deadline in seconds after submission; 0: none */
+    int32_t priority;        /* among the requests of a tenant, those with higher priority run first */
+    double deadline_s;       /* deadline, in seconds after submission; 0: no deadline */
     fkv_mask_fn mask;        /* or NULL */
     void *mask_user;
     fkv_event_fn event;
     void *user;
 } fkv_request;
 
-/* Submits a request. A rejected request produces no events. Returns
- *   FKV_BUSY       the queue is full for this tenant or its predicted wait exceeds max_wait_s. *retry_s (if not NULL) receives
- * the number of seconds to wait before retrying. A client that retries after this time keeps the queue position of its first
- * attempt. FKV_POOL_FULL  the request can never fit in the cache; fkv_message() contains the sizes. */
+/* Submits a request. A rejected request produces no events.
+ *
+ * Returns FKV_BUSY if the queue is full for this tenant or if the predicted wait exceeds max_wait_s. *retry_s (if not NULL) then
+ * receives the number of seconds to wait before retrying. A client that retries after this time keeps the queue position of its
+ * first attempt. Returns FKV_POOL_FULL if the request can never fit in the cache; fkv_message() contains the sizes. */
 FKV_API fkv_status fkv_engine_submit(fkv_engine *engine, const fkv_request *request, uint64_t *id, double *retry_s);
 
 /* Cancels a request. Its pages are released at the end of the current step, and its DONE event is still delivered. The id of a
@@ -208,7 +210,7 @@ typedef struct fkv_engine_stats {
     uint64_t max_cancel_steps;   /* largest number of steps completed between the cancellation of a request and the release of its
                                     pages */
     double step_seconds;         /* total time of all steps */
-    double predicted_seconds;    /* total predicted time of all steps */
+    double predicted_seconds;    /* sum of the predicted times of all steps */
     double predicted_wait_s;     /* predicted queue time of a request submitted now */
     uint32_t max_request_tokens; /* maximum number of tokens per request, including the prompt */
     uint32_t default_new;        /* fkv_engine_config.default_new, or less if it exceeds the maximum length of an answer */
@@ -230,7 +232,7 @@ typedef struct fkv_request_info {
     fkv_phase phase;
     uint32_t n_prompt;
     uint32_t n_cached;
-    uint32_t n_computed; /* number of prompt tokens already in the cache, whether reused or computed */
+    uint32_t n_computed; /* number of prompt tokens in the cache so far, both reused and computed */
     uint32_t n_new;      /* number of tokens generated so far, summed over all answers */
     uint32_t max_new;    /* maximum number of new tokens, summed over all answers */
     double age_s;        /* seconds since submission */
@@ -239,9 +241,9 @@ typedef struct fkv_request_info {
 /* Lists up to `capacity` requests, with running requests before queued ones. Returns the number of entries written. */
 FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list, uint32_t capacity);
 
-/* Lists the pages of layer group fkv_engine_stats.page_group with their state after a recent step (see fkv_cache_pages()). If the
- * group has more than FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written. Calling
- * this function makes the engine refresh the list after its next step. */
+/* Lists the pages of layer group fkv_engine_stats.page_group with their state after a recent step (see fkv_cache_pages()). If
+ * the group has more than FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written.
+ * Each call makes the engine refresh the list after its next step. */
 enum { FKV_MAX_LISTED_PAGES = 2048 };
 FKV_API uint32_t fkv_engine_pages(fkv_engine *engine, fkv_page_info *list, uint32_t capacity);
 

@@ -6,8 +6,8 @@
  *   handles are integers, so the handle of a closed sequence is detected and rejected instead of being dereferenced.
  *
  * Threading
- *   A cache must be used by one thread at a time. The only exception is fkv_cache_stats(), which any thread may call at any time
- *   between open and close. Different caches are independent. Each cache starts fkv_config.n_threads - 1 worker threads.
+ *   At most one thread may use a cache at a time. The only exception is fkv_cache_stats(), which any thread may call at any
+ *   time between open and close. Different caches are independent. Each cache starts fkv_config.n_threads - 1 worker threads.
  *
  * Errors
  *   Every function that can fail returns an fkv_status: FKV_OK (0) or a negative error code. A call that fails has no effect
@@ -68,8 +68,9 @@ typedef enum fkv_status {
     /* caller errors */
     FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that do not match the sequence */
     FKV_BAD_CONFIG = -2,   /* invalid shape, codec or size */
-    FKV_BAD_SEQ = -3,      /* handle of a closed sequence, or not a handle of this cache */
-    FKV_BAD_STATE = -4, /* call not allowed now: a step is open, no step is open, or a layer is unwritten or was written twice */
+    FKV_BAD_SEQ = -3,      /* the sequence is closed, or the handle does not belong to this cache */
+    FKV_BAD_STATE = -4,    /* call not allowed now: a step is open, no step is open, a layer has not been written, or a layer was
+                              written twice */
 
     /* capacity errors: the request was not admitted */
     FKV_POOL_FULL = -20, /* too few unreserved pages for a sequence of max_tokens tokens */
@@ -124,12 +125,13 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,      /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
-    FKV_CODEC_HALF = 1,      /* 16 bits: unquantized 16-bit floats; the group size is ignored */
-    FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
-    FKV_CODEC_SEALED = 3,    /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
-    FKV_CODEC_SEALED_V = 4,  /* V of sealed layers; 4, 3 or 2 bits: one norm per row and a fixed codebook; V should be rotated */
-    FKV_CODEC_TURBO = 5,     /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; rotation is required */
+    FKV_CODEC_AUTO = 0,   /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
+    FKV_CODEC_HALF = 1,   /* 16 bits: unquantized 16-bit floats; the group size is ignored */
+    FKV_CODEC_AFFINE = 2, /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
+    FKV_CODEC_SEALED = 3, /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
+    FKV_CODEC_SEALED_V =
+        4,               /* V of sealed layers; 4, 3 or 2 bits: one norm per row and a fixed codebook; rotation is recommended */
+    FKV_CODEC_TURBO = 5, /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; rotation is required */
     FKV_CODEC_CALIBRATED = 6 /* K only; sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
 } fkv_codec_kind;
 
@@ -151,7 +153,7 @@ typedef struct fkv_codec_info {
     uint32_t group;        /* number of channels that share a scale; 0 if the codec has no groups */
     uint32_t dim_multiple; /* the head dimension must be a multiple of this number */
     bool rotates;          /* rotation improves accuracy */
-    bool needs_rotation;   /* configurations without rotation are rejected */
+    bool needs_rotation;   /* configurations that use this codec without rotation are rejected */
 } fkv_codec_info;
 
 /* Looks up the properties of a codec. Returns FKV_BAD_CONFIG if no codec has this kind, bit width and group size. */
@@ -176,14 +178,14 @@ typedef struct fkv_layer_config {
      * must be multiples of 4. Page files store a hash of this array. */
     const uint8_t *channel_bits;
 
-    /* Size in bytes of one sequence's recurrent state in a state layer: a multiple of 64, at most FKV_MAX_STATE_BYTES. In a state
-     * layer, all other fields must be 0. 0: the layer stores keys and values. */
+    /* Size in bytes of one sequence's recurrent state: a multiple of 64, at most FKV_MAX_STATE_BYTES. If the layer stores keys
+     * and values, the size is 0. In a state layer, all other fields must be 0. */
     uint32_t state_bytes;
 
-    /* Number of RoPE channels R in each row of a latent layer: a multiple of 16, at most FKV_MAX_HEAD_DIM. In a latent layer,
-     * head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not be 0. k is the codec of the latent
-     * channels: 16, 8, 4 or 2 bits, or TurboQuant. The RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_K rotates
-     * the latent channels. 0: the layer is not latent. */
+    /* Number of RoPE channels R in each row of a latent layer: a multiple of 16, at most FKV_MAX_HEAD_DIM. In all other layers,
+     * this field is 0. In a latent layer, head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not
+     * be 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits, or TurboQuant. The RoPE channels always have 16 bits,
+     * and v is ignored. FKV_ROTATE_K rotates the latent channels. */
     uint32_t rope_dim;
 } fkv_layer_config;
 
@@ -217,8 +219,8 @@ typedef struct fkv_config {
     char rope_id[64];       /* null-terminated description of RoPE, such as "neox base=1000000"; stored in page files */
 
     /* Null-terminated identity of the arithmetic that computes the rows, such as "cpu avx2 1"; stored in page files. Programs
-     * that compute different bits for the same tokens must use different identities, because pages with equal identities are
-     * shared. Runners set this field. */
+     * whose rows for the same tokens are not bit-identical must use different identities, because pages with equal identities
+     * are shared. A runner sets this field itself. */
     char numerics[32];
 
     fkv_log_fn log; /* called with one line of text when the cache is opened, and again when it is closed; NULL: no log */
@@ -226,7 +228,8 @@ typedef struct fkv_config {
 } fkv_config;
 
 /* Returns the default configuration: sealed 4-bit K, sealed and rotated 4-bit V, fp16 scales, f32 rows, 64 tokens per page, one
- * sequence, 512 tokens per step. The layer shapes, n_layers and max_tokens are 0. Latent layers need another codec. */
+ * sequence, 512 tokens per step. The layer shapes, n_layers and max_tokens are 0. Latent layers do not support sealed codecs,
+ * so they need a different one. */
 FKV_API fkv_config fkv_config_default(void);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
@@ -274,7 +277,7 @@ typedef struct fkv_group_stats {
     uint32_t pages; /* pages in the group: free + held + cached */
     uint32_t free;  /* pages that are neither in a page table nor in the prefix tree */
     uint32_t held; /* pages in the page table of a sequence, and the ancestors of these pages in the prefix tree; not evictable */
-    uint32_t shared;   /* held pages with at least two owners; the prefix tree counts as one owner */
+    uint32_t shared;   /* held pages with at least two owners; an owner is a sequence or the prefix tree */
     uint32_t cached;   /* pages owned only by the prefix tree; evicted in LRU order, leaves first, when pages are needed */
     uint32_t pinned;   /* held pages that are also in the prefix tree */
     uint32_t promised; /* pages reserved for open sequences but not yet allocated */
@@ -330,16 +333,16 @@ typedef uint64_t fkv_seq;
 
 typedef struct fkv_seq_config {
     uint32_t max_tokens;    /* maximum length in tokens, including the prompt; pages are reserved for all of these tokens */
-    uint64_t tenant;        /* prefixes are shared only within a tenant */
+    uint64_t tenant;        /* sequences share prefixes only with sequences of the same tenant */
     const uint32_t *prompt; /* [n_prompt] tokens to look up in the prefix tree, or NULL */
     uint32_t n_prompt;
 } fkv_seq_config;
 
-/* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt tokens
- * found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt. A caller
- * that needs the logits of the last prompt token therefore passes the prompt without that token. Returns FKV_POOL_FULL if the
- * existing reservations leave too few pages for max_tokens, not counting the shared pages. To pin a prefix, open a sequence with
- * the prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
+/* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt
+ * tokens found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
+ * A caller that needs the logits of the last prompt token therefore passes the prompt without that token. Returns FKV_POOL_FULL
+ * if the existing reservations leave too few pages for max_tokens tokens; shared pages need not be allocated again. To pin a
+ * prefix, open a sequence with the prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
 FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 
 /* Opens a copy of a sequence, with the same tokens and tenant. The two sequences share all pages; a page is copied when either
@@ -353,11 +356,11 @@ FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_t
 
 /* Truncates a sequence to its first n_tokens tokens. The reservation of max_tokens is kept. Returns FKV_POOL_FULL if released
  * pages are still used by other sequences and cannot be reserved again. Returns FKV_GONE if a sliding-window layer has dropped
- * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or to any length
- * that is a multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. A
- * sequence with state layers can be truncated to 0 tokens and to lengths with a snapshot, that is, to lengths at which
- * fkv_prefix_insert() has stored the state of this sequence or of the prefix that it shares. For any other length, returns
- * FKV_GONE, and the message states the nearest possible length. */
+ * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or to any
+ * multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. A sequence with
+ * state layers can be truncated to 0 tokens and to lengths with a snapshot, that is, to lengths at which fkv_prefix_insert()
+ * has stored the state of this sequence or of the prefix that it shares. For any other length, returns FKV_GONE, and the
+ * message states the nearest possible length. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
 /* Computes the largest length, at most n_tokens, to which fkv_seq_truncate() could truncate the sequence now. *length is 0 if
@@ -375,11 +378,12 @@ FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 /* Writes the number of committed tokens of a sequence to *n_tokens. */
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
 
-/* Inserts the full pages of a sequence's first n_tokens tokens into the prefix tree, keyed by these tokens, from which the rows
- * must have been computed. If the cache has state layers and n_tokens is both the length of the sequence and a multiple of
- * page_tokens, also stores the state as a snapshot, without copying it. A prefix is then shared only up to a snapshot. Sealed
- * layers share a prefix up to any page whose span was still open at the insertion, and otherwise up to a multiple of 4 pages.
- * Returns FKV_BAD_ARGUMENT if the sequence shares a prefix of other tokens. Pages that would break a reservation are skipped. */
+/* Inserts the full pages of a sequence's first n_tokens tokens into the prefix tree, keyed by these tokens. The rows must have
+ * been computed from these tokens. If the cache has state layers and n_tokens is both the length of the sequence and a multiple
+ * of page_tokens, also stores the state as a snapshot, without copying it. In a cache with state layers, a prefix is shared
+ * only up to a snapshot. Sealed layers share a prefix up to any page whose span was still open at the insertion, and otherwise
+ * up to a multiple of 4 pages. Returns FKV_BAD_ARGUMENT if a page of the sequence is already in the prefix tree with different
+ * tokens. Inserts no new pages if that would leave too few evictable pages for the existing reservations. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the number of prompt tokens that fkv_seq_open() would find in the prefix tree if it were called now with this

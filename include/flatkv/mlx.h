@@ -1,10 +1,10 @@
 /* flatkv/mlx.h: the cache on MLX arrays. Pages are in MLX memory and steps are lazy MLX operations.
  *
  * Ownership and threading
- *   A cache opened here supports all calls of flatkv.h: sequences, prefixes, steps, stats and page files. Page files are portable
- *   between devices if fkv_config.numerics is equal. Only the two calls that take rows differ: use fkv_mlx_write() and
- *   fkv_mlx_attend() instead of fkv_write() and fkv_attend(), which return FKV_UNSUPPORTED on such a cache. MLX streams belong
- *   to threads, so a cache must be used by the thread that created its stream.
+ *   A cache opened here supports all calls of flatkv.h: sequences, prefixes, steps, stats and page files. A page file can be
+ *   loaded on a different device if fkv_config.numerics is the same on both. Only the two calls that take rows differ: use
+ *   fkv_mlx_write() and fkv_mlx_attend() instead of fkv_write() and fkv_attend(), which return FKV_UNSUPPORTED on such a cache.
+ *   MLX streams belong to threads, so a cache must be used by the thread that created its stream.
  *
  * Lazy evaluation
  *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() only add operations to the graph. Evaluating the
@@ -40,7 +40,7 @@ extern "C" {
 #endif
 
 typedef enum fkv_mlx_way {
-    FKV_MLX_AUTO = 0, /* FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
+    FKV_MLX_AUTO = 0, /* selects FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
     FKV_MLX_PLAIN,    /* MLX's built-in operations; any stream */
     FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only, without latent layers and calibrated keys */
 } fkv_mlx_way;
@@ -57,7 +57,7 @@ FKV_API fkv_mlx_config fkv_mlx_config_default(void);
 /* Computes the plan of a configuration, like fkv_plan_make(). slab_bytes is allocated by MLX and counts towards MLX's active
  * memory between open and close. It includes the pages, the padding of their arrays on a GPU and, on CUDA with sealed layers, a
  * ring buffer of unpacked pages for prefill. It excludes MLX's intermediate results, whose size does not depend on the context
- * length; see fkv_mlx_step_bytes(). mlx_config may be NULL for the default. */
+ * length; see fkv_mlx_step_bytes(). If mlx_config is NULL, the default is used. */
 FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
 
 /* Computes an upper bound on the memory that MLX needs for the intermediate results of fkv_mlx_write() and fkv_mlx_attend() on
@@ -78,13 +78,13 @@ FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, ml
  * handle, for example from mlx_array_new(), and its previous array is released. *out may be q. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
 
-/* Sets *state to the recurrent state of a row of the step before its tokens: float32 [state_bytes / 4], zeros if the sequence is
- * empty. Like *out of fkv_mlx_attend(), *state must be a valid handle. */
+/* Sets *state to the recurrent state that a row of the step starts from: float32 [state_bytes / 4]. The state is all zeros if
+ * the sequence is empty. Like *out of fkv_mlx_attend(), *state must be a valid handle. */
 FKV_API fkv_status fkv_mlx_state_get(fkv_step *step, uint32_t layer, uint32_t row, mlx_array *state);
 
-/* Stores the recurrent states of all rows of the step after their tokens. states: one array for each row, float32 [state_bytes /
- * 4]. Must be called exactly once per step for each state layer. The arrays may be lazy; nothing is copied. Recurrent states are
- * the counterpart of fkv_state_rows(), which returns FKV_UNSUPPORTED on such a cache. */
+/* Stores, for each row of the step, the recurrent state after the row's tokens. states: one array for each row, float32
+ * [state_bytes / 4]. Must be called exactly once per step for each state layer. The arrays may be lazy; nothing is copied. On
+ * an MLX cache, fkv_mlx_state_get() and fkv_mlx_state_put() replace fkv_state_rows(), which returns FKV_UNSUPPORTED. */
 FKV_API fkv_status fkv_mlx_state_put(fkv_step *step, uint32_t layer, const mlx_array *states);
 
 /* Returns all rows of one sequence, decoded, for models that compute attention themselves. row: index of the sequence in the
@@ -99,11 +99,11 @@ FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays)
 
 /* ---- compiled steps (FKV_MLX_FUSED only; otherwise FKV_UNSUPPORTED) ----
  *
- * mlx_compile traces a graph once and replays it with other inputs. The inputs of a step's graph are its rows and two kinds of
- * state arrays: the tables, which map the step's tokens to pages, and the dependency arrays, which order the step's kernels after
- * all earlier accesses to the pools. Steps of the same form (see fkv_mlx_step_state()) have the same graph. To trace a graph,
- * substitute placeholders for the state arrays and return the new dependency arrays as outputs. Steps that prefill sealed layers
- * cannot be compiled (FKV_UNSUPPORTED). */
+ * mlx_compile traces a graph once and replays it with different inputs. The inputs of a step's graph are its rows and two kinds
+ * of state arrays: the tables, which map the step's tokens to pages, and the dependency arrays, which order the step's kernels
+ * after all earlier accesses to the pools. Steps of the same form (see fkv_mlx_step_state()) have the same graph. To trace a
+ * graph, substitute placeholders for the state arrays and return the new dependency arrays as outputs. Steps that prefill
+ * sealed layers cannot be compiled (FKV_UNSUPPORTED). */
 
 enum { FKV_MLX_FORM_WORDS = 7 }; /* number of 32-bit words that describe the form of one table */
 

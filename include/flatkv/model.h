@@ -94,8 +94,8 @@ typedef struct fkv_model_info {
     uint32_t context;     /* context length the model was trained for, in tokens */
     uint32_t n_vocab;
     uint32_t bos;   /* beginning-of-sequence token, or FKV_NO_TOKEN */
-    bool add_bos;   /* prompts must start with the token bos */
-    bool has_chat;  /* the model has a chat template (see fkv_chat_tokenize()) */
+    bool add_bos;   /* true if prompts must start with the token `bos` */
+    bool has_chat;  /* true if the model has a chat template (see fkv_chat_tokenize()) */
     uint32_t n_end; /* number of end-of-generation tokens */
     uint32_t end[FKV_MAX_END_TOKENS];
     uint64_t n_parameters;
@@ -278,14 +278,14 @@ typedef struct fkv_runner_config {
     uint64_t rotation_seed;
     uint32_t max_kv;  /* size, in tokens, of a sliding window imposed on full-attention layers to bound their memory; 0: no such
                          window */
-    uint32_t n_sinks; /* number of leading tokens that always remain visible; must be 0 if max_kv is 0 */
+    uint32_t n_sinks; /* number of leading tokens that always remain visible when max_kv is set; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
     uint32_t max_snapshots; /* maximum number of recurrent states in the prefix tree (see fkv_config), ignored for models without
                                recurrent layers. FKV_SNAPSHOTS_AUTO: as many as fit in 512 MiB, but at least 8 and at most 64 */
     uint32_t n_threads;     /* number of threads; 0: one per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
-    bool embeddings;        /* steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
+    bool embeddings;        /* true if steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
     uint64_t memory_limit;  /* limit on fkv_runner_plan.total_bytes; 0: none */
     fkv_log_fn log;
     void *log_user;
@@ -324,7 +324,7 @@ typedef struct fkv_tokens {
     fkv_seq seq; /* at most one entry per sequence in a step */
     const uint32_t *tokens;
     uint32_t n_tokens;
-    fkv_logits logits; /* selects the tokens whose logits are returned */
+    fkv_logits logits; /* tokens of this row whose logits are returned */
 } fkv_tokens;
 
 /* Runs one step over any mix of prefill chunks and decode tokens. *logits receives an array [number of requested rows,

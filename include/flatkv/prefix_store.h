@@ -100,7 +100,7 @@ typedef struct fkv_prefix_store_stats {
     uint32_t n_unavailable; /* number of servers that currently do not respond */
 } fkv_prefix_store_stats;
 
-/* A page to read. The store sets n_bytes and status, which have the meaning of the results of read(). */
+/* A page to read. The store sets n_bytes and status to the values that read() would return. */
 typedef struct fkv_page_read {
     fkv_page_key key;
     uint8_t *packed; /* [capacity] */
@@ -109,7 +109,7 @@ typedef struct fkv_page_read {
     fkv_status status;
 } fkv_page_read;
 
-/* A sequence of pages to read. Both functions are called from the thread that called read_pages(), and must not block. */
+/* Callbacks that supply the pages to read. They are called on the thread that called read_pages() and must not block. */
 typedef struct fkv_page_reads {
     void *user;
     fkv_page_read *(*next)(void *user); /* returns the next page to read, or NULL if there is none at the moment */
@@ -164,7 +164,7 @@ typedef struct fkv_prefix_store {
  * names are ignored. Allocates about 80 bytes of memory for every 256 KiB of max_bytes. */
 FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_prefix_store *store);
 
-/* Results of the functions of fkv_tls_client, in addition to positive numbers. */
+/* Non-positive results of the functions of fkv_tls_client. */
 typedef enum fkv_tls_result {
     FKV_TLS_CLOSED = 0,
     FKV_TLS_WANTS_READ = -1,
@@ -181,8 +181,8 @@ typedef struct fkv_tls_client {
     /* Begins a session on a connected, non-blocking socket. Returns NULL on failure. */
     void *(*open)(void *self, int fd, const char *host);
 
-    /* Continues the handshake, which must fail if the certificate of the server is not trusted or not valid for `host`. Returns a
-     * positive number when the handshake is complete. Writes the reason of a failure to reason: [n_reason]. */
+    /* Continues the handshake, which must fail if the certificate of the server is not trusted or not valid for `host`. Returns
+     * a positive number when the handshake is complete. If the handshake fails, writes the reason to `reason`: [n_reason]. */
     int64_t (*handshake)(void *session, char *reason, size_t n_reason);
 
     /* Receives or sends up to n bytes. Returns the number of bytes. */
@@ -216,10 +216,10 @@ typedef struct fkv_prefix_redis_config {
  * wait for the servers. The strings are copied. Starts one thread and allocates about 3 MB. */
 FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
 
-/* Combines a near store, for example a folder, and a far store, for example Redis servers. Pages are read from the near store if
- * it has them. Pages are written to both; a page that was read from the far store is later written to the near one. The pair
- * takes ownership of both stores and closes them; if it cannot be opened, the caller keeps them. Both stores must use
- * the same keys. */
+/* Combines a near store, for example a folder, and a far store, for example Redis servers. Pages are read from the near store
+ * if it has them. Pages are written to both; a page that was read from the far store is later written to the near one. The pair
+ * takes ownership of both stores and closes them; if the pair cannot be opened, the caller keeps ownership. Both stores must
+ * use the same keys. */
 FKV_API fkv_status fkv_prefix_pair_open(const fkv_prefix_store *near, const fkv_prefix_store *far, fkv_prefix_store *store);
 
 #ifdef __cplusplus

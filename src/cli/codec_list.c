@@ -13,12 +13,12 @@ static fkv_codec_info info_of_codec(fkv_codec_config config) {
     return info;
 }
 
-/* Returns a bit set that states whether keys and values are rotated by default. */
+/* Returns an fkv_rotate mask of the sides (keys, values) that are rotated by default. */
 static unsigned rotated_sides(const codec_choice *c) {
     return (info_of_codec(c->k).rotates ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).rotates ? FKV_ROTATE_V : 0u);
 }
 
-/* Returns a bit set that states whether the codecs of keys and values work only with rotation. */
+/* Returns an fkv_rotate mask of the sides (keys, values) whose codec requires rotation. */
 static unsigned required_rotation(const codec_choice *c) {
     return (info_of_codec(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (info_of_codec(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
 }

@@ -13,7 +13,7 @@ enum { MAX_CODECS = 32, CODEC_NAME = 40 };
 typedef struct codec_choice {
     fkv_codec_config k;
     fkv_codec_config v;
-    fkv_rotate rotate; /* effective rotation, without keys or values whose codec does not support rotation */
+    fkv_rotate rotate; /* effective rotation; excludes keys or values whose codec does not support rotation */
 } codec_choice;
 
 typedef struct codec_list {

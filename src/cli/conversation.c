@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Returns the minimum number of tokens that must stay free for an answer. */
+/* Returns the number of tokens that must stay free for an answer. */
 static uint32_t min_answer_tokens(const conversation *c) {
     uint32_t eighth = c->generation->session->max_tokens / 8;
     return eighth < 64 ? eighth : 64;
@@ -93,7 +93,7 @@ static int plain_next_tokens(conversation *c, const char *bytes, size_t n) {
 }
 
 /* Truncates the session to the longest common prefix of its cached tokens and `all`. Sets `next` to the remaining tokens of
- * `all`, which are at least one. */
+ * `all`. At least one token always remains. */
 static int keep_common_prefix(conversation *c, const token_list *all) {
     model_session *s = c->generation->session;
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* flatkv doctor: checks this machine and the installed program, and prints a page for bug reports.
+/* flatkv doctor: checks this machine and the installed program, and prints a summary to include in bug reports.
  *
  * Each printed line is the result of one check. If any check finds a problem, the exit code is EXIT_FAILED. A note describes a
  * limitation that does not prevent flatkv from working.

@@ -55,7 +55,7 @@ typedef struct step_data {
     float *v;        /* [POOL_TOKENS, G, D] */
     float *q;        /* [STEP_TOKENS, H, D] */
     float *out;      /* [STEP_TOKENS, H, D] */
-    uint32_t *first; /* [tokens] position of the first token in the step that wrote each token */
+    uint32_t *first; /* [tokens] for each token, the position of the first token of the step that wrote it */
     double *scores;  /* [tokens] */
 } step_data;
 
@@ -76,7 +76,7 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t attending_layer; /* the next step attends in this layer, modulo the number of layers */
+    uint32_t attending_layer; /* layer in which the next step attends, to be taken modulo the number of layers */
     double fill_seconds;
     double open_seconds;
 

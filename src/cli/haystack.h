@@ -1,8 +1,8 @@
 /* Long texts with planted facts, for niah and bench flat.
  *
- * A fact is a sentence of the form " The KIND of NAME is NUMBER. ", on which the needle model was trained. Kinds and name
- * syllables come from the model's lexicon. The book is tokenized once, and facts are inserted between its tokens. A book that is
- * too short is repeated. The facts and their positions depend on a seed, not on the codec.
+ * A fact is a sentence of the form " The KIND of NAME is NUMBER. ". The needle model was trained on sentences of this form.
+ * Kinds and name syllables come from the model's lexicon. The book is tokenized once, and facts are inserted between its
+ * tokens. A book that is too short is repeated. The facts and their positions depend on a seed, not on the codec.
  */
 #ifndef FKV_CLI_HAYSTACK_H
 #define FKV_CLI_HAYSTACK_H

@@ -62,7 +62,7 @@ typedef struct memory_comparison {
     double (*pages_16bit)(const void *user,
                           uint32_t tokens); /* returns the size, in bytes, of a 16-bit cache that holds `tokens` tokens */
     const void *user;
-    uint32_t n_q_heads; /* number of query heads, which, like `chunk`, determines the size of a layer's f32 score matrix */
+    uint32_t n_q_heads; /* number of query heads; with `chunk`, determines the size of a layer's f32 score matrix */
     uint32_t chunk;
 } memory_comparison;
 

@@ -11,8 +11,8 @@
  * printed error names the missing software. */
 int mlx_library_load(void);
 
-/* Returns whether the library can be loaded. Writes the path of the library or the reason for the failure to text[capacity].
- * Prints nothing. */
+/* Returns whether the library can be loaded. Writes the path of the library, or the reason for the failure, to text:
+ * [capacity]. Prints nothing. */
 bool mlx_library_probe(char *text, size_t capacity);
 
 #endif

@@ -122,8 +122,8 @@ static bool is_cached(const char *repo) {
     return present;
 }
 
-/* A word may mean a downloaded model if it differs from its name only in case, or is the part of its name after the organization.
- * A missing word may mean any downloaded model. */
+/* Updates found->best with the downloaded model `repo` if found->word may refer to it. The word must equal org/name or name,
+ * ignoring case. If the word is missing, every downloaded model is considered. */
 static void consider_name(const char *repo, void *user) {
     cached_name *found = user;
     const char *slash = strchr(repo, '/');

@@ -38,7 +38,7 @@ int model_path_of(const char *word, char path[MODEL_PATH]);
 /* Returns whether the word names a model on a hub that is not on this machine. */
 bool model_is_remote(const char *word);
 
-/* Prints an error that -m is missing, with instructions for obtaining a model. Returns an exit code. */
+/* Reports that -m is missing and explains how to obtain a model. Returns an exit code. */
 int model_fail_unnamed(void);
 
 /* Writes the path of a file in the needle model's folder, such as its book or its lexicon. Returns an exit code. */

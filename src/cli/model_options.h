@@ -49,7 +49,7 @@ void model_options_adapt(model_options *o, const fkv_model *model);
 /* Loads the model, without its weights if plan_only is set, and calls model_options_adapt(). Returns an exit code. */
 int model_options_load(model_options *o, bool plan_only, fkv_model **model);
 
-/* If the chat template is missing or unsupported, prints the reason to standard error, after the name unless it is "". */
+/* If the chat template is missing or unsupported, prints the reason to standard error, prefixed with `name` unless it is "". */
 void model_report_chat(const char *name, const fkv_model *model);
 
 /* Returns the configuration for one sequence of max_tokens tokens with the first codec. */

@@ -19,7 +19,7 @@ typedef struct niah_options {
     uint32_t n_haystacks; /* number of haystacks; 0 selects the default, which is 1 for the grid and 3 for many facts */
     uint32_t n_facts;     /* number of planted facts; 0 selects the grid of single facts */
     uint32_t n_asked;
-    bool together; /* true to plant the facts of all depths in one haystack */
+    bool together; /* true to plant the facts for all depths in one haystack */
 } niah_options;
 
 typedef struct niah {

@@ -1,11 +1,11 @@
 /* Grid of flatkv niah: recall of one fact for each depth and context length.
  *
- * By default each haystack contains one fact. The cells of a context length run from the deepest fact to the shallowest, because
- * the text before a shallower fact is then already cached. For each cell, the sequence is truncated at the position of its fact,
- * and only the text after this position is prefilled.
+ * By default each haystack contains one fact. For each context length, the cells run from the deepest fact to the shallowest,
+ * because the text before a shallower fact is then already cached. For each cell, the sequence is truncated at the position of
+ * its fact, and only the text after this position is prefilled.
  *
- * With --together, one haystack contains the facts of all depths. Each question is asked at the end of the haystack, without the
- * other questions in its context. The text is prefilled once per length, and the other facts act as distractors.
+ * With --together, one haystack contains the facts for all depths. Each question is asked at the end of the haystack, without
+ * the other questions in its context. The text is prefilled once per length, and the other facts act as distractors.
  */
 #include "generation.h"
 #include "heat_map.h"
@@ -117,7 +117,7 @@ static int ask_alone(grid *g, stack *s, cell *cells) {
 
 /* ---- shared haystack ---- */
 
-/* Builds a haystack that contains the facts of all depths and leaves room for the longest question. */
+/* Builds a haystack that contains the facts for all depths and leaves room for the longest question. */
 static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_question) {
     const niah *n = g->n;
     token_list planted[MAX_DEPTHS] = {0};

@@ -152,8 +152,8 @@ static int choose_named(hub_session *session, pull_choice *c) {
     return plan_variant(session, c, variant);
 }
 
-/* Returns whether `variant` is expected to fit in memory. If another GGUF model of the repository is already planned, the
- * estimate scales the memory of its weights. */
+/* Returns whether `variant` is expected to fit in memory. If another GGUF model of the repository has already been planned, its
+ * weight memory is scaled by the ratio of the file sizes. */
 static bool may_fit(const pull_choice *c, const hub_variant *variant) {
     if (c->variant == NULL || c->variant->is_folder || !c->cost.loads || c->variant->weight_bytes == 0)
         return variant->weight_bytes <= c->available_bytes;

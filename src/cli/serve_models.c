@@ -60,7 +60,7 @@ static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n
     c.runner = model_options_runner(&slot->options, (uint32_t)(n_tokens < INT32_MAX ? n_tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
     const uint32_t step = c.runner.max_step_tokens;
-    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts, with one row per request */
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows left for drafts after one row for each request */
     c.draft_tokens = o->drafts < spare ? o->drafts : spare;
     const uint32_t drafted =
         (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 concurrent requests, drafts rarely help */

@@ -48,7 +48,7 @@ typedef struct serve_models {
     uint32_t n;
     fkv_prefix_store store;
     fkv_tls_client tls;   /* zeroed unless the store uses TLS */
-    uint64_t store_bytes; /* planned memory of the prefix store and of the buffers of all engines for it */
+    uint64_t store_bytes; /* planned memory of the prefix store and of the I/O buffers that the engines use with it */
     uint64_t base_bytes;  /* anonymous process memory before the engines were opened */
 } serve_models;
 

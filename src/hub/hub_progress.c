@@ -39,7 +39,7 @@ static void update_rate(hub_progress *p, uint64_t fetched, double now) {
     p->rate_time = now;
 }
 
-/* Writes a progress text such as "1.20 GB of 4.90 GB  45.0 MB/s  1:22 left". */
+/* Writes a progress message such as "1.20 GB of 4.90 GB  45.0 MB/s  1:22 left". */
 static void describe(const hub_progress *p, char text[128]) {
     char done[32];
     char total[32];

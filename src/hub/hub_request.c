@@ -82,7 +82,7 @@ static size_t on_body(char *bytes, size_t size, size_t n_items, void *user) {
         return 0;
     }
     r->received += wanted;
-    return wanted; /* if the server sends more than requested, this value is less than n and ends the transfer */
+    return wanted; /* less than n if the server sends more than requested; libcurl then aborts the transfer */
 }
 
 static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {

@@ -1,4 +1,4 @@
-/* A file that is being downloaded in parts. It is stored in the folder of the final file in the cache. A state file records the
+/* A file that is being downloaded in parts. It is stored in the same cache folder as the final file. A state file records the
  * number of complete bytes of each part, so that an interrupted download can be resumed. The digest is computed over the
  * contiguous bytes at the start of the file while later parts are still arriving.
  *

@@ -91,7 +91,7 @@ bool process_program_path(char *path, size_t capacity) {
 }
 
 void process_lower_thread_priority(void) {
-    (void)setpriority(PRIO_PROCESS, 0, 5); /* on Linux, this affects only the calling thread: a third of the normal weight */
+    (void)setpriority(PRIO_PROCESS, 0, 5); /* a third of the normal weight; on Linux, for this thread only */
 }
 
 #endif

@@ -47,7 +47,7 @@ FKV_INLINE mlx_dtype fkv_mlx_page_type(const fkv_codec *codec) { return codec->t
 /* Decodes rows of open blocks. part: [N, S, row_bytes / 2] -> float32 [N, S, D] */
 mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]);
 
-/* Decodes rows of a codec that encodes single rows. part: [G, S, row_bytes / 2] -> float32 [G, S, D], still rotated */
+/* Decodes rows of a codec that encodes each row separately. part: [G, S, row_bytes / 2] -> float32 [G, S, D], still rotated */
 mlx_array fkv_mlx_decoded_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]);
 
 /* Converts rows to values that pages can store: NaN becomes 0, and magnitudes are clamped to the limit of page_type. */

@@ -8,7 +8,7 @@
 #include <float.h>
 #include <math.h>
 
-enum { NO_TABLE = UINT32_MAX >> 1 }; /* fkv_mlx_layer.table_of of a layer without a step table */
+enum { NO_TABLE = UINT32_MAX >> 1 }; /* value of fkv_mlx_layer.table_of for a layer without a step table */
 
 /* ---- state ---- */
 
@@ -107,7 +107,7 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
         const fkv_layer_config *layer = fkv_shape_layer(&shape->config, l);
         fkv_attn_layer attn;
         if (!fkv_shape_is_latent(layer) || fkv_shape_attn(&shape->config, layer, &attn) != FKV_OK) continue;
-        /* every latent layer belongs to a group with at most the pages of the largest group */
+        /* upper bound: uses the number of pages of the largest group, whichever group the layer belongs to */
         uint64_t n_pages = 0;
         for (uint32_t g = 0; g < shape->slab.n_groups; g++)
             if (shape->slab.group_pages[g] > n_pages) n_pages = shape->slab.group_pages[g];

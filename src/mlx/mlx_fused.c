@@ -335,7 +335,7 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
     return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at, done);
 }
 
-/* Returns a small array that depends on the result of decode. */
+/* Returns a small array that depends on `out`, the output of the decode kernel. */
 static mlx_array dependency_of(fkv_mlx_state *mlx, mlx_array out) {
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return out;

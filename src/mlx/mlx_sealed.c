@@ -329,7 +329,7 @@ static void seal_value_pages(fkv_mlx_state *mlx, const fkv_codec *codec, const f
 /* Returns the number of packed 2-bit digits of one token and head, including padding. */
 static uint32_t head_digits(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
 
-/* Appends n values of one head to *kept, which has the values of the previous heads. */
+/* Appends n values of one head to *kept, which holds the values of the previous heads. */
 static void append_values(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
     const mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, (const int[]){(int)n}, 1, MLX_UINT32));
     fkv_mlx_keep(g, kept, kept->ctx == NULL ? made : fkv_mlx_concatenate_first(g, *kept, made));

@@ -2,10 +2,10 @@
  *
  * Recurrent states have no pool: each slot of a state layer is a separate array (mlx_states.c).
  *
- * A pool contains the P pages of one layer as 16-bit words: [P, G, block.bytes / 2]. The bytes are those of the slab of a host
- * cache. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX can
- * write in place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an array
- * that the latest kernel on the pool produced.
+ * A pool contains the P pages of one layer as 16-bit words: [P, G, block.bytes / 2]. The bytes are the same as in the slab of a
+ * host cache. In the plain method, a write replaces the handle `pool`, so that only the graph owns the previous array and MLX
+ * can write in place. In the fused method, `pool` is the same array from open to close. Kernels are ordered by `dependency`, an
+ * array that the latest kernel on the pool produced.
  */
 #ifndef FKV_MLX_STATE_H
 #define FKV_MLX_STATE_H
@@ -42,7 +42,7 @@ typedef struct fkv_mlx_channels {
     mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: place value of digit d, 4^d; 0 if the channel has no digit d */
 } fkv_mlx_channels;
 
-/* The table of the last step, from which the table of the next one may be computed (mlx_table.c). */
+/* Table of the previous step, from which the table of the current step may be computed (mlx_table.c). */
 typedef struct fkv_mlx_last_table {
     mlx_array table;
     uint32_t *words;  /* host copy, allocated */
@@ -69,13 +69,13 @@ struct fkv_mlx_layer {
     uint32_t n_state_values;
 
     /* fused method */
-    mlx_array pool_start;    /* the first words of the pool, which shares its memory; input of the kernels instead of `pool` */
+    mlx_array pool_start;    /* view of the first words of the pool; passed to the kernels instead of `pool` */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
     uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
     uint32_t table_of; /* index of the first layer with the same group and `cut`; that layer owns the step table. In a state
-                          layer, an index that no layer has */
+                          layer, an invalid index */
     mlx_array table;   /* step table; empty between steps, and always empty if `table_of` is the index of another layer */
     uint32_t table_words;
     fkv_mlx_last_table last_table;
@@ -161,7 +161,8 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
-/* Sets the table of a step (mlx_table.c). words: [n], allocated; the function frees them. n must be a multiple of 256. */
+/* Sets the table of a step (mlx_table.c). words: [n], allocated with malloc(); the function takes ownership. n must be a
+ * multiple of 256. */
 fkv_status fkv_mlx_table_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t *words, uint32_t n);
 void fkv_mlx_table_close(fkv_mlx_layer *layer);
 

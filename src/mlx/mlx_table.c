@@ -1,12 +1,12 @@
 /* Step tables of the fused method on the device.
  *
- * A new array is written by the host. On CUDA, MLX allocates it in managed memory, and the first kernel that reads it takes more
+ * The host fills every new array. On CUDA, MLX allocates it in managed memory, and the first kernel that reads it takes more
  * than 0.1 ms longer than later ones, probably because of a page fault. The tables of consecutive decode steps differ in few
- * words, mostly by the same addend at regular distances. In this case, a kernel computes the table from that of the last step,
- * which is already on the device. The changes are passed as arrays of 8 bytes, for which MLX uses a pool that the device can
- * access without migrating it.
+ * words, and most of these words change by the same amount and are a constant stride apart. In this case, a kernel computes the
+ * table from that of the previous step, which is already on the device. The changes are passed as arrays of 8 bytes, for which
+ * MLX uses a pool that the device can access without migrating it.
  *
- * The last table is not used in another thread, because MLX evaluates an array only in the thread that created it.
+ * The previous table is used only on the thread that created it, because MLX evaluates an array only on that thread.
  */
 #include "mlx_state.h"
 
@@ -35,7 +35,7 @@ static fkv_status open_kernel(fkv_mlx_kernel *kernel) {
             .name = "flatkv_update_table", .header = "", .source = UPDATE, .inputs = inputs, .outputs = outputs});
 }
 
-/* Returns an array with the packed run, or with a run of no words if run is NULL. */
+/* Returns an array with the packed run, or with an empty run if `run` is NULL. */
 static mlx_array run_array(fkv_mlx_graph *g, const fkv_table_run *run) {
     uint32_t words[2] = {1u << 16, 0};
     if (run != NULL) {
@@ -49,7 +49,8 @@ static bool fits(const fkv_table_run *run) {
     return run->stride < MAX_WORDS && run->count < MAX_WORDS && run->add + 0x8000u < 0x10000u;
 }
 
-/* Computes the table from that of the last step. Returns false if there is none or if the tables differ too much. */
+/* Computes the table from that of the previous step. Returns false if there is no previous table or if the two differ too
+ * much. */
 static bool update(fkv_mlx_state *mlx, fkv_mlx_layer *layer, const uint32_t *words, uint32_t n) {
     fkv_mlx_last_table *last = &layer->last_table;
     fkv_mlx_graph *g = &mlx->graph;

@@ -24,12 +24,12 @@ typedef struct answer_marks {
  * constraint. */
 bool answer_rules_wanted(const api_request *api, const char **param);
 
-/* Returns the grammar rules, which the caller frees. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES] if the constraint
- * is not supported. */
+/* Returns the grammar rules, which the caller frees. If the constraint is not supported, returns NULL and writes a message to
+ * error: [GRAMMAR_ERROR_BYTES]. */
 char *answer_rules_text(const api_request *api, const answer_marks *marks, char *error);
 
-/* Compiles the grammar of a constrained request. The caller closes the grammar. Returns NULL with a message in
- * error[GRAMMAR_ERROR_BYTES] on failure. */
+/* Compiles the grammar of a constrained request. The caller closes the grammar. On failure, returns NULL and writes a message
+ * to error: [GRAMMAR_ERROR_BYTES]. */
 grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, const api_request *api, const uint32_t *prompt,
                            size_t n_prompt, char *error);
 

@@ -17,7 +17,7 @@ enum {
     API_MAX_PARTS = 4096,
     API_MAX_CHOICES = 64,
     API_MAX_FILES = 256,
-    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes, of the request fields that a Responses API response repeats as JSON */
+    API_MAX_ECHO = 64 << 10, /* maximum size, in bytes, of request fields that the Responses API repeats in its response */
     API_MAX_METADATA = 16,   /* limits of OpenAI */
     API_MAX_METADATA_NAME = 64,
     API_MAX_METADATA_VALUE = 512
@@ -63,7 +63,7 @@ typedef struct api_request {
     int32_t priority;
     double deadline_s;
     json_t *schema;          /* JSON schema of the answer; NULL if there is none */
-    bool any_object;         /* true if the schema allows every JSON object (response_format json_object) */
+    bool any_object;         /* true if the answer may be any JSON object (response_format json_object) */
     bool forced_call;        /* true if the answer must be a tool call */
     bool one_call;           /* true if the answer may contain at most one tool call */
     const char *forced_name; /* name of the required tool, or NULL if any tool may be called */
@@ -85,8 +85,8 @@ void api_request_free(api_request *request);
  * thread, because freeing the JSON of a large request may take a long time. Returns false if out of memory. */
 bool api_request_detach(api_request *request);
 
-/* Parses a body that must be a JSON object. The caller owns the result. Returns NULL with a message in error[n_error] on failure.
- */
+/* Parses a body that must be a JSON object. The caller owns the result. On failure, returns NULL and writes a message to
+ * error: [n_error]. */
 json_t *api_json(const char *body, size_t n_bytes, char *error, size_t n_error);
 
 #endif

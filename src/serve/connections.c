@@ -30,7 +30,7 @@ enum {
 };
 static const double LINGER_S = 1.0; /* seconds that a client may take to read an error response */
 
-/* Input state of a connection. Its address must not change, because evbuffer callbacks have pointers to it. */
+/* Input state of a connection. Its address must not change, because evbuffer callbacks hold pointers to it. */
 typedef struct validated_input {
     struct bufferevent *io;
     http_filter *filter;
@@ -124,8 +124,8 @@ static void send_violation(validated_input *in) {
 static void on_input(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *user) {
     validated_input *in = user;
     if (in->busy || info->n_added == 0) return;
-    /* Bytes of a body stay where they are. Moving the earlier bytes aside for every piece of a body, as below, would take time
-     * proportional to the square of its size. */
+    /* Body bytes need no validation and stay in the buffer. The code below moves all earlier bytes out and back; doing so for
+     * every fragment would take time quadratic in the size of the body. */
     if (in->error == 0 && evbuffer_get_length(in->raw) == 0 && http_filter_pass(in->filter, info->n_added)) return;
     in->busy = true;
     struct evbuffer *valid = evbuffer_new();

@@ -122,7 +122,7 @@ static void finish_exchange(exchange *x, fkv_finish reason, const char *message)
         reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->m->latencies.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL && !x->streaming) fleet_add_answer_headers(x);
-    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* log probabilities take long to serialize */
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* log probabilities take a long time to serialize */
         x->answer = reply_answer(x);
         start_work(x, serialize_answer, false);
         return;
@@ -507,7 +507,7 @@ static void send_prepared(exchange *x) {
     }
     struct evbuffer *out = evbuffer_new();
     const size_t n = strlen(x->text);
-    x->text[n] = '\n'; /* overwrites the null terminator, because the length is passed explicitly */
+    x->text[n] = '\n'; /* overwrites the null terminator, which is not needed because the length is passed explicitly */
     (void)evbuffer_add_reference(out, x->text, n + 1, free_reply_text, NULL);
     x->text = NULL;
     exchange_send_bytes(x->s, req, 200, "application/json", out);

@@ -8,7 +8,7 @@
  * predicted wait of every model exceeds max_wait_s. */
 const char *fleet_readiness(const server *s);
 
-/* Return the responses to /server_info and /get_model_info, with the field names of SGLang. */
+/* Return the responses to /server_info and /get_model_info, which use SGLang's field names. */
 json_t *fleet_server_info(const server *s, const served_model *m);
 json_t *fleet_model_info(const served_model *m);
 

@@ -36,8 +36,8 @@ typedef struct grammar_thinking {
     bool opened; /* true if the prompt already contains the opening token */
 } grammar_thinking;
 
-/* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`, or NULL for any JSON object. Returns NULL with a
- * message in error[GRAMMAR_ERROR_BYTES] if the grammar is invalid. */
+/* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`, or NULL for any JSON object. If the grammar is
+ * invalid, returns NULL and writes a message to error: [GRAMMAR_ERROR_BYTES]. */
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error);
 void grammar_close(grammar *g); /* g may be NULL */
 

@@ -251,9 +251,9 @@ static bool wait_for_compilation(compile_job *job, pthread_t thread, uint32_t se
 }
 
 /* Compiles the rules on a thread with a large stack, because the library resolves references recursively without a depth limit.
- * The stack is large enough for the deepest recursion within the size limits. The library cannot be interrupted, so a compilation
- * that takes too long continues on its thread and its result is discarded. Returns NULL with a message in
- * error[GRAMMAR_ERROR_BYTES] on failure. */
+ * The stack is large enough for the deepest recursion within the size limits. The library cannot be interrupted, so a
+ * compilation that takes too long continues on its thread and its result is discarded. On failure, returns NULL and writes a
+ * message to error: [GRAMMAR_ERROR_BYTES]. */
 static LlgMatcher *compile_on_large_stack(const grammar_maker *maker, const char *rules, char *error) {
     pthread_attr_t attributes;
     pthread_t thread;

@@ -132,7 +132,7 @@ static void write_latencies(struct evbuffer *out, const labelled_model *models, 
     static const struct {
         const char *name;
         const char *help;
-        size_t offset; /* of the histogram in metric_latencies */
+        size_t offset; /* offset of the histogram in metric_latencies */
     } all[] = {
         {"time_to_first_token_seconds", "Time from arrival to the first token.", offsetof(metric_latencies, first_token)},
         {"inter_token_latency_seconds", "Time between two tokens of an answer.", offsetof(metric_latencies, between_tokens)},

@@ -1,4 +1,4 @@
-/* Responses that consist of one JSON object, including errors. See exchange.h. */
+/* Sends responses that consist of one JSON object, including errors. See exchange.h. */
 #include "exchange.h"
 
 #include "../kit/utf8.h"

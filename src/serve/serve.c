@@ -514,8 +514,8 @@ static bool run_loop(server *s) {
     /* Cancel the remaining requests and process their last events. */
     s->draining = s->ending = true;
     worker_pool_discard(s->pool);
-    for (int i = 0; s->n_open > 0;
-         i++) { /* the engine uses an exchange until its current step ends, and a worker thread until its current job ends */
+    for (int i = 0; s->n_open > 0; i++) { /* the engine may use an exchange until its current step ends; a worker thread may use
+                                             it until its current job ends */
         const struct timespec pause = {0, 1000000};
         bool drained = true;
         for (uint32_t k = 0; k < s->n_models; k++) drained = fkv_engine_drain(s->models[k].engine, 0.01) && drained;

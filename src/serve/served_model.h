@@ -32,7 +32,7 @@ void served_model_close(served_model *m);
 served_model *served_model_find(served_model *models, uint32_t n_models, const char *name);
 
 /* Returns the model that a request selects with the JSON value `name`. A server with one model ignores the name, and a request
- * without a name selects the first model. Returns NULL with a message in error[n_error] if there is no such model. */
+ * without a name selects the first model. If there is no such model, returns NULL and writes a message to error: [n_error]. */
 served_model *served_model_choose(served_model *models, uint32_t n_models, const json_t *name, char *error, size_t n_error);
 
 #endif
