@@ -37,10 +37,10 @@ typedef struct fkv_engine_config {
                              has max_queue / N queued requests, where N is the number of tenants in the queue */
     double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
                              FKV_BUSY; 0: unlimited */
-    uint32_t max_tenants; /* number of tenants tracked separately by the fair scheduler */
+    uint32_t max_tenants; /* maximum number of tenants that the fair scheduler tracks separately */
     uint32_t default_new; /* value of max_new for requests whose max_new is 0 */
     double ageing_s;      /* the priority of a queued request rises by 1 every ageing_s seconds; 0: no ageing */
-    double output_weight; /* fair-share cost of a generated token; a computed prompt token costs 1 */
+    double output_weight; /* cost of a generated token in fair-share accounting; a computed prompt token costs 1 */
 
     /* Maximum number of draft tokens per answer in one step (n-gram speculative decoding, also known as prompt lookup); 0: off.
      * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows
@@ -54,9 +54,9 @@ typedef struct fkv_engine_config {
      * not. */
     const fkv_prefix_store *store;
 
-    /* Another open engine that uses the same CPU cores, or NULL. Engines linked in this way take turns: their steps never
-     * overlap, so their worker threads do not compete for cores. Predicted waiting times include the time spent waiting for a
-     * turn. The other engine may be closed before this engine. */
+    /* Another open engine that uses the same CPU cores, or NULL. Engines that are linked through this field take turns: their
+     * steps never overlap, so their worker threads do not compete for cores. Predicted waiting times include the time spent
+     * waiting for a turn. The other engine may be closed before this engine. */
     fkv_engine *peer;
 } fkv_engine_config;
 
@@ -88,7 +88,7 @@ typedef enum fkv_event_kind {
 } fkv_event_kind;
 
 typedef enum fkv_finish {
-    FKV_FINISH_END = 0,    /* the model produced an end-of-text token */
+    FKV_FINISH_END = 0,    /* the model generated an end-of-text token */
     FKV_FINISH_STOP = 1,   /* a stop string was found; the text ends before the stop string */
     FKV_FINISH_LENGTH = 2, /* max_new tokens were generated */
     FKV_FINISH_CANCELLED = 3,

@@ -78,7 +78,7 @@ typedef enum fkv_status {
     FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
     FKV_NO_MEMORY = -24, /* the plan exceeds the memory of the machine or of its cgroup */
-    FKV_GONE = -25,      /* needed pages no longer exist: they left the window, were sealed, or were evicted */
+    FKV_GONE = -25,      /* required pages no longer exist: they left the window, were sealed, or were evicted */
     FKV_BUSY = -26,      /* the engine's queue is full or the wait would be too long; retry later */
 
     /* file errors */
@@ -96,8 +96,8 @@ typedef enum fkv_status {
 /* Returns the name of a status, such as "FKV_POOL_FULL". Never NULL. */
 FKV_API const char *fkv_status_name(fkv_status status);
 
-/* Returns a description of the calling thread's most recent failure: the offending values, and how to fix it. Returns "" if no
- * call of this thread has failed. The string is valid until the thread's next failing call. */
+/* Returns a message about the calling thread's most recent failure. The message contains the invalid values and suggests how to
+ * fix the problem. Returns "" if no call of this thread has failed. The string is valid until the thread's next failing call. */
 FKV_API const char *fkv_message(void);
 
 /* Returns the library version as "major.minor.patch". */
@@ -242,7 +242,7 @@ typedef struct fkv_plan {
     uint64_t tables_bytes;  /* page tables, page pool and prefix tree */
     uint64_t scratch_bytes; /* memory for tiles and partial results of the worker threads */
     uint64_t stacks_bytes;  /* stacks of the worker threads */
-    uint64_t token_bytes;   /* bytes per token: K and V of all layers, including scales */
+    uint64_t token_bytes;   /* bytes per token for K and V in all layers, including scales */
     uint32_t n_groups;
     uint32_t group_pages[FKV_MAX_GROUPS];      /* number of pages in each layer group */
     uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* bytes per page in each layer group */
@@ -450,7 +450,7 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
 /* Saves the first n_tokens tokens of a sequence (0: all of them) with their pages. tokens: [n_tokens], the tokens that the rows
  * were computed from. Writes atomically: to path.part, then renames. A path that ends in .part is rejected. An existing regular
  * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO may also
- * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a needed page has
+ * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a required page has
  * been dropped by a sliding-window layer or has already been sealed, or if the cache has state layers and n_tokens is not the
  * length of the sequence. docs/page_format.md specifies the file format. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);

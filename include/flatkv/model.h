@@ -27,8 +27,7 @@ extern "C" {
 /* ---- backends ------------------------------------------------------------------------------------------------- */
 
 /* The backend that runs a model. FKV_BACKEND_MLX uses MLX's default device: Metal or CUDA if available, otherwise MLX's CPU
- * backend. Both backends support the same models and produce compatible page files: pages saved by one can be loaded by the
- * other. */
+ * backend. Both backends support the same models, and each can load page files that the other has saved. */
 typedef enum fkv_backend { FKV_BACKEND_CPU = 0, FKV_BACKEND_MLX = 1 } fkv_backend;
 
 /* Registers FKV_BACKEND_MLX. Must be called once before a model is loaded with that backend. Defined in libflatkv_model_mlx.
@@ -66,8 +65,8 @@ typedef struct fkv_model_config {
 
 FKV_API fkv_model_config fkv_model_config_default(void);
 
-/* Loads a model. path is a .gguf file, any part of a split GGUF file (the other parts must be in the same folder), or a folder
- * that contains config.json and .safetensors files. A GGUF file without tensors can be loaded for its tokenizer only.
+/* Loads a model. path is a .gguf file, any part of a split GGUF file (all parts must be in the same folder), or a folder that
+ * contains config.json and .safetensors files. A GGUF file without tensors can be loaded for its tokenizer only.
  *
  * With plan_only, path may also be a config.json file, for planning before a download. The file is validated in the same way as
  * when its folder is loaded. The model has no tokenizer; n_parameters and the sizes of weights follow from the shapes of its
@@ -174,7 +173,7 @@ FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, 
 
 /* Reasoning syntax of a model family. */
 typedef enum fkv_reasoning_syntax {
-    FKV_REASONING_AUTO = 0, /* detected from the chat template and the vocabulary */
+    FKV_REASONING_AUTO = 0, /* the syntax is detected from the chat template and the vocabulary */
     FKV_REASONING_NONE,
     FKV_REASONING_THINK,    /* <think> ... </think> (Qwen3, DeepSeek R1, GLM, SmolLM3) */
     FKV_REASONING_BRACKETS, /* [THINK] ... [/THINK] (Magistral, Ministral 3) */
@@ -247,10 +246,10 @@ FKV_API fkv_reply_config fkv_reply_config_default(void);
 FKV_API fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config, fkv_reply **reply);
 FKV_API void fkv_reply_close(fkv_reply *reply); /* NULL is a no-op */
 
-/* Pass the model's next output to the parser, as a token or as bytes. The boundaries between calls do not affect the concatenated
- * text of the events. fkv_reply_token() passes the token's text, including special tokens that belong to the reasoning or
- * tool-call syntax. The parser allocates 64 KB at open and nothing later. It buffers up to 32 KB while it waits for a tool's
- * name; longer or malformed calls are emitted as text. */
+/* Pass the model's next output to the parser, as a token or as bytes. The concatenated text of the events does not depend on
+ * how the output is divided into calls. fkv_reply_token() passes the token's text, including special tokens that belong to the
+ * reasoning or tool-call syntax. The parser allocates 64 KB at open and nothing later. It buffers up to 32 KB while it waits
+ * for a tool's name; longer or malformed calls are emitted as text. */
 FKV_API fkv_status fkv_reply_token(fkv_reply *reply, uint32_t token);
 FKV_API fkv_status fkv_reply_feed(fkv_reply *reply, const char *bytes, size_t n_bytes);
 
@@ -331,8 +330,8 @@ typedef struct fkv_tokens {
  * n_vocab], in the order of `rows`. The array is valid until the next call on this runner. `logits` may be NULL if no row
  * requests logits. If the step fails, all sequences are unchanged.
  *
- * The logits of a token depend only on its own sequence. On the CPU they are bit-identical for every batch composition. On MLX
- * they differ between batches by rounding errors, because MLX selects matrix kernels by the number of rows (docs/mlx.md). On
+ * The logits of a token depend only on its own sequence. On the CPU they are bit-identical for every batch composition. On MLX,
+ * rounding errors make them differ between batches, because MLX selects matrix kernels by the number of rows (docs/mlx.md). On
  * MLX, each step is a single evaluation of one graph. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
 

@@ -2,9 +2,9 @@
  *
  * Ownership
  *   A packed page is a self-contained byte string owned by the caller. It contains its own key, tokens and checksums. All
- *   contents are verified before use. A store maps keys to packed pages. A store may lose any page at any time and does not
- *   need to understand the contents of pages. fkv_prefix_folder_open() opens a store in a folder on disk; an application can
- *   provide its own store by filling in struct fkv_prefix_store.
+ *   contents are verified before use. A store maps keys to packed pages. A store may lose any page at any time, and it can
+ *   treat pages as opaque bytes. fkv_prefix_folder_open() opens a store in a folder on disk; an application can provide its own
+ *   store by filling in struct fkv_prefix_store.
  *
  * Threading
  *   The functions on packed pages use the cache and follow its threading rules (flatkv.h). The functions of a store may be called
@@ -63,28 +63,27 @@ FKV_API fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const ui
 FKV_API fkv_status fkv_prefix_state_key(const fkv_page_key *page, fkv_page_key *key);
 
 /* Packs the snapshot of the recurrent state after page n_pages - 1 of the prompt `tokens`. key: the snapshot's key from
- * fkv_prefix_state_key(). Returns FKV_GONE if there is no such snapshot. Otherwise works in the same way as
- * fkv_prefix_pack(). */
+ * fkv_prefix_state_key(). Returns FKV_GONE if the prefix tree has no such snapshot. Otherwise works like fkv_prefix_pack(). */
 FKV_API fkv_status fkv_prefix_pack_state(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                          const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
-/* Verifies a packed snapshot, then inserts it into the prefix tree, which must contain the pages before it. Otherwise works in
- * the same way as fkv_prefix_unpack(). */
+/* Verifies a packed snapshot, then inserts it into the prefix tree, which must contain the pages before it. Otherwise works
+ * like fkv_prefix_unpack(). */
 FKV_API fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                            const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
 /* Derives the store key of a page's open form from the store key of the page. */
 FKV_API fkv_status fkv_prefix_open_key(const fkv_page_key *page, fkv_page_key *key);
 
-/* Packs the open form of page n_pages - 1 of the prompt `tokens`: the recent rows of sealed layers, which a prefix needs if it
- * ends within the span of this page. The first page has no separate open form, because fkv_prefix_pack() includes it. key: the
- * key from fkv_prefix_open_key(). Returns FKV_GONE if the prefix tree has no open form of this page. Otherwise works in the same
- * way as fkv_prefix_pack(). */
+/* Packs the open form of page n_pages - 1 of the prompt `tokens`: the recent rows of sealed layers. A prefix that ends within
+ * the span of this page needs these rows. The first page has no separate open form, because fkv_prefix_pack() includes it. key:
+ * the key from fkv_prefix_open_key(). Returns FKV_GONE if the prefix tree has no open form of this page. Otherwise works like
+ * fkv_prefix_pack(). */
 FKV_API fkv_status fkv_prefix_pack_open(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                         const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
-/* Verifies a packed open page, then inserts it into the prefix tree, which must contain the page itself. Otherwise works in the
- * same way as fkv_prefix_unpack(). */
+/* Verifies a packed open page, then inserts it into the prefix tree, which must contain the page itself. Otherwise works like
+ * fkv_prefix_unpack(). */
 FKV_API fkv_status fkv_prefix_unpack_open(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                           const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
@@ -97,7 +96,7 @@ typedef struct fkv_prefix_store_stats {
     uint64_t evicted; /* pages evicted since the store was opened */
     uint64_t memory;  /* bytes of memory used by the store itself */
     uint64_t refused; /* number of stored values that failed authentication or had an unknown format; always 0 for a folder */
-    uint32_t n_unavailable; /* number of servers that currently do not respond */
+    uint32_t n_unavailable; /* number of servers that are currently not responding */
 } fkv_prefix_store_stats;
 
 /* A page to read. The store sets n_bytes and status to the values that read() would return. */
@@ -204,8 +203,8 @@ typedef struct fkv_prefix_redis_config {
     const uint8_t *secret;     /* [n_secret] at least 16 random bytes, the same in all processes that share the servers */
     size_t n_secret;           /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
     uint64_t expiry_s;         /* seconds after which an unused page expires; 0: one day */
-    double timeout_s; /* seconds after which a server that does not reply counts as failed; 0: 0.1. A request waits at most a
-                         fifth of this time for servers to report which of its pages exist */
+    double timeout_s; /* seconds after which a server that does not respond counts as failed; 0 selects 0.1. A request waits at
+                         most a fifth of this time for servers to report which of its pages exist */
     fkv_log_fn log;   /* called with one line of text when a server fails and when it recovers; NULL: no log */
     void *log_user;
 } fkv_prefix_redis_config;
@@ -216,10 +215,10 @@ typedef struct fkv_prefix_redis_config {
  * wait for the servers. The strings are copied. Starts one thread and allocates about 3 MB. */
 FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
 
-/* Combines a near store, for example a folder, and a far store, for example Redis servers. Pages are read from the near store
- * if it has them. Pages are written to both; a page that was read from the far store is later written to the near one. The pair
- * takes ownership of both stores and closes them; if the pair cannot be opened, the caller keeps ownership. Both stores must
- * use the same keys. */
+/* Combines a near store, for example a folder, and a far store, for example Redis servers. A page is read from the near store
+ * if it is there, otherwise from the far store. Pages are written to both stores; a page that was read from the far store is
+ * later written to the near store. The pair takes ownership of both stores and closes them; if the pair cannot be opened, the
+ * caller keeps ownership. Both stores must use the same keys. */
 FKV_API fkv_status fkv_prefix_pair_open(const fkv_prefix_store *near, const fkv_prefix_store *far, fkv_prefix_store *store);
 
 #ifdef __cplusplus

@@ -197,7 +197,7 @@ static void run_edit(chat_loop *t, const char *argument) {
     text_free(&before);
 }
 
-/* ---- memory, end and help ---- */
+/* ---- /plan, /bye and /help ---- */
 
 static void run_plan(chat_loop *t, const char *argument) {
     const model_session *s = t->c->generation->session;

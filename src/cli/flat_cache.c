@@ -5,11 +5,12 @@
  * high-water mark is checked as well, because it also covers the time between samples.
  *
  * Outputs: at 16 depths, the attention outputs of decode and prefill steps are compared with attention in double precision over
- * the unquantized rows. In addition, each decode step must read exactly the packed bytes of its tokens. All layers are written in
- * every step, but only one layer attends per step, because attention in all layers would take hours at full size.
+ * the unquantized rows. In addition, each decode step must read exactly the packed bytes of its tokens. All layers are written
+ * in every step. Except for the timed decode steps, at most one layer attends per step, because attention in all layers would
+ * take hours at full size.
  *
- * Capacity: with the same number of cached tokens, a decode step takes the same time in a cache with eight times the capacity.
- * The timed steps of the two caches are interleaved.
+ * Capacity: for the same number of cached tokens, a decode step takes the same time in two caches, one of which has eight times
+ * the capacity of the other. The timed steps of the two caches are interleaved.
  *
  * All buffers are allocated and written before the first sample, so any increase in memory comes from the cache.
  */
@@ -24,7 +25,7 @@
 
 enum {
     STEP_TOKENS = 512,
-    POOL_TOKENS = 1024, /* number of random K and V rows in the pool; each step writes a range of these rows */
+    POOL_TOKENS = 1024, /* number of random K and V rows in the pool; each step writes consecutive rows of the pool */
     N_DEPTHS = 16,      /* number of depths at which decode steps attend in all layers; at every second depth, a prefill step also
                            attends in one layer */
     DECODES = 3,        /* number of decode steps at each depth */
@@ -32,7 +33,7 @@ enum {
     N_VERIFIED = 2,     /* number of heads verified at each depth */
 
     CAPACITY_LAYERS = 2,
-    CAPACITY_TOKENS = 4096, /* number of cached tokens in each of the two caches */
+    CAPACITY_TOKENS = 4096, /* number of cached tokens in each of the two caches that are compared */
     CAPACITY_FACTOR = 8,
     CAPACITY_ROUNDS = 3,
     CAPACITY_STEPS = 400, /* number of timed steps per cache in each round */
@@ -76,7 +77,7 @@ typedef struct cache_run {
     fkv_cache *cache;
     fkv_seq seq;
     uint32_t length;
-    uint32_t attending_layer; /* layer in which the next step attends, to be taken modulo the number of layers */
+    uint32_t attending_layer; /* counter; the next steps attend in layer attending_layer % n_layers */
     double fill_seconds;
     double open_seconds;
 

@@ -22,7 +22,7 @@ bool generation_is_end(const fkv_model_info *about, uint32_t token) {
 
 /* ---- output ---- */
 
-/* Prints a fragment of a reply. Reasoning and tool calls are printed dimmed, and only on a terminal. */
+/* Prints a fragment of an answer. Reasoning and tool calls are printed only on a terminal, and dimmed. */
 static void print_reply_part(generation *g, fkv_reply_kind kind, const char *bytes, size_t n) {
     bool dim = kind != FKV_REPLY_TEXT;
     bool was_dim = g->shown != FKV_REPLY_TEXT;

@@ -21,7 +21,7 @@ typedef struct generation {
     fkv_sampler *sampler;
     uint32_t max_new;
     bool ignore_end;     /* true to continue generating after end tokens */
-    bool plain;          /* true to treat the reply as plain text, without parsing reasoning and tool calls */
+    bool plain;          /* true to treat the answer as plain text, without parsing reasoning and tool calls */
     bool hide_reasoning; /* true to print neither reasoning nor tool calls */
     const char *const *stop;
     uint32_t n_stop;
@@ -30,7 +30,7 @@ typedef struct generation {
     token_list tokens; /* generated tokens, excluding the end token */
     text_buffer text;
     text_buffer reasoning;
-    text_buffer calls; /* tool calls, one per line, each with its name followed by its arguments */
+    text_buffer calls; /* tool calls, one per line: the tool's name, followed by the arguments */
     stop_reason stopped;
     bool last_is_fed; /* true if the last generated token is in the session's cache */
     double seconds;   /* total time of the decode steps, in seconds */

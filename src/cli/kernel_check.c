@@ -98,7 +98,7 @@ kernel_result kernel_check(const char *codec, double limit) {
     fkv_config c = fkv_config_default();
     c.n_layers = 1;
     c.max_tokens = TOKENS;
-    c.page_tokens = 16; /* pages are small, so that most of them become sealed */
+    c.page_tokens = 16; /* small pages, so that most pages are full and become sealed */
     c.rotate = FKV_ROTATE_KV;
     c.layer.n_q_heads = H;
     c.layer.n_kv_heads = G;

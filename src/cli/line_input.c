@@ -152,7 +152,7 @@ bool line_input_can_edit(const line_input *in) { return in->editor != NULL; }
 
 void line_input_prefill(line_input *in, const char *text, size_t n) {
     char *line = kit_alloc(n + 1);
-    for (size_t i = 0; i < n; i++) /* libedit would interpret control characters as key bindings */
+    for (size_t i = 0; i < n; i++) /* replaces control characters, which libedit would interpret as key bindings */
         line[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
     line[n] = 0;
     push_text(in, line);

@@ -1,12 +1,12 @@
 /* Measures the process memory while a context is being filled. Memory is sampled after every step, compared with the plan,
  * printed and plotted.
  *
- * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan as long as the cache is
- * open. On MLX, the measured values are MLX's own counters. The active memory equals the size of the pages as long as the cache
- * is open, and the peak of the active memory does not exceed the plan.
+ * On the CPU, the measured value is the anonymous memory of the process, which equals the whole plan while the cache is open.
+ * On MLX, the measured values are MLX's own counters. The active memory equals the size of the pages while the cache is open,
+ * and the peak of the active memory does not exceed the plan.
  *
- * In addition to the measured memory, the plot shows two computed lines. The first is a 16-bit cache that grows with the number
- * of tokens. The second adds the score matrix of one chunk, which unfused attention would allocate.
+ * In addition to the measured memory, the plot shows two computed lines. The first is the size of a 16-bit cache that grows
+ * with the number of tokens. The second adds the score matrix of one chunk, which unfused attention would allocate.
  */
 #ifndef FKV_CLI_MEMORY_LINE_H
 #define FKV_CLI_MEMORY_LINE_H
@@ -22,9 +22,9 @@ typedef struct memory_line {
     fkv_backend backend;
     double before;     /* memory in use before the cache or runner was opened */
     double plan_bytes; /* size of the whole plan, in bytes */
-    double held_bytes; /* number of bytes in use as long as the cache is open: the whole plan on the CPU, only the pages on MLX */
-    double *tokens;    /* [n] tokens in the cache */
-    double *bytes;     /* [n] bytes of memory in use, minus `before` */
+    double held_bytes; /* bytes in use while the cache is open: the whole plan on the CPU, only the pages on MLX */
+    double *tokens;    /* [n] number of tokens in the cache at each sample */
+    double *bytes;     /* [n] memory in use at each sample, in bytes, minus `before` */
     size_t n;
     size_t capacity;
     const model_session *session; /* session whose memory is sampled after every step; NULL if the caller adds the samples */

@@ -21,8 +21,8 @@ typedef struct model_files {
 /* Adds the models in a folder and its subfolders, sorted by path. Adds nothing if the folder does not exist. */
 void model_files_add(model_files *list, const char *folder);
 
-/* Writes the quantization in the file name of a GGUF model, such as "Q4_K_M". If the file name contains no quantization, writes
- * the file name without ".gguf". Writes "" for a folder. */
+/* Extracts the quantization, such as "Q4_K_M", from the file name of a GGUF model. If the file name contains no quantization,
+ * writes the file name without ".gguf". Writes "" for a folder. */
 void model_file_label(const model_file *file, char label[MODEL_PATH]);
 
 void model_files_free(model_files *list);

@@ -94,7 +94,7 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
     return present;
 }
 
-/* Returns whether a word has the suffix of a model file or text file. Called for words that are not existing paths. */
+/* Returns whether a word that is not an existing path ends like the name of a model file or text file. */
 static bool looks_like_path(const char *word) {
     static const char *const ends[] = {".gguf", ".json", ".safetensors", ".fkv", ".bin", ".txt"};
     size_t n = strlen(word);

@@ -32,8 +32,7 @@ typedef struct niah {
     double depths[MAX_DEPTHS];
     uint32_t n_haystacks;
 
-    token_list
-        frames[3]; /* chat tokens before the first question, before each answer, and between an answer and the next question */
+    token_list frames[3]; /* chat tokens before the haystack, before each answer, and between an answer and the next question */
 
     model_session session; /* session that uses the current codec */
     memory_line line;

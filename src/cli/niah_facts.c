@@ -3,7 +3,7 @@
  *
  * Answers are teacher-forced: each question is followed by the correct answer, so the text before a question does not depend on
  * the model's earlier answers. The score is the likelihood of the correct answer's tokens. A single fact can be recalled with
- * almost any codec; a hundred facts reveal differences between codecs.
+ * almost any codec, but recall of a hundred facts differs between codecs.
  */
 #include "likelihood.h"
 #include "niah.h"

@@ -89,9 +89,8 @@ static int feed_cell(grid *g, stack *s, const cell *c, const token_list *planted
     token_list_add(&s->rest, s->body.tokens + at, (size_t)room - at);
     token_list_add(&s->rest, question->tokens, question->n);
     int code = session_truncate(session, (uint32_t)shared);
-    shared =
-        session
-            ->length; /* the sequence may now be shorter than requested, because sealed pages and windows restrict truncation */
+    shared = session->length; /* the sequence may now be shorter than requested, because sealed pages and sliding windows limit
+                                 truncation */
     s->kept = at;
     return code == EXIT_GOOD ? session_feed(session, s->rest.tokens + shared, s->rest.n - shared, logits, &g->progress) : code;
 }

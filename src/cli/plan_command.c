@@ -143,7 +143,7 @@ static void print_remote(const pull_choice *remote) {
            remote->variant->is_folder ? "safetensors" : remote->variant->label);
 }
 
-/* Prints the row size of latent attention. The first layers of the model may be recurrent. */
+/* Prints the row size of the first layer with latent attention. Earlier layers may be recurrent. */
 static void print_latent(const fkv_model *model) {
     fkv_model_layer layer = {0};
     if (fkv_model_about(model)->latent_dim == 0) return;

@@ -5,7 +5,7 @@
  * half a window of context. Each codec has its own session, called a lane, with the same model. --kl adds a lane with a 16-bit
  * reference cache. All lanes run the same step, and their logits are compared row by row.
  *
- * After Ctrl-C, the results of the completed windows are printed. Logits are not copied.
+ * After Ctrl-C, the results of the completed windows are printed.
  */
 #include "likelihood.h"
 #include "model_options.h"

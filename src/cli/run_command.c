@@ -202,7 +202,8 @@ static void report_forgotten(const run *r) {
                   100.0 * (double)(r->prompt.n - kept) / (double)r->prompt.n);
 }
 
-/* Chooses the number of tokens to reserve. With --max-kv the text may have any length, because the number of pages is bounded. */
+/* Chooses the number of tokens to reserve. With --max-kv, the text may be longer than the model's context, because the number
+ * of pages is bounded. */
 static int choose_context(const run *r, uint32_t *max_tokens) {
     const model_options *o = &r->o->model;
     uint64_t most = INT32_MAX;
@@ -233,8 +234,8 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
 
 /* ---- saved prefix ---- */
 
-/* Opens the sequence with the saved pages. If the pages cover the whole prompt, removes its last token, which must be computed
- * again to obtain its logits. */
+/* Opens the sequence with the saved pages. If the pages cover the whole prompt, removes the last token from the sequence,
+ * because it must be computed again to obtain its logits. */
 static int load_prefix(run *r) {
     model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};

@@ -14,7 +14,8 @@ enum { MIN_TOKENS = 1024, SHARE_STEPS = 4096 };
 
 /* ---- names ---- */
 
-/* Returns the default name of a model: the file name of a path, or a short name or ORG/NAME[:QUANT] unchanged. */
+/* Returns the default name of a model. For a path, this is the file name; a short name or ORG/NAME[:QUANT] is returned
+ * unchanged. */
 static const char *default_name(const char *word) {
     const char *slash = strrchr(word, '/');
     const bool is_path = access(word, F_OK) == 0 && model_name_find(word) == NULL;

@@ -60,7 +60,7 @@ int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const
 
 int session_truncate(model_session *s, uint32_t n) {
     fkv_status status = fkv_seq_truncate(s->cache, s->seq, n);
-    while (status == FKV_GONE) { /* sealed layers can be truncated only at certain boundaries, so earlier boundaries are tried */
+    while (status == FKV_GONE) { /* sealed layers can be truncated only at certain boundaries, so shorter lengths are tried */
         n = (n - 1) / s->page_tokens * s->page_tokens;
         status = fkv_seq_truncate(s->cache, s->seq, n);
     }

@@ -66,7 +66,7 @@ typedef struct speed_bench {
 
 /* ---- options ---- */
 
-/* Parses a list of integers from `least` to `most`, such as 0,4K. */
+/* Parses a comma-separated list, such as "0,4K", of integers in the range from `least` to `most`. */
 static int parse_numbers(const char *option, const char *text, uint32_t least, uint32_t most, number_list *list) {
     char word[KIT_WORD];
     const char *at = text;

@@ -81,7 +81,7 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
     if (s->file == NULL) return;
     for (size_t i = 0; i < n; i++) {
         s->held[s->n_held++] = bytes[i];
-        while (s->n_held > 0) { /* if a byte makes the held character invalid, this byte may itself start a character */
+        while (s->n_held > 0) { /* a byte that makes the held character invalid may be the first byte of the next character */
             int length = utf8_length(s->held, s->n_held);
             if (length < 0) break;
             put_character(s, s->held, length);

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROGRESS_BYTES = 64 << 10 }; /* number of received bytes at which an attempt resets the failure count */
+enum { PROGRESS_BYTES = 64 << 10 }; /* an attempt that receives at least this many bytes resets the failure count */
 
 typedef enum job_state { JOB_WAITING, JOB_OPEN, JOB_DONE } job_state;
 
@@ -26,7 +26,7 @@ typedef struct job {
     partial_file partial; /* valid while open */
     char *url;            /* address of the file on the hub */
     char *storage;        /* address to which the hub redirects; NULL if it is not known */
-    bool whole;           /* true if the server does not support range requests; the file is then one part */
+    bool whole;           /* true if the server does not support range requests; the file is then downloaded as one part */
     bool restarted;       /* true if the download was repeated once because of a wrong digest */
     double retry_lock;    /* time, as in kit_seconds(), of the next attempt to lock the blob */
     struct attempt {
@@ -56,9 +56,9 @@ typedef struct download {
     slot *slots;
     uint32_t n_slots;
     CURLM *multi;
-    uint64_t done_bytes; /* of complete files */
+    uint64_t done_bytes; /* total size of the complete files */
     uint64_t fetched;    /* bytes received */
-    double hold_until;   /* until this time, no transfer starts, because the server requested a pause */
+    double hold_until;   /* time before which no transfer starts, because the server requested a pause */
     hub_progress progress;
     int code; /* exit code of the download; EXIT_GOOD until an error occurs */
 } download;

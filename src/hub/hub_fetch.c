@@ -38,7 +38,7 @@ int hub_session_open(hub_session *session, bool (*stop)(void)) {
     if (code == EXIT_GOOD) code = hub_token(session->token, session->token_source);
     if (code != EXIT_GOOD) return code;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return kit_fail(EXIT_FAILED, "cannot initialize libcurl");
-    (void)signal(SIGPIPE, SIG_IGN); /* libcurl then reports a closed connection as a transfer error */
+    (void)signal(SIGPIPE, SIG_IGN); /* without SIGPIPE, libcurl reports a closed connection as a transfer error */
     session->connection = curl_easy_init();
     return session->connection != NULL ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot initialize libcurl");
 }
@@ -57,8 +57,8 @@ static void wait_seconds(const hub_session *session, double seconds) {
     for (double end = kit_seconds() + seconds; kit_seconds() < end && !session->stop();) (void)nanosleep(&pause, NULL);
 }
 
-/* Returns the maximum number of attempts. Fewer attempts are made if the server cannot be reached, because the user is waiting
- * and has not downloaded any data yet. */
+/* Returns the maximum number of attempts. If the server cannot be reached, fewer attempts are made, because the user is waiting
+ * and no downloaded data would be lost. */
 static uint32_t max_tries(const hub_session *session, const hub_request *r) {
     enum { UNREACHABLE_TRIES = 4 };
     return r->status == 0 && session->n_tries > UNREACHABLE_TRIES ? UNREACHABLE_TRIES : session->n_tries;

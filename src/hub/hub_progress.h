@@ -11,7 +11,7 @@ typedef struct hub_progress {
     uint64_t done;      /* bytes */
     double shown;       /* kit_seconds() when the progress was last printed; initially the start time */
     double noted;       /* kit_seconds() when the last note was printed */
-    uint64_t next_line; /* number of complete bytes at which the next line is printed if standard error is not a terminal */
+    uint64_t next_line; /* value of `done` at which the next line is printed if standard error is not a terminal */
     double rate;        /* smoothed rate, in bytes per second */
     uint64_t rate_from; /* number of fetched bytes and kit_seconds() when the rate was last updated */
     double rate_time;

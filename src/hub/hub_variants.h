@@ -31,8 +31,8 @@ void hub_variants_find(const hub_listing *listing, hub_variants *found);
 /* Returns the GGUF variant with this label, or NULL if there is none. Case is ignored. */
 const hub_variant *hub_variants_named(const hub_variants *found, const char *label);
 
-/* Writes the quantization in the name of a GGUF file, in upper case: "Q4_K_M" for "dir/model-q4_k_m-00001-of-00002.gguf". Returns
- * false if the name contains no quantization. */
+/* Extracts the quantization from the name of a GGUF file, in upper case: "Q4_K_M" for "dir/model-q4_k_m-00001-of-00002.gguf".
+ * Returns false if the name contains no quantization. */
 bool hub_quant_of(const char *path, char label[HUB_QUANT]);
 
 /* Returns whether a .gguf file is a language model, according to its name, and not a projector, importance matrix or adapter. */

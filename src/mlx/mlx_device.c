@@ -99,8 +99,8 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* Returns the size of the largest pool of latent pages. On a GPU, the first write of a step to such a pool copies it, because MLX
- * still holds a reference to the pool after the previous evaluation. */
+/* Returns the size of the largest pool of latent pages. On a GPU, the first write of a step to a latent pool copies the pool,
+ * because MLX still holds a reference to it after the previous evaluation. */
 static uint64_t latent_copy_bytes(const fkv_shape *shape) {
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {

@@ -311,8 +311,9 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     return fkv_mlx_kernel_apply(g, kernel, &merge, folded, NULL);
 }
 
-/* Computes attention for all prefill rows, copies the results of the decode rows from `decoded`, and returns [T, H, D]. `decoded`
- * is an empty handle if there are no decode rows. *done receives an array that depends on the kernel. */
+/* Computes attention for all prefill rows, copies the results of the decode rows from `decoded`, and returns [T, H, D].
+ * `decoded` is an empty handle if there are no decode rows. *done receives an array that becomes available when the kernel has
+ * finished. */
 static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded, mlx_array *done) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_layer *attn = layer->attn;

@@ -9,8 +9,8 @@
  * are gathered, scored by the functions of their codec, and merged into a running {out, max, denominator}. Each tile depends on
  * the previous one, so that the intermediate results of only one tile exist at a time.
  *
- * In a latent layer, the K side of a page holds the latent channels, which are keys and values, and the V side holds the RoPE
- * channels, which are only keys.
+ * In a latent layer, the K side of a page holds the latent channels, which serve as keys and as values. The V side holds the
+ * RoPE channels, which serve only as keys.
  *
  * In a sealed layer, all queries of a block belong to the same page, so they all read the same pages in open form.
  *

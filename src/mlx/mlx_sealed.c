@@ -2,9 +2,9 @@
  * specifies the layout of codes.
  *
  * Codes are packed into lines of 16 dwords, and dword i of every line belongs to lane i. For packing, codes are arranged as
- * [blocks of 16 tokens, 16 lanes, D]. For K, lane i has the D channels of token i. For V, element 16 * u + t of lane i is channel
- * 16 * u + i of token t. A plane with b bits per code packs 32 / b consecutive codes of a lane into a dword; code e of a dword
- * starts at bit 8 * (e % 4) + b * (e / 4).
+ * [blocks of 16 tokens, 16 lanes, D]. For K, lane i holds the D channels of token i. For V, element 16 * u + t of lane i is
+ * channel 16 * u + i of token t. A plane with b bits per code packs 32 / b consecutive codes of a lane into a dword; code e of
+ * a dword starts at bit 8 * (e % 4) + b * (e / 4).
  */
 #include "mlx_codec.h"
 
@@ -163,7 +163,7 @@ static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_
     return page_rows(g, fkv_mlx_multiply(g, x, norms));
 }
 
-/* ---- matrix products; part 0 has the decoded rows ---- */
+/* ---- matrix products; part 0 holds the decoded rows ---- */
 
 static mlx_array scores(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
     (void)codec;

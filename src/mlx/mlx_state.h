@@ -61,7 +61,7 @@ struct fkv_mlx_layer {
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D]: signs (1 or -1) of the rotations of K and V; empty if there is no rotation */
     mlx_array sink_logits;        /* float32 [max(H, 8)]; zeros if the layer has no sink logits */
-    fkv_mlx_channels channels;    /* only used for sealed pages with calibrated keys */
+    fkv_mlx_channels channels;    /* used only for sealed pages with calibrated keys */
 
     /* state layers (mlx_states.c), which have no pool */
     mlx_array *states; /* [n_states] slots, each float32 [n_state_values]; NULL if the layer stores keys and values */

@@ -559,7 +559,7 @@ static bool read_lengths(api_request *r) {
     if (r->kind != API_MESSAGES && r->kind != API_INFILL && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
     if (!read_integer(r, "priority", -1000, 1000, &priority) || !read_number(r, "timeout", 0.0, 86400.0, &r->deadline_s))
         return false;
-    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value in OpenAI's completions API */
+    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default of OpenAI's completions API */
     r->max_new = (uint32_t)max_new;
     r->n = (uint32_t)n;
     r->priority = (int32_t)priority;

@@ -76,7 +76,7 @@ typedef struct api_request {
  * while it is in use. */
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *request);
 
-/* Reads a request from a body that api_json() has already parsed. Takes ownership of root. Otherwise works in the same way as
+/* Reads a request from a body that api_json() has already parsed. Takes ownership of root. Otherwise works like
  * api_request_parse(). */
 bool api_request_read(api_kind kind, json_t *root, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);

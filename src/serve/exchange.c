@@ -391,7 +391,7 @@ bool exchange_open_parsers(exchange *x) {
         *r = (answer_parser){.x = x, .answer = i};
         c.tools = text;
         c.n_tools = text != NULL ? strlen(text) : 0;
-        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the response has no tool calls */
+        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the answer contains no tool calls */
         c.prompt = x->jobs[0].prompt.tokens;
         c.n_prompt = x->jobs[0].prompt.n;
         c.stop = x->api.stops; /* the parser matches stop strings as well, because it also sees the special tokens of reasoning

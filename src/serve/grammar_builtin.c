@@ -30,7 +30,7 @@ struct grammar_maker {
 
 typedef struct answer_state {
     json_text text;
-    uint32_t n_consumed; /* number of answer tokens that the state already includes */
+    uint32_t n_consumed; /* number of answer tokens already applied to the state */
     bool thinks;
 } answer_state;
 

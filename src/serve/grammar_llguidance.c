@@ -21,7 +21,7 @@ static const LlgParserLimits LIMITS = {.max_items_in_row = 2000,
 
 enum {
     STACK_BYTES = 128 << 20,
-    MAX_ABANDONED = 2 /* new compilations are rejected while this many abandoned compilations are running */
+    MAX_ABANDONED = 2 /* new compilations are rejected while this many abandoned compilations are still running */
 };
 
 struct grammar_maker {
@@ -33,7 +33,7 @@ struct grammar_maker {
 
 typedef struct answer_state {
     LlgMatcher *matcher;
-    uint32_t n_consumed; /* number of answer tokens that the state already includes */
+    uint32_t n_consumed; /* number of answer tokens already applied to the state */
     bool thinks;
 } answer_state;
 

@@ -2,8 +2,8 @@
  *
  * evhttp is lenient: it accepts spaces before colons, several Content-Length headers, malformed chunk sizes and NUL bytes.
  * Proxies may read such requests differently, which allows request smuggling. The filter passes on only requests that RFC 9112
- * allows, in a form that evhttp and every proxy interpret in the same way. It removes chunk extensions and trailers, and it ends
- * the connection at the first violation. Because no part of the violating line or chunk is passed on, evhttp never dispatches the
+ * allows, in a form that evhttp and every proxy interpret in the same way. It removes chunk extensions and trailers, and it
+ * ends the connection at the first violation. No part of the invalid line or chunk is passed on, so evhttp never dispatches the
  * request.
  */
 #ifndef FKV_SERVE_HTTP_FILTER_H
@@ -23,8 +23,8 @@ void http_filter_close(http_filter *f);                            /* f may be N
  * again. */
 int http_filter_run(http_filter *f, struct evbuffer *raw, struct evbuffer *out, const char **message);
 
-/* Accounts for n bytes of input that need no validation, because they are part of a body or of a chunk. The caller passes the
- * bytes on. Returns false if some of the bytes need validation, and then does nothing. */
+/* Counts n bytes of input that need no validation, because they are part of a body or of a chunk; the caller itself passes them
+ * on. Does nothing and returns false if some of the bytes need validation. */
 bool http_filter_pass(http_filter *f, size_t n);
 
 uint64_t http_filter_requests(const http_filter *f); /* returns the number of requests that were passed on completely */

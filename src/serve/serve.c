@@ -74,18 +74,18 @@ static uint64_t tenant_of(const server *s, struct evhttp_request *req) {
     return found;
 }
 
-/* Returns true if the tenant may read the statistics of all tenants. If no keys are configured, every client may. */
+/* Returns true if the tenant may read the statistics of all tenants. If no keys are configured, every client may read them. */
 static bool is_admin(const server *s, uint64_t tenant) {
     return s->config.n_keys == 0 || (s->config.has_admin_key && tenant == s->config.n_keys);
 }
 
-/* Returns true if --cors allows the page that sent the request. */
+/* Returns true if --cors allows the origin of the page that sent the request. */
 static bool allows_origin(const server *s, struct evhttp_request *req) {
     const char *origin = evhttp_find_header(evhttp_request_get_input_headers(req), "Origin");
     return s->config.cors != NULL && origin != NULL && (strcmp(s->config.cors, "*") == 0 || strcmp(s->config.cors, origin) == 0);
 }
 
-/* Adds the headers that let a page of an allowed origin read the response. */
+/* Adds the CORS headers that let pages of an allowed origin read the response. */
 static void add_cors_headers(const server *s, struct evhttp_request *req) {
     struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
     if (!allows_origin(s, req)) return;

@@ -10,7 +10,7 @@
 
 typedef struct job_list {
     worker_job *first;
-    worker_job **end; /* address of the NULL pointer at the end of the list, to which the next job is attached */
+    worker_job **end; /* address of the NULL pointer that ends the list; the next job is stored there */
 } job_list;
 
 struct worker_pool {
@@ -93,7 +93,7 @@ worker_pool *worker_pool_open(void) {
 void worker_pool_add(worker_pool *pool, worker_job *job) {
     (void)pthread_mutex_lock(&pool->lock);
     append_job(job->large ? &pool->large : &pool->small, job);
-    (void)pthread_cond_broadcast(&pool->changed); /* only some of the threads can run the job */
+    (void)pthread_cond_broadcast(&pool->changed); /* wakes all threads, because only some of them can run this job */
     (void)pthread_mutex_unlock(&pool->lock);
 }
 

@@ -1,6 +1,6 @@
 /* Threads that run jobs that would block the event loop for too long, such as parsing and tokenizing a request.
  *
- * Small jobs start in the order in which they were submitted, and so do large jobs. Large jobs run on separate threads with a low
+ * Small jobs start in the order of their submission, and so do large jobs. Large jobs run on separate threads with a low
  * priority, so that they delay neither small jobs nor the engines. The queue holds at most one job per open connection.
  * worker_pool_add() and worker_pool_discard() must be called on the event-loop thread.
  */
