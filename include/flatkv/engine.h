@@ -50,7 +50,7 @@ typedef struct fkv_engine_config {
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
      * a request is admitted. The fkv_prefix_store struct is copied. The caller closes the store after closing the engine. The
-     * I/O buffers of the engine (fkv_engine_buffer_bytes()) count towards runner.memory_limit; the memory of the store does
+     * engine's I/O buffers (fkv_engine_buffer_bytes()) count towards runner.memory_limit, but the memory of the store does
      * not. */
     const fkv_prefix_store *store;
 
@@ -67,7 +67,7 @@ FKV_API fkv_engine_config fkv_engine_config_default(void);
 /* Returns the size of the I/O buffers that an engine with a prefix store allocates in addition to plan->total_bytes. */
 FKV_API uint64_t fkv_engine_buffer_bytes(const fkv_runner_plan *plan, uint32_t page_tokens);
 
-/* Opens a runner, starts the engine thread, and times a few steps to initialize the predictions of step times. The caller keeps
+/* Opens a runner, starts the engine thread, and times a few steps to initialize the step-time predictor. The caller keeps
  * ownership of the model and closes it after closing the engine. */
 FKV_API fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *config, fkv_engine **engine);
 
@@ -198,7 +198,7 @@ typedef struct fkv_engine_stats {
     uint64_t submitted;
     uint64_t refused_busy;    /* requests rejected with FKV_BUSY */
     uint64_t refused_size;    /* requests rejected with FKV_POOL_FULL */
-    uint64_t finished[6];     /* number of finished answers for each value of fkv_finish */
+    uint64_t finished[6];     /* number of finished answers, indexed by fkv_finish */
     uint64_t prompt_tokens;   /* prompt tokens of admitted requests, both cached and computed */
     uint64_t cached_tokens;   /* prompt tokens found in the prefix tree */
     uint64_t computed_tokens; /* prompt tokens computed so far */

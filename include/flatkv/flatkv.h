@@ -25,11 +25,12 @@
  *   the value, so the layer has no separate values. k is [T, D + R], v is NULL, q is [T, H, D + R], and out is [T, H, D].
  *
  * State layers
- *   A layer with a recurrent state (a convolution, linear attention or a state-space model) has no keys and values. Its memory of
- *   a sequence is one block of fixed size, which is a function of all tokens so far. The cache stores these blocks in slots, but
- *   does not compute them: fkv_state_rows() returns the addresses of the state that a step reads and of the state that it writes.
- *   A step never writes to the state that it reads, so forks, aborts and snapshots copy nothing. A snapshot is a state that the
- *   prefix tree keeps: fkv_prefix_insert() stores the current state if the length of the sequence is a multiple of page_tokens.
+ *   A layer with a recurrent state (a convolution, linear attention or a state-space model) has no keys and values. For each
+ *   sequence, it has one state of fixed size, which depends on all tokens so far. The cache stores these states in slots, but
+ *   does not compute them: fkv_state_rows() returns the addresses of the state that a step reads and of the state that it
+ *   writes. A step never writes to the state that it reads, so forks, aborts and snapshots copy nothing. A snapshot is a state
+ *   that the prefix tree keeps: fkv_prefix_insert() stores the current state if the length of the sequence is a multiple of
+ *   page_tokens.
  */
 #ifndef FLATKV_FLATKV_H
 #define FLATKV_FLATKV_H
@@ -79,7 +80,7 @@ typedef enum fkv_status {
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
     FKV_NO_MEMORY = -24, /* the plan exceeds the memory of the machine or of its cgroup */
     FKV_GONE = -25,      /* required pages no longer exist: they left the window, were sealed, or were evicted */
-    FKV_BUSY = -26,      /* the engine's queue is full or the wait would be too long; retry later */
+    FKV_BUSY = -26,      /* the engine's queue is full or the predicted wait is too long; retry later */
 
     /* file errors */
     FKV_IO = -40,           /* system call failed; the message contains the system's error text */
@@ -173,9 +174,9 @@ typedef struct fkv_layer_config {
                                  scaling and soft-capping, that contributes to the softmax denominator but has no value row. Page
                                  files do not store the sink logits; weights_id identifies them. */
 
-    /* [n_kv_heads, head_dim] bits of each key channel: 2, 4 or 6; copied. Required if K is FKV_CODEC_CALIBRATED, otherwise NULL.
-     * In every head, the average number of bits must be k.bits, and the number of 4-bit channels and the number of 6-bit channels
-     * must be multiples of 4. Page files store a hash of this array. */
+    /* [n_kv_heads, head_dim] bits of each key channel: 2, 4 or 6; copied. Required if K is FKV_CODEC_CALIBRATED, otherwise
+     * NULL. In every head, the average must be k.bits, and the numbers of 4-bit and 6-bit channels must be multiples of 4. Page
+     * files store a hash of this array. */
     const uint8_t *channel_bits;
 
     /* Size in bytes of one sequence's recurrent state: a multiple of 64, at most FKV_MAX_STATE_BYTES. If the layer stores keys
@@ -211,8 +212,8 @@ typedef struct fkv_config {
 
     uint32_t n_threads; /* threads that work on a step, including the caller; 0: one per available core */
     fkv_isa isa;        /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
-    bool lazy; /* let the operating system commit pages and tables on first use instead of at open; the plan is still an upper
-                  bound */
+    bool lazy; /* let the operating system commit memory for pages and tables on first use instead of at open; the plan is still
+                  an upper bound */
     uint64_t memory_limit; /* upper bound on the plan, in bytes; 0: fkv_memory_available() */
 
     uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
@@ -300,8 +301,8 @@ typedef struct fkv_stats {
     const char *numerics;       /* fkv_config.numerics; valid until the cache is closed */
 } fkv_stats;
 
-/* Reads the cache's counters. May be called from any thread. Each counter is exact at some moment during the call, but different
- * counters may be sampled at different moments. */
+/* Reads the cache's counters. May be called from any thread. Each counter is exact at some moment during the call, but the
+ * counters are not read at the same moment. */
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
 typedef enum fkv_page_state {
@@ -322,7 +323,8 @@ typedef struct fkv_page_info {
  * pages are listed. Returns the number of entries written, which is 0 if the group does not exist. */
 FKV_API uint32_t fkv_cache_pages(const fkv_cache *cache, uint32_t group, fkv_page_info *list, uint32_t capacity);
 
-/* Checks all data structures and returns true if their invariants hold. Slow; for tests and debugging. */
+/* Checks the invariants of all data structures and returns true if they hold. This check is slow and meant for tests and
+ * debugging. */
 FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 
 /* ---- sequences ----------------------------------------------------------------------------------------------- */

@@ -9,10 +9,10 @@
  * Lazy evaluation
  *   Nothing is evaluated inside a step. fkv_mlx_write() and fkv_mlx_attend() only add operations to the graph. Evaluating the
  *   step's result runs these operations in order. fkv_step_commit() does not wait for an evaluation either. If an evaluation
- *   fails later, the step's tokens are unwritten, and the caller must truncate or close the affected sequences. Steps must be
- *   evaluated in the order in which they were begun: each step before the next one begins, or several steps in one evaluation.
- *   Saving and loading page files evaluate all pending operations. One exception applies to FKV_MLX_PLAIN: fkv_step_begin()
- *   copies shared pages that will be written and waits for these copies.
+ *   fails later, the step's tokens have not been written, and the caller must truncate or close the affected sequences. Steps
+ *   must be evaluated in the order in which they were begun: each step before the next one begins, or several steps in one
+ *   evaluation. Saving and loading page files evaluate all pending operations. One exception applies to FKV_MLX_PLAIN:
+ *   fkv_step_begin() copies shared pages that will be written and waits for these copies.
  *
  * Memory
  *   The page pools, one array per layer, are allocated and committed at open. Their size is part of the plan, and no step copies
@@ -22,11 +22,11 @@
  *   correct, but peak memory exceeds the plan.
  *
  * Errors
- *   mlx-c has one process-wide error handler, and the default handler exits. The first call to a function of this header
- *   installs a handler that records the error text, so that every mlx-c call returns its error code. A failure inside MLX is
- *   reported as FKV_DEVICE, with MLX's text in fkv_message(). After a program's own mlx-c call fails, fkv_mlx_last_error()
- *   returns the text. A program that needs its own handler must install it after its first call to a function of this header.
- *   Status codes remain correct, but fkv_message() then contains no text from MLX.
+ *   mlx-c has one process-wide error handler, and the default handler exits the process. The first call to a function of this
+ *   header installs a handler that records the error text, so that every mlx-c call returns its error code. A failure inside
+ *   MLX is reported as FKV_DEVICE, with MLX's text in fkv_message(). If an mlx-c call of the program itself fails,
+ *   fkv_mlx_last_error() returns the error text. A program that needs its own handler must install it after its first call to a
+ *   function of this header. Status codes remain correct, but fkv_message() then contains no text from MLX.
  */
 #ifndef FLATKV_MLX_H
 #define FLATKV_MLX_H

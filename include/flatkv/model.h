@@ -27,7 +27,8 @@ extern "C" {
 /* ---- backends ------------------------------------------------------------------------------------------------- */
 
 /* The backend that runs a model. FKV_BACKEND_MLX uses MLX's default device: Metal or CUDA if available, otherwise MLX's CPU
- * backend. Both backends support the same models, and each can load page files that the other has saved. */
+ * backend. Both backends support the same models and use the same page-file format. However, they compute slightly different
+ * rows, so a runner cannot load pages that the other backend has saved (see fkv_config.numerics). */
 typedef enum fkv_backend { FKV_BACKEND_CPU = 0, FKV_BACKEND_MLX = 1 } fkv_backend;
 
 /* Registers FKV_BACKEND_MLX. Must be called once before a model is loaded with that backend. Defined in libflatkv_model_mlx.
@@ -88,7 +89,7 @@ typedef struct fkv_model_info {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window;      /* window size, in tokens, of layers with sliding-window attention; 0: there are no such layers */
-    uint64_t state_bytes; /* size of the recurrent states of one sequence in all layers; 0: no layer is recurrent */
+    uint64_t state_bytes; /* size of one sequence's recurrent states, summed over all layers; 0: no layer is recurrent */
     uint32_t latent_dim;  /* number of latent channels, if the model has multi-head latent attention (MLA); otherwise 0 */
     uint32_t context;     /* context length the model was trained for, in tokens */
     uint32_t n_vocab;
@@ -275,8 +276,7 @@ typedef struct fkv_runner_config {
     const char *calibration; /* path of the calibration file for FKV_CODEC_CALIBRATED keys; NULL: see fkv_calibration_path() */
     fkv_rotate rotate;       /* rotation of quantized keys and values; 16-bit keys and values are never rotated */
     uint64_t rotation_seed;
-    uint32_t max_kv;  /* size, in tokens, of a sliding window imposed on full-attention layers to bound their memory; 0: no such
-                         window */
+    uint32_t max_kv;  /* size, in tokens, of a sliding window that replaces full attention to bound its memory; 0: off */
     uint32_t n_sinks; /* number of leading tokens that always remain visible when max_kv is set; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
     uint32_t max_snapshots; /* maximum number of recurrent states in the prefix tree (see fkv_config), ignored for models without
@@ -298,13 +298,13 @@ FKV_API fkv_runner_config fkv_runner_config_default(void);
  * backend allocates total_bytes in fkv_runner_open(). MLX allocates the cache in fkv_runner_open() and the activations in each
  * step. On MLX, activations_bytes is an upper bound that includes MLX's buffer cache. */
 typedef struct fkv_runner_plan {
-    uint64_t total_bytes; /* equals the anonymous resident memory of the runner on the CPU; with `lazy`, pages become resident on
+    uint64_t total_bytes; /* on the CPU, equals the anonymous resident memory of the runner; with `lazy`, pages become resident on
                              first use */
     uint64_t activations_bytes; /* size of the buffers of one step, including logits; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
     uint64_t mapped_bytes;  /* size of the weights that are read directly from the mapped file: experts, and the embedding matrix
                                unless it is also the output matrix */
-    uint64_t touched_bytes; /* number of mapped weight bytes that the forward pass of one token reads */
+    uint64_t touched_bytes; /* number of bytes of mapped weights that the forward pass of one token reads */
     fkv_plan cache;
 } fkv_runner_plan;
 
@@ -313,8 +313,8 @@ FKV_API fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner
 FKV_API fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner);
 FKV_API void fkv_runner_close(fkv_runner *runner); /* NULL is a no-op */
 
-/* Returns the runner's cache, on which the caller opens, forks, truncates, saves, loads and closes sequences. Only the runner may
- * call the cache's step functions. */
+/* Returns the runner's cache, on which the caller opens, forks, truncates, saves, loads and closes sequences. Only the runner
+ * itself may call the cache's step functions. */
 FKV_API fkv_cache *fkv_runner_cache(fkv_runner *runner);
 
 typedef enum fkv_logits { FKV_LOGITS_NONE = 0, FKV_LOGITS_LAST = 1, FKV_LOGITS_ALL = 2 } fkv_logits;
@@ -412,8 +412,8 @@ FKV_API fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n
 FKV_API void fkv_sampler_close(fkv_sampler *sampler); /* NULL is a no-op */
 
 /* Returns the sampling parameters recommended by the model's files (generation_config.json, or general.sampling.* in GGUF).
- * Missing parameters default to temperature 0.7, top_k 40, top_p 0.95 and min_p 0.05. *said (if not NULL) is set to true if the
- * files recommend at least one parameter, otherwise to false. */
+ * Missing parameters default to temperature 0.7, top_k 40, top_p 0.95 and min_p 0.05. *said (if not NULL) receives whether the
+ * files recommend at least one parameter. */
 FKV_API fkv_sampler_config fkv_model_sampling(const fkv_model *model, bool *said);
 
 /* Adds tokens, for example a prompt, to the history that penalties consider. fkv_sample() adds the tokens it returns. */

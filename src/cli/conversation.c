@@ -166,9 +166,9 @@ static int feed_tokens(conversation *c, size_t from, size_t n, const float **log
     return code;
 }
 
-/* Feeds the tokens of the turn. For models with recurrent layers, a snapshot is kept at the last page boundary before the tokens
- * that introduce the answer, because the next turn often repeats the conversation up to these tokens. Failing to store the
- * snapshot only makes the next turn slower. */
+/* Feeds the tokens of the turn. For models with recurrent layers, a snapshot is kept at the last page boundary before the
+ * tokens that introduce the answer, because the next turn often repeats the conversation up to these tokens. A failure to store
+ * the snapshot is ignored, because it only makes the next turn slower. */
 static int feed_turn(conversation *c, const float **logits, progress_bar *progress) {
     enum { ANSWER_PREFIX = 16 };
     model_session *s = c->generation->session;

@@ -57,7 +57,7 @@ typedef struct memory_verdict {
 
 memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
-/* Computes the memory of a 16-bit cache, with which the measured memory is compared. */
+/* Describes the 16-bit cache with which the measured memory is compared. */
 typedef struct memory_comparison {
     double (*pages_16bit)(const void *user,
                           uint32_t tokens); /* returns the size, in bytes, of a 16-bit cache that holds `tokens` tokens */

@@ -1,8 +1,8 @@
 /* Resolves model names that -m accepts to files on this machine.
  *
  * The needle model is part of flatkv: it is in share/flatkv/models of an installed program, or in the source tree. The other
- * short names refer to models on huggingface.co. Their files are searched first in the folder flatkv/models of the user's cache,
- * where scripts/get-model stores test models, and then in the Hugging Face cache, where flatkv pull stores models.
+ * short names refer to models on huggingface.co. flatkv looks for their files first in the folder flatkv/models of the user's
+ * cache, where scripts/get-model stores test models. Then it looks in the Hugging Face cache, where flatkv pull stores models.
  */
 #ifndef FKV_CLI_MODEL_NAMES_H
 #define FKV_CLI_MODEL_NAMES_H

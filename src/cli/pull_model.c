@@ -173,7 +173,8 @@ static bool is_candidate(const pull_choice *c, const hub_variant *v) {
     return !v->is_folder && v->is_complete && (all_wide || !v->is_wide);
 }
 
-/* Chooses the largest candidate that fits: plans the candidates in order of decreasing size until one fits. */
+/* Chooses the largest candidate that fits, or the smallest candidate if none fits. Plans the candidates in order of decreasing
+ * size until one fits. */
 static int choose_gguf(hub_session *session, pull_choice *c) {
     uint32_t n_candidates = 0;
     const hub_variant *smallest = NULL;

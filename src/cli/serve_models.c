@@ -93,8 +93,8 @@ static uint64_t wanted_tokens(const serve_models *s, const model_slot *slot) {
     return (uint64_t)fkv_model_about(slot->model)->context * s->engine.parallel;
 }
 
-/* Plans all models, each with share / SHARE_STEPS of its requested number of tokens. *total receives the planned bytes of all
- * models and of the prefix store. */
+/* Plans all models, each with share / SHARE_STEPS of its requested number of tokens, but at least MIN_TOKENS if it requests
+ * that many. *total receives the planned bytes of all models and of the prefix store. */
 static fkv_status plan_share(serve_models *s, uint32_t share, uint64_t *total) {
     s->store_bytes = store_memory(s);
     *total = 0;

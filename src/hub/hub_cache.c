@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_NAME = 1400 }; /* maximum length of a path in the repository's folder, with commit, file name and suffixes */
+enum { LONGEST_NAME = 1400 }; /* maximum length of a path in the repository's folder, including commit, file name and suffixes */
 
 static int fail_path(const char *what, const char *path) {
     return kit_fail(EXIT_FAILED, "%s %s: %s", what, path, strerror(errno));

@@ -1,5 +1,5 @@
-/* Replaces hub_fetch.c, hub_request.c, hub_download.c and hub_verify.c in a build without libcurl. Downloads fail with a message;
- * models that are already in the cache can be used. */
+/* Replaces hub_fetch.c, hub_request.c, hub_download.c and hub_verify.c in a build without libcurl. Downloads fail with an error
+ * message. Models that are already in the cache can still be used. */
 #include "hub_session.h"
 #include "hub_verify.h"
 

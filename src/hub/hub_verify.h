@@ -4,8 +4,8 @@
 
 #include "hub_session.h"
 
-/* Reads every complete file and removes files with a wrong digest, so that hub_download() downloads them again. Returns an exit
- * code. */
+/* Checks every complete file and removes files with a wrong digest, so that hub_download() downloads them again. Returns an
+ * exit code. */
 int hub_verify(const hub_session *session, const hub_cache *cache, const hub_listing *listing, const uint32_t *files,
                uint32_t n_files);
 

@@ -1,4 +1,4 @@
-/* Command-line options from a table: the parser and --help read the same entries.
+/* Parses command-line options that a table describes. --help is printed from the same table.
  *
  * Accepts --name VALUE, --name=VALUE and -n VALUE; --help and -h print the help. With --json a program writes one JSON object to
  * standard output and sends human-readable text to standard error.

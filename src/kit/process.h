@@ -1,7 +1,7 @@
 /* The running process: its memory use, the path of its executable and the priority of its threads.
  *
- * Programs include only the public headers of flatkv, so they cannot use src/base, where the library keeps its operating-system
- * conditionals. The programs' own operating-system conditionals are confined to this module.
+ * Programs include only the public headers of flatkv, so they cannot use src/base, which contains the library's
+ * platform-specific code. The platform-specific code of the programs is confined to this module.
  */
 #ifndef FKV_KIT_PROCESS_H
 #define FKV_KIT_PROCESS_H

@@ -1,4 +1,4 @@
-/* Conventions of every program: exit codes, error messages, numbers on the command line, and memory allocation.
+/* Conventions shared by all programs: exit codes, error messages, numbers on the command line, and memory allocation.
  *
  * Results go to standard output, everything else to standard error. A helper that returns an exit code other than EXIT_GOOD has
  * already printed the error. kit_die() and the allocation functions exit the program on failure.

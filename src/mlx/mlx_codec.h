@@ -1,6 +1,6 @@
-/* Codecs built from MLX operations, for the plain method (mlx_plain.c). A codec encodes rows as codes, scales and biases (its
- * parts), computes scores from the parts of keys, and computes weighted sums from the parts of values. The codec table has one
- * entry per codec kind; mlx_sealed.c defines the sealed kinds. */
+/* Codecs built from MLX operations, for the plain method (mlx_plain.c). A codec encodes rows as codes, scales and biases, which
+ * are called its parts. It computes attention scores from the parts of keys, and weighted sums from the parts of values. The
+ * codec table has one entry per codec kind; mlx_sealed.c defines the sealed kinds. */
 #ifndef FKV_MLX_CODEC_H
 #define FKV_MLX_CODEC_H
 

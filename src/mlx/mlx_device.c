@@ -29,7 +29,7 @@ static fkv_mlx_state *layout_state(fkv_carve *carve, uint32_t n_pools, uint32_t 
     return mlx;
 }
 
-/* Returns the number of state slots in all layers. */
+/* Returns the total number of state slots of all layers. */
 static uint64_t count_states(const fkv_shape *shape) {
     uint64_t n = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++)

@@ -2,7 +2,7 @@
  *
  * The pages of the sequence are gathered with one operation, decoded with MLX operations and rotated back. In the fused method,
  * kernels write into the pool in place, so the gather operation and the next kernel are ordered by the dependency array of the
- * layer. A decoded copy of one layer's rows exists while the graph that reads it is evaluated.
+ * layer. The decoded copy of a layer's rows exists only while the graph that reads it is evaluated.
  */
 #include "mlx_codec.h"
 

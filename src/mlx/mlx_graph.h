@@ -34,7 +34,7 @@ typedef struct fkv_mlx_shape {
 /* Installs the error handler that stores MLX messages. Later calls do nothing. */
 FKV_INTERNAL void fkv_mlx_catch_errors(void);
 
-/* Returns FKV_DEVICE with the last MLX message of this thread. */
+/* Fails with FKV_DEVICE and this thread's last MLX error message. */
 FKV_INTERNAL fkv_status fkv_mlx_failed(const char *call);
 
 /* Converts an mlx-c return code to a status. */

@@ -297,7 +297,7 @@ static mlx_array capped(const query_block *b, mlx_array scores) {
     return fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
 }
 
-/* Returns true if any of the tokens [begin, end) precedes the attention window of any query of the block. */
+/* Returns true if at least one of the tokens [begin, end) precedes the sliding window of at least one query of the block. */
 static bool hides_earlier(const query_block *b, uint32_t begin, uint32_t end) {
     const fkv_attn_layer *attn = b->layer->attn;
     const uint32_t last = b->position + b->n - 1;

@@ -53,9 +53,9 @@ static int hex_code_unit(const char *digits) {
     return unit;
 }
 
-/* Returns a copy of the body in which escaped NULs and unpaired surrogates are replaced with U+FFFD. Returns NULL if the body
- * contains neither. JSON strings can contain both, but null-terminated UTF-8 strings cannot. Coding agents send such strings
- * after reading binary files. */
+/* Returns a copy of the body in which escaped NULs and unpaired surrogates are replaced with U+FFFD. Returns NULL if there is
+ * nothing to replace. JSON allows both escapes, but a null-terminated UTF-8 string cannot represent them. Coding agents send
+ * these escapes after reading binary files. */
 static char *replace_bad_escapes(const char *body, size_t n) {
     static const char replacement[4] = {'f', 'f', 'f', 'd'};
     char *copy = NULL;
@@ -396,7 +396,7 @@ static bool read_tools(api_request *r) {
     return good;
 }
 
-/* Decides whether the answer continues the last message, which must be an assistant message. If so, moves the text of this
+/* Decides whether the answer continues the last message, which must then be an assistant message. If so, moves the text of this
  * message from the conversation to r->final_text. The template then renders the start of a new answer, to which the text is
  * appended. */
 static bool read_continuation(api_request *r, json_t *messages) {

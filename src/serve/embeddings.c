@@ -1,5 +1,5 @@
-/* Serves POST /v1/embeddings and Ollama's /api/embed and /api/embeddings. Embeddings are computed on a worker thread, one text at
- * a time.
+/* Serves POST /v1/embeddings and Ollama's /api/embed and /api/embeddings. Worker threads compute the embeddings, one text at a
+ * time.
  *
  * A request has at most MAX_INPUTS texts. All requests share the embedding runner of the model, which a mutex protects. Requests
  * are submitted to the worker pool as large jobs, so they never occupy all worker threads. If the client disconnects, the

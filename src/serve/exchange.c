@@ -103,8 +103,8 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* During shutdown, ends the event loop if no requests are left. If some responses are not completely sent yet, the loop runs for
- * one more second. */
+/* During shutdown, ends the event loop if no requests are left. If some responses have not been sent completely, the loop runs
+ * for one more second. */
 void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
     if (!s->draining || s->n_open > 0) return;
@@ -394,7 +394,7 @@ bool exchange_open_parsers(exchange *x) {
         if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* without tools, the answer contains no tool calls */
         c.prompt = x->jobs[0].prompt.tokens;
         c.n_prompt = x->jobs[0].prompt.n;
-        c.stop = x->api.stops; /* the parser matches stop strings as well, because it also sees the special tokens of reasoning
+        c.stop = x->api.stops; /* the engine also matches stop strings, but only the parser sees the special tokens of reasoning
                                   and tool calls */
         c.n_stop = x->api.n_stops;
         c.on_event = on_reply;

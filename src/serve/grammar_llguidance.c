@@ -87,7 +87,7 @@ static LlgTokenizer *make_tokenizer(const grammar_maker *m, const fkv_model *mod
                                    .token_lens = lengths,
                                    .token_bytes = bytes,
                                    .use_approximate_greedy_tokenize_fn =
-                                       true, /* only features that are not used here need exact tokenization */
+                                       true, /* exact tokenization is needed only by llguidance features that are not used here */
                                    .tok_eos_extra = m->end + 1,
                                    .tok_eos_extra_count = m->n_end > 1 ? m->n_end - 1 : 0};
         made = llg_new_tokenizer_v2(&init, error, sizeof error);

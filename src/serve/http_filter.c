@@ -69,7 +69,7 @@ static bool is_known_method(const char *method, size_t n, bool *may_have_body) {
     static const char *const methods[] = {"POST", "PUT", "PATCH", "GET", "HEAD", "DELETE", "OPTIONS", "TRACE"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         if (strlen(methods[i]) != n || memcmp(methods[i], method, n) != 0) continue;
-        *may_have_body = i < 3; /* with any other method, evhttp would parse the body as the next request */
+        *may_have_body = i < 3; /* with other methods, evhttp would parse the body as the next request */
         return true;
     }
     return false;

@@ -288,7 +288,7 @@ void metrics_write(const metrics *m, const metrics_model *models, uint32_t n_mod
     free(all);
 }
 
-/* Writes the metrics that vLLM also has to `out`. Returns their number. */
+/* Writes to `out` the metrics that vLLM also has. Returns their number. */
 static size_t vllm_values(const fkv_engine_stats *s, metric_value out[MAX_VALUES]) {
     const metric_value values[] = {
         {"num_requests_running", "gauge", "Running requests.", s->running},

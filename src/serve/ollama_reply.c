@@ -18,8 +18,8 @@ static json_t *reply_object(const exchange *x, bool done) {
     return json_pack("{s:s, s:o, s:b}", "model", x->m->name, "created_at", ollama_time((int64_t)time(NULL)), "done", done);
 }
 
-/* Adds the text, the reasoning and the tool calls of an answer, any of which may be NULL. Releases the references to all three.
- */
+/* Adds the text, the reasoning and the tool calls of an answer. Each of the three may be NULL. Releases the
+ * references to them. */
 static void set_content(const exchange *x, json_t *reply, json_t *text, json_t *thinking, json_t *calls) {
     const bool chat = x->api.kind == API_OLLAMA_CHAT;
     json_t *message = chat ? json_pack("{s:s}", "role", "assistant") : json_incref(reply);

@@ -1,7 +1,6 @@
 /* Prepares API requests on worker threads: parses the body, renders the chat template, tokenizes the prompt and compiles the
  * grammar. Each function reads x->body and writes a complete response (x->text), an error (x->error), or the fields that
- * exchange.c submits to the engine. Between parsing, rendering, tokenizing and compiling, a function returns early if the client
- * has disconnected.
+ * exchange.c submits to the engine. After each stage of preparation, a function returns early if the client has disconnected.
  */
 #ifndef FKV_SERVE_PREPARE_H
 #define FKV_SERVE_PREPARE_H

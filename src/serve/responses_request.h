@@ -1,4 +1,4 @@
-/* Converts requests of the OpenAI Responses API to chat requests. The server stores nothing between requests. */
+/* Converts requests of the OpenAI Responses API to chat requests. The server keeps no state between requests. */
 #ifndef FKV_SERVE_RESPONSES_REQUEST_H
 #define FKV_SERVE_RESPONSES_REQUEST_H
 

@@ -55,7 +55,7 @@ typedef struct serve_subject {
 } serve_subject;
 
 /* Serves requests until SIGINT or SIGTERM. Call at most once per server. subjects: [n_subjects], 1 to SERVE_MAX_MODELS models
- * with different names. base_bytes: anonymous process memory before the engines were opened: program, weights, vocabulary.
+ * with different names. base_bytes: anonymous process memory (program, weights, vocabulary) before the engines were opened.
  * Returns false if out of memory. */
 bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, uint64_t base_bytes);
 
