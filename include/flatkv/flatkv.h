@@ -393,9 +393,9 @@ FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32
  * admitted. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
-/* Computes the number of prompt tokens whose pages are in the prefix tree, including pages that fkv_seq_open() cannot share, for
- * example because there is no snapshot after them. An earlier prompt began with the same tokens, so the end of these tokens is a
- * good position for a snapshot. Allowed while a step is open. */
+/* Computes the number of prompt tokens whose pages are in the prefix tree, including pages that fkv_seq_open() cannot share,
+ * for example because there is no snapshot after them. An earlier prompt began with these tokens, so the position after them is
+ * a good place for a snapshot. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_overlap(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_tokens);
 
 /* Removes a snapshot from the prefix tree, unless a sequence uses it. The snapshot is the state after the first n_tokens tokens

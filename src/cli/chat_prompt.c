@@ -114,7 +114,7 @@ static int64_t local_time_as_utc(void) {
 
 typedef struct rendered_chat {
     char *text;
-    uint8_t *given; /* [n] given[i] is nonzero if byte i is message content, which never becomes part of a special token */
+    uint8_t *given; /* [n] nonzero for each byte of message content, which never becomes part of a special token */
     size_t n;
 } rendered_chat;
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Maps field names of the library to command-line options. */
+/* Library field names, and the command-line options that replace them in messages. */
 static const char *const OPTION_NAMES[][2] = {{"max_step_tokens", "--chunk"}, {"memory_limit", "--memory"},
                                               {"max_tokens", "-c"},           {"n_threads", "--threads"},
                                               {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"}};

@@ -38,7 +38,7 @@ static bool remove_last_turn(conversation *c, text_buffer *text) {
     if (c->marks.n < 2) return false;
     const uint32_t mark = c->marks.tokens[c->marks.n - 2];
     const size_t start = c->marks.tokens[c->marks.n - 1];
-    /* The session may already be shorter, because a session with sealed pages can be truncated only at certain boundaries. */
+    /* The session may already be shorter than `mark`, because sealed pages can be truncated only at certain boundaries. */
     if (mark < g->session->length && session_truncate(g->session, mark) != EXIT_GOOD) return false;
     if (text != NULL) text_add(text, c->lines.bytes + start, c->lines.n - start);
     c->lines.n = start;
@@ -160,7 +160,7 @@ static int feed_tokens(conversation *c, size_t from, size_t n, const float **log
     model_session *s = c->generation->session;
     const uint32_t before = s->length;
     const int code = session_feed(s, c->next.tokens + from, n, logits, progress);
-    const size_t n_listed = c->fed.n > before ? c->fed.n - before : 0; /* number of tokens already in `fed` */
+    const size_t n_listed = c->fed.n > before ? c->fed.n - before : 0; /* number of these tokens that were already in `fed` */
     const size_t n_fed = s->length - before;
     if (n_fed > n_listed) token_list_add(&c->fed, c->next.tokens + from + n_listed, n_fed - n_listed);
     return code;

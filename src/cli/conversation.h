@@ -16,7 +16,7 @@ typedef struct conversation {
     bool warned;       /* true after the user was warned that the context is nearly full */
     token_list fed;    /* tokens of the conversation; the first session->length tokens are in the session's cache */
     token_list next;   /* tokens of the current turn that are not in the cache yet */
-    token_list marks;  /* plain text: the token position and the offset in `lines` at which each turn that can be undone starts */
+    token_list marks;  /* plain text: for each turn that can be undone, its start position in tokens and its offset in `lines` */
     text_buffer lines; /* plain text: the user's messages in the turns that can be undone */
 } conversation;
 

@@ -124,7 +124,7 @@ static void check_limits(doctor *d) {
 static void check_kernels(doctor *d) {
     static const struct {
         const char *codec;
-        double limit; /* error limit: about twice the error that was measured with normally distributed values */
+        double limit; /* error limit: about twice the error measured with normally distributed rows */
     } checks[] = {{"16/16", 2e-3}, {"8/8", 2e-2}, {"8/4", 0.15}, {"sealed", 0.25}, {"tq4", 0.25}};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         char name[32];

@@ -1,5 +1,5 @@
-/* Runs llama.cpp as a separate process, for flatkv bench --compare llama.cpp. The process runs bench/peers/llama_cpp_peer.py in a
- * Python interpreter, because the llama.cpp library in the xllamacpp package depends on symbols of Python. */
+/* Runs llama.cpp as a separate process, for flatkv bench --compare llama.cpp. The process runs bench/peers/llama_cpp_peer.py in
+ * a Python interpreter, because the llama.cpp library in the xllamacpp package depends on symbols of the interpreter. */
 #ifndef FKV_CLI_LLAMA_PEER_H
 #define FKV_CLI_LLAMA_PEER_H
 

@@ -8,8 +8,8 @@
 #include "token_list.h"
 
 /* Opens the session's sequence with the pages in FILE.partial. Returns the number of loaded tokens. Returns 0 without opening a
- * sequence if the file does not exist or does not belong to this prompt, model and codec; in the latter case a notice is printed.
- * n_prefix: number of tokens in the complete prefix, which limits the number of loaded tokens. */
+ * sequence if the file does not exist, or if it does not belong to this prompt, model and codec. In the second case, a notice
+ * is printed. n_prefix: number of tokens in the complete prefix, which limits the number of loaded tokens. */
 uint32_t partial_prefix_load(const char *file, model_session *s, const token_list *prompt, size_t n_prefix);
 
 /* Saves the session's sequence in FILE.partial and prints a notice. n_prefix: number of tokens in the complete prefix. */

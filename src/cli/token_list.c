@@ -22,7 +22,7 @@ void token_list_add(token_list *list, const uint32_t *tokens, size_t n) {
 /* Appends the tokens of a text. Calls fkv_tokenize() with `flags` if `given` is NULL, otherwise fkv_tokenize_given(). */
 static int add_tokens_of(token_list *list, const fkv_model *model, const char *bytes, const uint8_t *given, size_t n_bytes,
                          unsigned flags) {
-    size_t room = n_bytes + 8; /* usually sufficient: one token per byte, plus bos and a leading space */
+    size_t room = n_bytes + 8; /* usually sufficient: at most one token per byte, plus bos and a leading space */
     for (;;) {
         size_t n = 0;
         reserve_tokens(list, room);

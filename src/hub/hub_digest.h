@@ -1,5 +1,5 @@
-/* Digests of downloaded files: SHA-256 for large files, and the SHA-1 of git's blob format for small ones. Only SHA-256 protects
- * against deliberate changes, but for files stored in git the hub provides only SHA-1.
+/* Digests of downloaded files: SHA-256 for large files, and the SHA-1 of git's blob format for small ones. Only SHA-256
+ * protects against tampering, but the hub provides only SHA-1 digests of files that are stored in git.
  */
 #ifndef FKV_HUB_DIGEST_H
 #define FKV_HUB_DIGEST_H

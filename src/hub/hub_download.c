@@ -1,8 +1,8 @@
 /* Downloads files in parts; see hub_download() in hub_session.h.
  *
  * One thread drives all transfers with libcurl's multi interface. Parts are started in file order, so that digests can be
- * computed while later parts arrive. A part that fails temporarily is retried with increasing delays. Received data resets the
- * failure count of the part, so a download over a bad connection continues as long as it makes progress.
+ * computed while later parts arrive. A part that fails temporarily is retried with increasing delays. An attempt that receives
+ * enough data resets the failure count of the part, so a download over a bad connection continues as long as it makes progress.
  */
 #include "hub_request.h"
 

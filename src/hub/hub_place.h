@@ -24,8 +24,8 @@ int hub_token(char token[HUB_TOKEN], char source[HUB_PATH]);
 /* Returns whether HF_HUB_OFFLINE forbids connections. */
 bool hub_is_offline(void);
 
-/* Returns the number of seconds without data after which a transfer is considered stalled: HF_HUB_DOWNLOAD_TIMEOUT, or 30 by
- * default. */
+/* Returns the number of seconds that a transfer may go without data before it counts as stalled: HF_HUB_DOWNLOAD_TIMEOUT, or 30
+ * by default. */
 long hub_stall_seconds(void);
 
 #endif

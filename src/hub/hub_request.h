@@ -1,8 +1,9 @@
 /* One HTTP request to a hub or to the storage that the hub redirects to.
  *
- * The caller follows redirects, with a new request for each. The access token is therefore sent only to the hub itself, and the
- * redirect address can be reused for the other parts of a file. The size of every response is limited: the requested range limits
- * the body, libcurl limits the header lines, and MAX_ERROR_BODY limits the body of an error response.
+ * The caller follows redirects itself, by making a new request for each redirect. The access token is therefore sent only to
+ * the hub itself, and the redirect address can be reused for the other parts of a file. The size of every response is limited:
+ * the requested range limits the body, libcurl limits the header lines, and MAX_ERROR_BODY limits the body of an error
+ * response.
  */
 #ifndef FKV_HUB_REQUEST_H
 #define FKV_HUB_REQUEST_H

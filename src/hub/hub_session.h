@@ -10,7 +10,7 @@ typedef struct hub_session {
     char token[HUB_TOKEN];       /* access token, sent only to the endpoint's host and port; "" if there is none */
     char token_source[HUB_PATH];
     const char *revision; /* branch, tag or commit to list; see hub_revision_is_valid() */
-    long stall_seconds;   /* number of seconds without data after which a transfer fails */
+    long stall_seconds;   /* a transfer fails if it receives no data for this number of seconds */
     uint32_t n_tries;     /* maximum number of consecutive attempts without progress for each request */
     bool (*stop)(void);   /* polled callback; if it returns true, the operation ends with EXIT_INTERRUPTED */
     void *connection;     /* of hub_fetch.c */

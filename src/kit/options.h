@@ -17,7 +17,7 @@ typedef enum option_kind {
     OPTION_SIZE,       /* uint64_t: size in bytes, from 0 to `max`; see kit_size() */
     OPTION_REAL,       /* double, not negative */
     OPTION_TEXT,       /* const char * */
-    OPTION_OUTPUT,     /* const char *: path of an output file, whose folder must be writable */
+    OPTION_OUTPUT,     /* const char *: path of an output file; rejected if the file cannot be written */
     OPTION_CHOICE,     /* int: index of the chosen word in the list `value` */
     OPTION_TEXTS,      /* kit_texts: repeatable option */
     OPTION_POSITIONAL, /* kit_texts: positional arguments; `name` appears only in --help */
@@ -44,9 +44,9 @@ typedef struct kit_option {
 /* Entry that starts a group of options in --help. */
 #define KIT_HEADING(text) {text, 0, OPTION_HEADING, NULL, 0, NULL, NULL}
 
-/* Stores each value of the command line in the target of its option. Returns true on success. Returns false and sets *code to the
- * exit code if --help was printed or the command line is invalid; in the latter case an error has been printed. --help prints
- * `usage`, then the options in table order. */
+/* Stores each value of the command line in the target of its option. Returns true on success. Returns false and sets *code to
+ * the exit code if --help was printed or if the command line is invalid. In the second case, an error has been printed. --help
+ * prints `usage`, then the options in table order. */
 bool kit_options_parse(const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Sets the last line of every --help text. The string must remain valid while options are parsed. */

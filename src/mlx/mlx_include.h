@@ -1,6 +1,6 @@
-/* Stores kernel sources as in-memory files. MLX copies and hashes the source of a CUDA kernel at every call, which costs about
- * a microsecond per 6 KB, so a kernel is passed as one #include line that names an in-memory file. The files exist until the
- * process ends, because MLX compiles a kernel at its first evaluation.
+/* Stores kernel sources as in-memory files. MLX copies and hashes the source of a CUDA kernel at every call, which takes about
+ * a microsecond per 6 KB. To avoid this cost, the source that is passed to MLX is a single #include line that names an
+ * in-memory file. The files exist until the process ends, because MLX compiles a kernel at its first evaluation.
  */
 #ifndef FKV_MLX_INCLUDE_H
 #define FKV_MLX_INCLUDE_H

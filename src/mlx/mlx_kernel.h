@@ -1,5 +1,6 @@
-/* A custom MLX kernel for Metal or CUDA. The source is passed to MLX once, and launch configurations are reused between calls.
- * mlx-c has separate functions for Metal and CUDA; only mlx_kernel.c distinguishes them.
+/* A custom MLX kernel for Metal or CUDA. The source is passed to MLX once, and a launch configuration is reused as long as the
+ * output and the thread-group size stay the same. mlx-c has separate functions for Metal and CUDA; only mlx_kernel.c
+ * distinguishes them.
  */
 #ifndef FKV_MLX_KERNEL_H
 #define FKV_MLX_KERNEL_H

@@ -495,8 +495,9 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     }
 }
 
-/* The bound is four times the size of the scores, keys and values of a tile plus the rows of a step. MLX starts an operation
- * before the previous operation has finished, so the inputs and outputs of two operations exist at the same time. */
+/* The bound is four times the total size, as floats, of the scores, keys and values of a tile and of the rows of a step. MLX
+ * starts an operation before the previous operation has finished, so the inputs and outputs of two operations exist at the same
+ * time. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
     const uint64_t dim = (uint64_t)layer->head_dim + layer->rope_dim;
     const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));

@@ -166,7 +166,7 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
 fkv_status fkv_mlx_table_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t *words, uint32_t n);
 void fkv_mlx_table_close(fkv_mlx_layer *layer);
 
-/* Writes the step-table values that determine the grid sizes and array shapes of a step. form: [FKV_MLX_FORM_WORDS], output. */
+/* Writes the step-table values that determine the grid sizes and array shapes of a step to form: [FKV_MLX_FORM_WORDS]. */
 void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);
 
 /* fkv_mlx_fused_copy() copies a page. fkv_mlx_fused_put() writes n 16-bit words to the pool, starting at word `at`, and waits

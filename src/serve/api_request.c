@@ -624,7 +624,7 @@ static bool read_infill(api_request *r) {
     return true;
 }
 
-/* Returns true if the prompt is text or tokens instead of a conversation. */
+/* Returns true if the prompt consists of text or tokens instead of a conversation. */
 static bool is_completion(const api_request *r) {
     return r->kind == API_COMPLETIONS || (r->kind == API_OLLAMA_GENERATE && field(r->root, "prompt") != NULL);
 }

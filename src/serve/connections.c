@@ -35,7 +35,7 @@ typedef struct validated_input {
     struct bufferevent *io;
     http_filter *filter;
     struct evbuffer *raw; /* received bytes that have not been validated yet */
-    bool busy;            /* true while the input callback itself changes the input buffer */
+    bool busy;            /* true while the input callback itself modifies the input buffer */
     uint64_t n_replied;   /* number of responses sent */
     int error;            /* HTTP status of the response to the first protocol violation; 0 if there was none */
     const char *message;

@@ -3,9 +3,9 @@
  * evhttp itself has no such limits. Every accepted connection has an entry in this module. Connections beyond the limit are
  * answered with 503 and closed before evhttp sees them. One client address may use all connections except a reserve for other
  * addresses; further connections from this address are answered with 503. A connection that sends no complete request within
- * `request_s`, or no complete header within `header_s`, is closed. Input that violates HTTP (see http_filter.h) is answered with
- * a JSON error. If accept() fails because descriptors or memory run out, accepting pauses briefly and at most one line per second
- * is logged. All functions must be called on the event-loop thread.
+ * `request_s`, or no complete header within `header_s`, is closed. Input that violates HTTP (see http_filter.h) is answered
+ * with a JSON error. If accept() fails because descriptors or memory run out, no connections are accepted for a moment, and at
+ * most one line per second is logged. All functions must be called on the event-loop thread.
  */
 #ifndef FKV_SERVE_CONNECTIONS_H
 #define FKV_SERVE_CONNECTIONS_H

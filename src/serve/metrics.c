@@ -1,5 +1,5 @@
-/* See metrics.h. Metrics have the same names as in vLLM except for the prefix, so a vLLM dashboard works after its prefix is
- * changed. */
+/* See metrics.h. Metrics have the same names as in vLLM except for the prefix, so a vLLM dashboard works after the metric
+ * prefix in it is changed. */
 #include "metrics.h"
 
 #include <inttypes.h>

@@ -136,8 +136,8 @@ static size_t common_prefix(const prompt_tokens *a, const prompt_tokens *b) {
     return n;
 }
 
-/* Appends the token count of the prompt prefix that ends after the first n_messages messages. Does nothing if the template cannot
- * render these messages alone. */
+/* Appends the length, in tokens, of the prompt prefix that contains the first n_messages messages. Does nothing if the template
+ * cannot render these messages alone. */
 static void add_mark(const fkv_model *model, const api_request *r, size_t n_messages, prompt_tokens *out) {
     api_request shorter = {.conversation = json_copy(r->conversation)};
     json_t *messages = json_array();

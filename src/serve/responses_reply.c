@@ -1,5 +1,5 @@
-/* Writes responses of the OpenAI Responses API. A response is a list of output items. It is sent as one object or as a stream, in
- * which events report the start, the additions and the end of each item. See exchange.h.
+/* Writes responses of the OpenAI Responses API. A response is a list of output items. It is sent as one object or as a stream
+ * of events, which report the start of each item, each addition to it, and its end. See exchange.h.
  *
  * All parts of a streamed answer are kept as well, because the final event of each item repeats its complete content.
  */
