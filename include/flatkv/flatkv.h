@@ -239,7 +239,7 @@ FKV_API fkv_config fkv_config_default(void);
  * scratch_bytes does not depend on max_tokens. */
 typedef struct fkv_plan {
     uint64_t total_bytes;
-    uint64_t slab_bytes;    /* memory for the pages, plus additional device memory */
+    uint64_t slab_bytes;    /* memory for the pages; on MLX, also buffers of the backend (see fkv_mlx_plan_make()) */
     uint64_t tables_bytes;  /* page tables, page pool and prefix tree */
     uint64_t scratch_bytes; /* memory for tiles and partial results of the worker threads */
     uint64_t stacks_bytes;  /* stacks of the worker threads */
@@ -271,7 +271,7 @@ typedef struct fkv_cache fkv_cache;
  * plan does not fit. Close the cache with fkv_cache_close(). */
 FKV_API fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **cache);
 
-/* Closes a cache together with its open sequences and its open step, and releases all its memory. NULL is allowed. */
+/* Closes a cache together with its open sequences and its open step, and releases all its memory. `cache` may be NULL. */
 FKV_API void fkv_cache_close(fkv_cache *cache);
 
 typedef struct fkv_group_stats {

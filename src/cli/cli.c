@@ -91,7 +91,7 @@ static void record_interrupt(int number) {
 }
 
 void cli_catch_interrupts(void) {
-    /* With SA_RESTART, a write() that Ctrl-C interrupts resumes instead of failing, so no output is lost. */
+    /* With SA_RESTART, a write() that is interrupted by Ctrl-C resumes instead of failing, so no output is lost. */
     struct sigaction action = {.sa_handler = record_interrupt, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);

@@ -50,7 +50,8 @@ static bool write_all(int fd, const char *bytes, size_t n) {
     return true;
 }
 
-/* Writes the first n bytes of a file. The rest is a hole, so that the file has its full size but needs little disk space. */
+/* Writes a temporary file with the first n bytes of a file on the hub. The rest is a hole, so the temporary file has the full
+ * size but needs little disk space. */
 static int write_head(pull_choice *c, const hub_file *file, const char *bytes, size_t n) {
     char path[MODEL_PATH + 1100];
     (void)snprintf(path, sizeof path, "%s/%s", c->folder, base_name(file->path));

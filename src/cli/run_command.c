@@ -70,7 +70,7 @@ typedef struct prompt_parts {
     text_buffer question; /* -p */
 } prompt_parts;
 
-/* Returns whether standard input is a file or a pipe. If so, its contents are the document that -p asks about. */
+/* Returns whether standard input is a file or a pipe. Its contents are then the document to which the question in -p refers. */
 static bool input_is_piped(void) {
     struct stat input;
     return fstat(STDIN_FILENO, &input) == 0 && (S_ISFIFO(input.st_mode) || S_ISREG(input.st_mode));

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Growable buffer. `bytes` is NULL until the first text_add() and 0-terminated afterwards. */
+/* Growable buffer. `bytes` is NULL until the first text_add() and null-terminated afterwards. */
 typedef struct text_buffer {
     char *bytes;
     size_t n;
@@ -19,7 +19,7 @@ void text_free(text_buffer *t);
 /* Appends a whole file, or standard input if path is "-". Returns an exit code. */
 int text_read(text_buffer *t, const char *path);
 
-/* Returns a 0-terminated UTF-8 copy, to be freed by the caller. Invalid bytes and zero bytes become U+FFFD. */
+/* Returns a null-terminated UTF-8 copy, which the caller frees. Invalid bytes and zero bytes become U+FFFD. */
 char *text_to_utf8(const char *bytes, size_t n);
 
 /* Output stream for text that arrives in fragments. Only complete characters are written, and invalid UTF-8 becomes U+FFFD. On a

@@ -40,7 +40,7 @@ int hub_cache_lock_blob(const hub_cache *cache, const hub_file *file);
 /* Writes the path of a blob, with a suffix. Returns `path`. */
 const char *hub_cache_blob(const hub_cache *cache, const hub_file *file, const char *suffix, char path[HUB_PATH]);
 
-/* Returns whether the blob is complete. */
+/* Returns whether the cache contains the complete blob of the file. */
 bool hub_cache_has(const hub_cache *cache, const hub_file *file);
 
 /* Checks that the file system has `bytes` bytes of free space. Returns an exit code. */

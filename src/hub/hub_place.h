@@ -17,8 +17,8 @@ bool hub_cache_folder(char folder[HUB_PATH]);
 int hub_endpoint(char endpoint[HUB_ENDPOINT]);
 
 /* Writes the access token from HF_TOKEN, or else from the file that `hf auth login` writes. Writes "" if there is no token.
- * *source receives a description of the token's origin. Returns an exit code, because the token may contain invalid characters.
- */
+ * `source` receives a description of where the token was found. Returns an exit code, because the token may contain invalid
+ * characters. */
 int hub_token(char token[HUB_TOKEN], char source[HUB_PATH]);
 
 /* Returns whether HF_HUB_OFFLINE forbids connections. */

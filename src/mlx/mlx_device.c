@@ -117,8 +117,8 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
 }
 
 /* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
- * memory pages. The fused method on CUDA also allocates a ring buffer, in which the thread blocks of a prefill share unpacked
- * pages. All layers share one ring buffer, which is large enough for each of them. */
+ * memory pages, and it copies latent pools. The fused method on CUDA also allocates a ring buffer, in which the thread blocks
+ * of a prefill share unpacked pages. All layers share one ring buffer, which is large enough for each of them. */
 static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();

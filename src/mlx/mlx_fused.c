@@ -25,7 +25,7 @@ enum {
     TABLE_STEP = 1024, /* step tables are padded to a multiple of this many words, so that their shape rarely changes; see
                           fkv_mlx_step_state() */
     DEPENDENCY_WORDS =
-        8 /* minimum array size: MLX passes smaller inputs to Metal kernels as constants and would compile every kernel twice */
+        8 /* minimum array size; MLX would pass smaller inputs to Metal kernels as constants and compile every kernel twice */
 };
 
 /* ---- kernel source ---- */

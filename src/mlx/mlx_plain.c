@@ -308,7 +308,7 @@ static bool hides(const query_block *b, uint32_t begin, uint32_t end) {
     return end > b->position + 1 || hides_earlier(b, begin, end);
 }
 
-/* Sets scores of masked tokens to minus infinity. scores: [G, n * R, S] of tokens [begin, end). */
+/* Sets the scores of masked tokens to minus infinity. scores: [G, n * R, S], the scores of tokens [begin, end). */
 static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;

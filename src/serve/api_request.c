@@ -349,7 +349,7 @@ static json_t *anthropic_tools(const json_t *tools) {
 
 static bool one_of(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
 
-/* Reads tool_choice in OpenAI or Anthropic syntax. Sets *hide_tools if the tools must not appear in the prompt. */
+/* Reads tool_choice in OpenAI or Anthropic syntax. Sets *hide_tools to true if the tools must not appear in the prompt. */
 static bool read_tool_choice(api_request *r, bool *hide_tools) {
     const json_t *choice = field(r->root, "tool_choice");
     const char *word = json_is_object(choice) ? json_string_value(json_object_get(choice, "type")) : json_string_value(choice);

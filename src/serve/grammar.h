@@ -20,8 +20,8 @@ typedef struct grammar grammar;             /* compiled grammar of a request, wi
 /* Returns true if grammar_open() accepts rules, which requires a build with llguidance. */
 bool grammar_supports_rules(void);
 
-/* Sets the time limit for grammar compilations, in seconds. The default is GRAMMAR_COMPILE_SECONDS. With 0, every compilation
- * exceeds the limit. Used by tests. */
+/* Sets the time limit for grammar compilations, in seconds. The default is GRAMMAR_COMPILE_SECONDS. A limit of 0 makes every
+ * compilation fail. Used only by tests. */
 void grammar_set_compile_seconds(uint32_t seconds);
 
 /* Creates the vocabulary index of a model. The model must outlive the index. Returns NULL if memory runs out. */

@@ -17,7 +17,7 @@ typedef struct serve_config {
     uint16_t port;                    /* port number; 0 selects a free port, which is printed */
     const char *keys[SERVE_MAX_KEYS]; /* API keys, one per tenant; if there are none, clients are not authenticated */
     uint32_t n_keys;
-    bool has_admin_key; /* true if the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
+    bool has_admin_key; /* true if the last key is the admin key; only the admin key gives access to /metrics and /flatkv/state */
     const char *cors;  /* origin whose pages may use the server, or "*" for all origins; NULL allows only the server's own page */
     bool any_host;     /* true to accept any Host header if no keys are configured */
     size_t max_body;   /* maximum size of a request body, in bytes */
