@@ -15,7 +15,7 @@ typedef struct fkv_carve {
     uint8_t *base; /* start of the block; NULL in the counting pass */
     uint64_t used;
     uint64_t size; /* size of the block at base; unused in the counting pass */
-    bool overflow; /* true if the total size does not fit in 64 bits; the plan must then be rejected */
+    bool overflow; /* true if the total size does not fit in 64 bits; the caller must then reject the plan */
 } fkv_carve;
 
 /* Carves an array of n elements of `bytes` bytes each. Returns NULL in the counting pass, so callers must not dereference the

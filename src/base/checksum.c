@@ -1,5 +1,5 @@
 /* CRC32C (implemented by isa-l) and SHA-256 (implemented by libcrypto). Both libraries use the CPU's CRC and SHA instructions. No
- * other file includes their headers.
+ * other file includes the headers of these libraries.
  *
  * This file uses libcrypto's low-level SHA-256 functions, whose state is in memory provided by the caller. OpenSSL 3.0 and later
  * recommend the EVP interface instead, which allocates about 200 KiB at first use and a context for each digest. The memory plan

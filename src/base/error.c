@@ -9,8 +9,8 @@
 static _Thread_local char message[512];
 
 fkv_status fkv_fail(fkv_status status, const char *format, ...) {
-    char raw[2 * sizeof message]; /* longer than `message`, so that fkv_show_into() truncates long text at a character boundary
-                                     before vsnprintf() would */
+    char raw[2 * sizeof message]; /* larger than `message`, so that long text is truncated by fkv_show_into(), at a character
+                                     boundary, and not by vsnprintf() */
     va_list args;
     va_start(args, format);
     (void)vsnprintf(raw, sizeof raw, format, args);

@@ -22,7 +22,7 @@ FKV_INTERNAL void fkv_map_close(void *map, uint64_t bytes);
 /* For tests: returns the total size of all open maps of this process, after rounding (see fkv_map_rounded()). Thread-safe. */
 uint64_t fkv_map_live_bytes(void);
 
-/* For tests: same as fkv_memory_available(), with `root` prepended to the path of every file that is read. */
+/* For tests: like fkv_memory_available(), but prepends `root` to the path of every file that it reads. */
 uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

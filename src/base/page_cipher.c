@@ -28,7 +28,8 @@ fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *b
 
 static fkv_status cipher_failed(void) { return fkv_fail(FKV_UNSUPPORTED, "libcrypto cannot compute AES-256-GCM"); }
 
-/* Returns the kernel that decrypts faster than libcrypto, or NULL. libcrypto uses VAES since version 3.1. */
+/* Returns the decryption kernel to use instead of libcrypto, or NULL. libcrypto 3.1 and later use VAES themselves, so the kernel
+ * is used only with version 3.0. */
 static const fkv_gcm_functions *decryption_kernel(void) {
     return OPENSSL_version_major() == 3 && OPENSSL_version_minor() == 0 ? fkv_gcm_vaes_functions() : NULL;
 }

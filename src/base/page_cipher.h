@@ -16,12 +16,12 @@ fkv_status fkv_keyed_hash(const uint8_t key[FKV_CIPHER_KEY_BYTES], const void *b
 typedef struct fkv_cipher {
     void *context;
     bool encrypts;
-    const fkv_gcm_functions *kernel; /* used for decryption instead of libcrypto, unless NULL */
+    const fkv_gcm_functions *kernel; /* decryption kernel; NULL to use libcrypto */
     fkv_gcm_vaes state;              /* of the kernel */
 } fkv_cipher;
 
 fkv_status fkv_cipher_open(fkv_cipher *cipher, const uint8_t key[FKV_CIPHER_KEY_BYTES], bool encrypts);
-void fkv_cipher_close(fkv_cipher *cipher); /* the struct may be all zeros */
+void fkv_cipher_close(fkv_cipher *cipher); /* accepts a zeroed struct */
 
 /* Fills a nonce with random bytes. */
 fkv_status fkv_cipher_nonce(uint8_t nonce[FKV_CIPHER_NONCE_BYTES]);

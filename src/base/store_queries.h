@@ -1,4 +1,5 @@
-/* Calls of the optional functions of a prefix store, with the defaults that prefix_store.h defines for stores without them. */
+/* Calls the optional functions of a prefix store. If a store does not provide a function, returns the default that prefix_store.h
+ * specifies. */
 #ifndef FKV_STORE_QUERIES_H
 #define FKV_STORE_QUERIES_H
 

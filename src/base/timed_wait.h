@@ -28,7 +28,7 @@ FKV_INLINE void fkv_cond_init(pthread_cond_t *cond) {
 #endif
 }
 
-/* Waits for a signal until fkv_seconds_now() reaches `end`. Returns false if this time is reached. The caller holds the lock. */
+/* Waits for a signal until fkv_seconds_now() reaches `end`. Returns false on timeout. The caller holds the lock. */
 FKV_INLINE bool fkv_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, double end) {
 #if FKV_OS_APPLE
     const double left = end - fkv_seconds_now();

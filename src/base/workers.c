@@ -33,7 +33,7 @@ typedef struct worker {
 } worker;
 
 struct fkv_workers {
-    /* modified by all threads; each of these fields has its own cache line */
+    /* the next two fields are modified by all threads, so each has its own cache line */
     alignas(64) _Atomic int64_t left;
     alignas(64) _Atomic int64_t unfinished;
 
@@ -162,9 +162,9 @@ static void stop_threads(fkv_workers *workers, uint32_t n_started) {
     for (uint32_t i = 0; i < n_started; i++) (void)pthread_join(workers->threads[i].thread, NULL);
 }
 
-/* Maps the stacks of the workers. The map is committed and included in the plan, so the process's memory does not grow with call
- * depth. The lowest page of each stack is a guard page, so that an overflow crashes instead of corrupting the neighboring stack.
- */
+/* Maps the stacks of the workers. The map is committed and its size is part of the plan, so deep calls do not increase the memory
+ * use of the process. The lowest page of each stack is a guard page, so an overflow causes a crash instead of corrupting the
+ * neighboring stack. */
 static fkv_status open_stacks(fkv_workers *workers) {
     uint32_t n_stacks = workers->n_threads - 1;
     void *map = NULL;

@@ -560,8 +560,8 @@ fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows) {
     return FKV_OK;
 }
 
-/* Ends the step on the device. Must be called before the pager ends the step, because the pager then releases page tables that
- * the device still uses. */
+/* Ends the step on the device. Must be called before the pager ends the step, because the pager then releases the page tables
+ * that the device uses. */
 static void finish_device_step(fkv_step *step) {
     step->open = false;
     step->cache->device->step_end(step->cache->device_state);
@@ -629,8 +629,8 @@ static uint32_t state_bit(const fkv_cache *cache) {
     return cache->plan.state_bytes != 0 ? UINT32_C(1) << cache->plan.state_group : 0;
 }
 
-/* Returns a bit mask with only the bit of the group of open pages set, or 0 if logical page n_pages - 1 has no separate open
- * form. */
+/* Returns a bit mask with only the bit of the group of open pages set. Returns 0 if there are no sealed layers or if n_pages is
+ * 1, because the first page is packed together with its open form. */
 static uint32_t open_bit(const fkv_cache *cache, uint32_t n_pages) {
     return cache->shape.open_group < cache->plan.n_groups && n_pages > 1 ? UINT32_C(1) << cache->shape.open_group : 0;
 }
@@ -738,7 +738,8 @@ fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *
     return read_packed_page(cache, tenant, tokens, n_pages, groups, packed, pages);
 }
 
-/* Verifies a packed page that contains only the group of the bit mask `bit`, then inserts it into its node. */
+/* Verifies a packed page that contains only one layer group, then inserts it into its prefix-tree node. bit: bit mask with only
+ * the bit of this group set. */
 static fkv_status unpack_part(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                               const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes, uint32_t bit) {
     uint32_t groups = 0;

@@ -31,8 +31,8 @@ typedef struct fkv_device_step {
 } fkv_device_step;
 
 typedef struct fkv_device {
-    bool on_host;      /* true if the device uses the cache's workers, scratch memory and CPU kernels. Only such a device supports
-                          fkv_write() and fkv_attend() */
+    bool on_host; /* true if the device uses the cache's workers, scratch memory and CPU kernels; fkv_write() and fkv_attend()
+                     work only on such a device */
     const char *calls; /* names of the device's public write and attend functions, for error messages */
 
     /* Returns the size of the device's state. */

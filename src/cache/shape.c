@@ -5,9 +5,9 @@
 
 #include <math.h>
 
-/* A cached prefix of sealed layers needs its first page in open form, and it can be shared up to the end of a page only if the
- * pages of this span are also in open form. The plan contains an open first page for every PAGES_PER_PREFIX pages of
- * capacity. */
+/* In a cache with sealed layers, a prefix can be shared only if its first page is cached in open form. It can be shared beyond
+ * the end of its last complete span only if the pages after that span are also cached in open form. The plan contains an open
+ * first page for every PAGES_PER_PREFIX pages of capacity. */
 enum { PAGES_PER_PREFIX = 256, STATE_ALIGN = 64, MAX_SNAPSHOTS = 1 << 20 };
 
 static fkv_status check_codec_kinds(const fkv_layer_config *l, uint32_t layer) {
@@ -134,9 +134,9 @@ static bool any_sealed(const fkv_config *c) {
     return any;
 }
 
-/* Adds the group that holds the open pages of sealed layers: page 0, the pages of the next token's span, and the pages that are
- * needed after a truncation by one page. This group comes last. Layers are never assigned to it by their (window, n_sinks)
- * pair. */
+/* Adds the group that holds the open pages of sealed layers: page 0, the pages of the span that contains the next token, and the
+ * pages that would be needed after a truncation by one page. This group comes last. Layers are never assigned to it by their
+ * (window, n_sinks) pair. */
 static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
     FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
                 "the layers have %u distinct (window, n_sinks) pairs; at most %d are supported if a layer is sealed",
@@ -147,9 +147,9 @@ static fkv_status add_open_pages_group(fkv_pager_spec *pager, uint32_t *group) {
 }
 
 /* Returns the number of open pages planned for cached prefixes that no sequence uses: first pages, without which a prefix cannot
- * be shared, and other pages for the positions where prompts diverge: one per sequence, but at least those of a partial span.
- * With state layers, there are also other pages for snapshots, up to one per span of the capacity, because a prefix cannot be
- * shared up to a snapshot without the open pages of its span. */
+ * be shared, and pages for the positions where prompts diverge. The number of the latter is one per sequence, but at least the
+ * size of a partial span. With state layers, pages for snapshots are added, up to one per span of the capacity, because a prefix
+ * can be shared up to a snapshot only if the open pages of the snapshot's span are cached. */
 static uint64_t open_cached_pages(const fkv_config *c, uint32_t most, bool has_states) {
     const uint32_t n_first = c->max_seqs + most / PAGES_PER_PREFIX;
     const uint64_t for_snapshots = has_states ? (uint64_t)c->max_snapshots * (FKV_OPEN_SPAN - 1) : 0;
@@ -158,11 +158,10 @@ static uint64_t open_cached_pages(const fkv_config *c, uint32_t most, bool has_s
            (for_snapshots < per_span ? for_snapshots : per_span);
 }
 
-/* Determines the groups and their page counts. Groups are numbered 0, 1, 2 and so on, in the order of the first layer that
- * belongs to each group; the group of open pages comes last. The page counts are large enough for any max_seqs sequences whose
- * max_tokens add up to config.max_tokens, even if the last page of every sequence is only partially filled. A window group needs
- * at most the pages that max_seqs sequences hold between steps, plus the pages that one step writes. The state group also has
- * pages for snapshots. */
+/* Determines the groups and their page counts. Groups are numbered from 0 in the order of their first layers; the group of open
+ * pages comes last. The page counts are large enough for any max_seqs sequences whose max_tokens add up to config.max_tokens,
+ * even if the last page of every sequence is only partially filled. A window group needs at most the pages that max_seqs
+ * sequences hold between steps, plus the pages that one step writes. The state group also has pages for snapshots. */
 static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group, uint32_t *state_group) {
     *state_group = FKV_MAX_GROUPS;
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,

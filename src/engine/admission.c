@@ -3,7 +3,7 @@
 
 static const double MIN_RETRY_S = 1.0; /* minimum retry delay: the HTTP header Retry-After has a resolution of one second */
 static const double MAX_RETRY_S = 600.0;
-static const double RETURN_RATE_STEP = 0.02; /* weight of the newest observation in the moving average of the return rate */
+static const double RETURN_RATE_STEP = 0.02; /* weight of the newest observation in the moving average return_rate */
 static const double MIN_RETURN_RATE = 0.1;
 
 void fkv_admission_init(fkv_admission *admission, uint32_t max_queue, double max_wait_s) {

@@ -16,7 +16,7 @@ uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t max_
 /* Draft acceptance statistics of one answer. */
 typedef struct fkv_draft_record {
     double acceptance; /* estimated probability that a draft token is accepted if all draft tokens before it were accepted */
-    bool has_draft;    /* true if a draft is stored after the tokens of the answer, even if the current step does not verify it */
+    bool has_draft;    /* true if a draft is stored after the tokens of the answer, whether or not the current step verifies it */
 } fkv_draft_record;
 
 fkv_draft_record fkv_draft_record_init(void);

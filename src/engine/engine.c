@@ -40,14 +40,14 @@ struct fkv_engine {
     fkv_admission admission;
     fkv_recent_prefixes recent;
     fkv_forecast forecast;
-    double base_wait_s;  /* predicted queue time, in seconds, of a request that is added after all jobs of the scheduler */
+    double base_wait_s;  /* predicted queue time, in seconds, of a request that arrives after all jobs of the scheduler */
     double next_start_s; /* predicted time, in seconds, until the next queued request starts */
     uint32_t free_slots; /* number of sequences available to new requests; 0 if requests are queued */
     uint32_t n_listed;
     fkv_request_info listed[MAX_LISTED];
     bool pages_wanted; /* true if fkv_engine_pages() was called since `pages` was last updated */
     uint32_t n_pages;
-    fkv_page_info pages[FKV_MAX_LISTED_PAGES]; /* pages of the layer group page_group() */
+    fkv_page_info pages[FKV_MAX_LISTED_PAGES]; /* pages of the layer group that page_group() returns */
 };
 
 fkv_engine_config fkv_engine_config_default(void) {
@@ -164,7 +164,7 @@ static bool receive_inbox(fkv_engine *e, bool idle) {
         (void)pthread_cond_wait(&e->changed, &e->lock);
     }
     if (idle && fkv_tier_asks(&e->scheduler.tier))
-        wait_for_page(e, 0.0005); /* polls, because the store does not wake the engine when it learns which pages it has */
+        wait_for_page(e, 0.0005); /* polls, because the store does not wake the engine when its page lookup finishes */
     else if (idle && fkv_tier_busy(&e->scheduler.tier))
         wait_for_page(e, 0.02);
     e->arrived = false;
@@ -222,8 +222,8 @@ static fkv_status open_tier(fkv_engine *e) {
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
 }
 
-/* Returns true if the cache has sliding-window layers or states. The open pages of sealed layers form a separate group, but
- * sealed layers can always be truncated by one page, which exceeds the longest draft. */
+/* Returns true if the cache has sliding-window layers or states. The group of the open pages of sealed layers does not count,
+ * because these layers can always be truncated by one page, which is longer than any draft. */
 static bool is_windowed(const fkv_engine *e) {
     const uint32_t n_groups = has_sealed_layers(e) ? 2 : 1;
     return fkv_model_about(e->model)->window != 0 || e->config.runner.max_kv != 0 || e->plan.cache.n_groups != n_groups;
@@ -233,7 +233,7 @@ static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    const bool windowed = is_windowed(e); /* drafts are disabled, because a windowed sequence cannot always be truncated */
+    const bool windowed = is_windowed(e); /* if true, drafts are disabled, because truncation is not always possible */
     if (windowed || e->config.draft_tokens == 0) {
         c.max_logit_rows = c.max_seqs;
         FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));

@@ -10,8 +10,8 @@ enum { ANNOUNCED_STATES = 32 }; /* maximum number of snapshot keys that are anno
 static const double MAX_FIRST_WAIT_S = 10.0; /* longest wait for a restore, in seconds, if the compute time is not known yet */
 static const double ASK_AGAIN_S = 0.002;     /* polling interval while the store determines which pages it has, in seconds */
 static const double PAGE_TIME_STEP = 0.2;    /* weight of the newest measurement in the moving averages of the read times */
-static const double PAGE_TIME_DECAY = 0.98;  /* factor by which each declined restore lowers the estimated read times, so that a
-                                                slow store is eventually tried again */
+static const double PAGE_TIME_DECAY = 0.98; /* each declined restore multiplies the estimated read times by this factor, so that a
+                                               slow store is eventually tried again */
 
 fkv_status fkv_tier_compute_keys(const fkv_cache *cache, uint32_t page_tokens, const char *tenant_name, fkv_job *job) {
     char number[32];

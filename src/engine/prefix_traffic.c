@@ -106,7 +106,7 @@ static void *write_thread(void *user) {
     return NULL;
 }
 
-/* Completes the oldest started slot of the read ring. The store worked on it since the previous slot was completed. */
+/* Completes the oldest started slot of the read ring. The time of the slot counts from the completion of the previous slot. */
 static void complete_slot(void *user) {
     io_ring *ring = user;
     const double now = io_seconds();

@@ -17,7 +17,7 @@ typedef struct fkv_recent_prefixes {
     uint64_t hashes[FKV_RECENT_PAGES]; /* a hash is stored at index hash % FKV_RECENT_PAGES; the value 0 marks an empty slot */
 } fkv_recent_prefixes;
 
-/* Writes the hashes of all full pages of a prompt to hashes[n_tokens / page_tokens] and returns their number. */
+/* Computes the hash of every full page of a prompt and returns the number of hashes. hashes: [n_tokens / page_tokens], output. */
 uint32_t fkv_prefix_hashes(uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens, uint32_t page_tokens, uint64_t *hashes);
 
 /* Returns the number of consecutive pages, starting with the first, whose hashes are in the table. */

@@ -29,7 +29,7 @@ fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
     for (uint32_t i = 0; i < r->sampler.n_bias; i++)
         FKV_REQUIRE(r->sampler.bias[i].token < n_vocab, FKV_BAD_ARGUMENT,
                     "a logit bias is set for token %u, but the vocabulary has only %u tokens", r->sampler.bias[i].token, n_vocab);
-    fkv_sampler_config options = r->sampler; /* opening a sampler with these options validates them */
+    fkv_sampler_config options = r->sampler; /* these options are validated by opening a sampler with them */
     fkv_sampler *probe = NULL;
     options.n_bias = 0;
     FKV_TRY(fkv_sampler_open(&options, 1, &probe));

@@ -44,14 +44,15 @@ typedef struct fkv_job {
     double first_attempt_at; /* time of the first attempt to submit the request; earlier than arrived_at after a rejection */
     double arrived_at;
     double admitted_at;
-    double deadline_at;    /* time of the deadline; INFINITY if there is no deadline */
-    uint32_t tenant_slot;  /* slot of the tenant in fkv_fair_share */
-    uint32_t n_cached;     /* number of prompt tokens reused from the prefix tree at admission */
-    uint32_t junction;     /* number of prompt tokens in the prefix tree at admission, including those that could not be shared,
-                              or number of tokens in common with a job that waits for this one */
-    uint32_t n_matched;    /* number of prompt tokens found in the prefix tree at the last lookup */
-    uint32_t n_expected;   /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
-    bool waits_for_page;   /* true if the job has waited at least once for a page that another job was computing */
+    double deadline_at;   /* time of the deadline; INFINITY if there is no deadline */
+    uint32_t tenant_slot; /* slot of the tenant in fkv_fair_share */
+    uint32_t n_cached;    /* number of prompt tokens reused from the prefix tree at admission */
+    uint32_t junction;    /* position at which this prompt diverges from others: the number of prompt tokens in the prefix tree at
+                             admission, whether or not they could be shared, or the number of tokens in common with a job that waits
+                             for this one */
+    uint32_t n_matched;   /* number of prompt tokens found in the prefix tree at the last lookup */
+    uint32_t n_expected;  /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
+    bool waits_for_page;  /* true if the job has waited at least once for a page that another job was computing */
     uint64_t skipped_turn; /* number of the last scheduler turn in which the job was considered but not admitted */
     fkv_stop_list stops;
     uint32_t n_unfinished; /* number of answers that are not finished */
@@ -66,7 +67,7 @@ typedef struct fkv_job {
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
     double store_asked_at;   /* time at which the job started to wait for the page lookup in the store; 0 if it has not waited */
     bool restore_done;       /* true if the restore is finished or was skipped */
-    bool store_checked;      /* true if the store was queried; pages [store_first, store_end) are then in the store */
+    bool store_checked;      /* true if the store was queried; it then holds pages [store_first, store_end) */
     uint32_t store_first;
     uint32_t store_end;
     uint32_t store_known; /* number of leading prompt pages in memory or in the store, including those without the snapshot or the

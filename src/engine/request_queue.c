@@ -33,8 +33,8 @@ static double aged_priority(const fkv_job *job, double now, double ageing_s) {
     return (double)job->r.priority + aged;
 }
 
-/* Returns true if job b should run before job a. Job a was added to the queue first, but job b may have been submitted, and
- * rejected, earlier. */
+/* Returns true if job b should run before job a. Job a was added to the queue before job b, but the first attempt of job b, which
+ * was rejected, may have been earlier. */
 static bool precedes(const fkv_job *b, const fkv_job *a, const fkv_fair_share *share, double now, double ageing_s) {
     double counter_a = share->tenants[a->tenant_slot].counter;
     double counter_b = share->tenants[b->tenant_slot].counter;

@@ -1,8 +1,8 @@
 /* Stores queued requests in arrival order and selects the next request to admit.
  *
- * The tenant with the smallest fair-share counter is served first. The requests of a tenant are compared by higher priority, then
- * earlier deadline, then longer cached prefix, then earlier first attempt. A priority rises by one for every ageing_s seconds of
- * waiting.
+ * The tenant with the smallest fair-share counter is served first. The requests of a tenant are ordered by priority (highest
+ * first), then by deadline (earliest first), then by cached prefix (longest first), then by first attempt (earliest first). A
+ * priority rises by one for every ageing_s seconds of waiting.
  */
 #ifndef FKV_REQUEST_QUEUE_H
 #define FKV_REQUEST_QUEUE_H

@@ -16,8 +16,8 @@ enum {
     MAX_COMPARED = 16,       /* maximum number of queued jobs whose prompts are compared with a new prompt */
     ANSWER_PREFIX = 16,      /* maximum number of tokens between the last message and the answer in a chat template */
     SNAPSHOT_SPACING = 4096, /* distance, in tokens, between additional snapshots in a long prompt */
-    MAX_OPEN_PAGES = 7       /* maximum number of open pages that a sequence holds between steps: the first page, a span, the
-                                following page, and one page before the span */
+    MAX_OPEN_PAGES = 7 /* maximum number of open pages that a sequence holds between steps: the first page, the 4 pages of a span,
+                          and one page before and after the span */
 };
 static const double SLOWDOWN_WINDOW_S =
     30.0; /* time constant, in seconds, of the decaying sums of measured and predicted times */
@@ -82,7 +82,8 @@ void fkv_scheduler_close(fkv_scheduler *s) {
 
 /* Returns the number of tokens that a fork must reserve: max_new tokens, one page for a private copy of the last prompt page, and
  * one page for the partially filled page at the end of the answer. In a cache with sliding-window layers, a fork shares no pages,
- * so it reserves the whole prompt and answer. For the same reason, a fork reserves all open pages of sealed layers. */
+ * so it reserves the whole prompt and answer. Open pages of sealed layers are not shared either, so the fork reserves all of
+ * them. */
 static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
     const uint32_t page = s->device.page_tokens;
     const uint32_t open = s->device.has_sealed ? fkv_min_u32(n_prompt + max_new, MAX_OPEN_PAGES * page) : 0;
@@ -147,7 +148,7 @@ double fkv_scheduler_next_start(const fkv_scheduler *s) {
         running += seconds;
         if (seconds < first) first = seconds;
     }
-    double soon = first * s->n_running; /* assumes that all running jobs share the machine equally until the first of them ends */
+    double soon = first * s->n_running; /* until the first of them ends, the running jobs share the machine equally */
     return soon < running ? soon : running;
 }
 
@@ -313,8 +314,9 @@ void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job) {
     fkv_request_queue_add(&s->queue, job);
 }
 
-/* Returns true if a running job is computing the next prompt page of this job. The prefill of the running job then stops at the
- * end of the common prefix, so that its open pages enter the prefix tree. */
+/* Returns true if a running job is computing the next prompt page of this job. In a cache with sealed layers, also makes the
+ * prefill of the running job stop at the end of the common prefix, so that the open pages at this position are inserted into the
+ * prefix tree. */
 static bool shares_pending_page(const fkv_scheduler *s, const fkv_job *job) {
     for (uint32_t i = 0; i < s->n_running; i++) {
         fkv_job *other = s->running[i];
@@ -401,7 +403,7 @@ static void admit_jobs(fkv_scheduler *s, double now) {
             start_job(s, job, now);
         } else if (s->n_running > 0 && (status == FKV_POOL_FULL || status == FKV_SEQS_FULL)) {
             s->pages_limited = true;
-            break; /* later jobs must not take the memory that running jobs will free for this job */
+            break; /* later jobs must not use the memory that this job is waiting for */
         } else {
             fkv_request_queue_remove(&s->queue, job);
             job->admitted_at = now;
@@ -457,7 +459,7 @@ static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
     }
 }
 
-/* Rounds n, the number of rows to add to the `before` rows of a step, so that the sum is a multiple of ROW_BLOCK if possible. */
+/* Returns n rounded so that the total number of rows in the step, before + n, is a multiple of ROW_BLOCK if possible. */
 static uint32_t round_to_row_blocks(uint32_t before, uint32_t n, uint32_t most) {
     const uint32_t over = (before + n) % ROW_BLOCK;
     if (over >= MIN_BLOCK_FILL && n + (ROW_BLOCK - over) <= most) return n + (ROW_BLOCK - over);
@@ -478,15 +480,16 @@ static bool is_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t at)
 }
 
 /* Returns true if sealed layers no longer hold the open pages before position `at`, a multiple of page_tokens, when the sequence
- * has `length` tokens. A prefix that is inserted at this length can then not be shared up to `at`. */
+ * has `length` tokens. If the prefix is inserted at this length, later prompts cannot share it up to `at`. */
 static bool is_sealed_over(const fkv_scheduler *s, uint32_t at, uint32_t length) {
     const uint32_t span = FKV_SPAN_PAGES * s->device.page_tokens;
     return at % span != 0 && length >= s->device.page_tokens && at / span < (length - s->device.page_tokens) / span;
 }
 
 /* Returns the length of a prefill chunk that starts at prompt position `from`. The length is n tokens, unless the chunk contains
- * a snapshot position; the chunk then ends at the first snapshot position. In a cache with sealed layers, the chunk ends where
- * the prompt diverges from earlier prompts, so that later prompts can share all pages before this position. */
+ * a snapshot position; the chunk then ends at the first snapshot position. In a cache with sealed layers, the chunk also ends
+ * where the prompt diverges from other prompts if the open pages at this position would otherwise be released too early to be
+ * shared. */
 static uint32_t cut_at_snapshot(const fkv_scheduler *s, const fkv_job *job, uint32_t from, uint32_t n) {
     const uint32_t page = s->device.page_tokens;
     const bool diverges = s->device.has_sealed && job->junction > from && job->junction < from + n;
@@ -553,9 +556,9 @@ static void insert_prefix(fkv_scheduler *s, fkv_job *job, fkv_answer *a) {
     a->rolling = a->n_fed;
 }
 
-/* Notes the prefixes of the prompt whose open pages should be written to the prefix store after a prefill chunk that started at
- * prompt position `from`: the prefix that earlier prompts have in common with this prompt, and the longest prefix that a
- * repetition of this prompt can share. In a cache with state layers, insert_prefix() notes prefixes with a snapshot instead. */
+/* Called after a prefill chunk that started at prompt position `from`. Records the prefixes whose open pages should be written to
+ * the prefix store: the prefix in common with other prompts, and the longest prefix that a repetition of this prompt can share.
+ * In a cache with state layers, insert_prefix() records the prefixes that end at snapshots instead. */
 static void note_open_pages(fkv_scheduler *s, fkv_job *job, uint32_t from) {
     const uint32_t page = s->device.page_tokens;
     const uint32_t n_fed = job->answers[0].n_fed;

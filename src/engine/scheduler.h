@@ -32,10 +32,10 @@ typedef struct fkv_engine_device {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
-    bool has_states;       /* true if the cache has state layers; prefixes are then shared only up to snapshots */
-    bool has_sealed;       /* true if the cache has sealed layers; a prefix is then shared up to a page boundary only if the pages
-                              of the span are still in open form */
-    bool windowed;         /* true if the cache has sliding-window layers or states, whose pages a fork cannot share */
+    bool has_states; /* true if the cache has state layers; prefixes are then shared only up to snapshots */
+    bool has_sealed; /* true if the cache has sealed layers; a prefix can then be shared up to a page boundary inside a span only
+                        if the pages of this span are still in open form */
+    bool windowed;   /* true if the cache has sliding-window layers or states, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
     uint32_t draft_rows;   /* maximum total number of draft tokens in a step */
     uint32_t n_end;

@@ -1,7 +1,7 @@
 /* See step_cost.h. */
 #include "step_cost.h"
 
-/* Forgetting factor: the weight of a step relative to the step after it. A step that is 50 steps old has a weight of about 1/e.
+/* Forgetting factor: the weight of a step relative to the step after it. After 50 more steps, the weight of a step is about 1/e.
  */
 static const double FORGETTING_FACTOR = 0.98;
 /* Initial coefficients: 10 ms per step, 1 ms per decode row, 1 ms per prefill token. They are conservative, and measurements
@@ -37,7 +37,7 @@ fkv_step_cost fkv_step_cost_measured(fkv_step_times t) {
     fkv_step_cost cost = fkv_step_cost_init();
     const double rows = fkv_ceil_div(t.n_rows, ROW_GROUP) * ROW_GROUP;
     double step_s =
-        t.one_row_s / 2.0; /* by default, half of the time of a one-row step is a fixed cost, and half is the cost per row */
+        t.one_row_s / 2.0; /* default: half of the time of a one-row step is the cost per step, and half is the cost per row */
     if (rows > (double)ROW_GROUP)
         step_s = t.one_row_s - (t.all_rows_s - t.one_row_s) / (rows - (double)ROW_GROUP) * (double)ROW_GROUP;
     if (step_s < 0.0) step_s = 0.0;

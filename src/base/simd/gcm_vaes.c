@@ -1,11 +1,12 @@
 /* See gcm_vaes.h.
  *
  * Blocks are byte-reversed after loading, so that a 128-bit lane holds the bit-reflected polynomial of GHASH. Powers of the hash
- * key are stored multiplied by x, because the product of two reflected polynomials is shifted by one bit. A product has the parts
- * low, middle and high, from four carry-less multiplications. reduce() folds it modulo x^128 + x^7 + x^2 + x + 1.
+ * key are stored multiplied by x, because the product of two reflected polynomials is shifted by one bit. Four carry-less
+ * multiplications compute a product in three parts: low, middle and high. reduce() then reduces the product modulo x^128 + x^7 +
+ * x^2 + x + 1.
  *
- * The main loop decrypts 16 blocks in four registers. It multiplies each block by another power of the hash key and reduces the
- * sum of the 16 products once. AES rounds limit the speed: 56 instructions for 256 bytes.
+ * The main loop decrypts 16 blocks in four registers. It multiplies each block by a different power of the hash key and reduces
+ * only the sum of the 16 products. The AES rounds limit the speed. They take 56 instructions for 256 bytes.
  */
 #include "gcm_vaes.h"
 
@@ -20,7 +21,8 @@ static __m128i reversed(__m128i x) { return _mm_shuffle_epi8(x, _mm_set_epi64x(0
 
 /* ---- AES ---- */
 
-/* Combines the previous round key of the same parity with a word of the last round key. */
+/* Derives a round key. key: the round key before the previous one. word: transformed last word of the previous round key, in all
+ * lanes. */
 static __m128i next_round_key(__m128i key, __m128i word) {
     key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
     key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
@@ -31,7 +33,7 @@ static void expand_key(const uint8_t key[32], uint8_t round_keys[15 * 16]) {
     __m128i k[15];
     k[0] = load(key);
     k[1] = load(key + 16);
-    for (int i = 2; i < 15; i++) { /* dword 3 of `rotated` is SubWord and RotWord of the last word; dword 2 is SubWord only */
+    for (int i = 2; i < 15; i++) { /* of the last word, dword 3 of `rotated` is RotWord(SubWord()) and dword 2 is SubWord() */
         const __m128i rotated = _mm_aeskeygenassist_si128(k[i - 1], 0);
         const __m128i word = i % 2 == 0 ? _mm_xor_si128(_mm_shuffle_epi32(rotated, 0xff), _mm_set1_epi32(1 << (i / 2 - 1)))
                                         : _mm_shuffle_epi32(rotated, 0xaa);
@@ -50,7 +52,7 @@ static __m128i encrypt(const fkv_gcm_vaes *g, __m128i block) {
 
 static __m128i polynomial(void) { return _mm_set_epi64x((long long)0xc200000000000000U, 1); }
 
-/* Folds low * x^-128 + middle * x^-64 + high, where all parts have 128 bits. */
+/* Reduces the product low * x^-128 + middle * x^-64 + high, whose parts have 128 bits each. */
 static __m128i reduce(__m128i low, __m128i middle, __m128i high) {
     middle = _mm_xor_si128(middle, _mm_xor_si128(_mm_clmulepi64_si128(polynomial(), low, 0x01), _mm_shuffle_epi32(low, 0x4e)));
     return _mm_xor_si128(high, _mm_xor_si128(_mm_clmulepi64_si128(polynomial(), middle, 0x01), _mm_shuffle_epi32(middle, 0x4e)));
@@ -72,7 +74,7 @@ static __m128i times_x(__m128i a) {
 
 static __m128i hash_key(const fkv_gcm_vaes *g) { return load(g->powers + (size_t)(WIDE_BLOCKS - 1) * BLOCK); }
 
-/* Adds a block, given as it is stored, to the hash. */
+/* Adds a block, in memory byte order, to the hash. */
 static __m128i add_block(const fkv_gcm_vaes *g, __m128i hash, __m128i block) {
     return multiply(_mm_xor_si128(hash, reversed(block)), hash_key(g));
 }
@@ -106,7 +108,7 @@ static void gcm_begin(fkv_gcm_vaes *g, const uint8_t nonce[12], const uint8_t *b
     g->n_bytes = 0;
 }
 
-/* Decrypts groups of 16 blocks. Returns the number of bytes. */
+/* Decrypts as many groups of 16 blocks as possible. Returns the number of bytes decrypted. */
 static size_t decrypt_wide(fkv_gcm_vaes *g, const uint8_t *in, uint8_t *out, size_t n) {
     const __m512i swap = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0001020304050607, 0x08090a0b0c0d0e0f));
     const __m512i four = _mm512_broadcast_i32x4(_mm_set_epi32(0, 0, 0, 4));

@@ -1,7 +1,7 @@
 /* AES-256-GCM decryption with the vector instructions VAES and VPCLMULQDQ (NIST SP 800-38D, nonces of 12 bytes).
  *
- * Used only with libcrypto 3.0, which does not use these instructions and takes longer to decrypt a page than the system takes to
- * receive it from a local Redis server. Neither branches nor addresses depend on secret data, and no memory is allocated.
+ * Used only with libcrypto 3.0, which does not use these instructions. Its decryption of a page takes longer than receiving the
+ * page from a local Redis server. Neither branches nor addresses depend on secret data, and no memory is allocated.
  */
 #ifndef FKV_GCM_VAES_H
 #define FKV_GCM_VAES_H
@@ -11,7 +11,7 @@
 typedef struct fkv_gcm_vaes {
     uint8_t round_keys[15 * 16];
     uint8_t powers[16 * 16]; /* H^16, H^15, ..., H, where H is the hash key */
-    uint8_t hash[16];        /* GHASH of all bytes so far */
+    uint8_t hash[16];        /* GHASH of all bytes processed so far */
     uint8_t counter[16];     /* next counter block */
     uint8_t tag_mask[16];    /* encrypted first counter block */
     uint64_t n_bound;

@@ -6,7 +6,7 @@
 
 #include "vec_avx512.h"
 
-enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* a unit has 32 consecutive values of a row */
+enum { UNIT_NUMBERS = 32, UNIT_QUADS = UNIT_NUMBERS / 4 }; /* a unit consists of 32 consecutive values of a row */
 
 /* Values x are divided by a quantization step and rounded. LARGEST is the largest magnitude of the result: 127 * 256. A row whose
  * magnitudes are all below SMALLEST is treated as 0, because the reciprocal of its step would overflow. */
@@ -35,8 +35,8 @@ FKV_INLINE int32_t dword(const int8_t *p) {
 
 /* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. Adds the
  * products of even quads to even[i] and of odd quads to odd[i], with row r in lane r. The counts are compile-time constants.
- * Additions to one register form a dependency chain. Callers with few accumulators therefore pass separate registers for odd
- * quads; all others pass odd = even. Integer sums are exact in any order. */
+ * Additions to one register form a dependency chain. Callers with few accumulators therefore pass different arrays for even and
+ * odd quads. All other callers pass the same array twice. Integer sums are exact in any order. */
 FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
                           __m512i *odd) {
     FKV_UNROLL
